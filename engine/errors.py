@@ -1,0 +1,194 @@
+"""Every error a person may see.
+
+`str(error)` is one sentence that says what happened, where, and how much was needed and there;
+`error.hint` says what to do. Everything that is not an `EngineError` is a bug.
+
+    EngineError
+    ├─ ModelFileError(path)
+    │  ├─ InvalidGGUF
+    │  ├─ MissingShard(path, missing)
+    │  ├─ UnsupportedArchitecture(path, name)
+    │  └─ UnsupportedQuant(path, type, tensor)
+    ├─ DeviceError
+    │  ├─ NoDevice(device)
+    │  ├─ OutOfDeviceMemory(device, needed_bytes, free_bytes)
+    │  └─ CommError(rank)
+    ├─ SplitError
+    ├─ PromptError
+    │  ├─ ContextOverflow(n_tokens, n_ctx)
+    │  └─ TemplateError
+    ├─ Cancelled
+    └─ EngineCrashed
+
+The errors cross threads and, with a process host, processes: each pickles.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+GIB = 1 << 30
+
+
+class EngineError(Exception):
+    """Root of the tree.
+
+    Args:
+        message: one sentence a person can act on.
+        hint: what to do about it; may be empty.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(
+    cls: type[EngineError], args: tuple[object, ...], state: dict[str, object]
+) -> EngineError:
+    """Restore a pickled error without calling its constructor, whose arguments differ by class."""
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ModelFileError(EngineError):
+    """The file cannot be used as a model."""
+
+    def __init__(self, path: str | Path, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.path = str(path)
+
+
+class InvalidGGUF(ModelFileError):
+    """The bytes are not a well-formed GGUF file."""
+
+    def __init__(self, path: str | Path, problem: str, hint: str = "") -> None:
+        hint = hint or "Download the file again, or pick another one."
+        super().__init__(path, f"{Path(path).name} is not a usable GGUF file: {problem}.", hint)
+
+
+class MissingShard(ModelFileError):
+    """One or more parts of a split GGUF are not beside the others."""
+
+    def __init__(self, path: str | Path, missing: list[str]) -> None:
+        names = ", ".join(missing)
+        super().__init__(
+            path,
+            f"{Path(path).name} is one part of a split model and {names} is not in the same folder.",
+            "Put all parts into one folder.",
+        )
+        self.missing = missing
+
+
+class UnsupportedArchitecture(ModelFileError):
+    """No model class is registered for `general.architecture`."""
+
+    def __init__(self, path: str | Path, name: str, supported: list[str]) -> None:
+        super().__init__(
+            path,
+            f"{Path(path).name} has the architecture '{name}', which Tandem cannot run yet.",
+            "Supported are: " + ", ".join(supported) + ".",
+        )
+        self.name = name
+
+
+class UnsupportedQuant(ModelFileError):
+    """A tensor is stored in a type that cannot be dequantised."""
+
+    def __init__(self, path: str | Path, type_name: str, tensor: str) -> None:
+        super().__init__(
+            path,
+            f"{Path(path).name} stores {tensor} as {type_name}, which Tandem cannot read.",
+            "Pick the model in another quantisation, such as Q4_K_M or Q8_0.",
+        )
+        self.type_name = type_name
+        self.tensor = tensor
+
+
+class DeviceError(EngineError):
+    """A device is missing, too small, or stopped working."""
+
+
+class NoDevice(DeviceError):
+    """A device that was asked for does not exist here."""
+
+    def __init__(self, device: str, reason: str = "") -> None:
+        why = f" ({reason})" if reason else ""
+        super().__init__(
+            f"There is no device '{device}' on this machine{why}.",
+            "`tandem devices` lists what can be used.",
+        )
+        self.device = device
+
+
+class OutOfDeviceMemory(DeviceError):
+    """An allocation does not fit.
+
+    Args:
+        device: such as "cuda:0" or "cpu".
+        needed_bytes: what was asked for.
+        free_bytes: what was free at that moment.
+        doing: what for, as in "to load the model".
+    """
+
+    def __init__(self, device: str, needed_bytes: int, free_bytes: int, doing: str) -> None:
+        super().__init__(
+            f"{device} has {free_bytes / GIB:.2f} GiB free but {needed_bytes / GIB:.2f} GiB "
+            f"are needed {doing}.",
+            "Choose a smaller context or a smaller model, or give this device a smaller share.",
+        )
+        self.device = device
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class CommError(DeviceError):
+    """A rank left or stalled during a collective; the model must be loaded again."""
+
+    def __init__(self, rank: int, problem: str) -> None:
+        super().__init__(f"Rank {rank} {problem}.", "Load the model again.")
+        self.rank = rank
+
+
+class SplitError(EngineError):
+    """The asked split cannot be made."""
+
+
+class PromptError(EngineError):
+    """The prompt cannot be used."""
+
+
+class ContextOverflow(PromptError):
+    """The prompt is longer than the context."""
+
+    def __init__(self, n_tokens: int, n_ctx: int) -> None:
+        super().__init__(
+            f"The prompt has {n_tokens} tokens but the context holds {n_ctx}.",
+            "Load the model with a larger context, or shorten the conversation.",
+        )
+        self.n_tokens = n_tokens
+        self.n_ctx = n_ctx
+
+
+class TemplateError(PromptError):
+    """The model's chat template is broken or rejects the conversation."""
+
+
+class Cancelled(EngineError):
+    """The person stopped the work; not a failure."""
+
+    def __init__(self, what: str = "The work") -> None:
+        super().__init__(f"{what} was cancelled.")
+
+
+class EngineCrashed(EngineError):
+    """The engine ended because of a bug; `hint` carries the end of its log."""
