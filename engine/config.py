@@ -1,0 +1,225 @@
+"""What a person can set: one frozen dataclass per subject.
+
+Each field carries its title, help, bounds and step in `field(metadata=...)`. Validation reads them
+here, and a settings panel can be built from them. This module knows neither torch nor Qt.
+
+Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str or tuple), `min` and `max`
+(what is accepted, both ends included), `soft_max` (where a slider ends, if sooner), `step`, and
+`choices` for a field with a few named values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, Literal, TypeVar
+
+from engine.errors import EngineError
+
+__all__ = ["Overflow", "SamplingParams", "validate_fields"]
+
+Overflow = Literal["stop", "shift"]
+
+T = TypeVar("T")
+NUMBER_NOUNS = {int: "a whole number", float: "a number"}
+
+
+def _number(
+    default: T,
+    title: str,
+    help: str,  # noqa: A002 - the metadata key of the same name
+    *,
+    bounds: tuple[float, float],
+    step: float,
+    soft_max: float | None = None,
+    kind: type[int] | type[float] = float,
+) -> T:
+    metadata = {"title": title, "help": help, "kind": kind, "step": step}
+    metadata |= {"min": bounds[0], "max": bounds[1]}
+    if soft_max is not None:
+        metadata["soft_max"] = soft_max
+    result: T = field(default=default, metadata=metadata)
+    return result
+
+
+def validate_fields(settings: Any) -> None:
+    """Check every field of a dataclass instance against its metadata; store numbers as their kind.
+
+    A numpy number or an int where a float is meant is accepted and converted, so that equal
+    settings compare equal and serialise alike.
+
+    Raises:
+        EngineError: names the field, what it accepts and what it was given.
+    """
+    for spec in fields(settings):
+        value = getattr(settings, spec.name)
+        if value is None and spec.default is None:
+            continue
+        object.__setattr__(settings, spec.name, _checked(spec.name, value, spec.metadata))
+
+
+def _checked(name: str, value: Any, metadata: Mapping[str, Any]) -> Any:
+    kind = metadata["kind"]
+    if kind in NUMBER_NOUNS:
+        return _checked_number(name, value, metadata)
+    if kind is tuple:
+        return _checked_strings(name, value)
+    if not isinstance(value, kind):
+        expected = "true or false" if kind is bool else "a text"
+        raise _rejected(name, expected, value)
+    choices = metadata.get("choices")
+    if choices and value not in choices:
+        raise _rejected(name, " or ".join(f"'{choice}'" for choice in choices), value)
+    return value
+
+
+def _checked_number(name: str, value: Any, metadata: Mapping[str, Any]) -> int | float:
+    kind, low, high = metadata["kind"], metadata["min"], metadata["max"]
+    is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:
+        raise _rejected(name, f"{NUMBER_NOUNS[kind]} from {low} to {high}", value)
+    number: int | float = kind(value)
+    return number
+
+
+def _checked_strings(name: str, value: Any) -> tuple[str, ...]:
+    """A list is taken too (JSON has no tuple); a lone text would be read letter by letter."""
+    is_list = isinstance(value, tuple | list)
+    if not is_list or not all(isinstance(text, str) and text for text in value):
+        raise _rejected(name, "a list of texts that are not empty", value)
+    return tuple(value)
+
+
+def _rejected(name: str, expected: str, value: Any) -> EngineError:
+    shown = repr(value)
+    if len(shown) > 60:
+        shown = shown[:57] + "..."
+    return EngineError(f"The setting '{name}' must be {expected}, not {shown}.")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen and when an answer ends. The defaults are llama.cpp's.
+
+    Raises:
+        EngineError: a field is out of its bounds or of another kind.
+    """
+
+    max_tokens: int = _number(
+        512,
+        "Length limit",
+        "The answer ends after this many tokens.",
+        bounds=(0, 2**31 - 1),
+        soft_max=8192,
+        step=1,
+        kind=int,
+    )
+    temperature: float = _number(
+        0.8,
+        "Temperature",
+        "Higher is more varied, lower more predictable. At 0 the likeliest token is always taken.",
+        bounds=(0.0, 5.0),
+        soft_max=2.0,
+        step=0.05,
+    )
+    top_k: int = _number(
+        40,
+        "Top-k",
+        "Only this many likeliest tokens are considered. 0 considers all.",
+        bounds=(0, 2**31 - 1),
+        soft_max=200,
+        step=1,
+        kind=int,
+    )
+    top_p: float = _number(
+        0.95,
+        "Top-p",
+        "Only the likeliest tokens that together reach this probability are considered. "
+        "1 considers all.",
+        bounds=(0.0, 1.0),
+        step=0.01,
+    )
+    min_p: float = _number(
+        0.05,
+        "Min-p",
+        "Tokens less likely than this fraction of the likeliest one are left out. 0 keeps all.",
+        bounds=(0.0, 1.0),
+        step=0.01,
+    )
+    typical_p: float = _number(
+        1.0,
+        "Typical-p",
+        "Only tokens about as surprising as expected, up to this probability, are considered. "
+        "1 considers all.",
+        bounds=(0.0, 1.0),
+        step=0.01,
+    )
+    repeat_penalty: float = _number(
+        1.0,
+        "Repeat penalty",
+        "Above 1, tokens that occurred recently become less likely. 1 is neutral.",
+        bounds=(0.1, 10.0),
+        soft_max=2.0,
+        step=0.01,
+    )
+    repeat_last_n: int = _number(
+        64,
+        "Penalty window",
+        "How many recent tokens the three penalties look at. -1 is all of them, 0 none.",
+        bounds=(-1, 2**31 - 1),
+        soft_max=2048,
+        step=1,
+        kind=int,
+    )
+    frequency_penalty: float = _number(
+        0.0,
+        "Frequency penalty",
+        "Taken off a token's score for each time it occurred recently.",
+        bounds=(-2.0, 2.0),
+        step=0.05,
+    )
+    presence_penalty: float = _number(
+        0.0,
+        "Presence penalty",
+        "Taken off a token's score once if it occurred recently.",
+        bounds=(-2.0, 2.0),
+        step=0.05,
+    )
+    seed: int | None = _number(
+        None,
+        "Seed",
+        "The same seed gives the same answer again. Empty draws a new one each time.",
+        bounds=(0, 2**64 - 1),
+        step=1,
+        kind=int,
+    )
+    stop: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "title": "Stop texts",
+            "help": "The answer ends before any of these texts.",
+            "kind": tuple,
+        },
+    )
+    ignore_eos: bool = field(
+        default=False,
+        metadata={
+            "title": "Ignore end of answer",
+            "help": "Goes on when the model wants to end, up to the length limit.",
+            "kind": bool,
+        },
+    )
+    on_overflow: Overflow = field(
+        default="stop",
+        metadata={
+            "title": "When the context is full",
+            "help": "Stop ends the answer; shift forgets the oldest messages and goes on.",
+            "kind": str,
+            "choices": ("stop", "shift"),
+        },
+    )
+
+    def __post_init__(self) -> None:
+        validate_fields(self)
