@@ -1,0 +1,60 @@
+"""The few moves that all block formats are taken apart with.
+
+Everything stays in bytes as long as possible: a tensor of 8-bit codes costs a quarter of the
+memory traffic of the float result.
+"""
+
+import torch
+from torch import Tensor
+
+Q_SUPER = 256
+"""Elements of a super-block of the K, IQ and TQ types."""
+
+
+def field(blocks: Tensor, start: int, stop: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """Bytes `start` to `stop` of every block, reinterpreted as little-endian `dtype`.
+
+    Copies, because the bytes may start at any address and a reinterpreted tensor may not.
+    """
+    part = blocks[:, start:stop].clone(memory_format=torch.contiguous_format)
+    return part.view(dtype)
+
+
+def half(blocks: Tensor, start: int) -> Tensor:
+    """The float16 number at byte `start` of every block: float32 (n_blocks, 1)."""
+    return field(blocks, start, start + 2, torch.float16).to(torch.float32)
+
+
+def planes(packed: Tensor, bits: int) -> Tensor:
+    """Codes whose low bits come first over the whole row: (..., w) -> (..., 8 // bits, w)."""
+    return torch.stack(_parts(packed, bits), dim=-2)
+
+
+def interleaved(packed: Tensor, bits: int) -> Tensor:
+    """Codes that follow each other within a byte: (..., w) -> (..., w * 8 // bits)."""
+    return torch.stack(_parts(packed, bits), dim=-1).flatten(-2)
+
+
+def _parts(packed: Tensor, bits: int) -> list[Tensor]:
+    mask = (1 << bits) - 1
+    return [(packed >> shift) & mask for shift in range(0, 8, bits)]
+
+
+def scaled(codes: Tensor, scale: Tensor) -> Tensor:
+    """`codes * scale`, a scale (n_blocks, g) for every g-th part: float32 (n_blocks, elements)."""
+    values = _grouped(codes, scale)
+    return values.mul_(scale.unsqueeze(-1)).flatten(1)
+
+
+def affine(codes: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    """`codes * scale + offset` with scale and offset (n_blocks, g).
+
+    Product and sum are rounded one after the other, as the reference does.
+    """
+    values = _grouped(codes, scale)
+    return values.mul_(scale.unsqueeze(-1)).add_(offset.unsqueeze(-1)).flatten(1)
+
+
+def _grouped(codes: Tensor, scale: Tensor) -> Tensor:
+    values = codes.to(torch.float32).flatten(1)
+    return torch.unflatten(values, 1, (scale.shape[1], values.shape[1] // scale.shape[1]))

@@ -1,0 +1,109 @@
+"""IQ formats: codes point into grids of four or eight magnitudes, with signs kept apart."""
+
+import torch
+from gguf.quants import IQ4_NL
+from torch import Tensor
+
+from engine.quants import tables
+from engine.quants.bits import Q_SUPER, field, half, interleaved, planes, scaled
+
+# The values of the non-linear 4-bit codes.
+IQ4_VALUES: tuple[int, ...] = IQ4_NL.kvalues
+
+
+def iq2_xxs(blocks: Tensor) -> Tensor:
+    pairs = torch.unflatten(field(blocks, 2, 66), 1, (8, 8))
+    tail = pairs[..., 4:].flatten(1).view(torch.int32)
+    scale = half(blocks, 0) * (0.5 + _top_nibble(tail)) * 0.25
+    return _signed("IQ2_XXS", pairs[..., :4].flatten(1), _sign_quads(tail), scale)
+
+
+def iq2_xs(blocks: Tensor) -> Tensor:
+    codes = field(blocks, 2, 66, torch.int16)
+    signs = tables.look_up(tables.even_signs(blocks.device), codes >> 9 & 0x7F)
+    scale = half(blocks, 0) * (0.5 + interleaved(blocks[:, 66:], 4)) * 0.25
+    return _signed("IQ2_XS", codes & 0x1FF, signs, scale)
+
+
+def iq2_s(blocks: Tensor) -> Tensor:
+    codes = _extended(blocks[:, 2:34], interleaved(blocks[:, 66:74], 2))
+    signs = tables.look_up(tables.signs(blocks.device), blocks[:, 34:66])
+    scale = half(blocks, 0) * (0.5 + interleaved(blocks[:, 74:], 4)) * 0.25
+    return _signed("IQ2_S", codes, signs, scale)
+
+
+def iq3_xxs(blocks: Tensor) -> Tensor:
+    tail = field(blocks, 66, 98, torch.int32)
+    scale = half(blocks, 0) * (0.5 + _top_nibble(tail)) * 0.5
+    return _signed("IQ3_XXS", blocks[:, 2:66], _sign_quads(tail), scale)
+
+
+def iq3_s(blocks: Tensor) -> Tensor:
+    codes = _extended(blocks[:, 2:66], interleaved(blocks[:, 66:74], 1))
+    signs = tables.look_up(tables.signs(blocks.device), blocks[:, 74:106])
+    scale = half(blocks, 0) * (1 + 2 * interleaved(blocks[:, 106:], 4))
+    return _signed("IQ3_S", codes, signs, scale)
+
+
+def iq1_s(blocks: Tensor) -> Tensor:
+    words = field(blocks, 34, 50, torch.int16)
+    threes = torch.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], dim=-1)
+    direction = words >> 15 & 1
+    top = threes | direction.unsqueeze(-1) << 3
+    scale = half(blocks, 0) * (2 * (words >> 12 & 7) + 1)
+    return _ternary(_extended(blocks[:, 2:34], top.flatten(1)), scale)
+
+
+def iq1_m(blocks: Tensor) -> Tensor:
+    words = field(blocks, 48, 56, torch.int16)
+    threes = torch.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], dim=-1).flatten(1)
+    scale = _scattered_half(words) * (2 * threes + 1)
+    return _ternary(_extended(blocks[:, :32], interleaved(blocks[:, 32:48], 4)), scale)
+
+
+def iq4_nl(blocks: Tensor) -> Tensor:
+    return scaled(_nonlinear(planes(blocks[:, 2:], 4)), half(blocks, 0))
+
+
+def iq4_xs(blocks: Tensor) -> Tensor:
+    low, top = interleaved(blocks[:, 4:8], 4), interleaved(blocks[:, 2:4], 2)
+    scale = half(blocks, 0) * low.add_(top, alpha=16).view(torch.int8).sub_(32)
+    return scaled(_nonlinear(planes(torch.unflatten(blocks[:, 8:], 1, (8, 16)), 4)), scale)
+
+
+def _signed(name: str, codes: Tensor, signs: Tensor, scale: Tensor) -> Tensor:
+    """Magnitudes of the grid `name`, with `signs` int8 (n_blocks, 256), times the scale."""
+    magnitudes = tables.look_up(tables.grid(name, codes.device), codes)
+    return scaled(magnitudes.mul_(signs), scale)
+
+
+def _ternary(codes: Tensor, scale: Tensor) -> Tensor:
+    """Values of the shifted IQ1 grid, which counts in eighths, times the scale."""
+    eighths = tables.look_up(tables.shifted_ternary_grid(codes.device), codes)
+    return scaled(eighths, scale * 0.125)
+
+
+def _nonlinear(codes: Tensor) -> Tensor:
+    return tables.look_up_pairs(tables.code_pairs(IQ4_VALUES, codes.device), codes)
+
+
+def _extended(low: Tensor, top: Tensor) -> Tensor:
+    """Codes of more than eight bits: int16."""
+    return low.to(torch.int16) | top.to(torch.int16) << 8
+
+
+def _top_nibble(words: Tensor) -> Tensor:
+    return words >> 28 & 0x0F
+
+
+def _sign_quads(words: Tensor) -> Tensor:
+    """The four 7-bit sign codes of each 32-bit word as int8 (n_blocks, 256)."""
+    codes = torch.stack([words >> shift & 0x7F for shift in (0, 7, 14, 21)], dim=-1)
+    return tables.look_up(tables.even_signs(words.device), codes.flatten(1)).view(-1, Q_SUPER)
+
+
+def _scattered_half(words: Tensor) -> Tensor:
+    """The float16 whose nibbles are the top ones of four int16 words: float32 (n_blocks, 1)."""
+    first, second, third, fourth = words.unbind(1)
+    number = (first >> 12 & 0xF) | (second >> 8 & 0xF0) | (third >> 4 & 0xF00) | fourth & -0x1000
+    return number.view(torch.float16).to(torch.float32).unsqueeze(1)

@@ -1,0 +1,36 @@
+"""The first GGML formats: 32 elements share one scale, some also an offset."""
+
+import torch
+from torch import Tensor
+
+from engine.quants import tables
+from engine.quants.bits import affine, field, half, planes, scaled
+
+
+def q4_0(blocks: Tensor) -> Tensor:
+    codes = planes(blocks[:, 2:], 4).view(torch.int8)
+    return scaled(codes.sub_(8), half(blocks, 0))
+
+
+def q4_1(blocks: Tensor) -> Tensor:
+    return affine(planes(blocks[:, 4:], 4), half(blocks, 0), half(blocks, 2))
+
+
+def q5_0(blocks: Tensor) -> Tensor:
+    codes = _five_bits(blocks[:, 2:6], blocks[:, 6:])
+    return scaled(codes.sub_(16), half(blocks, 0))
+
+
+def q5_1(blocks: Tensor) -> Tensor:
+    codes = _five_bits(blocks[:, 4:8], blocks[:, 8:])
+    return affine(codes, half(blocks, 0), half(blocks, 2))
+
+
+def q8_0(blocks: Tensor) -> Tensor:
+    return scaled(field(blocks, 2, 34, torch.int8), half(blocks, 0))
+
+
+def _five_bits(high: Tensor, low: Tensor) -> Tensor:
+    """Codes 0 to 31, int8 (n_blocks, 32), from their top bits and their low nibbles."""
+    top = tables.look_up(tables.bits(high.device), high)
+    return planes(low, 4).flatten(1).view(torch.int8).add_(top, alpha=16)

@@ -1,0 +1,16 @@
+"""Types that hold one number per element."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """A reader of blocks that are a single number of `dtype`."""
+
+    def dequantise_blocks(blocks: Tensor) -> Tensor:
+        numbers = blocks.clone(memory_format=torch.contiguous_format).view(dtype)
+        return numbers.to(torch.float32)
+
+    return dequantise_blocks

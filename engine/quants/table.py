@@ -1,0 +1,121 @@
+"""Which GGML types can be dequantised, and how."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from torch import Tensor
+
+from engine.gguf.types import TYPES
+from engine.quants import iquants, kquants, legacy, microscaling, ternary
+from engine.quants.plain import plain
+
+# Elements that are worked on at a time. On a CPU the intermediate bytes then stay in its caches;
+# elsewhere a step must be long enough to hide its launch, and memory bounds it.
+_CPU_CHUNK = 1 << 19
+_DEVICE_CHUNK = 1 << 25
+
+
+@dataclass(frozen=True, slots=True)
+class Quant:
+    """One GGML type.
+
+    Attributes:
+        name: as GGML spells it.
+        block_size: elements per block.
+        type_size: bytes per block.
+        dequantise_blocks: uint8 (n_blocks, type_size) -> float32 (n_blocks, block_size).
+    """
+
+    name: str
+    block_size: int
+    type_size: int
+    dequantise_blocks: Callable[[Tensor], Tensor]
+
+
+_READERS: dict[int, Callable[[Tensor], Tensor]] = {
+    Kind.F32: plain(torch.float32),
+    Kind.F16: plain(torch.float16),
+    Kind.BF16: plain(torch.bfloat16),
+    Kind.F64: plain(torch.float64),
+    Kind.I8: plain(torch.int8),
+    Kind.I16: plain(torch.int16),
+    Kind.I32: plain(torch.int32),
+    Kind.I64: plain(torch.int64),
+    Kind.Q4_0: legacy.q4_0,
+    Kind.Q4_1: legacy.q4_1,
+    Kind.Q5_0: legacy.q5_0,
+    Kind.Q5_1: legacy.q5_1,
+    Kind.Q8_0: legacy.q8_0,
+    Kind.Q2_K: kquants.q2_k,
+    Kind.Q3_K: kquants.q3_k,
+    Kind.Q4_K: kquants.q4_k,
+    Kind.Q5_K: kquants.q5_k,
+    Kind.Q6_K: kquants.q6_k,
+    Kind.IQ2_XXS: iquants.iq2_xxs,
+    Kind.IQ2_XS: iquants.iq2_xs,
+    Kind.IQ2_S: iquants.iq2_s,
+    Kind.IQ3_XXS: iquants.iq3_xxs,
+    Kind.IQ3_S: iquants.iq3_s,
+    Kind.IQ1_S: iquants.iq1_s,
+    Kind.IQ1_M: iquants.iq1_m,
+    Kind.IQ4_NL: iquants.iq4_nl,
+    Kind.IQ4_XS: iquants.iq4_xs,
+    Kind.TQ1_0: ternary.tq1_0,
+    Kind.TQ2_0: ternary.tq2_0,
+    Kind.MXFP4: microscaling.mxfp4,
+    Kind.NVFP4: microscaling.nvfp4,
+    41: ternary.q1_0,
+    42: ternary.q2_0,
+}
+
+
+def _quant(number: int, reader: Callable[[Tensor], Tensor]) -> Quant:
+    info = TYPES[number]
+    return Quant(info.name, info.block_size, info.type_size, reader)
+
+
+QUANTS: Mapping[int, Quant] = MappingProxyType(
+    {int(number): _quant(int(number), reader) for number, reader in sorted(_READERS.items())}
+)
+"""The types that can be dequantised, by GGML type number."""
+
+
+def dequantise(raw: Tensor, type_number: int) -> Tensor:
+    """The numbers that stored rows stand for, on the device of `raw`.
+
+    Args:
+        raw: uint8 (..., row bytes), rows of whole blocks.
+        type_number: a key of `QUANTS`.
+
+    Returns:
+        float32 (..., elements), sharing no memory with `raw`.
+
+    Raises:
+        ValueError: no such type, not bytes, or a block is cut.
+    """
+    quant = QUANTS.get(type_number)
+    if quant is None:
+        raise ValueError(f"GGML type {type_number} cannot be dequantised")
+    if raw.dtype != torch.uint8 or raw.dim() == 0 or raw.shape[-1] % quant.type_size:
+        raise ValueError(
+            f"{quant.name} rows are bytes in blocks of {quant.type_size}, "
+            f"not {raw.dtype} of shape {tuple(raw.shape)}"
+        )
+    n_elements = raw.shape[-1] // quant.type_size * quant.block_size
+    blocks = raw.reshape(math.prod(raw.shape) // quant.type_size, quant.type_size)
+    return _dequantise_blocks(quant, blocks).view(*raw.shape[:-1], n_elements)
+
+
+def _dequantise_blocks(quant: Quant, blocks: Tensor) -> Tensor:
+    """As `Quant.dequantise_blocks`, with bounded extra memory."""
+    chunk = (_CPU_CHUNK if blocks.device.type == "cpu" else _DEVICE_CHUNK) // quant.block_size
+    if len(blocks) <= chunk:
+        return quant.dequantise_blocks(blocks)
+    out = torch.empty(len(blocks), quant.block_size, device=blocks.device)
+    for part, result in zip(torch.split(blocks, chunk), torch.split(out, chunk), strict=True):
+        result.copy_(quant.dequantise_blocks(part))
+    return out

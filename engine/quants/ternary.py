@@ -1,0 +1,40 @@
+"""Formats with one or two bits per element and one scale per block."""
+
+import torch
+from torch import Tensor
+
+from engine.quants import tables
+from engine.quants.bits import half, planes, scaled
+
+
+def tq1_0(blocks: Tensor) -> Tensor:
+    """Five base-3 digits per byte, four in the last bytes, as fractions of 256."""
+    parts = (_trits(blocks[:, :32], 5), _trits(blocks[:, 32:48], 5), _trits(blocks[:, 48:52], 4))
+    return scaled(torch.cat(parts, dim=1), half(blocks, 52))
+
+
+def tq2_0(blocks: Tensor) -> Tensor:
+    codes = planes(torch.unflatten(blocks[:, :64], 1, (2, 32)), 2).view(torch.int8)
+    return scaled(codes.sub_(1), half(blocks, 64))
+
+
+def q1_0(blocks: Tensor) -> Tensor:
+    """A set bit is +scale, a clear one -scale."""
+    values = tables.look_up(tables.signs(blocks.device), ~blocks[:, 2:])
+    return scaled(values, half(blocks, 0))
+
+
+def q2_0(blocks: Tensor) -> Tensor:
+    """Codes 0 to 3 are -1, 0, 1 and 2 times the scale."""
+    values = tables.look_up(tables.two_bit_codes(-1, blocks.device), blocks[:, 2:])
+    return scaled(values, half(blocks, 0))
+
+
+def _trits(packed: Tensor, n_digits: int) -> Tensor:
+    """Digits -1, 0, 1 as int8 (n_blocks, n_digits * w), those of one place next to each other.
+
+    Multiplying by a power of three moves a digit to the front (the bytes wrap); the leading
+    digit is then the third of 0..255 that the byte lies in.
+    """
+    moved = torch.stack([packed * 3**place for place in range(n_digits)], dim=1).flatten(1)
+    return (moved > 85).view(torch.int8) + (moved > 170).view(torch.int8) - 1
