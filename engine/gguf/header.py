@@ -1,0 +1,225 @@
+"""Parser for the header of one GGUF file, versions 2 and 3.
+
+The file is untrusted. Every count, length, type and offset is checked before it is used, so that
+any bytes at all give a header or an `EngineError`, in time and memory bounded by `HEADER_LIMIT`.
+
+    "GGUF", version u32, tensor count u64, metadata count u64
+    metadata: (key, type u32, value) ...
+    tensors:  (name, rank u32, sizes u64 ..., type u32, offset u64) ...
+    padding to general.alignment, then the tensors' bytes at their offsets
+
+A string is its length as u64 and its bytes; an array is its element type as u32, its length as u64
+and its elements. All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.errors import InvalidGGUF, UnsupportedQuant
+from engine.gguf.metadata import ARRAY, DTYPES, STRING, U64, Metadata, Value
+from engine.gguf.tensors import TensorInfo, check_layout, quote
+from engine.gguf.types import TYPES
+
+HEADER_LIMIT: Final = 256 << 20  # bytes; the largest vocabularies known take some 30 MiB
+
+MAX_KEYS: Final = 1 << 16
+MAX_TENSORS: Final = 1 << 18
+MAX_ITEMS: Final = 1 << 24  # elements of one array
+MAX_NAME: Final = (1 << 16) - 1  # bytes of a key or a tensor's name
+MAX_DIMS: Final = 4
+DEFAULT_ALIGNMENT: Final = 32
+
+# The fewest bytes an entry can take: an empty name and its length, then the fixed fields.
+MIN_KEY_BYTES: Final = 8 + 4 + 1
+MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8
+
+U32: Final = struct.Struct("<I")
+
+NOT_GGUF = {
+    b"version https://git-lfs": "it is a Git LFS pointer and not the model itself",
+    b"PK\x03\x04": "it is a PyTorch or zip archive",
+    b"lmgg": "it has the GGML format of before August 2023",
+    b"fmgg": "it has the GGML format of before August 2023",
+    b"tjgg": "it has the GGML format of before August 2023",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What one file says about itself; `tensors` are in file order."""
+
+    version: int
+    meta: Metadata
+    tensors: tuple[TensorInfo, ...]
+
+
+class Cursor:
+    """Reads forward through a header and never past its end.
+
+    Args:
+        path: the file, for messages.
+        data: its first bytes, at most `HEADER_LIMIT`.
+        file_size: bytes of the whole file.
+    """
+
+    def __init__(self, path: Path, data: memoryview, file_size: int) -> None:
+        self.path = path
+        self.data = data
+        self.file_size = file_size
+        self.position = 0
+
+    @property
+    def remaining(self) -> int:
+        return len(self.data) - self.position
+
+    def error(self, problem: str) -> InvalidGGUF:
+        return InvalidGGUF(self.path, problem)
+
+    def truncated(self) -> InvalidGGUF:
+        if self.file_size > len(self.data):
+            return self.error(f"its header is longer than {HEADER_LIMIT >> 20} MiB")
+        return self.error("the file is truncated: it ends inside its header")
+
+    def skip(self, n: int) -> int:
+        """Move on by `n` bytes and return the position before them."""
+        if n > self.remaining:
+            raise self.truncated()
+        start = self.position
+        self.position += n
+        return start
+
+    def check_count(self, n: int, what: str, most: int, min_bytes: int) -> None:
+        """Refuse to loop over more entries than there can be: `most`, or what the data can hold."""
+        if n > most:
+            raise self.error(f"it claims to have {n} {what}")
+        if n * min_bytes > self.remaining:
+            raise self.truncated()
+
+    def u32(self) -> int:
+        value: int = U32.unpack_from(self.data, self.skip(4))[0]
+        return value
+
+    def u64(self) -> int:
+        value: int = U64.unpack_from(self.data, self.skip(8))[0]
+        return value
+
+    def name(self, what: str) -> str:
+        """A short string that must be UTF-8.
+
+        Args:
+            what: for messages, such as "a metadata key".
+        """
+        n = self.u64()
+        if n > MAX_NAME:
+            raise self.error(f"{what} claims to be {n} bytes long")
+        start = self.skip(n)
+        try:
+            return str(self.data[start : start + n], "utf-8")
+        except UnicodeDecodeError:
+            raise self.error(f"{what} is not valid UTF-8") from None
+
+    def skip_strings(self, n: int) -> None:
+        """Move over `n` strings, at some 18 million a second.
+
+        Nothing is checked inside the loop: a length that leaves the data makes the next read fail.
+        """
+        data, position, unpack_from = self.data, self.position, U64.unpack_from
+        try:
+            for _ in range(n):
+                position += unpack_from(data, position)[0] + 8
+        except (struct.error, OverflowError):
+            raise self.truncated() from None
+        if position > len(data):
+            raise self.truncated()
+        self.position = position
+
+
+def parse_header(path: Path, data: memoryview, file_size: int) -> Header:
+    """Read and check the header of one file.
+
+    Args:
+        data: the file's first bytes, at most `HEADER_LIMIT`; not referred to afterwards.
+
+    Raises:
+        InvalidGGUF: the bytes are malformed, truncated, big-endian or of an unknown version.
+        UnsupportedQuant: a tensor's type is unknown.
+    """
+    cursor = Cursor(path, data, file_size)
+    version = _parse_version(cursor)
+    n_tensors, n_keys = cursor.u64(), cursor.u64()
+    cursor.check_count(n_keys, "metadata entries", MAX_KEYS, MIN_KEY_BYTES)
+    values = _parse_values(cursor, n_keys)
+    meta = Metadata(path, bytes(data[: cursor.position]), values)
+    cursor.check_count(n_tensors, "tensors", MAX_TENSORS, MIN_TENSOR_BYTES)
+    alignment = _alignment(cursor, meta)
+    entries = [_parse_tensor(cursor) for _ in range(n_tensors)]
+    data_start = -(-cursor.position // alignment) * alignment
+    tensors = check_layout(path, entries, data_start, alignment, file_size)
+    return Header(version, meta, tensors)
+
+
+def _parse_version(cursor: Cursor) -> int:
+    magic = bytes(cursor.data[:32])
+    if not magic.startswith(b"GGUF"):
+        known = (text for start, text in NOT_GGUF.items() if magic.startswith(start))
+        raise cursor.error(next(known, "it does not begin with 'GGUF'"))
+    cursor.skip(4)
+    version = cursor.u32()
+    if version and version & 0xFFFF == 0:
+        raise cursor.error("its numbers are big-endian, which only a few servers use")
+    if version not in (2, 3):
+        raise cursor.error(f"its version is {version}, and only 2 and 3 can be read")
+    return version
+
+
+def _parse_values(cursor: Cursor, n: int) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for _ in range(n):
+        key = cursor.name("a metadata key")
+        if key in values:
+            raise cursor.error(f"its metadata has the key {quote(key)} twice")
+        values[key] = _locate_value(cursor, key)
+    return values
+
+
+def _locate_value(cursor: Cursor, key: str) -> Value:
+    """Find out what a value is and move to its end without decoding it."""
+    kind, length = cursor.u32(), None
+    if kind == ARRAY:
+        kind, length = cursor.u32(), cursor.u64()
+        if kind == ARRAY:
+            raise cursor.error(f"the metadata entry {quote(key)} is an array of arrays")
+        if length > MAX_ITEMS:
+            raise cursor.error(f"the metadata entry {quote(key)} claims {length} elements")
+    value = Value(kind, cursor.position, length)
+    if kind == STRING:
+        cursor.skip_strings(1 if length is None else length)
+    elif kind in DTYPES:
+        cursor.skip(DTYPES[kind].itemsize * (1 if length is None else length))
+    else:
+        raise cursor.error(f"the metadata entry {quote(key)} has the unknown type {kind}")
+    return value
+
+
+def _alignment(cursor: Cursor, meta: Metadata) -> int:
+    alignment = meta.int("general.alignment", DEFAULT_ALIGNMENT)
+    if alignment < 1 or alignment & (alignment - 1):
+        raise cursor.error(f"its alignment is {alignment} and no power of two")
+    return alignment
+
+
+def _parse_tensor(cursor: Cursor) -> TensorInfo:
+    """Read one tensor's entry; its offset is still relative to the data's start."""
+    name = cursor.name("a tensor's name")
+    n_dims = cursor.u32()
+    if not 1 <= n_dims <= MAX_DIMS:
+        raise cursor.error(f"the tensor {quote(name)} has {n_dims} dimensions")
+    sizes = [cursor.u64() for _ in range(n_dims)]
+    number, offset = cursor.u32(), cursor.u64()
+    if number not in TYPES:
+        raise UnsupportedQuant(cursor.path, f"type {number}", quote(name))
+    return TensorInfo(name, TYPES[number], tuple(reversed(sizes)), part=0, offset=offset)

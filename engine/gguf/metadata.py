@@ -1,0 +1,254 @@
+"""The key-value section of a GGUF file.
+
+The values stay in the bytes they were read from and are decoded when asked for: a vocabulary has
+hundreds of thousands of strings that most readers of a header never look at. The section is a copy,
+so it outlives the file and does not change under its reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, KeysView, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, overload
+
+import numpy as np
+
+from engine.errors import InvalidGGUF
+
+BOOL, STRING, ARRAY = 7, 8, 9
+
+# The kinds of one fixed size. A boolean is read as its byte: any value but zero means true.
+DTYPES: Final[Mapping[int, np.dtype[Any]]] = {
+    kind: np.dtype(code)
+    for kind, code in {
+        0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 10: "<u8", 11: "<i8",
+        6: "<f4", 12: "<f8",
+        BOOL: "<u1",
+    }.items()
+}  # fmt: skip
+
+INTS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
+FLOATS = frozenset({6, 12})
+
+MAX_LAYERS = 1 << 16  # a broadcast list is no longer than this, whatever a file claims
+MAX_NAME = 64  # characters of general.architecture
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class _Missing(Enum):
+    MISSING = 0
+
+
+MISSING: Final = _Missing.MISSING
+
+U64: Final = Struct("<Q")
+
+
+class Value(NamedTuple):
+    """Where a value lies and what it is.
+
+    Attributes:
+        kind: GGUF's number for the type, of the elements where it is an array.
+        start: of the value's first byte; a string's length stands there, an array's first element.
+        length: of an array, in elements; None for a single value.
+    """
+
+    kind: int
+    start: int
+    length: int | None
+
+    @property
+    def type_name(self) -> str:
+        if self.kind in DTYPES:
+            name = "bool" if self.kind == BOOL else DTYPES[self.kind].name
+        else:
+            name = "string"
+        return name if self.length is None else f"{name}[{self.length}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The bytes of a header and where in them each value lies."""
+
+    path: Path
+    data: bytes
+    values: Mapping[str, Value]
+
+    def decode(self, value: Value, limit: int | None = None) -> Any:
+        """The value as Python has it.
+
+        Args:
+            limit: decode no more than this many elements of an array, or bytes of a string.
+        """
+        if value.kind == STRING:
+            return self._decode_text(value, limit)
+        n = 1 if value.length is None else value.length
+        items = np.frombuffer(self.data, DTYPES[value.kind], n, value.start)[:limit]
+        if value.kind == BOOL:
+            items = items != 0
+        return items.item() if value.length is None else items.tolist()
+
+    def _decode_text(self, value: Value, limit: int | None) -> str | list[str]:
+        if value.length is None:
+            return self._string(value.start, limit)
+        texts, start = [], value.start
+        for _ in range(value.length if limit is None else min(value.length, limit)):
+            (n,) = U64.unpack_from(self.data, start)
+            texts.append(str(self.data[start + 8 : start + 8 + n], "utf-8", "replace"))
+            start += 8 + n
+        return texts
+
+    def _string(self, start: int, limit: int | None) -> str:
+        (n,) = U64.unpack_from(self.data, start)
+        n = n if limit is None else min(n, limit)
+        return str(self.data[start + 8 : start + 8 + n], "utf-8", "replace")
+
+
+class TypedRead(Generic[T]):
+    """Reads values of one type, such as `meta.int`; a callable so that the type is checked once.
+
+    Raises:
+        InvalidGGUF: the key is missing and there is no default, or its value has another type.
+    """
+
+    __slots__ = ("_convert", "_is_array", "_kinds", "_store", "_wanted")
+
+    def __init__(
+        self,
+        store: Store,
+        wanted: str,
+        kinds: frozenset[int],
+        convert: Callable[[Any], T],
+        *,
+        is_array: bool = False,
+    ) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._kinds = kinds
+        self._convert = convert
+        self._is_array = is_array
+
+    @overload
+    def __call__(self, key: str) -> T: ...
+    @overload
+    def __call__(self, key: str, default: D) -> T | D: ...
+    def __call__(self, key: str, default: D | Literal[_Missing.MISSING] = MISSING) -> T | D:
+        value = self._store.values.get(key)
+        if value is None:
+            if default is MISSING:
+                raise InvalidGGUF(self._store.path, f"its metadata lacks '{key}'")
+            return default
+        if value.kind not in self._kinds or self._is_array != (value.length is not None):
+            problem = f"'{key}' in its metadata is {value.type_name} where {self._wanted} belongs"
+            raise InvalidGGUF(self._store.path, problem)
+        return self._convert(self._store.decode(value))
+
+
+class Metadata:
+    """A header's keys and values, read-only.
+
+    `str`, `int`, `float` and `bool` read one value, `strs`, `ints`, `floats` and `bools` a list:
+    `meta.int(key)` raises `InvalidGGUF` where the key is missing, `meta.int(key, default)` does
+    not; both do where the value has another type. A float may be stored as an integer. Text that is
+    not UTF-8 has replacement characters in its place.
+    """
+
+    def __init__(self, path: Path, data: bytes, values: Mapping[str, Value]) -> None:
+        store = Store(path, data, values)
+        self._store = store
+        numbers, text, flag = INTS | FLOATS, frozenset({STRING}), frozenset({BOOL})
+        self.str = TypedRead[str](store, "a text", text, str)
+        self.int = TypedRead[int](store, "an integer", INTS, int)
+        self.float = TypedRead[float](store, "a number", numbers, float)
+        self.bool = TypedRead[bool](store, "true or false", flag, bool)
+        self.strs = TypedRead[list[str]](store, "a list of texts", text, list, is_array=True)
+        self.ints = TypedRead[list[int]](store, "a list of integers", INTS, list, is_array=True)
+        self.floats = TypedRead[list[float]](
+            store,
+            "a list of numbers",
+            numbers,
+            lambda items: list(map(float, items)),
+            is_array=True,
+        )
+        self.bools = TypedRead[list[bool]](store, "a list of flags", flag, list, is_array=True)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._store.values
+
+    def __len__(self) -> int:
+        return len(self._store.values)
+
+    def keys(self) -> KeysView[str]:
+        return self._store.values.keys()
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`, such as "llama".
+
+        Raises:
+            InvalidGGUF: it is missing, or no name.
+        """
+        name = self.str("general.architecture")
+        if not (name.isprintable() and 0 < len(name) <= MAX_NAME):
+            raise InvalidGGUF(self._store.path, "'general.architecture' in its metadata is no name")
+        return name
+
+    @overload
+    def int_list(self, key: str, n: int) -> list[int]: ...
+    @overload
+    def int_list(self, key: str, n: int, default: D) -> list[int] | D: ...
+    def int_list(
+        self, key: str, n: int, default: D | Literal[_Missing.MISSING] = MISSING
+    ) -> list[int] | D:
+        """One integer per layer: a single value repeated, or the first `n` of a list.
+
+        Raises:
+            InvalidGGUF: as for `int`, or the list is shorter than `n`, or `n` is out of reason.
+        """
+        if not 0 <= n <= MAX_LAYERS:
+            raise InvalidGGUF(self._store.path, f"it claims to have {n} layers")
+        value = self._store.values.get(key)
+        if value is None and default is not MISSING:
+            return default
+        if value is None or value.length is None:
+            return [self.int(key)] * n
+        items = self.ints(key)
+        if len(items) < n:
+            problem = f"'{key}' in its metadata has {len(items)} entries for {n} layers"
+            raise InvalidGGUF(self._store.path, problem)
+        return items[:n]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value whatever its type is, an array as a list."""
+        value = self._store.values.get(key)
+        return default if value is None else self._store.decode(value)
+
+    def array_length(self, key: str) -> int | None:
+        """The number of elements, or None where the key is missing or no array."""
+        value = self._store.values.get(key)
+        return None if value is None else value.length
+
+    def describe(self, key: str, width: int = 60) -> str:
+        """One short line about a value, for people; long arrays are not decoded.
+
+        Raises:
+            KeyError: there is no such key.
+        """
+        value = self._store.values[key]
+        if value.length is not None:
+            some = self._store.decode(value, limit=3)
+            items = [_shorten(repr(item), width // 3) for item in some]
+            more = ["…"] if value.length > len(some) else []
+            return f"{value.type_name} [{', '.join(items + more)}]"
+        if value.kind == STRING:
+            return _shorten(repr(self._store.decode(value, limit=4 * width)), width)
+        return str(self._store.decode(value))
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

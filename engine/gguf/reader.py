@@ -1,0 +1,148 @@
+"""Opens a GGUF model over memory maps, all parts of it at once."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InvalidGGUF, ModelFileError
+from engine.gguf.header import HEADER_LIMIT, Header, parse_header
+from engine.gguf.metadata import Metadata
+from engine.gguf.shards import check_agreement, part_paths
+from engine.gguf.tensors import TensorInfo, quote
+
+
+class GGUFFile:
+    """A model file, or the parts of one, open for reading; made by `open`.
+
+    Use as a context manager. Only the header is read; the tensors' bytes come from the disk when a
+    view that `raw` gives is looked at.
+
+    Attributes:
+        path: the first part.
+        paths: all parts.
+        version: of the GGUF format.
+        meta: the first part's metadata; usable after `close` too.
+        tensors: of all parts by name, in file order.
+        n_bytes: sum of the file sizes.
+    """
+
+    def __init__(self, paths: tuple[Path, ...], maps: list[mmap], headers: list[Header]) -> None:
+        self._maps = maps
+        self.path = paths[0]
+        self.paths = paths
+        self.version = headers[0].version
+        self.meta: Metadata = headers[0].meta
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_collect(paths, headers))
+        self.n_bytes = sum(map(len, maps))
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open a model by its file, or by any of its parts.
+
+        Raises:
+            ModelFileError: there is no such file, or it may not be read.
+            InvalidGGUF: it is malformed, truncated or no GGUF, or its parts disagree.
+            MissingShard: parts are missing.
+            UnsupportedQuant: a tensor's type is unknown.
+        """
+        path = Path(path)
+        with ExitStack() as undo:
+
+            def open_part(part: Path) -> tuple[mmap, Header]:
+                view = _map(part)
+                undo.callback(view.close)
+                return view, _read_header(part, view)
+
+            asked = open_part(path)
+            paths = part_paths(path, asked[1].meta)
+            parts = [asked if part == path else open_part(part) for part in paths]
+            maps, headers = [part[0] for part in parts], [part[1] for part in parts]
+            if len(parts) > 1:
+                check_agreement(paths, headers)
+            file = cls(paths, maps, headers)
+            undo.pop_all()
+        return file
+
+    def raw(self, tensor: TensorInfo) -> NDArray[np.uint8]:
+        """The bytes of a tensor, or of a range of its rows, without a copy.
+
+        Returns:
+            (n_rows, row_bytes), read-only. Touching it after something else cut the file short
+            kills the process, as with every memory map.
+
+        Raises:
+            ValueError: the file is closed.
+        """
+        if not self._maps:
+            raise ValueError(f"{self.path.name} is closed")
+        view = np.frombuffer(self._maps[tensor.part], np.uint8, tensor.n_bytes, tensor.offset)
+        return view.reshape(tensor.n_rows, tensor.row_bytes)
+
+    def close(self) -> None:
+        """Let go of the files; a view that is still in use keeps its file mapped until it goes."""
+        maps, self._maps = self._maps, []
+        for view in maps:
+            with suppress(BufferError):
+                view.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _map(path: Path) -> mmap:
+    try:
+        # before it is opened: opening a pipe would wait for a writer
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise ModelFileError(path, f"{path} is a folder.", "Pick a .gguf file in it.")
+        if not stat.S_ISREG(mode):
+            raise ModelFileError(path, f"{path} is not a regular file.", "Pick a .gguf file.")
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise InvalidGGUF(path, "it is empty")
+            return mmap(file.fileno(), 0, access=ACCESS_READ)
+    except FileNotFoundError:
+        message = f"There is no file {path}."
+        raise ModelFileError(path, message, "It may have been moved or deleted.") from None
+    except PermissionError:
+        message = f"You are not allowed to read {path}."
+        raise ModelFileError(path, message, "Change the file's permissions.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelFileError(path, f"{path} cannot be read: {reason}.") from None
+
+
+def _read_header(path: Path, view: mmap) -> Header:
+    with memoryview(view) as whole, whole[:HEADER_LIMIT] as start:
+        return parse_header(path, start, len(view))
+
+
+def _collect(paths: tuple[Path, ...], headers: list[Header]) -> dict[str, TensorInfo]:
+    """All parts' tensors, each marked with its part."""
+    tensors: dict[str, TensorInfo] = {}
+    for i, header in enumerate(headers):
+        for tensor in header.tensors:
+            if tensor.name in tensors:
+                other = paths[tensors[tensor.name].part].name
+                raise InvalidGGUF(paths[i], f"its tensor {quote(tensor.name)} is in {other} too")
+            tensors[tensor.name] = replace(tensor, part=i) if i else tensor
+    return tensors

@@ -1,0 +1,122 @@
+"""One tensor of a GGUF file: what it is and where its bytes lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Final
+
+from engine.errors import InvalidGGUF
+from engine.gguf.types import TypeInfo, row_bytes
+
+MAX_OFFSET: Final = 1 << 63  # files end before this, so whatever reaches it is a lie
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor's entry in a header.
+
+    Attributes:
+        shape: in torch's order, slowest first: the last is the length of a contiguous row.
+        part: index of the file among the parts of a split model.
+        offset: of the first byte in that file.
+    """
+
+    name: str
+    type: TypeInfo
+    shape: tuple[int, ...]
+    part: int
+    offset: int
+
+    @property
+    def n_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def n_rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def row_bytes(self) -> int:
+        return row_bytes(self.type, self.shape[-1])
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_rows * self.row_bytes
+
+    def rows(self, start: int, stop: int, name: str) -> TensorInfo:
+        """A view on the rows `start:stop` of a matrix, or the elements of a vector.
+
+        So one fused tensor is seen as the several that it holds.
+
+        Raises:
+            ValueError: the range leaves the tensor, is empty or cuts a block, or the tensor has
+                more than two axes.
+        """
+        if len(self.shape) > 2:
+            raise ValueError(f"{self.name} has the shape {self.shape}; only a matrix has rows")
+        if not 0 <= start < stop <= self.shape[0]:
+            raise ValueError(f"{self.name} has {self.shape[0]} rows, so there is no {start}:{stop}")
+        shape = (stop - start, *self.shape[1:])
+        row_bytes(self.type, shape[-1])
+        skipped = start * self.row_bytes if len(shape) == 2 else row_bytes(self.type, start)
+        return replace(self, name=name, shape=shape, offset=self.offset + skipped)
+
+
+def check_layout(
+    path: Path, entries: Sequence[TensorInfo], data_start: int, alignment: int, file_size: int
+) -> tuple[TensorInfo, ...]:
+    """Place tensors in their file and check that each has bytes of its own there.
+
+    Args:
+        entries: with offsets from `data_start`.
+
+    Returns:
+        The tensors in the same order, with offsets from the file's start.
+    """
+    names: set[str] = set()
+    for tensor in entries:
+        if tensor.name in names:
+            raise InvalidGGUF(path, f"it has two tensors with the name {quote(tensor.name)}")
+        names.add(tensor.name)
+        _check_shape(path, tensor)
+        if tensor.offset % alignment:
+            problem = f"the data of {quote(tensor.name)} is not aligned to {alignment} bytes"
+            raise InvalidGGUF(path, problem)
+    tensors = tuple(replace(tensor, offset=data_start + tensor.offset) for tensor in entries)
+    _check_extents(path, tensors, file_size)
+    return tensors
+
+
+def _check_shape(path: Path, tensor: TensorInfo) -> None:
+    name = quote(tensor.name)
+    if 0 in tensor.shape:
+        raise InvalidGGUF(path, f"the tensor {name} has an empty dimension")
+    if tensor.shape[-1] % tensor.type.block_size:
+        problem = (
+            f"rows of {tensor.shape[-1]} in the tensor {name} do not fill "
+            f"{tensor.type.name} blocks of {tensor.type.block_size}"
+        )
+        raise InvalidGGUF(path, problem)
+
+
+def _check_extents(path: Path, tensors: Sequence[TensorInfo], file_size: int) -> None:
+    end, last = 0, ""
+    for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
+        if tensor.offset < end:
+            problem = f"the data of {quote(last)} and {quote(tensor.name)} overlap"
+            raise InvalidGGUF(path, problem)
+        end, last = tensor.offset + tensor.n_bytes, tensor.name
+        if end >= MAX_OFFSET:
+            problem = f"the tensor {quote(last)} claims an impossible size or place"
+            raise InvalidGGUF(path, problem)
+    if end > file_size:
+        problem = f"the file is truncated: {end - file_size} of {end} bytes are missing"
+        raise InvalidGGUF(path, problem)
+
+
+def quote(name: str) -> str:
+    """A name from a file as it may stand in a message: short, and without control characters."""
+    return repr(name if len(name) <= 80 else name[:79] + "…")
