@@ -39,7 +39,8 @@ def iq3_xxs(blocks: Tensor) -> Tensor:
 
 
 def iq3_s(blocks: Tensor) -> Tensor:
-    codes = _extended(blocks[:, 2:66], interleaved(blocks[:, 66:74], 1))
+    ninth_bits = tables.look_up(tables.bits(blocks.device), blocks[:, 66:74])
+    codes = _extended(blocks[:, 2:66], ninth_bits)
     signs = tables.look_up(tables.signs(blocks.device), blocks[:, 74:106])
     scale = half(blocks, 0) * (1 + 2 * interleaved(blocks[:, 106:], 4))
     return _signed("IQ3_S", codes, signs, scale)

@@ -1,6 +1,5 @@
 """Which GGML types can be dequantised, and how."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,7 +14,7 @@ from engine.quants.plain import plain
 
 # Elements that are worked on at a time. On a CPU the intermediate bytes then stay in its caches;
 # elsewhere a step must be long enough to hide its launch, and memory bounds it.
-_CPU_CHUNK = 1 << 19
+_CPU_CHUNK = 1 << 20
 _DEVICE_CHUNK = 1 << 25
 
 
@@ -84,38 +83,52 @@ QUANTS: Mapping[int, Quant] = MappingProxyType(
 """The types that can be dequantised, by GGML type number."""
 
 
-def dequantise(raw: Tensor, type_number: int) -> Tensor:
+def dequantise(raw: Tensor, type_number: int, out: Tensor | None = None) -> Tensor:
     """The numbers that stored rows stand for, on the device of `raw`.
 
     Args:
         raw: uint8 (..., row bytes), rows of whole blocks.
         type_number: a key of `QUANTS`.
+        out: contiguous (..., elements) of any float type to fill and return. Using one again
+            saves the pages of a new one, which cost more than the arithmetic.
 
     Returns:
-        float32 (..., elements), sharing no memory with `raw`.
+        float32 (..., elements) or `out`, sharing no memory with `raw`.
 
     Raises:
-        ValueError: no such type, not bytes, or a block is cut.
+        ValueError: no such type, not bytes, a block is cut, or `out` does not fit.
     """
     quant = QUANTS.get(type_number)
     if quant is None:
         raise ValueError(f"GGML type {type_number} cannot be dequantised")
+    shape = _result_shape(quant, raw)
+    if out is not None and (out.shape != shape or not out.is_contiguous()):
+        raise ValueError(f"{quant.name} needs a contiguous out of {shape}, not {tuple(out.shape)}")
+    blocks = raw.reshape(raw.numel() // quant.type_size, quant.type_size)
+    if out is None and len(blocks) <= _chunk(quant, raw.device):
+        return quant.dequantise_blocks(blocks).view(shape)
+    if out is None:
+        out = torch.empty(shape, dtype=torch.float32, device=raw.device)
+    _fill(out.view(len(blocks), quant.block_size), quant, blocks)
+    return out
+
+
+def _result_shape(quant: Quant, raw: Tensor) -> tuple[int, ...]:
     if raw.dtype != torch.uint8 or raw.dim() == 0 or raw.shape[-1] % quant.type_size:
         raise ValueError(
             f"{quant.name} rows are bytes in blocks of {quant.type_size}, "
             f"not {raw.dtype} of shape {tuple(raw.shape)}"
         )
-    n_elements = raw.shape[-1] // quant.type_size * quant.block_size
-    blocks = raw.reshape(math.prod(raw.shape) // quant.type_size, quant.type_size)
-    return _dequantise_blocks(quant, blocks).view(*raw.shape[:-1], n_elements)
+    return (*raw.shape[:-1], raw.shape[-1] // quant.type_size * quant.block_size)
 
 
-def _dequantise_blocks(quant: Quant, blocks: Tensor) -> Tensor:
+def _chunk(quant: Quant, device: torch.device) -> int:
+    """How many blocks are worked on at a time."""
+    return (_CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK) // quant.block_size
+
+
+def _fill(out: Tensor, quant: Quant, blocks: Tensor) -> None:
     """As `Quant.dequantise_blocks`, with bounded extra memory."""
-    chunk = (_CPU_CHUNK if blocks.device.type == "cpu" else _DEVICE_CHUNK) // quant.block_size
-    if len(blocks) <= chunk:
-        return quant.dequantise_blocks(blocks)
-    out = torch.empty(len(blocks), quant.block_size, device=blocks.device)
+    chunk = _chunk(quant, blocks.device)
     for part, result in zip(torch.split(blocks, chunk), torch.split(out, chunk), strict=True):
         result.copy_(quant.dequantise_blocks(part))
-    return out
