@@ -1,0 +1,164 @@
+"""Tandem's engine: one GGUF language model on all devices of a machine.
+
+The names below are the public surface; a front end uses nothing else. They are resolved on first
+use, so that `import engine` costs nothing and torch is imported only by what computes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.api import Model, load_model
+    from engine.config import KV_TYPES, SPLIT_MODES, LoadParams, SamplingParams
+    from engine.devices import (
+        DeviceInfo,
+        DeviceMonitor,
+        DeviceSnapshot,
+        cuda_status,
+        list_devices,
+        parse_devices,
+    )
+    from engine.errors import (
+        Cancelled,
+        CommError,
+        ContextOverflow,
+        DeviceError,
+        EngineCrashed,
+        EngineError,
+        InvalidGGUF,
+        MissingShard,
+        ModelFileError,
+        NoDevice,
+        OutOfDeviceMemory,
+        PromptError,
+        SplitError,
+        TemplateError,
+        UnsupportedArchitecture,
+        UnsupportedQuant,
+    )
+    from engine.events import (
+        ChatMessage,
+        Command,
+        ContextShifted,
+        DeviceMemory,
+        EngineReady,
+        Event,
+        Failed,
+        Finished,
+        Generate,
+        HostEvent,
+        Load,
+        LoadProgress,
+        MemoryUse,
+        ModelLoaded,
+        ModelUnloaded,
+        PrefillProgress,
+        Timings,
+        TokenText,
+        Unload,
+        Usage,
+    )
+    from engine.host import EngineHost, ThreadHost
+    from engine.info import ModelInfo, read_model_info
+    from engine.plan import DevicePlan, Plan, Planner
+    from engine.text import ChatTemplate, load_tokenizer
+
+__all__ = [
+    "KV_TYPES",
+    "SPLIT_MODES",
+    "Cancelled",
+    "ChatMessage",
+    "ChatTemplate",
+    "Command",
+    "CommError",
+    "ContextOverflow",
+    "ContextShifted",
+    "DeviceError",
+    "DeviceInfo",
+    "DeviceMemory",
+    "DeviceMonitor",
+    "DevicePlan",
+    "DeviceSnapshot",
+    "EngineCrashed",
+    "EngineError",
+    "EngineHost",
+    "EngineReady",
+    "Event",
+    "Failed",
+    "Finished",
+    "Generate",
+    "HostEvent",
+    "InvalidGGUF",
+    "Load",
+    "LoadParams",
+    "LoadProgress",
+    "MemoryUse",
+    "MissingShard",
+    "Model",
+    "ModelFileError",
+    "ModelInfo",
+    "ModelLoaded",
+    "ModelUnloaded",
+    "NoDevice",
+    "OutOfDeviceMemory",
+    "Plan",
+    "Planner",
+    "PrefillProgress",
+    "PromptError",
+    "SamplingParams",
+    "SplitError",
+    "TemplateError",
+    "ThreadHost",
+    "Timings",
+    "TokenText",
+    "Unload",
+    "UnsupportedArchitecture",
+    "UnsupportedQuant",
+    "Usage",
+    "cuda_status",
+    "list_devices",
+    "load_model",
+    "load_tokenizer",
+    "parse_devices",
+    "read_model_info",
+]
+
+_HOME = {
+    "api": ("Model", "load_model"),
+    "config": ("KV_TYPES", "SPLIT_MODES", "LoadParams", "SamplingParams"),
+    "devices": (
+        "DeviceInfo", "DeviceMonitor", "DeviceSnapshot", "cuda_status", "list_devices",
+        "parse_devices",
+    ),
+    "errors": (
+        "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",
+        "InvalidGGUF", "MissingShard", "ModelFileError", "NoDevice", "OutOfDeviceMemory",
+        "PromptError", "SplitError", "TemplateError", "UnsupportedArchitecture", "UnsupportedQuant",
+    ),
+    "events": (
+        "ChatMessage", "Command", "ContextShifted", "DeviceMemory", "EngineReady", "Event",
+        "Failed", "Finished", "Generate", "HostEvent", "Load", "LoadProgress", "MemoryUse",
+        "ModelLoaded", "ModelUnloaded", "PrefillProgress", "Timings", "TokenText", "Unload",
+        "Usage",
+    ),
+    "host": ("EngineHost", "ThreadHost"),
+    "info": ("ModelInfo", "read_model_info"),
+    "plan": ("DevicePlan", "Plan", "Planner"),
+    "text": ("ChatTemplate", "load_tokenizer"),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that defines `name`, on first use."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'engine' has no attribute '{name}'")
+    value = getattr(import_module(f"engine.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

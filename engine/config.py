@@ -10,7 +10,6 @@ Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str or tupl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -18,9 +17,12 @@ from typing import Any, Literal, TypeVar
 
 from engine.errors import EngineError
 
-__all__ = ["Overflow", "SamplingParams", "validate_fields"]
+__all__ = ["KV_TYPES", "SPLIT_MODES", "LoadParams", "Overflow", "SamplingParams", "validate_fields"]
 
 Overflow = Literal["stop", "shift"]
+KV_TYPES = ("f32", "f16", "bf16")
+SPLIT_MODES = ("tensor", "layer")
+DEFAULT_CONTEXT = 2048
 
 T = TypeVar("T")
 NUMBER_NOUNS = {int: "a whole number", float: "a number"}
@@ -78,7 +80,7 @@ def _checked(name: str, value: Any, metadata: Mapping[str, Any]) -> Any:
 def _checked_number(name: str, value: Any, metadata: Mapping[str, Any]) -> int | float:
     kind, low, high = metadata["kind"], metadata["min"], metadata["max"]
     is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:
+    if not is_number or not low <= value <= high:  # false for NaN, too
         raise _rejected(name, f"{NUMBER_NOUNS[kind]} from {low} to {high}", value)
     number: int | float = kind(value)
     return number
@@ -223,3 +225,58 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         validate_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadParams:
+    """Which model to load, where, and how it is split.
+
+    Attributes:
+        path: any part of a GGUF file.
+        devices: one entry per rank; a repeated device is a virtual one.
+        split: relative share of each rank, such as (3, 1); None is even.
+        split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks.
+        n_ctx: context in tokens; None is 2048, or what the model was trained for if that is less.
+        overrides: (regular expression on tensor names, device): parts that go there whole.
+        kv_type: how keys and values are stored: "f32", "f16" or "bf16".
+        cpu_threads: threads of all CPU ranks together; None is one per physical core.
+        n_batch: prompt tokens computed at once.
+
+    Raises:
+        EngineError: a value that cannot be meant.
+    """
+
+    path: str
+    devices: tuple[str, ...] = ("cpu",)
+    split: tuple[float, ...] | None = None
+    split_mode: str = "tensor"
+    n_ctx: int | None = None
+    overrides: tuple[tuple[str, str], ...] = ()
+    kv_type: str = "f16"
+    cpu_threads: int | None = None
+    n_batch: int = 512
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise EngineError("No device was chosen.", "Switch at least one device on.")
+        _one_of("kv_type", self.kv_type, KV_TYPES)
+        _one_of("split_mode", self.split_mode, SPLIT_MODES)
+        _at_least_one("n_ctx", self.n_ctx)
+        _at_least_one("cpu_threads", self.cpu_threads)
+        _at_least_one("n_batch", self.n_batch)
+
+    def context_for(self, n_ctx_train: int) -> int:
+        """The context length that is meant for a model trained with `n_ctx_train`."""
+        if self.n_ctx is not None:
+            return self.n_ctx
+        return min(DEFAULT_CONTEXT, n_ctx_train or DEFAULT_CONTEXT)
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise _rejected(name, " or ".join(f"'{choice}'" for choice in choices), value)
+
+
+def _at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise _rejected(name, "a whole number of at least 1", value)

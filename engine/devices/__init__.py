@@ -1,0 +1,26 @@
+"""The devices of this machine: what they are, how to name them, how they are doing.
+
+    list_devices() -> [DeviceInfo]       GPUs by number, the CPU last
+    cuda_status() -> str                 why no GPU can be used
+    parse_devices("cpu,cuda:0") -> ids
+    DeviceMonitor().snapshot() -> [DeviceSnapshot]
+
+NVML and psutil are asked; torch is never imported here. Without a driver there is just the CPU.
+"""
+
+from engine.devices.catalog import cuda_status, list_devices, prepare_environment
+from engine.devices.monitor import DeviceMonitor
+from engine.devices.selection import parse_devices, require_devices
+from engine.devices.types import DeviceInfo, DeviceKind, DeviceSnapshot
+
+__all__ = [
+    "DeviceInfo",
+    "DeviceKind",
+    "DeviceMonitor",
+    "DeviceSnapshot",
+    "cuda_status",
+    "list_devices",
+    "parse_devices",
+    "prepare_environment",
+    "require_devices",
+]

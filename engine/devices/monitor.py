@@ -1,0 +1,114 @@
+"""Memory, load and temperature of the devices, over time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from engine.devices.catalog import numbered_gpus
+from engine.devices.host import CpuReader
+from engine.devices.nvml import Gpu, Nvml
+from engine.devices.types import DeviceSnapshot
+from engine.errors import DeviceError, NoDevice
+
+__all__ = ["DeviceMonitor"]
+
+log = logging.getLogger(__name__)
+
+OnSnapshots = Callable[[list[DeviceSnapshot]], None]
+
+
+class DeviceMonitor:
+    """Reads devices on demand, or regularly on a thread of its own.
+
+    A GPU that stops answering stays in the list, with a problem instead of figures.
+
+    Args:
+        devices: ids in the order wanted; a repeated one is read once. None means all.
+
+    Raises:
+        NoDevice: one of them is not here.
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._cpu = CpuReader()
+        self._nvml: Nvml | None = None
+        self._gpus: dict[str, Gpu] = {}
+        reason = "" if devices is not None and set(devices) <= {"cpu"} else self._find_gpus()
+        here = [*self._gpus, "cpu"]
+        self.devices = tuple(dict.fromkeys(here if devices is None else devices))
+        for device in self.devices:
+            if device not in here:
+                self.close()
+                raise NoDevice(device, reason.rstrip(".") or f"there is {', '.join(here)}")
+
+    def __enter__(self) -> DeviceMonitor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def snapshot(self) -> list[DeviceSnapshot]:
+        """The state of each device now. After `close` only the CPU can be read."""
+        with self._lock:
+            return [self._read(device) for device in self.devices]
+
+    def start(self, on_snapshots: OnSnapshots, interval_s: float) -> None:
+        """Call `on_snapshots` now and every `interval_s`, on a thread, until `stop`."""
+        if self._thread is not None:
+            raise RuntimeError("the monitor is running already")
+        self._stopping.clear()
+        self._thread = threading.Thread(
+            target=self._run, args=(on_snapshots, interval_s), name="tandem-monitor", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it. Not to be called from `on_snapshots`."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Stop, and let go of the driver."""
+        self.stop()
+        with self._lock:
+            if self._nvml is not None:
+                self._nvml.close()
+                self._nvml = None
+
+    def _find_gpus(self) -> str:
+        """Open the driver; the answer says why there are no GPUs, or is ""."""
+        try:
+            self._nvml = Nvml()
+            self._gpus = numbered_gpus(self._nvml)
+        except DeviceError as error:
+            log.info("no GPU is watched: %s", error)
+            return str(error)
+        return ""
+
+    def _read(self, device: str) -> DeviceSnapshot:
+        if device == "cpu":
+            return self._cpu.read()
+        if self._nvml is None:
+            raise RuntimeError("the monitor is closed")
+        return self._nvml.read(device, self._gpus[device])
+
+    def _run(self, on_snapshots: OnSnapshots, interval_s: float) -> None:
+        while not self._stopping.is_set():
+            try:
+                on_snapshots(self.snapshot())
+            except Exception:  # a receiver's mistake must not end the monitor
+                log.exception("a receiver of device snapshots failed")
+            self._stopping.wait(interval_s)

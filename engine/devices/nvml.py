@@ -1,0 +1,202 @@
+"""A session with NVIDIA's management library: names, memory, load and temperature of the GPUs.
+
+NVML opens no CUDA context, so that reading a GPU takes none of its memory. `pynvml` is imported on
+first use; a machine without driver or library is normal and answered with a `DeviceError` that
+says so. GPUs cut into MIG instances are not looked into.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from engine.devices.types import DeviceSnapshot
+from engine.errors import DeviceError
+
+__all__ = ["Gpu", "Memory", "Nvml"]
+
+NO_DRIVER = "No NVIDIA driver was found; Tandem runs on the CPU."
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this machine; where `problem` is a sentence, `handle` is None."""
+
+    handle: Any
+    name: str
+    uuid: str = ""
+    pci_bus: str = ""
+    compute_capability: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    total_bytes: int
+    used_bytes: int
+    free_bytes: int
+
+
+class Nvml:
+    """An open session.
+
+    Raises:
+        DeviceError: there is no driver, or it does not answer; the message says which.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._lib = importlib.import_module("pynvml")
+        except ImportError as error:
+            raise DeviceError(
+                "The Python package nvidia-ml-py is missing, so NVIDIA GPUs are not looked for.",
+                "Install nvidia-ml-py.",
+            ) from error
+        try:
+            self._lib.nvmlInit()
+        except self._lib.NVMLError as error:
+            raise DeviceError(self._why_not_open(error)) from error
+
+    def __enter__(self) -> Nvml:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._ask("nvmlShutdown")
+
+    def driver_version(self) -> str:
+        return _text(self._ask("nvmlSystemGetDriverVersion"))
+
+    def cuda_major(self) -> int | None:
+        """The newest major version of CUDA that the driver runs."""
+        version = self._ask("nvmlSystemGetCudaDriverVersion_v2")
+        return None if version is None else int(version) // 1000
+
+    def gpus(self) -> list[Gpu]:
+        """All GPUs this process may open, by PCI bus id; those that do not even tell it come last.
+
+        Raises:
+            DeviceError: the driver does not answer.
+        """
+        try:
+            count = self._lib.nvmlDeviceGetCount()
+        except self._lib.NVMLError as error:
+            raise DeviceError(self._problem(error)) from error
+        found = (self._open(index) for index in range(count))
+        return sorted((gpu for gpu in found if gpu), key=lambda gpu: (not gpu.pci_bus, gpu.pci_bus))
+
+    def memory(self, gpu: Gpu) -> Memory:
+        """The memory of a GPU, or of the machine where both share it (GB10, Jetson).
+
+        Raises:
+            DeviceError: the GPU does not answer.
+        """
+        if gpu.problem:
+            raise DeviceError(gpu.problem)
+        try:
+            memory = self._lib.nvmlDeviceGetMemoryInfo(gpu.handle)
+        except self._lib.NVMLError as error:
+            if error.value == self._lib.NVML_ERROR_NOT_SUPPORTED:
+                host = psutil.virtual_memory()
+                return Memory(host.total, host.total - host.available, host.available)
+            raise DeviceError(self._problem(error)) from error
+        return Memory(int(memory.total), int(memory.used), int(memory.free))
+
+    def read(self, device: str, gpu: Gpu) -> DeviceSnapshot:
+        """The state of `gpu` now, under the id `device`; never raises."""
+        now = time.monotonic()
+        try:
+            memory = self.memory(gpu)
+        except DeviceError as error:
+            return DeviceSnapshot(device, now, 0, 0, 0, problem=str(error))
+        lib, handle = self._lib, gpu.handle
+        load = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        power_mw = self._ask("nvmlDeviceGetPowerUsage", handle)
+        return DeviceSnapshot(
+            device,
+            now,
+            memory.used_bytes,
+            memory.total_bytes,
+            memory.free_bytes,
+            load_percent=None if load is None else float(load.gpu),
+            temperature_c=self._ask("nvmlDeviceGetTemperatureV", handle, lib.NVML_TEMPERATURE_GPU),
+            power_w=None if power_mw is None else power_mw / 1000,
+            own_bytes=self._own_bytes(handle),
+            clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, lib.NVML_CLOCK_SM),
+        )
+
+    def _open(self, index: int) -> Gpu | None:
+        """None for a GPU that is kept from this process, as in a container; CUDA skips it too."""
+        try:
+            handle = self._lib.nvmlDeviceGetHandleByIndex(index)
+        except self._lib.NVMLError as error:
+            if error.value == self._lib.NVML_ERROR_NO_PERMISSION:
+                return None
+            return Gpu(None, "NVIDIA GPU", problem=self._problem(error))
+        pci = self._ask("nvmlDeviceGetPciInfo", handle)
+        capability = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
+        return Gpu(
+            handle=handle,
+            name=_text(self._ask("nvmlDeviceGetName", handle)) or "NVIDIA GPU",
+            uuid=_text(self._ask("nvmlDeviceGetUUID", handle)),
+            pci_bus=_text(pci.busId).upper() if pci else "",
+            compute_capability=".".join(map(str, capability or ())),
+        )
+
+    def _own_bytes(self, handle: Any) -> int | None:
+        """Bytes of this process.
+
+        In a container the driver may name processes by numbers that mean nothing here; then a list
+        without this process says nothing, and neither does Windows, which gives no sizes.
+        """
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        if processes is None:
+            return None
+        own = [process.usedGpuMemory for process in processes if process.pid == os.getpid()]
+        if not own and not all(psutil.pid_exists(process.pid) for process in processes):
+            return None
+        return None if None in own else sum(own)
+
+    def _ask(self, function: str, *args: Any) -> Any:
+        """The driver's answer, or None where this GPU or driver has none."""
+        try:
+            return getattr(self._lib, function)(*args)
+        except self._lib.NVMLError:
+            return None
+
+    def _why_not_open(self, error: Any) -> str:
+        lib = self._lib
+        if error.value in (lib.NVML_ERROR_LIBRARY_NOT_FOUND, lib.NVML_ERROR_DRIVER_NOT_LOADED):
+            return NO_DRIVER
+        if error.value == lib.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+            return (
+                "The NVIDIA driver was updated while it was running; restart the machine to use "
+                "the GPUs."
+            )
+        return f"The NVIDIA driver does not answer ({error}); Tandem runs on the CPU."
+
+    def _problem(self, error: Any) -> str:
+        lib = self._lib
+        if error.value == lib.NVML_ERROR_GPU_IS_LOST:
+            return "The GPU fell off the bus; restart the machine, and check its power and seat."
+        if error.value == lib.NVML_ERROR_RESET_REQUIRED:
+            return "The GPU needs a reset; restart the machine."
+        return f"The NVIDIA driver could not read the GPU ({error})."
+
+
+def _text(value: str | bytes | None) -> str:
+    """Older versions of the binding answer in bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""

@@ -1,0 +1,221 @@
+"""What leaves the engine, and what goes in: frozen, picklable, free of torch and Qt.
+
+A host answers every command with any number of progress events and exactly one closing event:
+
+    Load      LoadProgress*                       ModelLoaded | Failed
+    Unload                                        ModelUnloaded | Failed
+    Generate  PrefillProgress* ContextShifted* TokenText*   Finished | Failed
+
+`HostEvent.generation` is the number that `EngineHost.submit` returned, so that a receiver can drop
+what belongs to a command it no longer cares about. A cancelled load ends in `Failed(Cancelled)`;
+a cancelled generation ends in `Finished("cancelled")`, because the text so far is worth keeping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.config import LoadParams, SamplingParams
+from engine.errors import EngineError
+from engine.info import ModelInfo
+
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of one device by purpose."""
+
+    weights: int = 0
+    kv: int = 0
+    compute: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.compute
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What a rank was predicted to take and what it takes, in bytes."""
+
+    device: str
+    predicted: MemoryUse
+    measured: MemoryUse
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one generation.
+
+    Attributes:
+        prompt_tokens: length of the prompt.
+        cached_tokens: how many of them were still in the KV cache and not computed again.
+        completion_tokens: tokens drawn, an end-of-generation token not counted.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of one generation.
+
+    Attributes:
+        prompt_s: computing the prompt tokens that were not cached.
+        decode_s: from the first token to the last.
+        first_token_s: from the request to the first token.
+        prompt_per_s: computed prompt tokens per second; 0 when there were none.
+        decode_per_s: tokens per second after the first; 0 when there was only one.
+    """
+
+    prompt_s: float = 0.0
+    decode_s: float = 0.0
+    first_token_s: float = 0.0
+    prompt_per_s: float = 0.0
+    decode_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The engine thread has imported what it needs; sent once, with generation 0."""
+
+    torch_version: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """Bytes of the file read so far, over all ranks."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoaded:
+    """The model answers from now on.
+
+    Attributes:
+        memory: one entry per rank, in rank order.
+        warnings: sentences a person should see, such as a missing chat template.
+    """
+
+    info: ModelInfo
+    params: LoadParams
+    n_ctx: int
+    memory: tuple[DeviceMemory, ...]
+    seconds: float
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUnloaded:
+    """No model is loaded any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """Prompt tokens computed so far, of those that were not cached."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShifted:
+    """The context was full: `n_dropped` old tokens after the system prompt were let go."""
+
+    n_dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """New text, always whole characters, and the token ids it completes."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A generation ended.
+
+    `reason` is "stop" (end-of-generation token or stop string), "length" (max_tokens),
+    "context" (the context is full) or "cancelled".
+    """
+
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A command ended in an error that a person can act on."""
+
+    error: EngineError
+
+
+Event = (
+    EngineReady
+    | LoadProgress
+    | ModelLoaded
+    | ModelUnloaded
+    | PrefillProgress
+    | ContextShifted
+    | TokenText
+    | Finished
+    | Failed
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HostEvent:
+    """An event and the number of the command that it answers."""
+
+    generation: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn: role is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load a model; one that is loaded already is replaced, and kept if the new one fails."""
+
+    params: LoadParams
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Answer `messages` through the chat template, or complete `prompt` as it stands.
+
+    With `continue_last` the last message is the assistant's and is written on.
+    """
+
+    messages: tuple[ChatMessage, ...] = ()
+    prompt: str | None = None
+    sampling: SamplingParams = SamplingParams()  # noqa: RUF009 frozen, so one shared default is safe
+    continue_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """Free the model."""
+
+
+Command = Load | Generate | Unload

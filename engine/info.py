@@ -1,0 +1,105 @@
+"""What a GGUF says about itself, from the header alone: no weights are read, no torch needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.gguf import GGUFFile
+
+FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
+    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
+    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
+}  # fmt: skip
+"""`general.file_type` to the name people know, from llama.cpp's `enum llama_ftype`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One model file.
+
+    Attributes:
+        n_ctx_train: context length it was trained for.
+        quant: the file's quantisation as people name it, such as "Q4_K_M".
+        has_chat_template: whether the file carries one.
+        tensor_types: (type name, number of tensors), most used first.
+    """
+
+    path: str
+    name: str
+    architecture: str
+    supported: bool
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_vocab: int
+    n_ctx_train: int
+    n_params: int
+    n_bytes: int
+    quant: str
+    has_chat_template: bool
+    tensor_types: tuple[tuple[str, int], ...]
+
+
+def read_model_info(path: str | Path) -> ModelInfo:
+    """Read the header of `path` (any part of a split file).
+
+    Raises:
+        ModelFileError: the file is missing or is no GGUF.
+    """
+    with GGUFFile.open(path) as file:
+        return describe(file)
+
+
+def describe(file: GGUFFile) -> ModelInfo:
+    """The same from an open file."""
+    from engine.models.registry import is_supported
+
+    meta, arch = file.meta, file.meta.architecture
+    heads = meta.get(f"{arch}.attention.head_count", 0)
+    kv_heads = meta.get(f"{arch}.attention.head_count_kv", heads)
+    types = Counter(t.type.name for t in file.tensors.values())
+    return ModelInfo(
+        path=str(file.path),
+        name=meta.str("general.name", "") or file.path.stem,
+        architecture=arch,
+        supported=is_supported(arch),
+        n_layer=meta.int(f"{arch}.block_count", 0),
+        n_embd=meta.int(f"{arch}.embedding_length", 0),
+        n_head=_largest(heads),
+        n_head_kv=_largest(kv_heads),
+        n_vocab=_n_vocab(file),
+        n_ctx_train=meta.int(f"{arch}.context_length", 0),
+        n_params=sum(t.n_elements for t in file.tensors.values()),
+        n_bytes=file.n_bytes,
+        quant=_quant(file, types),
+        has_chat_template="tokenizer.chat_template" in meta,
+        tensor_types=tuple(types.most_common()),
+    )
+
+
+def _largest(value: object) -> int:
+    """Head counts are one number or one per layer."""
+    if isinstance(value, list):
+        return max((int(v) for v in value), default=0)
+    return int(value) if isinstance(value, int) else 0
+
+
+def _n_vocab(file: GGUFFile) -> int:
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None:
+        return embedding.n_rows
+    return file.meta.array_length("tokenizer.ggml.tokens") or 0
+
+
+def _quant(file: GGUFFile, types: Counter[str]) -> str:
+    file_type = file.meta.get("general.file_type")
+    if isinstance(file_type, int) and file_type in FILE_TYPES:
+        return FILE_TYPES[file_type]
+    matrices = Counter(t.type.name for t in file.tensors.values() if len(t.shape) > 1)
+    return (matrices or types).most_common(1)[0][0] if types else "none"

@@ -1,0 +1,132 @@
+"""Matrices: linear maps, the embedding, and the output head that may be the same matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.module import Module, Slot, TensorSource
+from engine.parallel.placement import Placement, Replicate, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+    from engine.ops.weights import Weight
+
+
+class Linear(Module):
+    """`y = x Wᵀ`, cut by rows (outputs) or by columns (inputs) of W.
+
+    Cut by rows, the result is this rank's slice of the outputs. Cut by columns, it is a summand of
+    the full output, and the caller reduces it; the bias is then not added here but goes to
+    `Context.all_reduce`, so that it counts once.
+
+    Args:
+        group: the ranks that add the bias after the reduce; needed when W is cut by columns.
+
+    Attributes:
+        weight: this rank's part of (n_out, n_in), or None where the rank has none.
+        bias: this rank's part of (n_out,), or None; most files have none.
+        scale: one factor on the whole matrix (ternary models), or None.
+    """
+
+    weight: Weight | None = None
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+
+    def __init__(
+        self, n_in: int, n_out: int, placement: Placement, group: tuple[int, ...] = ()
+    ) -> None:
+        self.shape = (n_out, n_in)
+        self.placement = placement
+        self.group = group
+
+    @property
+    def _is_partial(self) -> bool:
+        return isinstance(self.placement, Shard) and self.placement.dim == 1
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        weight = source.get(f"{name}.weight", self.shape)
+        slots = [Slot(self, "weight", weight, self.placement, is_matrix=True)]
+        if f"{name}.bias" in source:
+            bias = source.get(f"{name}.bias", self.shape[:1])
+            placement = Replicate(self.group) if self._is_partial else self.placement
+            slots.append(Slot(self, "bias", bias, placement, is_matrix=False))
+        if f"{name}.scale" in source:
+            scale = source.get(f"{name}.scale", (1,))
+            slots.append(Slot(self, "scale", scale, Replicate(self._owners()), is_matrix=False))
+        return slots
+
+    def _owners(self) -> tuple[int, ...]:
+        if isinstance(self.placement, Shard):
+            return self.placement.ranges.owners()
+        return self.placement.ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x (T, n_in) to (T, n_out), each as far as this rank's slice goes."""
+        assert self.weight is not None, "a rank without a slice must not compute it"
+        y = self.weight.matmul(x)
+        if self.scale is not None:
+            y = y * self.scale
+        return y if self.bias is None or self._is_partial else y + self.bias
+
+
+class ExpertLinear(Module):
+    """One matrix per routed expert, (n_expert, n_out, n_in); every expert is cut alike.
+
+    Attributes:
+        weight: this rank's part of all experts, or None.
+    """
+
+    weight: Weight | None = None
+
+    def __init__(self, n_expert: int, n_in: int, n_out: int, placement: Shard) -> None:
+        self.shape = (n_expert, n_out, n_in)
+        self.placement = placement
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        weight = source.get(f"{name}.weight", self.shape)
+        return [Slot(self, "weight", weight, self.placement, is_matrix=True)]
+
+    def __call__(self, x: Tensor, expert: int) -> Tensor:
+        """Map x (T, n_in) to (T, n_out) with the matrix of one expert."""
+        assert self.weight is not None, "a rank without a slice must not compute it"
+        return self.weight.expert(expert).matmul(x)
+
+
+class Embedding(Module):
+    """Rows of (n_vocab, n_embd), cut by rows: each rank looks up the tokens it holds."""
+
+    weight: Weight | None = None
+
+    def __init__(self, n_vocab: int, n_embd: int, placement: Shard) -> None:
+        self.shape = (n_vocab, n_embd)
+        self.placement = placement
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        weight = source.get(f"{name}.weight", self.shape)
+        return [Slot(self, "weight", weight, self.placement, is_matrix=True)]
+
+    def __call__(self, ids: Tensor, ctx: Context) -> Tensor | None:
+        """Look up ids (T,); (T, n_embd) on the ranks that hold rows, None on the others."""
+        ranges = self.placement.ranges
+        if not ctx.join(ranges.owners()):
+            return None
+        start, stop = ranges.spans[ctx.rank]
+        found = None
+        if self.weight is not None:
+            found = self.weight.lookup(ids - start, stop - start)
+        return ctx.all_reduce(found)
+
+
+class TiedHead(Module):
+    """The output head of a model that uses its embedding for it; holds nothing of its own."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        self._embedding = (embedding,)  # wrapped, so that it is not found as a child twice
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x (T, n_embd) to this rank's logits (T, n_vocab of the rank)."""
+        weight = self._embedding[0].weight
+        assert weight is not None, "a rank without a slice must not compute it"
+        return weight.matmul(x)

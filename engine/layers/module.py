@@ -1,0 +1,96 @@
+"""What a model is declared with: modules that know their tensors, but not yet the numbers.
+
+A model is declared once for all ranks: each layer states the shape of its tensors and how they lie
+on the ranks. `bind` then finds the tensors in a file. From there on, the planner counts bytes and
+the loader fills the attributes of one rank. Nothing in this package imports torch; the arithmetic
+is reached through the loaded weights and through `Context`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.errors import InvalidGGUF
+from engine.parallel.placement import Placement
+
+if TYPE_CHECKING:
+    from engine.gguf import TensorInfo
+
+Shape = tuple[int, ...]
+
+
+class TensorSource:
+    """The tensors of a file, by name, with the checks that every lookup needs."""
+
+    def __init__(self, path: str, tensors: Mapping[str, TensorInfo]) -> None:
+        self.path = path
+        self.tensors = dict(tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def get(self, name: str, shape: Shape) -> TensorInfo:
+        """The tensor `name`, which must have `shape` (slowest dimension first).
+
+        Raises:
+            InvalidGGUF: it is missing or has another shape.
+        """
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise InvalidGGUF(self.path, f"the tensor {name} is missing")
+        if tensor.shape != shape:
+            raise InvalidGGUF(
+                self.path, f"the tensor {name} has shape {tensor.shape} instead of {shape}"
+            )
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor of one layer: where it comes from and which part of it each rank holds.
+
+    Attributes:
+        owner: the layer whose attribute `attribute` the loader sets.
+        is_matrix: multiplied with activations, so it may stay quantised; vectors become F32.
+    """
+
+    owner: Module
+    attribute: str
+    tensor: TensorInfo
+    placement: Placement
+    is_matrix: bool
+
+
+class Module:
+    """Base of layers, blocks and models; an attribute's name is the name of its GGUF tensor.
+
+    Attributes:
+        is_nameless: only groups layers, which are named as if they were the parent's own.
+    """
+
+    is_nameless = False
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """Direct sub-modules with their names; a list `blk` yields blk.0, blk.1, …"""
+        for name, value in vars(self).items():
+            if isinstance(value, Module):
+                yield name, value
+            elif isinstance(value, list):
+                for index, item in enumerate(value):
+                    if isinstance(item, Module):
+                        yield f"{name}.{index}", item
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        """Find the tensors of this module and of all below it.
+
+        Raises:
+            InvalidGGUF: one is missing or has the wrong shape.
+        """
+        prefix = f"{name}." if name else ""
+        return [
+            slot
+            for child_name, child in self.children()
+            for slot in child.bind(source, name if child.is_nameless else prefix + child_name)
+        ]

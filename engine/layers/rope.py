@@ -1,0 +1,99 @@
+"""Rotary position embedding: its parameters, from a file's metadata.
+
+Two ways to pair the elements of a head exist and the file does not say which; it is a matter of the
+architecture: "norm" rotates neighbours (2i, 2i+1), "neox" rotates the halves (i, i + n/2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor, log, pi
+from typing import TYPE_CHECKING, Literal
+
+from engine.layers.module import Module, Slot, TensorSource
+from engine.parallel.placement import Replicate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.gguf import Metadata
+
+RopeStyle = Literal["norm", "neox"]
+
+BETA_FAST, BETA_SLOW = 32.0, 1.0
+"""YaRN's bounds in rotations; llama.cpp uses these whatever the file says."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeParams:
+    """How positions turn into angles.
+
+    Attributes:
+        n_rot: elements of a head that are rotated; the rest passes through.
+        style: how elements are paired.
+        base: frequencies are base^(-2i / n_rot).
+        scale: 1 / the factor by which the context was stretched.
+        yarn: blend scaled and unscaled frequencies (YaRN) instead of scaling all (linear).
+        n_ctx_orig: context before stretching, in tokens.
+        attn_factor: extra factor on cos and sin.
+    """
+
+    n_rot: int
+    style: RopeStyle
+    base: float
+    scale: float = 1.0
+    yarn: bool = False
+    n_ctx_orig: int = 0
+    attn_factor: float = 1.0
+
+    @classmethod
+    def read(cls, meta: Metadata, head_dim: int, style: RopeStyle) -> RopeParams:
+        """Read the `rope.*` keys of the file's architecture."""
+        arch = meta.architecture
+        kind = meta.str(f"{arch}.rope.scaling.type", "none")
+        factor = meta.float(f"{arch}.rope.scaling.factor", 0.0) or meta.float(
+            f"{arch}.rope.scale_linear", 1.0
+        )
+        n_ctx_train = meta.int(f"{arch}.context_length", 0)
+        return cls(
+            n_rot=meta.int(f"{arch}.rope.dimension_count", head_dim),
+            style=style,
+            base=meta.float(f"{arch}.rope.freq_base", 10000.0),
+            scale=1.0 if kind == "none" or factor == 0 else 1.0 / factor,
+            yarn=kind == "yarn",
+            n_ctx_orig=meta.int(f"{arch}.rope.scaling.original_context_length", n_ctx_train),
+            attn_factor=meta.float(f"{arch}.rope.scaling.attn_factor", 1.0),
+        )
+
+    def yarn_bounds(self) -> tuple[float, float]:
+        """The pair indices between which YaRN blends, as llama.cpp rounds them (arXiv 2309.00071)."""
+
+        def pair_of(rotations: float) -> float:
+            return self.n_rot * log(self.n_ctx_orig / (rotations * 2 * pi)) / (2 * log(self.base))
+
+        low, high = floor(pair_of(BETA_FAST)), ceil(pair_of(BETA_SLOW))
+        return max(0, low), min(self.n_rot - 1, high)
+
+    def magnitude(self) -> float:
+        """The factor on cos and sin; YaRN sharpens attention by 0.1 ln(stretch) + 1."""
+        return self.attn_factor * (1.0 - 0.1 * log(self.scale) if self.yarn else 1.0)
+
+
+class Rope(Module):
+    """Rotates queries and keys.
+
+    Attributes:
+        weight: (n_rot / 2,) divisors of the frequencies (Llama 3's `rope_freqs`), or None.
+    """
+
+    weight: Tensor | None = None
+
+    def __init__(self, params: RopeParams, group: tuple[int, ...]) -> None:
+        self.params = params
+        self.placement = Replicate(group)
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        if f"{name}.weight" not in source:
+            return []
+        factors = source.get(f"{name}.weight", (self.params.n_rot // 2,))
+        return [Slot(self, "weight", factors, self.placement, is_matrix=False)]

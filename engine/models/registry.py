@@ -1,0 +1,61 @@
+"""Architectures by the name that files give them; each registers itself on import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.errors import UnsupportedArchitecture
+
+if TYPE_CHECKING:
+    from engine.models.base import CausalLM
+
+    ModelType = TypeVar("ModelType", bound=type[CausalLM])
+
+_REGISTERED: dict[str, type[CausalLM]] = {}
+
+
+def register(*architectures: str) -> Callable[[ModelType], ModelType]:
+    """Class decorator: this class runs files whose `general.architecture` is one of these."""
+
+    def add(cls: ModelType) -> ModelType:
+        for name in architectures:
+            assert name not in _REGISTERED, f"{name} is registered twice"
+            _REGISTERED[name] = cls
+        return cls
+
+    return add
+
+
+@cache
+def _import_all() -> None:
+    package = import_module("engine.models")
+    for module in iter_modules(package.__path__):
+        import_module(f"engine.models.{module.name}")
+
+
+def supported_architectures() -> list[str]:
+    """The names of all architectures that can be loaded, sorted."""
+    _import_all()
+    return sorted(_REGISTERED)
+
+
+def is_supported(architecture: str) -> bool:
+    """Whether files of this architecture can be loaded."""
+    _import_all()
+    return architecture in _REGISTERED
+
+
+def model_class(architecture: str, path: str) -> type[CausalLM]:
+    """The class for an architecture.
+
+    Raises:
+        UnsupportedArchitecture: there is none; `path` is named in the message.
+    """
+    _import_all()
+    if architecture not in _REGISTERED:
+        raise UnsupportedArchitecture(path, architecture, sorted(_REGISTERED))
+    return _REGISTERED[architecture]

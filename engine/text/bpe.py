@@ -1,0 +1,75 @@
+"""Byte-level BPE: words cut by regular expressions, merged by a ranked list of merges.
+
+The merging is the `tokenizers` library's. Gemma's kind of BPE (plain text, bytes as <0xXX> tokens)
+is the same with another alphabet.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+from engine.text.pretokenizers import PreTokenizer
+from engine.text.spm import SPACE
+
+NEWLINES = re.compile(r"(\n+)")
+
+
+def split_merge(merge: str) -> tuple[str, str]:
+    """The two tokens of one merge; the space that parts them is never the first character."""
+    cut = merge.find(" ", 1)
+    return merge[:cut], merge[cut + 1 :]
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }
+
+
+class BpeEncoder:
+    """Text without special tokens to ids.
+
+    Args:
+        ids: every token and its id.
+        merges: "left right", most wanted first.
+        pre: how text is cut before merging.
+
+    Raises:
+        ValueError: a merge is no pair of tokens.
+    """
+
+    def __init__(self, ids: dict[str, int], merges: list[str], pre: PreTokenizer) -> None:
+        self._ids = ids
+        self._byte_level = pre.byte_level
+        pairs = [split_merge(merge) for merge in dict.fromkeys(merges)]
+        try:
+            model = BPE(
+                ids, pairs, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level
+            )
+        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+            raise ValueError(str(error)) from error
+        self._tokenizer = Tokenizer(model)
+        cuts = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+        spelling = [ByteLevel(add_prefix_space=False, use_regex=False)] if pre.byte_level else []
+        self._tokenizer.pre_tokenizer = Sequence([*cuts, *spelling])
+
+    def encode(self, text: str) -> list[int]:
+        if self._byte_level:
+            return self._encode_words(text)
+        output: list[int] = []
+        for part in NEWLINES.split(text.replace(" ", SPACE)):
+            # a run of newlines is looked up whole: its merges would give other tokens
+            known = self._ids.get(part) if part.startswith("\n") else None
+            output += self._encode_words(part) if known is None else [known]
+        return output
+
+    def _encode_words(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids

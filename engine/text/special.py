@@ -1,0 +1,78 @@
+"""Finding special tokens in text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.text.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
+
+SPACES = " \t\n\v\f\r"
+PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A token that is found by its spelling.
+
+    Args:
+        is_hidden: only found where special tokens are asked for.
+        eats_spaces: white space after it is part of it.
+    """
+
+    text: str
+    token_id: int
+    is_hidden: bool
+    eats_spaces: bool
+    letters: frozenset[str]
+
+    def cut(self, text: str) -> list[str | int]:
+        """`text` with the token's id where its spelling was; empty pieces dropped."""
+        first, *others = text.split(self.text)
+        parts: list[str | int] = [first] if first else []
+        for other in others:
+            rest = other.lstrip(SPACES) if self.eats_spaces else other
+            parts += [self.token_id, rest] if rest else [self.token_id]
+        return parts
+
+
+class SpecialTokens:
+    """The special tokens of a vocabulary, longest first: each is searched in what the ones before left."""
+
+    def __init__(self, tokens: list[Special]) -> None:
+        self._tokens = sorted(tokens, key=lambda token: -len(token.text.encode()))
+
+    @classmethod
+    def of(cls, vocab: Vocabulary, model_name: str) -> SpecialTokens:
+        """Those of `vocab`; Phi-3 models, known by their name only, swallow the space after them."""
+        name = model_name.lower()
+        is_phi3 = "phi-3" in name or "phi3" in name
+        return cls(
+            [
+                Special(
+                    text,
+                    token_id,
+                    is_hidden=bool(kind & (CONTROL | UNKNOWN)),
+                    eats_spaces=is_phi3 and text not in PHI3_KEEPS_SPACES,
+                    letters=frozenset(text),
+                )
+                for token_id, (text, kind) in enumerate(
+                    zip(vocab.tokens, vocab.kinds, strict=True)
+                )
+                if kind & (CONTROL | UNKNOWN | USER_DEFINED)
+            ]
+        )
+
+    def split(self, text: str, parse_special: bool) -> list[str | int]:
+        """Pieces of plain text and ids of special tokens, in order."""
+        parts: list[str | int] = [text] if text else []
+        letters = set(text)
+        for token in self._tokens:
+            if token.is_hidden and not parse_special:
+                continue
+            if token.letters <= letters and token.text in text:
+                parts = [
+                    piece
+                    for part in parts
+                    for piece in ([part] if isinstance(part, int) else token.cut(part))
+                ]
+        return parts

@@ -1,0 +1,261 @@
+"""Text to token ids and back, for the vocabulary of a GGUF.
+
+The ids are those of llama.cpp's `llama_tokenize`, the text that of its `llama_detokenize`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from engine.errors import InvalidGGUF, ModelFileError
+from engine.text.bpe import BpeEncoder, byte_alphabet
+from engine.text.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
+from engine.text.special import SpecialTokens
+from engine.text.spm import SPACE, SpmEncoder
+from engine.text.stream import StreamDecoder
+from engine.text.vocabulary import (
+    BYTE,
+    CONTROL,
+    KEY,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    Vocabulary,
+    file_of,
+    read_vocabulary,
+)
+
+if TYPE_CHECKING:
+    from engine.gguf.metadata import Metadata
+
+MODELS = ("llama", "gpt2", "gemma4")
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_ALPHABET = byte_alphabet()
+# spaces that some vocabularies' decoders take out again, in this order
+TIDY = ((rb" ([?!.,])", rb"\1"), (rb" ' ", rb"'"), (rb" '(?=s|m|re|ve)", rb"'"))
+
+
+class Encoder(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+
+class Tokenizer:
+    """The tokenizer of one model file.
+
+    Attributes:
+        eog_ids: the tokens that end a generation.
+        model: the file's kind of tokenizer, such as "llama" (SPM) or "gpt2" (BPE).
+        pre: the file's name for how text is cut into words; "" where it has none.
+        warnings: sentences about what may make this tokenizer wrong for its model.
+    """
+
+    def __init__(
+        self,
+        vocab: Vocabulary,
+        encoder: Encoder,
+        special: SpecialTokens,
+        *,
+        model: str,
+        pre: str,
+        byte_level: bool,
+        add_bos: bool,
+        add_eos: bool,
+        add_space_prefix: bool,
+        clean_spaces: bool,
+    ) -> None:
+        self._vocab = vocab
+        self._encoder = encoder
+        self._special = special
+        self._byte_level = byte_level
+        self._add_space_prefix = add_space_prefix
+        self._clean_spaces = clean_spaces
+        self._pieces: dict[int, bytes] = {}
+        self.model = model
+        self.pre = pre
+        self.n_vocab = len(vocab.tokens)
+        self.bos_id = vocab.bos_id
+        self.eos_id = vocab.eos_id
+        self.eog_ids = vocab.eog_ids
+        self.add_bos = add_bos
+        self.add_eos = add_eos
+        self.warnings = tuple(vocab.warnings)
+
+    @classmethod
+    def from_metadata(cls, meta: Metadata) -> Tokenizer:
+        """Build the tokenizer that a file's metadata describes.
+
+        Raises:
+            InvalidGGUF: the vocabulary contradicts itself.
+            ModelFileError: there is no tokenizer, or one of a kind that is not supported.
+        """
+        model = _known_model(meta)
+        is_spm = model == "llama"
+        vocab = read_vocabulary(meta, is_spm)
+        name, pre = _find_pre_tokenizer(meta, model, vocab.warnings)
+        encoder = (
+            SpmEncoder(vocab.ids, vocab.scores, vocab.unk_id)
+            if is_spm
+            else _bpe_encoder(meta, vocab, pre)
+        )
+        return cls(
+            vocab,
+            encoder,
+            SpecialTokens.of(vocab, meta.str("general.name", "")),
+            model=model,
+            pre=name,
+            byte_level=pre.byte_level and not is_spm,
+            add_bos=_adds(meta, vocab, "bos", is_spm or pre.add_bos, always=model == "gemma4"),
+            add_eos=_adds(meta, vocab, "eos", False),
+            add_space_prefix=is_spm and meta.bool(KEY + "add_space_prefix", True),
+            clean_spaces=pre.clean_spaces and not is_spm,
+        )
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        Args:
+            add_special: put BOS before and EOS after it where the model wants them.
+            parse_special: read the spelling of a control token, such as "<|im_end|>", as that
+                token. Never for text that a stranger wrote.
+        """
+        output: list[int] = []
+        if add_special and self.add_bos and self.bos_id is not None:
+            output.append(self.bos_id)
+        after_special = True
+        for part in self._special.split(_valid_unicode(text), parse_special):
+            if isinstance(part, int):
+                output.append(part)
+            else:
+                prefix = " " if self._add_space_prefix and after_special else ""
+                output += self._encoder.encode(prefix + part)
+            after_special = isinstance(part, int)
+        if add_special and self.add_eos and self.eos_id is not None:
+            output.append(self.eos_id)
+        return output
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """The text of `ids`; invalid bytes as U+FFFD.
+
+        Vocabularies whose decoder tidies spaces (Llama 3, GPT-2) lose the space in "so ?"; a
+        `stream` keeps every byte.
+
+        Args:
+            skip_special: leave out control tokens, such as BOS.
+        """
+        hidden = CONTROL | UNKNOWN if skip_special else 0
+        pieces = [self.token_bytes(i) for i in ids if not self._vocab.has_kind(i, hidden)]
+        if pieces and self._add_space_prefix:
+            pieces[0] = pieces[0].removeprefix(b" ")
+        text = b"".join(pieces)
+        if self._clean_spaces:
+            for pattern, replacement in TIDY:
+                text = re.sub(pattern, replacement, text)
+        return text.decode("utf-8", "replace")
+
+    def stream(self, skip_special: bool = True) -> StreamDecoder:
+        """A decoder for tokens as they are generated; spaces stay as the model wrote them."""
+        hidden = CONTROL | UNKNOWN if skip_special else 0
+        return StreamDecoder(
+            lambda i: b"" if self._vocab.has_kind(i, hidden) else self.token_bytes(i)
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to a text."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = self._spell(token_id)
+        return piece
+
+    def token_text(self, token_id: int) -> str:
+        """The token as the vocabulary spells it."""
+        return self._vocab.tokens[token_id]
+
+    def is_control(self, token_id: int) -> bool:
+        return self._vocab.has_kind(token_id, CONTROL)
+
+    def _spell(self, token_id: int) -> bytes:
+        text = self._vocab.tokens[token_id]
+        kind = self._vocab.kinds[token_id]
+        if kind & (CONTROL | UNKNOWN | USER_DEFINED):
+            return text.encode()
+        if kind & NORMAL:
+            return _from_byte_alphabet(text) if self._byte_level else _with_spaces(text)
+        if kind & BYTE and (match := BYTE_TOKEN.fullmatch(text)):
+            return bytes([int(match[1], 16)])
+        return b""
+
+
+def _known_model(meta: Metadata) -> str:
+    model = meta.str(KEY + "model", "")
+    if model in ("", "none", "no_vocab"):
+        raise ModelFileError(
+            file_of(meta),
+            f"{file_of(meta).name} contains no tokenizer.",
+            "Pick a file that was converted with its vocabulary.",
+        )
+    if model not in MODELS:
+        raise ModelFileError(
+            file_of(meta),
+            f"{file_of(meta).name} uses the tokenizer '{model[:40]}', which Tandem cannot run yet.",
+            "Supported are: " + ", ".join(MODELS) + ".",
+        )
+    return model
+
+
+def _find_pre_tokenizer(
+    meta: Metadata, model: str, warnings: list[str]
+) -> tuple[str, PreTokenizer]:
+    """The file's name for its pre-tokenizer, and the one that serves."""
+    name = "gemma4" if model == "gemma4" else meta.str(KEY + "pre", "")
+    if model == "llama":
+        return name, DEFAULT
+    if name not in PRE_TOKENIZERS:
+        problem = f"The pre-tokenizer '{name[:40]}' is unknown" if name else "No pre-tokenizer is named"
+        warnings.append(f"{problem}: the default one is used, and answers may be worse.")
+    return name, PRE_TOKENIZERS.get(name, DEFAULT)
+
+
+def _bpe_encoder(meta: Metadata, vocab: Vocabulary, pre: PreTokenizer) -> BpeEncoder:
+    if KEY + "merges" not in meta:
+        raise InvalidGGUF(file_of(meta), "it has a BPE tokenizer without merges")
+    try:
+        return BpeEncoder(vocab.ids, list(meta.strs(KEY + "merges")), pre)
+    except ValueError as error:
+        raise InvalidGGUF(file_of(meta), f"its merges do not fit its tokens ({error})") from error
+
+
+def _adds(
+    meta: Metadata, vocab: Vocabulary, name: str, default: bool, always: bool = False
+) -> bool:
+    """Whether BOS or EOS is added to texts."""
+    wanted = always or meta.bool(f"{KEY}add_{name}_token", default)
+    if wanted and (vocab.bos_id if name == "bos" else vocab.eos_id) is None:
+        vocab.warnings.append(f"The file asks for a {name.upper()} token but has none.")
+        return False
+    return wanted
+
+
+def _with_spaces(text: str) -> bytes:
+    return text.replace(SPACE, " ").encode()
+
+
+def _from_byte_alphabet(text: str) -> bytes:
+    """Characters outside the alphabet, which only broken vocabularies have, stand for themselves."""
+    try:
+        return bytes([BYTE_ALPHABET[char] for char in text])
+    except KeyError:
+        return b"".join(
+            bytes([BYTE_ALPHABET[char]]) if char in BYTE_ALPHABET else char.encode()
+            for char in text
+        )
+
+
+def _valid_unicode(text: str) -> str:
+    """`text` with surrogate pairs joined and lone surrogates replaced; usually `text` itself."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,182 @@
+"""The vocabulary that a GGUF carries: its tokens, their kinds, and the special ones.
+
+Knows nothing of how text becomes tokens. What llama.cpp derives from token names (which tokens end
+a generation, which only look like normal ones) is derived here the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import InvalidGGUF
+
+if TYPE_CHECKING:
+    from engine.gguf.metadata import Metadata
+
+KEY = "tokenizer.ggml."
+
+# kinds of a token: bits, since a normal token can turn out to be a control token as well
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 8, 16, 32
+KIND_OF_TYPE = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
+
+END_NAMES = frozenset(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> "
+    "<|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> "
+    "<eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[".split()
+)
+# a token that fills one of these roles is a control token; the last three also end a generation
+FILL_IN_NAMES = {
+    "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> "
+    "<|code_prefix|> <|prefix|>",
+    "fim_suf": "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> "
+    "<|code_suffix|> <|suffix|>",
+    "fim_mid": "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> "
+    "<|code_middle|> <|middle|>",
+    "fim_pad": "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
+    "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
+    "fim_sep": "<|file_sep|>",
+}
+FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
+# part of what gpt-oss says, never hidden
+ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+
+@dataclass
+class Vocabulary:
+    """Tokens by id.
+
+    Args:
+        tokens: the raw pieces as the file spells them.
+        kinds: per token, a sum of the kind bits above.
+        scores: per token, for SPM; higher is merged first.
+    """
+
+    tokens: list[str]
+    kinds: list[int]
+    scores: list[float]
+    ids: dict[str, int]
+    bos_id: int | None = None
+    eos_id: int | None = None
+    unk_id: int | None = None
+    eog_ids: frozenset[int] = frozenset()
+    warnings: list[str] = field(default_factory=list)
+
+    def has_kind(self, token_id: int, kinds: int) -> bool:
+        return bool(self.kinds[token_id] & kinds)
+
+
+def file_of(meta: Metadata) -> Path:
+    """Where the metadata came from, for messages."""
+    return Path(getattr(meta, "path", "The file"))
+
+
+def read_vocabulary(meta: Metadata, is_spm: bool) -> Vocabulary:
+    """Read and check the vocabulary.
+
+    Raises:
+        InvalidGGUF: no tokens, a token twice, or arrays of another length.
+    """
+    tokens, ids = _read_tokens(meta)
+    vocab = Vocabulary(tokens, _read_kinds(meta, len(tokens)), _read_scores(meta, len(tokens)), ids)
+    vocab.bos_id = _special_id(meta, vocab, "bos", 1 if is_spm else None)
+    vocab.eos_id = _special_id(meta, vocab, "eos", 2 if is_spm else None)
+    vocab.unk_id = _special_id(meta, vocab, "unknown", 0 if is_spm else None)
+    vocab.eog_ids = frozenset(_find_ends(meta, vocab))
+    return vocab
+
+
+def _read_tokens(meta: Metadata) -> tuple[list[str], dict[str, int]]:
+    tokens = list(meta.strs(KEY + "tokens")) if KEY + "tokens" in meta else []
+    if not tokens:
+        raise InvalidGGUF(file_of(meta), "it names a tokenizer but has no tokens")
+    if "" in tokens:
+        tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+    ids = {token: i for i, token in enumerate(tokens)}
+    if len(ids) < len(tokens):
+        twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
+        raise InvalidGGUF(file_of(meta), f"its vocabulary holds the token {twice[:80]!r} twice")
+    return tokens, ids
+
+
+def _read_kinds(meta: Metadata, n: int) -> list[int]:
+    if KEY + "token_type" not in meta:
+        return [NORMAL] * n
+    types = meta.ints(KEY + "token_type")
+    if len(types) < n:
+        raise InvalidGGUF(file_of(meta), f"it has {n} tokens but only {len(types)} token types")
+    return [KIND_OF_TYPE.get(kind, 0) for kind in types[:n]]
+
+
+def _read_scores(meta: Metadata, n: int) -> list[float]:
+    if KEY + "scores" not in meta:
+        return [0.0] * n
+    scores = meta.floats(KEY + "scores")
+    if len(scores) < n:
+        raise InvalidGGUF(file_of(meta), f"it has {n} tokens but only {len(scores)} scores")
+    return [-math.inf if math.isnan(score) else score for score in scores[:n]]
+
+
+def _special_id(
+    meta: Metadata, vocab: Vocabulary, name: str, default: int | None = None
+) -> int | None:
+    """The id under `<name>_token_id`; one that is no token is ignored and said so."""
+    n = len(vocab.tokens)
+    if default is not None and default >= n:
+        default = None
+    key = f"{KEY}{name}_token_id"
+    if key not in meta:
+        return default
+    token_id = meta.int(key, -1)
+    if 0 <= token_id < n:
+        return token_id
+    vocab.warnings.append(f"{key} is {token_id}, but there are only {n} tokens; it is ignored.")
+    return default
+
+
+def _find_ends(meta: Metadata, vocab: Vocabulary) -> set[int]:
+    """The tokens that end a generation; corrects the kinds of tokens known by their name."""
+    fill_in = {role: _fill_in_id(meta, vocab, role) for role in FILL_IN_NAMES}
+    for name in ALWAYS_SHOWN:
+        if name in vocab.ids:
+            vocab.kinds[vocab.ids[name]] = USER_DEFINED
+    named = [_make_control(vocab, vocab.ids[name]) for name in END_NAMES & vocab.ids.keys()]
+    given = [vocab.eos_id, _special_id(meta, vocab, "eot"), _special_id(meta, vocab, "eom")]
+    given += [fill_in[role] for role in FILL_IN_ENDS]
+    ends = {token_id for token_id in given + named if token_id is not None}
+    _spare_inner_ends(vocab, ends)
+    return ends
+
+
+def _fill_in_id(meta: Metadata, vocab: Vocabulary, role: str) -> int | None:
+    token_id = _special_id(meta, vocab, role)
+    if token_id is not None:
+        return token_id
+    names = FILL_IN_NAMES[role].split()
+    found = next((vocab.ids[name] for name in names if name in vocab.ids), None)
+    return None if found is None else _make_control(vocab, found)
+
+
+def _make_control(vocab: Vocabulary, token_id: int) -> int:
+    vocab.kinds[token_id] |= CONTROL
+    return token_id
+
+
+def _spare_inner_ends(vocab: Vocabulary, ends: set[int]) -> None:
+    """Some models use a usual end as a separator inside their answers: it must not end them."""
+    names = {vocab.tokens[token_id] for token_id in ends}
+    if {"<|return|>", "<|call|>"} <= names or (
+        "<|flush|>" in names and names & {"<|call|>", "<|calls|>"}
+    ):
+        _drop_end(vocab, ends, "<|end|>", USER_DEFINED)
+    if "<|tool_response>" in names:
+        _drop_end(vocab, ends, "</s>", NORMAL)
+
+
+def _drop_end(vocab: Vocabulary, ends: set[int], name: str, kind: int) -> None:
+    token_id = vocab.ids.get(name)
+    if token_id in ends:
+        ends.discard(token_id)
+        vocab.kinds[token_id] = kind
