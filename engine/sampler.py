@@ -89,7 +89,8 @@ class Candidates:
     def probabilities(self) -> NDArray[np.float64]:
         """(n,), in the order of `ids`; their sum is 1."""
         weights = self.weights()
-        return weights / weights.sum()
+        normalised: NDArray[np.float64] = weights / weights.sum()
+        return normalised
 
     def weights(self) -> NDArray[np.float64]:
         """(n,), the probabilities as multiples of the largest."""
