@@ -1,0 +1,295 @@
+"""Colours, fonts and icons: the only file of the app that knows a colour.
+
+`apply_theme` dresses the application; widgets that paint themselves ask `theme()` and repaint on
+`theme_signals().changed`. A widget says what it is through the dynamic property `role`, and
+`resources/style.qss` says how that looks.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from PySide6.QtCore import QByteArray, QDir, QObject, Qt, QTemporaryDir, Signal
+from PySide6.QtGui import (
+    QColor,
+    QFont,
+    QFontDatabase,
+    QGuiApplication,
+    QIcon,
+    QPainter,
+    QPalette,
+    QPixmap,
+)
+from PySide6.QtSvg import QSvgRenderer
+from PySide6.QtWidgets import QApplication, QWidget
+
+log = logging.getLogger(__name__)
+
+RESOURCES: Final = Path(__file__).resolve().parents[1] / "resources"
+FONT_FAMILY: Final = "Inter"
+FONT_PIXELS: Final = 13
+ICON_SIZES: Final = (16, 20, 24, 32, 48)
+INDICATORS: Final = {"chevron-up": "muted", "chevron-down": "muted", "check": "on_accent"}
+"""Icons that the style sheet shows as images, with the theme colour of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Colours as "#rrggbb".
+
+    Attributes:
+        window: behind the chat, the lowest layer; `surface` side panels; `raised` cards, buttons.
+        on_accent: text on the accent colour or on a device colour.
+        devices: one colour per device, used wherever that device shows.
+    """
+
+    name: str
+    window: str
+    surface: str
+    raised: str
+    line: str
+    text: str
+    muted: str
+    accent: str
+    on_accent: str
+    ok: str
+    warn: str
+    danger: str
+    code_background: str
+    devices: tuple[str, ...]
+
+    @property
+    def is_dark(self) -> bool:
+        return QColor(self.window).lightness() < 128
+
+    def device_colour(self, index: int) -> str:
+        """The colour of the device with this position in the device list."""
+        return self.devices[index % len(self.devices)]
+
+
+DARK: Final = Theme(
+    name="dark",
+    window="#15171c",
+    surface="#1b1e25",
+    raised="#232732",
+    line="#2e3340",
+    text="#e8eaf0",
+    muted="#9aa3b5",
+    accent="#6ea8fe",
+    on_accent="#0d1420",
+    ok="#46b98a",
+    warn="#e5b454",
+    danger="#f4777b",
+    code_background="#12141a",
+    devices=(
+        "#5b9dff", "#f29d4b", "#46b98a", "#b58cff", "#f47fb0", "#dcc04e", "#3fbfc9", "#b9a08c",
+    ),
+)  # fmt: skip
+LIGHT: Final = Theme(
+    name="light",
+    window="#f6f7f9",
+    surface="#ffffff",
+    raised="#f0f2f6",
+    line="#dfe3ea",
+    text="#1b1f27",
+    muted="#5b6475",
+    accent="#2f6fde",
+    on_accent="#ffffff",
+    ok="#16794f",
+    warn="#8a5a00",
+    danger="#c22f3a",
+    code_background="#f3f5f9",
+    devices=(
+        "#2f6fde", "#c4641d", "#1a8560", "#7a4fd0", "#c23c7c", "#8d7211", "#0f7f8c", "#7d6450",
+    ),
+)  # fmt: skip
+THEMES: Final = {"dark": DARK, "light": LIGHT}
+
+
+class ThemeSignals(QObject):
+    """`changed` is emitted after another theme was applied."""
+
+    changed = Signal()
+
+
+class _Current:
+    """The one piece of state: what the person chose and what that is now."""
+
+    choice = "system"
+    theme = DARK
+    is_following = False
+
+
+def theme() -> Theme:
+    """The theme in use."""
+    return _Current.theme
+
+
+@cache
+def theme_signals() -> ThemeSignals:
+    return ThemeSignals()
+
+
+def apply_theme(app: QApplication, choice: str) -> None:
+    """Dress `app` in "dark", "light" or whatever the desktop prefers ("system")."""
+    _Current.choice = choice if choice in THEMES else "system"
+    if not _Current.is_following:
+        _Current.is_following = True
+        app.styleHints().colorSchemeChanged.connect(lambda _: _follow_system(app))
+        app.setStyle("Fusion")
+        app.setFont(_base_font())
+    _dress(app)
+
+
+def mix(first: str, second: str, weight: float) -> str:
+    """`first` with `weight` (0 to 1) of `second` stirred in."""
+    a, b = QColor(first), QColor(second)
+    parts = zip((a.red(), a.green(), a.blue()), (b.red(), b.green(), b.blue()), strict=True)
+    return QColor(*(round(x + (y - x) * weight) for x, y in parts)).name()
+
+
+def set_role(widget: QWidget, role: str) -> None:
+    """Give a widget its role in the style sheet, also after it was shown."""
+    if widget.property("role") == role:
+        return
+    widget.setProperty("role", role)
+    widget.style().unpolish(widget)
+    widget.style().polish(widget)
+
+
+def icon(name: str, colour: str | None = None) -> QIcon:
+    """A line icon of `resources/icons` in `colour`, by default the theme's text colour."""
+    return _icon(name, colour or theme().text, theme().muted)
+
+
+@cache
+def _icon(name: str, colour: str, disabled: str) -> QIcon:
+    result = QIcon()
+    for size in ICON_SIZES:
+        result.addPixmap(_pixmap(name, colour, size), QIcon.Mode.Normal)
+        result.addPixmap(_pixmap(name, mix(disabled, colour, 0.1), size), QIcon.Mode.Disabled)
+    return result
+
+
+def _pixmap(name: str, colour: str, size: int) -> QPixmap:
+    pixmap = QPixmap(size, size)
+    pixmap.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(pixmap)
+    QSvgRenderer(QByteArray(_svg(name, colour).encode())).render(painter)
+    painter.end()
+    return pixmap
+
+
+def _svg(name: str, colour: str) -> str:
+    source = (RESOURCES / "icons" / f"{name}.svg").read_text(encoding="utf-8")
+    return source.replace("currentColor", colour)
+
+
+def _follow_system(app: QApplication) -> None:
+    if _Current.choice == "system":
+        _dress(app)
+
+
+def _dress(app: QApplication) -> None:
+    before = _Current.theme
+    _Current.theme = THEMES.get(_Current.choice) or _system_theme()
+    app.setPalette(_palette(_Current.theme))
+    app.setStyleSheet(_style_sheet(_Current.theme))
+    if _Current.theme is not before:
+        theme_signals().changed.emit()
+
+
+def _system_theme() -> Theme:
+    is_light = QGuiApplication.styleHints().colorScheme() == Qt.ColorScheme.Light
+    return LIGHT if is_light else DARK
+
+
+def _base_font() -> QFont:
+    """Inter with digits of equal width, so that changing numbers do not wobble."""
+    for file in sorted((RESOURCES / "fonts").glob("*.otf")):
+        if QFontDatabase.addApplicationFont(str(file)) < 0:
+            log.warning("the font %s cannot be loaded", file.name)
+    font = QGuiApplication.font()
+    if FONT_FAMILY in QFontDatabase.families():
+        font.setFamily(FONT_FAMILY)
+    font.setPixelSize(FONT_PIXELS)
+    font.setFeature(QFont.Tag("tnum"), 1)
+    return font
+
+
+def _palette(colours: Theme) -> QPalette:
+    role = QPalette.ColorRole
+    palette = QPalette(QColor(colours.raised), QColor(colours.window))
+    for key, value in {
+        role.Window: colours.window,
+        role.WindowText: colours.text,
+        role.Base: colours.surface,
+        role.AlternateBase: colours.raised,
+        role.Text: colours.text,
+        role.PlaceholderText: mix(colours.muted, colours.surface, 0.2),
+        role.Button: colours.raised,
+        role.ButtonText: colours.text,
+        role.BrightText: colours.danger,
+        role.ToolTipBase: colours.raised,
+        role.ToolTipText: colours.text,
+        role.Highlight: colours.accent,
+        role.HighlightedText: colours.on_accent,
+        role.Link: colours.accent,
+        role.LinkVisited: colours.accent,
+        role.Mid: colours.line,
+    }.items():
+        palette.setColor(key, QColor(value))
+    for key in (role.WindowText, role.Text, role.ButtonText):
+        palette.setColor(QPalette.ColorGroup.Disabled, key, QColor(_disabled(colours)))
+    return palette
+
+
+def _disabled(colours: Theme) -> str:
+    return mix(colours.muted, colours.surface, 0.45)
+
+
+def _style_sheet(colours: Theme) -> str:
+    _write_indicators(colours)
+    words = {k: v for k, v in asdict(colours).items() if isinstance(v, str)}
+    words |= {
+        "accent_hover": mix(colours.accent, colours.text, 0.12),
+        "accent_pressed": mix(colours.accent, colours.window, 0.15),
+        "banner": mix(colours.surface, colours.accent, 0.12),
+        "banner_line": mix(colours.surface, colours.accent, 0.35),
+        "disabled": _disabled(colours),
+        "field": mix(colours.surface, colours.window, 0.5),
+        "hover": mix(colours.surface, colours.raised, 0.6),
+        "knob": colours.text,
+        "raised_hover": mix(colours.raised, colours.line, 0.6),
+        "selection": mix(colours.surface, colours.accent, 0.4),
+        "device_rules": "\n".join(_device_rules(colours)),
+    }
+    return Template((RESOURCES / "style.qss").read_text(encoding="utf-8")).substitute(words)
+
+
+def _device_rules(colours: Theme) -> list[str]:
+    """Sliders with the dynamic property `device` are filled in that device's colour."""
+    return [
+        f'QSlider[device="{i}"]::sub-page:horizontal:enabled {{ background: {colour}; }}'
+        for i, colour in enumerate(colours.devices)
+    ]
+
+
+@cache
+def _indicator_folder() -> QTemporaryDir:
+    """Style sheets take images only from files, so coloured copies live here until the app ends."""
+    folder = QTemporaryDir()
+    QDir.setSearchPaths("indicators", [folder.path()])
+    return folder
+
+
+def _write_indicators(colours: Theme) -> None:
+    folder = Path(_indicator_folder().path())
+    for name, colour in INDICATORS.items():
+        target = folder / f"{name}-{colours.name}.svg"
+        target.write_text(_svg(name, getattr(colours, colour)), encoding="utf-8")
