@@ -1,0 +1,198 @@
+"""One conversation: its turns, its title, its JSON form and what of it a model is given."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from engine import ChatMessage, Finished
+
+SCHEMA = 1
+TITLE_LENGTH = 48
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStats:
+    """What is shown below an answer.
+
+    Attributes:
+        context_tokens: how many tokens of the context the conversation took afterwards.
+    """
+
+    reason: str
+    n_tokens: int
+    tokens_per_s: float
+    first_token_s: float
+    context_tokens: int
+
+    @classmethod
+    def of(cls, finished: Finished) -> AnswerStats:
+        usage, timings = finished.usage, finished.timings
+        return cls(
+            reason=finished.reason,
+            n_tokens=usage.completion_tokens,
+            tokens_per_s=timings.decode_per_s,
+            first_token_s=timings.first_token_s,
+            context_tokens=usage.total_tokens,
+        )
+
+
+@dataclass(slots=True)
+class Message:
+    """One turn; `role` is "user" or "assistant".
+
+    Attributes:
+        stats: None for a person's turn and while an answer is being written.
+        thought_s: seconds that the model spent inside its thought block.
+        problem: the sentence shown below an answer that ended in an error.
+    """
+
+    role: str
+    content: str
+    stats: AnswerStats | None = None
+    thought_s: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A text taken apart: `thought` is None when there is none, `is_open` while it goes on."""
+
+    thought: str | None
+    answer: str
+    is_open: bool = False
+
+
+def split_thought(text: str) -> Thought:
+    """Separate a leading thought block from the answer.
+
+    Some templates open the block in the prompt, so that only its end is in the text.
+    """
+    start = text.lstrip()
+    if THINK_OPEN.startswith(start[: len(THINK_OPEN)]) and len(start) < len(THINK_OPEN):
+        return Thought(None, "")  # too early to tell
+    begins = start.startswith(THINK_OPEN)
+    body = start.removeprefix(THINK_OPEN) if begins else text
+    thought, end, answer = body.partition(THINK_CLOSE)
+    if end:
+        return Thought(thought.strip(), answer.lstrip())
+    return Thought(thought.lstrip(), "", is_open=True) if begins else Thought(None, text)
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A chat. Times are seconds since the epoch."""
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    title: str = ""
+    created: float = field(default_factory=time.time)
+    updated: float = field(default_factory=time.time)
+    system_prompt: str = ""
+    draft: str = ""
+    messages: list[Message] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.messages
+
+    @property
+    def shown_title(self) -> str:
+        return self.title or "New chat"
+
+    def add(self, message: Message) -> Message:
+        """Append a turn; the first one names the chat."""
+        self.messages.append(message)
+        self.updated = time.time()
+        if not self.title and message.role == "user":
+            self.title = title_from(message.content)
+        return message
+
+    def truncate(self, n_messages: int) -> None:
+        """Keep the first `n_messages` turns."""
+        del self.messages[n_messages:]
+
+    def prompt(self) -> tuple[ChatMessage, ...]:
+        """The turns for the model: system prompt first, thoughts and empty answers left out."""
+        turns = [ChatMessage("system", self.system_prompt)] if self.system_prompt.strip() else []
+        for message in self.messages:
+            text = message.content
+            if message.role == "assistant":
+                text = split_thought(text).answer
+                if not text.strip():
+                    continue
+            turns.append(ChatMessage(message.role, text))
+        return tuple(turns)
+
+    def matches(self, words: str) -> bool:
+        """Whether title or text contain every word of a search, whatever the case."""
+        wanted = words.casefold().split()
+        text = "\n".join([self.title, *(m.content for m in self.messages)]).casefold()
+        return all(word in text for word in wanted)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that the last answer left in the context; 0 when unknown."""
+        known = (m.stats.context_tokens for m in reversed(self.messages) if m.stats)
+        return next(known, 0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA} | asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Conversation:
+        """Rebuild a chat.
+
+        Raises:
+            ValueError: the data is not a chat.
+        """
+        try:
+            return cls(
+                id=_text(data["id"]),
+                title=_text(data["title"]),
+                created=float(data["created"]),
+                updated=float(data["updated"]),
+                system_prompt=_text(data.get("system_prompt", "")),
+                draft=_text(data.get("draft", "")),
+                messages=[_message(item) for item in data["messages"]],
+            )
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"no chat: {error!r}") from error
+
+
+def title_from(text: str) -> str:
+    """A short title out of a first message: its first line, cut between words."""
+    line = " ".join(text.strip().partition("\n")[0].split())
+    if len(line) <= TITLE_LENGTH:
+        return line
+    return line[:TITLE_LENGTH].rsplit(" ", 1)[0] + "…"
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a text expected, not {value!r}")
+    return value
+
+
+def _message(data: Mapping[str, Any]) -> Message:
+    stats, seconds = data.get("stats"), data.get("thought_s")
+    return Message(
+        role=_text(data["role"]),
+        content=_text(data["content"]),
+        stats=_stats(stats) if stats else None,
+        thought_s=float(seconds) if seconds is not None else None,
+        problem=_text(data.get("problem", "")),
+    )
+
+
+def _stats(data: Mapping[str, Any]) -> AnswerStats:
+    return AnswerStats(
+        reason=_text(data["reason"]),
+        n_tokens=int(data["n_tokens"]),
+        tokens_per_s=float(data["tokens_per_s"]),
+        first_token_s=float(data["first_token_s"]),
+        context_tokens=int(data["context_tokens"]),
+    )

@@ -1,0 +1,284 @@
+"""The only bridge between the engine's thread and the window.
+
+The engine calls `_receive` on its own thread, often hundreds of times a second. It only appends to
+a queue; the first event after a pause wakes a timer of the GUI thread, which then empties the
+queue some twenty-five times a second, drops what belongs to commands that were replaced, and joins
+the text of many tokens into one signal.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from PySide6.QtCore import QObject, QTimer, Signal, Slot
+
+from engine import (
+    Cancelled,
+    ChatMessage,
+    ContextShifted,
+    EngineHost,
+    EngineReady,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    HostEvent,
+    Load,
+    LoadParams,
+    LoadProgress,
+    ModelLoaded,
+    ModelUnloaded,
+    PrefillProgress,
+    SamplingParams,
+    TokenText,
+    Unload,
+)
+
+log = logging.getLogger(__name__)
+
+DRAIN_MS = 40
+RATE_WINDOW_S = 0.5
+CLOSE_S = 5.0
+
+
+class EngineState(Enum):
+    """What the engine is busy with; `EngineClient.model` says what it holds."""
+
+    EMPTY = "empty"
+    LOADING = "loading"
+    READY = "ready"
+    GENERATING = "generating"
+    CLOSED = "closed"
+
+
+class EngineClient(QObject):
+    """Commands as methods, events as signals; lives on the GUI thread.
+
+    Args:
+        make_host: starts an engine that reports to the callable it is given.
+    """
+
+    ready = Signal(object)  # EngineReady
+    state_changed = Signal(object)  # EngineState
+    load_progress = Signal(float)  # 0 to 1
+    loaded = Signal(object)  # ModelLoaded
+    load_failed = Signal(object)  # EngineError; Cancelled when a person stopped it
+    unloaded = Signal()
+    prefill = Signal(int, int)  # tokens done, of how many
+    shifted = Signal(int)  # tokens dropped
+    text = Signal(str)
+    rate = Signal(float)  # tokens per second, over the last half second
+    finished = Signal(object)  # Finished
+    failed = Signal(object)  # EngineError that ended a generation
+
+    _woken = Signal()
+
+    def __init__(
+        self, make_host: Callable[[Callable[[HostEvent], None]], EngineHost], parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._queue: deque[HostEvent] = deque()
+        self._lock = threading.Lock()
+        self._is_awake = False
+        self._load_number = self._answer_number = self._unload_number = -1
+        self._model: ModelLoaded | None = None
+        self._state = EngineState.EMPTY
+        self._rate = _Rate()
+        self._timer = QTimer(self, interval=DRAIN_MS)
+        self._timer.timeout.connect(self._drain)
+        self._woken.connect(self._wake)
+        self._host = make_host(self._receive)
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def model(self) -> ModelLoaded | None:
+        """What is loaded; it stays while another model is being loaded."""
+        return self._model
+
+    def load(self, params: LoadParams) -> None:
+        """Load a model in place of the one there is; a running answer ends first."""
+        self._host.cancel()
+        self._load_number = self._host.submit(Load(params))
+        self._settle()
+
+    def generate(
+        self,
+        messages: Sequence[ChatMessage],
+        sampling: SamplingParams,
+        *,
+        continue_last: bool = False,
+    ) -> None:
+        """Answer `messages`; what an earlier answer still sends is dropped."""
+        if self._answer_number >= 0:
+            self._host.cancel()
+        command = Generate(tuple(messages), sampling=sampling, continue_last=continue_last)
+        self._answer_number = self._host.submit(command)
+        self._rate = _Rate()
+        self._settle()
+
+    def cancel(self) -> None:
+        """Stop loading or answering; the closing signal follows."""
+        self._host.cancel()
+
+    def unload(self) -> None:
+        self._host.cancel()
+        self._unload_number = self._host.submit(Unload())
+
+    def shutdown(self) -> bool:
+        """End the engine within five seconds; False if it did not."""
+        if self._state is EngineState.CLOSED:
+            return True
+        self._timer.stop()
+        self._set_state(EngineState.CLOSED)
+        ended = self._host.close(CLOSE_S)
+        if not ended:
+            log.warning("the engine did not end within %.0f s", CLOSE_S)
+        self._queue.clear()
+        return ended
+
+    # on the engine's thread
+
+    def _receive(self, event: HostEvent) -> None:
+        with self._lock:
+            self._queue.append(event)
+            wake, self._is_awake = not self._is_awake, True
+        if wake:
+            self._woken.emit()
+
+    # on the GUI thread
+
+    @Slot()
+    def _wake(self) -> None:
+        if self._state is not EngineState.CLOSED:
+            self._timer.start()
+            self._drain()
+
+    @Slot()
+    def _drain(self) -> None:
+        events = self._take()
+        texts: list[str] = []
+        for event in events:
+            if isinstance(event.event, TokenText) and event.generation == self._answer_number:
+                texts.append(event.event.text)
+                self._rate.count(len(event.event.ids))
+            else:
+                self._send_text(texts)
+                self._dispatch(event.generation, event.event)
+        self._send_text(texts)
+        if (rate := self._rate.due()) is not None:
+            self.rate.emit(rate)
+        if not events:
+            self._doze()
+
+    def _take(self) -> list[HostEvent]:
+        with self._lock:
+            events = list(self._queue)
+            self._queue.clear()
+        return events
+
+    def _doze(self) -> None:
+        """Stop the timer unless something came in between."""
+        with self._lock:
+            if self._queue:
+                return
+            self._is_awake = False
+        self._timer.stop()
+
+    def _send_text(self, texts: list[str]) -> None:
+        if texts:
+            self.text.emit("".join(texts))
+            texts.clear()
+
+    def _dispatch(self, number: int, event: Event) -> None:
+        if isinstance(event, EngineReady):
+            self.ready.emit(event)
+        elif number == self._load_number or number == 0:
+            self._on_load_event(event)
+        elif number == self._answer_number:
+            self._on_answer_event(event)
+        elif number == self._unload_number and isinstance(event, ModelUnloaded):
+            self._model = None
+            self._settle()
+            self.unloaded.emit()
+
+    def _on_load_event(self, event: Event) -> None:
+        if isinstance(event, LoadProgress):
+            self.load_progress.emit(event.done_bytes / max(event.total_bytes, 1))
+            return
+        self._load_number = -1
+        if isinstance(event, ModelLoaded):
+            self._model = event
+            self._settle()
+            self.loaded.emit(event)
+        elif isinstance(event, Failed):
+            self._settle()
+            self.load_failed.emit(event.error)
+
+    def _on_answer_event(self, event: Event) -> None:
+        if isinstance(event, PrefillProgress):
+            self.prefill.emit(event.done, event.total)
+        elif isinstance(event, ContextShifted):
+            self.shifted.emit(event.n_dropped)
+        elif isinstance(event, Finished | Failed):
+            self._answer_number = -1
+            self._rate = _Rate()
+            self._settle()
+            self.rate.emit(0.0)
+            if isinstance(event, Finished):
+                self.finished.emit(event)
+            else:
+                self.failed.emit(event.error)
+
+    def _settle(self) -> None:
+        """The state that follows from what is under way and what is loaded."""
+        if self._state is EngineState.CLOSED:
+            return
+        if self._load_number >= 0:
+            self._set_state(EngineState.LOADING)
+        elif self._answer_number >= 0:
+            self._set_state(EngineState.GENERATING)
+        else:
+            self._set_state(EngineState.READY if self._model else EngineState.EMPTY)
+
+    def _set_state(self, state: EngineState) -> None:
+        if state is not self._state:
+            self._state = state
+            self.state_changed.emit(state)
+
+
+class _Rate:
+    """Tokens per second over a short window."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._n_tokens = 0
+
+    def count(self, n_tokens: int) -> None:
+        if self._since is None:  # the first token says nothing about decoding
+            self._since = time.perf_counter()
+        else:
+            self._n_tokens += n_tokens
+
+    def due(self) -> float | None:
+        """The rate when a window is full, else None."""
+        if self._since is None:
+            return None
+        seconds = time.perf_counter() - self._since
+        if seconds < RATE_WINDOW_S:
+            return None
+        rate = self._n_tokens / seconds
+        self._since, self._n_tokens = time.perf_counter(), 0
+        return rate
+
+
+def is_cancelled(error: object) -> bool:
+    """Whether an ended command was stopped by a person and needs no banner."""
+    return isinstance(error, Cancelled)

@@ -1,0 +1,52 @@
+"""Collect Python's garbage on the GUI thread only, in small steps.
+
+Automatic collection runs on whichever thread allocates: it would delete widgets on the engine's
+thread, and a full pass over all of torch's objects would stop both threads at once.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, QTimer, Slot
+
+INTERVAL_MS = 1000
+THRESHOLDS = (2000, 10, 20)
+
+
+class GarbageCollector(QObject):
+    """Replaces automatic collection until `stop`.
+
+    Args:
+        is_idle: whether a full pass, which takes longer, may run now.
+    """
+
+    def __init__(self, is_idle: Callable[[], bool], parent: QObject) -> None:
+        super().__init__(parent)
+        self._is_idle = is_idle
+        self._timer = QTimer(self, interval=INTERVAL_MS)
+        self._timer.timeout.connect(self._step)
+
+    def start(self) -> None:
+        gc.disable()
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.stop()
+        gc.enable()
+
+    @Slot()
+    def settle(self) -> None:
+        """Leave all that exists now out of later passes: imported modules never die."""
+        gc.freeze()
+
+    @Slot()
+    def _step(self) -> None:
+        counts = gc.get_count()
+        if counts[2] > THRESHOLDS[2] and self._is_idle():
+            gc.collect(2)
+        elif counts[1] > THRESHOLDS[1]:
+            gc.collect(1)
+        elif counts[0] > THRESHOLDS[0]:
+            gc.collect(0)

@@ -1,0 +1,142 @@
+"""What a person chose, kept over restarts: one frozen dataclass in one JSON file.
+
+Reading never fails: a value of the wrong kind becomes its default, a broken file is set aside, and
+keys of a newer version are kept as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from app.atomic import write_json
+from engine import EngineError, SamplingParams
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+MAX_RECENT = 10
+THEMES = ("system", "light", "dark")
+
+
+def _option(default: object, title: str, choices: tuple[str, ...] = ()) -> Any:
+    metadata = {"title": title, "choices": choices}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that is remembered.
+
+    Attributes:
+        sampling: changed fields of `SamplingParams` by name.
+        plans: split settings by model path, in the split panel's own form.
+        geometry, window_state: Qt's window layout, base64.
+        unknown: keys of other versions, written back untouched.
+    """
+
+    theme: str = _option("system", "Appearance", THEMES)
+    system_prompt: str = _option("", "System prompt of new chats")
+    sampling: Mapping[str, Any] = _option({}, "Sampling")
+    recent_models: tuple[str, ...] = _option((), "Recent models")
+    plans: Mapping[str, Any] = _option({}, "Split of each model")
+    last_chat: str = _option("", "Chat that was open")
+    geometry: str = _option("", "Window geometry")
+    window_state: str = _option("", "Window layout")
+    unknown: Mapping[str, Any] = _option({}, "Kept for other versions")
+
+    def with_recent(self, path: str) -> Settings:
+        """The same with `path` first among the recent models."""
+        others = tuple(p for p in self.recent_models if p != path)
+        return replace(self, recent_models=(path, *others)[:MAX_RECENT])
+
+    def sampling_params(self) -> SamplingParams:
+        """What is stored as sampling, without what the engine would not accept."""
+        accepted: dict[str, Any] = {}
+        for name, value in self.sampling.items():
+            try:
+                SamplingParams(**{name: value})
+            except (EngineError, TypeError):
+                log.info("stored sampling value dropped: %s", name)
+            else:
+                accepted[name] = value
+        return SamplingParams(**accepted)
+
+
+def changed_sampling(params: SamplingParams) -> dict[str, Any]:
+    """The fields that differ from the defaults."""
+    default = SamplingParams()
+    names = (spec.name for spec in fields(SamplingParams))
+    return {n: getattr(params, n) for n in names if getattr(params, n) != getattr(default, n)}
+
+
+def parse_settings(data: Mapping[str, Any]) -> Settings:
+    """Settings from JSON; what does not fit is replaced by its default."""
+    known = {spec.name: spec for spec in fields(Settings) if spec.name != "unknown"}
+    values: dict[str, Any] = {}
+    for name, spec in known.items():
+        default = spec.default if spec.default is not MISSING else {}
+        value = _fitting(data.get(name), default)
+        choices = spec.metadata["choices"]
+        if value is not None and (not choices or value in choices):
+            values[name] = value
+    others = {k: v for k, v in data.items() if k not in known and k != "schema"}
+    return Settings(**values, unknown=others)
+
+
+def _fitting(value: object, default: object) -> object | None:
+    """`value` in the kind of `default`, or None."""
+    if isinstance(default, tuple):
+        fits = isinstance(value, list) and all(isinstance(v, str) for v in value)
+        return tuple(value) if fits and isinstance(value, list) else None
+    return value if isinstance(value, type(default)) else None
+
+
+class SettingsStore:
+    """The settings in use and the file they live in."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.current = self._read()
+
+    def update(self, **changes: Any) -> bool:
+        """Change fields and write the file; False if it could not be written."""
+        return self.put(replace(self.current, **changes))
+
+    def put(self, settings: Settings) -> bool:
+        if settings == self.current:
+            return True
+        self.current = settings
+        data = asdict(settings)
+        unknown = data.pop("unknown")
+        try:
+            write_json(self._path, unknown | {"schema": SCHEMA} | data)
+        except (OSError, TypeError, ValueError) as error:
+            log.info("settings were not saved: %s", error)
+            return False
+        return True
+
+    def _read(self) -> Settings:
+        try:
+            data = json.loads(self._path.read_text(encoding="utf-8"))
+            if not isinstance(data, dict):
+                raise ValueError("no JSON object")
+        except FileNotFoundError:
+            return Settings()
+        except (OSError, ValueError, RecursionError) as error:
+            log.info("settings could not be read and are set aside: %s", error)
+            self._set_aside()
+            return Settings()
+        return parse_settings(data)
+
+    def _set_aside(self) -> None:
+        try:
+            self._path.replace(self._path.with_name(self._path.name + ".broken"))
+        except OSError as error:
+            log.info("the broken settings file stays in place: %s", error)
