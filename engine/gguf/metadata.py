@@ -169,11 +169,7 @@ class Metadata:
         self.strs = TypedRead[list[str]](store, "a list of texts", text, list, is_array=True)
         self.ints = TypedRead[list[int]](store, "a list of integers", INTS, list, is_array=True)
         self.floats = TypedRead[list[float]](
-            store,
-            "a list of numbers",
-            numbers,
-            lambda items: list(map(float, items)),
-            is_array=True,
+            store, "a list of numbers", numbers, _floats, is_array=True
         )
         self.bools = TypedRead[list[bool]](store, "a list of flags", flag, list, is_array=True)
 
@@ -248,6 +244,10 @@ class Metadata:
         if value.kind == STRING:
             return _shorten(repr(self._store.decode(value, limit=4 * width)), width)
         return str(self._store.decode(value))
+
+
+def _floats(items: list[float]) -> list[float]:
+    return [float(item) for item in items]
 
 
 def _shorten(text: str, width: int) -> str:
