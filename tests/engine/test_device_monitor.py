@@ -1,0 +1,254 @@
+"""The host's figures, and all devices over time, with a made-up NVIDIA driver."""
+
+import os
+import threading
+import types
+
+import psutil
+import pytest
+
+from engine.devices import DeviceMonitor, host, list_devices
+from engine.errors import NoDevice
+from tests.helpers.fake_nvml import CODES, GIB, FakeDriver, install, no_gpus, three_gpus
+
+
+@pytest.fixture
+def driver(monkeypatch) -> FakeDriver:
+    return install(three_gpus(), monkeypatch)
+
+
+@pytest.fixture
+def no_driver(monkeypatch) -> FakeDriver:
+    return install(no_gpus(), monkeypatch)
+
+
+# --- the host
+
+
+def test_the_cpu_is_described():
+    cpu = list_devices()[-1]
+    assert (cpu.id, cpu.kind, cpu.usable, cpu.reason) == ("cpu", "cpu", True, "")
+    assert 0 < cpu.free_bytes <= cpu.total_bytes == psutil.virtual_memory().total
+    assert 1 <= cpu.n_cores <= psutil.cpu_count()
+    assert cpu.name.strip()
+
+
+def test_a_bound_process_counts_only_its_own_processors(monkeypatch):
+    monkeypatch.setattr(host.psutil, "cpu_count", lambda logical=True: 8)
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {0, 3}, raising=False)
+    assert host.usable_cores() == 2
+
+
+def test_the_name_comes_from_cpuinfo_on_linux(monkeypatch, tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast   CPU 9000\nflags\t: avx2\n")
+    monkeypatch.setattr(host, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(host.sys, "platform", "linux")
+    assert host.cpu_name() == "Fast CPU 9000"
+
+
+def test_the_name_falls_back_to_the_architecture(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "CPUINFO", tmp_path / "absent")
+    monkeypatch.setattr(host.sys, "platform", "linux")
+    monkeypatch.setattr(host.platform, "processor", lambda: "")
+    monkeypatch.setattr(host.platform, "machine", lambda: "riscv64")
+    assert host.cpu_name() == "riscv64"
+
+
+def test_the_name_is_asked_of_sysctl_on_macos(monkeypatch):
+    def run(command, **options):
+        assert command[-1] == "machdep.cpu.brand_string"
+        return types.SimpleNamespace(stdout="Apple M9\n")
+
+    monkeypatch.setattr(host.sys, "platform", "darwin")
+    monkeypatch.setattr(host.subprocess, "run", run)
+    assert host.cpu_name() == "Apple M9"
+
+
+def test_a_mac_without_sysctl_still_has_a_name(monkeypatch):
+    def run(command, **options):
+        raise FileNotFoundError(command[0])
+
+    monkeypatch.setattr(host.sys, "platform", "darwin")
+    monkeypatch.setattr(host.subprocess, "run", run)
+    assert host.cpu_name()
+
+
+def test_load_is_the_busy_share_since_the_last_reading(monkeypatch):
+    """Guest time is part of user time, and waiting for a disk is not work."""
+
+    class Times(types.SimpleNamespace):
+        def _asdict(self):
+            return vars(self)
+
+    readings = iter(
+        [
+            Times(user=10.0, system=5.0, idle=100.0, iowait=5.0, guest=3.0),
+            Times(user=12.0, system=6.0, idle=106.0, iowait=6.0, guest=4.0),
+            Times(user=12.0, system=6.0, idle=106.0, iowait=6.0, guest=4.0),
+        ]
+    )
+    monkeypatch.setattr(host.psutil, "cpu_times", lambda: next(readings))
+    reader = host.CpuReader()
+    assert reader.read().load_percent == pytest.approx(30.0)
+    assert reader.read().load_percent is None
+
+
+# --- the monitor
+
+
+def test_a_snapshot_holds_every_device_once(driver):
+    with DeviceMonitor(["cuda:1", "cpu", "cuda:1", "cpu"]) as monitor:
+        assert [s.device for s in monitor.snapshot()] == ["cuda:1", "cpu"]
+    with DeviceMonitor() as monitor:
+        assert [s.device for s in monitor.snapshot()] == ["cuda:0", "cuda:1", "cuda:2", "cpu"]
+    assert driver.n_open == 0
+
+
+def test_a_gpus_snapshot_carries_its_figures(driver):
+    process = types.SimpleNamespace(pid=os.getpid(), usedGpuMemory=3 * GIB)
+    driver.named("RTX 3060").processes = [process]
+    with DeviceMonitor(["cuda:0"]) as monitor:
+        (got,) = monitor.snapshot()
+    assert (got.used_bytes, got.free_bytes, got.total_bytes) == (GIB, 11 * GIB, 12 * GIB)
+    assert (got.load_percent, got.temperature_c, got.power_w) == (42, 61, 215.5)
+    assert (got.own_bytes, got.clock_mhz, got.problem) == (3 * GIB, 2520, "")
+
+
+def test_the_cpus_snapshot_carries_its_figures():
+    with DeviceMonitor(["cpu"]) as monitor:
+        first, second = monitor.snapshot()[0], monitor.snapshot()[0]
+    assert first.used_bytes + first.free_bytes == first.total_bytes
+    assert first.own_bytes > 1 << 20
+    assert first.load_percent is None or 0 <= first.load_percent <= 100
+    assert second.time_s >= first.time_s
+
+
+def test_figures_that_a_gpu_does_not_have_are_none(driver):
+    missing = ["load", "temperature", "power", "clock", "processes"]
+    driver.named("RTX 3060").errors = dict.fromkeys(missing, 3)
+    with DeviceMonitor(["cuda:0"]) as monitor:
+        (got,) = monitor.snapshot()
+    assert (got.load_percent, got.temperature_c, got.power_w) == (None, None, None)
+    assert (got.own_bytes, got.clock_mhz, got.problem) == (None, None, "")
+    assert got.total_bytes == 12 * GIB
+
+
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        ([], 0),
+        ([(1, 5 * GIB)], 0),
+        ([(2**22 + 7, 5 * GIB)], None),  # a number of another namespace
+        ([(os.getpid(), None)], None),  # Windows tells no sizes
+        ([(os.getpid(), GIB), (os.getpid(), GIB), (1, GIB)], 2 * GIB),
+    ],
+)
+def test_own_bytes_are_told_only_when_they_are_known(driver, monkeypatch, processes, expected):
+    monkeypatch.setattr(psutil, "pid_exists", lambda pid: pid in (1, os.getpid()))
+    driver.named("RTX 3060").processes = [
+        types.SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in processes
+    ]
+    with DeviceMonitor(["cuda:0"]) as monitor:
+        assert monitor.snapshot()[0].own_bytes == expected
+
+
+def test_a_gpu_lost_while_watched_has_a_problem_and_comes_back(driver):
+    gpu = driver.named("RTX 5090")
+    with DeviceMonitor() as monitor:
+        gpu.errors["*"] = CODES["NVML_ERROR_GPU_IS_LOST"]
+        lost = monitor.snapshot()
+        gpu.errors.clear()
+        back = monitor.snapshot()
+    assert ["fell off the bus" in s.problem for s in lost] == [False, True, False, False]
+    assert (lost[1].total_bytes, lost[1].load_percent) == (0, None)
+    assert back[1].total_bytes == 32 * GIB
+    assert back[1].problem == ""
+
+
+def test_a_gpu_lost_before_the_monitor_started_is_watched_with_its_problem(driver):
+    driver.named("RTX 5090").errors["handle"] = CODES["NVML_ERROR_GPU_IS_LOST"]
+    with DeviceMonitor(["cuda:2"]) as monitor:
+        assert "fell off the bus" in monitor.snapshot()[0].problem
+
+
+def test_watching_a_device_that_is_not_here_is_refused(driver):
+    with pytest.raises(NoDevice, match="cuda:7"):
+        DeviceMonitor(["cpu", "cuda:7"])
+    assert driver.n_open == 0
+
+
+def test_watching_a_gpu_without_a_driver_is_refused_with_the_cause(no_driver):
+    with pytest.raises(NoDevice, match="No NVIDIA driver"):
+        DeviceMonitor(["cuda:0"])
+
+
+def test_watching_only_the_cpu_does_not_open_the_driver(driver):
+    with DeviceMonitor(["cpu"]) as monitor:
+        assert monitor.snapshot()[0].device == "cpu"
+        assert driver.n_open == 0
+
+
+def monitor_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tandem-monitor"]
+
+
+def test_the_thread_reports_until_it_is_stopped_and_is_gone_then():
+    received, enough = [], threading.Event()
+
+    def on_snapshots(snapshots):
+        received.append(threading.current_thread().name)
+        if len(received) == 3:
+            enough.set()
+
+    monitor = DeviceMonitor(["cpu"])
+    monitor.start(on_snapshots, interval_s=0.01)
+    assert enough.wait(5)
+    monitor.stop()
+    n_received = len(received)
+    assert set(received) == {"tandem-monitor"}
+    assert monitor_threads() == []
+    assert enough.wait(0.05)
+    assert len(received) == n_received
+    monitor.close()
+
+
+def test_stopping_does_not_wait_for_the_interval_and_starting_again_works():
+    with DeviceMonitor(["cpu"]) as monitor:
+        for _ in range(2):
+            called = threading.Event()
+            monitor.start(lambda snapshots, called=called: called.set(), interval_s=3600)
+            assert called.wait(5)
+            monitor.stop()
+    assert monitor_threads() == []
+
+
+def test_starting_twice_is_a_mistake():
+    with DeviceMonitor(["cpu"]) as monitor:
+        monitor.start(lambda snapshots: None, interval_s=3600)
+        with pytest.raises(RuntimeError, match="running already"):
+            monitor.start(lambda snapshots: None, interval_s=3600)
+    assert monitor_threads() == []
+
+
+def test_a_failing_receiver_is_logged_and_does_not_end_the_monitor(caplog):
+    calls, enough = [], threading.Event()
+
+    def on_snapshots(snapshots):
+        calls.append(snapshots)
+        if len(calls) == 2:
+            enough.set()
+        raise ValueError("no room on the screen")
+
+    with DeviceMonitor(["cpu"]) as monitor:
+        monitor.start(on_snapshots, interval_s=0.01)
+        assert enough.wait(5)
+    assert "no room on the screen" in caplog.text
+
+
+def test_closing_twice_is_fine_and_lets_go_of_the_driver_once(driver):
+    monitor = DeviceMonitor()
+    assert driver.n_open == 1
+    monitor.close()
+    monitor.close()
+    assert driver.n_open == 0

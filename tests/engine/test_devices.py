@@ -1,0 +1,345 @@
+"""Which devices there are and what they are called, with a made-up NVIDIA driver."""
+
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+import types
+
+import psutil
+import pytest
+
+from engine.devices import (
+    DeviceInfo,
+    cuda_status,
+    list_devices,
+    parse_devices,
+    prepare_environment,
+    require_devices,
+    torch_build,
+)
+from engine.devices.catalog import visible
+from engine.devices.torch_build import TorchBuild, find_torch_build
+from engine.errors import NoDevice
+from tests.helpers.fake_nvml import CODES, GIB, FakeDriver, install, no_gpus, three_gpus, use_build
+
+
+@pytest.fixture
+def driver(monkeypatch) -> FakeDriver:
+    return install(three_gpus(), monkeypatch)
+
+
+@pytest.fixture
+def no_driver(monkeypatch) -> FakeDriver:
+    return install(no_gpus(), monkeypatch)
+
+
+def names(devices: list[DeviceInfo]) -> dict[str, str]:
+    return {info.id: info.name for info in devices if info.kind == "cuda"}
+
+
+# --- listing
+
+
+def test_the_made_up_driver_has_only_names_of_the_real_binding():
+    """Otherwise the tests below would pass on functions that do not exist."""
+    real = importlib.import_module("pynvml")
+    for name in [*vars(FakeDriver), *CODES]:
+        if name.lower().startswith("nvml") and name != "NVMLError":
+            assert hasattr(real, name), name
+    for name, code in CODES.items():
+        assert getattr(real, name) == code
+
+
+def test_gpus_are_numbered_in_pci_order_and_the_cpu_comes_last(driver):
+    devices = list_devices()
+    assert [d.id for d in devices] == ["cuda:0", "cuda:1", "cuda:2", "cpu"]
+    assert [d.name for d in devices[:3]] == ["RTX 3060", "RTX 5090", "RTX 4090"]
+    assert driver.n_open == 0
+
+
+def test_a_gpu_is_described_whole(driver):
+    assert list_devices()[1] == DeviceInfo(
+        id="cuda:1",
+        kind="cuda",
+        name="RTX 5090",
+        total_bytes=32 * GIB,
+        free_bytes=31 * GIB,
+        uuid="GPU-aaaa3333",
+        pci_bus="00000000:2A:00.0",
+        compute_capability="12.0",
+        driver="580.65",
+    )
+
+
+def test_device_infos_survive_pickling(driver):
+    devices = list_devices()
+    assert pickle.loads(pickle.dumps(devices)) == devices
+
+
+def test_without_a_driver_there_is_just_the_cpu_and_a_sentence(no_driver):
+    assert [d.id for d in list_devices()] == ["cpu"]
+    assert cuda_status() == "No NVIDIA driver was found; Tandem runs on the CPU."
+
+
+def test_without_the_nvml_package_there_is_just_the_cpu_and_a_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert [d.id for d in list_devices()] == ["cpu"]
+    assert "nvidia-ml-py is missing" in cuda_status()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("NVML_ERROR_DRIVER_NOT_LOADED", "No NVIDIA driver was found"),
+        ("NVML_ERROR_LIB_RM_VERSION_MISMATCH", "restart the machine"),
+        ("NVML_ERROR_UNKNOWN", "does not answer (code 999)"),
+    ],
+)
+def test_a_driver_that_does_not_start_is_explained(driver, error, expected):
+    driver.init_error = CODES[error]
+    assert expected in cuda_status()
+    assert [d.id for d in list_devices()] == ["cpu"]
+
+
+def test_a_driver_that_fails_after_the_start_is_explained_and_closed(driver):
+    driver.count_error = CODES["NVML_ERROR_UNKNOWN"]
+    assert [d.id for d in list_devices()] == ["cpu"]
+    assert "code 999" in cuda_status()
+    assert driver.n_open == 0
+
+
+def test_a_gpu_lost_before_it_could_be_asked_is_listed_last_with_the_reason(driver):
+    """CUDA does not count it, so the others keep the numbers that torch gives them."""
+    driver.named("RTX 5090").errors["handle"] = CODES["NVML_ERROR_GPU_IS_LOST"]
+    devices = list_devices()
+    assert names(devices) == {"cuda:0": "RTX 3060", "cuda:1": "RTX 4090", "cuda:2": "NVIDIA GPU"}
+    assert [d.usable for d in devices] == [True, True, False, True]
+    assert "fell off the bus" in devices[2].reason
+    assert cuda_status() == ""
+
+
+def test_a_gpu_lost_in_the_middle_keeps_its_name_and_is_not_usable(driver):
+    driver.named("RTX 5090").errors["memory"] = CODES["NVML_ERROR_RESET_REQUIRED"]
+    info = list_devices()[1]
+    assert (info.name, info.usable, info.total_bytes) == ("RTX 5090", False, 0)
+    assert "needs a reset" in info.reason
+
+
+def test_when_every_gpu_is_lost_the_status_says_so(driver):
+    for gpu in driver.gpus:
+        gpu.errors["*"] = CODES["NVML_ERROR_GPU_IS_LOST"]
+    assert "fell off the bus" in cuda_status()
+
+
+def test_a_gpu_this_process_may_not_open_is_not_listed(driver):
+    driver.named("RTX 3060").errors["handle"] = CODES["NVML_ERROR_NO_PERMISSION"]
+    assert names(list_devices()) == {"cuda:0": "RTX 5090", "cuda:1": "RTX 4090"}
+
+
+def test_facts_that_a_gpu_does_not_tell_are_left_empty(driver):
+    gpu = driver.named("RTX 3060")
+    gpu.errors |= dict.fromkeys(["name", "capability"], CODES["NVML_ERROR_NOT_SUPPORTED"])
+    info = list_devices()[0]
+    assert (info.name, info.compute_capability, info.usable) == ("NVIDIA GPU", "", True)
+
+
+def test_a_gpu_that_shares_the_hosts_memory_shows_that(driver):
+    driver.named("RTX 3060").errors["memory"] = CODES["NVML_ERROR_NOT_SUPPORTED"]
+    assert list_devices()[0].total_bytes == psutil.virtual_memory().total
+
+
+# --- visible devices
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, ["RTX 3060", "RTX 5090", "RTX 4090"]),
+        ("2,0", ["RTX 4090", "RTX 3060"]),
+        ("GPU-aaaa3, GPU-bbbb2222", ["RTX 5090", "RTX 3060"]),
+        ("", []),
+        ("-1", []),
+    ],
+)
+def test_cuda_visible_devices_picks_and_orders_the_gpus(driver, monkeypatch, value, expected):
+    if value is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert list(names(list_devices()).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("0,2,-1,1", [0, 2]),
+        ("1,7,0", [1]),
+        ("1,1", []),
+        ("GPU-aaaa", []),
+        ("GPU-bbbb,GPU-cccc,GPU-aaaa1", [1]),
+        ("MIG-1234", []),
+        ("NoDevFiles", []),
+        ("²", []),
+    ],
+)
+def test_visible_follows_cudas_rules(value, expected):
+    assert visible(["GPU-aaaa1111", "GPU-bbbb2222", "GPU-aaaa3333"], value) == expected
+
+
+def test_the_status_names_the_variable_that_hides_all(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
+    assert "CUDA_VISIBLE_DEVICES is '9'" in cuda_status()
+
+
+def test_a_driver_without_gpus_is_told_apart(driver):
+    driver.gpus = []
+    assert cuda_status() == "An NVIDIA driver is here but no GPU; Tandem runs on the CPU."
+
+
+def test_prepare_environment_asks_for_pci_order_and_keeps_a_persons_choice(monkeypatch):
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    prepare_environment()
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    prepare_environment()
+    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
+# --- the torch build
+
+
+@pytest.mark.parametrize(
+    ("build", "driver_cuda", "expected"),
+    [
+        (TorchBuild(True, "13.0"), 13000, ""),
+        (TorchBuild(True, "12.8"), 12040, ""),
+        (TorchBuild(True, "12.8"), 13000, ""),
+        (TorchBuild(True, "unknown"), 12040, ""),
+        (TorchBuild(True, "13.0"), 12080, "runs CUDA 12 but this PyTorch build needs CUDA 13.0"),
+        (TorchBuild(True, ""), 13000, "this PyTorch build has no CUDA support"),
+        (TorchBuild(False, ""), 13000, "PyTorch is not installed"),
+    ],
+)
+def test_a_build_that_does_not_fit_the_driver_is_explained(
+    driver, monkeypatch, build, driver_cuda, expected
+):
+    use_build(monkeypatch, build)
+    driver.cuda = driver_cuda
+    gpu = list_devices()[0]
+    assert gpu.usable == (not expected)
+    assert cuda_status() == gpu.reason
+    assert expected in gpu.reason
+
+
+def find_build_with(monkeypatch, tmp_path, source: str | None, version: str = "") -> TorchBuild:
+    """`find_torch_build` for an installation with this torch/version.py and package version."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    origin = tmp_path / "torch" / "__init__.py"
+    origin.parent.mkdir()
+    if source is not None:
+        origin.with_name("version.py").write_text(source)
+    spec = types.SimpleNamespace(origin=str(origin))
+    monkeypatch.setattr(torch_build.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(torch_build.metadata, "version", lambda name: version)
+    return find_torch_build()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip = None\n", ""),
+        ("debug = False\ncuda: Optional[str] = '12.8'\n", "12.8"),
+        ('cuda = "13.0"\n', "13.0"),
+        ("nothing = 1\n", "unknown"),
+    ],
+)
+def test_cuda_is_read_from_torchs_version_file(monkeypatch, tmp_path, source, expected):
+    assert find_build_with(monkeypatch, tmp_path, source) == TorchBuild(True, expected)
+
+
+@pytest.mark.parametrize(
+    ("version", "platform", "expected"),
+    [
+        ("2.13.0+cpu", "linux", ""),
+        ("2.13.0+cu130", "win32", "unknown"),
+        ("2.13.0", "linux", "unknown"),
+        ("2.13.0", "win32", ""),
+        ("2.13.0", "darwin", ""),
+    ],
+)
+def test_without_the_version_file_the_package_version_tells(
+    monkeypatch, tmp_path, version, platform, expected
+):
+    monkeypatch.setattr(torch_build.sys, "platform", platform)
+    assert find_build_with(monkeypatch, tmp_path, None, version) == TorchBuild(True, expected)
+
+
+def test_an_imported_torch_is_asked_itself(monkeypatch):
+    version = types.SimpleNamespace(cuda="12.6")
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(version=version))
+    assert find_torch_build() == TorchBuild(True, "12.6")
+
+
+def test_a_missing_torch_is_noticed(monkeypatch):
+    def not_found(name):
+        raise torch_build.metadata.PackageNotFoundError(name)
+
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(torch_build.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch_build.metadata, "version", not_found)
+    assert find_torch_build() == TorchBuild(False, "")
+
+
+def test_devices_and_sampler_never_import_torch():
+    code = (
+        "import sys, engine.sampler, engine.devices as d; d.list_devices(); d.cuda_status(); "
+        "d.DeviceMonitor().snapshot(); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("cpu", ["cpu"]),
+        ("cpu,cpu", ["cpu", "cpu"]),
+        (" CUDA:0 , gpu:1", ["cuda:0", "cuda:1"]),
+        (["cuda:10", "cpu"], ["cuda:10", "cpu"]),
+        (("cuda:007",), ["cuda:7"]),
+    ],
+)
+def test_device_names_are_read(written, expected):
+    assert parse_devices(written) == expected
+
+
+@pytest.mark.parametrize("written", ["cuda", "cuda:", "cuda:-1", "tpu:0", "", "cpu,,cpu", "0", []])
+def test_other_device_names_are_refused_with_a_sentence(written):
+    with pytest.raises(NoDevice, match=r"(cpu|cuda:0)"):
+        parse_devices(written)
+
+
+def test_required_devices_come_back_in_order_and_as_often(driver):
+    assert [d.id for d in require_devices(["cuda:1", "cpu", "cuda:1"])] == [
+        "cuda:1",
+        "cpu",
+        "cuda:1",
+    ]
+
+
+def test_a_required_device_that_is_not_here_is_refused(driver):
+    with pytest.raises(NoDevice, match=r"no device 'cuda:5'.*cuda:0, cuda:1, cuda:2, cpu"):
+        require_devices(["cpu", "cuda:5"])
+
+
+def test_a_required_gpu_without_a_driver_is_refused_with_the_cause(no_driver):
+    with pytest.raises(NoDevice, match="No NVIDIA driver"):
+        require_devices(["cuda:0"])
+
+
+def test_a_required_gpu_that_is_not_usable_is_refused_with_the_cause(driver, monkeypatch):
+    use_build(monkeypatch, TorchBuild(True, ""))
+    with pytest.raises(NoDevice, match="no CUDA support"):
+        require_devices(["cuda:0"])

@@ -1,0 +1,393 @@
+"""The sampler's steps against plain, slow references, and its promises as a whole."""
+
+import dataclasses
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from engine.config import SamplingParams
+from engine.errors import EngineError
+from engine.sampler import (
+    Candidates,
+    History,
+    MinP,
+    Penalties,
+    Sampler,
+    Temperature,
+    TopK,
+    TopP,
+    TypicalP,
+)
+
+# few distinct values, so that ties are common
+LOGITS = hnp.arrays(
+    np.float32,
+    st.integers(1, 60),
+    elements=st.one_of(
+        st.integers(-4, 4).map(float), st.floats(-30, 30, width=32), st.just(-math.inf)
+    ),
+).filter(lambda logits: np.isfinite(logits).any())
+FRACTIONS = st.floats(0, 1)
+NEUTRAL = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=0)
+
+
+def make(logits) -> Candidates:
+    return Candidates.from_logits(np.asarray(logits, dtype=np.float32))
+
+
+def vocabulary(n: int = 40_000, seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(n) * 3).astype(np.float32)
+
+
+def params(**changes) -> SamplingParams:
+    return dataclasses.replace(NEUTRAL, **changes)
+
+
+def softmax(logits) -> list[float]:
+    best = max(logits)
+    weights = [math.exp(float(x) - best) for x in logits]
+    return [w / math.fsum(weights) for w in weights]
+
+
+def ranked(logits) -> list[int]:
+    """Ids by falling logit, equal ones by rising id."""
+    return sorted(range(len(logits)), key=lambda i: (-float(logits[i]), i))
+
+
+def slow_top_p(logits, p: float) -> list[int]:
+    chances, total, kept = softmax(logits), 0.0, []
+    for i in ranked(logits):
+        kept.append(i)
+        total += chances[i]
+        if total >= p:
+            break
+    return kept
+
+
+def slow_typical_p(logits, p: float) -> list[int]:
+    chances = softmax(logits)
+    entropy = -math.fsum(c * math.log(c) for c in chances if c > 0)
+
+    def oddness(i: int) -> float:
+        return abs(-math.log(chances[i]) - entropy) if chances[i] > 0 else math.inf
+
+    total, kept = 0.0, []
+    for i in sorted(range(len(logits)), key=oddness):
+        kept.append(i)
+        total += chances[i]
+        if total > p:
+            break
+    return kept
+
+
+# --- each step
+
+
+@given(LOGITS, st.integers(1, 70))
+def test_top_k_keeps_the_k_likeliest_sorted(logits, k):
+    """Ties at the edge go to the lowest id, so that the result is one only."""
+    kept = TopK(k)(make(logits))
+    assert kept.ids.tolist() == ranked(logits)[:k]
+    assert kept.logits.tolist() == logits[kept.ids].tolist()
+
+
+@pytest.mark.parametrize("k", [1, 2, 40, 1000, 39_999, 40_000, 50_000])
+def test_top_k_of_a_large_vocabulary_equals_a_full_sort(k):
+    """The bound from block maxima is used only here; a block size divides no such vocabulary."""
+    logits = vocabulary(39_989)
+    logits[::7] = np.round(logits[::7])
+    assert TopK(k)(make(logits)).ids.tolist() == ranked(logits)[:k]
+
+
+def test_top_k_finds_winners_that_share_a_block_or_stand_at_the_end():
+    logits = np.zeros(10_000, dtype=np.float32)
+    winners = [100, 101, 102, 103, 9_998, 9_999]
+    logits[winners] = [6, 5, 4, 3, 2, 1]
+    assert TopK(6)(make(logits)).ids.tolist() == winners
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("scale", [0.2, 1.0, 3.0])
+def test_top_p_equals_the_slow_reference(p, scale):
+    logits = np.random.default_rng(1).normal(0, scale, 3000).astype(np.float32)
+    assert TopP(p)(make(logits)).ids.tolist() == slow_top_p(logits, p)
+
+
+def test_top_p_includes_the_token_that_reaches_p():
+    logits = np.log(np.array([0.5, 0.25, 0.125, 0.125]))
+    assert TopP(0.5)(make(logits)).ids.tolist() == [0]
+    assert TopP(0.51)(make(logits)).ids.tolist() == [0, 1]
+    assert TopP(0.9)(make(logits)).ids.tolist() == [0, 1, 2, 3]
+
+
+def test_top_p_is_the_same_whether_the_first_few_suffice_or_not():
+    """A flat vocabulary needs more tokens than are sorted at first."""
+    logits = np.linspace(0, 0.5, 5000, dtype=np.float32)
+    kept = TopP(0.9)(make(logits))
+    assert len(kept) > TopP.N_FIRST
+    assert kept.ids.tolist() == slow_top_p(logits, 0.9)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.2, 0.6, 0.95])
+@pytest.mark.parametrize("scale", [0.5, 2.0, 5.0])
+def test_typical_p_equals_the_slow_reference(p, scale):
+    logits = np.random.default_rng(2).normal(0, scale, 500).astype(np.float32)
+    logits[3] = -np.inf
+    assert TypicalP(p)(make(logits)).ids.tolist() == sorted(slow_typical_p(logits, p))
+
+
+def test_typical_p_may_drop_the_likeliest_token():
+    """That is what sets it apart: a token can be too predictable."""
+    logits = np.log(np.array([0.4] + [0.006] * 100))
+    assert 0 not in TypicalP(0.5)(make(logits)).ids
+
+
+@given(LOGITS, FRACTIONS.filter(lambda p: p > 0))
+def test_min_p_keeps_what_is_at_least_p_times_as_likely_as_the_best(logits, p):
+    kept = set(MinP(p)(make(logits)).ids.tolist())
+    threshold = float(logits.max()) + math.log(p)
+    for i, logit in enumerate(logits.tolist()):
+        if abs(logit - threshold) > 1e-5:
+            assert (i in kept) == (logit > threshold)
+
+
+def test_min_p_of_one_keeps_all_that_tie_for_the_best():
+    assert MinP(1.0)(make([2, 7, 7, 6.999])).ids.tolist() == [1, 2]
+
+
+@given(LOGITS, st.floats(0.05, 5))
+def test_temperature_is_a_power_of_the_probabilities(logits, temperature):
+    got = Temperature(temperature)(make(logits)).probabilities()
+    expected = softmax([float(x) / temperature for x in logits])
+    assert got == pytest.approx(expected, rel=1e-4, abs=1e-12)
+
+
+def test_a_tiny_temperature_leaves_only_the_best_and_no_warning():
+    got = Temperature(1e-300)(make([1, 3, 2, -math.inf])).probabilities()
+    assert got.tolist() == [0, 1, 0, 0]
+
+
+def history_of(tokens, n_last: int) -> History:
+    history = History(n_last)
+    for token in tokens:
+        history.append(token)
+    return history
+
+
+@given(
+    LOGITS,
+    st.lists(st.integers(0, 70), max_size=80),
+    st.integers(-1, 20),
+    st.floats(0.5, 2),
+    st.floats(-2, 2),
+    st.floats(-2, 2),
+)
+def test_penalties_equal_the_slow_reference(logits, tokens, n_last, repeat, frequency, presence):
+    """Tokens outside of the vocabulary are allowed: a prompt may come from another tokenizer."""
+    window = (
+        tokens if n_last < 0 else tokens[len(tokens) - n_last :] if n_last < len(tokens) else tokens
+    )
+    expected = logits.astype(np.float64)
+    for i in set(window):
+        if i < len(expected):
+            expected[i] = expected[i] / repeat if expected[i] > 0 else expected[i] * repeat
+            expected[i] -= window.count(i) * frequency + presence
+    before = logits.copy()
+    got = Penalties(history_of(tokens, n_last), repeat, frequency, presence)(make(logits))
+    np.testing.assert_allclose(got.logits, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(logits, before)
+
+
+def test_penalties_find_their_tokens_among_sorted_candidates():
+    """The steps may come in another order than the default one."""
+    few = TopK(3)(make([1, 4, 2, 3, 0]))
+    got = Penalties(history_of([3, 0], -1), 1.0, 0.0, 2.0)(few)
+    assert dict(zip(got.ids.tolist(), got.logits.tolist(), strict=True)) == {1: 4, 3: 1, 2: 2}
+
+
+def test_history_forgets_what_leaves_the_window():
+    tokens, counts = history_of([5, 5, 7, 5, 9], 3).counts()
+    assert tokens.tolist() == [5, 7, 9]
+    assert counts.tolist() == [1, 1, 1]
+
+
+def test_history_of_length_zero_remembers_nothing():
+    assert history_of([1, 2], 0).counts()[0].size == 0
+
+
+# --- what holds for every filter
+
+FILTERS = st.one_of(
+    st.integers(1, 70).map(TopK),
+    FRACTIONS.map(TopP),
+    FRACTIONS.map(TypicalP),
+    FRACTIONS.filter(lambda p: p > 0).map(MinP),
+)
+
+
+@given(LOGITS, st.lists(FILTERS, min_size=1, max_size=4))
+def test_filters_keep_a_subset_in_a_known_order_with_logits_unchanged(logits, filters):
+    candidates = make(logits)
+    for step in filters:
+        before = set(candidates.ids.tolist())
+        candidates = step(candidates)
+        ids = candidates.ids.tolist()
+        assert 1 <= len(ids) == len(set(ids))
+        assert set(ids) <= before
+        assert ids == (
+            [i for i in ranked(logits) if i in ids] if candidates.is_sorted else sorted(ids)
+        )
+        assert candidates.logits.tolist() == logits[ids].tolist()
+        assert candidates.probabilities().sum() == pytest.approx(1)
+
+
+# --- the sampler
+
+
+def test_the_steps_stand_in_llama_cpps_order():
+    sampler = Sampler(SamplingParams(repeat_penalty=1.1, typical_p=0.9))
+    assert [type(step) for step in sampler.steps] == [
+        Penalties, TopK, TypicalP, TopP, MinP, Temperature,
+    ]  # fmt: skip
+
+
+def test_settings_that_change_nothing_add_no_step():
+    assert Sampler(NEUTRAL).steps == []
+    assert Sampler(params(repeat_last_n=0, repeat_penalty=1.5)).steps == []
+
+
+def test_greedy_takes_the_best_and_of_equal_ones_the_lowest_id():
+    greedy = Sampler(params(temperature=0, top_k=2))
+    assert greedy.sample(np.array([1, 5, 5, 4], dtype=np.float32)) == 1
+
+
+def test_greedy_obeys_penalties():
+    greedy = Sampler(params(temperature=0, presence_penalty=2.0))
+    logits = np.array([1, 5, 4], dtype=np.float32)
+    chosen = []
+    for _ in range(3):
+        chosen.append(greedy.sample(logits))
+        greedy.accept(chosen[-1])
+    assert chosen == [1, 2, 1]
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others():
+    logits = vocabulary(1000)
+
+    def draw(seed: int | None) -> list[int]:
+        sampler = Sampler(SamplingParams(seed=seed))
+        return [sampler.sample(logits) for _ in range(50)]
+
+    assert draw(7) == draw(7)
+    assert draw(7) != draw(8)
+
+
+def test_an_open_seed_is_drawn_and_can_be_used_again():
+    logits = vocabulary(1000)
+    first = Sampler(SamplingParams())
+    again = Sampler(SamplingParams(seed=first.seed))
+    assert [first.sample(logits) for _ in range(20)] == [again.sample(logits) for _ in range(20)]
+    assert len({Sampler(SamplingParams()).seed for _ in range(8)}) > 1
+
+
+def test_draws_follow_the_probabilities():
+    """20 000 draws: five standard deviations are below 0.018."""
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], dtype=np.float32))
+    sampler = Sampler(NEUTRAL)
+    n = 20_000
+    counts = np.bincount([sampler.sample(logits) for _ in range(n)], minlength=4)
+    assert counts / n == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.018)
+
+
+def test_masked_tokens_are_never_drawn():
+    logits = np.full(50, -np.inf, dtype=np.float32)
+    logits[[3, 49]] = 0
+    sampler = Sampler(params(top_k=10))
+    assert {sampler.sample(logits) for _ in range(200)} == {3, 49}
+
+
+def test_sampling_leaves_the_logits_as_they_are():
+    logits = vocabulary(500)
+    logits.setflags(write=False)
+    sampler = Sampler(SamplingParams(repeat_penalty=1.3, seed=1))
+    for _ in range(5):
+        sampler.accept(sampler.sample(logits))
+
+
+def test_candidates_are_what_sample_draws_from():
+    logits = vocabulary(500)
+    sampler = Sampler(SamplingParams(top_k=5, seed=3))
+    allowed = set(sampler.candidates(logits).ids.tolist())
+    assert len(allowed) <= 5
+    assert {sampler.sample(logits) for _ in range(100)} <= allowed
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_unusable_logits_are_an_error_not_garbage(bad, temperature):
+    logits = vocabulary(1000)
+    logits[123] = bad
+    with pytest.raises(EngineError, match="no usable probabilities"):
+        Sampler(SamplingParams(temperature=temperature)).sample(logits)
+
+
+@pytest.mark.parametrize("logits", [[], [-math.inf, -math.inf]])
+def test_no_possible_token_is_an_error(logits):
+    with pytest.raises(EngineError, match="no usable probabilities"):
+        make(logits)
+
+
+# --- the parameters
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"temperature": -0.1}, "'temperature' must be a number from 0.0 to 5.0, not -0.1"),
+        ({"temperature": math.nan}, "'temperature' must be a number"),
+        ({"temperature": "hot"}, "'temperature' must be a number from 0.0 to 5.0, not 'hot'"),
+        ({"temperature": 10**400}, "'temperature' must be a number"),
+        ({"temperature": None}, "'temperature' must be a number"),
+        ({"top_p": 1.01}, "'top_p' must be a number from 0.0 to 1.0, not 1.01"),
+        ({"top_k": -1}, "'top_k' must be a whole number from 0"),
+        ({"top_k": 4.0}, "'top_k' must be a whole number"),
+        ({"top_k": True}, "'top_k' must be a whole number"),
+        ({"repeat_last_n": -2}, "'repeat_last_n' must be a whole number from -1"),
+        ({"repeat_penalty": 0}, "'repeat_penalty' must be a number from 0.1"),
+        ({"seed": -1}, "'seed' must be a whole number from 0"),
+        ({"stop": "END"}, "'stop' must be a list of texts"),
+        ({"stop": ("",)}, "'stop' must be a list of texts that are not empty"),
+        ({"ignore_eos": 1}, "'ignore_eos' must be true or false, not 1"),
+        ({"on_overflow": "crash"}, "'on_overflow' must be 'stop' or 'shift', not 'crash'"),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_bounds(changes, expected):
+    with pytest.raises(EngineError) as caught:
+        SamplingParams(**changes)
+    assert expected in str(caught.value)
+
+
+def test_numbers_and_lists_from_json_or_numpy_become_the_fields_own_kind():
+    got = SamplingParams(temperature=0, top_k=np.int64(3), min_p=np.float32(0.5), stop=["a"])
+    assert got == SamplingParams(temperature=0.0, top_k=3, min_p=0.5, stop=("a",))
+    assert type(got.temperature) is float
+    assert type(got.top_k) is int
+
+
+def test_every_setting_tells_what_a_settings_panel_needs():
+    for spec in dataclasses.fields(SamplingParams):
+        assert spec.metadata["title"], spec.name
+        assert spec.metadata["help"].endswith("."), spec.name
+        if spec.metadata["kind"] in (int, float):
+            assert {"min", "max", "step"} <= set(spec.metadata), spec.name
+            assert spec.metadata.get("soft_max", 0) <= spec.metadata["max"], spec.name
+
+
+def test_settings_survive_pickling():
+    settings = SamplingParams(seed=5, stop=("x",))
+    assert pickle.loads(pickle.dumps(settings)) == settings

@@ -1,0 +1,148 @@
+"""A made-up NVIDIA driver, to be put in the place of `pynvml`."""
+
+# ruff: noqa: N802 - the functions carry the names that they stand in for
+
+import sys
+import types
+
+import pytest
+
+from engine.devices.torch_build import TorchBuild
+
+GIB = 1 << 30
+CODES = {
+    "NVML_ERROR_NOT_SUPPORTED": 3,
+    "NVML_ERROR_NO_PERMISSION": 4,
+    "NVML_ERROR_DRIVER_NOT_LOADED": 9,
+    "NVML_ERROR_LIBRARY_NOT_FOUND": 12,
+    "NVML_ERROR_GPU_IS_LOST": 15,
+    "NVML_ERROR_RESET_REQUIRED": 16,
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": 18,
+    "NVML_ERROR_UNKNOWN": 999,
+}
+
+
+class FakeNVMLError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(f"code {value}")
+        self.value = value
+
+
+class FakeGpu:
+    def __init__(self, name: str, uuid: str, bus: int, gib: int, capability=(8, 9)) -> None:
+        self.name, self.uuid, self.capability = name, uuid, capability
+        self.pci_bus = f"00000000:{bus:02x}:00.0"
+        self.total, self.used = gib * GIB, GIB
+        self.processes: list[types.SimpleNamespace] = []
+        self.errors: dict[str, int] = {}  # function, or "*" for all, -> error code
+
+
+class FakeDriver(types.ModuleType):
+    """Stands in for `pynvml`: the functions that Tandem calls, over a list of `FakeGpu`."""
+
+    NVMLError = FakeNVMLError
+    NVML_TEMPERATURE_GPU = 0
+    NVML_CLOCK_SM = 1
+
+    def __init__(self, gpus: list[FakeGpu]) -> None:
+        super().__init__("pynvml")
+        self.__dict__.update(CODES)
+        self.gpus = gpus
+        self.init_error = 0
+        self.count_error = 0
+        self.cuda = 13000
+        self.n_open = 0
+
+    def named(self, name: str) -> FakeGpu:
+        return next(gpu for gpu in self.gpus if gpu.name == name)
+
+    def answer(self, gpu: FakeGpu, function: str, value):
+        code = gpu.errors.get(function) or gpu.errors.get("*")
+        if code:
+            raise FakeNVMLError(code)
+        return value
+
+    def nvmlInit(self):
+        if self.init_error:
+            raise FakeNVMLError(self.init_error)
+        self.n_open += 1
+
+    def nvmlShutdown(self):
+        self.n_open -= 1
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.65"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self):
+        return self.cuda
+
+    def nvmlDeviceGetCount(self):
+        if self.count_error:
+            raise FakeNVMLError(self.count_error)
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return self.answer(self.gpus[index], "handle", self.gpus[index])
+
+    def nvmlDeviceGetName(self, gpu):
+        return self.answer(gpu, "name", gpu.name.encode())
+
+    def nvmlDeviceGetUUID(self, gpu):
+        return self.answer(gpu, "uuid", gpu.uuid)
+
+    def nvmlDeviceGetPciInfo(self, gpu):
+        return self.answer(gpu, "pci", types.SimpleNamespace(busId=gpu.pci_bus))
+
+    def nvmlDeviceGetCudaComputeCapability(self, gpu):
+        return self.answer(gpu, "capability", gpu.capability)
+
+    def nvmlDeviceGetMemoryInfo(self, gpu):
+        memory = types.SimpleNamespace(total=gpu.total, used=gpu.used, free=gpu.total - gpu.used)
+        return self.answer(gpu, "memory", memory)
+
+    def nvmlDeviceGetUtilizationRates(self, gpu):
+        return self.answer(gpu, "load", types.SimpleNamespace(gpu=42, memory=7))
+
+    def nvmlDeviceGetPowerUsage(self, gpu):
+        return self.answer(gpu, "power", 215_500)
+
+    def nvmlDeviceGetTemperatureV(self, gpu, sensor):
+        assert sensor == self.NVML_TEMPERATURE_GPU
+        return self.answer(gpu, "temperature", 61)
+
+    def nvmlDeviceGetClockInfo(self, gpu, clock):
+        assert clock == self.NVML_CLOCK_SM
+        return self.answer(gpu, "clock", 2520)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu):
+        return self.answer(gpu, "processes", gpu.processes)
+
+
+def three_gpus() -> FakeDriver:
+    """Different GPUs that the driver lists in another order than they sit on the bus."""
+    return FakeDriver(
+        [
+            FakeGpu("RTX 4090", "GPU-aaaa1111", bus=0x81, gib=24),
+            FakeGpu("RTX 3060", "GPU-bbbb2222", bus=0x01, gib=12, capability=(8, 6)),
+            FakeGpu("RTX 5090", "GPU-aaaa3333", bus=0x2A, gib=32, capability=(12, 0)),
+        ]
+    )
+
+
+def no_gpus(init_error: str = "NVML_ERROR_LIBRARY_NOT_FOUND") -> FakeDriver:
+    """A machine without the driver."""
+    driver = FakeDriver([])
+    driver.init_error = CODES[init_error]
+    return driver
+
+
+def install(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """Make it the driver of this machine, with a torch that can use it."""
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    use_build(monkeypatch, TorchBuild(is_installed=True, cuda="13.0"))
+    return driver
+
+
+def use_build(monkeypatch: pytest.MonkeyPatch, build: TorchBuild) -> None:
+    monkeypatch.setattr("engine.devices.catalog.find_torch_build", lambda: build)
