@@ -115,12 +115,15 @@ class Conversation:
         """Keep the first `n_messages` turns."""
         del self.messages[n_messages:]
 
-    def prompt(self) -> tuple[ChatMessage, ...]:
-        """The turns for the model: system prompt first, thoughts and empty answers left out."""
+    def prompt(self, *, continue_last: bool = False) -> tuple[ChatMessage, ...]:
+        """The turns for the model: system prompt first, thoughts and empty answers left out.
+
+        With `continue_last` the last answer stands as it was written, thought and all.
+        """
         turns = [ChatMessage("system", self.system_prompt)] if self.system_prompt.strip() else []
-        for message in self.messages:
-            text = message.content
-            if message.role == "assistant":
+        for index, message in enumerate(self.messages, 1):
+            text, is_last = message.content, index == len(self.messages)
+            if message.role == "assistant" and not (is_last and continue_last):
                 text = split_thought(text).answer
                 if not text.strip():
                     continue

@@ -1,0 +1,320 @@
+"""The chats of a person and the answer that is being written: what the window shows and changes.
+
+Knows the engine client and the store, no widget. One answer is written at a time; it goes on when
+another chat is opened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, QTimer, Signal, Slot
+
+from app.chat.conversation import THINK_CLOSE, AnswerStats, Conversation, Message
+from app.chat.store import ChatStore, ChatStoreError
+from app.engine_client import EngineClient, is_cancelled
+from app.notice import Notice
+from engine import ContextOverflow, EngineError, Finished, SamplingParams
+
+AUTOSAVE_MS = 5000
+CANCELLED = AnswerStats("cancelled", 0, 0.0, 0.0, 0)
+
+
+class ChatSession(QObject):
+    """All chats, the open one, and the answer under way.
+
+    Args:
+        sampling: asked for at the start of each answer.
+        allow_shift: makes later answers forget old messages when the context is full.
+    """
+
+    chats_changed = Signal()
+    opened = Signal(object)  # Conversation
+    message_added = Signal(int)  # index in the open chat
+    messages_cut = Signal(int)  # how many are left in the open chat
+    answer_text = Signal(str)  # more of the open chat's last message
+    answer_closed = Signal(int)  # index in the open chat
+    busy_changed = Signal(bool)
+    draft_restored = Signal(str)
+    noticed = Signal(object)  # Notice
+
+    def __init__(
+        self,
+        store: ChatStore,
+        client: EngineClient,
+        sampling: Callable[[], SamplingParams],
+        allow_shift: Callable[[], None],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._store, self._client = store, client
+        self._sampling, self._allow_shift = sampling, allow_shift
+        self.chats: list[Conversation] = []
+        self.current = Conversation()
+        self._answering: Conversation | None = None
+        self._first_text_at: float | None = None
+        self._autosave = QTimer(self, interval=AUTOSAVE_MS)
+        self._autosave.timeout.connect(self._save_answering)
+        client.text.connect(self._on_text)
+        client.finished.connect(self._on_finished)
+        client.failed.connect(self._on_failed)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is being written, in whatever chat."""
+        return self._answering is not None
+
+    @property
+    def is_answering_here(self) -> bool:
+        return self._answering is self.current
+
+    # chats
+
+    def start(self, last_id: str, system_prompt: str) -> None:
+        """Read the chats and open the one with `last_id`, or a new one."""
+        self.chats = self._store.load()
+        if n := self._store.n_unreadable:
+            chats = "1 chat" if n == 1 else f"{n} chats"
+            self._notice(f"{chats} could not be read and will stay as they are on disk.")
+        last = next((chat for chat in self.chats if chat.id == last_id), None)
+        self._open(last or Conversation(system_prompt=system_prompt))
+        self.chats_changed.emit()
+
+    def new_chat(self, system_prompt: str) -> None:
+        """Open an empty chat; an empty one that is open already stays."""
+        if not self.current.is_empty or self.current.draft:
+            self._open(Conversation(system_prompt=system_prompt))
+            self.chats_changed.emit()
+
+    def open_chat(self, chat_id: str) -> None:
+        chat = self._find(chat_id)
+        if chat is not None and chat is not self.current:
+            self._open(chat)
+
+    def rename(self, chat_id: str, title: str) -> None:
+        chat = self._find(chat_id)
+        if chat is not None and title.strip():
+            chat.title = title.strip()
+            self._save(chat)
+            self.chats_changed.emit()
+
+    def delete(self, chat_id: str, system_prompt: str) -> None:
+        """Remove a chat; the banner brings it back."""
+        chat = self._find(chat_id)
+        if chat is None:
+            return
+        if chat is self._answering:
+            self._client.cancel()
+            self._close_answer(CANCELLED)
+        try:
+            self._store.delete(chat.id)
+        except ChatStoreError as error:
+            self._notice(str(error), kind="error")
+            return
+        self.chats.remove(chat)
+        if chat is self.current:
+            self._open(Conversation(system_prompt=system_prompt))
+        self.chats_changed.emit()
+        self.noticed.emit(
+            Notice(
+                f"“{chat.shown_title}” was deleted.",
+                action="Undo",
+                on_action=lambda: self._restore(chat),
+            )
+        )
+
+    def set_draft(self, text: str) -> None:
+        self.current.draft = text
+
+    def set_system_prompt(self, text: str) -> None:
+        self.current.system_prompt = text
+
+    def save_current(self) -> None:
+        """Write the open chat if there is anything in it."""
+        chat = self.current
+        if not chat.is_empty or chat.draft.strip():
+            self._save(chat)
+
+    # answers
+
+    def send(self, text: str) -> bool:
+        """Ask; False leaves the text to the composer, a notice says why."""
+        if not text.strip() or not self._may_answer():
+            return False
+        self._add(Message("user", text.strip()))
+        self.current.draft = ""
+        self._answer()
+        return True
+
+    def regenerate(self) -> None:
+        """Write the last answer anew."""
+        n_kept = len(self.current.messages)
+        while n_kept and self.current.messages[n_kept - 1].role == "assistant":
+            n_kept -= 1
+        if n_kept and self._may_answer():
+            self._cut(n_kept)
+            self._answer()
+
+    def edit(self, index: int, text: str) -> None:
+        """Replace a person's turn and what followed it, and ask again."""
+        if text.strip() and self._may_answer():
+            self._cut(index)
+            self.send(text)
+
+    def go_on(self) -> None:
+        """Write on where the last answer ended."""
+        messages = self.current.messages
+        if not messages or messages[-1].role != "assistant" or not self._may_answer():
+            return
+        if not messages[-1].content:
+            self.regenerate()
+            return
+        self.opened.emit(self.current)
+        self._begin(continue_last=True)
+
+    def stop(self) -> None:
+        if self._answering is not None:
+            self._client.cancel()
+
+    def close(self) -> None:
+        """Keep what there is; the engine is gone or about to go."""
+        if self._answering is not None:
+            self._close_answer(CANCELLED)
+        self.save_current()
+
+    # inside
+
+    def _find(self, chat_id: str) -> Conversation | None:
+        return next((chat for chat in self.chats if chat.id == chat_id), None)
+
+    def _open(self, chat: Conversation) -> None:
+        if chat is not self.current:
+            self.save_current()
+        self.current = chat
+        self.opened.emit(chat)
+        self.draft_restored.emit(chat.draft)
+
+    def _restore(self, chat: Conversation) -> None:
+        self._save(chat)
+        self._open(chat)
+        self.chats_changed.emit()
+
+    def _may_answer(self) -> bool:
+        if self._client.model is None:
+            self._notice("No model is loaded yet, so the message stays here as a draft.")
+            return False
+        if self._answering is not None and self._answering is not self.current:
+            title = self._answering.shown_title
+            self._notice(f"“{title}” is still being answered. Wait for it, or stop it there.")
+            return False
+        return True
+
+    def _add(self, message: Message) -> None:
+        if self._answering is not None:
+            self._client.cancel()
+            self._close_answer(CANCELLED)
+        self.current.add(message)
+        self.message_added.emit(len(self.current.messages) - 1)
+        self._save(self.current)
+        self.chats_changed.emit()
+
+    def _cut(self, n_messages: int) -> None:
+        if self._answering is not None:
+            self._client.cancel()
+            self._close_answer(CANCELLED)
+        self.current.truncate(n_messages)
+        self.messages_cut.emit(n_messages)
+
+    def _answer(self) -> None:
+        self.current.add(Message("assistant", ""))
+        self._begin(continue_last=False)
+        self.message_added.emit(len(self.current.messages) - 1)
+
+    def _begin(self, *, continue_last: bool) -> None:
+        self._answering, self._first_text_at = self.current, None
+        prompt = self.current.prompt(continue_last=continue_last)
+        self.current.messages[-1].problem = ""
+        self._autosave.start()
+        self._client.generate(prompt, self._sampling(), continue_last=continue_last)
+        self.busy_changed.emit(True)
+
+    @Slot(str)
+    def _on_text(self, text: str) -> None:
+        if self._answering is None:
+            return
+        if self._first_text_at is None:
+            self._first_text_at = time.perf_counter()
+        message = self._answering.messages[-1]
+        message.content += text
+        recent = message.content[-len(text) - len(THINK_CLOSE) :]
+        if message.thought_s is None and THINK_CLOSE in recent:
+            message.thought_s = time.perf_counter() - self._first_text_at
+        if self.is_answering_here:
+            self.answer_text.emit(text)
+
+    @Slot(object)
+    def _on_finished(self, finished: Finished) -> None:
+        is_here = self.is_answering_here
+        self._close_answer(AnswerStats.of(finished))
+        if finished.reason == "context" and is_here:
+            self._offer_shift("The context is full, so the answer ends here.", self.go_on)
+
+    @Slot(object)
+    def _on_failed(self, error: EngineError) -> None:
+        if self._answering is None:
+            return
+        if is_cancelled(error):
+            self._close_answer(CANCELLED)
+            return
+        self._answering.messages[-1].problem = error.message
+        self._close_answer(None)
+        if isinstance(error, ContextOverflow):
+            self._offer_shift(error.message, self.regenerate)
+        else:
+            self.noticed.emit(Notice.of(error))
+
+    def _offer_shift(self, sentence: str, then: Callable[[], None]) -> None:
+        def forget_and_go_on() -> None:
+            self._allow_shift()
+            then()
+
+        self.noticed.emit(
+            Notice(
+                sentence,
+                "Forgetting the oldest messages makes room; the system prompt stays.",
+                "warning",
+                "Forget the oldest and go on",
+                forget_and_go_on,
+            )
+        )
+
+    def _close_answer(self, stats: AnswerStats | None) -> None:
+        """The answer is complete, stopped or broken; what there is of it is kept."""
+        chat, self._answering = self._answering, None
+        if chat is None:
+            return
+        self._autosave.stop()
+        chat.messages[-1].stats = stats
+        chat.updated = time.time()
+        self._save(chat)
+        self.busy_changed.emit(False)
+        if chat is self.current:
+            self.answer_closed.emit(len(chat.messages) - 1)
+
+    @Slot()
+    def _save_answering(self) -> None:
+        if self._answering is not None:
+            self._save(self._answering)
+
+    def _save(self, chat: Conversation) -> None:
+        if chat not in self.chats:
+            self.chats.insert(0, chat)
+            self.chats_changed.emit()
+        try:
+            self._store.save(chat)
+        except ChatStoreError as error:
+            self._notice(str(error), kind="error")
+
+    def _notice(self, text: str, kind: str = "info") -> None:
+        self.noticed.emit(Notice(text, kind="error" if kind == "error" else "info"))

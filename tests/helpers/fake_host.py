@@ -1,0 +1,164 @@
+"""An engine host without an engine: it answers commands from a script, on its own thread."""
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine import (
+    Cancelled,
+    Command,
+    DeviceMemory,
+    EngineError,
+    EngineReady,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    HostEvent,
+    Load,
+    LoadParams,
+    LoadProgress,
+    MemoryUse,
+    ModelInfo,
+    ModelLoaded,
+    ModelUnloaded,
+    Timings,
+    TokenText,
+    Usage,
+)
+
+GIB = 1 << 30
+
+
+def model_info(path: str = "/models/tiny-chat-q4_k_m.gguf", **changes: object) -> ModelInfo:
+    """A header that looks like a small chat model's."""
+    values: dict[str, object] = {
+        "path": path, "name": "Tiny Chat", "architecture": "llama", "supported": True,
+        "n_layer": 22, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_vocab": 32000,
+        "n_ctx_train": 4096, "n_params": 1_100_000_000, "n_bytes": 668_000_000, "quant": "Q4_K_M",
+        "has_chat_template": True, "tensor_types": (("Q4_K", 135), ("Q6_K", 21), ("F32", 45)),
+    }  # fmt: skip
+    return ModelInfo(**(values | changes))  # type: ignore[arg-type]
+
+
+def model_loaded(params: LoadParams, warnings: tuple[str, ...] = ()) -> ModelLoaded:
+    use = MemoryUse(weights=GIB // 2, kv=GIB // 8, compute=GIB // 16)
+    return ModelLoaded(
+        info=model_info(params.path),
+        params=params,
+        n_ctx=params.n_ctx or 4096,
+        memory=tuple(DeviceMemory(device, use, use) for device in params.devices),
+        seconds=0.1,
+        warnings=warnings,
+    )
+
+
+@dataclass
+class Script:
+    """What the next commands will lead to.
+
+    Attributes:
+        pause_s: between two events; the pause ends early when the command is cancelled.
+        hold: while set, a command waits for its cancellation after `hold_after` events.
+    """
+
+    answer: str = "Hello from the **fake** model."
+    reason: str = "stop"
+    chunk: int = 4
+    pause_s: float = 0.0
+    load_error: EngineError | None = None
+    answer_error: EngineError | None = None
+    warnings: tuple[str, ...] = ()
+    hold: bool = False
+    hold_after: int = 0
+    n_load_steps: int = 4
+    extra: list[Event] = field(default_factory=list)
+
+
+class FakeHost:
+    """Same interface and same order of events as the real host."""
+
+    def __init__(self, on_event: Callable[[HostEvent], None], script: Script | None = None) -> None:
+        self.script = script or Script()
+        self.commands: list[Command] = []
+        self._on_event = on_event
+        self._queue: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
+        self._generation = self._cancelled_up_to = 0
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="fake-engine")
+        self._thread.start()
+
+    def submit(self, command: Command) -> int:
+        self.commands.append(command)
+        self._generation += 1
+        self._queue.put((self._generation, command))
+        return self._generation
+
+    def cancel(self) -> None:
+        with self._changed:
+            self._cancelled_up_to = self._generation
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        self.cancel()
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def send(self, generation: int, event: Event) -> None:
+        """Deliver any event, as from a command that nobody waits for any more."""
+        self._on_event(HostEvent(generation, event))
+
+    def _run(self) -> None:
+        self.send(0, EngineReady("0.0", 0.0))
+        while (item := self._queue.get()) is not None:
+            number, command = item
+            if isinstance(command, Load):
+                self._load(number, command)
+            elif isinstance(command, Generate):
+                self._generate(number)
+            else:
+                self.send(number, ModelUnloaded())
+
+    def _load(self, number: int, command: Load) -> None:
+        script = self.script
+        for step in range(script.n_load_steps):
+            self.send(number, LoadProgress(step, script.n_load_steps))
+            if self._pause(number, step):
+                self.send(number, Failed(Cancelled("Loading")))
+                return
+        if script.load_error is not None:
+            self.send(number, Failed(script.load_error))
+        else:
+            self.send(number, model_loaded(command.params, script.warnings))
+
+    def _generate(self, number: int) -> None:
+        script, n_done = self.script, 0
+        for event in script.extra:
+            self.send(number, event)
+        for start in range(0, len(script.answer), script.chunk):
+            self.send(number, TokenText(script.answer[start : start + script.chunk], (start,)))
+            n_done += 1
+            if self._pause(number, n_done):
+                self.send(number, _finished("cancelled", n_done))
+                return
+        if script.answer_error is not None:
+            self.send(number, Failed(script.answer_error))
+        else:
+            self.send(number, _finished(script.reason, n_done))
+
+    def _pause(self, number: int, n_done: int) -> bool:
+        """Wait as the script says; True when the command is cancelled."""
+        with self._changed:
+            holds = self.script.hold and n_done >= self.script.hold_after
+            timeout = None if holds else self.script.pause_s
+            if timeout is None or timeout > 0:
+                self._changed.wait_for(lambda: number <= self._cancelled_up_to, timeout)
+            return number <= self._cancelled_up_to
+
+
+def _finished(reason: str, n_tokens: int) -> Finished:
+    usage = Usage(prompt_tokens=20, cached_tokens=0, completion_tokens=n_tokens)
+    timings = Timings(0.1, 1.0, 0.31, 200.0, 61.8)
+    return Finished(reason, usage, timings)  # type: ignore[arg-type]
