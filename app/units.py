@@ -1,0 +1,44 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+
+def size_text(n_bytes: float) -> str:
+    """Bytes in the largest unit that leaves a whole number: "13.3 GiB", "214 MiB", "0 MiB"."""
+    size = abs(n_bytes)
+    if size >= GIB:
+        return f"{n_bytes / GIB:.1f} GiB"
+    if size >= 10 * MIB or size < KIB:
+        return f"{n_bytes / MIB:.0f} MiB"
+    return f"{n_bytes / MIB:.1f} MiB"
+
+
+def use_text(used: float, total: float, free: float) -> str:
+    """How a device is filled: "13.3 of 24.0 GiB here · 9.6 free"."""
+    if used >= GIB and total >= GIB:
+        return f"{used / GIB:.1f} of {total / GIB:.1f} GiB here · {max(0, free) / GIB:.1f} free"
+    return f"{size_text(used)} of {size_text(total)} here · {size_text(max(0, free))} free"
+
+
+def percent_text(share: float) -> str:
+    """A share of 0 to 1 as "45.8"."""
+    return f"{100 * share:.1f}"
+
+
+def signed_percent_text(ratio: float) -> str:
+    """A deviation as "+1.2 %", "−0.4 %" or "0.0 %"."""
+    text = f"{abs(100 * ratio):.1f} %"
+    if text == "0.0 %":
+        return text
+    return ("+" if ratio > 0 else "−") + text
+
+
+def context_text(n_tokens: int) -> str:
+    """A context length: "512", "4k", "128k"."""
+    return f"{n_tokens // 1024}k" if n_tokens >= 1024 and n_tokens % 1024 == 0 else str(n_tokens)
