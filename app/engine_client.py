@@ -136,12 +136,12 @@ class EngineClient(QObject):
         """End the engine within five seconds; False if it did not."""
         if self._state is EngineState.CLOSED:
             return True
-        self._timer.stop()
-        self._set_state(EngineState.CLOSED)
         ended = self._host.close(CLOSE_S)
         if not ended:
             log.warning("the engine did not end within %.0f s", CLOSE_S)
-        self._queue.clear()
+        self._drain()  # the last words of an answer
+        self._timer.stop()
+        self._set_state(EngineState.CLOSED)
         return ended
 
     # on the engine's thread
@@ -159,10 +159,12 @@ class EngineClient(QObject):
     def _wake(self) -> None:
         if self._state is not EngineState.CLOSED:
             self._timer.start()
-            self._drain()
+        self._drain()
 
     @Slot()
     def _drain(self) -> None:
+        if self._state is EngineState.CLOSED:
+            return
         events = self._take()
         texts: list[str] = []
         for event in events:

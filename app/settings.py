@@ -103,23 +103,24 @@ class SettingsStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.current = self._read()
+        self.current = self._saved = self._read()
 
-    def update(self, **changes: Any) -> bool:
-        """Change fields and write the file; False if it could not be written."""
-        return self.put(replace(self.current, **changes))
+    def update(self, **changes: Any) -> None:
+        """Change fields; `save` writes them."""
+        self.current = replace(self.current, **changes)
 
-    def put(self, settings: Settings) -> bool:
-        if settings == self.current:
+    def save(self) -> bool:
+        """Write the file if anything changed; False if it could not be written."""
+        if self.current == self._saved:
             return True
-        self.current = settings
-        data = asdict(settings)
+        data = asdict(self.current)
         unknown = data.pop("unknown")
         try:
             write_json(self._path, unknown | {"schema": SCHEMA} | data)
         except (OSError, TypeError, ValueError) as error:
             log.info("settings were not saved: %s", error)
             return False
+        self._saved = self.current
         return True
 
     def _read(self) -> Settings:

@@ -1,0 +1,138 @@
+"""From a path to a model that answers: look at it, load it, keep the old one if that fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal, Slot
+
+from app.engine_client import EngineClient, EngineState, is_cancelled
+from app.notice import Notice
+from engine import EngineError, LoadParams, ModelInfo, ModelLoaded, read_model_info
+
+JOIN_S = 5.0
+
+
+class ModelSession(QObject):
+    """The model that was chosen and what became of it.
+
+    Args:
+        plan: how to load what is selected, asked for when loading starts.
+    """
+
+    selected = Signal(object)  # ModelInfo
+    loading = Signal(object)  # ModelInfo
+    loaded = Signal(object)  # ModelLoaded
+    emptied = Signal(object)  # ModelInfo that could be loaded again, or None
+    noticed = Signal(object)  # Notice
+
+    _read = Signal(int, object)  # ModelInfo or EngineError, from the reading thread
+
+    def __init__(
+        self, client: EngineClient, plan: Callable[[], LoadParams], parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._client, self._plan = client, plan
+        self._info: ModelInfo | None = None
+        self._number = 0
+        self._reader: threading.Thread | None = None
+        self._read.connect(self._on_read)
+        client.loaded.connect(self._on_loaded)
+        client.load_failed.connect(self._on_failed)
+        client.unloaded.connect(self._on_unloaded)
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """The file that was chosen last."""
+        return self._info
+
+    def open(self, path: str) -> None:
+        """Look at a file and load it; the window goes on meanwhile."""
+        self._number += 1
+        number = self._number
+
+        def read() -> None:
+            self._read.emit(number, _info_or_error(path))
+
+        self._reader = threading.Thread(target=read, name="tandem-header", daemon=True)
+        self._reader.start()
+
+    @Slot()
+    def load(self) -> None:
+        """Load what is selected, in the way that is planned now."""
+        if self._info is None:
+            return
+        try:
+            params = self._plan()
+        except EngineError as error:
+            self.noticed.emit(Notice.of(error))
+            return
+        self._client.load(params)
+        self.loading.emit(self._info)
+
+    @Slot()
+    def cancel(self) -> None:
+        if self._client.state is EngineState.LOADING:
+            self._client.cancel()
+
+    @Slot()
+    def eject(self) -> None:
+        self._client.unload()
+
+    def close(self) -> None:
+        """Wait for a header that is being read."""
+        self._number += 1
+        if self._reader is not None:
+            self._reader.join(JOIN_S)
+
+    @Slot(int, object)
+    def _on_read(self, number: int, result: ModelInfo | EngineError) -> None:
+        if number != self._number:
+            return
+        if isinstance(result, EngineError):
+            self.noticed.emit(Notice.of(result))
+            return
+        self._info = result
+        self.selected.emit(result)
+        self.load()
+
+    @Slot(object)
+    def _on_loaded(self, loaded: ModelLoaded) -> None:
+        self._info = loaded.info
+        self.loaded.emit(loaded)
+        for sentence in loaded.warnings:
+            self.noticed.emit(Notice(sentence, kind="warning"))
+
+    @Slot(object)
+    def _on_failed(self, error: EngineError) -> None:
+        if not is_cancelled(error):
+            self.noticed.emit(self._explained(error))
+        if self._client.model is not None:
+            self._info = self._client.model.info
+            self.selected.emit(self._info)
+            self.loaded.emit(self._client.model)
+        else:
+            self.emptied.emit(self._info)
+
+    def _explained(self, error: EngineError) -> Notice:
+        """The error, and that what was loaded before still is."""
+        model = self._client.model
+        if model is None:
+            return Notice.of(error)
+        kept = f"{model.info.name} is still loaded."
+        return Notice(error.message, f"{error.hint} {kept}".strip(), "error")
+
+    @Slot()
+    def _on_unloaded(self) -> None:
+        self.emptied.emit(self._info)
+
+
+def _info_or_error(path: str) -> ModelInfo | EngineError:
+    try:
+        return read_model_info(Path(path))
+    except EngineError as error:
+        return error
+    except OSError as error:
+        return EngineError(f"{Path(path).name} cannot be read: {error.strerror or error}.")

@@ -1,0 +1,82 @@
+"""Buttons with an icon that follows the theme, and the accessible name that an icon needs."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Slot
+from PySide6.QtGui import QEnterEvent, QFocusEvent, QIcon
+from PySide6.QtWidgets import QPushButton, QToolButton, QWidget
+
+from app.theme import icon, theme, theme_signals
+
+
+class IconButton(QToolButton):
+    """A flat button that shows only an icon; its text is read out and shown as tool tip.
+
+    Args:
+        is_muted: drawn in the quiet colour until it is checked.
+    """
+
+    def __init__(
+        self, name: str, text: str, parent: QWidget | None = None, *, size: int = 18,
+        is_muted: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(parent)
+        self._name, self._is_muted = name, is_muted
+        self.setIconSize(QSize(size, size))
+        self.setAutoRaise(True)
+        self.set_text(text)
+        self.toggled.connect(self.refresh)
+        theme_signals().changed.connect(self.refresh)
+        self.refresh()
+
+    def set_text(self, text: str) -> None:
+        self.setAccessibleName(text.partition(" (")[0])
+        self.setToolTip(text)
+
+    @Slot()
+    def refresh(self) -> None:
+        quiet = self._is_muted and not self.isChecked()
+        self.setIcon(icon(self._name, theme().muted if quiet else theme().text))
+
+
+class HoverButton(IconButton):
+    """Stays in the tab order but shows its icon only while its message is pointed at or it has
+    the focus."""
+
+    def __init__(self, name: str, text: str, parent: QWidget | None = None) -> None:
+        self._is_shown = False
+        super().__init__(name, text, parent, size=16)
+
+    def set_shown(self, shown: bool) -> None:
+        if shown != self._is_shown:
+            self._is_shown = shown
+            self.refresh()
+
+    @Slot()
+    def refresh(self) -> None:
+        if self._is_shown or self.hasFocus():
+            super().refresh()
+        else:
+            self.setIcon(QIcon())
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self.refresh()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self.refresh()
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        super().enterEvent(event)
+        self.set_shown(True)
+
+
+def button(text: str, role: str = "", name: str = "") -> QPushButton:
+    """A push button in one of the style sheet's roles."""
+    made = QPushButton(text)
+    if role:
+        made.setProperty("role", role)
+    if name:
+        made.setAccessibleName(name)
+    return made

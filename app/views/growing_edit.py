@@ -1,0 +1,59 @@
+"""A text field that is as high as its text: Enter submits, Shift+Enter starts a line."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QMimeData, QSize, Qt, Signal, Slot
+from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
+
+MAX_LINES = 12
+TEXT_PIXELS = 14
+
+
+class GrowingEdit(QPlainTextEdit):
+    """Grows from one line to twelve, then scrolls."""
+
+    submitted = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setTabChangesFocus(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setStyleSheet(f"font-size: {TEXT_PIXELS}px; background: transparent; border: none;")
+        self.document().setDocumentMargin(0)
+        self.document().documentLayout().documentSizeChanged.connect(self._fit)
+        self._fit()
+
+    @Slot()
+    def _fit(self) -> None:
+        n_lines = max(1, int(self.document().size().height()))  # a plain text layout counts lines
+        height = min(n_lines, MAX_LINES) * self.fontMetrics().lineSpacing() + 6
+        is_scrolling = n_lines > MAX_LINES
+        policy = Qt.ScrollBarPolicy
+        self.setVerticalScrollBarPolicy(
+            policy.ScrollBarAsNeeded if is_scrolling else policy.ScrollBarAlwaysOff
+        )
+        if height != self.height():
+            self.setFixedHeight(height)
+
+    def sizeHint(self) -> QSize:
+        return QSize(super().sizeHint().width(), self.height())
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        is_enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
+        if is_enter and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
+            self.submitted.emit()
+        elif event.key() == Qt.Key.Key_Escape:
+            event.ignore()
+        else:
+            super().keyPressEvent(event)
+
+    def canInsertFromMimeData(self, source: QMimeData) -> bool:  # noqa: N802 Qt
+        """Files go to the window, which opens them."""
+        return not source.hasUrls() and super().canInsertFromMimeData(source)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()

@@ -1,0 +1,94 @@
+"""Colours for code: pygments says what a word is, the theme what colour that has."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from PySide6.QtGui import QColor, QFont, QTextCharFormat, QTextLayout
+
+from app.theme import Theme
+
+if TYPE_CHECKING:
+    from pygments.lexer import Lexer
+
+MAX_CHARACTERS = 20_000  # beyond this, colouring would be felt as a pause
+
+Ranges = list[QTextLayout.FormatRange]
+
+
+def highlight(code: str, language: str, colours: Theme) -> list[Ranges]:
+    """Formats for each line of `code`; none for an unknown language or a very long text."""
+    lines: list[Ranges] = [[] for _ in range(code.count("\n") + 1)]
+    lexer = _lexer(language.lower()) if len(code) <= MAX_CHARACTERS else None
+    if lexer is None:
+        return lines
+    styles = _styles(colours)
+    line = column = 0
+    for _, kind, text in lexer.get_tokens_unprocessed(code):
+        style = styles.get(_family(str(kind)))
+        for index, part in enumerate(text.split("\n")):
+            if index:
+                line, column = line + 1, 0
+            if style is not None and part.strip():
+                lines[line].append(_range(column, len(part), style))
+            column += len(part)
+    return lines
+
+
+@cache
+def _lexer(language: str) -> Lexer | None:
+    if not language:
+        return None
+    from pygments.lexers import get_lexer_by_name  # slow to import, and seldom needed at once
+    from pygments.util import ClassNotFound
+
+    try:
+        return get_lexer_by_name(language)
+    except ClassNotFound:
+        return None
+
+
+FAMILIES = (
+    "Comment", "Keyword", "Literal.String", "Literal.Number", "Name.Function", "Name.Class",
+    "Name.Decorator", "Name.Builtin", "Name.Tag", "Name.Attribute",
+)  # fmt: skip
+
+
+@cache
+def _family(kind: str) -> str:
+    name = kind.removeprefix("Token.")
+    return next((family for family in FAMILIES if name.startswith(family)), "")
+
+
+@cache
+def _styles(colours: Theme) -> dict[str, QTextCharFormat]:
+    comment = _style(colours.muted)
+    comment.setFontItalic(True)
+    keyword, name = _style(colours.accent), _style(colours.device_colour(3))
+    string, number = _style(colours.ok), _style(colours.device_colour(1))
+    return {
+        "Comment": comment,
+        "Keyword": keyword,
+        "Literal.String": string,
+        "Literal.Number": number,
+        "Name.Function": name,
+        "Name.Class": name,
+        "Name.Decorator": name,
+        "Name.Builtin": keyword,
+        "Name.Tag": keyword,
+        "Name.Attribute": number,
+    }
+
+
+def _style(colour: str) -> QTextCharFormat:
+    style = QTextCharFormat()
+    style.setForeground(QColor(colour))
+    style.setFontWeight(QFont.Weight.Normal)
+    return style
+
+
+def _range(start: int, length: int, style: QTextCharFormat) -> QTextLayout.FormatRange:
+    made = QTextLayout.FormatRange()
+    made.start, made.length, made.format = start, length, style
+    return made
