@@ -61,7 +61,8 @@ if TYPE_CHECKING:
         Usage,
     )
     from engine.host import EngineHost, ThreadHost
-    from engine.info import ModelInfo, read_model_info
+    from engine.info import Inspection, ModelInfo, TensorSummary, inspect_model, read_model_info
+    from engine.perplexity import Perplexity, perplexity
     from engine.plan import DevicePlan, Plan, Planner
     from engine.text import ChatTemplate, load_tokenizer
 
@@ -71,8 +72,8 @@ __all__ = [
     "Cancelled",
     "ChatMessage",
     "ChatTemplate",
-    "Command",
     "CommError",
+    "Command",
     "ContextOverflow",
     "ContextShifted",
     "DeviceError",
@@ -90,6 +91,7 @@ __all__ = [
     "Finished",
     "Generate",
     "HostEvent",
+    "Inspection",
     "InvalidGGUF",
     "Load",
     "LoadParams",
@@ -103,6 +105,7 @@ __all__ = [
     "ModelUnloaded",
     "NoDevice",
     "OutOfDeviceMemory",
+    "Perplexity",
     "Plan",
     "Planner",
     "PrefillProgress",
@@ -110,6 +113,7 @@ __all__ = [
     "SamplingParams",
     "SplitError",
     "TemplateError",
+    "TensorSummary",
     "ThreadHost",
     "Timings",
     "TokenText",
@@ -118,10 +122,12 @@ __all__ = [
     "UnsupportedQuant",
     "Usage",
     "cuda_status",
+    "inspect_model",
     "list_devices",
     "load_model",
     "load_tokenizer",
     "parse_devices",
+    "perplexity",
     "read_model_info",
 ]
 
@@ -144,7 +150,8 @@ _HOME = {
         "Usage",
     ),
     "host": ("EngineHost", "ThreadHost"),
-    "info": ("ModelInfo", "read_model_info"),
+    "info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
+    "perplexity": ("Perplexity", "perplexity"),
     "plan": ("DevicePlan", "Plan", "Planner"),
     "text": ("ChatTemplate", "load_tokenizer"),
 }  # fmt: skip

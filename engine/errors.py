@@ -83,7 +83,7 @@ class MissingShard(ModelFileError):
         names = ", ".join(missing)
         super().__init__(
             path,
-            f"{Path(path).name} is one part of a split model and {names} is not in the same folder.",
+            f"{Path(path).name} is one part of a split model, of which {names} cannot be found.",
             "Put all parts into one folder.",
         )
         self.missing = missing

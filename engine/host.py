@@ -101,7 +101,7 @@ class ThreadHost:
             self._dispatch(generation, command)
         except EngineError as error:
             self._send(generation, Failed(error))
-        except Exception as error:  # noqa: BLE001 a bug must not end the thread that owns the model
+        except Exception as error:  # a bug must not end the thread that owns the model
             log.exception("command %s failed", type(command).__name__)
             self._send(generation, Failed(_as_crash(error)))
 

@@ -46,6 +46,46 @@ class ModelInfo:
     tensor_types: tuple[tuple[str, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TensorSummary:
+    """One tensor of a file; `shape` has the slowest dimension first."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """All of a header, for people: `metadata` is (key, short text) in file order."""
+
+    info: ModelInfo
+    version: int
+    files: tuple[str, ...]
+    metadata: tuple[tuple[str, str], ...]
+    tensors: tuple[TensorSummary, ...]
+
+
+def inspect_model(path: str | Path) -> Inspection:
+    """Read the whole header of `path` (any part of a split file).
+
+    Raises:
+        ModelFileError: the file is missing or is no GGUF.
+    """
+    with GGUFFile.open(path) as file:
+        return Inspection(
+            info=describe(file),
+            version=file.version,
+            files=tuple(str(part) for part in file.paths),
+            metadata=tuple((key, file.meta.describe(key)) for key in file.meta.keys())  # noqa: SIM118 not a dict,
+            tensors=tuple(
+                TensorSummary(t.name, t.type.name, t.shape, t.n_bytes)
+                for t in file.tensors.values()
+            ),
+        )
+
+
 def read_model_info(path: str | Path) -> ModelInfo:
     """Read the header of `path` (any part of a split file).
 

@@ -6,9 +6,31 @@ that the loader later fills, so that what is predicted for weights and KV cache 
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from engine.errors import OutOfDeviceMemory
 from engine.events import MemoryUse
+from engine.gguf import GGUFFile
+from engine.info import ModelInfo, describe
+from engine.layers.module import Slot
+from engine.models.declare import Declaration, declare
+from engine.parallel.placement import Slices
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+
+F32_BYTES = 4
+KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+DENSE_FRACTION = 0.8
+"""Weights are held dequantised if that takes no more than this part of any device's free memory."""
+
+UNPACK_BYTES = 2 * F32_BYTES * (1 << 24)
+"""Working memory of a packed matrix while it is dequantised in chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +39,8 @@ class DevicePlan:
 
     Attributes:
         asked: the wanted share, 0 to 1; the shares of all ranks sum to 1.
-        effective: the share of the splittable weight elements that the rank really gets.
-        memory: predicted bytes.
+        effective: the share of the model's weight elements that the rank really gets.
+        memory: predicted bytes; weights and KV cache are exact, compute is an estimate.
     """
 
     rank: int
@@ -34,7 +56,9 @@ class Plan:
 
     Attributes:
         n_ctx: context in tokens that the KV cache is made for.
-        storage: how weights are held: "f32" (dequantised) or "packed" (as in the file).
+        storage: how matrices are held: "f32" (dequantised, fast) or "packed" (as in the file,
+            dequantised on each use: slow, but small).
+        file_bytes: bytes of the file that all ranks together read.
     """
 
     devices: tuple[DevicePlan, ...]
@@ -42,8 +66,167 @@ class Plan:
     n_ctx: int
     kv_type: str
     storage: str
+    file_bytes: int
     warnings: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:
         return sum(d.memory.total for d in self.devices)
+
+    def bytes_by_device(self) -> dict[str, int]:
+        """Predicted bytes of each physical device; virtual ranks on one device add up."""
+        total: dict[str, int] = defaultdict(int)
+        for device in self.devices:
+            total[device.device] += device.memory.total
+        return dict(total)
+
+    def check_fits(self, free_bytes: Mapping[str, int]) -> None:
+        """Compare with what is free.
+
+        Raises:
+            OutOfDeviceMemory: names the device that lacks most.
+        """
+        short = {
+            device: needed - free_bytes[device]
+            for device, needed in self.bytes_by_device().items()
+            if device in free_bytes and needed > free_bytes[device]
+        }
+        if short:
+            device = max(short, key=lambda d: short[d])
+            free = free_bytes[device]
+            raise OutOfDeviceMemory(device, free + short[device], free, "to load the model")
+
+
+class Planner:
+    """Evaluates plans for one file.
+
+    Raises:
+        ModelFileError: the file is missing or is no GGUF.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = GGUFFile.open(path)
+        self.info: ModelInfo = describe(self._file)
+
+    def plan(self, params: LoadParams, free_bytes: Mapping[str, int] | None = None) -> Plan:
+        """Predict bytes per rank.
+
+        Args:
+            free_bytes: free memory by device; decides how weights are held. Without it they are
+                taken to be dequantised.
+
+        Raises:
+            ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
+            SplitError: the split cannot be made.
+        """
+        return make_plan(declare(self._file, params), params, free_bytes)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def make_plan(
+    declaration: Declaration, params: LoadParams, free_bytes: Mapping[str, int] | None
+) -> Plan:
+    """Predict bytes per rank of a declared model; see `Planner.plan`."""
+    n_ctx = params.context_for(declaration.hp.n_ctx_train)
+    dense = _evaluate(declaration, params, n_ctx, "f32")
+    if free_bytes is None or _is_roomy(dense, free_bytes):
+        return dense
+    return _evaluate(declaration, params, n_ctx, "packed")
+
+
+def _is_roomy(plan: Plan, free_bytes: Mapping[str, int]) -> bool:
+    return all(
+        needed <= DENSE_FRACTION * free_bytes[device]
+        for device, needed in plan.bytes_by_device().items()
+        if device in free_bytes
+    )
+
+
+def _evaluate(declaration: Declaration, params: LoadParams, n_ctx: int, storage: str) -> Plan:
+    ranks = range(len(declaration.devices))
+    parts = [
+        [(slot, s) for slot in declaration.slots if (s := slot_slices(slot, r))] for r in ranks
+    ]
+    elements = [sum(_n_elements(s) for slot, s in part if slot.is_matrix) for part in parts]
+    devices = tuple(
+        DevicePlan(
+            rank=rank,
+            device=declaration.devices[rank],
+            asked=declaration.shares[rank],
+            effective=elements[rank] / max(1, sum(elements)),
+            memory=MemoryUse(
+                weights=sum(held_bytes(slot, s, storage) for slot, s in parts[rank]),
+                kv=_kv_bytes(declaration, rank, n_ctx, params.kv_type),
+                compute=_compute_bytes(declaration, params, rank, n_ctx, storage),
+            ),
+        )
+        for rank in ranks
+    )
+    return Plan(
+        devices=devices,
+        split_mode=params.split_mode,
+        n_ctx=n_ctx,
+        kv_type=params.kv_type,
+        storage=storage,
+        file_bytes=sum(packed_bytes(slot, s) for part in parts for slot, s in part),
+        warnings=_warnings(declaration, n_ctx),
+    )
+
+
+def slot_slices(slot: Slot, rank: int) -> Slices | None:
+    """The part of a tensor that a rank holds; None if none."""
+    return slot.placement.slices(slot.tensor.shape, rank)
+
+
+def held_bytes(slot: Slot, slices: Slices, storage: str) -> int:
+    """Bytes of one tensor in memory, once loaded."""
+    if slot.is_matrix and storage == "packed":
+        return packed_bytes(slot, slices)
+    return F32_BYTES * _n_elements(slices)
+
+
+def packed_bytes(slot: Slot, slices: Slices) -> int:
+    """Bytes of the file's blocks that cover a slice."""
+    kind = slot.tensor.type
+    columns = slices[-1]
+    n_blocks: int = -(-columns.stop // kind.block_size) - columns.start // kind.block_size
+    return _n_elements(slices[:-1]) * n_blocks * kind.type_size
+
+
+def _n_elements(slices: Slices) -> int:
+    return prod(int(part.stop - part.start) for part in slices)
+
+
+def _kv_bytes(declaration: Declaration, rank: int, n_ctx: int, kv_type: str) -> int:
+    hp = declaration.hp
+    heads = sum(block.kv_heads.size(rank) for block in declaration.split.blocks)
+    return heads * n_ctx * (hp.head_dim_k + hp.head_dim_v) * KV_BYTES[kv_type]
+
+
+def _compute_bytes(
+    declaration: Declaration, params: LoadParams, rank: int, n_ctx: int, storage: str
+) -> int:
+    """An estimate of the largest working set of one pass, from the sizes of its tensors."""
+    hp, split = declaration.hp, declaration.split
+    blocks = [b for b in split.blocks if rank in b.group]
+    rows = split.output.size(rank)
+    if not blocks and not rows:
+        return 0
+    n_tokens = min(params.n_batch, n_ctx)
+    columns = max((max(b.ffn.size(rank), b.experts.size(rank)) for b in blocks), default=0)
+    heads = max((b.heads.size(rank) for b in blocks), default=0)
+    kv_heads = max((b.kv_heads.size(rank) for b in blocks), default=0)
+    per_token = 6 * hp.n_embd + 3 * columns + 4 * heads * hp.head_dim_k
+    cache_f32 = kv_heads * n_ctx * (hp.head_dim_k + hp.head_dim_v)
+    mask = 2 * n_tokens * n_ctx
+    unpack = UNPACK_BYTES if storage == "packed" else 0
+    return F32_BYTES * (n_tokens * per_token + cache_f32 + mask + rows + hp.n_vocab) + unpack
+
+
+def _warnings(declaration: Declaration, n_ctx: int) -> tuple[str, ...]:
+    trained = declaration.hp.n_ctx_train
+    if trained and n_ctx > trained:
+        return (f"The model was trained for {trained} tokens of context; beyond that it degrades.",)
+    return ()

@@ -72,7 +72,7 @@ class MoE(Module):
         logits, chosen = self.ffn_gate_inp(x).topk(self.n_used)
         weights = logits.softmax(-1)
         total = x.new_zeros(x.shape)
-        for expert in chosen.unique().tolist():
+        for expert in sorted(set(chosen.flatten().tolist())):
             token, rank_in_token = (chosen == expert).nonzero(as_tuple=True)
             y = self._expert(x[token], expert, ctx)
             total.index_add_(0, token, y * weights[token, rank_in_token, None])

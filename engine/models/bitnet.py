@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.ffn import SwiGLU
 from engine.layers.norm import RMSNorm
-from engine.layers.rope import Rope
+from engine.layers.rope import Rope, RopeStyle
 from engine.models.hparams import HParams
 from engine.models.llama import Llama, LlamaBlock
 from engine.models.registry import register
@@ -47,5 +47,5 @@ class BitNetBlock(LlamaBlock):
 class BitNet(Llama):
     """arXiv 2402.17764."""
 
-    rope_style = "neox"
+    rope_style: ClassVar[RopeStyle] = "neox"
     block_type = BitNetBlock

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.ffn import MoE, SwiGLU
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
-from engine.layers.rope import Rope
+from engine.layers.rope import Rope, RopeStyle
 from engine.models.base import Block, CausalLM
 from engine.models.hparams import HParams
 from engine.models.registry import register
@@ -62,9 +62,10 @@ class LlamaBlock(Block):
 
     def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (T, heads of this rank, head_dim)."""
-        q = self.attn_q(x).unflatten(-1, (-1, self.hp.head_dim_k))
-        k = self.attn_k(x).unflatten(-1, (-1, self.hp.head_dim_k))
-        v = self.attn_v(x).unflatten(-1, (-1, self.hp.head_dim_v))
+        n_tokens = x.shape[0]
+        q = self.attn_q(x).view(n_tokens, -1, self.hp.head_dim_k)
+        k = self.attn_k(x).view(n_tokens, -1, self.hp.head_dim_k)
+        v = self.attn_v(x).view(n_tokens, -1, self.hp.head_dim_v)
         return q, k, v
 
 
@@ -72,5 +73,5 @@ class LlamaBlock(Block):
 class Llama(CausalLM):
     """arXiv 2302.13971; the converter has permuted q and k for neighbouring rotation pairs."""
 
-    rope_style = "norm"
+    rope_style: ClassVar[RopeStyle] = "norm"
     block_type = LlamaBlock

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from engine.layers.rope import RopeStyle
 from engine.models.llama import Llama
 from engine.models.registry import register
 
@@ -10,4 +13,4 @@ from engine.models.registry import register
 class Qwen2(Llama):
     """arXiv 2407.10671; the biases load by themselves wherever a file has them."""
 
-    rope_style = "neox"
+    rope_style: ClassVar[RopeStyle] = "neox"

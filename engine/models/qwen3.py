@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.norm import RMSNorm
-from engine.layers.rope import Rope
+from engine.layers.rope import Rope, RopeStyle
 from engine.models.hparams import HParams
 from engine.models.llama import Llama, LlamaBlock
 from engine.models.registry import register
@@ -36,5 +36,5 @@ class Qwen3Block(LlamaBlock):
 class Qwen3(Llama):
     """arXiv 2505.09388."""
 
-    rope_style = "neox"
+    rope_style: ClassVar[RopeStyle] = "neox"
     block_type = Qwen3Block

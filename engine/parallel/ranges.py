@@ -56,7 +56,9 @@ class Apportioner:
 
     def cut(self, shares: Sequence[float], n_units: int) -> Ranges:
         """Divide `n_units` by `shares` (which sum to 1); a share of 0 always gets nothing."""
-        wanted = [s * n_units + c if s > 0 else 0.0 for s, c in zip(shares, self._carry, strict=True)]
+        wanted = [
+            s * n_units + c if s > 0 else 0.0 for s, c in zip(shares, self._carry, strict=True)
+        ]
         active = [r for r, s in enumerate(shares) if s > 0]
         counts = [max(0, floor(w)) for w in wanted]
         while (missing := n_units - sum(counts)) != 0:

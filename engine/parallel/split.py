@@ -86,9 +86,7 @@ def cut_model(
     return ModelSplit(n_ranks, tuple(cuts), embedding, output)
 
 
-def _cut_kv_heads(
-    rounder: Apportioner, shares: Shares, dims: BlockDims
-) -> tuple[Ranges, Ranges]:
+def _cut_kv_heads(rounder: Apportioner, shares: Shares, dims: BlockDims) -> tuple[Ranges, Ranges]:
     """Cut attention by key-value heads, each with its group of query heads."""
     kv_heads = rounder.cut(shares, dims.n_head_kv)
     return kv_heads.scaled(dims.n_head // dims.n_head_kv, dims.n_head), kv_heads

@@ -1,4 +1,4 @@
-"""Where the shared reference data lies: models with logits, vocabularies, templates, broken files."""
+"""Where the reference data lies: models with logits, vocabularies, templates, broken files."""
 
 import os
 from pathlib import Path

@@ -1,0 +1,83 @@
+"""`tandem`: the window, or one of the subcommands."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from app.cli.facts import (
+    add_devices,
+    add_inspect,
+    add_plan,
+    run_devices,
+    run_inspect,
+    run_plan,
+)
+from app.cli.output import note
+from app.cli.score import add_perplexity, run_perplexity
+from app.cli.talk import add_chat, add_generate, run_chat, run_generate
+from engine import EngineError
+
+Command = tuple[
+    str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]
+]
+
+COMMANDS: dict[str, Command] = {
+    "devices": ("list the devices of this machine", add_devices, run_devices),
+    "inspect": ("show what a GGUF file says about itself", add_inspect, run_inspect),
+    "plan": ("predict the bytes on each device for a split", add_plan, run_plan),
+    "generate": ("answer one prompt", add_generate, run_generate),
+    "chat": ("talk in the terminal", add_chat, run_chat),
+    "perplexity": ("score a text", add_perplexity, run_perplexity),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `tandem` and return its exit status: 0, 1 (an error said in one line) or 2 (usage)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments and arguments[0] in COMMANDS:
+            return _run_command(arguments)
+        return _open_window(arguments)
+    except EngineError as error:
+        note(f"{error} {error.hint}".strip())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # the reader has gone; what is left in the buffer must not fail again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run_command(arguments: Sequence[str]) -> int:
+    name = arguments[0]
+    summary, add_arguments, run = COMMANDS[name]
+    parser = argparse.ArgumentParser(prog=f"tandem {name}", description=summary.capitalize() + ".")
+    add_arguments(parser)
+    run(parser.parse_args(arguments[1:]))
+    return 0
+
+
+def _open_window(arguments: Sequence[str]) -> int:
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:{width}}  {summary}" for name, (summary, _, _) in COMMANDS.items()]
+    parser = argparse.ArgumentParser(
+        prog="tandem",
+        usage="tandem [MODEL.gguf | --demo]\n       tandem COMMAND [options]",
+        description="Run one GGUF language model on all devices of this machine.",
+        epilog="commands:\n" + "\n".join(lines) + "\n\n`tandem COMMAND --help` tells more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL.gguf", help="open the window with it")
+    parser.add_argument("--demo", action="store_true", help="open with the bundled model")
+    args = parser.parse_args(arguments)
+    from app.main import run_window
+
+    return run_window(args.model, demo=args.demo or args.model == "demo")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

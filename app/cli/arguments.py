@@ -1,0 +1,131 @@
+"""Options that subcommands have in common, and what they mean for the engine."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+
+from app.paths import demo_model
+from engine import KV_TYPES, SPLIT_MODES, EngineError, LoadParams, SamplingParams, parse_devices
+
+SAMPLING_OPTIONS = {
+    "temperature": ("--temp", "--temperature"),
+    "top_k": ("--top-k",),
+    "top_p": ("--top-p",),
+    "min_p": ("--min-p",),
+    "typical_p": ("--typical",),
+    "repeat_penalty": ("--repeat-penalty",),
+    "repeat_last_n": ("--repeat-last-n",),
+    "frequency_penalty": ("--frequency-penalty",),
+    "presence_penalty": ("--presence-penalty",),
+    "seed": ("--seed", "-s"),
+}
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a GGUF file, or 'demo'")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """Where the model goes and how it is split."""
+    group = parser.add_argument_group("split")
+    group.add_argument(
+        "--devices", default="cpu", metavar="LIST",
+        help="one device per rank, such as cuda:0,cuda:1 or cpu,cpu (default: cpu)",
+    )  # fmt: skip
+    group.add_argument(
+        "--split", metavar="LIST", help="relative share of each device, such as 3,1 (default: even)"
+    )
+    group.add_argument("--split-mode", choices=SPLIT_MODES, default="tensor", help="how to cut")
+    group.add_argument("--ctx", type=int, metavar="N", help="context in tokens")
+    group.add_argument(
+        "--override", action="append", default=[], metavar="REGEX=DEVICE",
+        help="put parts whose tensor names match on one device; may be repeated",
+    )  # fmt: skip
+    group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="KV cache numbers")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads of all ranks together")
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """How tokens are chosen; titles and defaults come from `SamplingParams`."""
+    group = parser.add_argument_group("sampling")
+    specs = {spec.name: spec for spec in fields(SamplingParams)}
+    for name, flags in SAMPLING_OPTIONS.items():
+        spec = specs[name]
+        default = "random" if spec.default is None else spec.default
+        text = f"{spec.metadata['help']} (default: {default})".replace("%", "%%")
+        group.add_argument(
+            *flags, dest=name, type=spec.metadata["kind"], default=spec.default, help=text,
+            metavar="X" if spec.metadata["kind"] is float else "N",
+        )  # fmt: skip
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end")
+    group.add_argument(
+        "--on-overflow", choices=("stop", "shift"), default="stop",
+        help="when the context is full: stop, or forget the oldest part",
+    )  # fmt: skip
+
+
+def model_path(name: str) -> str:
+    """The file that MODEL names.
+
+    Raises:
+        EngineError: it is "demo" and this installation came without it.
+    """
+    if name != "demo":
+        return name
+    path = demo_model()
+    if path is None:
+        raise EngineError("The demo model is not in this installation.", "Give a GGUF file.")
+    return str(path)
+
+
+def load_params(args: argparse.Namespace) -> LoadParams:
+    """What to load, from the common options.
+
+    Raises:
+        EngineError: an option has a value that cannot be meant.
+    """
+    return LoadParams(
+        path=model_path(args.model),
+        devices=tuple(parse_devices(args.devices)),
+        split=None if args.split is None else _numbers(args.split),
+        split_mode=args.split_mode,
+        n_ctx=args.ctx,
+        overrides=tuple(_override(text) for text in args.override),
+        kv_type=args.kv_type,
+        cpu_threads=args.threads,
+    )
+
+
+def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams:
+    """How to sample, from the sampling options."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        stop=tuple(args.stop),
+        ignore_eos=args.ignore_eos,
+        on_overflow=args.on_overflow,
+        **{name: getattr(args, name) for name in SAMPLING_OPTIONS},
+    )
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.replace("/", ",").split(","))
+    except ValueError:
+        raise EngineError(
+            f"The split '{text}' is not a list of numbers.", "For example --split 3,1."
+        ) from None
+
+
+def _override(text: str) -> tuple[str, str]:
+    pattern, equals, device = text.rpartition("=")
+    if not equals or not pattern or not device:
+        raise EngineError(
+            f"The override '{text}' is not REGEX=DEVICE.", "For example 'ffn_.*_exps=cpu'."
+        )
+    return pattern, parse_devices(device)[0]

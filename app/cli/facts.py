@@ -1,0 +1,154 @@
+"""Subcommands that compute nothing: `devices`, `inspect`, `plan`."""
+
+from __future__ import annotations
+
+import argparse
+
+from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
+from app.cli.output import percent, size, table, write, write_json
+from engine import Inspection, Plan, Planner, cuda_status, inspect_model, list_devices
+
+
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    add_json(parser)
+
+
+def run_devices(args: argparse.Namespace) -> None:
+    devices = list_devices()
+    if args.json:
+        write_json({"devices": devices, "cuda": cuda_status()})
+        return
+    rows = [
+        (d.id, d.name, size(d.total_bytes), size(d.free_bytes), "" if d.usable else d.reason)
+        for d in devices
+    ]
+    write(table(("DEVICE", "NAME", "MEMORY", "FREE", ""), rows, frozenset({2, 3})))
+    if status := cuda_status():
+        write(status)
+
+
+def add_inspect(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_json(parser)
+    parser.add_argument("--metadata", action="store_true", help="list all metadata")
+    parser.add_argument("--tensors", action="store_true", help="list all tensors")
+
+
+def run_inspect(args: argparse.Namespace) -> None:
+    found = inspect_model(model_path(args.model))
+    if args.json:
+        write_json({**_info(found), "metadata": dict(found.metadata), "tensors": found.tensors})
+        return
+    write(table(("", ""), [(k, str(v)) for k, v in _summary(found)], frozenset()).lstrip())
+    if args.metadata:
+        write("\n" + table(("KEY", "VALUE"), found.metadata, frozenset()))
+    if args.tensors:
+        rows = [
+            (t.name, t.type, " × ".join(map(str, t.shape)), size(t.n_bytes)) for t in found.tensors
+        ]
+        write("\n" + table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows, frozenset({3})))
+
+
+def _info(found: Inspection) -> dict[str, object]:
+    info = found.info
+    return {
+        "path": info.path,
+        "files": found.files,
+        "gguf_version": found.version,
+        "name": info.name,
+        "architecture": info.architecture,
+        "supported": info.supported,
+        "quant": info.quant,
+        "n_bytes": info.n_bytes,
+        "n_params": info.n_params,
+        "n_layer": info.n_layer,
+        "n_embd": info.n_embd,
+        "n_head": info.n_head,
+        "n_head_kv": info.n_head_kv,
+        "n_vocab": info.n_vocab,
+        "n_ctx_train": info.n_ctx_train,
+        "has_chat_template": info.has_chat_template,
+        "tensor_types": dict(info.tensor_types),
+    }
+
+
+def _summary(found: Inspection) -> list[tuple[str, object]]:
+    info = found.info
+    types = ", ".join(f"{name} × {n}" for name, n in info.tensor_types)
+    return [
+        ("name", info.name),
+        ("file", f"{size(info.n_bytes)} in {len(found.files)} part(s), GGUF v{found.version}"),
+        ("architecture", info.architecture + ("" if info.supported else " (not supported yet)")),
+        ("parameters", f"{info.n_params / 1e6:,.1f} million"),
+        ("quantisation", f"{info.quant} ({types})"),
+        ("layers", f"{info.n_layer}, width {info.n_embd}"),
+        ("heads", f"{info.n_head} queries, {info.n_head_kv} keys and values"),
+        ("vocabulary", info.n_vocab),
+        ("context", f"{info.n_ctx_train} tokens"),
+        ("chat template", "yes" if info.has_chat_template else "none: plain text is used"),
+        ("split", _how_to_split(found)),
+    ]
+
+
+def _how_to_split(found: Inspection) -> str:
+    info = found.info
+    if not info.supported:
+        return "not at all, as long as the architecture is not supported"
+    return f"by tensor (attention in steps of 1/{info.n_head_kv}) or by layer (1/{info.n_layer})"
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_load(parser)
+    add_json(parser)
+
+
+def run_plan(args: argparse.Namespace) -> None:
+    free = {device.id: device.free_bytes for device in list_devices()}
+    planner = Planner(model_path(args.model))
+    plan = planner.plan(load_params(args), free)
+    short = {d: n - free[d] for d, n in plan.bytes_by_device().items() if n > free.get(d, n)}
+    if args.json:
+        write_json(_plan_document(plan, free, short))
+        return
+    rows = [
+        (
+            str(d.rank), d.device, percent(d.asked), percent(d.effective), size(d.memory.weights),
+            size(d.memory.kv), size(d.memory.compute), size(d.memory.total),
+        )
+        for d in plan.devices
+    ]  # fmt: skip
+    headers = ("RANK", "DEVICE", "ASKED", "GETS", "WEIGHTS", "KV", "COMPUTE", "TOTAL")
+    write(table(headers, rows, frozenset(range(2, 8))))
+    write(f"{plan.n_ctx} tokens of context, weights held as {plan.storage}")
+    for warning in plan.warnings:
+        write(warning)
+    for device, missing in short.items():
+        write(f"{device} is {size(missing)} short: choose a smaller context or another split.")
+
+
+def _plan_document(plan: Plan, free: dict[str, int], short: dict[str, int]) -> dict[str, object]:
+    return {
+        "devices": [
+            {
+                "rank": d.rank,
+                "device": d.device,
+                "asked": d.asked,
+                "effective": d.effective,
+                "weights": d.memory.weights,
+                "kv": d.memory.kv,
+                "compute": d.memory.compute,
+                "total": d.memory.total,
+                "free": free.get(d.device),
+            }
+            for d in plan.devices
+        ],
+        "split_mode": plan.split_mode,
+        "n_ctx": plan.n_ctx,
+        "kv_type": plan.kv_type,
+        "storage": plan.storage,
+        "total_bytes": plan.total_bytes,
+        "fits": not short,
+        "short": short,
+        "warnings": plan.warnings,
+    }

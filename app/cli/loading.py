@@ -1,0 +1,41 @@
+"""Loading a model with a progress line, for the subcommands that compute."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from app.cli.arguments import load_params
+from app.cli.output import note
+from engine import LoadProgress, Model, load_model
+
+
+def load(args: argparse.Namespace) -> Model:
+    """Load what the common options ask for; progress and warnings go to stderr.
+
+    Raises:
+        EngineError: it cannot be loaded.
+    """
+    params = load_params(args)
+    model = load_model(
+        params.path,
+        params.devices,
+        params.split,
+        n_ctx=params.n_ctx,
+        split_mode=params.split_mode,
+        overrides=params.overrides,
+        kv_type=params.kv_type,
+        cpu_threads=params.cpu_threads,
+        on_progress=_show,
+    )
+    if sys.stderr.isatty():
+        note("\r\x1b[K", end="")
+    for warning in model.warnings:
+        note(warning)
+    return model
+
+
+def _show(progress: LoadProgress) -> None:
+    if sys.stderr.isatty():
+        done = progress.done_bytes / max(1, progress.total_bytes)
+        note(f"\rLoading {done:4.0%}", end="")

@@ -1,0 +1,39 @@
+"""The subcommand `perplexity`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from app.cli.arguments import add_json, add_load, add_model
+from app.cli.loading import load
+from app.cli.output import note, write, write_json
+from app.cli.talk import read_text
+from engine import perplexity
+
+
+def add_perplexity(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("file", metavar="FILE", help="a UTF-8 text")
+    add_load(parser)
+    add_json(parser)
+
+
+def run_perplexity(args: argparse.Namespace) -> None:
+    text = read_text(args.file)
+    if args.ctx is None:
+        args.ctx = 512  # what published figures are measured with
+    with load(args) as model:
+        result = perplexity(model, model.tokenizer.encode(text), _show)
+    if args.json:
+        write_json(result)
+    else:
+        write(
+            f"perplexity {result.perplexity:.4f} ± {result.error:.4f} "
+            f"({result.n_scored} tokens in {result.n_chunks} chunks)"
+        )
+
+
+def _show(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        note(f"\r{done}/{total} chunks", end="\n" if done == total else "")

@@ -1,0 +1,203 @@
+"""Subcommands that write text: `generate` and `chat`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+
+from app.cli.arguments import add_json, add_load, add_model, add_sampling, sampling_params
+from app.cli.loading import load
+from app.cli.output import note, write, write_json
+from engine import (
+    ChatMessage,
+    ContextShifted,
+    EngineError,
+    Finished,
+    Generate,
+    Model,
+    TokenText,
+)
+
+
+class Interrupt:
+    """Ctrl+C ends the answer; a second one ends the program."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def __call__(self) -> bool:
+        return self.is_set
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        self.is_set = False
+        previous = signal.signal(signal.SIGINT, self._on_signal)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.is_set:
+            raise KeyboardInterrupt
+        self.is_set = True
+
+
+class Answer:
+    """What came of one request."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.ids: list[int] = []
+        self.finished: Finished | None = None
+
+    def document(self) -> dict[str, object]:
+        """The fields of `generate --json`."""
+        assert self.finished is not None, "a generation ends with Finished or an error"
+        return {
+            "text": self.text,
+            "ids": self.ids,
+            "finish_reason": self.finished.reason,
+            "usage": {
+                "prompt_tokens": self.finished.usage.prompt_tokens,
+                "cached_tokens": self.finished.usage.cached_tokens,
+                "completion_tokens": self.finished.usage.completion_tokens,
+                "total_tokens": self.finished.usage.total_tokens,
+            },
+            "timings": self.finished.timings,
+        }
+
+
+def answer(model: Model, request: Generate, *, is_silent: bool) -> Answer:
+    """Run a request, streaming its text to stdout unless silent.
+
+    Raises:
+        EngineError: the prompt cannot be used, or a device failed.
+    """
+    interrupt, result = Interrupt(), Answer()
+    with interrupt.watching():
+        for event in model.answer(request, interrupt):
+            if isinstance(event, TokenText):
+                result.text += event.text
+                result.ids += event.ids
+                if not is_silent:
+                    write(event.text, end="")
+            elif isinstance(event, ContextShifted):
+                note(f"[the context was full: {event.n_dropped} old tokens were let go]")
+            elif isinstance(event, Finished):
+                result.finished = event
+    return result
+
+
+def add_generate(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="what to answer; '-' reads stdin")
+    prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
+    parser.add_argument("-n", "--n-predict", type=int, default=512, metavar="N", help="tokens")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument("--raw", action="store_true", help="complete the text as it stands")
+    add_load(parser)
+    add_sampling(parser)
+    add_json(parser)
+
+
+def run_generate(args: argparse.Namespace) -> None:
+    sampling = sampling_params(args, args.n_predict)
+    text = _prompt(args)
+    with load(args) as model:
+        if args.raw or not model.info.has_chat_template:
+            request = Generate(prompt=text, sampling=sampling)
+        else:
+            system = (ChatMessage("system", args.system),) if args.system else ()
+            request = Generate((*system, ChatMessage("user", text)), sampling=sampling)
+        result = answer(model, request, is_silent=args.json)
+    if args.json:
+        write_json(result.document())
+    else:
+        write()
+        note(_footer(result))
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if args.file is not None:
+        return read_text(args.file)
+    if args.prompt == "-":
+        return sys.stdin.read()
+    text: str = args.prompt
+    return text
+
+
+def read_text(path: str) -> str:
+    """A text file's contents.
+
+    Raises:
+        EngineError: it cannot be read.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise EngineError(f"{path} cannot be read: {reason}.") from None
+
+
+def _footer(result: Answer) -> str:
+    assert result.finished is not None, "a generation ends with Finished or an error"
+    usage, timings = result.finished.usage, result.finished.timings
+    return (
+        f"[{usage.completion_tokens} tokens, {timings.decode_per_s:.1f} t/s · prompt "
+        f"{usage.prompt_tokens} tokens, {timings.prompt_per_s:.1f} t/s · first token after "
+        f"{timings.first_token_s:.2f} s · {result.finished.reason}]"
+    )
+
+
+def add_chat(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument("-n", "--n-predict", type=int, default=1024, metavar="N", help="tokens")
+    add_load(parser)
+    add_sampling(parser)
+    add_json(parser)
+
+
+def run_chat(args: argparse.Namespace) -> None:
+    sampling = sampling_params(args, args.n_predict)
+    messages = [ChatMessage("system", args.system)] if args.system else []
+    turns = []
+    with load(args) as model:
+        if not args.json:
+            note("Ctrl+D ends, Ctrl+C stops an answer, /new starts afresh.")
+        while (text := _read_line(is_silent=args.json)) is not None:
+            if text == "/new":
+                messages = [m for m in messages if m.role == "system"]
+                continue
+            if not text.strip():
+                continue
+            messages.append(ChatMessage("user", text))
+            request = Generate(tuple(messages), sampling=sampling)
+            result = answer(model, request, is_silent=args.json)
+            messages.append(ChatMessage("assistant", result.text))
+            turns.append({"prompt": text, **result.document()})
+            if not args.json:
+                write("\n")
+    if args.json:
+        write_json({"turns": turns})
+
+
+def _read_line(*, is_silent: bool) -> str | None:
+    """The next line a person types, None at the end of the input."""
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):  # line editing, where the system has it
+            import_module("readline")
+        try:
+            return input("" if is_silent else "> ")
+        except (EOFError, KeyboardInterrupt):
+            return None
+    line = sys.stdin.readline()
+    return line.rstrip("\n") if line else None

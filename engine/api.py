@@ -1,0 +1,312 @@
+"""The engine as a Python library: load a model, ask it, free it. Synchronous, no threads needed.
+
+model = load_model("model.gguf", devices=["cpu", "cpu"], split=[3, 1])
+for event in model.generate("Once upon a time", SamplingParams(max_tokens=64)):
+    ...
+model.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from engine.config import LoadParams, SamplingParams
+from engine.devices import parse_devices
+from engine.errors import EngineError, OutOfDeviceMemory, PromptError
+from engine.events import (
+    ChatMessage,
+    ContextShifted,
+    DeviceMemory,
+    Event,
+    Generate,
+    LoadProgress,
+)
+from engine.generate import Generation, Session
+from engine.gguf import GGUFFile
+from engine.info import ModelInfo, describe
+from engine.runtime import Logits, Runtime
+from engine.text import ChatTemplate, Tokenizer, chat_template_from_metadata
+
+ProgressSink = Callable[[LoadProgress], None]
+IsCancelled = Callable[[], bool]
+
+
+def _ignore(_: LoadProgress) -> None:
+    pass
+
+
+def _never() -> bool:
+    return False
+
+
+def load_model(
+    path: str | Path,
+    devices: Sequence[str] | str = ("cpu",),
+    split: Sequence[float] | None = None,
+    *,
+    n_ctx: int | None = None,
+    split_mode: str = "tensor",
+    overrides: Sequence[tuple[str, str]] = (),
+    kv_type: str = "f16",
+    cpu_threads: int | None = None,
+    n_batch: int = 512,
+    on_progress: ProgressSink = _ignore,
+    is_cancelled: IsCancelled = _never,
+) -> Model:
+    """Load a GGUF over one or several ranks.
+
+    Args:
+        path: the file, or any part of a split one.
+        devices: one entry per rank ("cpu", "cuda:0", …); a repeated one is a virtual device.
+        split: relative share of each rank, such as [3, 1]; None is even.
+        split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks.
+        n_ctx: context in tokens; None is 2048, or the model's own if that is less.
+        overrides: (regular expression on tensor names, device); that part goes there whole.
+        kv_type: "f32", "f16" or "bf16".
+        cpu_threads: of all CPU ranks together; None is one per physical core.
+        n_batch: prompt tokens computed at once.
+
+    Raises:
+        EngineError: the file, the split or a device cannot be used, or it was cancelled.
+    """
+    params = LoadParams(
+        path=str(path),
+        devices=tuple(parse_devices(devices)),
+        split=None if split is None else tuple(float(s) for s in split),
+        split_mode=split_mode,
+        n_ctx=n_ctx,
+        overrides=tuple(overrides),
+        kv_type=kv_type,
+        cpu_threads=cpu_threads,
+        n_batch=n_batch,
+    )
+    return Model(params, on_progress, is_cancelled)
+
+
+class Model:
+    """A loaded model.
+
+    Attributes:
+        info: what the file says about itself.
+        n_ctx: context in tokens.
+        warnings: sentences that a person should see.
+    """
+
+    def __init__(
+        self,
+        params: LoadParams,
+        on_progress: ProgressSink = _ignore,
+        is_cancelled: IsCancelled = _never,
+    ) -> None:
+        self.params = params
+        with GGUFFile.open(params.path) as file:
+            self.info: ModelInfo = describe(file)
+            self._tokenizer = _tokenizer(file)
+            self._template = _template(file, self._tokenizer)
+            self._runtime = Runtime(file, params, on_progress, is_cancelled)
+        self._session = Session(self._runtime)
+        self.n_ctx = self._runtime.n_ctx
+        self.warnings = self._runtime.plan.warnings + self._text_warnings()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer.
+
+        Raises:
+            PromptError: the file has none.
+        """
+        if self._tokenizer is None:
+            raise PromptError(
+                f"{self.info.name} has no vocabulary, so it can neither read nor write text.",
+                "Pick a file with a tokenizer.",
+            )
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The file's chat template, or a plain one if it has none.
+
+        Raises:
+            PromptError: the file has no vocabulary.
+        """
+        if self._template is None:
+            _ = self.tokenizer
+            raise AssertionError("a tokenizer always comes with a template")
+        return self._template
+
+    def logits(self, ids: Sequence[int]) -> Logits:
+        """Logits after each of `ids`, as a fresh sequence; what was in the cache is forgotten.
+
+        Returns:
+            F32 (len(ids), n_vocab)
+
+        Raises:
+            PromptError: no tokens, unknown tokens, or more than the context holds.
+        """
+        ids = [int(i) for i in ids]
+        self._session.check(ids)
+        self._session.ids.clear()
+        return np.concatenate([self._session.forward(c, 0) for c in self._session.chunks(ids)])
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams = SamplingParams(),  # noqa: B008 frozen
+        is_cancelled: IsCancelled = _never,
+    ) -> Iterator[Event]:
+        """Continue a text, in which special tokens are recognised, or token ids.
+
+        Yields:
+            PrefillProgress, TokenText, ContextShifted, and one Finished at the end.
+
+        Raises:
+            EngineError: the prompt cannot be used, or a device failed.
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, parse_special=True)
+        else:
+            ids = [int(i) for i in prompt]
+        n_keep = 1 if self._tokenizer and self._tokenizer.add_bos else 0
+        generation = Generation(self._session, self._tokenizer, params, n_keep, is_cancelled)
+        yield from generation.run(ids)
+
+    def answer(self, request: Generate, is_cancelled: IsCancelled = _never) -> Iterator[Event]:
+        """Do what a `Generate` command asks; see `generate`."""
+        if request.prompt is not None:
+            yield from self.generate(request.prompt, request.sampling, is_cancelled)
+            return
+        messages = list(request.messages)
+        ids = self._encode_chat(messages, continue_last=request.continue_last)
+        if request.sampling.on_overflow == "shift":
+            n_before = len(ids)
+            while len(ids) >= self.n_ctx - self._reserve() and _drop_oldest_turn(messages):
+                ids = self._encode_chat(messages, continue_last=request.continue_last)
+            if len(ids) < n_before:
+                yield ContextShifted(n_before - len(ids))
+        n_keep = self._n_system(messages, ids)
+        generation = Generation(
+            self._session, self._tokenizer, request.sampling, n_keep, is_cancelled
+        )
+        yield from generation.run(ids)
+
+    def _reserve(self) -> int:
+        """Tokens that a shifted prompt leaves for the answer."""
+        return max(1, self.n_ctx // 8)
+
+    def _encode_chat(self, messages: Sequence[ChatMessage], *, continue_last: bool) -> list[int]:
+        template, tokenizer = self.chat_template, self.tokenizer
+        turns = [{"role": m.role, "content": m.content} for m in messages]
+        last = turns.pop()["content"] if continue_last else ""
+        text = template.render(turns, add_generation_prompt=True) + last
+        has_bos = tokenizer.bos_id is not None and text.startswith(
+            tokenizer.token_text(tokenizer.bos_id)
+        )
+        return tokenizer.encode(text, add_special=not has_bos, parse_special=True)
+
+    def _n_system(self, messages: Sequence[ChatMessage], ids: Sequence[int]) -> int:
+        """How many tokens at the start of a chat prompt belong to the system prompt."""
+        others = [ChatMessage(m.role, "?") if m.role != "system" else m for m in messages]
+        n = 0
+        for a, b in zip(self._encode_chat(others, continue_last=False), ids, strict=False):
+            if a != b:
+                break
+            n += 1
+        return min(n, self.n_ctx // 2)
+
+    def _text_warnings(self) -> tuple[str, ...]:
+        if self._tokenizer is None:
+            return ("This file has no vocabulary: it can be measured, but not talked to.",)
+        warnings = tuple(self._tokenizer.warnings)
+        if not self.info.has_chat_template:
+            warnings += ("This model has no chat template: plain text is used instead.",)
+        return warnings
+
+    def memory(self) -> list[DeviceMemory]:
+        """Predicted and measured bytes of each rank."""
+        return self._runtime.memory()
+
+    def close(self) -> None:
+        """Free all memory and end the rank threads; safe to call twice."""
+        self._runtime.close()
+
+
+def _tokenizer(file: GGUFFile) -> Tokenizer | None:
+    if file.meta.str("tokenizer.ggml.model", "none") == "none":
+        return None
+    return Tokenizer.from_metadata(file.meta)
+
+
+def _template(file: GGUFFile, tokenizer: Tokenizer | None) -> ChatTemplate | None:
+    return None if tokenizer is None else chat_template_from_metadata(file.meta, tokenizer)
+
+
+def _drop_oldest_turn(messages: list[ChatMessage]) -> bool:
+    """Remove the oldest message that is not a system prompt and not the last; False if none."""
+    for index, message in enumerate(messages[:-1]):
+        if message.role != "system":
+            del messages[index]
+            if messages[index].role == "assistant" and index < len(messages) - 1:
+                del messages[index]
+            return True
+    return False
+
+
+def replace_model(
+    old: Model | None,
+    params: LoadParams,
+    on_progress: ProgressSink,
+    is_cancelled: IsCancelled,
+    hold: Callable[[Model | None], None],
+) -> None:
+    """Load a model in place of another, and keep that one if the new one fails.
+
+    Where both fit, the old one is freed last. Where not, it makes room first and is loaded again
+    after a failure.
+
+    Args:
+        hold: told of every change of what is loaded.
+
+    Raises:
+        EngineError: the new model was not loaded.
+    """
+    try:
+        new = Model(params, on_progress, is_cancelled)
+    except OutOfDeviceMemory:
+        if old is None:
+            raise
+    else:
+        hold(new)
+        if old is not None:
+            old.close()
+        return
+    hold(None)
+    old.close()
+    try:
+        hold(Model(params, on_progress, is_cancelled))
+    except EngineError as error:
+        _reload(old, on_progress, hold, error)
+        raise
+
+
+def _reload(
+    old: Model, on_progress: ProgressSink, hold: Callable[[Model | None], None], error: EngineError
+) -> None:
+    """Bring back what made room in vain; if even that fails, the hint says so."""
+    try:
+        hold(Model(old.params, on_progress))
+    except EngineError:
+        lost = f"{old.info.name} was unloaded to make room and could not be loaded again."
+        error.hint = f"{error.hint} {lost}".strip()
+
+
+__all__ = ["Model", "load_model", "replace_model"]

@@ -1,0 +1,95 @@
+"""What a block may use while it runs on one rank: the other ranks, the cache, the arithmetic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.parallel.comm import Communicator, Group
+from engine.parallel.ranges import Ranges
+
+if TYPE_CHECKING:
+    from engine.cache import KVCache
+    from engine.layers.rope import Rope
+    from engine.ops.reference import ReferenceOps
+
+
+class Context:
+    """State of one rank during one forward pass.
+
+    The residual stream is current on the ranks of one group at a time; `join` and `enter` move it,
+    and the collectives run among that group.
+
+    Attributes:
+        n_past: tokens in the cache before this pass.
+        first_logit: the first row of this pass whose logits are wanted.
+    """
+
+    def __init__(
+        self, comm: Communicator, ops: ReferenceOps, cache: KVCache, device: torch.device
+    ) -> None:
+        self.rank = comm.rank
+        self.ops = ops
+        self.device = device
+        self.n_past = 0
+        self.first_logit = 0
+        self._comm = comm
+        self._cache = cache
+        self._group: Group = ()
+        self._positions = torch.empty(0)
+        self._angles: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, n_past: int, n_tokens: int, first_logit: int) -> None:
+        """Prepare for a pass over `n_tokens` tokens after `n_past` cached ones."""
+        self.n_past = n_past
+        self.first_logit = first_logit
+        self._angles.clear()
+        self._positions = torch.arange(n_past, n_past + n_tokens, device=self.device)
+
+    def owns(self, ranges: Ranges) -> bool:
+        """Whether this rank has a slice."""
+        return ranges.size(self.rank) > 0
+
+    def join(self, group: Group) -> bool:
+        """Make `group` the current one, without a value to move; whether this rank is in it."""
+        self._group = group
+        return self.rank in group
+
+    def enter(self, x: Tensor | None, group: Group) -> Tensor | None:
+        """Move x to `group` if it is not there yet; None on the ranks outside."""
+        previous, self._group = self._group, group
+        if not set(group) <= set(previous):
+            source = previous[0]
+            involved = tuple(sorted({source, *group}))
+            if self.rank in involved:
+                x = self._comm.broadcast(x, source, involved)
+        return x if self.rank in group else None
+
+    def all_reduce(self, x: Tensor | None, bias: Tensor | None = None) -> Tensor:
+        """Sum the summands of the group's ranks, then add `bias` once.
+
+        Every rank of the group calls it; one with an empty slice passes None.
+        """
+        total = self._comm.all_reduce(x, self._group)
+        return total if bias is None else total + bias
+
+    def gather(self, x: Tensor | None) -> Tensor | None:
+        """Join slices of the last dimension on the first rank of the group; None elsewhere."""
+        return self._comm.gather(x, self._group)
+
+    def rope(self, x: Tensor, rope: Rope) -> Tensor:
+        """Rotate x (T, n_head, head_dim) by the positions of this pass."""
+        angles = self._angles.get(id(rope))
+        if angles is None:
+            angles = self.ops.rope_angles(rope.params, rope.weight, self._positions)
+            self._angles[id(rope)] = angles
+        return self.ops.rope(x, *angles, rope.params.style)
+
+    def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Append k and v to the cache of `layer` and attend; (T, n_head, head_dim_v)."""
+        cache = self._cache.layers[layer]
+        assert cache is not None, "only ranks with heads attend"
+        cache.write(k, v, self.n_past)
+        return self.ops.attention(q, cache, self.n_past, scale)

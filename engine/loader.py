@@ -1,0 +1,143 @@
+"""From a file's bytes to the tensors of one rank: only its own slices are read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import Cancelled, UnsupportedQuant
+from engine.events import LoadProgress
+from engine.layers.module import Slot
+from engine.ops.weights import DenseWeight, PackedWeight, Weight
+from engine.parallel.placement import Slices
+from engine.plan import packed_bytes, slot_slices
+from engine.quants import QUANTS, dequantise
+
+if TYPE_CHECKING:
+    from engine.gguf import GGUFFile, TensorInfo
+
+CHUNK_BYTES = 8 << 20
+"""Read at a time; cancelling and progress take effect between chunks."""
+
+PROGRESS_INTERVAL_S = 0.04
+
+
+class Progress:
+    """Counts the bytes that all ranks have read, and passes on that someone wants to stop."""
+
+    def __init__(
+        self,
+        total_bytes: int,
+        on_progress: Callable[[LoadProgress], None],
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        self._total = total_bytes
+        self._done = 0
+        self._on_progress = on_progress
+        self._is_cancelled = is_cancelled
+        self._lock = threading.Lock()
+        self._next_report = 0.0
+
+    def add(self, n_bytes: int) -> None:
+        """Note that `n_bytes` more are done.
+
+        Raises:
+            Cancelled: the person has asked to stop.
+        """
+        if self._is_cancelled():
+            raise Cancelled("Loading")
+        with self._lock:
+            self._done += n_bytes
+            now = time.monotonic()
+            if now >= self._next_report or self._done >= self._total:
+                self._next_report = now + PROGRESS_INTERVAL_S
+                self._on_progress(LoadProgress(self._done, self._total))
+
+
+def check_types(path: str, slots: Sequence[Slot]) -> None:
+    """Make sure that every tensor can be dequantised.
+
+    Raises:
+        UnsupportedQuant: names the first that cannot.
+    """
+    for slot in slots:
+        if slot.tensor.type.number not in QUANTS:
+            raise UnsupportedQuant(path, slot.tensor.type.name, slot.tensor.name)
+
+
+def load_rank(
+    file: GGUFFile,
+    slots: Sequence[Slot],
+    rank: int,
+    device: torch.device,
+    storage: str,
+    progress: Progress,
+) -> int:
+    """Fill the attributes that `slots` name with this rank's parts.
+
+    Returns:
+        Bytes that the rank holds.
+    """
+    held = 0
+    for slot in slots:
+        slices = slot_slices(slot, rank)
+        if slices is None:
+            continue
+        value: Weight | Tensor
+        if slot.is_matrix:
+            value = _load_matrix(file, slot.tensor, slices, device, storage, progress)
+            held += value.n_bytes
+        else:
+            value = _dequantised(file, slot.tensor, slices, progress).to(device)
+            held += value.nbytes
+        setattr(slot.owner, slot.attribute, value)
+        progress.add(packed_bytes(slot, slices))
+    return held
+
+
+def _load_matrix(
+    file: GGUFFile,
+    tensor: TensorInfo,
+    slices: Slices,
+    device: torch.device,
+    storage: str,
+    progress: Progress,
+) -> Weight:
+    if storage == "packed":
+        raw, columns = _blocks(file, tensor, slices)
+        packed = torch.from_numpy(raw.copy()).to(device)
+        return PackedWeight(packed, tensor.type.number, columns)
+    return DenseWeight(_dequantised(file, tensor, slices, progress).to(device))
+
+
+def _dequantised(file: GGUFFile, tensor: TensorInfo, slices: Slices, progress: Progress) -> Tensor:
+    """The slice in F32, worked on in chunks of rows."""
+    raw, columns = _blocks(file, tensor, slices)
+    rows = raw.reshape(-1, raw.shape[-1])
+    n_columns = columns.stop - columns.start
+    result = torch.empty(rows.shape[0], n_columns)
+    step = max(1, CHUNK_BYTES // max(1, rows.shape[1]))
+    for start in range(0, rows.shape[0], step):
+        chunk = torch.from_numpy(rows[start : start + step].copy())
+        result[start : start + step] = dequantise(chunk, tensor.type.number)[:, columns]
+        progress.add(0)
+    return result.reshape(*raw.shape[:-1], n_columns)
+
+
+def _blocks(
+    file: GGUFFile, tensor: TensorInfo, slices: Slices
+) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], slice]:
+    """The whole blocks that cover a slice, and where in their elements the slice lies."""
+    kind = tensor.type
+    first = slices[-1].start // kind.block_size
+    last = -(-slices[-1].stop // kind.block_size)
+    raw = file.raw(tensor).reshape(*tensor.shape[:-1], -1)
+    raw = raw[(*slices[:-1], slice(first * kind.type_size, last * kind.type_size))]
+    start = slices[-1].start - first * kind.block_size
+    return raw, slice(start, start + slices[-1].stop - slices[-1].start)

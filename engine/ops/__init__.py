@@ -1,0 +1,1 @@
+"""The arithmetic, in torch: what declared models call through `Context` and loaded weights."""

@@ -1,0 +1,157 @@
+"""Collectives between ranks: one interface, and the implementation for ranks that are threads.
+
+Every member of a group makes the same calls in the same order. Sums run in rank order on every
+rank, so all members end with the same bits, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.errors import CommError
+
+Group = tuple[int, ...]
+
+STALL_TIMEOUT_S = 300.0
+"""A rank that does not arrive for this long is taken for lost."""
+
+
+class Communicator(Protocol):
+    """What a model may ask of the other ranks; `None` stands for a rank that has nothing to give.
+
+    Raises:
+        CommError: a rank left or stalled; the model must be loaded again.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
+        """Sum over the group; every member gets the result, with the same bits."""
+        ...
+
+    def all_gather(self, x: Tensor | None, group: Group) -> Tensor:
+        """Join along the last dimension in rank order; every member gets the result."""
+        ...
+
+    def gather(self, x: Tensor | None, group: Group) -> Tensor | None:
+        """The same, for the first member of the group only; the others get None."""
+        ...
+
+    def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
+        """The tensor of rank `source`, on every member of the group."""
+        ...
+
+    def barrier(self, group: Group) -> None:
+        """Wait until all members have come here."""
+        ...
+
+
+class _Meeting:
+    """Where the members of one group exchange values.
+
+    Two sets of slots alternate: a member can only be writing the next set while a slower one still
+    reads this one, because the set after that needs all of them at the barrier in between.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.slots: tuple[list[Tensor | None], list[Tensor | None]] = ([None] * size, [None] * size)
+
+
+class ThreadGroup:
+    """The shared side of all communicators of one model."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.epoch = 0
+        self._lock = threading.Lock()
+        self._meetings: dict[Group, _Meeting] = {}
+        self._is_aborted = False
+
+    def meeting(self, group: Group) -> _Meeting:
+        with self._lock:
+            meeting = self._meetings.get(group)
+            if meeting is None:
+                meeting = self._meetings[group] = _Meeting(len(group))
+                if self._is_aborted:
+                    meeting.barrier.abort()
+            return meeting
+
+    def abort(self) -> None:
+        """Wake every rank that waits, with an error; called when one of them has failed."""
+        with self._lock:
+            self._is_aborted = True
+            for meeting in self._meetings.values():
+                meeting.barrier.abort()
+
+    def reset(self) -> None:
+        """Start afresh after an abort, once no rank is inside a collective."""
+        with self._lock:
+            self.epoch += 1
+            self._is_aborted = False
+            self._meetings.clear()
+
+
+class ThreadCommunicator:
+    """A rank that is a thread of this process; peers' tensors are read where they are."""
+
+    def __init__(self, shared: ThreadGroup, rank: int, device: torch.device) -> None:
+        self.rank = rank
+        self.size = shared.size
+        self.device = device
+        self._shared = shared
+        self._phases: dict[tuple[int, Group], int] = {}
+
+    def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
+        if len(group) == 1:
+            assert x is not None, "a group of one has nobody else to give a value"
+            return x
+        total: Tensor | None = None
+        for value in self._exchange(x, group):
+            if value is not None:
+                value = value.to(self.device)
+                total = value if total is None else total + value
+        assert total is not None, "no rank of the group had a value"
+        return total
+
+    def all_gather(self, x: Tensor | None, group: Group) -> Tensor:
+        return self._join(self._exchange(x, group) if len(group) > 1 else [x])
+
+    def gather(self, x: Tensor | None, group: Group) -> Tensor | None:
+        values = self._exchange(x, group) if len(group) > 1 else [x]
+        return self._join(values) if self.rank == group[0] else None
+
+    def _join(self, values: Sequence[Tensor | None]) -> Tensor:
+        present = [v.to(self.device) for v in values if v is not None]
+        return present[0] if len(present) == 1 else torch.cat(present, dim=-1)
+
+    def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
+        value = self._exchange(x, group)[group.index(source)] if len(group) > 1 else x
+        assert value is not None, "the source must have a value"
+        return value.to(self.device)
+
+    def barrier(self, group: Group) -> None:
+        if len(group) > 1:
+            self._exchange(None, group)
+
+    def _exchange(self, x: Tensor | None, group: Group) -> Sequence[Tensor | None]:
+        """Show `x` to the group; returns the values of all members, in group order."""
+        if x is not None and x.is_cuda:
+            torch.cuda.current_stream(x.device).synchronize()  # peers read it from other streams
+        meeting = self._shared.meeting(group)
+        key = (self._shared.epoch, group)
+        phase = self._phases.get(key, 0)
+        self._phases[key] = 1 - phase
+        slots = meeting.slots[phase]
+        slots[group.index(self.rank)] = x
+        try:
+            meeting.barrier.wait(STALL_TIMEOUT_S)
+        except threading.BrokenBarrierError:
+            raise CommError(self.rank, "lost the other ranks in the middle of a step") from None
+        return slots

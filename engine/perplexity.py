@@ -1,0 +1,80 @@
+"""How well a model predicts a text: the usual way to see what a quantisation or a split costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import PromptError
+
+if TYPE_CHECKING:
+    from engine.api import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """Result over a text.
+
+    Attributes:
+        nll: mean negative log-likelihood of a scored token, in nats.
+        perplexity: exp(nll).
+        error: standard error of `perplexity`, by the delta method.
+        n_scored: tokens that were scored.
+    """
+
+    nll: float
+    perplexity: float
+    error: float
+    n_scored: int
+    n_chunks: int
+
+
+def perplexity(
+    model: Model,
+    ids: Sequence[int],
+    on_chunk: Callable[[int, int], None] = lambda done, total: None,
+) -> Perplexity:
+    """Score `ids` in chunks of the model's context.
+
+    As in llama.cpp's tool, the first half of each chunk only gives context and the second half is
+    scored, and each chunk starts with the beginning-of-text token if the model wants one. A text
+    shorter than one chunk is scored from its second token on.
+
+    Args:
+        on_chunk: told (chunks done, chunks in total).
+
+    Raises:
+        PromptError: the text has fewer than two tokens.
+    """
+    if len(ids) < 2:
+        raise PromptError("The text is too short to be scored.", "Give at least two tokens.")
+    size = min(model.n_ctx, len(ids))
+    n_chunks = len(ids) // size
+    first = size // 2 if n_chunks > 1 or len(ids) >= model.n_ctx else 1
+    bos = model.tokenizer.bos_id if model.tokenizer.add_bos else None
+    losses = []
+    for index in range(n_chunks):
+        chunk = list(ids[index * size : (index + 1) * size])
+        targets = np.array(chunk)
+        if bos is not None:
+            chunk[0] = bos
+        losses.append(_losses(model.logits(chunk), targets)[first - 1 :])
+        on_chunk(index + 1, n_chunks)
+    scored = np.concatenate(losses)
+    nll = float(scored.mean())
+    spread = float(scored.std(ddof=1)) / sqrt(len(scored)) if len(scored) > 1 else 0.0
+    return Perplexity(nll, exp(nll), exp(nll) * spread, len(scored), n_chunks)
+
+
+def _losses(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """-log p(ids[t + 1]) for each t but the last, from logits (T, n_vocab)."""
+    rows = logits[:-1].astype(np.float64)
+    top = rows.max(-1, keepdims=True)
+    log_sum = np.log(np.exp(rows - top).sum(-1)) + top[:, 0]
+    losses: NDArray[np.float64] = log_sum - rows[np.arange(len(rows)), ids[1:]]
+    return losses
