@@ -265,3 +265,24 @@ def _share(value: object) -> float:
 def _whole(value: object, low: int, high: int) -> int | None:
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return value if is_whole and low <= value <= high else None  # type: ignore[operator,return-value]
+
+
+def is_same_load(first: LoadParams, second: LoadParams, n_ctx_train: int) -> bool:
+    """Whether both would load the same model in the same way, to a rounding error of the shares."""
+    return _load_key(first, n_ctx_train) == _load_key(second, n_ctx_train)
+
+
+def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
+    n_ranks = len(params.devices)
+    shares = _normalised(params.split or [1.0] * n_ranks)
+    return (
+        params.path,
+        params.devices,
+        params.split_mode if n_ranks > 1 else "",
+        tuple(round(share, 6) for share in shares),
+        params.context_for(n_ctx_train),
+        params.overrides,
+        params.kv_type,
+        params.cpu_threads,
+        params.n_batch,
+    )

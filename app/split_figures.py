@@ -1,0 +1,185 @@
+"""What the split panel shows: figures per rank, worked out without widgets.
+
+Memory is told per physical device. Ranks on the same device share it, so the free memory of one
+row already leaves out what all rows of that device take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from app.split_settings import SplitSettings
+from app.units import percent_text, size_text
+from engine import DeviceInfo, DevicePlan, DeviceSnapshot, MemoryUse, ModelLoaded, Plan
+
+BRANDS = ("NVIDIA ", "GeForce ", "AMD ", "Intel(R) ", "(R)", "(TM)", " Processor")
+"""Parts of device names that tell a person nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFigures:
+    """One rank as its row shows it; sizes in bytes.
+
+    Attributes:
+        index: of the rank in the settings; also chooses its colour.
+        effective: the share that the plan reaches; None without a plan.
+        siblings: (index, bytes) of the other ranks on the same device.
+        outside: what is not the model's: other programs, the system, this window.
+        free: what stays when all ranks of the device are placed; negative when they do not fit.
+    """
+
+    index: int
+    label: str
+    name: str
+    is_on: bool
+    asked: float
+    effective: float | None
+    total: int
+    memory: MemoryUse
+    siblings: tuple[tuple[int, int], ...]
+    outside: int
+    free: int
+    sensors: str = ""
+
+    @property
+    def share(self) -> float:
+        """What is drawn: the reachable share where it is known."""
+        return self.asked if self.effective is None else self.effective
+
+    @property
+    def spoken(self) -> str:
+        """The row in one sentence, for a screen reader."""
+        used = size_text(self.memory.total).replace("GiB", "gibibytes").replace("MiB", "mebibytes")
+        total = size_text(self.total).replace("GiB", "gibibytes").replace("MiB", "mebibytes")
+        return f"{self.label}, {self.share:.0%}, {used} of {total}".replace("%", " percent")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything that the figures follow from, apart from the settings.
+
+    Attributes:
+        outside: bytes per device id that the model does not account for.
+        by_rank: the plan's rows by index of the rank in the settings.
+    """
+
+    devices: Mapping[str, DeviceInfo]
+    snapshots: Mapping[str, DeviceSnapshot] = field(default_factory=dict)
+    outside: Mapping[str, int] = field(default_factory=dict)
+    by_rank: Mapping[int, DevicePlan] = field(default_factory=dict)
+
+
+def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, DevicePlan]:
+    """The plan counts only ranks that take part; put its rows at their index in the settings."""
+    return dict(zip(settings.active, plan.devices, strict=True)) if plan else {}
+
+
+def row_figures(settings: SplitSettings, context: Context) -> list[RowFigures]:
+    """One entry per rank that is shown: all, or one per device in the mode "single"."""
+    labels = rank_labels([rank.device for rank in settings.ranks])
+    shown = range(len(settings.ranks))
+    if settings.mode == "single":
+        first = {rank.device: i for i, rank in reversed(list(enumerate(settings.ranks)))}
+        first[settings.ranks[settings.single].device] = settings.single
+        shown_set = set(first.values())
+        return [_row(settings, context, i, labels[i]) for i in shown if i in shown_set]
+    return [_row(settings, context, i, labels[i]) for i in shown]
+
+
+def _row(settings: SplitSettings, context: Context, index: int, label: str) -> RowFigures:
+    rank = settings.ranks[index]
+    device = context.devices[rank.device]
+    planned = context.by_rank.get(index)
+    memory = planned.memory if planned else MemoryUse()
+    siblings = tuple(
+        (i, other.memory.total)
+        for i, other in context.by_rank.items()
+        if i != index and settings.ranks[i].device == rank.device
+    )
+    outside = context.outside.get(rank.device, device.total_bytes - device.free_bytes)
+    return RowFigures(
+        index=index,
+        label=label,
+        name=short_name(device.name),
+        is_on=index in settings.active,
+        asked=settings.shares[index],
+        effective=planned.effective if planned else None,
+        total=device.total_bytes,
+        memory=memory,
+        siblings=siblings,
+        outside=outside,
+        free=device.total_bytes - outside - memory.total - sum(size for _, size in siblings),
+        sensors=sensors_text(context.snapshots.get(rank.device)),
+    )
+
+
+def rank_labels(devices: Sequence[str]) -> list[str]:
+    """ "GPU 0" after CUDA's number, "CPU 0" counted; for the device ids of ranks."""
+    labels, n_cpu = [], 0
+    for device in devices:
+        if device == "cpu":
+            labels.append(f"CPU {n_cpu}")
+            n_cpu += 1
+        else:
+            labels.append(f"GPU {device.partition(':')[2]}")
+    return labels
+
+
+def short_name(name: str) -> str:
+    """A device's name without what every such name contains."""
+    for brand in BRANDS:
+        name = name.replace(brand, "")
+    return name.strip()
+
+
+def sensors_text(snapshot: DeviceSnapshot | None) -> str:
+    """Temperature and power where the device tells them: "62 °C · 310 W"."""
+    if snapshot is None:
+        return ""
+    parts = []
+    if snapshot.temperature_c is not None:
+        parts.append(f"{snapshot.temperature_c:.0f} °C")
+    if snapshot.power_w is not None:
+        parts.append(f"{snapshot.power_w:.0f} W")
+    return " · ".join(parts)
+
+
+def outside_bytes(
+    snapshots: Sequence[DeviceSnapshot], loaded: ModelLoaded | None
+) -> dict[str, int]:
+    """Memory in use per device, less what the loaded model holds there.
+
+    That part is given back before another split is loaded, so it counts as free.
+    """
+    model: dict[str, int] = {}
+    for entry in loaded.memory if loaded else ():
+        model[entry.device] = model.get(entry.device, 0) + entry.measured.total
+    return {
+        s.device: max(0, s.used_bytes - model.get(s.device, 0)) for s in snapshots if s.total_bytes
+    }
+
+
+def shortages(rows: Sequence[RowFigures]) -> list[str]:
+    """A sentence per device on which the plan does not fit."""
+    sentences: dict[str, str] = {}
+    for row in rows:
+        if row.free >= 0 or not row.memory.total:
+            continue
+        needed = row.memory.total + sum(size for _, size in row.siblings)
+        device = f"{row.label} and its neighbours" if row.siblings else row.label
+        key = " ".join(sorted([str(row.index), *(str(i) for i, _ in row.siblings)]))
+        sentences.setdefault(
+            key,
+            f"{device} would need {size_text(needed)} but {size_text(row.free + needed)} can be "
+            f"had: {size_text(-row.free)} short.",
+        )
+    return list(sentences.values())
+
+
+def share_text(row: RowFigures) -> str:
+    """ "asked 45.8 · possible 45.8", or only what was asked without a plan."""
+    if not row.is_on:
+        return ""
+    asked = f"asked {percent_text(row.asked)}"
+    return asked if row.effective is None else f"{asked} · possible {percent_text(row.effective)}"

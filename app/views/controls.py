@@ -1,0 +1,126 @@
+"""Small controls that Qt does not have: a switch, an elided label, fields deaf to the wheel."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QAbstractButton, QLabel, QSizePolicy, QWidget
+
+from app.theme import mix, theme
+
+
+def label(text: str = "", role: str | None = None) -> QLabel:
+    """A label with a role of the style sheet; model texts are never read as HTML."""
+    result = QLabel(text)
+    result.setTextFormat(Qt.TextFormat.PlainText)
+    if role:
+        result.setProperty("role", role)
+    return result
+
+
+def line() -> QWidget:
+    """A thin horizontal line."""
+    result = QWidget()
+    result.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+    result.setProperty("role", "line")
+    return result
+
+
+class _WheelBlocker(QObject):
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        is_wheel = event.type() == QEvent.Type.Wheel
+        if is_wheel and isinstance(watched, QWidget) and not watched.hasFocus():
+            event.ignore()
+            return True
+        return False
+
+
+def ignore_wheel(widget: QWidget) -> None:
+    """Let the wheel scroll the panel unless the field has the focus."""
+    widget.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    widget.installEventFilter(_WheelBlocker(widget))
+
+
+class Switch(QAbstractButton):
+    """An on/off switch; checked is on."""
+
+    WIDTH, HEIGHT = 28, 16
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setCheckable(True)
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def sizeHint(self) -> QSize:
+        return QSize(self.WIDTH + 2, self.HEIGHT + 2)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        colours = theme()
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        top = (self.height() - self.HEIGHT) / 2
+        track = QRectF(1, top, self.WIDTH, self.HEIGHT)
+        fill = colours.accent if self.isChecked() else mix(colours.line, colours.muted, 0.35)
+        if not self.isEnabled():
+            fill = mix(fill, colours.surface, 0.6)
+        painter.setPen(QColor(colours.text) if self.hasFocus() else Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(fill))
+        painter.drawRoundedRect(track, self.HEIGHT / 2, self.HEIGHT / 2)
+        size = self.HEIGHT - 4
+        left = track.right() - size - 2 if self.isChecked() else track.left() + 2
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(colours.on_accent if self.isChecked() else colours.surface))
+        painter.drawEllipse(QRectF(left, top + 2, size, size))
+
+
+class ColourDot(QWidget):
+    """The colour of a device."""
+
+    SIZE = 9
+
+    def __init__(self, colour_index: int, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._colour_index = colour_index
+        self.setFixedSize(self.SIZE, self.SIZE)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(theme().device_colour(self._colour_index)))
+        painter.drawRoundedRect(QRectF(self.rect()), 2.5, 2.5)
+
+
+class ElidedLabel(QLabel):
+    """One line that ends in "…" where the room does; the tool tip has all of it."""
+
+    def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        self._full = ""
+        self.set_full_text(text)
+
+    def set_full_text(self, text: str) -> None:
+        if text == self._full:
+            return
+        self._full = text
+        self.setAccessibleName(text)
+        self._elide()
+
+    def _elide(self) -> None:
+        shown = self.fontMetrics().elidedText(self._full, Qt.TextElideMode.ElideRight, self.width())
+        self.setToolTip(self._full if shown != self._full else "")
+        self.setText(shown)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(24, super().minimumSizeHint().height())
+
+    def sizeHint(self) -> QSize:
+        width = self.fontMetrics().horizontalAdvance(self._full) + 2
+        return QSize(width, super().sizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._elide()

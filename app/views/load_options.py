@@ -1,0 +1,107 @@
+"""Context length, cache type and threads: what else decides where the bytes go."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtWidgets import QComboBox, QGridLayout, QSlider, QSpinBox, QWidget
+
+from app.split_settings import MAX_THREADS, SplitSettings
+from app.units import context_text
+from app.views.controls import ignore_wheel, label
+from engine import KV_TYPES
+
+FIRST_STOP = 512
+CONTEXT_IF_UNKNOWN = 32768
+KV_NAMES = {"f32": "F32 (exact)", "f16": "F16", "bf16": "BF16"}
+
+
+def context_stops(n_ctx_train: int) -> list[int]:
+    """Powers of two from 512 up to the length that the model was trained for, which ends it."""
+    last = n_ctx_train or CONTEXT_IF_UNKNOWN
+    stops = []
+    stop = FIRST_STOP
+    while stop < last:
+        stops.append(stop)
+        stop *= 2
+    return [*stops, last]
+
+
+class LoadOptions(QWidget):
+    """Fields for the settings that are not about shares."""
+
+    context_changed = Signal(int)
+    kv_type_changed = Signal(str)
+    threads_changed = Signal(object)  # int, or None for one per core
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._stops = context_stops(0)
+        self.context_slider = QSlider(Qt.Orientation.Horizontal)
+        self.context_slider.setAccessibleName("Context length")
+        self.context = QSpinBox()
+        self.context.setAccessibleName("Context length in tokens")
+        self.context.setKeyboardTracking(False)
+        self.context.setFixedWidth(96)
+        self.kv_type = QComboBox()
+        self.kv_type.setAccessibleName("Type of the KV cache")
+        for kv_type in KV_TYPES:
+            self.kv_type.addItem(KV_NAMES.get(kv_type, kv_type.upper()), kv_type)
+        self.threads = QSpinBox()
+        self.threads.setAccessibleName("CPU threads")
+        self.threads.setRange(0, MAX_THREADS)
+        self.threads.setSpecialValueText("auto")
+        self.threads.setKeyboardTracking(False)
+        self.threads.setFixedWidth(96)
+        self.threads_label = label("Threads", "muted")
+        for field in (self.context_slider, self.context, self.kv_type, self.threads):
+            ignore_wheel(field)
+        self._build()
+        self.context_slider.valueChanged.connect(self._on_slider)
+        self.context.valueChanged.connect(self.context_changed)
+        self.kv_type.currentIndexChanged.connect(
+            lambda _: self.kv_type_changed.emit(self.kv_type.currentData())
+        )
+        self.threads.valueChanged.connect(lambda n: self.threads_changed.emit(n or None))
+        self.set_model_context(0)
+
+    def set_model_context(self, n_ctx_train: int) -> None:
+        """Offer context lengths up to what the model was trained for; 0 is unknown."""
+        self._stops = context_stops(n_ctx_train)
+        with QSignalBlocker(self.context_slider), QSignalBlocker(self.context):
+            self.context_slider.setRange(0, len(self._stops) - 1)
+            self.context.setRange(1, self._stops[-1])
+            self.context.setSingleStep(max(1, min(FIRST_STOP, self._stops[-1] // 8)))
+        names = ", ".join(context_text(stop) for stop in self._stops)
+        self.context_slider.setToolTip(f"Tokens the model can look back on: {names}")
+
+    def set_settings(self, settings: SplitSettings, n_ctx: int) -> None:
+        """Show `settings`; `n_ctx` is the context length in effect."""
+        n_ctx = min(n_ctx, self._stops[-1])
+        with QSignalBlocker(self.context_slider), QSignalBlocker(self.context):
+            self.context_slider.setValue(max(0, bisect_right(self._stops, n_ctx) - 1))
+            self.context.setValue(n_ctx)
+        with QSignalBlocker(self.kv_type), QSignalBlocker(self.threads):
+            self.kv_type.setCurrentIndex(self.kv_type.findData(settings.kv_type))
+            self.threads.setValue(settings.cpu_threads or 0)
+        has_cpu = any(settings.ranks[i].device == "cpu" for i in settings.active)
+        self.threads.setVisible(has_cpu)
+        self.threads_label.setVisible(has_cpu)
+
+    def _on_slider(self, stop: int) -> None:
+        self.context_changed.emit(self._stops[stop])
+
+    def _build(self) -> None:
+        layout = QGridLayout(self)
+        layout.setContentsMargins(0, 4, 0, 4)
+        layout.setHorizontalSpacing(10)
+        layout.setVerticalSpacing(8)
+        layout.setColumnStretch(1, 1)
+        layout.addWidget(label("Context", "muted"), 0, 0)
+        layout.addWidget(self.context_slider, 0, 1, 1, 2)
+        layout.addWidget(self.context, 0, 3)
+        layout.addWidget(label("KV cache", "muted"), 1, 0)
+        layout.addWidget(self.kv_type, 1, 1)
+        layout.addWidget(self.threads_label, 1, 2, Qt.AlignmentFlag.AlignRight)
+        layout.addWidget(self.threads, 1, 3)

@@ -1,0 +1,184 @@
+"""One bar for the whole model, cut into shares by handles that can be dragged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import (
+    QColor,
+    QFocusEvent,
+    QFont,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QPainterPath,
+    QPaintEvent,
+    QPen,
+    QResizeEvent,
+)
+from PySide6.QtWidgets import QAbstractSlider, QSizePolicy, QWidget
+
+from app.theme import theme
+from app.units import percent_text
+
+STEPS = 1000
+PAGE = 5
+"""Notches that PageUp and PageDown move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One rank's part of the bar; `spoken` is its sentence for a screen reader."""
+
+    colour_index: int
+    share: float
+    spoken: str
+
+
+class ShareBar(QWidget):
+    """Draws segments and owns one handle between each two of them.
+
+    It changes nothing itself: it says where a handle was dragged or how it was stepped, and shows
+    the segments that it is given in answer.
+    """
+
+    dragged = Signal(int, float)  # handle, position from 0 to 1
+    stepped = Signal(int, int)  # handle, notches
+
+    HEIGHT = 26
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._segments: tuple[Segment, ...] = ()
+        self._handles: list[ShareHandle] = []
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    @property
+    def handles(self) -> Sequence[ShareHandle]:
+        return self._handles
+
+    def set_segments(self, segments: Sequence[Segment]) -> None:
+        self._segments = tuple(segments)
+        while len(self._handles) > max(0, len(segments) - 1):
+            self._handles.pop().deleteLater()
+        while len(self._handles) < len(segments) - 1:
+            handle = ShareHandle(len(self._handles), self)
+            handle.moved.connect(self.dragged)
+            handle.stepped.connect(self.stepped)
+            handle.show()
+            self._handles.append(handle)
+        self._place_handles()
+        self.update()
+
+    def position_at(self, x: float) -> float:
+        """The share, 0 to 1, at a horizontal position of this widget."""
+        return min(1.0, max(0.0, x / max(1, self.width())))
+
+    def _place_handles(self) -> None:
+        position = 0.0
+        for handle, left, right in zip(
+            self._handles, self._segments, self._segments[1:], strict=False
+        ):
+            position += left.share
+            handle.place(position, f"{left.spoken}. {right.spoken}")
+
+    def sizeHint(self) -> QSize:
+        return QSize(240, self.HEIGHT)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self._place_handles()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        colours = theme()
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        clip = QPainterPath()
+        clip.addRoundedRect(QRectF(self.rect()), 5, 5)
+        painter.setClipPath(clip)
+        painter.fillRect(self.rect(), QColor(colours.raised))
+        font = QFont(self.font())
+        font.setPixelSize(11)
+        font.setWeight(QFont.Weight.DemiBold)
+        painter.setFont(font)
+        left = 0.0
+        for segment in self._segments:
+            width = segment.share * self.width()
+            area = QRectF(left, 0, width, self.height())
+            painter.fillRect(area, QColor(colours.device_colour(segment.colour_index)))
+            text = percent_text(segment.share)
+            if painter.fontMetrics().horizontalAdvance(text) + 12 <= width:
+                painter.setPen(QColor(colours.on_accent))
+                painter.drawText(area, Qt.AlignmentFlag.AlignCenter, text)
+            left += width
+
+
+class ShareHandle(QAbstractSlider):
+    """The grip between two segments; a slider to assistive technology."""
+
+    moved = Signal(int, float)
+    stepped = Signal(int, int)
+
+    WIDTH = 14
+
+    def __init__(self, index: int, bar: ShareBar) -> None:
+        super().__init__(bar)
+        self.index = index
+        self._bar = bar
+        self._grip = 0.0
+        self.setRange(0, STEPS)
+        self.setOrientation(Qt.Orientation.Horizontal)
+        self.setCursor(Qt.CursorShape.SplitHCursor)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def place(self, position: float, spoken: str) -> None:
+        centre = position * self._bar.width()
+        left = min(self._bar.width() - self.WIDTH, max(0, round(centre - self.WIDTH / 2)))
+        self.setGeometry(left, 0, self.WIDTH, self._bar.height())
+        self.setValue(round(position * STEPS))
+        self.setAccessibleName(spoken)
+        self.setToolTip(spoken)
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        self._grip = event.position().x() - self.width() / 2
+        self.setSliderDown(True)
+        self.raise_()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        if self.isSliderDown():
+            x = self.mapToParent(event.position() - QPointF(self._grip, 0)).x()
+            self.moved.emit(self.index, self._bar.position_at(x))
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        self.setSliderDown(False)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        notches = {
+            Qt.Key.Key_Right: 1,
+            Qt.Key.Key_Up: 1,
+            Qt.Key.Key_Left: -1,
+            Qt.Key.Key_Down: -1,
+            Qt.Key.Key_PageUp: PAGE,
+            Qt.Key.Key_PageDown: -PAGE,
+        }.get(Qt.Key(event.key()))
+        if notches is None:
+            event.ignore()
+        else:
+            self.stepped.emit(self.index, notches)
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        self.update()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        colours = theme()
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setBrush(QColor(colours.text))
+        edge = colours.accent if self.hasFocus() else colours.surface
+        painter.setPen(QPen(QColor(edge), 2))
+        area = QRectF(self.rect()).adjusted(3, 1, -3, -1)
+        painter.drawRoundedRect(area, 3.5, 3.5)

@@ -1,0 +1,87 @@
+"""The head of the split panel: the mode, the share bar and quick ways to fill it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+
+from app.split_figures import RowFigures
+from app.split_settings import MODES, Mode
+from app.views.controls import label
+from app.views.split_bar import Segment, ShareBar
+
+MODE_TEXTS: dict[Mode, tuple[str, str]] = {
+    "single": ("One device", "The whole model on one device"),
+    "tensor": ("Tensor", "Every layer is cut: all devices work on each token at the same time"),
+    "layer": ("Layers", "Whole layers go to devices, which work one after the other"),
+}
+
+
+class SplitHeader(QWidget):
+    """Shows mode and shares; tells what the person wants of them."""
+
+    mode_chosen = Signal(str)
+    even_requested = Signal()
+    by_memory_requested = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.bar = ShareBar()
+        self._modes = QButtonGroup(self)
+        self._below = QWidget()
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 4)
+        layout.setSpacing(8)
+        layout.addWidget(self._make_modes())
+        layout.addWidget(self.bar)
+        layout.addWidget(self._make_below())
+
+    def mode_button(self, mode: Mode) -> QPushButton:
+        button = self._modes.button(MODES.index(mode))
+        assert isinstance(button, QPushButton)
+        return button
+
+    def set_rows(self, mode: Mode, rows: Sequence[RowFigures]) -> None:
+        self.mode_button(mode).setChecked(True)
+        is_split = mode != "single" and sum(row.is_on for row in rows) > 1
+        self.bar.set_segments(
+            [Segment(row.index, row.share, row.spoken) for row in rows if row.is_on]
+        )
+        self.bar.setVisible(is_split)
+        self._below.setVisible(is_split)
+
+    def _make_modes(self) -> QWidget:
+        host = QWidget()
+        host.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        host.setProperty("role", "segments")
+        layout = QHBoxLayout(host)
+        layout.setContentsMargins(1, 1, 1, 1)
+        layout.setSpacing(0)
+        for number, mode in enumerate(MODES):
+            text, help_text = MODE_TEXTS[mode]
+            button = QPushButton(text)
+            button.setCheckable(True)
+            button.setProperty("role", "segment")
+            button.setToolTip(help_text)
+            self._modes.addButton(button, number)
+            layout.addWidget(button, 1)
+        self._modes.idClicked.connect(lambda number: self.mode_chosen.emit(MODES[number]))
+        return host
+
+    def _make_below(self) -> QWidget:
+        layout = QHBoxLayout(self._below)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(0)
+        layout.addWidget(label("drag, or arrow keys: one notch", "muted"), 1)
+        for text, tip, signal in (
+            ("Even", "The same share for every device", self.even_requested),
+            ("By memory", "Shares in proportion to the free memory", self.by_memory_requested),
+        ):
+            button = QPushButton(text)
+            button.setProperty("role", "quiet")
+            button.setToolTip(tip)
+            button.clicked.connect(signal)
+            layout.addWidget(button)
+        return self._below

@@ -1,0 +1,96 @@
+"""What the split costs in all: predicted, and after loading measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
+
+from app.units import signed_percent_text, size_text
+from app.views.controls import label
+from engine import DeviceMemory, ModelLoaded, Plan
+
+STORAGE_TEXTS = {
+    "f32": "Weights are held as F32, dequantised from the file.",
+    "packed": "Weights stay packed as they are in the file.",
+}
+
+
+class SplitSummary(QWidget):
+    """A card with the totals, and one line per rank once a model is loaded."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setProperty("role", "card")
+        self.total = label(role="figure")
+        self.total_note = label("predicted", "muted")
+        self.speed = label(role="figure")
+        self.speed_note = label("tok/s measured", "muted")
+        self.note = label(role="muted")
+        self.note.setWordWrap(True)
+        self._table_host = QWidget()
+        self._table = QGridLayout(self._table_host)
+        self._build()
+        self.set_speed(0.0)
+
+    def set_plan(self, plan: Plan | None) -> None:
+        self.total.setText(size_text(plan.total_bytes) if plan else "–")
+        if plan is None:
+            self.note.setText("Open a model to see what it needs.")
+            return
+        storage = STORAGE_TEXTS.get(plan.storage, "")
+        self.note.setText(" ".join((storage, *plan.warnings)).strip())
+
+    def set_speed(self, tokens_per_s: float) -> None:
+        self.speed.setText(f"{tokens_per_s:.1f}")
+        for part in (self.speed, self.speed_note):
+            part.setVisible(tokens_per_s > 0)
+
+    def set_loaded(self, loaded: ModelLoaded | None, labels: Sequence[str]) -> None:
+        """Compare prediction and measurement; `labels` names the ranks."""
+        while (item := self._table.takeAt(0)) is not None:
+            widget = item.widget()
+            if widget is not None:
+                widget.deleteLater()
+        self._table_host.setVisible(loaded is not None)
+        if loaded is None:
+            return
+        headings = ("", "predicted", "measured", "error")
+        for column, heading in enumerate(headings):
+            self._add(0, column, heading, "muted")
+        for row, (name, memory) in enumerate(zip(labels, loaded.memory, strict=False), 1):
+            for column, text in enumerate(comparison(name, memory)):
+                self._add(row, column, text, None)
+
+    def _add(self, row: int, column: int, text: str, role: str | None) -> None:
+        side = Qt.AlignmentFlag.AlignRight if column else Qt.AlignmentFlag.AlignLeft
+        self._table.addWidget(label(text, role), row, column, side)
+
+    def _build(self) -> None:
+        totals = QHBoxLayout()
+        totals.setSpacing(6)
+        for part in (self.total, self.total_note):
+            totals.addWidget(part, 0, Qt.AlignmentFlag.AlignBaseline)
+        totals.addStretch(1)
+        for part in (self.speed, self.speed_note):
+            totals.addWidget(part, 0, Qt.AlignmentFlag.AlignBaseline)
+        self._table.setContentsMargins(0, 4, 0, 0)
+        self._table.setVerticalSpacing(3)
+        self._table.setColumnStretch(0, 1)
+        self._table.setHorizontalSpacing(14)
+        self._table_host.hide()
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(12, 10, 12, 10)
+        layout.setSpacing(4)
+        layout.addLayout(totals)
+        layout.addWidget(self.note)
+        layout.addWidget(self._table_host)
+
+
+def comparison(name: str, memory: DeviceMemory) -> tuple[str, str, str, str]:
+    """A line of the table: rank, predicted, measured and how far off the prediction was."""
+    predicted, measured = memory.predicted.total, memory.measured.total
+    error = signed_percent_text((predicted - measured) / measured) if measured else "–"
+    return name, size_text(predicted), size_text(measured), error
