@@ -53,7 +53,7 @@ class BpeEncoder:
             model = BPE(
                 ids, pairs, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level
             )
-        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+        except Exception as error:  # the library raises nothing narrower
             raise ValueError(str(error)) from error
         self._tokenizer = Tokenizer(model)
         cuts = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]

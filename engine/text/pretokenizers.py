@@ -111,7 +111,7 @@ EXAONE_MOE = one_of(
     CONTRACTION, r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", r"\p{N}",
     r" ?[^\s\p{L}\p{N}]+[\r\n/]?", r"\s*[\r\n]", r"\s+(?!\S)|\s+",
 )  # fmt: skip
-BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"  # noqa: RUF001
+BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
 LINES = r"[^\n]+|[\n]+"
 
 

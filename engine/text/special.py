@@ -36,14 +36,17 @@ class Special:
 
 
 class SpecialTokens:
-    """The special tokens of a vocabulary, longest first: each is searched in what the ones before left."""
+    """The special tokens of a vocabulary.
+
+    The longest is looked for first, the next one in what that left, and so on.
+    """
 
     def __init__(self, tokens: list[Special]) -> None:
         self._tokens = sorted(tokens, key=lambda token: -len(token.text.encode()))
 
     @classmethod
     def of(cls, vocab: Vocabulary, model_name: str) -> SpecialTokens:
-        """Those of `vocab`; Phi-3 models, known by their name only, swallow the space after them."""
+        """Those of `vocab`; in Phi-3 models, known by their name only, they eat the space behind."""
         name = model_name.lower()
         is_phi3 = "phi-3" in name or "phi3" in name
         return cls(
@@ -55,9 +58,7 @@ class SpecialTokens:
                     eats_spaces=is_phi3 and text not in PHI3_KEEPS_SPACES,
                     letters=frozenset(text),
                 )
-                for token_id, (text, kind) in enumerate(
-                    zip(vocab.tokens, vocab.kinds, strict=True)
-                )
+                for token_id, (text, kind) in enumerate(zip(vocab.tokens, vocab.kinds, strict=True))
                 if kind & (CONTROL | UNKNOWN | USER_DEFINED)
             ]
         )

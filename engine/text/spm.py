@@ -80,7 +80,7 @@ class SpmEncoder:
             consider(left, right)
         while queue:
             _, left, right, text = heapq.heappop(queue)
-            if not pieces[right] or len(pieces[left]) + len(pieces[right]) != len(text):
+            if pieces[left] + pieces[right] != text or not (pieces[left] and pieces[right]):
                 continue  # one of the two has been merged since
             pieces[left], pieces[right] = text, ""
             following[left] = after = following[right]

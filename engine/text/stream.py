@@ -22,7 +22,7 @@ class StreamDecoder:
         return self._decoder.decode(self._token_bytes(token_id))
 
     def flush(self) -> str:
-        """The rest: bytes that never became a character, as U+FFFD. The decoder can be used again."""
+        """The rest: bytes that never became a character, as U+FFFD; then start afresh."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MODELS = ("llama", "gpt2", "gemma4")
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-BYTE_ALPHABET = byte_alphabet()
+BYTE_OF = {char: bytes([byte]) for char, byte in byte_alphabet().items()}
 # spaces that some vocabularies' decoders take out again, in this order
 TIDY = ((rb" ([?!.,])", rb"\1"), (rb" ' ", rb"'"), (rb" '(?=s|m|re|ve)", rb"'"))
 
@@ -145,7 +145,7 @@ class Tokenizer:
             skip_special: leave out control tokens, such as BOS.
         """
         hidden = CONTROL | UNKNOWN if skip_special else 0
-        pieces = [self.token_bytes(i) for i in ids if not self._vocab.has_kind(i, hidden)]
+        pieces = [self.token_bytes(i) for i in ids if not self._vocab.kind(i) & hidden]
         if pieces and self._add_space_prefix:
             pieces[0] = pieces[0].removeprefix(b" ")
         text = b"".join(pieces)
@@ -157,12 +157,10 @@ class Tokenizer:
     def stream(self, skip_special: bool = True) -> StreamDecoder:
         """A decoder for tokens as they are generated; spaces stay as the model wrote them."""
         hidden = CONTROL | UNKNOWN if skip_special else 0
-        return StreamDecoder(
-            lambda i: b"" if self._vocab.has_kind(i, hidden) else self.token_bytes(i)
-        )
+        return StreamDecoder(lambda i: b"" if self._vocab.kind(i) & hidden else self.token_bytes(i))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to a text."""
+        """What the token adds to a text; nothing for an id beyond the vocabulary."""
         piece = self._pieces.get(token_id)
         if piece is None:
             piece = self._pieces[token_id] = self._spell(token_id)
@@ -173,11 +171,11 @@ class Tokenizer:
         return self._vocab.tokens[token_id]
 
     def is_control(self, token_id: int) -> bool:
-        return self._vocab.has_kind(token_id, CONTROL)
+        return bool(self._vocab.kind(token_id) & CONTROL)
 
     def _spell(self, token_id: int) -> bytes:
-        text = self._vocab.tokens[token_id]
-        kind = self._vocab.kinds[token_id]
+        kind = self._vocab.kind(token_id)
+        text = self._vocab.tokens[token_id] if kind else ""
         if kind & (CONTROL | UNKNOWN | USER_DEFINED):
             return text.encode()
         if kind & NORMAL:
@@ -212,7 +210,9 @@ def _find_pre_tokenizer(
     if model == "llama":
         return name, DEFAULT
     if name not in PRE_TOKENIZERS:
-        problem = f"The pre-tokenizer '{name[:40]}' is unknown" if name else "No pre-tokenizer is named"
+        problem = (
+            f"The pre-tokenizer '{name[:40]}' is unknown" if name else "No pre-tokenizer is named"
+        )
         warnings.append(f"{problem}: the default one is used, and answers may be worse.")
     return name, PRE_TOKENIZERS.get(name, DEFAULT)
 
@@ -242,14 +242,8 @@ def _with_spaces(text: str) -> bytes:
 
 
 def _from_byte_alphabet(text: str) -> bytes:
-    """Characters outside the alphabet, which only broken vocabularies have, stand for themselves."""
-    try:
-        return bytes([BYTE_ALPHABET[char] for char in text])
-    except KeyError:
-        return b"".join(
-            bytes([BYTE_ALPHABET[char]]) if char in BYTE_ALPHABET else char.encode()
-            for char in text
-        )
+    """Characters outside the alphabet, as broken vocabularies have them, stand for themselves."""
+    return b"".join(BYTE_OF.get(char) or char.encode() for char in text)
 
 
 def _valid_unicode(text: str) -> str:

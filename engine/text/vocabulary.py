@@ -23,10 +23,13 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 8, 16, 32
 KIND_OF_TYPE = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
 
 END_NAMES = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> "
-    "<|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> "
-    "<eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[".split()
-)
+    {
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+        "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+        "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
+        "<｜end▁of▁sentence｜>", "[e~[",
+    }
+)  # fmt: skip
 # a token that fills one of these roles is a control token; the last three also end a generation
 FILL_IN_NAMES = {
     "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> "
@@ -64,8 +67,9 @@ class Vocabulary:
     eog_ids: frozenset[int] = frozenset()
     warnings: list[str] = field(default_factory=list)
 
-    def has_kind(self, token_id: int, kinds: int) -> bool:
-        return bool(self.kinds[token_id] & kinds)
+    def kind(self, token_id: int) -> int:
+        """Kind bits; none for an id beyond the vocabulary, which a padded embedding can yield."""
+        return self.kinds[token_id] if 0 <= token_id < len(self.kinds) else 0
 
 
 def file_of(meta: Metadata) -> Path:

@@ -1,0 +1,246 @@
+"""A Jinja sandbox that ends: templates come from strangers inside model files.
+
+Jinja's own sandbox keeps a template away from Python's internals but not from running for ever or
+from filling the memory. Here every loop step, call, operator, filter and output draws on a budget
+of time and text, and what would make a far larger text out of its inputs is refused beforehand.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_SECONDS = 5.0
+MAX_TEXT = 1 << 24  # characters of one text
+MAX_TOTAL = 1 << 29  # characters of all texts a rendering makes on its way
+MAX_BITS = 4096  # of an integer
+ITEM_SIZE = 16  # characters that an item of a list counts for beside its own
+FORMAT_WIDTH = re.compile(r"\d{4,}|\*|\{[^}]*\{")
+
+
+class Budget:
+    """What one rendering may still use."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._left = MAX_TOTAL
+
+    def spend(self, size: int) -> None:
+        """Raises SecurityError when the template made too much text or took too long."""
+        self._left -= size
+        self.check_size(size if self._left >= 0 else MAX_TEXT + 1)
+        if time.monotonic() > self._deadline:
+            raise SecurityError(f"it runs for more than {self._seconds:g} seconds")
+
+    def check_size(self, size: int) -> None:
+        """Raises SecurityError when one text is too long."""
+        if size > MAX_TEXT:
+            raise SecurityError("it makes a text beyond all measure")
+
+
+_budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
+
+
+@contextmanager
+def limited(seconds: float = MAX_SECONDS) -> Iterator[Budget]:
+    """Give what is rendered inside a budget of its own."""
+    budget = Budget(seconds)
+    token = _budget.set(budget)
+    try:
+        yield budget
+    finally:
+        _budget.reset(token)
+
+
+def spend(size: int) -> None:
+    budget = _budget.get()
+    if budget is not None:
+        budget.spend(size)
+
+
+def text_size(value: object) -> int:
+    """At most how long `value` is as text; counting stops beyond `MAX_TEXT`."""
+    total, todo = 0, [value]
+    while todo and total <= MAX_TEXT:
+        item = todo.pop()
+        total += ITEM_SIZE
+        if isinstance(item, str | bytes):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            todo += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset):
+            todo += item
+    return total
+
+
+def result_size(name: str, text: str | bytes, args: list[Any]) -> int:
+    """An upper bound of what the text method or filter `name` makes of `text`."""
+    largest = _largest(args)
+    longest = max((text_size(arg) for arg in args), default=0)
+    if name in ("center", "ljust", "rjust", "zfill", "truncate"):
+        return len(text) + largest
+    if name in ("expandtabs", "indent"):
+        tab = "\t" if isinstance(text, str) else b"\t"
+        places = len(text.splitlines()) if name == "indent" else text.count(tab)  # type: ignore[arg-type]
+        return len(text) + (places + 1) * max(largest, longest)
+    if name in ("replace", "translate", "wordwrap"):
+        return (len(text) + 1) * (longest + 1)
+    if name in ("format", "format_map"):
+        return MAX_TEXT + 1 if FORMAT_WIDTH.search(str(text)) else len(text) + longest
+    return len(text)
+
+
+def _largest(args: Iterable[object]) -> int:
+    return max((abs(arg) for arg in args if isinstance(arg, int)), default=0)
+
+
+class BoundedCode(CodeGenerator):
+    """Compiles templates so that loops, macros and `~` report to the budget."""
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
+        size = nodes.Const(literal_size(node.body))
+        node.iter = call_environment("counted", node.iter, size)
+        super().visit_For(node, frame)
+
+    def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:  # noqa: N802
+        charge = call_environment("charge", nodes.Const(literal_size(node.body)))
+        node.body.insert(0, nodes.ExprStmt(charge))
+        super().visit_Macro(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        self.visit(call_environment("joined", *node.nodes), frame)
+
+
+def literal_size(body: list[nodes.Node]) -> int:
+    """Characters that stand in the template's own text."""
+    return sum(len(data.data) for node in body for data in _find_texts(node))
+
+
+def _find_texts(node: nodes.Node) -> Iterator[nodes.TemplateData]:
+    if isinstance(node, nodes.TemplateData):
+        yield node
+    yield from node.find_all(nodes.TemplateData)
+
+
+def call_environment(name: str, *args: nodes.Node) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)
+
+
+class GenerationTag(Extension):
+    """`{% generation %}` marks what the assistant said, for training: here it is only a scope."""
+
+    tags = {"generation"}  # noqa: RUF012  Jinja's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(lineno)
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """The environment that Hugging Face's chat templates expect, within a budget."""
+
+    code_generator_class = BoundedCode
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, filters: Mapping[str, Callable[..., Any]] | None = None) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[LoopControlExtension, GenerationTag],
+            finalize=_count_output,
+        )
+        del self.globals["lipsum"]
+        for name, function in [*self.filters.items(), *(filters or {}).items()]:
+            self.filters[name] = _bounded(name, function)
+
+    def counted(self, items: Iterable[Any], size: int) -> Iterator[Any]:
+        """`items` of a loop whose body holds `size` characters of plain text."""
+        for item in items:
+            spend(1 + size)
+            yield item
+
+    def charge(self, size: int) -> None:
+        spend(1 + size)
+
+    def joined(self, *parts: object) -> str:
+        spend(sum(map(text_size, parts)))
+        return "".join(map(str, parts))
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        method = getattr(function, "__wrapped__", function)  # the sandbox wraps str.format
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+        if isinstance(owner, int):
+            spend(_largest([*args, *kwargs.values()]))
+        elif isinstance(owner, str | bytes):
+            if name == "join" and args:
+                args = (list(args[0]), *args[1:])
+            _check_growth(name, owner, [*args, *kwargs.values()])
+        spend(1)
+        return super().call(context, function, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" or (operator == "%" and isinstance(left, str | bytes)):
+            spend(text_size(left) + text_size(right))
+            if operator == "%" and FORMAT_WIDTH.search(str(left)):
+                raise SecurityError("it formats with a width beyond all measure")
+        elif isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length()
+            bits = bits * abs(right) if operator == "**" else bits + right.bit_length()
+            if bits > MAX_BITS:
+                raise SecurityError("it computes a number beyond all measure")
+        elif operator == "*":
+            count, items = (left, right) if isinstance(left, int) else (right, left)
+            unit = len(items) if isinstance(items, str | bytes) else text_size(items)
+            spend(unit * max(count, 0) if isinstance(count, int) else 0)
+        return super().call_binop(context, operator, left, right)
+
+
+def _count_output(value: Any) -> Any:
+    spend(text_size(value))
+    return value
+
+
+def _check_growth(name: str, text: str | bytes, args: list[Any]) -> None:
+    if name == "join":
+        items = args[0] if args else []
+        spend(text_size(items) + len(items) * len(text))
+    else:
+        spend(result_size(name, text, args))
+
+
+def _bounded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter, refusing to make far more out of its input than that is."""
+    passed_first = 1 if hasattr(filter_, "jinja_pass_arg") else 0  # the environment or the like
+
+    @wraps(filter_)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        value, *rest = args[passed_first:]
+        rest += kwargs.values()
+        if name in ("batch", "slice"):
+            spend(_largest(rest))
+        if name == "join":
+            value = list(value)
+            args = (*args[:passed_first], value, *args[passed_first + 1 :])
+            spend(text_size(value) + len(value) * max(map(text_size, rest), default=0))
+        elif isinstance(value, str):
+            _check_growth(name, value, rest)
+        else:
+            spend(text_size(value) * (1 + _largest(rest) if name == "tojson" else 1))
+        return filter_(*args, **kwargs)
+
+    return bounded
