@@ -32,6 +32,7 @@ class SplitSummary(QWidget):
         self.note.setWordWrap(True)
         self._table_host = QWidget()
         self._table = QGridLayout(self._table_host)
+        self._shown: ModelLoaded | None = None
         self._build()
         self.set_speed(0.0)
 
@@ -50,6 +51,9 @@ class SplitSummary(QWidget):
 
     def set_loaded(self, loaded: ModelLoaded | None, labels: Sequence[str]) -> None:
         """Compare prediction and measurement; `labels` names the ranks."""
+        if loaded is self._shown:
+            return
+        self._shown = loaded
         while (item := self._table.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:

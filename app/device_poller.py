@@ -1,0 +1,45 @@
+"""Brings the readings of the monitor thread to the GUI thread."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Signal
+
+from engine import DeviceMonitor
+
+DEFAULT_INTERVAL_S = 1.0
+
+
+class DevicePoller(QObject):
+    """Emits the state of all devices now and then.
+
+    The devices are read on a thread of the engine's monitor; a driver that takes its time never
+    keeps the window waiting. Slots of objects that live on the GUI thread run there.
+
+    Args:
+        interval_s: seconds between two readings.
+    """
+
+    snapshots = Signal(object)  # list[DeviceSnapshot]
+
+    def __init__(
+        self, parent: QObject | None = None, interval_s: float = DEFAULT_INTERVAL_S
+    ) -> None:
+        super().__init__(parent)
+        self._interval_s = interval_s
+        self._monitor: DeviceMonitor | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._monitor is not None
+
+    def start(self) -> None:
+        """Begin to read; nothing happens where that is so already."""
+        if self._monitor is None:
+            self._monitor = DeviceMonitor()
+            self._monitor.start(self.snapshots.emit, self._interval_s)
+
+    def stop(self) -> None:
+        """End the thread, wait for it, and let go of the driver."""
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            monitor.close()
