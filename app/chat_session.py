@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 from app.chat.conversation import THINK_CLOSE, AnswerStats, Conversation, Message
 from app.chat.store import ChatStore, ChatStoreError
-from app.engine_client import EngineClient, is_cancelled
+from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.notice import Notice
 from engine import ContextOverflow, EngineError, Finished, SamplingParams
 
@@ -202,7 +202,9 @@ class ChatSession(QObject):
 
     def _may_answer(self) -> bool:
         if self._client.model is None:
-            self._notice("No model is loaded yet, so the message stays here as a draft.")
+            is_loading = self._client.state is EngineState.LOADING
+            why = "The model is still loading" if is_loading else "No model is loaded yet"
+            self._notice(f"{why}, so the message stays here as a draft.")
             return False
         if self._answering is not None and self._answering is not self.current:
             title = self._answering.shown_title

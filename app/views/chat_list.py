@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal, Slot
-from PySide6.QtGui import QAction, QFont, QKeyEvent
+from PySide6.QtGui import QAction, QColor, QFont, QKeyEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QLabel,
@@ -177,6 +177,7 @@ def _heading(text: str) -> QListWidgetItem:
     font = QFont()
     font.setPixelSize(11)
     item.setFont(font)
+    item.setForeground(QColor(theme().muted))
     return item
 
 

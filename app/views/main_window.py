@@ -34,6 +34,7 @@ from app.views.buttons import IconButton
 from app.views.chat_list import ChatList
 from app.views.chat_view import COLUMN_WIDTH, MARGIN, ChatView
 from app.views.composer import Composer
+from app.views.dock import Dock
 from app.views.model_bar import ModelBar
 from app.views.sampling_panel import SamplingPanel
 from app.views.start_view import StartView
@@ -41,6 +42,7 @@ from app.views.start_view import StartView
 LAYOUT_VERSION = 1
 SIZE = QSize(1440, 900)
 SIDEBAR_WIDTH, SPLIT_WIDTH, MONITOR_HEIGHT = 216, 424, 190
+CENTRE_WIDTH = 400
 SUFFIX = ".gguf"
 
 
@@ -123,6 +125,7 @@ class MainWindow(QMainWindow):
         row.addWidget(column, 1000)
         row.addStretch(1)
         centre = QWidget()
+        centre.setMinimumWidth(CENTRE_WIDTH)  # fixed, or a new label would push the docks aside
         layout = QVBoxLayout(centre)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
@@ -136,7 +139,10 @@ class MainWindow(QMainWindow):
         self.setDockNestingEnabled(False)
         self.setCorner(Qt.Corner.BottomLeftCorner, side.LeftDockWidgetArea)
         self.setCorner(Qt.Corner.BottomRightCorner, side.BottomDockWidgetArea)
-        self.chats_dock = self._dock("Chats", self.chat_list, side.LeftDockWidgetArea)
+        self.chats_dock = QDockWidget("Chats", self)
+        self.chats_dock.setObjectName("chats")
+        self.chats_dock.setWidget(self.chat_list)
+        self.addDockWidget(side.LeftDockWidgetArea, self.chats_dock)
         self.chats_dock.setFeatures(QDockWidget.DockWidgetFeature.NoDockWidgetFeatures)
         self.chats_dock.setTitleBarWidget(QWidget(self.chats_dock))
         self.split_dock = self._dock("Split", split, side.RightDockWidgetArea)
@@ -149,9 +155,7 @@ class MainWindow(QMainWindow):
         self.resizeDocks([self.monitor_dock], [MONITOR_HEIGHT], Qt.Orientation.Vertical)
 
     def _dock(self, title: str, widget: QWidget, area: Qt.DockWidgetArea) -> QDockWidget:
-        dock = QDockWidget(title, self)
-        dock.setObjectName(title.lower())
-        dock.setWidget(widget)
+        dock = Dock(title, widget, self)
         self.addDockWidget(area, dock)
         return dock
 
@@ -169,6 +173,7 @@ class MainWindow(QMainWindow):
         rail.addWidget(models)
         rail.addWidget(self._toggle("split", "Split", self.split_dock))
         rail.addWidget(self._toggle("monitor", "Monitor", self.monitor_dock))
+        rail.setContentsMargins(4, 8, 4, 8)
         space = QWidget(rail)
         space.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
         rail.addWidget(space)

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 
 from app.chat.conversation import AnswerStats, Message, split_thought
 from app.chat.markdown import Line, Span
+from app.theme import theme
 from app.views.buttons import HoverButton, button
 from app.views.growing_edit import GrowingEdit
 from app.views.message_body import MessageBody
@@ -81,7 +82,7 @@ class UserView(MessageView):
         self._bubble = QFrame(self)
         self._bubble.setProperty("role", "userBubble")
         inner = QVBoxLayout(self._bubble)
-        inner.setContentsMargins(14, 8, 14, 10)
+        inner.setContentsMargins(14, 11, 14, 7)
         inner.addWidget(self._text)
 
         copy = self.add_hover_button(HoverButton("copy", "Copy message", self))
@@ -265,8 +266,10 @@ class _ThoughtView(QFrame):
         self._text.hide()
         self._thought = ""
         self._title = ""
+        self.setObjectName("thought")
+        self.setStyleSheet(f"#thought {{ border: none; border-left: 2px solid {theme().line}; }}")
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setContentsMargins(6, 0, 0, 0)
         layout.setSpacing(4)
         layout.addWidget(self._toggle, 0, Qt.AlignmentFlag.AlignLeft)
         layout.addWidget(self._text)

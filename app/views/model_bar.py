@@ -49,7 +49,7 @@ class ModelBar(QFrame):
         layout.setContentsMargins(12, 0, 16, 0)
         layout.setSpacing(8)
         for widget in (self._name, self._size, self._context, self._loaded, self._progress):
-            layout.addWidget(widget)
+            layout.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
         layout.addWidget(self._percent)
         layout.addStretch()
         layout.addWidget(self._button)

@@ -125,9 +125,11 @@ class ProseView(QTextBrowser):
         shape = QTextTableFormat()
         shape.setBorderCollapse(True)
         shape.setBorder(1)
+        shape.setBorderStyle(QTextTableFormat.BorderStyle.BorderStyle_Solid)
         shape.setBorderBrush(QBrush(QColor(theme().line)))
         shape.setCellPadding(6)
         shape.setTopMargin(GAP)
+        shape.setBottomMargin(GAP)
         grid = cursor.insertTable(len(table.rows), max(len(row) for row in table.rows), shape)
         for y, row in enumerate(table.rows):
             base = QTextCharFormat()
