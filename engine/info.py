@@ -78,7 +78,7 @@ def inspect_model(path: str | Path) -> Inspection:
             info=describe(file),
             version=file.version,
             files=tuple(str(part) for part in file.paths),
-            metadata=tuple((key, file.meta.describe(key)) for key in file.meta.keys())  # noqa: SIM118 not a dict,
+            metadata=tuple((key, file.meta.describe(key)) for key in list(file.meta.keys())),
             tensors=tuple(
                 TensorSummary(t.name, t.type.name, t.shape, t.n_bytes)
                 for t in file.tensors.values()

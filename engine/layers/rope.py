@@ -66,7 +66,7 @@ class RopeParams:
         )
 
     def yarn_bounds(self) -> tuple[float, float]:
-        """The pair indices between which YaRN blends, rounded as in llama.cpp (arXiv 2309.00071)."""
+        """Pair indices between which YaRN (arXiv 2309.00071) blends, rounded as in llama.cpp."""
 
         def pair_of(rotations: float) -> float:
             return self.n_rot * log(self.n_ctx_orig / (rotations * 2 * pi)) / (2 * log(self.base))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import floor
 
 
@@ -30,18 +31,10 @@ class Ranges:
         """The ranks whose interval is not empty."""
         return tuple(r for r, (start, stop) in enumerate(self.spans) if stop > start)
 
-    def scaled(self, factor: int, total: int) -> Ranges:
-        """The same cut in units `factor` times finer; the last unit may be cut short at `total`."""
-        spans = tuple((min(a * factor, total), min(b * factor, total)) for a, b in self.spans)
-        return Ranges(spans, total)
-
-    @classmethod
-    def from_counts(cls, counts: Sequence[int]) -> Ranges:
-        spans, start = [], 0
-        for count in counts:
-            spans.append((start, start + count))
-            start += count
-        return cls(tuple(spans), start)
+    def scaled(self, factor: int) -> Ranges:
+        """The same cut in units `factor` times finer."""
+        spans = tuple((start * factor, stop * factor) for start, stop in self.spans)
+        return Ranges(spans, self.total * factor)
 
 
 class Apportioner:
@@ -54,18 +47,26 @@ class Apportioner:
     def __init__(self, n_ranks: int) -> None:
         self._carry = [0.0] * n_ranks
 
-    def cut(self, shares: Sequence[float], n_units: int) -> Ranges:
-        """Divide `n_units` by `shares` (which sum to 1); a share of 0 always gets nothing."""
-        wanted = [
-            s * n_units + c if s > 0 else 0.0 for s, c in zip(shares, self._carry, strict=True)
-        ]
-        active = [r for r, s in enumerate(shares) if s > 0]
-        counts = [max(0, floor(w)) for w in wanted]
-        while (missing := n_units - sum(counts)) != 0:
-            step = 1 if missing > 0 else -1
-            movable = [r for r in active if counts[r] + step >= 0]
-            rank = max(movable, key=lambda r: (step * (wanted[r] - counts[r]), -r))
-            counts[rank] += step
-        for rank in active:
-            self._carry[rank] = wanted[rank] - counts[rank]
-        return Ranges.from_counts(counts)
+    def cut(self, shares: Sequence[float], total: int, unit: int = 1) -> Ranges:
+        """Divide `total` by `shares` (which sum to 1) at multiples of `unit`.
+
+        A share of 0 always gets nothing; the last unit may be a short one.
+        """
+        wanted = [s * total + c if s else 0.0 for s, c in zip(shares, self._carry, strict=True)]
+        counts = _round([w / unit for w in wanted], shares, -(-total // unit))
+        stops = [min(stop * unit, total) for stop in accumulate(counts)]
+        spans = tuple(pairwise([0, *stops]))
+        for rank, (start, stop) in enumerate(spans):
+            self._carry[rank] = wanted[rank] - (stop - start)
+        return Ranges(spans, total)
+
+
+def _round(wanted: Sequence[float], shares: Sequence[float], total: int) -> list[int]:
+    """Whole numbers near `wanted` that sum to `total`; ranks without a share stay at 0."""
+    counts = [max(0, floor(w)) for w in wanted]
+    while (missing := total - sum(counts)) != 0:
+        step = 1 if missing > 0 else -1
+        movable = [r for r, s in enumerate(shares) if s > 0 and counts[r] + step >= 0]
+        rank = max(movable, key=lambda r: (step * (wanted[r] - counts[r]), -r))
+        counts[rank] += step
+    return counts

@@ -77,8 +77,8 @@ def cut_model(
             heads, kv_heads = _cut_kv_heads(kv_heads_of, shares.attention, dims)
         else:
             heads, kv_heads = _cut_heads(heads_of, shares.attention, dims)
-        columns = _cut_columns(ffn, shares.ffn, dims.n_ff)
-        inner = _cut_columns(experts, shares.experts, dims.n_ff_exp)
+        columns = ffn.cut(shares.ffn, dims.n_ff, FFN_UNIT)
+        inner = experts.cut(shares.experts, dims.n_ff_exp, FFN_UNIT)
         owners = {*heads.owners(), *columns.owners(), *inner.owners()}
         cuts.append(BlockSplit(tuple(sorted(owners)), heads, kv_heads, columns, inner))
     output = Apportioner(n_ranks).cut(table.output, n_vocab)
@@ -89,7 +89,7 @@ def cut_model(
 def _cut_kv_heads(rounder: Apportioner, shares: Shares, dims: BlockDims) -> tuple[Ranges, Ranges]:
     """Cut attention by key-value heads, each with its group of query heads."""
     kv_heads = rounder.cut(shares, dims.n_head_kv)
-    return kv_heads.scaled(dims.n_head // dims.n_head_kv, dims.n_head), kv_heads
+    return kv_heads.scaled(dims.n_head // dims.n_head_kv), kv_heads
 
 
 def _cut_heads(rounder: Apportioner, shares: Shares, dims: BlockDims) -> tuple[Ranges, Ranges]:
@@ -100,8 +100,3 @@ def _cut_heads(rounder: Apportioner, shares: Shares, dims: BlockDims) -> tuple[R
     group = dims.n_head // dims.n_head_kv
     spans = tuple((a // group, -(-b // group)) if b > a else (0, 0) for a, b in heads.spans)
     return heads, Ranges(spans, dims.n_head_kv)
-
-
-def _cut_columns(rounder: Apportioner, shares: Shares, n_columns: int) -> Ranges:
-    units = rounder.cut(shares, -(-n_columns // FFN_UNIT))
-    return units.scaled(FFN_UNIT, n_columns)

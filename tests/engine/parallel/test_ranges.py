@@ -1,0 +1,65 @@
+"""Rounding shares to units."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.parallel.ranges import Apportioner, Ranges
+
+splits = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
+
+
+def shares_of(split: list[int]) -> list[float]:
+    return [s / sum(split) for s in split]
+
+
+@given(splits, st.lists(st.integers(0, 200), min_size=1, max_size=30), st.sampled_from([1, 8, 32]))
+def test_every_cut_covers_the_whole_once(split: list[int], totals: list[int], unit: int) -> None:
+    rounder = Apportioner(len(split))
+    for total in totals:
+        ranges = rounder.cut(shares_of(split), total, unit)
+        covered = [i for start, stop in ranges.spans for i in range(start, stop)]
+        assert covered == list(range(total))
+        assert all(start % unit == 0 or start == total for start, _ in ranges.spans)
+
+
+@given(splits, st.integers(1, 64), st.integers(1, 60))
+def test_the_sum_over_blocks_follows_the_shares(split: list[int], total: int, n: int) -> None:
+    """Carrying the rounding error keeps a model's total within about a unit of what was asked."""
+    rounder = Apportioner(len(split))
+    got = [0] * len(split)
+    for _ in range(n):
+        ranges = rounder.cut(shares_of(split), total)
+        got = [g + ranges.size(r) for r, g in enumerate(got)]
+    for share, count in zip(shares_of(split), got, strict=True):
+        assert abs(share * total * n - count) < 2
+
+
+def test_a_single_block_rounds_by_largest_remainder() -> None:
+    assert Apportioner(3).cut([0.5, 0.3, 0.2], 4).spans == ((0, 2), (2, 3), (3, 4))
+
+
+@given(splits, st.integers(0, 50))
+def test_no_share_gets_nothing(split: list[int], total: int) -> None:
+    rounder = Apportioner(len(split))
+    for _ in range(5):
+        ranges = rounder.cut(shares_of(split), total)
+        assert all(ranges.size(r) == 0 for r, s in enumerate(split) if s == 0)
+
+
+def test_two_blocks_make_up_for_each_other() -> None:
+    """5:0:1 of two heads cannot be met in one block, but over six it is met exactly."""
+    rounder = Apportioner(3)
+    sizes = [rounder.cut([5 / 6, 0, 1 / 6], 2).size(2) for _ in range(6)]
+    assert sum(sizes) == 2
+
+
+def test_an_uneven_last_unit_is_not_counted_as_a_whole_one() -> None:
+    """172 columns are five units of 32 and one of 12: the rank that gets the short one is owed."""
+    rounder = Apportioner(2)
+    got = sum(rounder.cut([0.75, 0.25], 172, 32).size(1) for _ in range(40))
+    assert abs(got - 0.25 * 172 * 40) <= 32
+
+
+def test_scaling_refines_the_same_cut() -> None:
+    assert Ranges(((0, 1), (1, 3)), 3).scaled(4) == Ranges(((0, 4), (4, 12)), 12)
+    assert Ranges(((0, 1), (1, 1), (1, 3)), 3).owners() == (0, 2)

@@ -1,0 +1,110 @@
+"""From shares to the boundaries of every part."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.cache import head_rows
+from engine.errors import SplitError
+from engine.parallel.placement import Replicate, Shard
+from engine.parallel.ranges import Ranges
+from engine.parallel.shares import apply_overrides, normalise, share_table
+from engine.parallel.split import BlockDims, cut_model
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[list[float], list[BlockDims], str]:
+    split = draw(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any))
+    n_kv = draw(st.integers(1, 6))
+    dims = BlockDims(n_kv * draw(st.integers(1, 4)), n_kv, draw(st.integers(1, 300)))
+    mode = draw(st.sampled_from(["tensor", "layer"]))
+    return list(map(float, split)), [dims] * draw(st.integers(1, 8)), mode
+
+
+@given(models())
+def test_every_query_head_finds_its_key_value_head_on_its_rank(
+    model: tuple[list[float], list[BlockDims], str],
+) -> None:
+    split, blocks, mode = model
+    table = share_table(mode, normalise(split, len(split)), len(blocks), tied=False)
+    cut = cut_model(table, blocks, n_vocab=100)
+    for block, dims in zip(cut.blocks, blocks, strict=True):
+        group = dims.n_head // dims.n_head_kv
+        heads = [h for start, stop in block.heads.spans for h in range(start, stop)]
+        assert heads == list(range(dims.n_head)), "each query head is computed exactly once"
+        for rank, (start, stop) in enumerate(block.heads.spans):
+            kv_start, kv_stop = block.kv_heads.spans[rank]
+            assert {h // group for h in range(start, stop)} == set(range(kv_start, kv_stop))
+            if stop > start:
+                rows = head_rows(block, rank)
+                per_row = (stop - start) // (kv_stop - kv_start)
+                rows = [i // per_row for i in range(stop - start)] if rows is None else rows
+                assert [kv_start + r for r in rows] == [h // group for h in range(start, stop)]
+
+
+@given(models())
+def test_a_group_holds_exactly_the_ranks_with_a_slice(
+    model: tuple[list[float], list[BlockDims], str],
+) -> None:
+    split, blocks, mode = model
+    cut = cut_model(
+        share_table(mode, normalise(split, len(split)), len(blocks), tied=True),
+        blocks, n_vocab=50, tied=True,
+    )  # fmt: skip
+    for block in cut.blocks:
+        assert block.group == tuple(sorted({*block.heads.owners(), *block.ffn.owners()}))
+        assert all(split[r] > 0 for r in block.group)
+        assert mode == "tensor" or len(block.group) == 1
+    assert cut.embedding == cut.output
+
+
+def test_a_layer_split_gives_neighbouring_blocks_to_a_rank() -> None:
+    table = share_table("layer", normalise([3, 1], 2), 8, tied=False)
+    cut = cut_model(table, [BlockDims(4, 2, 64)] * 8, 10)
+    assert [block.group for block in cut.blocks] == [(0,)] * 6 + [(1,)] * 2
+    assert cut.embedding.owners() == (0,)
+    assert cut.output.owners() == (1,)
+
+
+def test_with_more_ranks_than_key_value_heads_the_query_heads_still_spread() -> None:
+    table = share_table("tensor", normalise(None, 4), 1, tied=False)
+    (block,) = cut_model(table, [BlockDims(4, 2, 64)], 10).blocks
+    assert block.heads.spans == ((0, 1), (1, 2), (2, 3), (3, 4))
+    assert block.kv_heads.spans == ((0, 1), (0, 1), (1, 2), (1, 2))
+
+
+def test_an_override_moves_one_part_of_the_matching_blocks() -> None:
+    table = share_table("tensor", normalise([1, 1], 2), 3, tied=False)
+    table = apply_overrides(table, [(r"blk\.[12]\.ffn_.*_exps", "cpu")], ["cuda:0", "cpu"])
+    cut = cut_model(table, [BlockDims(4, 2, 0, 64)] * 3, 10)
+    assert [block.experts.owners() for block in cut.blocks] == [(0, 1), (1,), (1,)]
+    assert all(block.heads.owners() == (0, 1) for block in cut.blocks)
+
+
+@pytest.mark.parametrize(
+    ("split", "n"), [([1], 2), ([1, -1], 2), ([0, 0], 2), ([float("nan"), 1], 2), ([float("inf")], 1)]
+)
+def test_a_split_that_means_nothing_is_refused(split: list[float], n: int) -> None:
+    with pytest.raises(SplitError):
+        normalise(split, n)
+
+
+@pytest.mark.parametrize("override", [("(", "cpu"), ("ffn", "cuda:7")])
+def test_a_broken_override_is_refused(override: tuple[str, str]) -> None:
+    table = share_table("tensor", (1.0,), 1, tied=False)
+    with pytest.raises(SplitError):
+        apply_overrides(table, [override], ["cpu"])
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(SplitError, match="diagonal"):
+        share_table("diagonal", (1.0,), 1, tied=False)
+
+
+def test_a_placement_names_the_slices_of_a_rank() -> None:
+    shard = Shard(1, Ranges(((0, 1), (1, 1), (1, 3)), 3))
+    assert shard.slices((5, 12), 0) == (slice(0, 5), slice(0, 4))
+    assert shard.slices((5, 12), 1) is None
+    assert shard.slices((5, 12), 2) == (slice(0, 5), slice(4, 12))
+    assert Replicate((1,)).slices((3,), 1) == (slice(0, 3),)
+    assert Replicate((1,)).slices((3,), 0) is None
