@@ -166,13 +166,11 @@ def shortages(rows: Sequence[RowFigures]) -> list[str]:
     for row in rows:
         if row.free >= 0 or not row.memory.total:
             continue
+        device = "The CPU" if row.label.startswith("CPU") else row.label
         needed = row.memory.total + sum(size for _, size in row.siblings)
-        device = f"{row.label} and its neighbours" if row.siblings else row.label
-        key = " ".join(sorted([str(row.index), *(str(i) for i, _ in row.siblings)]))
-        sentences.setdefault(
-            key,
+        sentences[device] = (
             f"{device} would need {size_text(needed)} but {size_text(row.free + needed)} can be "
-            f"had: {size_text(-row.free)} short.",
+            f"had: {size_text(-row.free)} short."
         )
     return list(sentences.values())
 

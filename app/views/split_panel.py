@@ -321,9 +321,9 @@ class SplitPanel(QWidget):
             inputs.addWidget(widget)
         content = QWidget()
         column = QVBoxLayout(content)
-        column.setContentsMargins(16, 14, 16, 8)
+        column.setContentsMargins(16, 8, 16, 8)
         column.setSpacing(10)
-        for widget in (label("Split", "title"), self._inputs, self.problem, self.summary):
+        for widget in (self._inputs, self.problem, self.summary):
             column.addWidget(widget)
         column.addStretch(1)
         scroll = QScrollArea()

@@ -1,0 +1,180 @@
+"""Figures per rank: memory is told per physical device, in words that add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from app.split_figures import (
+    Context,
+    RowFigures,
+    outside_bytes,
+    plan_by_rank,
+    row_figures,
+    sensors_text,
+    share_text,
+    short_name,
+    shortages,
+)
+from app.split_settings import SplitSettings, default_settings
+from app.split_steps import step_boundary
+from app.units import context_text, signed_percent_text, size_text, use_text
+from engine import (
+    DeviceInfo,
+    DeviceMemory,
+    DevicePlan,
+    DeviceSnapshot,
+    LoadParams,
+    MemoryUse,
+    ModelInfo,
+    ModelLoaded,
+    Plan,
+)
+
+GIB = 1 << 30
+CPU = DeviceInfo("cpu", "cpu", "AMD EPYC 9V74 80-Core Processor", 32 * GIB, 24 * GIB, n_cores=8)
+GPU = DeviceInfo("cuda:0", "cuda", "NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB, uuid="a")
+INFO = ModelInfo("m.gguf", "M", "llama", True, 8, 64, 4, 2, 99, 4096, 1, GIB, "F16", True, ())
+
+
+def plan_for(split: SplitSettings, total: int = 10 * GIB) -> Plan:
+    """Everything in proportion to what was asked: 8 parts weights, 2 parts cache."""
+    params = split.load_params("m.gguf")
+    shares = params.split or (1.0,)
+    devices = tuple(
+        DevicePlan(i, d, s, s, MemoryUse(int(total * s * 0.8), int(total * s * 0.2)))
+        for i, (d, s) in enumerate(zip(params.devices, shares, strict=True))
+    )
+    return Plan(devices, params.split_mode, 2048, "f16", "packed", total)
+
+
+def rows_of(
+    split: SplitSettings, total: int = 10 * GIB, outside: int = 4 * GIB
+) -> list[RowFigures]:
+    return row_figures(
+        split,
+        Context(
+            devices={"cpu": CPU, "cuda:0": GPU},
+            outside={"cpu": outside, "cuda:0": outside},
+            by_rank=plan_by_rank(split, plan_for(split, total)),
+        ),
+    )
+
+
+def test_ranks_on_one_device_share_its_memory() -> None:
+    """Three CPU ranks: each row sees the two others, and all see the same free memory."""
+    split = default_settings([CPU]).with_cpu_ranks(3)
+    rows = rows_of(split)
+    assert [row.label for row in rows] == ["CPU 0", "CPU 1", "CPU 2"]
+    assert {row.free for row in rows} == {rows[0].free}
+    for row in rows:
+        parts = row.memory.total + sum(size for _, size in row.siblings) + row.outside + row.free
+        assert parts == 32 * GIB
+        assert [index for index, _ in row.siblings] == [i for i in range(3) if i != row.index]
+
+
+def test_a_split_that_does_not_fit_is_one_sentence_per_device() -> None:
+    """It names the place, the need, what can be had and the difference."""
+    split = default_settings([CPU]).with_cpu_ranks(2)
+    (sentence,) = shortages(rows_of(split, total=30 * GIB))
+    assert sentence.startswith("The CPU would need")
+    assert "30.0 GiB" in sentence
+    assert "28.0 GiB can be had" in sentence
+    assert "2.0 GiB short" in sentence
+    assert shortages(rows_of(split)) == []
+
+
+def test_a_device_that_is_full_without_the_model_is_no_shortage() -> None:
+    """A rank that takes nothing cannot be short."""
+    split = default_settings([GPU, CPU])
+    rows = rows_of(split, outside=40 * GIB)
+    assert [row.is_on for row in rows] == [True, False]
+    assert len(shortages(rows)) == 1
+
+
+def test_one_device_mode_shows_each_device_once() -> None:
+    """Virtual ranks make no sense there; the chosen one is the one shown."""
+    split = replace(default_settings([GPU, CPU]).with_cpu_ranks(3), mode="single", single=2)
+    assert [row.index for row in rows_of(split)] == [0, 2]
+
+
+def test_memory_of_the_loaded_model_counts_as_free_for_the_next() -> None:
+    """Reloading frees it first, so it is not "other programs"."""
+    params = LoadParams("m.gguf", ("cpu", "cpu"))
+    memory = DeviceMemory("cpu", MemoryUse(2 * GIB), MemoryUse(2 * GIB))
+    loaded = ModelLoaded(INFO, params, 2048, (memory, memory), 1.0)
+    now = [DeviceSnapshot("cpu", 0.0, 9 * GIB, 32 * GIB, 23 * GIB)]
+    assert outside_bytes(now, None) == {"cpu": 9 * GIB}
+    assert outside_bytes(now, loaded) == {"cpu": 5 * GIB}
+    stale = [DeviceSnapshot("cpu", 0.0, 3 * GIB, 32 * GIB, 29 * GIB)]
+    assert outside_bytes(stale, loaded) == {"cpu": 0}
+
+
+def test_a_device_that_cannot_be_read_keeps_its_last_figures() -> None:
+    """A snapshot with a problem has no total and says nothing about memory."""
+    lost = DeviceSnapshot("cuda:0", 0.0, 0, 0, 0, problem="The GPU fell off the bus.")
+    assert outside_bytes([lost], None) == {}
+
+
+def test_figures_are_spoken_as_a_sentence() -> None:
+    """What a screen reader says of a row."""
+    row = rows_of(default_settings([GPU]))[0]
+    assert row.spoken == "GPU 0, 100 percent, 10.0 gibibytes of 24.0 gibibytes"
+    assert share_text(row) == "asked 100.0 · possible 100.0"
+    assert share_text(replace(row, effective=None)) == "asked 100.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA H200", "H200"),
+        ("AMD EPYC 9V74 80-Core Processor", "EPYC 9V74 80-Core"),
+        ("Intel(R) Core(TM) i7-8650U CPU @ 1.90GHz", "Core i7-8650U CPU @ 1.90GHz"),
+    ],
+)
+def test_device_names_lose_what_says_nothing(name: str, short: str) -> None:
+    """Brand and decoration go, the model stays."""
+    assert short_name(name) == short
+
+
+def test_sensors_show_what_the_device_tells() -> None:
+    """Nothing is invented where there is no reading."""
+    snapshot = DeviceSnapshot("cuda:0", 0.0, 1, 2, 1, temperature_c=62, power_w=309.6)
+    assert sensors_text(snapshot) == "62 °C · 310 W"
+    assert sensors_text(replace(snapshot, power_w=None)) == "62 °C"
+    assert sensors_text(None) == ""
+
+
+def test_texts_keep_three_digits_and_their_unit() -> None:
+    """Small models are not "0.0 GiB"."""
+    assert size_text(13.3 * GIB) == "13.3 GiB"
+    assert size_text(14 * 1024**2) == "14 MiB"
+    assert size_text(1.25 * 1024**2) == "1.2 MiB"
+    assert size_text(0) == "0 MiB"
+    assert use_text(13.3 * GIB, 24 * GIB, 9.6 * GIB) == "13.3 of 24.0 GiB here · 9.6 free"
+    assert use_text(14 << 20, 24 * GIB, -1) == "14 MiB of 24.0 GiB here · 0 MiB free"
+    assert signed_percent_text(0.0124) == "+1.2 %"
+    assert signed_percent_text(-0.004) == "−0.4 %"
+    assert signed_percent_text(0.0001) == "0.0 %"
+    assert [context_text(n) for n in (512, 4096, 131072, 5000)] == ["512", "4k", "128k", "5000"]
+
+
+def eighths(split: SplitSettings, handle: int) -> float:
+    """A model that can be cut at whole eighths only."""
+    return round(split.boundary(handle) * 8) / 8
+
+
+@pytest.mark.parametrize(("notches", "lands"), [(1, 5 / 8), (-1, 3 / 8), (2, 6 / 8), (-3, 1 / 8)])
+def test_an_arrow_key_goes_to_the_next_possible_cut(notches: int, lands: float) -> None:
+    """Even where the smallest step that is asked for changes nothing."""
+    split = default_settings([CPU]).with_cpu_ranks(2)
+    moved = step_boundary(split, 0, notches, 0.02, eighths)
+    assert eighths(moved, 0) == lands
+
+
+def test_a_boundary_stops_at_the_end() -> None:
+    """Stepping on is harmless when nothing is left."""
+    split = default_settings([CPU]).with_cpu_ranks(2).with_weights([1, 0])
+    assert step_boundary(split, 0, 3, 0.02, eighths).shares == (1, 0)
