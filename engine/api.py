@@ -28,6 +28,7 @@ from engine.events import (
 from engine.generate import Generation, Session
 from engine.gguf import GGUFFile
 from engine.info import ModelInfo, describe
+from engine.plan import Plan
 from engine.runtime import Logits, Runtime
 from engine.text import ChatTemplate, Tokenizer, chat_template_from_metadata
 
@@ -94,6 +95,7 @@ class Model:
         info: what the file says about itself.
         n_ctx: context in tokens.
         warnings: sentences that a person should see.
+        runtime: its ranks; tests and tools look inside.
     """
 
     def __init__(
@@ -107,16 +109,21 @@ class Model:
             self.info: ModelInfo = describe(file)
             self._tokenizer = _tokenizer(file)
             self._template = _template(file, self._tokenizer)
-            self._runtime = Runtime(file, params, on_progress, is_cancelled)
-        self._session = Session(self._runtime)
-        self.n_ctx = self._runtime.n_ctx
-        self.warnings = self._runtime.plan.warnings + self._text_warnings()
+            self.runtime = Runtime(file, params, on_progress, is_cancelled)
+        self._session = Session(self.runtime)
+        self.n_ctx = self.runtime.n_ctx
+        self.warnings = self.runtime.plan.warnings + self._text_warnings()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def plan(self) -> Plan:
+        """How it is split, and what was predicted."""
+        return self.runtime.plan
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -233,11 +240,11 @@ class Model:
 
     def memory(self) -> list[DeviceMemory]:
         """Predicted and measured bytes of each rank."""
-        return self._runtime.memory()
+        return self.runtime.memory()
 
     def close(self) -> None:
         """Free all memory and end the rank threads; safe to call twice."""
-        self._runtime.close()
+        self.runtime.close()
 
 
 def _tokenizer(file: GGUFFile) -> Tokenizer | None:

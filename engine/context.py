@@ -25,6 +25,7 @@ class Context:
     Attributes:
         n_past: tokens in the cache before this pass.
         first_logit: the first row of this pass whose logits are wanted.
+        cache: keys and values of this rank.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Context:
         self.n_past = 0
         self.first_logit = 0
         self._comm = comm
-        self._cache = cache
+        self.cache = cache
         self._group: Group = ()
         self._positions = torch.empty(0)
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
@@ -89,7 +90,7 @@ class Context:
 
     def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Append k and v to the cache of `layer` and attend; (T, n_head, head_dim_v)."""
-        cache = self._cache.layers[layer]
+        cache = self.cache.layers[layer]
         assert cache is not None, "only ranks with heads attend"
         cache.write(k, v, self.n_past)
         return self.ops.attention(q, cache, self.n_past, scale)

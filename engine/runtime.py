@@ -66,7 +66,7 @@ class Runtime:
         self.n_batch = params.n_batch
         self._group = ThreadGroup(len(self.devices))
         self._models: list[CausalLM | None] = [None] * len(self.devices)
-        self._contexts: list[Context | None] = [None] * len(self.devices)
+        self.contexts: list[Context | None] = [None] * len(self.devices)
         self._held: list[MemoryUse] = [MemoryUse()] * len(self.devices)
         threads = threads_per_rank(params.cpu_threads, self.plan)
         torch.set_num_threads(threads)
@@ -105,7 +105,7 @@ class Runtime:
                 raise
             comm = ThreadCommunicator(self._group, rank, device)
             self._models[rank] = mine.model
-            self._contexts[rank] = Context(comm, ReferenceOps(), cache, device)
+            self.contexts[rank] = Context(comm, ReferenceOps(), cache, device)
             self._held[rank] = MemoryUse(weights=held, kv=cache.n_bytes)
 
         self._run(load, "to load the model")
@@ -126,7 +126,7 @@ class Runtime:
         whole = torch.tensor(ids)
 
         def step(rank: int) -> Tensor | None:
-            model, ctx = self._models[rank], self._contexts[rank]
+            model, ctx = self._models[rank], self.contexts[rank]
             assert model is not None, "the model was closed"
             assert ctx is not None, "the model was closed"
             ctx.begin(n_past, len(ids), first_logit)
@@ -192,7 +192,7 @@ class Runtime:
         """Free everything; safe to call twice."""
         self._pool.close()
         self._models = [None] * len(self.devices)
-        self._contexts = [None] * len(self.devices)
+        self.contexts = [None] * len(self.devices)
         if any(d.type == "cuda" for d in self.devices):
             torch.cuda.empty_cache()
 

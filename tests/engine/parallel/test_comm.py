@@ -1,7 +1,7 @@
 """Ranks that are threads: sums, joins, failures."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -30,10 +30,10 @@ class Ranks:
 
 
 @pytest.fixture(params=[1, 2, 3, 5])
-def ranks(request: pytest.FixtureRequest) -> Ranks:
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     made = Ranks(request.param)
-    request.addfinalizer(made.pool.close)
-    return made
+    yield made
+    made.pool.close()
 
 
 def test_a_sum_has_the_same_bits_on_every_rank(ranks: Ranks) -> None:

@@ -82,7 +82,8 @@ def test_an_override_moves_one_part_of_the_matching_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "n"), [([1], 2), ([1, -1], 2), ([0, 0], 2), ([float("nan"), 1], 2), ([float("inf")], 1)]
+    ("split", "n"),
+    [([1], 2), ([1, -1], 2), ([0, 0], 2), ([float("nan"), 1], 2), ([float("inf")], 1)],
 )
 def test_a_split_that_means_nothing_is_refused(split: list[float], n: int) -> None:
     with pytest.raises(SplitError):
