@@ -41,6 +41,9 @@ class ChatTemplate:
         source: Jinja, as Hugging Face writes it.
         bos_token: the spelling of BOS, "" where the model has none.
         is_fallback: the model brought no template; plain "User: …" text is used instead.
+
+    Attributes:
+        stop_strings: where a reply must be cut, as no token of the model ends it.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ChatTemplate:
         self.bos_token = bos_token
         self.eos_token = eos_token
         self.is_fallback = is_fallback
+        self.stop_strings = ("\nUser:",) if is_fallback else ()
         self._max_seconds = max_seconds
 
     def render(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from string import Formatter
 from typing import Any
 
 from jinja2 import nodes
@@ -20,7 +21,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_SECONDS = 5.0
@@ -28,7 +29,9 @@ MAX_TEXT = 1 << 24  # characters of one text
 MAX_TOTAL = 1 << 29  # characters of all texts a rendering makes on its way
 MAX_BITS = 4096  # of an integer
 ITEM_SIZE = 16  # characters that an item of a list counts for beside its own
-FORMAT_WIDTH = re.compile(r"\d{4,}|\*|\{[^}]*\{")
+WIDE = r"(\d{4,}|\*)"
+WIDE_PERCENT = re.compile(rf"%(\([^)]*\))?[-+ #0]*({WIDE}|\d*\.{WIDE})")
+WIDE_BRACES = re.compile(r"\d{4,}|\{")  # in what follows the colon
 
 
 class Budget:
@@ -100,8 +103,19 @@ def result_size(name: str, text: str | bytes, args: list[Any]) -> int:
     if name in ("replace", "translate", "wordwrap"):
         return (len(text) + 1) * (longest + 1)
     if name in ("format", "format_map"):
-        return MAX_TEXT + 1 if FORMAT_WIDTH.search(str(text)) else len(text) + longest
+        return MAX_TEXT + 1 if formats_wide(text) else len(text) + longest
     return len(text)
+
+
+def formats_wide(text: str | bytes) -> bool:
+    """Whether a format asks for thousands of characters, or leaves the width to its arguments."""
+    text = str(text)
+    if WIDE_PERCENT.search(text):
+        return True
+    try:
+        return any(spec and WIDE_BRACES.search(spec) for _, _, spec, _ in Formatter().parse(text))
+    except ValueError:
+        return False  # no such format; the formatting itself will say so
 
 
 def _largest(args: Iterable[object]) -> int:
@@ -168,6 +182,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for name, function in [*self.filters.items(), *(filters or {}).items()]:
             self.filters[name] = _bounded(name, function)
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Refuse at once; Jinja would show a merely printed `x.__class__` as nothing."""
+        raise SecurityError(f"it reaches for '{attribute}' of a {type(obj).__name__}")
+
     def counted(self, items: Iterable[Any], size: int) -> Iterator[Any]:
         """`items` of a loop whose body holds `size` characters of plain text."""
         for item in items:
@@ -196,7 +214,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+" or (operator == "%" and isinstance(left, str | bytes)):
             spend(text_size(left) + text_size(right))
-            if operator == "%" and FORMAT_WIDTH.search(str(left)):
+            if operator == "%" and formats_wide(left):
                 raise SecurityError("it formats with a width beyond all measure")
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()

@@ -46,7 +46,7 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, vocab: Vocabulary, model_name: str) -> SpecialTokens:
-        """Those of `vocab`; in Phi-3 models, known by their name only, they eat the space behind."""
+        """Those of `vocab`; in Phi-3 models, known by their name only, they eat the space after."""
         name = model_name.lower()
         is_phi3 = "phi-3" in name or "phi3" in name
         return cls(

@@ -95,7 +95,7 @@ class Tokenizer:
         vocab = read_vocabulary(meta, is_spm)
         name, pre = _find_pre_tokenizer(meta, model, vocab.warnings)
         encoder = (
-            SpmEncoder(vocab.ids, vocab.scores, vocab.unk_id)
+            SpmEncoder(vocab.plain_ids(), vocab.scores, vocab.unk_id)
             if is_spm
             else _bpe_encoder(meta, vocab, pre)
         )

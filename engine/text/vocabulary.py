@@ -71,6 +71,11 @@ class Vocabulary:
         """Kind bits; none for an id beyond the vocabulary, which a padded embedding can yield."""
         return self.kinds[token_id] if 0 <= token_id < len(self.kinds) else 0
 
+    def plain_ids(self) -> dict[str, int]:
+        """The tokens that plain text may become: all but control tokens."""
+        hidden = CONTROL | UNKNOWN
+        return {text: i for text, i in self.ids.items() if not self.kinds[i] & hidden}
+
 
 def file_of(meta: Metadata) -> Path:
     """Where the metadata came from, for messages."""
