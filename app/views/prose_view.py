@@ -18,6 +18,7 @@ from PySide6.QtGui import (
     QFontMetricsF,
     QPainter,
     QPaintEvent,
+    QResizeEvent,
     QTextBlockFormat,
     QTextCharFormat,
     QTextCursor,
@@ -35,7 +36,7 @@ TEXT_PIXELS = 14
 HEADING_PIXELS = (22, 19, 17, 15, 14, 14)
 LINE_HEIGHT_PERCENT = 145.0
 GAP, TIGHT_GAP = 10, 3
-INDENT, QUOTE_INDENT = 22, 16
+INDENT, QUOTE_INDENT, BAR_WIDTH = 22, 16, 2
 QUOTE_DEPTH = QTextFormat.Property.UserProperty + 1
 MONOSPACE = ["JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas", "monospace"]
 
@@ -56,6 +57,7 @@ class ProseView(QTextBrowser):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._is_fresh = True  # the last block is there but unused
+        self._bars: _QuoteBars | None = None
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setStyleSheet("background: transparent; border: none; padding: 0;")
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -101,7 +103,9 @@ class ProseView(QTextBrowser):
     def _write_line(self, cursor: QTextCursor, line: Line) -> None:
         block = self._block_format(TIGHT_GAP if line.tight else GAP)
         block.setLeftMargin(line.indent * INDENT + line.quote * QUOTE_INDENT)
-        block.setProperty(QUOTE_DEPTH, line.quote)
+        if line.quote:
+            block.setProperty(QUOTE_DEPTH, line.quote)
+            self._bars = self._bars or _QuoteBars(self)
         base = QTextCharFormat()
         if line.heading:
             font = QFont(self.document().defaultFont())
@@ -183,17 +187,38 @@ class ProseView(QTextBrowser):
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()  # the chat scrolls, not the message
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if self._bars is not None:
+            self._bars.resize(self.viewport().size())
+
+
+class _QuoteBars(QWidget):
+    """Draws a bar beside quoted text.
+
+    Lies over the text and exists only where there is a quote: a paint method in the text's own
+    class would make Python take part in every repaint of an answer.
+    """
+
+    def __init__(self, view: ProseView) -> None:
+        super().__init__(view.viewport())
+        self._document = view.document()
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        self.resize(view.viewport().size())
+        self._document.documentLayout().documentSizeChanged.connect(self.update)
+        self.show()
+
     def paintEvent(self, event: QPaintEvent) -> None:
-        super().paintEvent(event)
-        painter = QPainter(self.viewport())
+        painter = QPainter(self)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(QColor(theme().line))
-        layout, block = self.document().documentLayout(), self.document().firstBlock()
+        layout, block = self._document.documentLayout(), self._document.firstBlock()
         while block.isValid():
-            depth = block.blockFormat().property(QUOTE_DEPTH) or 0
-            area = layout.blockBoundingRect(block) if depth else QRectF()
-            for level in range(int(depth)):
-                painter.drawRect(QRectF(level * QUOTE_INDENT, area.top(), 2, area.height()))
+            if depth := int(block.blockFormat().property(QUOTE_DEPTH) or 0):
+                area = layout.blockBoundingRect(block)
+                for level in range(depth):
+                    x = level * QUOTE_INDENT
+                    painter.drawRect(QRectF(x, area.top(), BAR_WIDTH, area.height()))
             block = block.next()
         painter.end()
 
