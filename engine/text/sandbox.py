@@ -100,6 +100,9 @@ def result_size(name: str, text: str | bytes, args: list[Any]) -> int:
         tab = "\t" if isinstance(text, str) else b"\t"
         places = len(text.splitlines()) if name == "indent" else text.count(tab)  # type: ignore[arg-type]
         return len(text) + (places + 1) * max(largest, longest)
+    if name == "replace" and all(isinstance(arg, type(text)) for arg in args[:2]):
+        old, new = args[:2]
+        return len(text) + text.count(old) * len(new)
     if name in ("replace", "translate", "wordwrap"):
         return (len(text) + 1) * (longest + 1)
     if name in ("format", "format_map"):

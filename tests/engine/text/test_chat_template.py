@@ -210,6 +210,12 @@ def test_a_template_that_does_not_end_is_stopped_in_time(source: str) -> None:
 def test_a_long_conversation_is_within_the_budget() -> None:
     messages = [{"role": "user", "content": "word " * 200}] * 3000
     assert len(ChatTemplate(CHATML).render(messages)) > 3_000_000
+    source = (
+        "{% for m in messages %}{% set t = m.content.replace('w', '  W') | trim %}"
+        "{{ t.split('|')[-1].strip() | replace(' ', '_') + '\\n' }}{% endfor %}"
+    )
+    assert len(ChatTemplate(source).render(messages)) > 3_000_000
+    assert len(ChatTemplate(source).render([{"content": "word " * 500_000}])) > 3_000_000
 
 
 def test_threads_have_budgets_of_their_own() -> None:
