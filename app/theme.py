@@ -196,11 +196,14 @@ def _follow_system(app: QApplication) -> None:
 
 
 def _dress(app: QApplication) -> None:
-    before = _Current.theme
-    _Current.theme = THEMES.get(_Current.choice) or _system_theme()
-    app.setPalette(_palette(_Current.theme))
-    app.setStyleSheet(_style_sheet(_Current.theme))
-    if _Current.theme is not before:
+    wanted = THEMES.get(_Current.choice) or _system_theme()
+    if wanted is _Current.theme and app.styleSheet():
+        return
+    is_new = wanted is not _Current.theme
+    _Current.theme = wanted
+    app.setPalette(_palette(wanted))
+    app.setStyleSheet(_style_sheet(wanted))
+    if is_new:
         theme_signals().changed.emit()
 
 

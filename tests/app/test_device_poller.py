@@ -1,0 +1,62 @@
+"""Readings cross from the monitor's thread to the GUI thread, and the thread ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+
+from PySide6.QtCore import QCoreApplication, QObject, QThread, Slot
+from pytestqt.qtbot import QtBot
+
+from app.device_poller import DevicePoller
+from engine import DeviceSnapshot
+
+
+class Receiver(QObject):
+    def __init__(self) -> None:
+        super().__init__()
+        self.readings: list[list[DeviceSnapshot]] = []
+        self.threads: set[QThread] = set()
+
+    @Slot(object)
+    def take(self, snapshots: list[DeviceSnapshot]) -> None:
+        self.readings.append(snapshots)
+        self.threads.add(QThread.currentThread())
+
+
+def monitor_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tandem-monitor"]
+
+
+def test_readings_arrive_on_the_gui_thread_until_stopped(qtbot: QtBot) -> None:
+    """The CPU is always among them; no thread is left, and nothing comes after the stop."""
+    poller, receiver = DevicePoller(interval_s=0.02), Receiver()
+    poller.snapshots.connect(receiver.take)
+    poller.start()
+    qtbot.waitUntil(lambda: len(receiver.readings) >= 3, timeout=5000)
+    poller.stop()
+    assert monitor_threads() == []
+    assert not poller.is_running
+    assert receiver.threads == {QCoreApplication.instance().thread()}
+    assert all("cpu" in {s.device for s in reading} for reading in receiver.readings)
+    QCoreApplication.processEvents()
+    count = len(receiver.readings)
+    qtbot.wait(60)
+    assert len(receiver.readings) == count
+
+
+def test_starting_and_stopping_twice_is_harmless(qtbot: QtBot) -> None:
+    """One thread at most, and a stopped poller can start again."""
+    poller = DevicePoller(interval_s=5)
+    poller.stop()
+    poller.start()
+    poller.start()
+    assert len(monitor_threads()) == 1
+    poller.stop()
+    poller.stop()
+    with qtbot.waitSignal(poller.snapshots, timeout=5000):
+        poller.start()
+    poller.stop()
+    assert monitor_threads() == []

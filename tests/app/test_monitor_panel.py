@@ -1,0 +1,172 @@
+"""The monitor shows what the devices did, cheaply."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+import pytest
+
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+
+from PySide6.QtGui import QColor, QImage
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.theme import apply_theme, theme
+from app.views.history_plot import WINDOW_S, HistoryPlot, nice_top
+from app.views.monitor_panel import MonitorPanel
+from engine import DeviceSnapshot
+
+GIB = 1 << 30
+
+
+def reading(at: float, loads: Sequence[float | None], used: int = 6) -> list[DeviceSnapshot]:
+    """GPUs with these loads, `used` of 24 GiB in use, and the CPU."""
+    gpus = [
+        DeviceSnapshot(f"cuda:{i}", at, used * GIB, 24 * GIB, GIB, load)
+        for i, load in enumerate(loads)
+    ]
+    return [*gpus, DeviceSnapshot("cpu", at, 8 * GIB, 32 * GIB, 24 * GIB, 12.0)]
+
+
+@pytest.fixture
+def monitor(qapp: QApplication, qtbot: QtBot) -> MonitorPanel:
+    apply_theme(qapp, "dark")
+    panel = MonitorPanel()
+    qtbot.addWidget(panel)
+    panel.resize(1000, 180)
+    panel.show()
+    return panel
+
+
+def curve(plot: HistoryPlot, name: str) -> tuple[list[float], list[float]]:
+    x, y = plot._curves[name].getData()
+    return list(x), list(y)
+
+
+def has_colour(image: QImage, colour: str) -> bool:
+    """Whether a pixel comes close to it: a smooth line is mixed with its background."""
+    wanted = QColor(colour)
+
+    def distance(x: int, y: int) -> int:
+        pixel = image.pixelColor(x, y)
+        pairs = zip(pixel.getRgb()[:3], wanted.getRgb()[:3], strict=True)
+        return sum(abs(a - b) for a, b in pairs)
+
+    return min(distance(x, y) for x in range(image.width()) for y in range(image.height())) < 80
+
+
+def test_the_last_two_minutes_are_drawn_up_to_now(monitor: MonitorPanel) -> None:
+    """Older readings fall out on the left; x is seconds before now."""
+    for second in range(200):
+        monitor.add_snapshots(reading(1000.0 + second, [second / 2]))
+    x, y = curve(monitor.load, "cuda:0")
+    assert (x[0], x[-1]) == (-WINDOW_S, 0)
+    assert (y[0], y[-1]) == (79 / 2, 199 / 2)
+    assert curve(monitor.memory, "cuda:0")[1][-1] == 6.0
+
+
+def test_each_device_has_the_colour_of_its_place_in_the_list(monitor: MonitorPanel) -> None:
+    """The same index as in the split panel, and really painted."""
+    for second in range(60):
+        monitor.add_snapshots(reading(1000.0 + second, [90.0, 50.0]))
+    for index, name in enumerate(("cuda:0", "cuda:1", "cpu")):
+        pen = monitor.load._curves[name].opts["pen"]
+        assert pen.color().name() == theme().device_colour(index)
+    QApplication.processEvents()
+    image = monitor.load.plot.grab().toImage()
+    assert has_colour(image, theme().device_colour(1))
+    assert not has_colour(image, theme().device_colour(4))
+
+
+def test_the_latest_values_stand_there_as_text(monitor: MonitorPanel) -> None:
+    """For eyes and for a screen reader; nothing is invented where nothing is told."""
+    monitor.add_rate(61.84)
+    monitor.add_snapshots(reading(time.monotonic(), [91.0, None]))
+    assert monitor.load.accessibleDescription() == "GPU 0 91 %, CPU 0 12 %"
+    assert monitor.memory.accessibleDescription() == "GPU 0 6.0 GiB, GPU 1 6.0 GiB, CPU 0 8.0 GiB"
+    assert "61.8 tok/s" in monitor.speed.latest.text()
+
+
+def test_a_rate_is_drawn_while_it_is_fresh_and_zero_after(monitor: MonitorPanel) -> None:
+    """Between messages the speed is 0, not the last value for ever."""
+    now = time.monotonic()
+    monitor.add_snapshots(reading(now, [1.0]))
+    monitor.add_rate(40.0)
+    monitor.add_snapshots(reading(time.monotonic(), [1.0]))
+    monitor.add_snapshots(reading(time.monotonic() + 5, [1.0]))
+    assert curve(monitor.speed, "rate")[1] == [0.0, 40.0, 0.0]
+
+
+def test_a_message_is_marked_until_it_leaves_the_window(monitor: MonitorPanel) -> None:
+    """A dotted line that moves left with the time."""
+    monitor.mark_message()
+    now = time.monotonic()
+    monitor.add_snapshots(reading(now + 30, [1.0]))
+    (mark,) = monitor.speed._marks
+    assert mark.value() == pytest.approx(-30, abs=0.5)
+    monitor.add_snapshots(reading(now + 130, [1.0]))
+    assert monitor.speed._marks == []
+
+
+def test_a_gpu_that_is_lost_leaves_a_gap_and_the_rest_goes_on(monitor: MonitorPanel) -> None:
+    """Its reading has a problem instead of figures."""
+    monitor.add_snapshots(reading(1000.0, [5.0]))
+    lost = DeviceSnapshot("cuda:0", 1001.0, 0, 0, 0, problem="The GPU fell off the bus.")
+    monitor.add_snapshots([lost, reading(1001.0, [])[0]])
+    y = curve(monitor.load, "cuda:0")[1]
+    assert y[0] == 5.0
+    assert y[1] != y[1]
+    assert "GPU 0" not in monitor.memory.accessibleDescription()
+    assert "CPU 0 8.0 GiB" in monitor.memory.accessibleDescription()
+
+
+def test_nothing_is_drawn_while_hidden_and_all_is_there_when_shown(monitor: MonitorPanel) -> None:
+    """A closed dock costs no drawing but loses no history."""
+    monitor.hide()
+    for second in range(10):
+        monitor.add_snapshots(reading(1000.0 + second, [second]))
+    assert monitor.load._curves == {}
+    monitor.show()
+    assert curve(monitor.load, "cuda:0")[1] == list(range(10))
+
+
+def test_the_graphs_follow_the_theme(monitor: MonitorPanel, qapp: QApplication) -> None:
+    """Curves take the colours of the other theme at once."""
+    monitor.add_snapshots(reading(1000.0, [5.0]))
+    apply_theme(qapp, "light")
+    assert monitor.load._curves["cuda:0"].opts["pen"].color().name() == theme().device_colour(0)
+    assert theme().device_colour(0) in monitor.load.latest.text()
+    apply_theme(qapp, "dark")
+
+
+def test_the_graphs_share_one_time_axis(monitor: MonitorPanel) -> None:
+    """What happened at once stands at the same place in all three."""
+    monitor.memory.plot.setXRange(-50, 0, padding=0)
+    for plot in (monitor.load, monitor.speed):
+        low, high = plot.plot.getViewBox().viewRange()[0]
+        assert (low, high) == pytest.approx((-50, 0), abs=2)
+
+
+def test_a_refresh_costs_less_than_one_percent_of_a_core(monitor: MonitorPanel) -> None:
+    """Median CPU time of a reading drawn with full curves, at one reading per second."""
+    for second in range(130):
+        monitor.add_snapshots(reading(1000.0 + second, [50.0 + second % 7, 30.0]))
+    QApplication.processEvents()
+    costs = []
+    for second in range(130, 151):
+        start = time.thread_time()
+        monitor.add_snapshots(reading(1000.0 + second, [50.0 + second % 7, 30.0]))
+        QApplication.processEvents()
+        costs.append(time.thread_time() - start)
+    assert sorted(costs)[len(costs) // 2] < 0.010
+
+
+@pytest.mark.parametrize(
+    ("highest", "top"), [(0, 1), (0.5, 1), (0.95, 2), (3.5, 4), (7.2, 8), (61.8, 80), (950, 2000)]
+)
+def test_a_scale_ends_at_a_round_number_above_the_data(highest: float, top: float) -> None:
+    """With a tenth of headroom."""
+    assert nice_top(highest) == top
