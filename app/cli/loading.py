@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
+import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import load_params
 from app.cli.output import note
-from engine import LoadProgress, Model, load_model
+from engine import LoadProgress
+
+if TYPE_CHECKING:
+    from engine import Model
 
 
 def load(args: argparse.Namespace) -> Model:
@@ -17,7 +22,7 @@ def load(args: argparse.Namespace) -> Model:
         EngineError: it cannot be loaded.
     """
     params = load_params(args)
-    model = load_model(
+    model = engine.load_model(
         params.path,
         params.devices,
         params.split,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from app.cli.arguments import add_json, add_load, add_model, add_sampling, sampling_params
 from app.cli.loading import load
@@ -20,9 +21,11 @@ from engine import (
     EngineError,
     Finished,
     Generate,
-    Model,
     TokenText,
 )
+
+if TYPE_CHECKING:
+    from engine import Model
 
 
 class Interrupt:

@@ -40,7 +40,7 @@ class PlainLlama:
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * self.t[name]
 
     def linear(self, x: Array, name: str) -> Array:
-        y = x @ self.t[f"{name}.weight"].T
+        y = x @ self.t[f"{name}.weight"].T * self.t.get(f"{name}.scale", 1.0)
         return y + self.t[f"{name}.bias"] if f"{name}.bias" in self.t else y
 
     def block(self, x: Array, p: str) -> Array:

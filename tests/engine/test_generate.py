@@ -1,0 +1,234 @@
+"""Prompts to answers: stop rules, prefix reuse, a full context, cancelling."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import (
+    ChatMessage,
+    ContextOverflow,
+    ContextShifted,
+    Event,
+    Finished,
+    Generate,
+    Model,
+    PrefillProgress,
+    PromptError,
+    SamplingParams,
+    TokenText,
+    load_model,
+)
+from engine.generate import StopMatcher
+from tests.helpers.tiny_gguf import tiny_gguf
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return tiny_gguf(folder / "m.gguf", n_ctx=64, chat_template=TEMPLATE)
+
+
+@pytest.fixture
+def model(path: Path) -> Iterator[Model]:
+    with load_model(path, n_ctx=64, n_batch=8, kv_type="f32") as loaded:
+        yield loaded
+
+
+def ids_of(events: Sequence[Event]) -> list[int]:
+    return [i for event in events if isinstance(event, TokenText) for i in event.ids]
+
+
+def text_of(events: Sequence[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TokenText))
+
+
+def finish(events: Sequence[Event]) -> Finished:
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert sum(isinstance(event, Finished) for event in events) == 1
+    return last
+
+
+def test_decode_continues_what_a_whole_pass_would_say(model: Model) -> None:
+    prompt = list(range(5, 25))
+    drawn = ids_of(list(model.generate(prompt, GREEDY)))
+    logits = model.logits(prompt + drawn)
+    assert drawn == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+
+
+def test_a_seed_repeats_an_answer_and_another_changes_it(model: Model) -> None:
+    def draw(seed: int) -> list[int]:
+        params = SamplingParams(temperature=1.5, top_k=0, max_tokens=12, seed=seed, ignore_eos=True)
+        return ids_of(list(model.generate([5, 6], params)))
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_the_common_prefix_is_not_computed_again(model: Model) -> None:
+    prompt = list(range(5, 25))
+    first = finish(list(model.generate(prompt, GREEDY)))
+    assert first.usage.cached_tokens == 0
+    longer = [*prompt, 30, 31]
+    events = list(model.generate(longer, GREEDY))
+    assert finish(events).usage.cached_tokens == len(prompt)
+    with_cache = ids_of(events)
+    model.logits([1])  # forgets
+    assert ids_of(list(model.generate(longer, GREEDY))) == with_cache
+
+
+def test_progress_counts_what_is_computed(model: Model) -> None:
+    events = list(model.generate(list(range(5, 25)), GREEDY))
+    progress = [event for event in events if isinstance(event, PrefillProgress)]
+    assert [p.done for p in progress] == [8, 16, 20]
+    assert {p.total for p in progress} == {20}
+
+
+def test_usage_and_timings_add_up(model: Model) -> None:
+    done = finish(list(model.generate([5, 6, 7], GREEDY)))
+    assert done.reason == "length"
+    assert done.usage.prompt_tokens == 3
+    assert done.usage.completion_tokens == 12
+    assert done.usage.total_tokens == 15
+    timings = done.timings
+    assert 0 < timings.prompt_s <= timings.first_token_s
+    assert timings.decode_per_s == pytest.approx(11 / timings.decode_s)
+    assert timings.prompt_per_s == pytest.approx(3 / timings.prompt_s)
+
+
+def test_no_tokens_are_drawn_when_none_are_wanted(model: Model) -> None:
+    events = list(model.generate([5, 6], SamplingParams(max_tokens=0)))
+    assert ids_of(events) == []
+    assert finish(events).reason == "length"
+
+
+def test_the_end_token_ends_and_is_not_shown(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = ids_of(list(model.generate([5, 6], GREEDY)))
+    monkeypatch.setattr(model.tokenizer, "eog_ids", frozenset({drawn[3]}))
+    stopped = list(model.generate([5, 6], SamplingParams(temperature=0, max_tokens=12)))
+    assert ids_of(stopped) == drawn[: drawn.index(drawn[3])]
+    assert finish(stopped).reason == "stop"
+
+
+def test_a_stop_text_ends_and_is_not_shown(model: Model) -> None:
+    text = text_of(list(model.generate([5, 6], GREEDY)))
+    stop = text[4:7]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=(stop,))
+    events = list(model.generate([5, 6], params))
+    assert text_of(events) == text[: text.index(stop)]
+    assert finish(events).reason == "stop"
+
+
+def test_cancelling_takes_effect_within_a_token(model: Model) -> None:
+    n_seen = 0
+
+    def is_cancelled() -> bool:
+        return n_seen >= 3
+
+    events: list[Event] = []
+    for event in model.generate([5, 6], GREEDY, is_cancelled):
+        events.append(event)
+        n_seen += isinstance(event, TokenText)
+    assert finish(events).reason == "cancelled"
+    assert n_seen <= 4
+
+
+def test_cancelling_during_the_prompt_takes_effect_within_a_chunk(model: Model) -> None:
+    events = list(model.generate(list(range(5, 45)), GREEDY, lambda: True))
+    assert [type(event) for event in events] == [Finished]
+    assert finish(events).reason == "cancelled"
+
+
+def test_a_full_context_stops(model: Model) -> None:
+    params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+    done = finish(list(model.generate(list(range(5, 45)), params)))
+    assert done.reason == "context"
+    assert done.usage.total_tokens == 65, "the last token needs no place in the cache"
+
+
+def test_a_full_context_can_shift_and_keeps_the_start(model: Model) -> None:
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, on_overflow="shift")
+    prompt = list(range(5, 45))
+    events = list(model.generate(prompt, params))
+    assert finish(events).usage.completion_tokens == 60
+    shifts = [event.n_dropped for event in events if isinstance(event, ContextShifted)]
+    assert shifts
+    assert all(n > 0 for n in shifts)
+    session = model._session
+    assert session.ids[0] == prompt[0], "the beginning-of-text token stays"
+    assert len(session.ids) <= 64
+
+
+def test_after_a_shift_the_model_goes_on_from_exactly_what_was_kept(model: Model) -> None:
+    params = SamplingParams(temperature=0, max_tokens=27, ignore_eos=True, on_overflow="shift")
+    drawn = ids_of(list(model.generate(list(range(5, 45)), params)))
+    kept = list(model._session.ids)
+    assert model.logits(kept)[-1].argmax() == drawn[-1]
+
+
+def test_a_shifted_chat_drops_old_turns_but_not_the_system_prompt(model: Model) -> None:
+    old = [ChatMessage("user", "x" * 20), ChatMessage("assistant", "y" * 20)]
+    messages = (ChatMessage("system", "S"), *old, ChatMessage("user", "now"))
+    sampling = SamplingParams(temperature=0, max_tokens=2, on_overflow="shift")
+    events = list(model.answer(Generate(messages, sampling=sampling)))
+    assert isinstance(events[0], ContextShifted)
+    text = model.tokenizer.decode(model._session.ids)
+    assert "[system]S[user]now[assistant]" in text
+    with pytest.raises(ContextOverflow):
+        list(model.answer(Generate(messages, sampling=SamplingParams(max_tokens=2))))
+
+
+def test_continuing_writes_on_the_last_message(model: Model) -> None:
+    turns = (ChatMessage("user", "a"), ChatMessage("assistant", "b"))
+    request = Generate(turns, sampling=GREEDY, continue_last=True)
+    finish(list(model.answer(request)))
+    assert "[user]a[assistant]b" in model.tokenizer.decode(model._session.ids)
+
+
+@pytest.mark.parametrize("prompt", [[], [10**9], [-1]], ids=str)
+def test_a_prompt_that_means_nothing_is_refused(model: Model, prompt: list[int]) -> None:
+    with pytest.raises(PromptError):
+        list(model.generate(prompt, GREEDY))
+    assert ids_of(list(model.generate([5, 6], GREEDY))), "usable after"
+
+
+def test_a_prompt_longer_than_the_context_is_refused(model: Model) -> None:
+    with pytest.raises(ContextOverflow, match="65 tokens but the context holds 64"):
+        list(model.generate([5] * 65, GREEDY))
+
+
+def test_a_model_without_vocabulary_draws_ids_without_text(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", tokenizer=False, extra={"tokenizer.ggml.model": "none"})
+    with load_model(path) as model:
+        events = list(model.generate([1, 2, 3], GREEDY))
+        assert len(ids_of(events)) == 12
+        assert text_of(events) == ""
+        with pytest.raises(PromptError, match="no vocabulary"):
+            list(model.generate("text", GREEDY))
+
+
+@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_stop_texts_are_found_wherever_a_stream_is_cut(text: str, stops: list[str]) -> None:
+    def run(pieces: Sequence[str]) -> tuple[str, bool]:
+        matcher, shown = StopMatcher(stops), ""
+        for piece in pieces:
+            new, is_stopped = matcher.feed(piece)
+            shown += new
+            if is_stopped:
+                return shown, True
+        return shown + matcher.flush(), False
+
+    ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
+    streamed, is_stopped = run(list(text))
+    assert is_stopped == bool(ends)
+    if not ends:
+        assert streamed == text == run([text])[0]
+    else:
+        assert text.startswith(streamed)
+        assert not any(stop in streamed for stop in stops)

@@ -1,0 +1,256 @@
+"""The engine behind its queue: events, generations, cancelling, failures, the end."""
+
+import pickle
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine import (
+    Cancelled,
+    ChatMessage,
+    EngineCrashed,
+    EngineError,
+    EngineReady,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    HostEvent,
+    Load,
+    LoadParams,
+    LoadProgress,
+    ModelLoaded,
+    ModelUnloaded,
+    OutOfDeviceMemory,
+    SamplingParams,
+    ThreadHost,
+    TokenText,
+    Unload,
+)
+from engine import errors as error_module
+from tests.helpers.tiny_gguf import tiny_gguf
+
+LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_overflow="shift")
+SHORT = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+ASK = (ChatMessage("user", "hello"),)
+
+
+class Desk:
+    """A host and the queue of what it says."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[HostEvent] = queue.SimpleQueue()
+        self.host = ThreadHost(self.events.put)
+        ready = self.next()
+        assert ready.generation == 0
+        assert isinstance(ready.event, EngineReady)
+
+    def next(self) -> HostEvent:
+        return self.events.get(timeout=30)
+
+    def closing(self, generation: int) -> Event:
+        """Skip to the event that ends a command."""
+        while True:
+            found = self.next()
+            assert found.generation == generation
+            if isinstance(found.event, ModelLoaded | ModelUnloaded | Finished | Failed):
+                return found.event
+
+    def run(self, command: Load | Generate | Unload) -> Event:
+        return self.closing(self.host.submit(command))
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    assert made.host.close()
+    assert "tandem-engine" not in [t.name for t in threading.enumerate()]
+    assert not any(t.name.startswith("tandem-rank") for t in threading.enumerate())
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_gguf(tmp_path_factory.mktemp("model") / "m.gguf", n_ctx=64))
+
+
+def test_a_model_loads_answers_and_leaves(desk: Desk, path: str) -> None:
+    loaded = desk.run(Load(LoadParams(path, ("cpu", "cpu"), (3, 1))))
+    assert isinstance(loaded, ModelLoaded)
+    assert [m.device for m in loaded.memory] == ["cpu", "cpu"]
+    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(desk.run(Unload()), ModelUnloaded)
+    failed = desk.run(Generate(ASK))
+    assert isinstance(failed, Failed)
+    assert "No model is loaded" in str(failed.error)
+
+
+def test_progress_ends_at_the_whole(desk: Desk, path: str) -> None:
+    generation = desk.host.submit(Load(LoadParams(path)))
+    last = None
+    while isinstance(found := desk.next().event, LoadProgress):
+        last = found
+    assert isinstance(found, ModelLoaded)
+    assert last is not None
+    assert last.done_bytes == last.total_bytes > 0
+    assert generation == 1
+
+
+def test_cancel_ends_an_answer_within_a_token(desk: Desk, path: str) -> None:
+    desk.run(Load(LoadParams(path)))
+    generation = desk.host.submit(Generate(ASK, sampling=LONG))
+    while not isinstance(desk.next().event, TokenText):
+        pass
+    desk.host.cancel()
+    finished = desk.closing(generation)
+    assert isinstance(finished, Finished)
+    assert finished.reason == "cancelled"
+    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished), "usable after"
+
+
+def test_cancel_ends_commands_that_wait(desk: Desk, path: str) -> None:
+    desk.run(Load(LoadParams(path)))
+    running = desk.host.submit(Generate(ASK, sampling=LONG))
+    waiting = desk.host.submit(Load(LoadParams(path)))
+    desk.host.cancel()
+    assert isinstance(desk.closing(running), Finished)
+    failed = desk.closing(waiting)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, Cancelled)
+    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished), "the old model stays"
+
+
+def test_a_failed_load_keeps_the_old_model(desk: Desk, path: str, tmp_path: Path) -> None:
+    desk.run(Load(LoadParams(path)))
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(Path(path).read_bytes()[:-1000])
+    for bad in (broken, tmp_path / "none.gguf", __file__):
+        failed = desk.run(Load(LoadParams(str(bad))))
+        assert isinstance(failed, Failed)
+        assert not isinstance(failed.error, EngineCrashed)
+    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+
+
+def test_a_load_cancelled_midway_keeps_the_old_model(
+    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.run(Load(LoadParams(path)))
+    reached, go_on = threading.Event(), threading.Event()
+    from engine.loader import Progress
+
+    original = Progress.add
+
+    def slow(self: Progress, n_bytes: int) -> None:
+        reached.set()
+        go_on.wait(10)
+        original(self, n_bytes)
+
+    monkeypatch.setattr(Progress, "add", slow)
+    generation = desk.host.submit(Load(LoadParams(path, ("cpu",) * 3)))
+    assert reached.wait(10)
+    desk.host.cancel()
+    go_on.set()
+    failed = desk.closing(generation)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, Cancelled)
+    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+
+
+def test_a_model_makes_room_for_one_that_does_not_fit_beside_it(
+    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And comes back when the new one fails for another reason."""
+    desk.run(Load(LoadParams(path)))
+    from engine import runtime
+
+    calls = []
+    original = runtime.make_plan
+
+    def first_is_full(*args: object) -> object:
+        calls.append(args)
+        if len(calls) in (1, 3, 4):
+            raise OutOfDeviceMemory("cpu", 2 << 30, 1 << 30, "to load the model")
+        return original(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runtime, "make_plan", first_is_full)
+    assert isinstance(desk.run(Load(LoadParams(path, n_ctx=32))), ModelLoaded)
+    failed = desk.run(Load(LoadParams(path)))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, OutOfDeviceMemory)
+    assert len(calls) == 5, "the old one was planned again"
+    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+
+
+def test_a_bug_is_reported_and_the_engine_goes_on(
+    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.run(Load(LoadParams(path)))
+    from engine.models.llama import LlamaBlock
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LlamaBlock, "project", lambda *args: 1 / 0)
+        failed = desk.run(Generate(ASK, sampling=SHORT))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, EngineCrashed)
+    assert "ZeroDivisionError" in str(failed.error)
+    assert "ZeroDivisionError" in caplog.text, "the log has the traceback"
+    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+
+
+def test_out_of_memory_ends_only_that_answer(
+    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.run(Load(LoadParams(path, ("cpu", "cpu"))))
+    from engine.ops.reference import ReferenceOps
+
+    def exhausted(*args: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReferenceOps, "swiglu", exhausted)
+        failed = desk.run(Generate(ASK, sampling=SHORT))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, OutOfDeviceMemory)
+    assert "cpu has" in str(failed.error)
+    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+
+
+def test_closing_while_generating_ends_in_time(path: str) -> None:
+    desk = Desk()
+    desk.run(Load(LoadParams(path)))
+    desk.host.submit(Generate(ASK, sampling=LONG))
+    while not isinstance(desk.next().event, TokenText):
+        pass
+    assert desk.host.close(timeout_s=5)
+
+
+def test_commands_and_events_can_cross_a_process(path: str, desk: Desk) -> None:
+    loaded = desk.run(Load(LoadParams(path)))
+    for thing in (Load(LoadParams(path)), Generate(ASK), Unload(), HostEvent(1, loaded)):
+        assert pickle.loads(pickle.dumps(thing)) == thing
+
+
+ERRORS = [
+    error_module.EngineError("What.", "Do."),
+    error_module.InvalidGGUF("a.gguf", "it is broken"),
+    error_module.MissingShard("a.gguf", ["b.gguf"]),
+    error_module.UnsupportedArchitecture("a.gguf", "x", ["llama"]),
+    error_module.UnsupportedQuant("a.gguf", "Q9", "w"),
+    error_module.NoDevice("cuda:9", "why"),
+    error_module.OutOfDeviceMemory("cpu", 2, 1, "to load"),
+    error_module.CommError(1, "stalled"),
+    error_module.ContextOverflow(5, 4),
+    error_module.Cancelled("Loading"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_errors_survive_pickling_with_all_they_know(error: EngineError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert vars(copy) == vars(error)
+    assert str(copy) == str(error)
+    assert str(error).endswith(".")

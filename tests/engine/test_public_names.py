@@ -1,0 +1,34 @@
+"""What `import engine` offers, and what it does not cost."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import engine
+
+PACKAGE = Path(engine.__file__).parent
+TORCH_FREE = [
+    "engine", "engine.config", "engine.devices", "engine.errors", "engine.events", "engine.gguf",
+    "engine.host", "engine.info", "engine.models.declare", "engine.models.registry", "engine.plan",
+    "engine.sampler", "engine.text", "engine.perplexity", "app.__main__",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", engine.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(engine, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        _ = engine.nothing_like_this
+
+
+def test_planning_and_the_command_line_do_not_import_torch() -> None:
+    """So that the window opens, and `tandem plan` answers, without waiting seconds for it."""
+    code = f"import sys, {', '.join(TORCH_FREE)}\n"
+    code += "engine.models.registry.supported_architectures()\n"
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
