@@ -9,6 +9,7 @@ model.close()
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -201,9 +202,9 @@ class Model:
             if len(ids) < n_before:
                 yield ContextShifted(n_before - len(ids))
         n_keep = self._n_system(messages, ids)
-        generation = Generation(
-            self._session, self._tokenizer, request.sampling, n_keep, is_cancelled
-        )
+        stops = self.chat_template.stop_strings  # a plain template has no end token of its own
+        sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
+        generation = Generation(self._session, self._tokenizer, sampling, n_keep, is_cancelled)
         yield from generation.run(ids)
 
     def _reserve(self) -> int:
