@@ -22,14 +22,16 @@ class RowFigures:
     """One rank as its row shows it; sizes in bytes.
 
     Attributes:
-        index: of the rank in the settings; also chooses its colour.
+        index: of the rank in the settings.
+        colour: index of its colour; that of the device, and the following for its virtual ranks.
         effective: the share that the plan reaches; None without a plan.
-        siblings: (index, bytes) of the other ranks on the same device.
+        siblings: (colour, bytes) of the other ranks on the same device.
         outside: what is not the model's: other programs, the system, this window.
         free: what stays when all ranks of the device are placed; negative when they do not fit.
     """
 
     index: int
+    colour: int
     label: str
     name: str
     is_on: bool
@@ -93,13 +95,14 @@ def _row(settings: SplitSettings, context: Context, index: int, label: str) -> R
     planned = context.by_rank.get(index)
     memory = planned.memory if planned else MemoryUse()
     siblings = tuple(
-        (i, other.memory.total)
+        (rank_colour(settings, context, i), other.memory.total)
         for i, other in context.by_rank.items()
         if i != index and settings.ranks[i].device == rank.device
     )
     outside = context.outside.get(rank.device, device.total_bytes - device.free_bytes)
     return RowFigures(
         index=index,
+        colour=rank_colour(settings, context, index),
         label=label,
         name=short_name(device.name),
         is_on=index in settings.active,
@@ -112,6 +115,16 @@ def _row(settings: SplitSettings, context: Context, index: int, label: str) -> R
         free=device.total_bytes - outside - memory.total - sum(size for _, size in siblings),
         sensors=sensors_text(context.snapshots.get(rank.device)),
     )
+
+
+def rank_colour(settings: SplitSettings, context: Context, index: int) -> int:
+    """The place of the device among all devices, as in the monitor, plus its number there.
+
+    The CPU is the last device, so its virtual ranks get colours that no device has.
+    """
+    device = settings.ranks[index].device
+    earlier = sum(rank.device == device for rank in settings.ranks[:index])
+    return list(context.devices).index(device) + earlier
 
 
 def rank_labels(devices: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ def step_boundary(
 
     Args:
         notches: negative to the left.
-        notch: the smallest step to ask for, 0 to 1.
+        notch: the smallest step to ask for, 0 to 1; what moves by less than half of it is no step.
     """
     direction = 1 if notches > 0 else -1
     for _ in range(abs(notches)):
@@ -36,6 +36,7 @@ def _step_once(
     for tries in range(1, MAX_TRIES + 1):
         wanted = asked + tries * step
         moved = settings.with_boundary(handle, wanted)
-        if (effective(moved, handle) - before) * step > 0 or not 0.0 < wanted < 1.0:
+        is_visible = (effective(moved, handle) - before) / step >= 0.5
+        if is_visible or not 0.0 < wanted < 1.0:
             break
     return moved

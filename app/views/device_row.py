@@ -6,7 +6,7 @@ from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtWidgets import QDoubleSpinBox, QHBoxLayout, QSlider, QVBoxLayout, QWidget
 
 from app.split_figures import RowFigures, share_text
-from app.theme import set_role
+from app.theme import set_role, theme
 from app.units import use_text
 from app.views.controls import ColourDot, ElidedLabel, Switch, ignore_wheel, label, line
 from app.views.memory_bar import MemoryBar
@@ -15,14 +15,20 @@ SLIDER_STEPS = 1000
 
 
 class DeviceRow(QWidget):
-    """Shows `RowFigures`; the share can be set by slider or number, and the rank switched off."""
+    """Shows `RowFigures`; the share can be set by slider or number, and the rank switched off.
+
+    Args:
+        index: of the rank in the settings.
+        colour: index of its device colour.
+    """
 
     share_changed = Signal(int, float)  # index of the rank, share from 0 to 1
     switched = Signal(int, bool)
 
-    def __init__(self, index: int, parent: QWidget | None = None) -> None:
+    def __init__(self, index: int, colour: int, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.index = index
+        self.colour = colour
         self.title = label(role="heading")
         self.name = ElidedLabel()
         self.sensors = label(role="muted")
@@ -76,7 +82,7 @@ class DeviceRow(QWidget):
         slider.setRange(0, SLIDER_STEPS)
         slider.setSingleStep(SLIDER_STEPS // 100)
         slider.setPageStep(SLIDER_STEPS // 20)
-        slider.setProperty("device", str(self.index % 8))
+        slider.setProperty("device", str(self.colour % len(theme().devices)))
         ignore_wheel(slider)
         return slider
 
@@ -94,7 +100,7 @@ class DeviceRow(QWidget):
         """Lay everything out; the parts that hide are the share and the memory."""
         header = QHBoxLayout()
         header.setSpacing(8)
-        header.addWidget(ColourDot(self.index))
+        header.addWidget(ColourDot(self.colour))
         header.addWidget(self.title)
         header.addWidget(self.name, 1)
         header.addWidget(self.sensors)

@@ -66,12 +66,12 @@ class MemoryBar(QWidget):
 
     def _parts(self, figures: RowFigures) -> Iterator[tuple[int, QBrush]]:
         colours = theme()
-        own = colours.device_colour(figures.index)
+        own = colours.device_colour(figures.colour)
         memory = figures.memory
         for size, tone in zip((memory.weights, memory.kv, memory.compute), TONES, strict=True):
             yield size, QBrush(QColor(mix(own, colours.surface, tone)))
-        for index, size in figures.siblings:
-            colour = mix(colours.device_colour(index), colours.surface, SIBLING_TONE)
+        for sibling, size in figures.siblings:
+            colour = mix(colours.device_colour(sibling), colours.surface, SIBLING_TONE)
             yield size, QBrush(QColor(colour))
         hatch = QBrush(QColor(mix(colours.muted, colours.surface, 0.2)))
         hatch.setStyle(Qt.BrushStyle.BDiagPattern)

@@ -47,7 +47,7 @@ class SplitHeader(QWidget):
         self.mode_button(mode).setChecked(True)
         is_split = mode != "single" and sum(row.is_on for row in rows) > 1
         self.bar.set_segments(
-            [Segment(row.index, row.share, row.spoken) for row in rows if row.is_on]
+            [Segment(row.colour, row.share, row.spoken) for row in rows if row.is_on]
         )
         self.bar.setVisible(is_split)
         self._below.setVisible(is_split)

@@ -20,6 +20,7 @@ from app.split_figures import (
     RowFigures,
     outside_bytes,
     plan_by_rank,
+    rank_colour,
     rank_labels,
     row_figures,
     short_name,
@@ -214,8 +215,9 @@ class SplitPanel(QWidget):
         if not self._settings.ranks:
             return
         plan, error = self._plan()
-        rows = row_figures(self._settings, self._context(plan))
-        self._show_rows(rows)
+        context = self._context(plan)
+        rows = row_figures(self._settings, context)
+        self._show_rows(rows, context)
         self.header.set_rows(self._settings.mode, rows)
         self.summary.set_plan(plan)
         self.summary.set_loaded(self._loaded, self._loaded_labels())
@@ -243,11 +245,15 @@ class SplitPanel(QWidget):
             by_rank=plan_by_rank(self._settings, plan),
         )
 
-    def _show_rows(self, rows: Sequence[RowFigures]) -> None:
-        for index in [i for i in self._rows if i >= len(self._settings.ranks)]:
+    def _show_rows(self, rows: Sequence[RowFigures], context: Context) -> None:
+        colours = [
+            rank_colour(self._settings, context, i) for i in range(len(self._settings.ranks))
+        ]
+        for index in [i for i, row in self._rows.items() if [row.colour] != colours[i : i + 1]]:
             self._rows.pop(index).deleteLater()
-        for index in range(len(self._rows), len(self._settings.ranks)):
-            self._rows[index] = self._make_row(index)
+        for index, colour in enumerate(colours):
+            if index not in self._rows:
+                self._rows[index] = self._make_row(index, colour)
         measured = self._measured()
         is_single = self._settings.mode == "single"
         n_on = len(self._settings.active)
@@ -350,13 +356,13 @@ class SplitPanel(QWidget):
         layout.addWidget(self.cpu_ranks)
         return self._cpu_ranks_host
 
-    def _make_row(self, index: int) -> DeviceRow:
-        row = DeviceRow(index)
+    def _make_row(self, index: int, colour: int) -> DeviceRow:
+        row = DeviceRow(index, colour)
         row.share_changed.connect(
             lambda i, share: self._change(self._settings.with_share(i, share))
         )
         row.switched.connect(lambda i, is_on: self._change(self._settings.with_rank_on(i, is_on)))
-        self._rows_layout.addWidget(row)
+        self._rows_layout.insertWidget(index, row)
         return row
 
     def _connect(self) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-
-os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
 from PySide6.QtCore import QCoreApplication, QObject, QThread, Slot
 from pytestqt.qtbot import QtBot

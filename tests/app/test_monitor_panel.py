@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 
 import pytest
-
-os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-
 from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot

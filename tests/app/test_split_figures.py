@@ -99,6 +99,15 @@ def test_one_device_mode_shows_each_device_once() -> None:
     assert [row.index for row in rows_of(split)] == [0, 2]
 
 
+def test_colours_are_those_of_the_monitor() -> None:
+    """By the place among all devices, usable or not; virtual CPU ranks follow their device."""
+    broken = replace(GPU, usable=False, reason="Too old.")
+    second = replace(GPU, id="cuda:1", uuid="b")
+    split = default_settings([broken, second, CPU]).with_cpu_ranks(2)
+    rows = row_figures(split, Context({d.id: d for d in (broken, second, CPU)}))
+    assert [(row.label, row.colour) for row in rows] == [("GPU 1", 1), ("CPU 0", 2), ("CPU 1", 3)]
+
+
 def test_memory_of_the_loaded_model_counts_as_free_for_the_next() -> None:
     """Reloading frees it first, so it is not "other programs"."""
     params = LoadParams("m.gguf", ("cpu", "cpu"))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
-
-os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAccessible
 from PySide6.QtTest import QTest
@@ -17,6 +14,7 @@ from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from app.theme import apply_theme, theme
+from app.units import size_text
 from app.views.load_options import context_stops
 from app.views.split_panel import SplitPanel
 from engine import (
@@ -29,8 +27,11 @@ from engine import (
     ModelInfo,
     ModelLoaded,
     Plan,
+    Planner,
     SplitError,
+    read_model_info,
 )
+from tests.helpers.tiny_gguf import tiny_gguf
 
 GIB = 1 << 30
 GPUS = [
@@ -387,6 +388,33 @@ def test_a_gpu_that_cannot_be_used_is_named_with_its_reason(
     settle()
     assert "GTX 1060: Too old." in texts(panel)
     assert panel.load_params().devices == ("cpu",)
+
+
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+def test_a_real_file_is_planned_while_its_handles_move(
+    mode: str, qapp: QApplication, qtbot: QtBot, tmp_path: Path
+) -> None:
+    """With the engine's own planner: each key changes what is possible, the bytes add up."""
+    path = tiny_gguf(tmp_path / "tiny.gguf", n_layer=6, n_head_kv=4, n_ff=256)
+    panel = SplitPanel()
+    qtbot.addWidget(panel)
+    panel.set_devices([CPU])
+    panel.set_model(read_model_info(path))
+    panel.cpu_ranks.setValue(3)
+    panel.header.mode_button("tensor" if mode == "tensor" else "layer").click()
+    panel.show()
+    settle()
+    handle = panel.header.bar.handles[0]
+    before = handle.value()
+    for _ in range(2):
+        QTest.keyClick(handle, Qt.Key.Key_Right)
+        settle()
+        assert handle.value() > before
+        before = handle.value()
+    plan = Planner(path).plan(panel.load_params(), {"cpu": 24 * GIB})
+    assert panel.summary.total.text() == size_text(plan.total_bytes)
+    assert not panel.problem.isVisible()
+    panel.set_model(None)
 
 
 def test_even_and_by_memory_fill_the_shares(panel: SplitPanel) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import fields
 
 import pytest
-
-os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-
 from PySide6.QtGui import QColor, QFontInfo, QImage
 from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 from pytestqt.qtbot import QtBot
