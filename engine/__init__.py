@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     )
     from engine.host import EngineHost, ThreadHost
     from engine.info import Inspection, ModelInfo, TensorSummary, inspect_model, read_model_info
-    from engine.perplexity import Perplexity, perplexity
     from engine.plan import DevicePlan, Plan, Planner
+    from engine.scoring import Perplexity, perplexity
     from engine.text import ChatTemplate, load_tokenizer
 
 __all__ = [
@@ -151,7 +151,7 @@ _HOME = {
     ),
     "host": ("EngineHost", "ThreadHost"),
     "info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
-    "perplexity": ("Perplexity", "perplexity"),
+    "scoring": ("Perplexity", "perplexity"),
     "plan": ("DevicePlan", "Plan", "Planner"),
     "text": ("ChatTemplate", "load_tokenizer"),
 }  # fmt: skip

@@ -12,7 +12,7 @@ PACKAGE = Path(engine.__file__).parent
 TORCH_FREE = [
     "engine", "engine.config", "engine.devices", "engine.errors", "engine.events", "engine.gguf",
     "engine.host", "engine.info", "engine.models.declare", "engine.models.registry", "engine.plan",
-    "engine.sampler", "engine.text", "engine.perplexity", "app.__main__",
+    "engine.sampler", "engine.text", "engine.scoring", "app.__main__",
 ]  # fmt: skip
 
 
