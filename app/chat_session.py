@@ -114,7 +114,7 @@ class ChatSession(QObject):
             return
         self.chats.remove(chat)
         if chat is self.current:
-            self._open(Conversation(system_prompt=system_prompt))
+            self._show(Conversation(system_prompt=system_prompt))
         self.chats_changed.emit()
         self.noticed.emit(
             Notice(
@@ -191,6 +191,9 @@ class ChatSession(QObject):
     def _open(self, chat: Conversation) -> None:
         if chat is not self.current:
             self.save_current()
+        self._show(chat)
+
+    def _show(self, chat: Conversation) -> None:
         self.current = chat
         self.opened.emit(chat)
         self.draft_restored.emit(chat.draft)

@@ -35,8 +35,11 @@ class IconButton(QToolButton):
 
     @Slot()
     def refresh(self) -> None:
+        self.setIcon(self.current_icon())
+
+    def current_icon(self) -> QIcon:
         quiet = self._is_muted and not self.isChecked()
-        self.setIcon(icon(self._name, theme().muted if quiet else theme().text))
+        return icon(self._name, theme().muted if quiet else theme().text)
 
 
 class HoverButton(IconButton):
@@ -52,12 +55,8 @@ class HoverButton(IconButton):
             self._is_shown = shown
             self.refresh()
 
-    @Slot()
-    def refresh(self) -> None:
-        if self._is_shown or self.hasFocus():
-            super().refresh()
-        else:
-            self.setIcon(QIcon())
+    def current_icon(self) -> QIcon:
+        return super().current_icon() if self._is_shown or self.hasFocus() else QIcon()
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         super().focusInEvent(event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt, Signal, Slot
-from PySide6.QtGui import QAction, QKeySequence
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QMenu, QProgressBar, QToolButton, QWidget
 
 from app.theme import icon, set_role, theme, theme_signals
@@ -61,11 +61,8 @@ class ModelBar(QFrame):
     def set_menu(self, recent: tuple[str, ...], *, has_demo: bool) -> None:
         """Fill the menu with what can be opened."""
         self.menu.clear()
-        opened = QAction("Open a GGUF…", self.menu)
-        opened.setShortcut(QKeySequence(QKeySequence.StandardKey.Open))
-        opened.setShortcutContext(Qt.ShortcutContext.WidgetShortcut)  # the window owns the key
+        opened = self.menu.addAction("Open a GGUF…\tCtrl+O")  # the window owns the key
         opened.triggered.connect(self.open_requested)
-        self.menu.addAction(opened)
         if has_demo:
             demo = self.menu.addAction("Demo model")
             demo.triggered.connect(self.demo_requested)

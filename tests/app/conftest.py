@@ -1,0 +1,92 @@
+"""Every test gets its own files, and leaves no thread and no running timer behind."""
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # before Qt is imported
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QThread, QTimer
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.main import Shell
+from app.theme import apply_theme
+from tests.helpers.fake_host import FakeHost, Script, model_info
+
+MakeShell = Callable[..., Shell]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Settings and chats below the test's own folder."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("TANDEM_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_left_overs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test after which a thread lives on or a timer still runs."""
+    before = set(threading.enumerate())
+    yield
+    app = QApplication.instance()
+    if app is not None:
+        QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    threads = [t.name for t in threading.enumerate() if t not in before and t.is_alive()]
+    assert not threads, f"threads left behind: {threads}"
+    assert not (left := _running_children()), f"left running: {left}"
+
+
+def _running_children() -> list[str]:
+    """Timers and Qt threads that still run, of objects that a closed window should have ended."""
+    found = []
+    for thing in gc.get_objects():
+        if isinstance(thing, QThread) and thing is not QThread.currentThread():
+            if _alive(thing) and thing.isRunning():
+                found.append(repr(thing))
+        elif isinstance(thing, QTimer) and _alive(thing) and thing.isActive():
+            found.append(f"{thing!r} of {thing.parent()!r}")
+    return found
+
+
+def _alive(thing: QObject) -> bool:
+    try:
+        thing.objectName()
+    except RuntimeError:  # its C++ half is gone
+        return False
+    return True
+
+
+@pytest.fixture
+def script() -> Script:
+    """What the engine of the shells in this test will answer."""
+    return Script()
+
+
+@pytest.fixture
+def make_shell(
+    qtbot: QtBot, qapp: QApplication, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MakeShell]:
+    """Start the application against a scripted engine; a second call is a restart."""
+    monkeypatch.setattr("app.model_session.read_model_info", lambda path: model_info(str(path)))
+    shells: list[Shell] = []
+
+    def make(*, model: str | None = None) -> Shell:
+        shell = Shell(qapp, lambda on_event: FakeHost(on_event, script))
+        shells.append(shell)
+        shell.start()
+        if model is not None:
+            shell.models.open(model)
+            qtbot.waitUntil(lambda: shell.client.model is not None)
+        return shell
+
+    yield make
+    for shell in shells:
+        shell.window.close()
+        shell.window.deleteLater()
+        shell.deleteLater()
+    apply_theme(qapp, "dark")

@@ -1,0 +1,129 @@
+"""Chats as data and on disk."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.chat.conversation import (
+    AnswerStats,
+    Conversation,
+    Message,
+    Thought,
+    split_thought,
+    title_from,
+)
+from app.chat.store import ChatStore, ChatStoreError
+from engine import ChatMessage
+
+STATS = AnswerStats("stop", 412, 61.8, 0.31, 900)
+
+
+def a_chat() -> Conversation:
+    chat = Conversation(system_prompt="Be kind.")
+    chat.add(Message("user", "Why?\nTell me."))
+    chat.add(Message("assistant", "<think>hm</think>\n\nBecause.", STATS, 2.4))
+    return chat
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain", Thought(None, "plain")),
+        ("<thi", Thought(None, "")),
+        ("<think>a", Thought("a", "", is_open=True)),
+        ("\n<think>\na\n</think>\n\nb", Thought("a", "b")),
+        ("opened by the template</think>b", Thought("opened by the template", "b")),
+        ("<thing> is no thought", Thought(None, "<thing> is no thought")),
+        ("<think></think>b", Thought("", "b")),
+    ],
+)
+def test_thoughts_are_told_from_answers(text: str, expected: Thought) -> None:
+    assert split_thought(text) == expected
+
+
+def test_the_prompt_has_the_system_prompt_and_no_thoughts() -> None:
+    assert a_chat().prompt() == (
+        ChatMessage("system", "Be kind."),
+        ChatMessage("user", "Why?\nTell me."),
+        ChatMessage("assistant", "Because."),
+    )
+
+
+def test_a_continued_answer_keeps_its_thought_in_the_prompt() -> None:
+    assert a_chat().prompt(continue_last=True)[-1].content == "<think>hm</think>\n\nBecause."
+
+
+def test_an_answer_that_is_only_a_thought_is_left_out() -> None:
+    chat = Conversation()
+    chat.add(Message("user", "a"))
+    chat.add(Message("assistant", "<think>never ended"))
+    assert chat.prompt() == (ChatMessage("user", "a"),)
+
+
+def test_the_first_question_names_the_chat() -> None:
+    assert a_chat().title == "Why?"
+    assert title_from("word " * 30) == "word word word word word word word word word…"
+
+
+def test_a_chat_survives_the_disk(tmp_path: Path) -> None:
+    store, chat = ChatStore(tmp_path), a_chat()
+    chat.draft = "half a thought"
+    store.save(chat)
+    assert ChatStore(tmp_path).load() == [chat]
+    store.delete(chat.id)
+    assert store.load() == []
+
+
+@given(st.text())
+def test_any_text_survives_json(text: str) -> None:
+    chat = Conversation()
+    chat.add(Message("user", text))
+    assert Conversation.from_json(json.loads(json.dumps(chat.to_json()))) == chat
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", '{"id": 3}', '{"id": "x", "title": "", "created": 0, "updated": 0}',
+        '{"id": "x", "title": "", "created": 0, "updated": 0, "messages": [{"role": "user"}]}',
+        '{"id": "../x", "title": "", "created": 0, "updated": 0, "messages": []}', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_chat_is_skipped_and_stays(tmp_path: Path, content: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+    store = ChatStore(tmp_path)
+    store.save(good := a_chat())
+    assert store.load() == [good]
+    assert store.n_unreadable == 1
+    assert (tmp_path / "x.json").read_text() == content
+
+
+def test_a_failed_save_keeps_the_old_file_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, chat = ChatStore(tmp_path), a_chat()
+    store.save(chat)
+    chat.add(Message("user", "more"))
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("app.atomic.os.fsync", full)
+    with pytest.raises(ChatStoreError, match="No space left on device"):
+        store.save(chat)
+    assert [len(c.messages) for c in store.load()] == [2]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_search_finds_all_words_anywhere() -> None:
+    chat = a_chat()
+    assert chat.matches("because WHY")
+    assert not chat.matches("because not")
+
+
+def test_an_id_cannot_leave_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no chat id"):
+        ChatStore(tmp_path).delete("../settings")

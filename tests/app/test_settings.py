@@ -1,0 +1,75 @@
+"""Settings over restarts, versions and accidents."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.settings import MAX_RECENT, Settings, SettingsStore, changed_sampling
+from engine import SamplingParams
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "settings.json"
+
+
+def test_what_was_changed_comes_back(path: Path) -> None:
+    store = SettingsStore(path)
+    store.update(theme="light", recent_models=("/a.gguf",), sampling={"top_k": 7})
+    assert store.save()
+    again = SettingsStore(path)
+    assert again.current == store.current
+    assert again.current.sampling_params() == SamplingParams(top_k=7)
+
+
+def test_keys_of_another_version_are_kept(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(json.dumps({"theme": "dark", "from_the_future": [1, 2]}))
+    store = SettingsStore(path)
+    store.update(theme="light")
+    store.save()
+    assert json.loads(path.read_text())["from_the_future"] == [1, 2]
+    assert json.loads(path.read_text())["theme"] == "light"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "null", '"x"', "\x00"])
+def test_a_broken_file_is_set_aside(path: Path, content: str) -> None:
+    path.parent.mkdir()
+    path.write_text(content)
+    store = SettingsStore(path)
+    assert store.current == Settings()
+    assert path.with_name("settings.json.broken").read_text() == content
+    store.update(theme="dark")
+    assert store.save()
+
+
+def test_values_of_the_wrong_kind_become_the_default(path: Path) -> None:
+    path.parent.mkdir()
+    wrong = {"theme": "pink", "recent_models": [1], "plans": "x", "system_prompt": "kept"}
+    path.write_text(json.dumps(wrong))
+    assert SettingsStore(path).current == Settings(system_prompt="kept")
+
+
+def test_sampling_that_the_engine_would_refuse_is_dropped() -> None:
+    stored = Settings(sampling={"temperature": 99.0, "top_k": 3, "nonsense": 1, "stop": ["x"]})
+    assert stored.sampling_params() == SamplingParams(top_k=3, stop=("x",))
+
+
+def test_only_changed_sampling_is_stored() -> None:
+    assert changed_sampling(SamplingParams(seed=4)) == {"seed": 4}
+
+
+def test_recent_models_are_few_distinct_and_newest_first() -> None:
+    settings = Settings()
+    for number in [*range(20), 15]:
+        settings = settings.with_recent(f"/{number}.gguf")
+    assert settings.recent_models[:2] == ("/15.gguf", "/19.gguf")
+    assert len(settings.recent_models) == len(set(settings.recent_models)) == MAX_RECENT
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = SettingsStore(tmp_path / "file" / "settings.json")
+    store.update(theme="dark")
+    assert not store.save()
