@@ -23,7 +23,7 @@ def use_text(used: float, total: float, free: float) -> str:
     """How a device is filled: "13.3 of 24.0 GiB here · 9.6 free"."""
     if used >= GIB and total >= GIB:
         return f"{used / GIB:.1f} of {total / GIB:.1f} GiB here · {max(0, free) / GIB:.1f} free"
-    return f"{size_text(used)} of {size_text(total)} here · {size_text(max(0, free))} free"
+    return f"{size_text(used)} of {size_text(total)} · {size_text(max(0, free))} free"
 
 
 def percent_text(share: float) -> str:

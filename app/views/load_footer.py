@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
-LoadState = Literal["empty", "ready", "loading", "loaded"]
+from app.split_model import LoadState
+
 PROGRESS_STEPS = 1000
 
 
@@ -44,8 +43,10 @@ class LoadFooter(QWidget):
         self.show_state("empty", can_load=False, has_changed=False)
 
     def show_state(self, state: LoadState, *, can_load: bool, has_changed: bool) -> None:
-        """Args:
-        has_changed: whether the settings differ from those that are loaded.
+        """Offer what can be done.
+
+        Args:
+            has_changed: whether the settings differ from those that are loaded.
         """
         is_loading = state == "loading"
         self.progress.setVisible(is_loading)
@@ -60,7 +61,5 @@ class LoadFooter(QWidget):
             self.load.setEnabled(state == "ready" and can_load)
 
     def set_progress(self, done: float) -> None:
-        """Args:
-        done: 0 to 1.
-        """
+        """Show which part of the load is done, 0 to 1."""
         self.progress.setValue(round(min(1.0, max(0.0, done)) * PROGRESS_STEPS))

@@ -15,6 +15,8 @@ from app.units import size_text
 TONES = (0.0, 0.42, 0.66)
 """How far weights, KV cache and compute buffers fade into the background."""
 SIBLING_TONE = 0.8
+LEAST_WIDTH = 3
+"""Pixels of a small model on a large device: it must be seen to be there."""
 
 
 class MemoryBar(QWidget):
@@ -60,7 +62,10 @@ class MemoryBar(QWidget):
             over = QRectF(end, 0, self.width() - end, self.height())
             painter.fillRect(over, QColor(colours.danger))
             painter.fillRect(QRectF(end - 1, 0, 2, self.height()), QColor(colours.text))
-        if self._measured is not None:
+        if 0 < figures.memory.total * scale < LEAST_WIDTH:
+            own = QRectF(0, 0, LEAST_WIDTH, self.height())
+            painter.fillRect(own, QColor(colours.device_colour(figures.colour)))
+        elif self._measured is not None:
             tick = QRectF(self._measured * scale - 1, 0, 2, self.height())
             painter.fillRect(tick, QColor(colours.text))
 

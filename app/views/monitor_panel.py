@@ -38,7 +38,8 @@ class MonitorPanel(QWidget):
         self._load_history = History(CAPACITY)
         self._rate_history = History(CAPACITY)
         self._marks: deque[float] = deque(maxlen=64)
-        self._rate = (0.0, -math.inf)  # tokens per second, when
+        self._rate, self._rate_s = 0.0, -math.inf
+        self._has_ended = False
         self._colours: dict[str, int] = {}
         self._now_s = 0.0
         self.memory = HistoryPlot("Memory", "GiB per device")
@@ -60,21 +61,28 @@ class MonitorPanel(QWidget):
             self._now_s,
             {s.device: s.load_percent for s in readable if s.load_percent is not None},
         )
-        rate, at = self._rate
-        is_running = self._now_s - at <= RATE_FADES_S
-        self._rate_history.append(self._now_s, {RATE: rate if is_running else 0.0})
+        self._rate_history.append(self._now_s, {RATE: self._take_rate()})
         if readable:
             self.memory.set_top(max(s.total_bytes for s in readable) / GIB)
         if self.isVisible():
             self._draw()
 
     def add_rate(self, tokens_per_s: float) -> None:
-        """The speed at this moment; it is drawn with the next reading."""
-        self._rate = (tokens_per_s, time.monotonic())
+        """The speed at this moment, 0 at the end; it is drawn with the next reading."""
+        self._has_ended = tokens_per_s <= 0
+        if not self._has_ended:
+            self._rate, self._rate_s = tokens_per_s, time.monotonic()
 
     def mark_message(self) -> None:
-        """Mark this moment as the start of a message."""
+        """Mark this moment with a line."""
         self._marks.append(time.monotonic())
+
+    def _take_rate(self) -> float:
+        """The speed since the last reading, also of an answer that ended in between."""
+        rate = self._rate if self._now_s - self._rate_s <= RATE_FADES_S else 0.0
+        if self._has_ended:
+            self._rate = 0.0
+        return rate
 
     def _draw(self) -> None:
         now = self._now_s

@@ -18,7 +18,7 @@ STORAGE_TEXTS = {
 
 
 class SplitSummary(QWidget):
-    """A card with the totals, and one line per rank once a model is loaded."""
+    """A card with the total that is predicted and the speed that was measured."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -30,47 +30,23 @@ class SplitSummary(QWidget):
         self.speed_note = label("tok/s measured", "muted")
         self.note = label(role="muted")
         self.note.setWordWrap(True)
-        self._table_host = QWidget()
-        self._table = QGridLayout(self._table_host)
-        self._shown: ModelLoaded | None = None
         self._build()
+        self.set_plan(None, has_model=False)
         self.set_speed(0.0)
 
-    def set_plan(self, plan: Plan | None) -> None:
+    def set_plan(self, plan: Plan | None, *, has_model: bool) -> None:
         self.total.setText(size_text(plan.total_bytes) if plan else "–")
-        if plan is None:
-            self.note.setText("Open a model to see what it needs.")
-            return
-        storage = STORAGE_TEXTS.get(plan.storage, "")
-        self.note.setText(" ".join((storage, *plan.warnings)).strip())
+        if plan:
+            storage = STORAGE_TEXTS.get(plan.storage, "")
+            self.note.setText(" ".join((storage, *plan.warnings)).strip())
+        else:
+            self.note.setText("" if has_model else "Open a model to see what it needs.")
+        self.note.setVisible(bool(self.note.text()))
 
     def set_speed(self, tokens_per_s: float) -> None:
         self.speed.setText(f"{tokens_per_s:.1f}")
         for part in (self.speed, self.speed_note):
             part.setVisible(tokens_per_s > 0)
-
-    def set_loaded(self, loaded: ModelLoaded | None, labels: Sequence[str]) -> None:
-        """Compare prediction and measurement; `labels` names the ranks."""
-        if loaded is self._shown:
-            return
-        self._shown = loaded
-        while (item := self._table.takeAt(0)) is not None:
-            widget = item.widget()
-            if widget is not None:
-                widget.deleteLater()
-        self._table_host.setVisible(loaded is not None)
-        if loaded is None:
-            return
-        headings = ("", "predicted", "measured", "error")
-        for column, heading in enumerate(headings):
-            self._add(0, column, heading, "muted")
-        for row, (name, memory) in enumerate(zip(labels, loaded.memory, strict=False), 1):
-            for column, text in enumerate(comparison(name, memory)):
-                self._add(row, column, text, None)
-
-    def _add(self, row: int, column: int, text: str, role: str | None) -> None:
-        side = Qt.AlignmentFlag.AlignRight if column else Qt.AlignmentFlag.AlignLeft
-        self._table.addWidget(label(text, role), row, column, side)
 
     def _build(self) -> None:
         totals = QHBoxLayout()
@@ -80,17 +56,50 @@ class SplitSummary(QWidget):
         totals.addStretch(1)
         for part in (self.speed, self.speed_note):
             totals.addWidget(part, 0, Qt.AlignmentFlag.AlignBaseline)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(12, 9, 12, 9)
+        layout.setSpacing(3)
+        layout.addLayout(totals)
+        layout.addWidget(self.note)
+
+
+class MemoryComparison(QWidget):
+    """A table of what each rank was predicted to take and what it takes; hidden when empty."""
+
+    HEADINGS = ("", "predicted", "measured", "error")
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._shown: ModelLoaded | None = None
+        self._table = QGridLayout(self)
         self._table.setContentsMargins(0, 4, 0, 0)
         self._table.setVerticalSpacing(3)
         self._table.setColumnStretch(0, 1)
         self._table.setHorizontalSpacing(14)
-        self._table_host.hide()
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(12, 10, 12, 10)
-        layout.setSpacing(4)
-        layout.addLayout(totals)
-        layout.addWidget(self.note)
-        layout.addWidget(self._table_host)
+        self.hide()
+
+    def set_loaded(self, loaded: ModelLoaded | None, labels: Sequence[str]) -> None:
+        """Show the ranks of a loaded model, named by `labels`."""
+        if loaded is self._shown:
+            return
+        self._shown = loaded
+        while (item := self._table.takeAt(0)) is not None:
+            widget = item.widget()
+            if widget is not None:
+                widget.deleteLater()
+        self.setVisible(loaded is not None)
+        if loaded is None:
+            return
+        for column, heading in enumerate(self.HEADINGS):
+            self._add(0, column, heading)
+        for row, (name, memory) in enumerate(zip(labels, loaded.memory, strict=False), 1):
+            for column, text in enumerate(comparison(name, memory)):
+                self._add(row, column, text)
+
+    def _add(self, row: int, column: int, text: str) -> None:
+        side = Qt.AlignmentFlag.AlignRight if column else Qt.AlignmentFlag.AlignLeft
+        role = "muted" if row == 0 else None
+        self._table.addWidget(label(text, role), row, column, side)
 
 
 def comparison(name: str, memory: DeviceMemory) -> tuple[str, str, str, str]:

@@ -96,6 +96,15 @@ def test_a_rate_is_drawn_while_it_is_fresh_and_zero_after(monitor: MonitorPanel)
     assert curve(monitor.speed, "rate")[1] == [0.0, 40.0, 0.0]
 
 
+def test_an_answer_between_two_readings_is_not_lost(monitor: MonitorPanel) -> None:
+    """Its speed is drawn once, though it ended before the reading."""
+    monitor.add_rate(40.0)
+    monitor.add_rate(0.0)
+    for _ in range(2):
+        monitor.add_snapshots(reading(time.monotonic(), [1.0]))
+    assert curve(monitor.speed, "rate")[1] == [40.0, 0.0]
+
+
 def test_a_message_is_marked_until_it_leaves_the_window(monitor: MonitorPanel) -> None:
     """A dotted line that moves left with the time."""
     monitor.mark_message()

@@ -163,7 +163,7 @@ def test_texts_keep_three_digits_and_their_unit() -> None:
     assert size_text(1.25 * 1024**2) == "1.2 MiB"
     assert size_text(0) == "0 MiB"
     assert use_text(13.3 * GIB, 24 * GIB, 9.6 * GIB) == "13.3 of 24.0 GiB here · 9.6 free"
-    assert use_text(14 << 20, 24 * GIB, -1) == "14 MiB of 24.0 GiB here · 0 MiB free"
+    assert use_text(14 << 20, 24 * GIB, -1) == "14 MiB of 24.0 GiB · 0 MiB free"
     assert signed_percent_text(0.0124) == "+1.2 %"
     assert signed_percent_text(-0.004) == "−0.4 %"
     assert signed_percent_text(0.0001) == "0.0 %"

@@ -161,11 +161,11 @@ def test_a_handle_speaks_to_assistive_technology(panel: SplitPanel) -> None:
 
 def test_slider_and_number_of_a_row_move_together(panel: SplitPanel) -> None:
     """Both show the asked share, and the other rows make room."""
-    row = panel._rows[0]
+    row = panel.rows[0]
     row.number.setValue(60.0)
     settle()
     assert row.slider.value() == 600
-    numbers = [panel._rows[i].number.value() for i in range(3)]
+    numbers = [panel.rows[i].number.value() for i in range(3)]
     assert sum(numbers) == pytest.approx(100, abs=0.11)
     assert numbers[1] == pytest.approx(2 * numbers[2], abs=0.11)
     row.slider.setValue(200)
@@ -178,7 +178,7 @@ def test_many_changes_in_one_turn_are_planned_once(panel: SplitPanel) -> None:
     """A drag sends more events than can be planned."""
     calls = CountingPlanner.calls
     for share in range(100, 700, 10):
-        panel._rows[0].slider.setValue(share)
+        panel.rows[0].slider.setValue(share)
     assert CountingPlanner.calls == calls
     settle()
     assert CountingPlanner.calls == calls + 1
@@ -187,10 +187,10 @@ def test_many_changes_in_one_turn_are_planned_once(panel: SplitPanel) -> None:
 def test_switching_a_device_off_leaves_it_out(panel: SplitPanel, qtbot: QtBot) -> None:
     """By the switch of its row, with the keyboard too."""
     with qtbot.waitSignal(panel.settings_changed):
-        QTest.keyClick(panel._rows[1].switch, Qt.Key.Key_Space)
+        QTest.keyClick(panel.rows[1].switch, Qt.Key.Key_Space)
     settle()
     assert panel.load_params().devices == ("cuda:0", "cuda:2")
-    assert panel._rows[1].slider.isHidden() or not panel._rows[1].slider.isVisible()
+    assert panel.rows[1].slider.isHidden() or not panel.rows[1].slider.isVisible()
     assert len(panel.header.bar.handles) == 1
 
 
@@ -199,10 +199,10 @@ def test_one_device_mode_asks_for_one_device(panel: SplitPanel) -> None:
     QTest.mouseClick(panel.header.mode_button("single"), Qt.MouseButton.LeftButton)
     settle()
     assert panel.load_params().devices == ("cuda:0",)
-    QTest.mouseClick(panel._rows[2].switch, Qt.MouseButton.LeftButton)
+    QTest.mouseClick(panel.rows[2].switch, Qt.MouseButton.LeftButton)
     settle()
     assert panel.load_params().devices == ("cuda:2",)
-    assert [panel._rows[i].switch.isChecked() for i in range(4)] == [False, False, True, False]
+    assert [panel.rows[i].switch.isChecked() for i in range(4)] == [False, False, True, False]
 
 
 def test_the_mode_reaches_the_engine(panel: SplitPanel) -> None:
@@ -253,7 +253,7 @@ def test_cpu_ranks_can_be_added_where_there_is_no_gpu(
     cpu_panel.cpu_ranks.setValue(3)
     settle()
     assert cpu_panel.load_params().devices == ("cpu", "cpu", "cpu")
-    assert [row.title.text() for row in cpu_panel._rows.values()] == ["CPU 0", "CPU 1", "CPU 2"]
+    assert [row.title.text() for row in cpu_panel.rows] == ["CPU 0", "CPU 1", "CPU 2"]
     cpu_panel.cpu_ranks.setValue(1)
     settle()
     assert cpu_panel.load_params().devices == ("cpu",)
@@ -266,7 +266,7 @@ def test_what_does_not_fit_is_said_in_the_danger_colour(panel: SplitPanel) -> No
     settle()
     assert "GPU 0 would need 4.5 GiB but 3.0 GiB can be had: 1.5 GiB short." in texts(panel)
     assert panel.problem.palette().windowText().color().name() == theme().danger
-    assert panel._rows[0].use.property("role") == "danger"
+    assert panel.rows[0].use.property("role") == "danger"
     assert panel.footer.load.isEnabled()
 
 
@@ -307,7 +307,7 @@ def test_the_buttons_follow_the_state(panel: SplitPanel, qtbot: QtBot) -> None:
     assert not footer.load.isEnabled()
     with qtbot.waitSignal(panel.eject_requested):
         footer.eject.click()
-    panel._rows[0].number.setValue(70)
+    panel.rows[0].number.setValue(70)
     settle()
     assert footer.load.text() == "Reload to apply"
     assert footer.load.isEnabled()
@@ -342,7 +342,7 @@ def test_state_survives_json_and_a_new_panel(
     panel: SplitPanel, qapp: QApplication, qtbot: QtBot
 ) -> None:
     """Restored before or after the devices are known."""
-    panel._rows[0].number.setValue(55)
+    panel.rows[0].number.setValue(55)
     panel.header.mode_button("layer").click()
     panel.options.context.setValue(4096)
     saved = json.loads(json.dumps(panel.state()))
@@ -435,5 +435,5 @@ def test_even_and_by_memory_fill_the_shares(panel: SplitPanel) -> None:
 def test_the_memory_bar_is_painted_in_the_colour_of_its_device(panel: SplitPanel) -> None:
     """Each row from the left in its own colour."""
     for index in range(3):
-        image = panel._rows[index].memory_bar.grab().toImage()
+        image = panel.rows[index].memory_bar.grab().toImage()
         assert image.pixelColor(2, image.height() // 2).name() == theme().device_colour(index)
