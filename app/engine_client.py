@@ -42,7 +42,7 @@ from engine import (
 log = logging.getLogger(__name__)
 
 DRAIN_MS = 40
-RATE_WINDOW_S = 0.5
+RATE_WINDOW_S = 1.0
 CLOSE_S = 5.0
 
 
@@ -72,7 +72,7 @@ class EngineClient(QObject):
     prefill = Signal(int, int)  # tokens done, of how many
     shifted = Signal(int)  # tokens dropped
     text = Signal(str)
-    rate = Signal(float)  # tokens per second, over the last half second
+    rate = Signal(float)  # tokens per second, over the last second
     finished = Signal(object)  # Finished
     failed = Signal(object)  # EngineError that ended a generation
 

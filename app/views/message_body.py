@@ -11,8 +11,9 @@ from app.chat.markdown import Code, MarkdownStream, Piece
 from app.views.code_view import CodeView
 from app.views.prose_view import Mark, ProseView
 
-MIN_PAUSE_S = 0.04
-SHARE_OF_TIME = 0.05  # of the GUI thread, and so of the interpreter, that rendering may take
+MIN_PAUSE_S, MAX_PAUSE_S = 0.04, 0.25
+SHARE_OF_TIME = 0.03  # of one core that showing an answer may take from the engine
+SMOOTHING = 0.3
 
 
 class MessageBody(QWidget):
@@ -29,6 +30,8 @@ class MessageBody(QWidget):
         self._n_final = 0  # views that belong to complete blocks
         self._mark: Mark | None = None  # in the last of them, when it is prose
         self._due_at = 0.0
+        self._cost_s = 0.0  # of one showing, painting included
+        self._cpu_s = time.thread_time()
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.flush)
 
@@ -53,7 +56,7 @@ class MessageBody(QWidget):
         self._timer.stop()
         if not self._pending:
             return
-        start = time.perf_counter()
+        self._measure()
         text, self._pending = self._pending, ""
         final = self._stream.feed(text)
         if final:
@@ -61,8 +64,6 @@ class MessageBody(QWidget):
             self._write(final)
             self._set_mark()
         self._write_tail(self._stream.tail())
-        cost_s = time.perf_counter() - start
-        self._due_at = start + max(MIN_PAUSE_S, cost_s / SHARE_OF_TIME)
 
     def pieces_shown(self) -> list[str]:
         """What stands on screen, view by view (for tests and for copying)."""
@@ -70,6 +71,18 @@ class MessageBody(QWidget):
             view.code if isinstance(view, CodeView) else view.document().toPlainText()
             for view in self._views
         ]
+
+    def _measure(self) -> None:
+        """Set the next showing by what this thread computed since the last one.
+
+        Laying out and painting happen later, in Qt; only the thread's own clock sees all of it.
+        """
+        cpu_s, now = time.thread_time(), time.perf_counter()
+        if now < self._due_at + MAX_PAUSE_S:  # a showing just before, so it is what cost this
+            self._cost_s += SMOOTHING * (cpu_s - self._cpu_s - self._cost_s)
+        self._cpu_s = cpu_s
+        pause_s = min(max(MIN_PAUSE_S, self._cost_s / SHARE_OF_TIME), MAX_PAUSE_S)
+        self._due_at = now + pause_s
 
     def _write_tail(self, tail: list[Piece]) -> None:
         last = self._views[-1] if len(self._views) > self._n_final else None

@@ -212,6 +212,8 @@ class AnswerView(MessageView):
         for widget in (self._thought, self.body, self._problem):
             layout.addWidget(widget)
         layout.addLayout(footer)
+        self._actions.hide()
+        self._problem.hide()
         self._show()
 
     def grow(self) -> None:
@@ -246,9 +248,7 @@ class AnswerView(MessageView):
         else:
             self.body.set_text(parts.answer)
         self._answer = parts.answer
-        self._actions.hide()
-        self._problem.hide()
-        if not parts.is_open:
+        if parts.thought is not None and not parts.is_open:
             self._thought.close_thought(self.message.thought_s)
 
 
@@ -296,7 +296,8 @@ class _ThoughtView(QFrame):
         self._set_title(self._title)
 
     def _set_title(self, title: str) -> None:
-        self._title = title
         arrow = "▾" if self._toggle.isChecked() else "▸"
-        self._toggle.setText(f"{arrow} {title}")
-        self._toggle.setAccessibleName(title)
+        if self._toggle.text() != (text := f"{arrow} {title}"):
+            self._title = title
+            self._toggle.setText(text)
+            self._toggle.setAccessibleName(title)
