@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt
+from PySide6.QtCore import QEvent, QObject, QRectF, QSignalBlocker, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QAbstractButton, QLabel, QSizePolicy, QWidget
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QDoubleSpinBox,
+    QLabel,
+    QSizePolicy,
+    QSpinBox,
+    QWidget,
+)
 
 from app.theme import mix, theme
 
@@ -39,6 +46,16 @@ def ignore_wheel(widget: QWidget) -> None:
     """Let the wheel scroll the panel unless the field has the focus."""
     widget.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
     widget.installEventFilter(_WheelBlocker(widget))
+
+
+def show_number(field: QSpinBox | QDoubleSpinBox, value: float) -> None:
+    """Show a value without announcing it, and without touching a text that is being typed."""
+    with QSignalBlocker(field):
+        if isinstance(field, QSpinBox):
+            if field.value() != round(value):
+                field.setValue(round(value))
+        elif field.value() != round(value, field.decimals()):
+            field.setValue(value)
 
 
 class Switch(QAbstractButton):

@@ -8,7 +8,15 @@ from PySide6.QtWidgets import QDoubleSpinBox, QHBoxLayout, QSlider, QVBoxLayout,
 from app.split_figures import RowFigures, share_text
 from app.theme import set_role, theme
 from app.units import use_text
-from app.views.controls import ColourDot, ElidedLabel, Switch, ignore_wheel, label, line
+from app.views.controls import (
+    ColourDot,
+    ElidedLabel,
+    Switch,
+    ignore_wheel,
+    label,
+    line,
+    show_number,
+)
 from app.views.memory_bar import MemoryBar
 
 SLIDER_STEPS = 1000
@@ -70,9 +78,7 @@ class DeviceRow(QWidget):
     def _set_share(self, share: float) -> None:
         with QSignalBlocker(self.slider):
             self.slider.setValue(round(share * SLIDER_STEPS))
-        if not self.number.hasFocus() or abs(self.number.value() / 100 - share) > 0.0005:
-            with QSignalBlocker(self.number):
-                self.number.setValue(100 * share)
+        show_number(self.number, 100 * share)
 
     def _on_share(self, share: float) -> None:
         self.share_changed.emit(self.index, share)

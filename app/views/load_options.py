@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QComboBox, QGridLayout, QSlider, QSpinBox, QWidget
 
 from app.split_settings import MAX_THREADS, SplitSettings
 from app.units import context_text
-from app.views.controls import ignore_wheel, label
+from app.views.controls import ignore_wheel, label, show_number
 from engine import KV_TYPES
 
 FIRST_STOP = 512
@@ -79,12 +79,11 @@ class LoadOptions(QWidget):
     def set_settings(self, settings: SplitSettings, n_ctx: int) -> None:
         """Show `settings`; `n_ctx` is the context length in effect."""
         n_ctx = min(n_ctx, self._stops[-1])
-        with QSignalBlocker(self.context_slider), QSignalBlocker(self.context):
+        with QSignalBlocker(self.context_slider), QSignalBlocker(self.kv_type):
             self.context_slider.setValue(max(0, bisect_right(self._stops, n_ctx) - 1))
-            self.context.setValue(n_ctx)
-        with QSignalBlocker(self.kv_type), QSignalBlocker(self.threads):
             self.kv_type.setCurrentIndex(self.kv_type.findData(settings.kv_type))
-            self.threads.setValue(settings.cpu_threads or 0)
+        show_number(self.context, n_ctx)
+        show_number(self.threads, settings.cpu_threads or 0)
         has_cpu = any(settings.ranks[i].device == "cpu" for i in settings.active)
         self.threads.setVisible(has_cpu)
         self.threads_label.setVisible(has_cpu)

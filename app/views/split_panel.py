@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QSpinBox, QVBoxLayout, QWidget
 
 from app.plan_source import PlannerFactory
 from app.split_figures import rank_labels, short_name
 from app.split_model import LoadState, SplitModel, SplitPicture
 from app.split_settings import MAX_CPU_RANKS, SplitSettings
-from app.views.controls import ignore_wheel, label, line
+from app.views.controls import ignore_wheel, label, line, show_number
 from app.views.device_row import DeviceRow
 from app.views.load_footer import LoadFooter
 from app.views.load_options import LoadOptions
@@ -154,8 +154,7 @@ class SplitPanel(QWidget):
                 )
         has_gpu = any(rank.device != "cpu" for rank in settings.ranks)
         self._cpu_ranks_host.setVisible(not has_gpu)
-        with QSignalBlocker(self.cpu_ranks):
-            self.cpu_ranks.setValue(1 if is_single else settings.n_cpu_ranks)
+        show_number(self.cpu_ranks, 1 if is_single else settings.n_cpu_ranks)
 
     def _remake_rows(self, colours: Sequence[int]) -> None:
         """Have one row per rank; those that fit stay, so that a focus in them stays."""

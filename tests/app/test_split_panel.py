@@ -48,6 +48,7 @@ class CountingPlanner:
     """Cuts at whole eighths; 10 GiB of weights and 1 MiB of cache per token."""
 
     calls = 0
+    free_bytes: Mapping[str, int] | None = None
 
     def __init__(self, path: str) -> None:
         assert path == INFO.path
@@ -57,6 +58,7 @@ class CountingPlanner:
 
     def plan(self, params: LoadParams, free_bytes: Mapping[str, int] | None = None) -> Plan:
         type(self).calls += 1
+        type(self).free_bytes = free_bytes
         n_ctx = params.context_for(INFO.n_ctx_train)
         shares = params.split or (1.0,)
         rows, before, asked = [], 0.0, 0.0
@@ -182,6 +184,34 @@ def test_many_changes_in_one_turn_are_planned_once(panel: SplitPanel) -> None:
     assert CountingPlanner.calls == calls
     settle()
     assert CountingPlanner.calls == calls + 1
+
+
+def test_a_text_that_is_typed_survives_the_next_reading(panel: SplitPanel) -> None:
+    """Devices are read every second; nobody types a context length faster than that."""
+    for field in (panel.options.context, panel.rows[0].number):
+        field.setFocus()
+        field.lineEdit().setText("31")
+        panel.set_snapshots([DeviceSnapshot("cuda:0", 0.0, GIB, 24 * GIB, 23 * GIB)])
+        settle()
+        assert field.lineEdit().text().removesuffix(" %") == "31"
+    QTest.keyClick(panel.rows[0].number, Qt.Key.Key_Return)
+    settle()
+    split = panel.load_params().split
+    assert split is not None
+    assert split[0] == pytest.approx(0.31)
+
+
+def test_the_planner_knows_the_free_memory(panel: SplitPanel) -> None:
+    """It decides whether weights stay packed: total less what others use, in coarse steps."""
+    panel.set_snapshots([DeviceSnapshot("cuda:0", 0.0, 14 * GIB, 24 * GIB, 10 * GIB)])
+    settle()
+    assert CountingPlanner.free_bytes is not None
+    assert CountingPlanner.free_bytes["cuda:0"] == 10 * GIB
+    assert CountingPlanner.free_bytes["cuda:1"] == 24 * GIB
+    calls = CountingPlanner.calls
+    panel.set_snapshots([DeviceSnapshot("cuda:0", 0.0, 14 * GIB - 1000, 24 * GIB, 10 * GIB)])
+    settle()
+    assert CountingPlanner.calls == calls
 
 
 def test_switching_a_device_off_leaves_it_out(panel: SplitPanel, qtbot: QtBot) -> None:
