@@ -29,7 +29,7 @@ KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 DENSE_FRACTION = 0.8
 """Weights are held dequantised if that takes no more than this part of any device's free memory."""
 
-UNPACK_BYTES = 2 * F32_BYTES * (1 << 24)
+UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
 """Working memory of a packed matrix while it is dequantised in chunks."""
 
 

@@ -6,16 +6,21 @@ slow, and is chosen only where the dequantised matrices would not fit.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from engine.gguf.types import TYPES
 from engine.quants import dequantise
 
-CHUNK_ELEMENTS = 1 << 24
-"""Packed matrices are dequantised this many elements at a time, to bound the extra memory."""
+CHUNK_ELEMENTS = 1 << 22
+"""Packed matrices are dequantised this many elements at a time, into memory that is used again."""
+
+_scratch = threading.local()
 
 
 class Weight(Protocol):
@@ -83,31 +88,47 @@ class PackedWeight:
         return self.raw.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        n_in = self.columns.stop - self.columns.start
-        step = max(1, CHUNK_ELEMENTS // n_in)
-        parts = [linear(x, self._rows(raw)) for raw in self.raw.split(step)]  # type: ignore[no-untyped-call]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        info = TYPES[self.type_number]
+        n_held = self.raw.shape[-1] // info.type_size * info.block_size
+        step = max(1, CHUNK_ELEMENTS // n_held)
+        y = x.new_empty(x.shape[0], self.raw.shape[0])
+        for start in range(0, self.raw.shape[0], step):
+            raw = self.raw[start : start + step]
+            rows = _scratch_rows(raw.shape[0], n_held, raw.device)
+            dequantise(raw, self.type_number, out=rows)
+            y[:, start : start + step] = linear(x, rows[:, self.columns])
+        return y
 
     def lookup(self, ids: Tensor, n_rows: int) -> Tensor | None:
-        return _lookup(ids, n_rows, lambda rows: self._rows(self.raw[rows]))
+        return _lookup(
+            ids,
+            n_rows,
+            lambda rows: dequantise(self.raw[rows], self.type_number)[:, self.columns],
+        )
 
     def expert(self, index: int) -> PackedWeight:
         return PackedWeight(self.raw[index], self.type_number, self.columns)
 
-    def _rows(self, raw: Tensor) -> Tensor:
-        return dequantise(raw, self.type_number)[..., self.columns]
+
+def _scratch_rows(n_rows: int, n_columns: int, device: torch.device) -> Tensor:
+    """F32 memory of this thread; fresh pages would cost more than dequantising into them."""
+    buffer = getattr(_scratch, "buffer", None)
+    needed = n_rows * n_columns
+    if buffer is None or buffer.numel() < needed or buffer.device != device:
+        buffer = torch.empty(max(needed, CHUNK_ELEMENTS), device=device)
+        _scratch.buffer = buffer
+    rows: Tensor = buffer[:needed].view(n_rows, n_columns)
+    return rows
 
 
-def _lookup(ids: Tensor, n_rows: int, rows_of: object) -> Tensor | None:
+def _lookup(ids: Tensor, n_rows: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor | None:
     """Gather the rows that are here and leave zeros for the others."""
-    assert callable(rows_of)
     here = (ids >= 0) & (ids < n_rows)
     if not bool(here.any()):
         return None
     if bool(here.all()):
-        whole: Tensor = rows_of(ids)
-        return whole
-    found: Tensor = rows_of(ids[here])
+        return rows_of(ids)
+    found = rows_of(ids[here])
     result = found.new_zeros((ids.shape[0], found.shape[1]))
     result[here] = found
     return result
