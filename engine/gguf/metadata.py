@@ -183,6 +183,11 @@ class Metadata:
         return self._store.values.keys()
 
     @property
+    def path(self) -> Path:
+        """The file that the header was read from; of a split model, the first part."""
+        return self._store.path
+
+    @property
     def architecture(self) -> str:
         """`general.architecture`, such as "llama".
 

@@ -63,6 +63,13 @@ def read(tmp_path: Path, *entries: bytes) -> Metadata:
         return file.meta
 
 
+def test_the_file_is_known_by_its_path(tmp_path: Path, meta: Metadata) -> None:
+    """Messages about a value name it, long after the file was closed."""
+    assert meta.path == tmp_path / "meta.gguf"
+    with pytest.raises(AttributeError):
+        meta.path = tmp_path  # type: ignore[misc]
+
+
 def test_single_values_read_by_their_type(meta: Metadata) -> None:
     """Every width and sign."""
     assert meta.int("u8") == 255
