@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.errors import InvalidGGUF
 from engine.gguf import GGUFFile
 
 FILE_TYPES = {
@@ -17,12 +18,16 @@ FILE_TYPES = {
 }  # fmt: skip
 """`general.file_type` to the name people know, from llama.cpp's `enum llama_ftype`."""
 
+UNKNOWN = "unknown"
+MAX_NAME = 200
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One model file.
 
     Attributes:
+        architecture: `general.architecture`, or "unknown".
         n_ctx_train: context length it was trained for.
         quant: the file's quantisation as people name it, such as "Q4_K_M".
         has_chat_template: whether the file carries one.
@@ -97,37 +102,55 @@ def read_model_info(path: str | Path) -> ModelInfo:
 
 
 def describe(file: GGUFFile) -> ModelInfo:
-    """The same from an open file."""
+    """The same from an open file; what its metadata does not say, or says oddly, is 0 or unknown.
+
+    So a file that cannot be run can still be looked at; loading it says what is wrong.
+    """
     from engine.models.registry import is_supported
 
-    meta, arch = file.meta, file.meta.architecture
-    heads = meta.get(f"{arch}.attention.head_count", 0)
-    kv_heads = meta.get(f"{arch}.attention.head_count_kv", heads)
+    arch = _architecture(file)
+    heads = _number(file, f"{arch}.attention.head_count")
     types = Counter(t.type.name for t in file.tensors.values())
     return ModelInfo(
         path=str(file.path),
-        name=meta.str("general.name", "") or file.path.stem,
+        name=_name(file),
         architecture=arch,
         supported=is_supported(arch),
-        n_layer=meta.int(f"{arch}.block_count", 0),
-        n_embd=meta.int(f"{arch}.embedding_length", 0),
-        n_head=_largest(heads),
-        n_head_kv=_largest(kv_heads),
+        n_layer=_number(file, f"{arch}.block_count"),
+        n_embd=_number(file, f"{arch}.embedding_length"),
+        n_head=heads,
+        n_head_kv=_number(file, f"{arch}.attention.head_count_kv", heads),
         n_vocab=_n_vocab(file),
-        n_ctx_train=meta.int(f"{arch}.context_length", 0),
+        n_ctx_train=_number(file, f"{arch}.context_length"),
         n_params=sum(t.n_elements for t in file.tensors.values()),
         n_bytes=file.n_bytes,
         quant=_quant(file, types),
-        has_chat_template="tokenizer.chat_template" in meta,
+        has_chat_template="tokenizer.chat_template" in file.meta,
         tensor_types=tuple(types.most_common()),
     )
 
 
-def _largest(value: object) -> int:
-    """Head counts are one number or one per layer."""
-    if isinstance(value, list):
-        return max((int(v) for v in value), default=0)
-    return int(value) if isinstance(value, int) else 0
+def _architecture(file: GGUFFile) -> str:
+    try:
+        return file.meta.architecture
+    except InvalidGGUF:
+        return UNKNOWN
+
+
+def _name(file: GGUFFile) -> str:
+    """The model's name in one line of printable characters; the file's where it has none."""
+    name = file.meta.get("general.name")
+    if not isinstance(name, str):
+        return file.path.stem
+    shown = "".join(c if c.isprintable() else " " for c in name[:MAX_NAME])
+    return " ".join(shown.split()) or file.path.stem
+
+
+def _number(file: GGUFFile, key: str, default: int = 0) -> int:
+    """A count; the largest where there is one per layer, as of heads."""
+    value = file.meta.get(key, default)
+    items = value if isinstance(value, list) else [value]
+    return max((item for item in items if isinstance(item, int)), default=0)
 
 
 def _n_vocab(file: GGUFFile) -> int:
