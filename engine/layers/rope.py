@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log, pi
 from typing import TYPE_CHECKING, Literal
 
+from engine.errors import ModelFileError
 from engine.layers.module import Module, Slot, TensorSource
 from engine.parallel.placement import Replicate
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from engine.gguf import Metadata
 
 RopeStyle = Literal["norm", "neox"]
+
+SCALING_TYPES = ("none", "linear", "yarn")
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0
 """YaRN's bounds in rotations; llama.cpp uses these whatever the file says."""
@@ -48,9 +51,18 @@ class RopeParams:
 
     @classmethod
     def read(cls, meta: Metadata, head_dim: int, style: RopeStyle) -> RopeParams:
-        """Read the `rope.*` keys of the file's architecture."""
+        """Read the `rope.*` keys of the file's architecture.
+
+        A factor without a type means linear scaling, as in llama.cpp.
+
+        Raises:
+            ModelFileError: positions are scaled in a way that is not known here.
+        """
         arch = meta.architecture
-        kind = meta.str(f"{arch}.rope.scaling.type", "none")
+        kind = meta.str(f"{arch}.rope.scaling.type", "linear")
+        if kind not in SCALING_TYPES:
+            message = f"{meta.path.name} scales positions by {kind[:40]!r}, which Tandem cannot do"
+            raise ModelFileError(meta.path, f"{message} yet.", "Pick another model.")
         factor = meta.float(f"{arch}.rope.scaling.factor", 0.0) or meta.float(
             f"{arch}.rope.scale_linear", 1.0
         )
