@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.errors import InvalidGGUF
 from engine.layers.linear import Embedding, Linear, TiedHead
 from engine.layers.module import Module, TensorSource
 from engine.layers.norm import RMSNorm
@@ -98,6 +99,9 @@ def separate_qkv(source: TensorSource, hp: HParams, layer: int) -> None:
     """Show a fused `attn_qkv` (rows q, then k, then v) as three tensors.
 
     Rows can be cut anywhere, so this moves offsets, not bytes.
+
+    Raises:
+        InvalidGGUF: the fused tensor is misshapen, or a bias whose parts end inside its blocks.
     """
     n_q = hp.n_head[layer] * hp.head_dim_k
     n_k = hp.n_head_kv[layer] * hp.head_dim_k
@@ -109,6 +113,9 @@ def separate_qkv(source: TensorSource, hp: HParams, layer: int) -> None:
         fused = source.get(name, (n_q + n_k + n_v, *columns))
         start = 0
         for part, n_rows in (("attn_q", n_q), ("attn_k", n_k), ("attn_v", n_v)):
-            view = fused.rows(start, start + n_rows, f"blk.{layer}.{part}.{kind}")
+            try:
+                view = fused.rows(start, start + n_rows, f"blk.{layer}.{part}.{kind}")
+            except ValueError as error:
+                raise InvalidGGUF(source.path, f"{name} cannot be taken apart ({error})") from None
             source.tensors[view.name] = view
             start += n_rows

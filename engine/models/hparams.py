@@ -12,8 +12,30 @@ from engine.parallel.split import BlockDims
 if TYPE_CHECKING:
     from engine.gguf import GGUFFile
 
-MAX_LAYERS = 4096
 MAX_SIZE = 1 << 24
+MAX_CONTEXT = 1 << 32
+
+BOUNDS: dict[str, tuple[int, int]] = {
+    "block_count": (1, 4096),
+    "context_length": (0, MAX_CONTEXT),
+    "embedding_length": (1, MAX_SIZE),
+    "feed_forward_length": (1, MAX_SIZE),
+    "expert_count": (0, MAX_SIZE),
+    "expert_used_count": (0, MAX_SIZE),
+    "expert_feed_forward_length": (0, MAX_SIZE),
+    "attention.head_count": (1, MAX_SIZE),
+    "attention.head_count_kv": (1, MAX_SIZE),
+    "attention.key_length": (1, MAX_SIZE),
+    "attention.value_length": (1, MAX_SIZE),
+    "attention.layer_norm_rms_epsilon": (0, 1),
+    "rope.dimension_count": (2, MAX_SIZE),
+    "rope.freq_base": (2, 10**12),
+    "rope.scale_linear": (0, 10**6),
+    "rope.scaling.factor": (0, 10**6),
+    "rope.scaling.attn_factor": (0, 1000),
+    "rope.scaling.original_context_length": (0, MAX_CONTEXT),
+}
+"""What a value may be, both ends included: wider than any model is, and safe to compute with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +76,12 @@ class HParams:
             InvalidGGUF: a key is missing, or sizes contradict each other.
         """
         meta, arch = file.meta, file.meta.architecture
+        _check_bounds(file)
         n_layer = meta.int(f"{arch}.block_count")
-        if not 1 <= n_layer <= MAX_LAYERS:
-            raise InvalidGGUF(file.path, f"{arch}.block_count is {n_layer}")
         n_embd = meta.int(f"{arch}.embedding_length")
         n_head = meta.int_list(f"{arch}.attention.head_count", n_layer)
         n_head_kv = meta.int_list(f"{arch}.attention.head_count_kv", n_layer, n_head)
         n_ff = meta.int_list(f"{arch}.feed_forward_length", n_layer)
-        _check(file, n_embd, n_head, n_head_kv, n_ff)
         head_dim = meta.int(f"{arch}.attention.key_length", n_embd // n_head[0])
         n_expert = meta.int(f"{arch}.expert_count", 0)
         n_ff_exp = meta.int(f"{arch}.expert_feed_forward_length", n_ff[0]) if n_expert else 0
@@ -107,25 +127,41 @@ def _n_vocab(file: GGUFFile) -> int:
             "it holds no weights (token_embd.weight is missing)",
             "It may be a vocabulary or a projector; pick the model itself.",
         )
-    return embedding.shape[0]
+    n_rows, n_tokens = embedding.shape[0], file.meta.array_length("tokenizer.ggml.tokens") or 0
+    if n_tokens > n_rows:
+        raise InvalidGGUF(
+            file.path, f"its vocabulary has {n_tokens} tokens but token_embd.weight {n_rows} rows"
+        )
+    return n_rows
 
 
-def _check(
-    file: GGUFFile, n_embd: int, n_head: list[int], n_head_kv: list[int], n_ff: list[int]
-) -> None:
-    for n in (n_embd, *n_head, *n_head_kv, *n_ff):
-        if not 1 <= n <= MAX_SIZE:
-            raise InvalidGGUF(file.path, f"a size in its metadata is {n}")
-    for q, kv in zip(n_head, n_head_kv, strict=True):
-        if q % kv:
-            raise InvalidGGUF(file.path, f"{q} query heads cannot share {kv} key-value heads")
+def _check_bounds(file: GGUFFile) -> None:
+    """Compare each number of `BOUNDS` that the file has; its type is checked where it is read."""
+    for name, (low, high) in BOUNDS.items():
+        key = f"{file.meta.architecture}.{name}"
+        found = file.meta.get(key)
+        for value in found if isinstance(found, list) else [found]:
+            if isinstance(value, int | float) and not low <= value <= high:
+                raise InvalidGGUF(file.path, f"'{key}' is {value}, not from {low} to {high}")
 
 
 def _check_derived(file: GGUFFile, hp: HParams) -> None:
-    rope = hp.rope
+    """Check values against each other."""
+    rope, surplus = hp.rope, f"blk.{hp.n_layer}."
+    if any(name.startswith(surplus) for name in file.tensors):
+        raise InvalidGGUF(
+            file.path, f"'{hp.architecture}.block_count' is {hp.n_layer}, but it has more blocks"
+        )
+    for q, kv in zip(hp.n_head, hp.n_head_kv, strict=True):
+        if q % kv:
+            raise InvalidGGUF(file.path, f"{q} query heads cannot share {kv} key-value heads")
     if rope.n_rot % 2 or not 0 < rope.n_rot <= hp.head_dim_k:
-        raise InvalidGGUF(file.path, f"it rotates {rope.n_rot} of {hp.head_dim_k} elements")
-    if not 0 < rope.base < 1e12 or (rope.yarn and (rope.n_ctx_orig < 1 or rope.base <= 1)):
-        raise InvalidGGUF(file.path, "its rope.* values are out of range")
+        raise InvalidGGUF(
+            file.path, f"it rotates {rope.n_rot} of the {hp.head_dim_k} elements of a head"
+        )
+    if rope.yarn and rope.n_ctx_orig < 1:
+        raise InvalidGGUF(file.path, "it scales positions by YaRN but not from which context")
     if hp.n_expert and not 1 <= hp.n_expert_used <= hp.n_expert:
         raise InvalidGGUF(file.path, f"it uses {hp.n_expert_used} of {hp.n_expert} experts")
+    if hp.n_expert and not hp.n_ff_exp:
+        raise InvalidGGUF(file.path, "its experts have no columns")
