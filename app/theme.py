@@ -88,6 +88,7 @@ DARK: Final = Theme(
     code_background="#12141a",
     devices=(
         "#5b9dff", "#f29d4b", "#46b98a", "#b58cff", "#f47fb0", "#dcc04e", "#3fbfc9", "#b9a08c",
+        "#c3cad9",
     ),
 )  # fmt: skip
 LIGHT: Final = Theme(
@@ -106,6 +107,7 @@ LIGHT: Final = Theme(
     code_background="#f3f5f9",
     devices=(
         "#2f6fde", "#c4641d", "#1a8560", "#7a4fd0", "#c23c7c", "#8d7211", "#0f7f8c", "#7d6450",
+        "#4a5365",
     ),
 )  # fmt: skip
 THEMES: Final = {"dark": DARK, "light": LIGHT}

@@ -20,12 +20,16 @@ HEADROOM: Final = 1.1
 Y_PADDING: Final = 0.08
 """Room above and below the scale, as a part of it, for half a line of text."""
 AXIS_WIDTH: Final = 34
+MANY: Final = 4
+DOTTED: Final = '<span style="color:{colour}">●</span> {number}'
+COLOURED: Final = '<span style="color:{colour}">{number}</span>'
 
 
 class HistoryPlot(QWidget):
     """A title, the latest values in words, and curves from two minutes ago until now.
 
     Args:
+        unit: of the values, such as "GiB".
         top: upper end of the scale; None follows the data.
     """
 
@@ -91,20 +95,19 @@ class HistoryPlot(QWidget):
             mark.setValue(-age)
 
     def set_latest(self, values: Sequence[tuple[str, int, str]]) -> None:
-        """Show the newest values as text.
+        """Show the newest values as text, many of them without dots.
 
         Args:
-            values: (name, index of its device colour, text with unit).
+            values: (name, index of its device colour, number as text).
         """
+        form = DOTTED if len(values) <= MANY else COLOURED
         colours = theme()
-        self.latest.setText(
-            "&nbsp;&nbsp; ".join(
-                f'<span style="color:{colours.device_colour(colour)}">●</span> {text}'
-                for _, colour, text in values
-            )
-            or self._unit
-        )
-        spoken = ", ".join(f"{name} {text}" for name, _, text in values)
+        texts = [
+            form.format(colour=colours.device_colour(colour), number=number)
+            for _, colour, number in values
+        ]
+        self.latest.setText("&nbsp;&nbsp; ".join(texts) + f" {self._unit}")
+        spoken = ", ".join(f"{name} {number} {self._unit}" for name, _, number in values)
         self.setAccessibleDescription(spoken)
         self.setToolTip(spoken)
 

@@ -42,9 +42,9 @@ class MonitorPanel(QWidget):
         self._has_ended = False
         self._colours: dict[str, int] = {}
         self._now_s = 0.0
-        self.memory = HistoryPlot("Memory", "GiB per device")
-        self.load = HistoryPlot("Load", "% per device", top=100.0)
-        self.speed = HistoryPlot("Tokens per second", "decode")
+        self.memory = HistoryPlot("Memory", "GiB")
+        self.load = HistoryPlot("Load", "%", top=100.0)
+        self.speed = HistoryPlot("Tokens per second", "tok/s")
         self._build()
         theme_signals().changed.connect(self._on_theme)
 
@@ -95,8 +95,8 @@ class MonitorPanel(QWidget):
     def _show_latest(self) -> None:
         names = dict(zip(self._colours, rank_labels(list(self._colours)), strict=True))
         for plot, history, form in (
-            (self.memory, self._memory_history, "{:.1f} GiB"),
-            (self.load, self._load_history, "{:.0f} %"),
+            (self.memory, self._memory_history, "{:.1f}"),
+            (self.load, self._load_history, "{:.0f}"),
         ):
             plot.set_latest(
                 [
@@ -106,7 +106,7 @@ class MonitorPanel(QWidget):
                 ]
             )
         rate = self._rate_history.last(RATE)
-        self.speed.set_latest([("Speed", 0, f"{rate:.1f} tok/s")] if rate > 0 else [])
+        self.speed.set_latest([("Speed", 0, f"{rate:.1f}")] if rate > 0 else [])
 
     def _on_theme(self) -> None:
         for plot in (self.memory, self.load, self.speed):

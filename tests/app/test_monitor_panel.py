@@ -83,7 +83,8 @@ def test_the_latest_values_stand_there_as_text(monitor: MonitorPanel) -> None:
     monitor.add_snapshots(reading(time.monotonic(), [91.0, None]))
     assert monitor.load.accessibleDescription() == "GPU 0 91 %, CPU 0 12 %"
     assert monitor.memory.accessibleDescription() == "GPU 0 6.0 GiB, GPU 1 6.0 GiB, CPU 0 8.0 GiB"
-    assert "61.8 tok/s" in monitor.speed.latest.text()
+    assert monitor.speed.accessibleDescription() == "Speed 61.8 tok/s"
+    assert "61.8" in monitor.speed.latest.text()
 
 
 def test_a_rate_is_drawn_while_it_is_fresh_and_zero_after(monitor: MonitorPanel) -> None:
