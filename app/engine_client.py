@@ -60,7 +60,8 @@ class EngineClient(QObject):
     """Commands as methods, events as signals; lives on the GUI thread.
 
     Args:
-        make_host: starts an engine that reports to the callable it is given.
+        make_host: starts an engine that reports to the callable it is given; called by `start` or
+            by the first command, so that a window can be shown before torch takes the processor.
     """
 
     ready = Signal(object)  # EngineReady
@@ -92,7 +93,8 @@ class EngineClient(QObject):
         self._timer = QTimer(self, interval=DRAIN_MS)
         self._timer.timeout.connect(self._drain)
         self._woken.connect(self._wake)
-        self._host = make_host(self._receive)
+        self._make_host = make_host
+        self._host: EngineHost | None = None
 
     @property
     def state(self) -> EngineState:
@@ -103,10 +105,22 @@ class EngineClient(QObject):
         """What is loaded; it stays while another model is being loaded."""
         return self._model
 
+    @Slot()
+    def start(self) -> None:
+        """Start the engine if it does not run yet."""
+        if self._state is not EngineState.CLOSED:
+            self._running()
+
+    def _running(self) -> EngineHost:
+        if self._host is None:
+            self._host = self._make_host(self._receive)
+        return self._host
+
     def load(self, params: LoadParams) -> None:
         """Load a model in place of the one there is; a running answer ends first."""
-        self._host.cancel()
-        self._load_number = self._host.submit(Load(params))
+        host = self._running()
+        host.cancel()
+        self._load_number = host.submit(Load(params))
         self._settle()
 
     def generate(
@@ -117,26 +131,28 @@ class EngineClient(QObject):
         continue_last: bool = False,
     ) -> None:
         """Answer `messages`; what an earlier answer still sends is dropped."""
+        host = self._running()
         if self._answer_number >= 0:
-            self._host.cancel()
+            host.cancel()
         command = Generate(tuple(messages), sampling=sampling, continue_last=continue_last)
-        self._answer_number = self._host.submit(command)
+        self._answer_number = host.submit(command)
         self._rate = _Rate()
         self._settle()
 
     def cancel(self) -> None:
         """Stop loading or answering; the closing signal follows."""
-        self._host.cancel()
+        self._running().cancel()
 
     def unload(self) -> None:
-        self._host.cancel()
-        self._unload_number = self._host.submit(Unload())
+        host = self._running()
+        host.cancel()
+        self._unload_number = host.submit(Unload())
 
     def shutdown(self) -> bool:
         """End the engine within five seconds; False if it did not."""
         if self._state is EngineState.CLOSED:
             return True
-        ended = self._host.close(CLOSE_S)
+        ended = self._host is None or self._host.close(CLOSE_S)
         if not ended:
             log.warning("the engine did not end within %.0f s", CLOSE_S)
         self._drain()  # the last words of an answer

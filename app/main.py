@@ -37,6 +37,7 @@ from engine import (
 log = logging.getLogger(__name__)
 
 SAVE_MS = 500
+ENGINE_MS = 150  # the first picture comes before torch is imported
 
 
 class Shell(QObject):
@@ -62,6 +63,8 @@ class Shell(QObject):
         self.garbage = GarbageCollector(self._is_idle, self)
         self._save_timer = QTimer(self, singleShot=True, interval=SAVE_MS)
         self._save_timer.timeout.connect(self.settings.save)
+        self._engine_timer = QTimer(self, singleShot=True, interval=ENGINE_MS)
+        self._engine_timer.timeout.connect(self.client.start)
         self._is_closed = False
         self._wire_models()
         self._wire_chat()
@@ -83,6 +86,7 @@ class Shell(QObject):
         self.garbage.start()
         window.show()
         window.composer.setFocus()
+        self._engine_timer.start()
 
     @Slot()
     def open_demo(self) -> None:
@@ -98,6 +102,7 @@ class Shell(QObject):
         if self._is_closed:
             return
         self._is_closed = True
+        self._engine_timer.stop()
         self.window.composer.flush_draft()
         self.window.sampling.flush_prompt()
         self.poller.stop()

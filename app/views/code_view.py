@@ -40,6 +40,8 @@ class CodeView(QFrame):
         self._language.setProperty("role", "muted")
         self._copy = button("Copy", "quiet", "Copy code")
         self._copy.clicked.connect(self.copy)
+        self._copied = QTimer(self, singleShot=True, interval=COPIED_MS)
+        self._copied.timeout.connect(self._offer_copy)
         self._text = _CodeText(self)
         self._text.setAccessibleName(f"Code, {code.language or 'plain text'}")
         self._shown = Code("")
@@ -76,7 +78,11 @@ class CodeView(QFrame):
     def copy(self) -> None:
         QApplication.clipboard().setText(self.code)
         self._copy.setText("Copied")
-        QTimer.singleShot(COPIED_MS, self._copy, lambda: self._copy.setText("Copy"))
+        self._copied.start()
+
+    @Slot()
+    def _offer_copy(self) -> None:
+        self._copy.setText("Copy")
 
     def _write(self, text: str) -> None:
         old = self._shown.text

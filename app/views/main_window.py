@@ -23,6 +23,7 @@ from PySide6.QtWidgets import (
     QMainWindow,
     QSizePolicy,
     QStackedWidget,
+    QTabBar,
     QToolBar,
     QVBoxLayout,
     QWidget,
@@ -194,6 +195,8 @@ class MainWindow(QMainWindow):
         dock.setVisible(shown)
         if shown:
             dock.raise_()
+        for tabs in self.findChildren(QTabBar):
+            tabs.setAccessibleName("Panels")
 
     def _make_shortcuts(self) -> None:
         self._key("Ctrl+N", "New chat", self.new_chat_requested)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from PySide6.QtCore import QRectF, QSize, Qt, QUrl, Slot
+from PySide6.QtCore import QByteArray, QRectF, QSize, Qt, QUrl, Slot
 from PySide6.QtGui import (
     QBrush,
     QColor,
@@ -178,8 +178,11 @@ class ProseView(QTextBrowser):
     # Qt
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Nothing is ever fetched on behalf of a text, neither from the net nor from the disk."""
-        return None
+        """Nothing is ever fetched on behalf of a text, neither from the net nor from the disk.
+
+        Empty rather than None, after which Qt would read a local file itself.
+        """
+        return QByteArray()
 
     def sizeHint(self) -> QSize:
         return QSize(super().sizeHint().width(), math.ceil(self.document().size().height()))

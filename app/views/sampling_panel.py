@@ -49,6 +49,7 @@ class SamplingPanel(QScrollArea):
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setAccessibleName("Settings")
         self._params = SamplingParams()
         self._rows: dict[str, _Row] = {}
         content = QWidget()

@@ -29,27 +29,28 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_left_overs(request: pytest.FixtureRequest) -> Iterator[None]:
+def no_left_overs() -> Iterator[None]:
     """Fail a test after which a thread lives on or a timer still runs."""
-    before = set(threading.enumerate())
+    before, running_before = set(threading.enumerate()), _running()
     yield
     app = QApplication.instance()
     if app is not None:
         QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     threads = [t.name for t in threading.enumerate() if t not in before and t.is_alive()]
     assert not threads, f"threads left behind: {threads}"
-    assert not (left := _running_children()), f"left running: {left}"
+    left = [name for key, name in _running().items() if key not in running_before]
+    assert not left, f"left running: {left}"
 
 
-def _running_children() -> list[str]:
-    """Timers and Qt threads that still run, of objects that a closed window should have ended."""
-    found = []
+def _running() -> dict[int, str]:
+    """Timers and Qt threads that run now, by identity."""
+    found = {}
     for thing in gc.get_objects():
         if isinstance(thing, QThread) and thing is not QThread.currentThread():
             if _alive(thing) and thing.isRunning():
-                found.append(repr(thing))
+                found[id(thing)] = repr(thing)
         elif isinstance(thing, QTimer) and _alive(thing) and thing.isActive():
-            found.append(f"{thing!r} of {thing.parent()!r}")
+            found[id(thing)] = f"{thing!r} of {thing.parent()!r}"
     return found
 
 

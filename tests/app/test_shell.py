@@ -14,7 +14,7 @@ from app.engine_client import EngineState
 from app.main import Shell
 from app.paths import chats_dir, settings_file
 from app.views.message_view import AnswerView, UserView
-from engine import EngineError, Generate, InvalidGGUF, Load, OutOfDeviceMemory, TokenText
+from engine import EngineError, Failed, Generate, InvalidGGUF, Load, OutOfDeviceMemory, TokenText
 from tests.helpers.fake_host import FakeHost, Script
 
 MODEL = "/models/tiny.gguf"
@@ -457,8 +457,7 @@ def test_ejecting_while_answering_ends_the_answer_first(
 
 
 def test_an_engine_that_cannot_start_is_a_sentence(qtbot: QtBot, make_shell: MakeShell) -> None:
-    from engine import Failed
-
     shell = make_shell()
+    shell.client.start()
     host_of(shell).send(0, Failed(EngineError("PyTorch cannot be imported: no wheel.")))
     qtbot.waitUntil(lambda: banner(shell) == "PyTorch cannot be imported: no wheel.")

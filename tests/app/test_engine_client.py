@@ -1,0 +1,160 @@
+"""Events from another thread become signals of this one, in order and few."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from PySide6.QtCore import QObject, QThread
+from pytestqt.qtbot import QtBot
+
+from app.engine_client import EngineClient, EngineState
+from engine import (
+    Cancelled,
+    ChatMessage,
+    ContextShifted,
+    Finished,
+    LoadParams,
+    PrefillProgress,
+    SamplingParams,
+    TokenText,
+)
+from tests.helpers.fake_host import FakeHost, Script
+
+PARAMS = LoadParams("/models/tiny.gguf")
+ASK = (ChatMessage("user", "Hi"),)
+
+
+@pytest.fixture
+def parent() -> QObject:
+    return QObject()
+
+
+@pytest.fixture
+def client(qtbot: QtBot, parent: QObject, script: Script) -> Iterator[EngineClient]:
+    made = EngineClient(lambda on_event: FakeHost(on_event, script), parent)
+    made.start()
+    yield made
+    made.shutdown()
+
+
+def loaded(qtbot: QtBot, client: EngineClient) -> EngineClient:
+    with qtbot.waitSignal(client.loaded):
+        client.load(PARAMS)
+    return client
+
+
+def generate(client: EngineClient) -> None:
+    client.generate(ASK, SamplingParams())
+
+
+def test_the_states_follow_the_work(qtbot: QtBot, client: EngineClient) -> None:
+    seen: list[EngineState] = []
+    client.state_changed.connect(seen.append)
+    loaded(qtbot, client)
+    with qtbot.waitSignal(client.finished):
+        generate(client)
+    with qtbot.waitSignal(client.unloaded):
+        client.unload()
+    assert [state.value for state in seen] == ["loading", "ready", "generating", "ready", "empty"]
+    assert client.model is None
+
+
+def test_tokens_arrive_whole_in_order_and_joined(
+    qtbot: QtBot, client: EngineClient, script: Script
+) -> None:
+    script.answer, script.chunk = "".join(chr(65 + n % 26) for n in range(5000)), 1
+    texts: list[str] = []
+    loaded(qtbot, client).text.connect(texts.append)
+    with qtbot.waitSignal(client.finished, timeout=10_000):
+        generate(client)
+    assert "".join(texts) == script.answer
+    assert len(texts) < 500
+
+
+def test_signals_come_on_the_gui_thread(qtbot: QtBot, client: EngineClient) -> None:
+    threads: list[QThread] = []
+    loaded(qtbot, client).text.connect(lambda _: threads.append(QThread.currentThread()))
+    with qtbot.waitSignal(client.finished):
+        generate(client)
+    assert set(map(id, threads)) == {id(client.thread())}
+
+
+def test_a_new_answer_silences_the_one_before(
+    qtbot: QtBot, client: EngineClient, script: Script
+) -> None:
+    texts: list[str] = []
+    ends: list[Finished] = []
+    loaded(qtbot, client).text.connect(texts.append)
+    script.answer, script.hold, script.hold_after = "old old old", True, 2
+    client.finished.connect(ends.append)
+    generate(client)
+    qtbot.waitUntil(lambda: bool(texts))
+    texts.clear()
+    script.answer, script.hold = "new", False
+    with qtbot.waitSignal(client.finished):
+        generate(client)
+    assert texts == ["new"]
+    assert [end.reason for end in ends] == ["stop"]
+
+
+def test_progress_of_prompt_and_shift_is_told(
+    qtbot: QtBot, client: EngineClient, script: Script
+) -> None:
+    script.extra = [PrefillProgress(3, 9), ContextShifted(40)]
+    steps: list[tuple[int, int]] = []
+    loaded(qtbot, client).prefill.connect(lambda done, total: steps.append((done, total)))
+    with qtbot.waitSignals([client.shifted, client.finished]):
+        generate(client)
+    assert steps == [(3, 9)]
+
+
+def test_a_cancelled_load_fails_as_cancelled_and_keeps_the_model(
+    qtbot: QtBot, client: EngineClient, script: Script
+) -> None:
+    loaded(qtbot, client)
+    script.hold = True
+    client.load(LoadParams("/models/other.gguf"))
+    with qtbot.waitSignal(client.load_failed) as failed:
+        client.cancel()
+    assert isinstance(failed.args[0], Cancelled)
+    assert client.model is not None
+    assert client.model.info.path == PARAMS.path
+    assert client.state is EngineState.READY
+
+
+def test_the_timer_sleeps_when_nothing_happens_and_wakes_again(
+    qtbot: QtBot, client: EngineClient
+) -> None:
+    loaded(qtbot, client)
+    qtbot.waitUntil(lambda: not client._timer.isActive())
+    with qtbot.waitSignal(client.finished):
+        generate(client)
+
+
+def test_the_rate_is_told_while_tokens_come(
+    qtbot: QtBot, client: EngineClient, script: Script
+) -> None:
+    script.answer, script.chunk, script.pause_s = "x" * 160, 1, 0.01
+    rates: list[float] = []
+    loaded(qtbot, client).rate.connect(rates.append)
+    with qtbot.waitSignal(client.finished, timeout=10_000):
+        generate(client)
+    assert rates[-1] == 0.0
+    assert all(10 < rate <= 110 for rate in rates[:-1])
+
+
+def test_shutdown_delivers_the_last_words(
+    qtbot: QtBot, client: EngineClient, script: Script
+) -> None:
+    ends: list[Finished] = []
+    texts: list[str] = []
+    loaded(qtbot, client).finished.connect(ends.append)
+    script.hold, script.hold_after = True, 2
+    client.text.connect(texts.append)
+    generate(client)
+    qtbot.waitUntil(lambda: bool(texts))
+    assert client.shutdown()
+    assert [end.reason for end in ends] == ["cancelled"]
+    assert not any(thread.name == "fake-engine" for thread in threading.enumerate())
+    client._host.send(1, TokenText("late", (1,)))  # type: ignore[union-attr]
+    assert client.state is EngineState.CLOSED

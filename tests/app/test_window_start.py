@@ -1,0 +1,118 @@
+"""Starting the window, being usable by keyboard, and staying awake while an answer streams."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QScrollArea, QWidget
+from pytestqt.qtbot import QtBot
+
+from app.chat.conversation import Conversation, Message
+from app.main import Shell
+from app.views.chat_view import N_SHOWN, ChatView
+from tests.helpers.fake_host import Script
+from tests.helpers.stall_watch import StallWatch
+
+MakeShell = Callable[..., Shell]
+MODEL = "/models/tiny.gguf"
+STALL_S = 0.25  # the goal is 0.1 s; this leaves room for a busy test machine
+
+
+def test_the_window_starts_without_torch() -> None:
+    code = "import app.main, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_whatever_takes_the_focus_has_a_name(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    shell._send("Hi")
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    shell.window.toggle_settings()
+    buddies = {label.buddy() for label in shell.window.findChildren(QLabel)}
+    nameless = [
+        f"{type(widget).__name__} in {type(widget.parent()).__name__}"
+        for widget in shell.window.findChildren(QWidget)
+        if widget.focusPolicy() & Qt.FocusPolicy.TabFocus
+        and widget.isVisible()
+        and not widget.objectName().startswith("qt_")
+        and widget.focusProxy() is None
+        and widget not in buddies
+        and not widget.accessibleName()
+        and not (isinstance(widget, QAbstractButton) and widget.text())
+        and type(widget) is not QScrollArea  # it only scrolls what has names itself
+    ]
+    assert nameless == []
+
+
+def test_tab_leads_from_the_composer_round_and_back(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    shell.window.activateWindow()
+    qtbot.waitUntil(lambda: shell.window.composer.edit.hasFocus())
+    seen: list[QWidget | None] = []
+    for _ in range(200):
+        qtbot.keyClick(QApplication.focusWidget(), Qt.Key.Key_Tab)
+        seen.append(QApplication.focusWidget())
+        if seen[-1] is shell.window.composer.edit:
+            break
+    assert seen[-1] is shell.window.composer.edit
+    assert shell.window.chat_list.search in seen
+
+
+def test_the_window_never_stalls_while_an_answer_streams(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    script.answer = (
+        "Some *words* in a paragraph.\n\n```python\nx = [1, 2]\n```\n\n- item\n" * 8
+    ) + ("a long tail " * 60)
+    script.pause_s, script.chunk = 0.004, 4
+    shell = make_shell(model=MODEL)
+    watch = StallWatch(shell)
+    qtbot.wait(50)
+    watch.restart()
+    shell._send("Go")
+    qtbot.waitUntil(lambda: not shell.session.is_busy, timeout=30_000)
+    watch.stop()
+    assert 0 < watch.worst_s < STALL_S
+
+
+def test_a_long_chat_opens_with_its_end_and_shows_more_on_demand(qtbot: QtBot) -> None:
+    chat = Conversation()
+    for number in range(200):
+        chat.add(Message("user" if number % 2 == 0 else "assistant", f"turn {number}"))
+    view = ChatView()
+    qtbot.addWidget(view)
+    view.resize(600, 400)
+    view.show()
+    view.show_chat(chat)
+    assert [v.message.content for v in view.shown] == [f"turn {n}" for n in range(170, 200)]
+    view.show_earlier()
+    assert len(view.shown) == 2 * N_SHOWN
+    view.cut(150)
+    assert view.shown[-1].message.content == "turn 149"
+    qtbot.wait(10)
+
+
+def test_scrolling_up_stops_following_the_answer(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    script.answer = "line\n\n" * 80
+    shell = make_shell(model=MODEL)
+    shell._send("Go")
+    bar = shell.window.chat_view.verticalScrollBar()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    qtbot.waitUntil(lambda: bar.maximum() > 0 and bar.value() == bar.maximum())
+    bar.setValue(10)
+    shell.window.chat_view.grow()
+    shell.session.current.messages[-1].content += "more\n\n" * 40
+    shell.window.chat_view.grow()
+    qtbot.wait(300)
+    assert bar.value() == 10
+
+
+@pytest.mark.parametrize("n_bytes", [0, 999, 668_000_000, 18_600_000_000])
+def test_sizes_are_short(n_bytes: int) -> None:
+    from app.views.model_bar import short_bytes
+
+    assert short_bytes(n_bytes) in {"0 B", "999 B", "668.0 MB", "18.6 GB"}
