@@ -66,7 +66,7 @@ class SplitSummary(QWidget):
 class MemoryComparison(QWidget):
     """A table of what each rank was predicted to take and what it takes; hidden when empty."""
 
-    HEADINGS = ("", "predicted", "measured", "error")
+    HEADINGS = ("Weights and KV", "predicted", "measured", "error")
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -103,7 +103,11 @@ class MemoryComparison(QWidget):
 
 
 def comparison(name: str, memory: DeviceMemory) -> tuple[str, str, str, str]:
-    """A line of the table: rank, predicted, measured and how far off the prediction was."""
-    predicted, measured = memory.predicted.total, memory.measured.total
+    """A line of the table: rank, predicted, measured and how far off the prediction was.
+
+    Working memory is left out: it is only known after an answer.
+    """
+    predicted = memory.predicted.weights + memory.predicted.kv
+    measured = memory.measured.weights + memory.measured.kv
     error = signed_percent_text((predicted - measured) / measured) if measured else "–"
     return name, size_text(predicted), size_text(measured), error
