@@ -1,6 +1,7 @@
 """A model file taken apart, to be put together again with something wrong in it."""
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ class ModelDraft:
 
     def copy(self) -> "ModelDraft":
         return ModelDraft(dict(self.meta), dict(self.tensors))
+
+    def changed(self, meta: Mapping[str, Any], prefix: str = "") -> "ModelDraft":
+        """A copy with other metadata; None drops a key."""
+        merged = self.meta | {prefix + key: value for key, value in meta.items()}
+        kept = {key: value for key, value in merged.items() if value is not None}
+        return ModelDraft(kept, dict(self.tensors))
 
     def write(self, path: Path) -> Path:
         data, entries = bytearray(), []

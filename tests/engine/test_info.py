@@ -1,0 +1,60 @@
+"""What a file says about itself, however oddly it says it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import inspect_model
+from tests.helpers.model_draft import ModelDraft
+from tests.helpers.tiny_gguf import tiny_gguf
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> ModelDraft:
+    return ModelDraft.read(tiny_gguf(tmp_path_factory.mktemp("info") / "sound.gguf"))
+
+
+ODD_ENTRIES = [
+    ("general.name", 5),
+    ("general.name", ["a"]),
+    ("general.name", ""),
+    ("general.name", "line\nbreak \x1b[31mred"),
+    ("general.architecture", 5),
+    ("general.architecture", "no\nname"),
+    ("general.architecture", None),
+    ("general.file_type", "Q4"),
+    ("general.file_type", [2]),
+    ("llama.attention.head_count", "many"),
+    ("llama.attention.head_count", [0.5, 2.5]),
+    ("llama.block_count", ["two"]),
+    ("llama.context_length", NAN),
+    ("llama.embedding_length", []),
+    ("tokenizer.ggml.tokens", 7),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), ODD_ENTRIES, ids=str)
+def test_odd_metadata_can_be_looked_at(
+    sound: ModelDraft, tmp_path: Path, key: str, value: Any
+) -> None:
+    path = sound.changed({key: value}).write(tmp_path / "odd.gguf")
+    info = inspect_model(path).info
+    assert info.n_params > 0
+    assert info.name.isprintable()
+    assert info.architecture in ("llama", "unknown")
+    assert info.supported == (info.architecture == "llama")
+
+
+def test_a_count_per_layer_is_told_by_its_largest(sound: ModelDraft, tmp_path: Path) -> None:
+    heads = {"llama.attention.head_count": [4, 8], "llama.attention.head_count_kv": None}
+    info = inspect_model(sound.changed(heads).write(tmp_path / "m.gguf")).info
+    assert (info.n_head, info.n_head_kv) == (8, 8)
+
+
+def test_a_model_without_a_name_has_its_file_s(sound: ModelDraft, tmp_path: Path) -> None:
+    for name in (None, "", " \n", 7):
+        path = sound.changed({"general.name": name}).write(tmp_path / "my model.gguf")
+        assert inspect_model(path).info.name == "my model"
