@@ -15,7 +15,7 @@ from app.cli.facts import (
     run_inspect,
     run_plan,
 )
-from app.cli.output import note
+from app.cli.output import note, prepare_streams
 from app.cli.score import add_perplexity, run_perplexity
 from app.cli.talk import add_chat, add_generate, run_chat, run_generate
 from engine import EngineError
@@ -39,10 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments and arguments[0] in COMMANDS:
+            prepare_streams()
             return _run_command(arguments)
         return _open_window(arguments)
     except EngineError as error:
-        note(f"{error} {error.hint}".strip())
+        note(" ".join(f"{error} {error.hint}".split()))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 
-from app.paths import demo_model
 from engine import KV_TYPES, SPLIT_MODES, EngineError, LoadParams, SamplingParams, parse_devices
 
 SAMPLING_OPTIONS = {
@@ -78,6 +77,8 @@ def model_path(name: str) -> str:
     """
     if name != "demo":
         return name
+    from app.paths import demo_model  # Qt knows the places; nothing else here needs it
+
     path = demo_model()
     if path is None:
         raise EngineError("The demo model is not in this installation.", "Give a GGUF file.")

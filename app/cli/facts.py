@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
 from app.cli.output import percent, size, table, write, write_json
@@ -80,7 +81,7 @@ def _summary(found: Inspection) -> list[tuple[str, object]]:
         ("file", f"{size(info.n_bytes)} in {len(found.files)} part(s), GGUF v{found.version}"),
         ("architecture", info.architecture + ("" if info.supported else " (not supported yet)")),
         ("parameters", f"{info.n_params / 1e6:,.1f} million"),
-        ("quantisation", f"{info.quant} ({types})"),
+        ("quantisation", f"{info.quant} ({types or 'no tensors'})"),
         ("layers", f"{info.n_layer}, width {info.n_embd}"),
         ("heads", f"{info.n_head} queries, {info.n_head_kv} keys and values"),
         ("vocabulary", info.n_vocab),
@@ -92,6 +93,8 @@ def _summary(found: Inspection) -> list[tuple[str, object]]:
 
 def _how_to_split(found: Inspection) -> str:
     info = found.info
+    if not info.n_params:
+        return "nothing to split: the file holds no weights"
     if not info.supported:
         return "not at all, as long as the architecture is not supported"
     return f"by tensor (attention in steps of 1/{info.n_head_kv}) or by layer (1/{info.n_layer})"
@@ -105,8 +108,8 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 def run_plan(args: argparse.Namespace) -> None:
     free = {device.id: device.free_bytes for device in list_devices()}
-    planner = Planner(model_path(args.model))
-    plan = planner.plan(load_params(args), free)
+    with closing(Planner(model_path(args.model))) as planner:
+        plan = planner.plan(load_params(args), free)
     short = {d: n - free[d] for d, n in plan.bytes_by_device().items() if n > free.get(d, n)}
     if args.json:
         write_json(_plan_document(plan, free, short))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
@@ -10,6 +12,20 @@ from typing import Any
 
 GIB = 1 << 30
 MIB = 1 << 20
+
+
+def prepare_streams() -> None:
+    """Make the standard streams able to carry any text.
+
+    What the terminal's encoding cannot express is replaced, and so is input that is not in that
+    encoding; a stream that the caller has closed leads nowhere.
+    """
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 stays open
 
 
 def write(text: str = "", end: str = "\n") -> None:
@@ -26,7 +42,8 @@ def note(text: str, end: str = "\n") -> None:
 
 def write_json(document: Any) -> None:
     """The one JSON document of a `--json` run; dataclasses become objects."""
-    write(json.dumps(document, default=_plain, ensure_ascii=False, indent=2))
+    is_utf8 = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
+    write(json.dumps(document, default=_plain, ensure_ascii=not is_utf8, indent=2))
 
 
 def _plain(value: Any) -> Any:
@@ -36,14 +53,21 @@ def _plain(value: Any) -> Any:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int]) -> str:
-    """Columns as wide as their widest cell; those in `right` are aligned to the right."""
-    lines = [list(headers), *(list(row) for row in rows)]
+    """Columns as wide as their widest cell; those in `right` are aligned to the right.
+
+    Names from a file may hold control characters, which would act on the terminal; none remains.
+    """
+    lines = [[_printable(cell) for cell in line] for line in (headers, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
 
     def cell(text: str, index: int) -> str:
         return text.rjust(widths[index]) if index in right else text.ljust(widths[index])
 
     return "\n".join("  ".join(cell(t, i) for i, t in enumerate(line)).rstrip() for line in lines)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def size(n_bytes: int) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from math import isfinite
 
-from app.cli.arguments import add_json, add_load, add_model
+from app.cli.arguments import add_json, add_load, add_model, model_path
 from app.cli.loading import load
 from app.cli.output import note, write, write_json
 from app.cli.talk import read_text
-from engine import perplexity
+from engine import EngineError, perplexity, read_model_info
+
+PUBLISHED_CONTEXT = 512
+"""Tokens that figures are usually measured with."""
 
 
 def add_perplexity(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +26,15 @@ def add_perplexity(parser: argparse.ArgumentParser) -> None:
 def run_perplexity(args: argparse.Namespace) -> None:
     text = read_text(args.file)
     if args.ctx is None:
-        args.ctx = 512  # what published figures are measured with
+        trained = read_model_info(model_path(args.model)).n_ctx_train
+        args.ctx = min(PUBLISHED_CONTEXT, trained) if trained > 0 else PUBLISHED_CONTEXT
     with load(args) as model:
         result = perplexity(model, model.tokenizer.encode(text), _show)
+    if not isfinite(result.perplexity):
+        raise EngineError(
+            "The model gives no usable probabilities for this text (infinite or not a number).",
+            "The file may be damaged.",
+        )
     if args.json:
         write_json(result)
     else:

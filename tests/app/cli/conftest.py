@@ -1,0 +1,66 @@
+"""Commands run in this process, on small models."""
+
+import io
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.__main__ import main
+from tests.helpers.command_line import TEMPLATE, Outcome, Run
+from tests.helpers.model_draft import ModelDraft
+from tests.helpers.tiny_gguf import tiny_gguf
+
+
+@pytest.fixture(autouse=True)
+def no_left_overs() -> Iterator[None]:
+    """Every model that a command loads is closed: no rank thread lives on."""
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run `tandem` in this process."""
+
+    def call(*arguments: object, stdin: str = "") -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        return Outcome(status, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cli")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    """A small model with a chat template."""
+    return tiny_gguf(folder / "chat.gguf", n_head_kv=4, n_ctx=512, chat_template=TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def draft(model: Path) -> ModelDraft:
+    return ModelDraft.read(model)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(folder: Path, draft: ModelDraft) -> Path:
+    return ModelDraft(draft.meta, {}).write(folder / "vocabulary.gguf")
+
+
+@pytest.fixture(scope="module")
+def foreign(folder: Path, draft: ModelDraft) -> Path:
+    """A file of an architecture that there is no code for."""
+    meta = {key.replace("llama.", "mumble."): value for key, value in draft.meta.items()}
+    meta["general.architecture"] = "mumble"
+    return ModelDraft(meta, draft.tensors).write(folder / "foreign.gguf")

@@ -1,0 +1,124 @@
+"""`devices`, `inspect` and `plan`: what is known without computing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import load_model
+from tests.helpers.command_line import Run
+from tests.helpers.model_draft import DraftTensor, ModelDraft
+
+
+def test_devices_lists_the_cpu(run: Run) -> None:
+    document = run("devices", "--json").document
+    cpu = next(device for device in document["devices"] if device["id"] == "cpu")
+    assert cpu["usable"]
+    assert 0 < cpu["free_bytes"] <= cpu["total_bytes"]
+    assert "cpu" in run("devices").out
+
+
+def test_inspect_tells_what_the_file_says(run: Run, model: Path, draft: ModelDraft) -> None:
+    document = run("inspect", model, "--json").document
+    expected = {
+        "architecture": "llama", "supported": True, "quant": "F32", "gguf_version": 3,
+        "name": "tiny llama", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_head_kv": 4,
+        "n_vocab": 301, "n_ctx_train": 512, "has_chat_template": True,
+        "n_bytes": model.stat().st_size, "files": [str(model)],
+        "tensor_types": {"F32": len(draft.tensors)},
+    }  # fmt: skip
+    assert {key: document[key] for key in expected} == expected
+    assert set(document["metadata"]) == set(draft.meta)
+    assert {t["name"]: tuple(t["shape"]) for t in document["tensors"]} == {
+        name: tensor.shape for name, tensor in draft.tensors.items()
+    }
+    human = run("inspect", model, "--metadata", "--tensors").out
+    assert all(key in human for key in (*draft.meta, *draft.tensors))
+
+
+def test_inspect_works_on_what_cannot_be_run(
+    run: Run, vocabulary: Path, foreign: Path, folder: Path
+) -> None:
+    document = run("inspect", vocabulary, "--json").document
+    assert (document["n_vocab"], document["n_params"], document["tensors"]) == (301, 0, [])
+    assert "nothing to split" in run("inspect", vocabulary).out
+    document = run("inspect", foreign, "--json").document
+    assert (document["architecture"], document["supported"]) == ("mumble", False)
+    assert "mumble (not supported yet)" in run("inspect", foreign).out
+    nameless = ModelDraft({"some.key": 1}, {}).write(folder / "nameless.gguf")
+    assert run("inspect", nameless, "--json").document["architecture"] == "unknown"
+
+
+def test_names_in_a_file_cannot_drive_the_terminal(
+    run: Run, folder: Path, draft: ModelDraft
+) -> None:
+    evil = "evil\x1b[2J\r"
+    meta = {**draft.meta, "general.name": evil, f"key {evil}": evil}
+    tensors = {**draft.tensors, evil: DraftTensor.of(np.zeros(32, np.float32))}
+    path = ModelDraft(meta, tensors).write(folder / "evil.gguf")
+    out = run("inspect", path, "--metadata", "--tensors").out
+    assert "evil" in out
+    assert "\x1b" not in out
+    assert "\r" not in out
+
+
+PLANS = [
+    (("cpu",), None, ()),
+    (("cpu", "cpu"), (3, 1), ()),
+    (("cpu", "cpu", "cpu"), (5, 0, 1), ("--kv-type", "f32")),
+    (("cpu",) * 6, None, ("--ctx", "100")),
+    (("cpu", "cpu"), (1, 2), ("--split-mode", "layer", "--kv-type", "bf16")),
+    (("cpu", "cpu"), (1, 1), ("--override", "attn=cpu", "--ctx", "64")),
+]
+
+
+@pytest.mark.parametrize(("devices", "split", "options"), PLANS, ids=str)
+def test_a_plan_is_what_a_load_then_measures(
+    run: Run,
+    model: Path,
+    devices: Sequence[str],
+    split: Sequence[int] | None,
+    options: Sequence[str],
+) -> None:
+    where = ["--devices", ",".join(devices)]
+    where += ["--split", ",".join(map(str, split))] if split else []
+    plan = run("plan", model, *where, *options, "--json").document
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    loaded = load_model(
+        model,
+        devices,
+        split,
+        n_ctx=int(given["--ctx"]) if "--ctx" in given else None,
+        split_mode=given.get("--split-mode", "tensor"),
+        kv_type=given.get("--kv-type", "f16"),
+        overrides=[("attn", "cpu")] if "--override" in given else [],
+    )
+    with loaded:
+        measured = [(m.device, m.measured.weights, m.measured.kv) for m in loaded.memory()]
+        assert plan["n_ctx"] == loaded.n_ctx
+    assert [(d["device"], d["weights"], d["kv"]) for d in plan["devices"]] == measured
+    assert plan["total_bytes"] == sum(d["total"] for d in plan["devices"])
+    assert plan["fits"]
+
+
+def test_a_plan_says_what_does_not_fit(run: Run, model: Path) -> None:
+    options = ("--ctx", "9999999999")
+    document = run("plan", model, *options, "--json").document
+    assert not document["fits"]
+    assert document["short"]["cpu"] == document["total_bytes"] - document["devices"][0]["free"]
+    human = run("plan", model, *options)
+    assert human.status == 0
+    assert "choose a smaller context" in human.out
+    assert "trained for 512 tokens" in human.out
+
+
+def test_a_plan_shows_a_row_for_each_rank(run: Run, model: Path) -> None:
+    out = run("plan", model, "--devices", "cpu,cpu", "--split", "3,1").out
+    header, *rows = out.splitlines()
+    assert header.split() == [
+        "RANK", "DEVICE", "ASKED", "GETS", "WEIGHTS", "KV", "COMPUTE", "TOTAL",
+    ]  # fmt: skip
+    assert rows[0].startswith("0     cpu     75.0 %")
+    assert rows[1].startswith("1     cpu     25.0 %")
+    assert rows[2] == "512 tokens of context, weights held as f32"

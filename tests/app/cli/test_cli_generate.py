@@ -1,0 +1,152 @@
+"""`generate` and `chat`: texts and their figures."""
+
+from pathlib import Path
+
+import pytest
+
+from engine import load_tokenizer
+from tests.helpers.command_line import GREEDY, Run, assert_refused
+from tests.helpers.model_draft import ModelDraft
+
+
+def test_generate_prints_the_text_and_notes_the_rest_on_stderr(run: Run, model: Path) -> None:
+    document = run("generate", model, "-p", "hello", *GREEDY, "--json").document
+    human = run("generate", model, "-p", "hello", *GREEDY)
+    assert human.status == 0
+    assert human.out == document["text"] + "\n"
+    assert "8 tokens" in human.err
+    assert "length" in human.err
+
+
+def test_generate_json_has_the_documented_fields(run: Run, model: Path) -> None:
+    outcome = run("generate", model, "-p", "hello", *GREEDY, "--json")
+    document = outcome.document
+    assert list(document) == ["text", "ids", "finish_reason", "usage", "timings"]
+    assert len(document["ids"]) == 8
+    assert load_tokenizer(model).decode(document["ids"]) == document["text"]
+    assert document["finish_reason"] == "length"
+    usage = document["usage"]
+    assert usage["completion_tokens"] == 8
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 8
+    assert {"prompt_per_s", "decode_per_s", "first_token_s"} <= set(document["timings"])
+    assert outcome.err == ""
+
+
+SPLITS = [
+    ("cpu,cpu", "3,1", "tensor"),
+    ("cpu,cpu,cpu", "5,0,1", "tensor"),
+    ("cpu,cpu,cpu,cpu,cpu", "1,1,1,1,1", "tensor"),
+    ("cpu,cpu", "1/1", "layer"),
+]
+
+
+@pytest.mark.parametrize(("devices", "split", "mode"), SPLITS, ids=str)
+def test_the_text_does_not_depend_on_the_split(
+    run: Run, model: Path, devices: str, split: str, mode: str
+) -> None:
+    ask = ("generate", model, "-p", "hello world", *GREEDY, "--kv-type", "f32", "--json")
+    alone = run(*ask).document
+    many = run(*ask, "--devices", devices, "--split", split, "--split-mode", mode).document
+    assert many["text"] == alone["text"]
+    assert many["ids"] == alone["ids"]
+
+
+def test_the_prompt_goes_through_the_chat_template_unless_raw(run: Run, model: Path) -> None:
+    tokenizer = load_tokenizer(model)
+
+    def n_prompt(*options: str) -> int:
+        document = run("generate", model, "-p", "hello", "-n", 1, "--json", *options).document
+        return int(document["usage"]["prompt_tokens"])
+
+    def length(text: str) -> int:
+        return len(tokenizer.encode(text, parse_special=True))
+
+    assert n_prompt("--raw") == length("hello")
+    assert n_prompt() == length("<user>hello<assistant>")
+    assert n_prompt("--system", "world") == length("<system>world<user>hello<assistant>")
+
+
+def test_the_prompt_comes_from_a_file_or_stdin_as_well(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("hello the world", encoding="utf-8")
+    options = (*GREEDY, "--json")
+    direct = run("generate", model, "-p", "hello the world", *options).document
+    assert run("generate", model, "-f", file, *options).document["ids"] == direct["ids"]
+    piped = run("generate", model, "-p", "-", *options, stdin="hello the world").document
+    assert piped["ids"] == direct["ids"]
+
+
+def test_an_empty_prompt_is_a_chat_message_but_no_text_to_complete(
+    run: Run, model: Path, folder: Path, draft: ModelDraft
+) -> None:
+    assert run("generate", model, "-p", "", "-n", 1, "--json").document["usage"]
+    meta = {**draft.meta, "tokenizer.ggml.add_bos_token": False}
+    bare = ModelDraft(meta, draft.tensors).write(folder / "no-bos.gguf")
+    assert_refused(run("generate", bare, "-p", "", "--raw"), "prompt is empty")
+
+
+def test_a_full_context_ends_the_answer(run: Run, model: Path) -> None:
+    ask = ("generate", model, "--raw", "-p", "hello", "-n", 50, "--ignore-eos", "--ctx", 8)
+    document = run(*ask, "--json").document
+    assert document["finish_reason"] == "context"
+    shifted = run(*ask, "--on-overflow", "shift", "--json")
+    assert shifted.document["finish_reason"] == "length"
+    assert "old tokens were let go" in shifted.err
+
+
+def test_sampling_options_reach_the_sampler(run: Run, model: Path) -> None:
+    ask = ("generate", model, "-p", "hello", "-n", 8, "--ignore-eos", "--json", "--temp", 2)
+    first, again = (run(*ask, "--seed", 7).document["ids"] for _ in range(2))
+    other = run(*ask, "--seed", 8).document["ids"]
+    assert first == again != other
+    greedy = run("generate", model, "-p", "hello", *GREEDY, "--json").document["ids"]
+    assert run(*ask, "--top-k", 1).document["ids"] == greedy
+    text = run("generate", model, "-p", "hello", *GREEDY, "--json").document["text"]
+    stopped = run("generate", model, "-p", "hello", *GREEDY, "--stop", text[-1], "--json").document
+    assert stopped["finish_reason"] == "stop"
+    assert text.startswith(stopped["text"])
+    assert text[-1] not in stopped["text"]
+
+
+def test_parts_can_be_put_on_one_device(run: Run, model: Path) -> None:
+    ask = ("generate", model, "-p", "hello", *GREEDY, "--kv-type", "f32", "--json")
+    plain = run(*ask).document
+    moved = run(*ask, "--devices", "cpu,cpu", "--override", "ffn_.*=cpu").document
+    assert moved["ids"] == plain["ids"]
+
+
+# ---- chat
+
+
+def test_chat_remembers_until_it_is_told_to_start_afresh(run: Run, model: Path) -> None:
+    typed = "hello\n\nworld\n/new\nhello\n"
+    outcome = run("chat", model, *GREEDY, "--json", stdin=typed)
+    first, second, fresh = outcome.document["turns"]
+    assert [first["prompt"], second["prompt"], fresh["prompt"]] == ["hello", "world", "hello"]
+    assert fresh["ids"] == first["ids"]
+    assert fresh["usage"]["prompt_tokens"] == first["usage"]["prompt_tokens"]
+    assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"] + 8
+    assert second["usage"]["cached_tokens"] >= first["usage"]["prompt_tokens"]
+    assert outcome.err == ""
+
+
+def test_chat_streams_its_answers_to_stdout_alone(run: Run, model: Path) -> None:
+    turns = run("chat", model, *GREEDY, "--json", stdin="hello\nworld\n").document["turns"]
+    human = run("chat", model, *GREEDY, stdin="hello\nworld")
+    assert human.status == 0
+    assert human.out == "".join(turn["text"] + "\n\n" for turn in turns)
+    assert "Ctrl+D" in human.err
+
+
+def test_chat_keeps_the_system_prompt(run: Run, model: Path) -> None:
+    ask = ("chat", model, *GREEDY, "--json")
+    plain = run(*ask, stdin="hello").document["turns"][0]
+    asked = run(*ask, "--system", "be brief", stdin="hello\n/new\nhello").document["turns"]
+    assert asked[0]["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+    assert asked[0]["ids"] == asked[1]["ids"]
+
+
+def test_chat_without_input_is_an_empty_one(run: Run, model: Path) -> None:
+    assert run("chat", model, "--json").document == {"turns": []}

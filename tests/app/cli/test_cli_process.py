@@ -1,0 +1,141 @@
+"""Encodings, closed pipes, Ctrl+C: the command line among other programs."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.__main__ import main
+from tests.helpers.command_line import GREEDY, Outcome, Run, assert_refused
+
+REPO = Path(__file__).resolve().parents[3]
+
+
+def test_any_text_can_be_written_to_any_terminal(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the encoding lacks a character, another stands in its place; JSON escapes it."""
+    for options in ((), ("--json",)):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert (
+            main(["generate", str(model), "-p", "hello", "-n", "40", "--seed", "1", *options]) == 0
+        )
+        monkeypatch.undo()
+        written = stream.detach().getvalue().decode("ascii")  # type: ignore[attr-defined]
+        assert written
+        if options:
+            assert any(ord(c) > 127 for c in json.loads(written)["text"])
+
+
+def test_input_in_another_encoding_is_read_as_far_as_it_goes(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"na\xefve\n"), encoding="utf-8"))
+    assert main(["chat", str(model), *GREEDY, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["turns"][0]["prompt"] == "na\ufffdve"
+
+
+def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Interrupt when the first text is shown."""
+    shown: list[str] = []
+
+    def write(text: str = "", end: str = "\n") -> None:
+        if not shown:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        shown.append(text)
+        sys.stdout.write(text + end)
+
+    monkeypatch.setattr("app.cli.talk.write", write)
+
+
+def test_ctrl_c_ends_the_answer_and_a_second_one_the_program(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    ask = ("generate", model, "-p", "hello", "-n", 100, "--ignore-eos", "--temp", 0)
+    press_ctrl_c(monkeypatch, 1)
+    once = run(*ask)
+    assert once.status == 0
+    assert once.out.strip()
+    assert "cancelled]" in once.err
+    press_ctrl_c(monkeypatch, 2)
+    twice = run(*ask)
+    assert twice.status == 130
+    assert "Traceback" not in twice.err
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_ctrl_c_while_loading_ends_the_program(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("engine.load_model", interrupted, raising=False)
+    outcome = run("generate", model, "-p", "hello")
+    assert (outcome.status, outcome.out, outcome.err) == (130, "", "")
+
+
+def start(*arguments: object) -> "subprocess.Popen[str]":
+    """`python -m app …` in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONIOENCODING": "utf-8"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "app", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8",
+        env=environment,
+    )  # fmt: skip
+
+
+def test_a_process_interrupted_ends_with_what_it_has(run: Run, model: Path) -> None:
+    process = start(
+        "generate", model, "-p", "hello", "-n", 10**8, "--ctx", 64, "--on-overflow", "shift",
+        "--ignore-eos", "--temp", 0, "--devices", "cpu,cpu", "--json",
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert "context was full" in process.stderr.readline()  # so it is generating
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    document = json.loads(out)
+    assert document["finish_reason"] == "cancelled"
+    assert len(document["ids"]) == document["usage"]["completion_tokens"] > 0
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_goes_away_is_no_error(model: Path) -> None:
+    """As in `tandem generate … | head -c 10`."""
+    process = start(
+        "generate", model, "-p", "hello", "-n", 10**8, "--ctx", 64, "--on-overflow", "shift",
+        "--ignore-eos",
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert len(process.stdout.read(10)) == 10
+    process.stdout.close()
+    assert process.wait(timeout=30) == 0
+    noted = process.stderr.read().splitlines()
+    process.stderr.close()
+    assert all("old tokens were let go" in line for line in noted)
+
+
+def test_a_process_says_an_error_in_one_line(folder: Path) -> None:
+    process = start("generate", folder / "absent.gguf", "-p", "hello", "--json")
+    out, err = process.communicate(timeout=30)
+    assert_refused(Outcome(process.returncode, out, err), "There is no file")
+
+
+def test_the_command_line_starts_without_qt_and_torch() -> None:
+    """Both are slow to import, and a server may have no Qt."""
+    code = "import app.__main__, sys; print([m for m in ('PySide6', 'torch') if m in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert found.stdout == "[]\n"
