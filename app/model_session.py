@@ -24,6 +24,7 @@ class ModelSession(QObject):
 
     selected = Signal(object)  # ModelInfo
     loading = Signal(object)  # ModelInfo
+    progressed = Signal(float)  # 0 to 1
     loaded = Signal(object)  # ModelLoaded
     emptied = Signal(object)  # ModelInfo that could be loaded again, or None
     noticed = Signal(object)  # Notice
@@ -39,6 +40,7 @@ class ModelSession(QObject):
         self._number = 0
         self._reader: threading.Thread | None = None
         self._read.connect(self._on_read)
+        client.load_progress.connect(self.progressed)
         client.loaded.connect(self._on_loaded)
         client.load_failed.connect(self._on_failed)
         client.unloaded.connect(self._on_unloaded)

@@ -56,6 +56,10 @@ class Settings:
         others = tuple(p for p in self.recent_models if p != path)
         return replace(self, recent_models=(path, *others)[:MAX_RECENT])
 
+    def with_plan(self, path: str, plan: Mapping[str, Any]) -> Settings:
+        """The same with another split for the model at `path`."""
+        return replace(self, plans={**self.plans, path: plan})
+
     def sampling_params(self) -> SamplingParams:
         """What is stored as sampling, without what the engine would not accept."""
         accepted: dict[str, Any] = {}
@@ -105,9 +109,9 @@ class SettingsStore:
         self._path = path
         self.current = self._saved = self._read()
 
-    def update(self, **changes: Any) -> None:
-        """Change fields; `save` writes them."""
-        self.current = replace(self.current, **changes)
+    def put(self, settings: Settings) -> None:
+        """Use other settings; `save` writes them."""
+        self.current = settings
 
     def save(self) -> bool:
         """Write the file if anything changed; False if it could not be written."""

@@ -1,6 +1,5 @@
 """Every test gets its own files, and leaves no thread and no running timer behind."""
 
-import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -9,9 +8,10 @@ from pathlib import Path
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # before Qt is imported
 
 import pytest
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, QThread, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QThread, QTimer
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
+from shiboken6 import Shiboken
 
 from app.main import Shell
 from app.theme import apply_theme
@@ -45,21 +45,14 @@ def no_left_overs() -> Iterator[None]:
 def _running() -> dict[int, str]:
     """Timers and Qt threads that run now, by identity."""
     found = {}
-    for thing in gc.get_objects():
+    for thing in Shiboken.getAllValidWrappers():
         if isinstance(thing, QThread) and thing is not QThread.currentThread():
-            if _alive(thing) and thing.isRunning():
-                found[id(thing)] = repr(thing)
-        elif isinstance(thing, QTimer) and _alive(thing) and thing.isActive():
+            is_running = thing.isRunning()
+        else:
+            is_running = isinstance(thing, QTimer) and thing.isActive()
+        if is_running:
             found[id(thing)] = f"{thing!r} of {thing.parent()!r}"
     return found
-
-
-def _alive(thing: QObject) -> bool:
-    try:
-        thing.objectName()
-    except RuntimeError:  # its C++ half is gone
-        return False
-    return True
 
 
 @pytest.fixture

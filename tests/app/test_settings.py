@@ -1,6 +1,7 @@
 """Settings over restarts, versions and accidents."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_was_changed_comes_back(path: Path) -> None:
     store = SettingsStore(path)
-    store.update(theme="light", recent_models=("/a.gguf",), sampling={"top_k": 7})
+    changed = Settings(theme="light", recent_models=("/a.gguf",), sampling={"top_k": 7})
+    store.put(changed)
     assert store.save()
     again = SettingsStore(path)
-    assert again.current == store.current
+    assert again.current == changed
     assert again.current.sampling_params() == SamplingParams(top_k=7)
 
 
@@ -27,7 +29,7 @@ def test_keys_of_another_version_are_kept(path: Path) -> None:
     path.parent.mkdir()
     path.write_text(json.dumps({"theme": "dark", "from_the_future": [1, 2]}))
     store = SettingsStore(path)
-    store.update(theme="light")
+    store.put(replace(store.current, theme="light"))
     store.save()
     assert json.loads(path.read_text())["from_the_future"] == [1, 2]
     assert json.loads(path.read_text())["theme"] == "light"
@@ -40,7 +42,7 @@ def test_a_broken_file_is_set_aside(path: Path, content: str) -> None:
     store = SettingsStore(path)
     assert store.current == Settings()
     assert path.with_name("settings.json.broken").read_text() == content
-    store.update(theme="dark")
+    store.put(replace(store.current, theme="dark"))
     assert store.save()
 
 
@@ -71,5 +73,5 @@ def test_recent_models_are_few_distinct_and_newest_first() -> None:
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = SettingsStore(tmp_path / "file" / "settings.json")
-    store.update(theme="dark")
+    store.put(replace(store.current, theme="dark"))
     assert not store.save()

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 from PySide6.QtCore import Qt
@@ -10,13 +9,11 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QScrollArea
 from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation, Message
-from app.main import Shell
 from app.views.chat_view import N_SHOWN, ChatView
 from tests.helpers.fake_host import Script
+from tests.helpers.shell_driver import MODEL, MakeShell
 from tests.helpers.stall_watch import StallWatch
 
-MakeShell = Callable[..., Shell]
-MODEL = "/models/tiny.gguf"
 STALL_S = 0.25  # the goal is 0.1 s; this leaves room for a busy test machine
 
 
@@ -27,7 +24,7 @@ def test_the_window_starts_without_torch() -> None:
 
 def test_whatever_takes_the_focus_has_a_name(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell(model=MODEL)
-    shell._send("Hi")
+    shell.chat_presenter.send("Hi")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     shell.window.toggle_settings()
     buddies = {label.buddy() for label in shell.window.findChildren(QLabel)}
@@ -71,7 +68,7 @@ def test_the_window_never_stalls_while_an_answer_streams(
     watch = StallWatch(shell)
     qtbot.wait(50)
     watch.restart()
-    shell._send("Go")
+    shell.chat_presenter.send("Go")
     qtbot.waitUntil(lambda: not shell.session.is_busy, timeout=30_000)
     watch.stop()
     assert 0 < watch.worst_s < STALL_S
@@ -99,7 +96,7 @@ def test_scrolling_up_stops_following_the_answer(
 ) -> None:
     script.answer = "line\n\n" * 80
     shell = make_shell(model=MODEL)
-    shell._send("Go")
+    shell.chat_presenter.send("Go")
     bar = shell.window.chat_view.verticalScrollBar()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     qtbot.waitUntil(lambda: bar.maximum() > 0 and bar.value() == bar.maximum())

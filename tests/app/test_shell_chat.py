@@ -1,0 +1,273 @@
+"""The running window against a scripted engine: asking, stopping, editing, keeping."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from app.paths import chats_dir
+from app.views.message_view import UserView
+from engine import Generate, OutOfDeviceMemory, TokenText
+from tests.helpers.fake_host import Script
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, prompts, shown
+
+
+def test_enter_sends_and_the_answer_appears_with_its_footer(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi there")
+    assert shown(shell) == ["Hi there", "Hello from the fake model."]
+    answer = shell.window.chat_view.last_answer()
+    assert answer is not None
+    footer = "61.8 tok/s · 8 tokens · 0.31 s to first token · end of turn"
+    assert answer._status.text() == footer
+    assert shell.window.composer.text == ""
+
+
+def test_shift_enter_starts_a_line_and_sends_nothing(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    edit = shell.window.composer.edit
+    edit.setPlainText("one")
+    edit.moveCursor(edit.textCursor().MoveOperation.End)
+    qtbot.keyClick(edit, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
+    qtbot.keyClicks(edit, "two")
+    assert shell.window.composer.text == "one\ntwo"
+    assert prompts(shell) == []
+
+
+def test_without_a_model_the_draft_stays_and_a_sentence_says_so(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell()
+    shell.window.composer.edit.setPlainText("Hi")
+    qtbot.keyClick(shell.window.composer.edit, Qt.Key.Key_Return)
+    assert shell.window.composer.text == "Hi"
+    assert banner(shell).startswith("No model is loaded yet")
+
+
+def test_html_in_an_answer_is_shown_as_it_was_written(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    script.answer = 'a <b>bold</b> <img src="file:///etc/passwd"> <script>x()</script>\n\n<p>T'
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "<i>mine</i>")
+    assert shown(shell) == ["<i>mine</i>", script.answer.replace("\n\n", "\n")]
+
+
+def test_esc_stops_and_keeps_what_was_written(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    script.hold, script.hold_after = True, 3
+    shell.window.composer.edit.setPlainText("Hi")
+    qtbot.keyClick(shell.window.composer.edit, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: shown(shell)[1:] == ["Hello from t"])
+    qtbot.keyClick(shell.window.composer.edit, Qt.Key.Key_Escape)
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    message = shell.session.current.messages[-1]
+    assert message.content == "Hello from t"
+    assert message.stats is not None
+    assert message.stats.reason == "cancelled"
+
+
+def test_regenerate_replaces_the_last_answer(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    script.answer = "Another one."
+    qtbot.keyClick(shell.window, Qt.Key.Key_R, Qt.KeyboardModifier.ControlModifier)
+    qtbot.waitUntil(lambda: shown(shell) == ["Hi", "Another one."] and not shell.session.is_busy)
+    assert prompts(shell) == [[("user", "Hi")], [("user", "Hi")]]
+
+
+def test_editing_a_turn_drops_what_followed_and_asks_again(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "First")
+    ask(qtbot, shell, "Second")
+    view = shell.window.chat_view.shown[0]
+    assert isinstance(view, UserView)
+    view.start_editing()
+    assert view._editor is not None
+    view._editor.edit.setPlainText("Better")
+    qtbot.keyClick(view._editor.edit, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert shown(shell) == ["Better", "Hello from the fake model."]
+    assert prompts(shell)[-1] == [("user", "Better")]
+
+
+def test_events_of_an_answer_that_was_replaced_are_dropped(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    host_of(shell).send(2, TokenText(" GHOST", (1,)))
+    host_of(shell).send(77, TokenText(" GHOST", (1,)))
+    qtbot.waitUntil(lambda: not shell.client._timer.isActive())
+    assert "GHOST" not in shell.session.current.messages[-1].content
+
+
+def test_a_restart_brings_the_chats_and_the_draft_back(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Remember me")
+    shell.window.composer.edit.setPlainText("not yet sent")
+    shell.window.close()
+    again = make_shell()
+    assert shown(again) == ["Remember me", "Hello from the fake model."]
+    assert again.window.composer.text == "not yet sent"
+    assert again.window.chat_list.shown_titles() == ["TODAY", "Remember me"]
+
+
+def test_a_corrupt_chat_does_not_keep_the_window_from_opening(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    chats_dir().mkdir(parents=True)
+    (chats_dir() / "broken.json").write_text('{"id": "broken", "title": ')
+    (chats_dir() / "list.json").write_text("[1, 2]")
+    shell = make_shell(model=MODEL)
+    assert banner(shell) == "2 chats could not be read and will stay as they are on disk."
+    ask(qtbot, shell, "Hi")
+    assert (chats_dir() / "broken.json").exists()
+
+
+def test_a_full_disk_is_said_once_and_the_chat_goes_on(
+    qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = make_shell(model=MODEL)
+
+    def full(path: Path, value: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("app.chat.store.write_json", full)
+    ask(qtbot, shell, "Hi")
+    assert "No space left on device" in banner(shell)
+    assert shown(shell) == ["Hi", "Hello from the fake model."]
+    assert shell.session.current in shell.session.chats
+
+
+def test_an_error_while_answering_keeps_the_reply_so_far(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    script.answer_error = OutOfDeviceMemory("cuda:1", 1 << 30, 0, "for the next token")
+    ask(qtbot, shell, "Hi")
+    assert shown(shell) == ["Hi", "Hello from the fake model."]
+    assert banner(shell).startswith("cuda:1 has 0.00 GiB free")
+    script.answer_error = None
+    ask(qtbot, shell, "And now?")
+    assert shown(shell)[-1] == "Hello from the fake model."
+
+
+def test_a_full_context_offers_to_forget_and_goes_on_where_it_ended(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    script.reason = "context"
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    notice = shell.window.banner.notice
+    assert notice is not None
+    assert notice.action == "Forget the oldest and go on"
+    script.answer, script.reason = " More.", "stop"
+    shell.window.banner._action.click()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert shown(shell) == ["Hi", "Hello from the fake model. More."]
+    last = host_of(shell).commands[-1]
+    assert isinstance(last, Generate)
+    assert last.continue_last
+    assert last.sampling.on_overflow == "shift"
+
+
+def test_thoughts_are_folded_away_and_left_out_of_later_turns(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    script.answer = "<think>\nhm, <b>\n</think>\n\nYes."
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Really?")
+    assert shown(shell) == ["Really?", "Yes."]
+    answer = shell.window.chat_view.last_answer()
+    assert answer is not None
+    assert answer._thought._toggle.text().startswith("▸ Thought for ")
+    ask(qtbot, shell, "Sure?")
+    assert prompts(shell)[-1] == [("user", "Really?"), ("assistant", "Yes."), ("user", "Sure?")]
+
+
+def test_an_answer_goes_on_while_another_chat_is_open(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    shell = make_shell(model=MODEL)
+    script.hold, script.hold_after = True, 2
+    shell.chat_presenter.send("Long one")
+    first = shell.session.current
+    qtbot.waitUntil(lambda: first.messages[-1].content != "")
+    shell.chat_presenter.new_chat()
+    assert shown(shell) == []
+    shell.chat_presenter.send("May I?")
+    assert "“Long one” is still being answered" in banner(shell)
+    shell.session.open_chat(first.id)
+    assert shown(shell)[1] == first.messages[-1].content.rstrip()
+    shell.session.stop()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+
+
+def test_a_deleted_chat_comes_back_with_undo(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Precious")
+    shell.chat_presenter.delete_chat(shell.session.current.id)
+    assert shell.window.chat_list.shown_titles() == []
+    assert list(chats_dir().glob("*.json")) == []
+    shell.window.banner._action.click()
+    assert shell.window.chat_list.shown_titles() == ["TODAY", "Precious"]
+    assert len(list(chats_dir().glob("*.json"))) == 1
+
+
+def test_chats_are_renamed_and_found(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Talk about whales")
+    shell.chat_presenter.new_chat()
+    ask(qtbot, shell, "Talk about birds")
+    chats = shell.window.chat_list
+    chats.renamed.emit(shell.session.current.id, "Feathers")
+    assert chats.shown_titles() == ["TODAY", "Feathers", "Talk about whales"]
+    chats.search.setText("birds hello")
+    qtbot.waitUntil(lambda: chats.shown_titles() == ["TODAY", "Feathers"])
+
+
+def test_sampling_and_system_prompt_reach_the_engine_and_survive_a_restart(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    panel = shell.window.sampling
+    panel.set_field("temperature", 0.2)
+    panel._prompt.setPlainText("Be brief.")
+    ask(qtbot, shell, "Hi")
+    command = host_of(shell).commands[-1]
+    assert isinstance(command, Generate)
+    assert command.sampling.temperature == 0.2
+    assert command.messages[0].content == "Be brief."
+    assert panel._rows["temperature"].label.text() == "● Temperature"
+    assert shell.window.composer._sampling.text() == "Sampling · 1 changed"
+    shell.window.close()
+    again = make_shell()
+    assert again.window.sampling.params.temperature == 0.2
+    again.window.sampling.reset()
+    assert again.window.composer._sampling.text() == "Default sampling"
+
+
+def test_a_long_answer_is_saved_while_it_is_written(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    """A power cut costs a few seconds of it at most."""
+    shell = make_shell(model=MODEL)
+    script.hold, script.hold_after = True, 2
+    shell.session._autosave.setInterval(20)
+    shell.chat_presenter.send("Hi")
+    (path,) = chats_dir().glob("*.json")
+    qtbot.waitUntil(lambda: json.loads(path.read_text())["messages"][-1]["content"] == "Hello fr")
+    shell.session.stop()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert not shell.session._autosave.isActive()

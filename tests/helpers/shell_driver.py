@@ -1,0 +1,49 @@
+"""What a test does with the running window, and what it reads off it."""
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from app.main import Shell
+from app.views.message_view import AnswerView, UserView
+from engine import Generate
+from tests.helpers.fake_host import FakeHost
+
+MODEL = "/models/tiny.gguf"
+MakeShell = Callable[..., Shell]
+
+
+def host_of(shell: Shell) -> FakeHost:
+    host = shell.client._host
+    assert isinstance(host, FakeHost)
+    return host
+
+
+def ask(qtbot: QtBot, shell: Shell, text: str) -> None:
+    """Type, press Enter and wait for the whole answer."""
+    shell.window.composer.edit.setPlainText(text)
+    qtbot.keyClick(shell.window.composer.edit, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+
+
+def shown(shell: Shell) -> list[str]:
+    """The texts in the chat, from the top."""
+    texts = []
+    for view in shell.window.chat_view.shown:
+        if isinstance(view, AnswerView):
+            texts.append("\n".join(view.body.pieces_shown()))
+        elif isinstance(view, UserView):
+            texts.append(view._text.document().toPlainText())
+    return texts
+
+
+def banner(shell: Shell) -> str:
+    notice = shell.window.banner.notice
+    return notice.text if notice else ""
+
+
+def prompts(shell: Shell) -> list[list[tuple[str, str]]]:
+    """The turns of every generation that the engine was asked for."""
+    commands = [c for c in host_of(shell).commands if isinstance(c, Generate)]
+    return [[(m.role, m.content) for m in command.messages] for command in commands]
