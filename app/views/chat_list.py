@@ -37,7 +37,7 @@ class ChatList(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setProperty("role", "sidebar")
+        self.setProperty("role", "panel")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._chats: Sequence[Conversation] = ()
         self._current = ""

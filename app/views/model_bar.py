@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt, Signal, Slot
-from PySide6.QtGui import QAction
+from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QMenu, QProgressBar, QToolButton, QWidget
 
 from app.theme import icon, set_role, theme, theme_signals
 from app.views.buttons import button
 from engine import LoadParams, ModelInfo, ModelLoaded
 
-HEIGHT = 52
+HEIGHT, MARGINS, SPACING = 52, 44, 8
 
 
 class ModelBar(QFrame):
@@ -45,9 +45,10 @@ class ModelBar(QFrame):
         self._button = button("")
         self._button.clicked.connect(self._press)
         self._on_press = self.load_requested
+        self._n_pills = 0
         layout = QHBoxLayout(self)
         layout.setContentsMargins(12, 0, 16, 0)
-        layout.setSpacing(8)
+        layout.setSpacing(SPACING)
         for widget in (self._name, self._size, self._context, self._loaded, self._progress):
             layout.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
         layout.addWidget(self._percent)
@@ -142,12 +143,25 @@ class ModelBar(QFrame):
         self._loaded.setStyleSheet(f"color: {theme().ok};")
 
     def _show(self, *, pills: int, button_text: str, is_loading: bool = False) -> None:
-        for number, pill in enumerate((self._size, self._context, self._loaded)):
-            pill.setVisible(number < pills)
+        self._n_pills = pills
         self._progress.setVisible(is_loading)
         self._percent.setVisible(is_loading)
         self._button.setText(button_text)
         self._button.setVisible(bool(button_text))
+        self._fit_pills()
+
+    def _fit_pills(self) -> None:
+        """Show as many pills as there is room for, the least telling ones last."""
+        left = self.width() - self._name.sizeHint().width() - self._button.sizeHint().width()
+        left -= MARGINS
+        wanted = (self._size, self._loaded, self._context)[: self._n_pills]
+        for pill in (self._size, self._loaded, self._context):
+            left -= pill.sizeHint().width() + SPACING
+            pill.setVisible(pill in wanted and left >= 0)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit_pills()
 
     @Slot()
     def _choose_recent(self) -> None:
