@@ -15,7 +15,7 @@ from app.cli.facts import (
     run_inspect,
     run_plan,
 )
-from app.cli.output import note, prepare_streams
+from app.cli.output import note_error, prepare_streams
 from app.cli.score import add_perplexity, run_perplexity
 from app.cli.talk import add_chat, add_generate, run_chat, run_generate
 from engine import EngineError
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_command(arguments)
         return _open_window(arguments)
     except EngineError as error:
-        note(" ".join(f"{error} {error.hint}".split()))
+        note_error(error)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -231,7 +232,8 @@ def threads_per_rank(cpu_threads: int | None, plan: Plan) -> int:
     on_cpu = [d for d in plan.devices if d.device == "cpu"]
     if cpu_threads is None and all(d.memory.weights < SMALL_BYTES for d in on_cpu):
         return 1
-    return max(1, (cpu_threads or usable_cores()) // max(1, len(on_cpu)))
+    asked = min(cpu_threads or usable_cores(), os.cpu_count() or 1)
+    return max(1, asked // max(1, len(on_cpu)))
 
 
 def _resident_bytes() -> int:

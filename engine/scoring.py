@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import PromptError
+from engine.errors import EngineError, PromptError
 
 if TYPE_CHECKING:
     from engine.api import Model
+
+MAX_NLL = 700.0
+"""In nats; the exponential of more is no F64 number. False for NaN, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,13 @@ def perplexity(
         on_chunk: told (chunks done, chunks in total).
 
     Raises:
-        PromptError: the text has fewer than two tokens.
+        PromptError: the text or the context has fewer than two tokens.
+        EngineError: the model's predictions are no numbers.
     """
-    if len(ids) < 2:
-        raise PromptError("The text is too short to be scored.", "Give at least two tokens.")
+    if min(len(ids), model.n_ctx) < 2:
+        raise PromptError(
+            "The text or the context is too short to be scored.", "Give at least two tokens."
+        )
     size = min(model.n_ctx, len(ids))
     n_chunks = len(ids) // size
     first = size // 2 if n_chunks > 1 or len(ids) >= model.n_ctx else 1
@@ -67,6 +73,10 @@ def perplexity(
         on_chunk(index + 1, n_chunks)
     scored = np.concatenate(losses)
     nll = float(scored.mean())
+    if not nll < MAX_NLL:
+        raise EngineError(
+            f"{model.info.name} gives this text no usable probability.", "The file may be damaged."
+        )
     spread = float(scored.std(ddof=1)) / sqrt(len(scored)) if len(scored) > 1 else 0.0
     return Perplexity(nll, exp(nll), exp(nll) * spread, len(scored), n_chunks)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from engine import EngineError
+
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -38,6 +40,11 @@ def note(text: str, end: str = "\n") -> None:
     """Write to stderr: progress, warnings and errors, never results."""
     sys.stderr.write(text + end)
     sys.stderr.flush()
+
+
+def note_error(error: EngineError) -> None:
+    """Write what went wrong and what to do about it, in one line."""
+    note(" ".join(f"{error} {error.hint}".split()))
 
 
 def write_json(document: Any) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.arguments import add_json, add_load, add_model, add_sampling, sampling_params
 from app.cli.loading import load
-from app.cli.output import note, write, write_json
+from app.cli.output import note, note_error, write, write_json
 from engine import (
     ChatMessage,
     ContextShifted,
@@ -172,7 +172,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 def run_chat(args: argparse.Namespace) -> None:
     sampling = sampling_params(args, args.n_predict)
     messages = [ChatMessage("system", args.system)] if args.system else []
-    turns = []
+    turns: list[dict[str, object]] = []
     with load(args) as model:
         if not args.json:
             note("Ctrl+D ends, Ctrl+C stops an answer, /new starts afresh.")
@@ -184,7 +184,13 @@ def run_chat(args: argparse.Namespace) -> None:
                 continue
             messages.append(ChatMessage("user", text))
             request = Generate(tuple(messages), sampling=sampling)
-            result = answer(model, request, is_silent=args.json)
+            try:
+                result = answer(model, request, is_silent=args.json)
+            except EngineError as error:  # ends this turn, not the conversation
+                messages.pop()
+                turns.append({"prompt": text, "error": str(error)})
+                note_error(error)
+                continue
             messages.append(ChatMessage("assistant", result.text))
             turns.append({"prompt": text, **result.document()})
             if not args.json:

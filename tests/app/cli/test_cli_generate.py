@@ -148,5 +148,15 @@ def test_chat_keeps_the_system_prompt(run: Run, model: Path) -> None:
     assert asked[0]["ids"] == asked[1]["ids"]
 
 
+def test_an_error_ends_a_turn_but_not_the_chat(run: Run, model: Path) -> None:
+    typed = "x" * 600 + "\nhello\n"
+    outcome = run("chat", model, *GREEDY, "--json", stdin=typed)
+    first, second = outcome.document["turns"]
+    assert "the context holds 512" in first["error"]
+    assert "the context holds 512" in outcome.err
+    assert second["prompt"] == "hello"
+    assert second["usage"]["prompt_tokens"] < 512
+
+
 def test_chat_without_input_is_an_empty_one(run: Run, model: Path) -> None:
     assert run("chat", model, "--json").document == {"turns": []}
