@@ -75,7 +75,7 @@ def perplexity(
     nll = float(scored.mean())
     if not nll < MAX_NLL:
         raise EngineError(
-            f"{model.info.name} gives this text no usable probability.", "The file may be damaged."
+            f"{model.info.name} gives this text no usable probabilities.", "The file may be damaged."
         )
     spread = float(scored.std(ddof=1)) / sqrt(len(scored)) if len(scored) > 1 else 0.0
     return Perplexity(nll, exp(nll), exp(nll) * spread, len(scored), n_chunks)

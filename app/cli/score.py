@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from math import isfinite
 
 from app.cli.arguments import add_json, add_load, add_model, model_path
 from app.cli.loading import load
 from app.cli.output import note, write, write_json
 from app.cli.talk import read_text
-from engine import EngineError, perplexity, read_model_info
+from engine import perplexity, read_model_info
 
 PUBLISHED_CONTEXT = 512
 """Tokens that figures are usually measured with."""
@@ -30,11 +29,6 @@ def run_perplexity(args: argparse.Namespace) -> None:
         args.ctx = min(PUBLISHED_CONTEXT, trained) if trained > 0 else PUBLISHED_CONTEXT
     with load(args) as model:
         result = perplexity(model, model.tokenizer.encode(text), _show)
-    if not isfinite(result.perplexity):
-        raise EngineError(
-            "The model gives no usable probabilities for this text (infinite or not a number).",
-            "The file may be damaged.",
-        )
     if args.json:
         write_json(result)
     else:

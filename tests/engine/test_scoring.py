@@ -42,5 +42,5 @@ def test_predictions_that_are_no_numbers_are_said_to_be_so(
     with load_model(path, n_ctx=16) as model:
         shape = (16, model.info.n_vocab)
         monkeypatch.setattr(model, "logits", lambda ids: np.full(shape, np.nan, np.float32))
-        with pytest.raises(EngineError, match="no usable probability"):
+        with pytest.raises(EngineError, match="no usable probabilities"):
             perplexity(model, IDS)
