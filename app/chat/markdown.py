@@ -268,7 +268,18 @@ def _spans(tokens: list[Token]) -> tuple[Span, ...]:
             spans.append(replace(style, text="\n"))
         elif token.content:
             spans.append(replace(style, text=token.content, code=token.type == "code_inline"))
-    return tuple(spans)
+    return _joined(spans)
+
+
+def _joined(spans: list[Span]) -> tuple[Span, ...]:
+    """The same with neighbours of one style made one."""
+    result: list[Span] = []
+    for span in spans:
+        if result and replace(result[-1], text="") == replace(span, text=""):
+            result[-1] = replace(span, text=result[-1].text + span.text)
+        else:
+            result.append(span)
+    return tuple(result)
 
 
 def _image(token: Token, style: Span) -> list[Span]:

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QTimer, Slot
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from app.chat.markdown import Code, MarkdownStream, Piece
+from app.chat.markdown import Code, Line, MarkdownStream, Piece, Span
 from app.views.code_view import CodeView
-from app.views.prose_view import Mark, ProseView
+from app.views.prose_view import START, Mark, ProseView
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.04, 0.25
 SHARE_OF_TIME = 0.03  # of one core that showing an answer may take from the engine
 SMOOTHING = 0.3
 
 
+@dataclass(slots=True)
+class _Shown:
+    """A piece on screen that may still change, and what there was before it was written.
+
+    Attributes:
+        n_views: number of views.
+        mark: end of the last of them, if that is prose.
+    """
+
+    piece: Piece
+    n_views: int
+    mark: Mark | None
+
+
 class MessageBody(QWidget):
-    """Shows markdown. Blocks that are complete are written once; only the last is written again."""
+    """Shows markdown. What is complete is written once; of the rest only what changed."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -27,8 +42,7 @@ class MessageBody(QWidget):
         self._stream = MarkdownStream()
         self._pending = ""
         self._views: list[ProseView | CodeView] = []
-        self._n_final = 0  # views that belong to complete blocks
-        self._mark: Mark | None = None  # in the last of them, when it is prose
+        self._open: list[_Shown] = []  # the pieces at the end that are not complete
         self._due_at = 0.0
         self._cost_s = 0.0  # of one showing, painting included
         self._cpu_s = time.thread_time()
@@ -46,7 +60,9 @@ class MessageBody(QWidget):
 
     def set_text(self, text: str) -> None:
         """Show another text from its beginning."""
-        self._truncate_all()
+        for view in self._views:
+            self._discard(view)
+        self._views, self._open = [], []
         self._stream, self._pending = MarkdownStream(), text
         self.flush()
 
@@ -58,12 +74,9 @@ class MessageBody(QWidget):
             return
         self._measure()
         text, self._pending = self._pending, ""
-        final = self._stream.feed(text)
-        if final:
-            self._take_back()
-            self._write(final)
-            self._set_mark()
-        self._write_tail(self._stream.tail())
+        complete = self._stream.feed(text)
+        self._show(complete + self._stream.tail())
+        del self._open[: len(complete)]
 
     def pieces_shown(self) -> list[str]:
         """What stands on screen, view by view (for tests and for copying)."""
@@ -84,46 +97,88 @@ class MessageBody(QWidget):
         pause_s = min(max(MIN_PAUSE_S, self._cost_s / SHARE_OF_TIME), MAX_PAUSE_S)
         self._due_at = now + pause_s
 
-    def _write_tail(self, tail: list[Piece]) -> None:
-        last = self._views[-1] if len(self._views) > self._n_final else None
-        if isinstance(last, CodeView) and len(tail) == 1 and isinstance(tail[0], Code):
-            last.set_code(tail[0])
-            return
-        self._take_back()
-        self._write(tail)
+    def _show(self, pieces: list[Piece]) -> None:
+        """Turn the open pieces on screen into `pieces`, writing no more than needed."""
+        n_same = 0
+        for old, new in zip(self._open, pieces, strict=False):
+            if old.piece != new:
+                break
+            n_same += 1
+        is_last = n_same == len(self._open) - 1
+        if is_last and n_same < len(pieces) and self._extend(self._open[-1], pieces[n_same]):
+            n_same += 1
+        self._take_back(n_same, pieces[n_same] if n_same < len(pieces) else None)
+        for piece in pieces[n_same:]:
+            self._write(piece)
 
-    def _write(self, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            if isinstance(piece, Code):
-                self._add(CodeView(piece, self))
-                continue
-            last = self._views[-1] if self._views else None
-            if not isinstance(last, ProseView):
-                last = ProseView(self)
-                self._add(last)
-            last.write([piece])
+    def _extend(self, shown: _Shown, new: Piece) -> bool:
+        """Make the last piece on screen longer in place, if `new` is only that."""
+        view = self._views[-1]
+        if isinstance(view, CodeView) and isinstance(new, Code):
+            view.set_code(new)
+        elif isinstance(view, ProseView) and (added := _added(shown.piece, new)) is not None:
+            view.extend(added)
+        else:
+            return False
+        shown.piece = new
+        return True
+
+    def _take_back(self, n_kept: int, following: Piece | None) -> None:
+        """Remove the open pieces but the first; a view that `following` can use is emptied."""
+        if n_kept == len(self._open):
+            return
+        first = self._open[n_kept]
+        del self._open[n_kept:]
+        n_views = first.n_views
+        if first.mark is not None:
+            last = self._views[n_views - 1]
+            assert isinstance(last, ProseView)
+            last.truncate(first.mark)
+        elif following is not None and not isinstance(following, Code):
+            reused = self._views[n_views]
+            if isinstance(reused, ProseView):
+                reused.truncate(START)
+                n_views += 1
+        for view in self._views[n_views:]:
+            self._discard(view)
+        del self._views[n_views:]
+
+    def _write(self, piece: Piece) -> None:
+        last = self._views[-1] if self._views else None
+        prose = last if isinstance(last, ProseView) else None
+        is_reused = prose is not None and prose.is_empty
+        mark = prose.mark() if prose is not None and not is_reused else None
+        self._open.append(_Shown(piece, len(self._views) - is_reused, mark))
+        if isinstance(piece, Code):
+            self._add(CodeView(piece, self))
+            return
+        if prose is None:
+            prose = ProseView(self)
+            self._add(prose)
+        prose.write([piece])
 
     def _add(self, view: ProseView | CodeView) -> None:
         self._views.append(view)
         self._layout.addWidget(view)
 
-    def _set_mark(self) -> None:
-        self._n_final = len(self._views)
-        last = self._views[-1] if self._views else None
-        self._mark = last.mark() if isinstance(last, ProseView) else None
+    def _discard(self, view: ProseView | CodeView) -> None:
+        self._layout.removeWidget(view)
+        view.hide()
+        view.deleteLater()
 
-    def _take_back(self) -> None:
-        """Remove what was written for the block that is not complete."""
-        for view in self._views[self._n_final :]:
-            self._layout.removeWidget(view)
-            view.hide()
-            view.deleteLater()
-        del self._views[self._n_final :]
-        if self._mark is not None:
-            last = self._views[-1]
-            assert isinstance(last, ProseView)
-            last.truncate(self._mark)
 
-    def _truncate_all(self) -> None:
-        self._n_final, self._mark = 0, None
-        self._take_back()
+def _added(old: Piece, new: Piece) -> tuple[Span, ...] | None:
+    """What `new` has behind `old`, if it is the same line grown at its end."""
+    if not isinstance(old, Line) or not isinstance(new, Line):
+        return None
+    if replace(old, spans=()) != replace(new, spans=()) or len(new.spans) < len(old.spans):
+        return None
+    if not old.spans:
+        return new.spans
+    before, last = old.spans[:-1], old.spans[-1]
+    grown = new.spans[len(before)]
+    is_same = new.spans[: len(before)] == before and replace(grown, text=last.text) == last
+    if not is_same or not grown.text.startswith(last.text):
+        return None
+    rest = replace(grown, text=grown.text[len(last.text) :])
+    return (rest, *new.spans[len(old.spans) :])

@@ -51,12 +51,16 @@ class Mark:
     is_fresh: bool
 
 
+START = Mark(0, is_fresh=True)
+
+
 class ProseView(QTextBrowser):
     """As high as its text; selectable by mouse and keyboard."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._is_fresh = True  # the last block is there but unused
+        self._base = QTextCharFormat()  # of the last line
         self._bars: _QuoteBars | None = None
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setStyleSheet("background: transparent; border: none; padding: 0;")
@@ -89,6 +93,18 @@ class ProseView(QTextBrowser):
                 self._write_rule(cursor)
         cursor.endEditBlock()
 
+    def extend(self, spans: tuple[Span, ...]) -> None:
+        """Make the last line longer."""
+        cursor = QTextCursor(self.document())
+        cursor.movePosition(QTextCursor.MoveOperation.End)
+        cursor.beginEditBlock()
+        insert_spans(cursor, spans, self._base)
+        cursor.endEditBlock()
+
+    @property
+    def is_empty(self) -> bool:
+        return self._is_fresh and self.document().characterCount() == 1
+
     def mark(self) -> Mark:
         return Mark(self.document().characterCount() - 1, self._is_fresh)
 
@@ -106,14 +122,7 @@ class ProseView(QTextBrowser):
         if line.quote:
             block.setProperty(QUOTE_DEPTH, line.quote)
             self._bars = self._bars or _QuoteBars(self)
-        base = QTextCharFormat()
-        if line.heading:
-            font = QFont(self.document().defaultFont())
-            font.setPixelSize(HEADING_PIXELS[line.heading - 1])
-            font.setWeight(QFont.Weight.DemiBold)
-            base.setFont(font)
-        if line.quote:
-            base.setForeground(QColor(theme().muted))
+        self._base = base = self._base_format(line)
         marker = f"{line.marker} " if line.marker else ""
         if marker:
             block.setTextIndent(
@@ -122,6 +131,18 @@ class ProseView(QTextBrowser):
         self._start_block(cursor, block)
         cursor.insertText(marker, base)
         insert_spans(cursor, line.spans, base)
+
+    def _base_format(self, line: Line) -> QTextCharFormat:
+        """How the plain words of a line look."""
+        base = QTextCharFormat()
+        if line.heading:
+            font = QFont(self.document().defaultFont())
+            font.setPixelSize(HEADING_PIXELS[line.heading - 1])
+            font.setWeight(QFont.Weight.DemiBold)
+            base.setFont(font)
+        if line.quote:
+            base.setForeground(QColor(theme().muted))
+        return base
 
     def _write_table(self, cursor: QTextCursor, table: Table) -> None:
         if not self._is_fresh:
