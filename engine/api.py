@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.config import LoadParams, SamplingParams
 from engine.devices import parse_devices
-from engine.errors import EngineError, OutOfDeviceMemory, PromptError
+from engine.errors import EngineError, OutOfDeviceMemory, PromptError, SplitError, TemplateError
 from engine.events import (
     ChatMessage,
     ContextShifted,
@@ -78,10 +78,10 @@ def load_model(
     params = LoadParams(
         path=str(path),
         devices=tuple(parse_devices(devices)),
-        split=None if split is None else tuple(float(s) for s in split),
+        split=None if split is None else _numbers(split),
         split_mode=split_mode,
         n_ctx=n_ctx,
-        overrides=tuple(overrides),
+        overrides=tuple((pattern, parse_devices(device)[0]) for pattern, device in overrides),
         kv_type=kv_type,
         cpu_threads=cpu_threads,
         n_batch=n_batch,
@@ -162,9 +162,11 @@ class Model:
             PromptError: no tokens, unknown tokens, or more than the context holds.
         """
         ids = [int(i) for i in ids]
-        self._session.check(ids)
-        self._session.ids.clear()
-        return np.concatenate([self._session.forward(c, 0) for c in self._session.chunks(ids)])
+        session = self._session
+        session.check(ids)
+        turn = session.begin()
+        session.ids.clear()
+        return np.concatenate([session.forward(c, 0, turn) for c in session.chunks(ids)])
 
     def generate(
         self,
@@ -180,10 +182,7 @@ class Model:
         Raises:
             EngineError: the prompt cannot be used, or a device failed.
         """
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt, parse_special=True)
-        else:
-            ids = [int(i) for i in prompt]
+        ids = self._encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         n_keep = 1 if self._tokenizer and self._tokenizer.add_bos else 0
         generation = Generation(self._session, self._tokenizer, params, n_keep, is_cancelled)
         yield from generation.run(ids)
@@ -193,15 +192,17 @@ class Model:
         if request.prompt is not None:
             yield from self.generate(request.prompt, request.sampling, is_cancelled)
             return
-        messages = list(request.messages)
+        if not request.messages:
+            raise PromptError("There is no message to answer.", "Write something first.")
+        messages, n_keep = list(request.messages), 0
         ids = self._encode_chat(messages, continue_last=request.continue_last)
         if request.sampling.on_overflow == "shift":
-            n_before = len(ids)
-            while len(ids) >= self.n_ctx - self._reserve() and _drop_oldest_turn(messages):
+            n_before, n_last = len(ids), 1 + request.continue_last
+            while len(ids) >= self.n_ctx - self._reserve() and _drop_oldest(messages, n_last):
                 ids = self._encode_chat(messages, continue_last=request.continue_last)
             if len(ids) < n_before:
                 yield ContextShifted(n_before - len(ids))
-        n_keep = self._n_system(messages, ids)
+            n_keep = self._n_system(messages, ids, continue_last=request.continue_last)
         stops = self.chat_template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
         generation = Generation(self._session, self._tokenizer, sampling, n_keep, is_cancelled)
@@ -212,20 +213,32 @@ class Model:
         return max(1, self.n_ctx // 8)
 
     def _encode_chat(self, messages: Sequence[ChatMessage], *, continue_last: bool) -> list[int]:
-        template, tokenizer = self.chat_template, self.tokenizer
+        template = self.chat_template
         turns = [{"role": m.role, "content": m.content} for m in messages]
         last = turns.pop()["content"] if continue_last else ""
-        text = template.render(turns, add_generation_prompt=True) + last
-        has_bos = tokenizer.bos_id is not None and text.startswith(
-            tokenizer.token_text(tokenizer.bos_id)
-        )
-        return tokenizer.encode(text, add_special=not has_bos, parse_special=True)
+        return self._encode(template.render(turns, add_generation_prompt=True) + last)
 
-    def _n_system(self, messages: Sequence[ChatMessage], ids: Sequence[int]) -> int:
+    def _encode(self, text: str) -> list[int]:
+        """Token ids of a prompt: begun once, whoever wrote the beginning, and not ended."""
+        tokenizer = self.tokenizer
+        bos, eos = tokenizer.bos_id, tokenizer.eos_id
+        has_bos = bos is not None and text.startswith(tokenizer.token_text(bos))
+        ids = tokenizer.encode(text, add_special=not has_bos, parse_special=True)
+        if tokenizer.add_eos and not has_bos and ids and ids[-1] == eos:
+            ids.pop()
+        return ids
+
+    def _n_system(
+        self, messages: Sequence[ChatMessage], ids: Sequence[int], *, continue_last: bool
+    ) -> int:
         """How many tokens at the start of a chat prompt belong to the system prompt."""
         others = [ChatMessage(m.role, "?") if m.role != "system" else m for m in messages]
+        try:
+            with_others = self._encode_chat(others, continue_last=continue_last)
+        except TemplateError:  # it insists on what the messages say
+            return 0
         n = 0
-        for a, b in zip(self._encode_chat(others, continue_last=False), ids, strict=False):
+        for a, b in zip(with_others, ids, strict=False):
             if a != b:
                 break
             n += 1
@@ -235,7 +248,7 @@ class Model:
         if self._tokenizer is None:
             return ("This file has no vocabulary: it can be measured, but not talked to.",)
         warnings = tuple(self._tokenizer.warnings)
-        if not self.info.has_chat_template:
+        if self.chat_template.is_fallback:
             warnings += ("This model has no chat template: plain text is used instead.",)
         return warnings
 
@@ -248,8 +261,15 @@ class Model:
         self.runtime.close()
 
 
+def _numbers(split: Sequence[float]) -> tuple[float, ...]:
+    try:
+        return tuple(float(share) for share in split)
+    except (TypeError, ValueError):
+        raise SplitError(f"The split {split!r} is not a list of numbers.") from None
+
+
 def _tokenizer(file: GGUFFile) -> Tokenizer | None:
-    if file.meta.str("tokenizer.ggml.model", "none") == "none":
+    if file.meta.str("tokenizer.ggml.model", "none") in ("", "none", "no_vocab"):
         return None
     return Tokenizer.from_metadata(file.meta)
 
@@ -258,12 +278,16 @@ def _template(file: GGUFFile, tokenizer: Tokenizer | None) -> ChatTemplate | Non
     return None if tokenizer is None else chat_template_from_metadata(file.meta, tokenizer)
 
 
-def _drop_oldest_turn(messages: list[ChatMessage]) -> bool:
-    """Remove the oldest message that is not a system prompt and not the last; False if none."""
-    for index, message in enumerate(messages[:-1]):
+def _drop_oldest(messages: list[ChatMessage], n_last: int) -> bool:
+    """Remove the oldest question and its answer, but no system prompt and none of the last.
+
+    Returns:
+        False if there is nothing to remove.
+    """
+    for index, message in enumerate(messages[:-n_last]):
         if message.role != "system":
             del messages[index]
-            if messages[index].role == "assistant" and index < len(messages) - 1:
+            if messages[index].role == "assistant" and index < len(messages) - n_last:
                 del messages[index]
             return True
     return False
@@ -275,6 +299,7 @@ def replace_model(
     on_progress: ProgressSink,
     is_cancelled: IsCancelled,
     hold: Callable[[Model | None], None],
+    is_closing: IsCancelled = _never,
 ) -> None:
     """Load a model in place of another, and keep that one if the new one fails.
 
@@ -283,6 +308,7 @@ def replace_model(
 
     Args:
         hold: told of every change of what is loaded.
+        is_closing: whether bringing back the old model is no longer of use.
 
     Raises:
         EngineError: the new model was not loaded.
@@ -302,16 +328,20 @@ def replace_model(
     try:
         hold(Model(params, on_progress, is_cancelled))
     except EngineError as error:
-        _reload(old, on_progress, hold, error)
+        _reload(old, on_progress, hold, error, is_closing)
         raise
 
 
 def _reload(
-    old: Model, on_progress: ProgressSink, hold: Callable[[Model | None], None], error: EngineError
+    old: Model,
+    on_progress: ProgressSink,
+    hold: Callable[[Model | None], None],
+    error: EngineError,
+    is_closing: IsCancelled,
 ) -> None:
     """Bring back what made room in vain; if even that fails, the hint says so."""
     try:
-        hold(Model(old.params, on_progress))
+        hold(Model(old.params, on_progress, is_closing))
     except EngineError:
         lost = f"{old.info.name} was unloaded to make room and could not be loaded again."
         error.hint = f"{error.hint} {lost}".strip()

@@ -261,9 +261,9 @@ class LoadParams:
             raise EngineError("No device was chosen.", "Switch at least one device on.")
         _one_of("kv_type", self.kv_type, KV_TYPES)
         _one_of("split_mode", self.split_mode, SPLIT_MODES)
-        _at_least_one("n_ctx", self.n_ctx)
-        _at_least_one("cpu_threads", self.cpu_threads)
-        _at_least_one("n_batch", self.n_batch)
+        _count("n_ctx", self.n_ctx)
+        _count("cpu_threads", self.cpu_threads)
+        _count("n_batch", self.n_batch)
 
     def context_for(self, n_ctx_train: int) -> int:
         """The context length that is meant for a model trained with `n_ctx_train`."""
@@ -277,6 +277,7 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise _rejected(name, " or ".join(f"'{choice}'" for choice in choices), value)
 
 
-def _at_least_one(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
+def _count(name: str, value: object) -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value is not None and not is_count:
         raise _rejected(name, "a whole number of at least 1", value)

@@ -159,9 +159,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A command ended in an error that a person can act on."""
+    """A command ended in an error that a person can act on.
+
+    `is_model_lost`: the model that was loaded before made room for another in vain, and could not
+    be brought back.
+    """
 
     error: EngineError
+    is_model_lost: bool = False
 
 
 Event = (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from engine.config import SamplingParams
-from engine.errors import ContextOverflow, PromptError
+from engine.errors import ContextOverflow, EngineError, PromptError
 from engine.events import (
     ContextShifted,
     Event,
@@ -36,6 +36,7 @@ class Session:
         self._runtime = runtime
         self.n_ctx = runtime.n_ctx
         self.ids: list[int] = []
+        self._turn = 0
 
     def check(self, ids: Sequence[int]) -> None:
         """Raises:
@@ -49,6 +50,11 @@ class Session:
         if len(ids) > self.n_ctx:
             raise ContextOverflow(len(ids), self.n_ctx)
 
+    def begin(self) -> int:
+        """Take the cache for one use; an earlier one cannot go on after that."""
+        self._turn += 1
+        return self._turn
+
     def keep_common(self, ids: Sequence[int]) -> int:
         """Forget what is cached behind the common prefix with `ids`; returns its length.
 
@@ -61,8 +67,16 @@ class Session:
         del self.ids[n:]
         return n
 
-    def forward(self, ids: Sequence[int], first_logit: int) -> Logits:
-        """Compute `ids` after what is cached; see `Runtime.forward`."""
+    def forward(self, ids: Sequence[int], first_logit: int, turn: int) -> Logits:
+        """Compute `ids` after what is cached; see `Runtime.forward`.
+
+        Raises:
+            PromptError: the cache was taken for another use since `turn` began.
+        """
+        if turn != self._turn:
+            raise PromptError(
+                "The model was asked something else in the meantime.", "Ask once more."
+            )
         n_past = len(self.ids)
         try:
             logits = self._runtime.forward(ids, n_past, first_logit)
@@ -139,7 +153,7 @@ class Generation:
         self._eog = tokenizer.eog_ids if tokenizer and not params.ignore_eos else frozenset[int]()
         self._pending: list[int] = []
         self._is_stopped = False
-        self._n_prompt = self._n_cached = self._n_drawn = 0
+        self._turn = self._n_prompt = self._n_cached = self._n_drawn = 0
         self._start = self._prefilled = self._first = self._last = 0.0
 
     def run(self, prompt: Sequence[int]) -> Iterator[Event]:
@@ -149,6 +163,7 @@ class Generation:
             EngineError: the prompt cannot be used, or a device failed.
         """
         self._session.check(prompt)
+        self._turn = self._session.begin()
         self._start = time.perf_counter()
         self._n_prompt = len(prompt)
         self._n_cached = self._session.keep_common(prompt)
@@ -170,7 +185,7 @@ class Generation:
         for chunk in self._session.chunks(ids):
             if self._is_cancelled():
                 return None
-            logits = self._session.forward(chunk, len(chunk) - 1)[0]
+            logits = self._session.forward(chunk, len(chunk) - 1, self._turn)[0]
             done += len(chunk)
             yield PrefillProgress(done, total)
         return logits
@@ -180,10 +195,10 @@ class Generation:
         while self._n_drawn < self._params.max_tokens:
             if self._is_cancelled():
                 return "cancelled"
-            token = self._sampler.sample(logits)
-            self._note_time()
+            token = self._draw(logits)
             if token in self._eog:
                 return "stop"
+            self._last = time.perf_counter()
             self._n_drawn += 1
             self._sampler.accept(token)
             self._pending.append(token)
@@ -198,8 +213,18 @@ class Generation:
                 shifted = yield from self._shift()
                 if not shifted:
                     return "cancelled"
-            logits = self._session.forward([token], 0)[0]
+            logits = self._session.forward([token], 0, self._turn)[0]
         return "length"
+
+    def _draw(self, logits: Logits) -> int:
+        try:
+            token = self._sampler.sample(logits)
+        except EngineError:
+            self._session.ids.clear()  # the cache may hold what made the logits useless
+            raise
+        if not self._first:
+            self._first = self._last = time.perf_counter()
+        return token
 
     def _can_shift(self) -> bool:
         return self._session.n_ctx - self._n_keep >= 4
@@ -232,10 +257,6 @@ class Generation:
         if shown or self._pending:
             yield TokenText(shown, tuple(self._pending))
             self._pending.clear()
-
-    def _note_time(self) -> None:
-        self._last = time.perf_counter()
-        self._first = self._first or self._last
 
     def _usage(self) -> Usage:
         return Usage(self._n_prompt, self._n_cached, self._n_drawn)

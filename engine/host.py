@@ -63,6 +63,8 @@ class ThreadHost:
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._generation = 0
         self._cancelled_up_to = 0
+        self._is_closing = False
+        self._import_error: EngineError | None = None
         self._lock = threading.Lock()
         self._model: Model | None = None
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
@@ -80,8 +82,10 @@ class ThreadHost:
             self._cancelled_up_to = self._generation
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        self.cancel()
-        self._commands.put(None)
+        with self._lock:
+            self._cancelled_up_to = self._generation
+            self._is_closing = True
+            self._commands.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -90,20 +94,31 @@ class ThreadHost:
     def _run(self) -> None:
         try:
             self._send(0, _import_engine())
-        except ImportError as error:
-            self._send(0, Failed(EngineError(f"PyTorch cannot be imported: {error}.")))
+        except Exception as error:  # a broken installation has many ways to say so
+            log.exception("the engine cannot be imported")
+            self._import_error = EngineError(
+                f"PyTorch cannot be used ({type(error).__name__}: {error}).",
+                "Install it again.",
+            )
+            self._send(0, Failed(self._import_error))
         while (item := self._commands.get()) is not None:
             self._answer(*item)
         self._free()
 
     def _answer(self, generation: int, command: Command) -> None:
+        had_model = self._model is not None
         try:
             self._dispatch(generation, command)
+            return
         except EngineError as error:
-            self._send(generation, Failed(error))
+            failure = error
         except Exception as error:  # a bug must not end the thread that owns the model
             log.exception("command %s failed", type(command).__name__)
-            self._send(generation, Failed(_as_crash(error)))
+            failure = _as_crash(error)
+        # whoever keeps the error must not keep the frames, and with them the tensors, it came from
+        failure.__traceback__ = failure.__context__ = failure.__cause__ = None
+        is_lost = had_model and self._model is None
+        self._send(generation, Failed(failure, is_lost))
 
     def _dispatch(self, generation: int, command: Command) -> None:
         if isinstance(command, Load):
@@ -115,6 +130,8 @@ class ThreadHost:
             self._send(generation, ModelUnloaded())
 
     def _load(self, generation: int, command: Load) -> None:
+        if self._import_error is not None:
+            raise self._import_error
         from engine.api import replace_model
 
         def on_progress(progress: LoadProgress) -> None:
@@ -124,9 +141,13 @@ class ThreadHost:
             raise Cancelled("Loading")
         start = time.perf_counter()
         replace_model(
-            self._model, command.params, on_progress, lambda: self._is_cancelled(generation),
+            self._model,
+            command.params,
+            on_progress,
+            lambda: self._is_cancelled(generation),
             self._hold,
-        )  # fmt: skip
+            lambda: self._is_closing,
+        )
         model = self._model
         assert model is not None
         self._send(

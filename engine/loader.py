@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import Cancelled, UnsupportedQuant
@@ -16,11 +18,13 @@ from engine.events import LoadProgress
 from engine.layers.module import Slot
 from engine.ops.weights import DenseWeight, PackedWeight, Weight
 from engine.parallel.placement import Slices
-from engine.plan import packed_bytes, slot_slices
+from engine.plan import slot_slices
 from engine.quants import QUANTS, dequantise
 
 if TYPE_CHECKING:
     from engine.gguf import GGUFFile, TensorInfo
+
+Bytes = NDArray[np.uint8]
 
 CHUNK_BYTES = 8 << 20
 """Read at a time; cancelling and progress take effect between chunks."""
@@ -97,7 +101,6 @@ def load_rank(
             value = _dequantised(file, slot.tensor, slices, progress).to(device)
             held += value.nbytes
         setattr(slot.owner, slot.attribute, value)
-        progress.add(packed_bytes(slot, slices))
     return held
 
 
@@ -111,7 +114,10 @@ def _load_matrix(
 ) -> Weight:
     if storage == "packed":
         raw, columns = _blocks(file, tensor, slices)
-        packed = torch.from_numpy(raw.copy()).to(device)
+        rows = torch.empty(prod(raw.shape[:-1]), raw.shape[-1], dtype=torch.uint8)
+        for part, chunk in _chunks(raw, progress):
+            rows[part] = chunk
+        packed = rows.view(raw.shape).to(device)
         return PackedWeight(packed, tensor.type.number, columns)
     return DenseWeight(_dequantised(file, tensor, slices, progress).to(device))
 
@@ -119,20 +125,31 @@ def _load_matrix(
 def _dequantised(file: GGUFFile, tensor: TensorInfo, slices: Slices, progress: Progress) -> Tensor:
     """The slice in F32, worked on in chunks of rows."""
     raw, columns = _blocks(file, tensor, slices)
-    rows = raw.reshape(-1, raw.shape[-1])
     n_columns = columns.stop - columns.start
-    result = torch.empty(rows.shape[0], n_columns)
-    step = max(1, CHUNK_BYTES // max(1, rows.shape[1]))
-    for start in range(0, rows.shape[0], step):
-        chunk = torch.from_numpy(rows[start : start + step].copy())
-        result[start : start + step] = dequantise(chunk, tensor.type.number)[:, columns]
-        progress.add(0)
+    result = torch.empty(prod(raw.shape[:-1]), n_columns)
+    for part, chunk in _chunks(raw, progress):
+        result[part] = dequantise(chunk, tensor.type.number)[:, columns]
     return result.reshape(*raw.shape[:-1], n_columns)
 
 
-def _blocks(
-    file: GGUFFile, tensor: TensorInfo, slices: Slices
-) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], slice]:
+def _chunks(raw: Bytes, progress: Progress) -> Iterator[tuple[slice, Tensor]]:
+    """Copies of some rows at a time, with their place among all rows.
+
+    Raises:
+        Cancelled: the person has asked to stop.
+    """
+    n_columns = raw.shape[-1]
+    step = max(1, CHUNK_BYTES // n_columns)
+    done = 0
+    for matrix in raw.reshape(-1, *raw.shape[-2:]) if raw.ndim > 1 else raw[None, None]:
+        for start in range(0, len(matrix), step):
+            chunk = torch.from_numpy(matrix[start : start + step].copy())
+            progress.add(chunk.nbytes)
+            yield slice(done, done + len(chunk)), chunk
+            done += len(chunk)
+
+
+def _blocks(file: GGUFFile, tensor: TensorInfo, slices: Slices) -> tuple[Bytes, slice]:
     """The whole blocks that cover a slice, and where in their elements the slice lies."""
     kind = tensor.type
     first = slices[-1].start // kind.block_size

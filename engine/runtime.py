@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -15,16 +15,22 @@ from torch import Tensor
 
 from engine.cache import KVCache
 from engine.context import Context
-from engine.devices import cuda_status, require_devices
-from engine.devices.host import usable_cores
-from engine.errors import Cancelled, EngineError, NoDevice, OutOfDeviceMemory
+from engine.errors import EngineError, OutOfDeviceMemory
 from engine.events import DeviceMemory, LoadProgress, MemoryUse
 from engine.loader import Progress, check_types, load_rank
+from engine.machine import (
+    free_bytes,
+    is_out_of_memory,
+    release_reserves,
+    threads_per_rank,
+    torch_device,
+)
 from engine.models.declare import Declaration, declare
 from engine.ops.reference import ReferenceOps
+from engine.ops.weights import release_scratch
 from engine.parallel.comm import ThreadCommunicator, ThreadGroup
 from engine.parallel.pool import RankPool
-from engine.plan import Plan, make_plan
+from engine.plan import DevicePlan, Plan, make_plan
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
@@ -34,8 +40,14 @@ if TYPE_CHECKING:
 Logits = NDArray[np.float32]
 T = TypeVar("T")
 
-SMALL_BYTES = 64 << 20
-"""Weights of a rank up to this size stay in the caches of one core's neighbourhood."""
+
+class Rank:
+    """What one rank holds: its slices of the weights, its part of the cache."""
+
+    def __init__(self, model: CausalLM, context: Context, held: MemoryUse) -> None:
+        self.model = model
+        self.context = context
+        self.held = held
 
 
 class Runtime:
@@ -44,6 +56,9 @@ class Runtime:
     Args:
         on_progress: called from several threads, one at a time.
         is_cancelled: asked between chunks of weights.
+
+    Attributes:
+        ranks: in rank order; empty once closed.
 
     Raises:
         EngineError: the file, the split or a device cannot be used; nothing stays allocated.
@@ -65,22 +80,21 @@ class Runtime:
         self.plan.check_fits(free)
         self.n_ctx = self.plan.n_ctx
         self.n_batch = params.n_batch
-        self._group = ThreadGroup(len(self.devices))
-        self._models: list[CausalLM | None] = [None] * len(self.devices)
-        self.contexts: list[Context | None] = [None] * len(self.devices)
-        self._held: list[MemoryUse] = [MemoryUse()] * len(self.devices)
-        threads = threads_per_rank(params.cpu_threads, self.plan)
-        torch.set_num_threads(threads)
-        self._pool = RankPool(
+        self.ranks: list[Rank] = []
+        self._threads = threads = threads_per_rank(params.cpu_threads, self.plan)
+        self._group = ThreadGroup()
+        self._pool = RankPool(  # it must not know this object, which ends it when it is dropped
             len(self.devices), self._group.abort, lambda: torch.set_num_threads(threads)
         )
+        self._finalizer = weakref.finalize(self, self._pool.close)
+        self._resident_at_load = self._resident_peak = 0
+        self._allocated_at_load: dict[str, int] = {}
         try:
-            self._load(file, params, declaration, on_progress, is_cancelled)
+            self.ranks = self._load(file, params, declaration, on_progress, is_cancelled)
         except BaseException:
             self.close()
             raise
-        self._resident_at_load = _resident_bytes()
-        self._resident_peak = self._resident_at_load
+        self._watch_memory()
 
     def _load(
         self,
@@ -89,27 +103,26 @@ class Runtime:
         declaration: Declaration,
         on_progress: Callable[[LoadProgress], None],
         is_cancelled: Callable[[], bool],
-    ) -> None:
+    ) -> list[Rank]:
         stop = threading.Event()
         progress = Progress(
             self.plan.file_bytes, on_progress, lambda: stop.is_set() or is_cancelled()
         )
 
-        def load(rank: int) -> None:
+        def load(rank: int) -> Rank:
             mine = declaration if rank == 0 else declare(file, params)
             device = self.devices[rank]
             try:
-                held = load_rank(file, mine.slots, rank, device, self.plan.storage, progress)
+                weights = load_rank(file, mine.slots, rank, device, self.plan.storage, progress)
                 cache = KVCache(self.hp, mine.split, rank, self.n_ctx, params.kv_type, device)
             except BaseException:
                 stop.set()
                 raise
             comm = ThreadCommunicator(self._group, rank, device)
-            self._models[rank] = mine.model
-            self.contexts[rank] = Context(comm, ReferenceOps(), cache, device)
-            self._held[rank] = MemoryUse(weights=held, kv=cache.n_bytes)
+            context = Context(comm, ReferenceOps(), cache, device)
+            return Rank(mine.model, context, MemoryUse(weights=weights, kv=cache.n_bytes))
 
-        self._run(load, "to load the model")
+        return self._run(load, "to load the model")
 
     def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
         """Run tokens after `n_past` cached ones.
@@ -121,131 +134,91 @@ class Runtime:
             (len(ids) - first_logit, n_vocab)
 
         Raises:
-            EngineError: a device ran out of memory or a rank was lost; what the cache holds from
-                `n_past` on is then undefined.
+            EngineError: the model was closed, a device ran out of memory or a rank was lost; what
+                the cache holds from `n_past` on is then undefined.
         """
+        if not self.ranks:
+            raise EngineError("The model has been unloaded.", "Load it again.")
         whole = torch.tensor(ids)
 
         def step(rank: int) -> Tensor | None:
-            model, ctx = self._models[rank], self.contexts[rank]
-            assert model is not None, "the model was closed"
-            assert ctx is not None, "the model was closed"
+            model, ctx = self.ranks[rank].model, self.ranks[rank].context
             ctx.begin(n_past, len(ids), first_logit)
             return model.forward(whole.to(ctx.device), ctx)
 
-        for logits in self._run(step, "to compute the next tokens"):
-            if logits is not None:
-                if len(ids) > 1:  # reading it costs as much as a small model's token
-                    self._resident_peak = max(self._resident_peak, _resident_bytes())
-                result: Logits = logits.cpu().numpy()
-                return result
-        raise AssertionError("no rank holds the output head")
+        (logits,) = (x for x in self._run(step, "to compute the next tokens") if x is not None)
+        if len(ids) > 1:  # reading it costs as much as a small model's token
+            self._resident_peak = max(self._resident_peak, _resident_bytes())
+        result: Logits = logits.cpu().numpy()
+        return result
 
     def _run(self, fn: Callable[[int], T], doing: str) -> list[T]:
         """Run on all ranks; failures to allocate become a sentence."""
 
         def guarded(rank: int) -> T:
-            device = self.devices[rank]
             try:
                 with torch.inference_mode():
                     return fn(rank)
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
                     raise
-                raise self._out_of_memory(rank, device, doing) from None
+                raise self._out_of_memory(rank, doing) from None
 
+        self._set_threads()
         try:
             return self._pool.run(guarded)
         finally:
-            self._group.reset()
+            self._group.settle()
 
-    def _out_of_memory(self, rank: int, device: torch.device, doing: str) -> OutOfDeviceMemory:
-        predicted = self.plan.devices[rank].memory
-        free = free_bytes([str(device)])[str(device)]
-        return OutOfDeviceMemory(str(device), max(predicted.total, free + 1), free, doing)
+    def _set_threads(self) -> None:
+        """The number is torch's own global, which another model may have changed."""
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+
+    def _out_of_memory(self, rank: int, doing: str) -> OutOfDeviceMemory:
+        device = self.plan.devices[rank].device
+        free = free_bytes([device])[device]
+        needed = max(self.plan.devices[rank].memory.total, free + 1)
+        return OutOfDeviceMemory(device, needed, free, doing)
 
     def memory(self) -> list[DeviceMemory]:
         """Bytes of each rank.
 
         Measured weights and KV cache are the sizes of their tensors. Measured compute is the peak
-        beyond those: on CUDA the allocator's, on the CPU the growth of this process since the
-        load, divided among CPU ranks in proportion to what was predicted for them.
+        beyond those since the load (on CUDA the allocator's, on the CPU the growth of this
+        process), divided among the ranks of a device in proportion to what was predicted.
         """
         result = []
-        for device, plan, held in zip(self.devices, self.plan.devices, self._held, strict=True):
-            compute = self._measured_compute(device, plan.memory.compute, held)
-            measured = MemoryUse(held.weights, held.kv, compute)
+        for plan, rank in zip(self.plan.devices, self.ranks, strict=True):
+            compute = self._measured_compute(plan.device) * plan.memory.compute
+            compute //= max(1, sum(d.memory.compute for d in self._on(plan.device)))
+            measured = MemoryUse(rank.held.weights, rank.held.kv, compute)
             result.append(DeviceMemory(plan.device, plan.memory, measured))
         return result
 
-    def _measured_compute(self, device: torch.device, predicted: int, held: MemoryUse) -> int:
-        if device.type == "cuda":
-            return max(0, torch.cuda.max_memory_allocated(device) - held.weights - held.kv)
-        on_cpu = [
-            p.memory.compute
-            for d, p in zip(self.devices, self.plan.devices, strict=True)
-            if d.type == "cpu"
-        ]
-        grown = self._resident_peak - self._resident_at_load
-        return grown * predicted // max(1, sum(on_cpu))
+    def _on(self, device: str) -> list[DevicePlan]:
+        return [d for d in self.plan.devices if d.device == device]
+
+    def _watch_memory(self) -> None:
+        """Begin to measure what is taken beyond weights and cache."""
+        self._resident_at_load = self._resident_peak = _resident_bytes()
+        for device in {d for d in self.devices if d.type == "cuda"}:
+            torch.cuda.reset_peak_memory_stats(device)
+            self._allocated_at_load[str(device)] = torch.cuda.memory_allocated(device)
+
+    def _measured_compute(self, device: str) -> int:
+        """Bytes of all ranks on a physical device together."""
+        if device == "cpu":
+            return self._resident_peak - self._resident_at_load
+        return int(torch.cuda.max_memory_allocated(device)) - self._allocated_at_load[device]
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
-        self._pool.close()
-        self._models = [None] * len(self.devices)
-        self.contexts = [None] * len(self.devices)
-        if any(d.type == "cuda" for d in self.devices):
-            torch.cuda.empty_cache()
-
-
-def torch_device(name: str) -> torch.device:
-    """The torch device for "cpu" or "cuda:N".
-
-    Raises:
-        NoDevice: it does not exist here.
-    """
-    if name == "cpu":
-        return torch.device("cpu")
-    require_devices([name])
-    if not torch.cuda.is_available():
-        raise NoDevice(name, cuda_status().rstrip(".") or "PyTorch sees no GPU")
-    return torch.device(name)
-
-
-def free_bytes(devices: Sequence[str]) -> Mapping[str, int]:
-    """Free memory of each of `devices`."""
-    free: dict[str, int] = {}
-    for name in devices:
-        if name == "cpu":
-            free[name] = psutil.virtual_memory().available
-        else:
-            free[name] = torch.cuda.mem_get_info(torch.device(name))[0]
-    return free
-
-
-def threads_per_rank(cpu_threads: int | None, plan: Plan) -> int:
-    """Threads of each rank, so that the ranks on the CPU together use what was asked.
-
-    A small model is done sooner by one thread than by waiting for a second at every operation,
-    above all on a machine that has other things to do.
-    """
-    on_cpu = [d for d in plan.devices if d.device == "cpu"]
-    if cpu_threads is None and all(d.memory.weights < SMALL_BYTES for d in on_cpu):
-        return 1
-    asked = min(cpu_threads or usable_cores(), os.cpu_count() or 1)
-    return max(1, asked // max(1, len(on_cpu)))
+        self._finalizer()
+        self.ranks = []
+        release_scratch()
+        release_reserves(self.devices)
 
 
 def _resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, EngineError | Cancelled):
-        return False
-    text = str(error)
-    return (
-        isinstance(error, torch.OutOfMemoryError | MemoryError)
-        or "can't allocate memory" in text
-        or "not enough memory" in text
-    )

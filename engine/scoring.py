@@ -44,9 +44,9 @@ def perplexity(
 ) -> Perplexity:
     """Score `ids` in chunks of the model's context.
 
-    As in llama.cpp's tool, the first half of each chunk only gives context and the second half is
-    scored, and each chunk starts with the beginning-of-text token if the model wants one. A text
-    shorter than one chunk is scored from its second token on.
+    As in llama.cpp's tool, in a chunk of n tokens the first n / 2 + 1 only give context and the
+    others are scored, and each chunk starts with the beginning-of-text token if the model wants
+    one. A text shorter than one chunk is scored from its second token on.
 
     Args:
         on_chunk: told (chunks done, chunks in total).
@@ -61,7 +61,7 @@ def perplexity(
         )
     size = min(model.n_ctx, len(ids))
     n_chunks = len(ids) // size
-    first = size // 2 if n_chunks > 1 or len(ids) >= model.n_ctx else 1
+    first = min(size // 2, size - 2) if len(ids) >= model.n_ctx else 0
     bos = model.tokenizer.bos_id if model.tokenizer.add_bos else None
     losses = []
     for index in range(n_chunks):
@@ -69,13 +69,14 @@ def perplexity(
         targets = np.array(chunk)
         if bos is not None:
             chunk[0] = bos
-        losses.append(_losses(model.logits(chunk), targets)[first - 1 :])
+        losses.append(_losses(model.logits(chunk), targets)[first:])
         on_chunk(index + 1, n_chunks)
     scored = np.concatenate(losses)
     nll = float(scored.mean())
     if not nll < MAX_NLL:
         raise EngineError(
-            f"{model.info.name} gives this text no usable probabilities.", "The file may be damaged."
+            f"{model.info.name} gives this text no usable probabilities.",
+            "The file may be damaged.",
         )
     spread = float(scored.std(ddof=1)) / sqrt(len(scored)) if len(scored) > 1 else 0.0
     return Perplexity(nll, exp(nll), exp(nll) * spread, len(scored), n_chunks)

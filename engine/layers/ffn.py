@@ -47,9 +47,9 @@ class SwiGLU(Module):
 class MoE(Module):
     """Routed experts: each token goes to the `n_used` experts that its router likes best.
 
-    Every rank routes by itself, bit for bit alike, and holds the same columns of every expert, so
-    one all_reduce of the weighted sum suffices. The weights are the router's softmax over the
-    chosen experts (Mixtral, arXiv 2401.04088).
+    Every rank routes by itself, bit for bit alike on devices of one kind, and holds the same
+    columns of every expert, so one all_reduce of the weighted sum suffices. The weights are the
+    router's softmax over the chosen experts (Mixtral, arXiv 2401.04088).
     """
 
     is_nameless = True

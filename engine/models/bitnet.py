@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.errors import InvalidGGUF
 from engine.layers.ffn import SwiGLU
+from engine.layers.module import TensorSource
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import Rope, RopeStyle
 from engine.models.hparams import HParams
@@ -49,3 +51,9 @@ class BitNet(Llama):
 
     rope_style: ClassVar[RopeStyle] = "neox"
     block_type = BitNetBlock
+
+    @classmethod
+    def adapt(cls, source: TensorSource, hp: HParams) -> None:
+        if hp.n_expert:
+            raise InvalidGGUF(source.path, "bitnet models have no routed experts")
+        super().adapt(source, hp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.layers.module import Slot, TensorSource
@@ -49,7 +49,9 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
     devices = params.devices + added
     shares += (0.0,) * len(added)
     table = share_table(params.split_mode, shares, hp.n_layer, tied=hp.tied)
-    table = apply_overrides(table, params.overrides, devices)
+    table = apply_overrides(table, params.overrides, devices, file.tensors.keys())
+    if hp.tied:
+        table = replace(table, output=table.embedding)
     split = cut_model(table, hp.block_dims(), hp.n_vocab, tied=hp.tied)
     source = TensorSource(str(file.path), file.tensors)
     cls.adapt(source, hp)

@@ -71,9 +71,13 @@ class ReferenceOps:
         mask = None
         if n_past:
             mask = _causal_mask(n_tokens, n_past, q.device)
+        is_grouped = q.shape[0] != k.shape[0]
+        if is_grouped and q.is_cuda:  # no F32 kernel there serves groups without all T × S scores
+            k, v = (t.repeat_interleave(q.shape[0] // t.shape[0], dim=0) for t in (k, v))
+            is_grouped = False
         out = scaled_dot_product_attention(
             q[None], k[None], v[None], mask, is_causal=mask is None, scale=scale,
-            enable_gqa=q.shape[0] != k.shape[0],
+            enable_gqa=is_grouped,
         )  # fmt: skip
         return out[0].transpose(0, 1)
 

@@ -1,6 +1,6 @@
 """Matrices as a rank holds them: dequantised, or still packed as in the file.
 
-Both give the same numbers: a packed matrix is dequantised, exactly, each time it is used. That is
+Both hold the same weights: a packed matrix is dequantised, exactly, each time it is used. That is
 slow, and is chosen only where the dequantised matrices would not fit.
 """
 
@@ -119,6 +119,11 @@ def _scratch_rows(n_rows: int, n_columns: int, device: torch.device) -> Tensor:
         _scratch.buffer = buffer
     rows: Tensor = buffer[:needed].view(n_rows, n_columns)
     return rows
+
+
+def release_scratch() -> None:
+    """Free the working memory of this thread."""
+    _scratch.buffer = None
 
 
 def _lookup(ids: Tensor, n_rows: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor | None:

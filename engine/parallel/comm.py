@@ -29,26 +29,20 @@ class Communicator(Protocol):
     """
 
     rank: int
-    size: int
 
     def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
         """Sum over the group; every member gets the result, with the same bits."""
         ...
 
-    def all_gather(self, x: Tensor | None, group: Group) -> Tensor:
-        """Join along the last dimension in rank order; every member gets the result."""
-        ...
-
     def gather(self, x: Tensor | None, group: Group) -> Tensor | None:
-        """The same, for the first member of the group only; the others get None."""
+        """Join along the last dimension in rank order, on the first member of the group.
+
+        The others get None.
+        """
         ...
 
     def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
         """The tensor of rank `source`, on every member of the group."""
-        ...
-
-    def barrier(self, group: Group) -> None:
-        """Wait until all members have come here."""
         ...
 
 
@@ -61,15 +55,18 @@ class _Meeting:
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
+        self.phases = [0] * size
         self.slots: tuple[list[Tensor | None], list[Tensor | None]] = ([None] * size, [None] * size)
+
+    def clear(self) -> None:
+        for slots in self.slots:
+            slots[:] = [None] * len(slots)
 
 
 class ThreadGroup:
     """The shared side of all communicators of one model."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.epoch = 0
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._meetings: dict[Group, _Meeting] = {}
         self._is_aborted = False
@@ -90,12 +87,14 @@ class ThreadGroup:
             for meeting in self._meetings.values():
                 meeting.barrier.abort()
 
-    def reset(self) -> None:
-        """Start afresh after an abort, once no rank is inside a collective."""
+    def settle(self) -> None:
+        """Let go of what was exchanged, once no rank is inside a collective; undoes an abort."""
         with self._lock:
-            self.epoch += 1
-            self._is_aborted = False
-            self._meetings.clear()
+            if self._is_aborted:
+                self._is_aborted = False
+                self._meetings.clear()
+            for meeting in self._meetings.values():
+                meeting.clear()
 
 
 class ThreadCommunicator:
@@ -103,10 +102,8 @@ class ThreadCommunicator:
 
     def __init__(self, shared: ThreadGroup, rank: int, device: torch.device) -> None:
         self.rank = rank
-        self.size = shared.size
         self.device = device
         self._shared = shared
-        self._phases: dict[tuple[int, Group], int] = {}
 
     def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
         if len(group) == 1:
@@ -119,9 +116,6 @@ class ThreadCommunicator:
                 total = value if total is None else total + value
         assert total is not None, "no rank of the group had a value"
         return total
-
-    def all_gather(self, x: Tensor | None, group: Group) -> Tensor:
-        return self._join(self._exchange(x, group) if len(group) > 1 else [x])
 
     def gather(self, x: Tensor | None, group: Group) -> Tensor | None:
         values = self._exchange(x, group) if len(group) > 1 else [x]
@@ -136,20 +130,15 @@ class ThreadCommunicator:
         assert value is not None, "the source must have a value"
         return value.to(self.device)
 
-    def barrier(self, group: Group) -> None:
-        if len(group) > 1:
-            self._exchange(None, group)
-
     def _exchange(self, x: Tensor | None, group: Group) -> Sequence[Tensor | None]:
         """Show `x` to the group; returns the values of all members, in group order."""
         if x is not None and x.is_cuda:
             torch.cuda.current_stream(x.device).synchronize()  # peers read it from other streams
         meeting = self._shared.meeting(group)
-        key = (self._shared.epoch, group)
-        phase = self._phases.get(key, 0)
-        self._phases[key] = 1 - phase
-        slots = meeting.slots[phase]
-        slots[group.index(self.rank)] = x
+        index = group.index(self.rank)
+        slots = meeting.slots[meeting.phases[index]]
+        meeting.phases[index] ^= 1
+        slots[index] = x
         try:
             meeting.barrier.wait(STALL_TIMEOUT_S)
         except threading.BrokenBarrierError:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from engine.errors import CommError
+from engine.errors import Cancelled, CommError
 
 T = TypeVar("T")
 
@@ -28,13 +28,23 @@ class _Job(Generic[T]):
         try:
             self.results[rank] = self._fn(rank)
         except BaseException as error:  # noqa: BLE001 it is raised again on the calling thread
-            with self._lock:
-                self.errors.append(error)
-            self._on_failure()
+            self.fail(error)
 
-    def first_cause(self) -> BaseException:
-        """The failure that made the others fail, if it can be told apart."""
-        return next((e for e in self.errors if not isinstance(e, CommError)), self.errors[0])
+    def fail(self, error: BaseException) -> None:
+        """Note a failure and wake the ranks that wait for the one that failed."""
+        with self._lock:
+            self.errors.append(error)
+        self._on_failure()
+
+    def take_cause(self) -> BaseException:
+        """The failure that made the others fail, if it can be told apart; forgets all of them.
+
+        An error holds the frames it passed through, and with them every tensor they hold.
+        """
+        followers = (CommError, Cancelled)
+        cause = next((e for e in self.errors if not isinstance(e, followers)), self.errors[0])
+        self.errors.clear()
+        return cause
 
 
 class RankPool:
@@ -75,11 +85,24 @@ class RankPool:
         for inbox in self._inboxes:
             inbox.put(job)
         job.run(0)
-        for _ in self._inboxes:
-            self._done.get()
-        if job.errors:
-            raise job.first_cause()
-        return job.results  # type: ignore[return-value]  # every entry was set: nothing failed
+        self._wait(job)
+        if not job.errors:
+            return job.results  # type: ignore[return-value]  # every entry was set
+        cause = job.take_cause()
+        try:
+            raise cause
+        finally:
+            del cause, job
+
+    def _wait(self, job: _Job[T]) -> None:
+        """Wait until no rank works on `job` any more, even if someone interrupts."""
+        n_left = len(self._inboxes)
+        while n_left:
+            try:
+                self._done.get()
+                n_left -= 1
+            except BaseException as error:  # noqa: BLE001 raised again once all have ended
+                job.fail(error)
 
     def close(self) -> None:
         """End the threads; safe to call twice."""
@@ -94,4 +117,5 @@ class RankPool:
         self._on_start()
         while (job := inbox.get()) is not None:
             job.run(rank)
+            del job  # it holds the model and the last results
             self._done.put(None)

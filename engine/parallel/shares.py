@@ -8,15 +8,13 @@ everywhere, a layer split is one-hot per block, an override is one-hot for the p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from engine.errors import SplitError
 from engine.parallel.ranges import Apportioner
 
 Shares = tuple[float, ...]
-SplitMode = Literal["tensor", "layer"]
 
 ATTENTION_TENSORS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")
 FFN_TENSORS = ("ffn_gate", "ffn_up", "ffn_down")
@@ -58,13 +56,14 @@ def normalise(split: Sequence[float] | None, n_ranks: int) -> Shares:
             f"The split has {len(split)} numbers but there are {n_ranks} devices.",
             "Give one number for each device, for example --devices cpu,cpu --split 3,1.",
         )
-    if any(not 0 <= s < float("inf") for s in split) or sum(split) <= 0:
+    if any(not 0 <= s < float("inf") for s in split) or max(split) <= 0:
         raise SplitError(
             "The split must be numbers of at least 0, one of them above 0.",
             "For example --split 3,1.",
         )
-    total = float(sum(split))
-    return tuple(s / total for s in split)
+    largest = max(split)  # first, so that the sum of huge numbers stays finite
+    total = sum(s / largest for s in split)
+    return tuple(s / largest / total for s in split)
 
 
 def share_table(mode: str, shares: Shares, n_layer: int, *, tied: bool) -> ShareTable:
@@ -77,8 +76,6 @@ def share_table(mode: str, shares: Shares, n_layer: int, *, tied: bool) -> Share
     """
     if mode == "tensor":
         return ShareTable((BlockShares(shares, shares, shares),) * n_layer, shares, shares)
-    if mode != "layer":
-        raise SplitError(f"There is no split mode '{mode}'.", "Use 'tensor' or 'layer'.")
     owners = _layer_owners(shares, n_layer)
     hot = [_one_hot(rank, len(shares)) for rank in owners]
     first, last = (hot[0], hot[-1]) if hot else (shares, shares)
@@ -95,35 +92,57 @@ def _one_hot(rank: int, n_ranks: int) -> Shares:
 
 
 def apply_overrides(
-    table: ShareTable, overrides: Iterable[tuple[str, str]], devices: Sequence[str]
+    table: ShareTable,
+    overrides: Iterable[tuple[str, str]],
+    devices: Sequence[str],
+    tensors: Collection[str],
 ) -> ShareTable:
     """Put the parts whose tensors match a pattern on one device, whole.
 
     Args:
         overrides: (regular expression on GGUF tensor names, device); later ones win.
         devices: the device of each rank; the first rank on the named device takes the part.
+        tensors: the names in the file.
 
     Raises:
-        SplitError: a pattern that is no regular expression, or a device that no rank is on.
+        SplitError: a pattern that is no regular expression or matches no part, or a device that
+            no rank is on.
     """
-    blocks = list(table.blocks)
     for pattern, device in overrides:
-        matches = _compile(pattern).search
         if device not in devices:
             raise SplitError(
                 f"The override '{pattern}={device}' names a device that is not in use.",
                 f"Use one of: {', '.join(devices)}.",
             )
-        hot = _one_hot(list(devices).index(device), len(devices))
-        for layer, block in enumerate(blocks):
-            for part, names in _PARTS.items():
-                if any(matches(f"blk.{layer}.{name}.weight") for name in names):
-                    block = replace(block, **{part: hot})
-            blocks[layer] = block
-    return replace(table, blocks=tuple(blocks))
+        found = list(filter(_compile(pattern).search, tensors))
+        moved = _moved(table, set(found), _one_hot(list(devices).index(device), len(devices)))
+        if moved is table:
+            raise SplitError(
+                f"The override '{pattern}' matches no tensor that can be moved.",
+                "`tandem inspect MODEL --tensors` lists the names.",
+            )
+        table = moved
+    return table
+
+
+def _moved(table: ShareTable, names: Collection[str], hot: Shares) -> ShareTable:
+    """`table` with the parts of these tensors one-hot; `table` itself if there are none."""
+    blocks = []
+    for layer, block in enumerate(table.blocks):
+        parts = {
+            part: hot
+            for part, tensors in _PARTS.items()
+            if any(f"blk.{layer}.{tensor}.weight" in names for tensor in tensors)
+        }
+        blocks.append(replace(block, **parts) if parts else block)
+    ends = {end: hot for end, name in _ENDS.items() if name in names}
+    if not ends and all(a is b for a, b in zip(blocks, table.blocks, strict=True)):
+        return table
+    return replace(table, blocks=tuple(blocks), **ends)
 
 
 _PARTS = {"attention": ATTENTION_TENSORS, "ffn": FFN_TENSORS, "experts": EXPERT_TENSORS}
+_ENDS = {"embedding": "token_embd.weight", "output": "output.weight"}
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

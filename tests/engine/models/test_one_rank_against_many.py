@@ -85,7 +85,7 @@ def test_every_rank_holds_the_same_bits_after_a_pass(tmp_path: Path, split: list
     path = tiny_gguf(tmp_path / "m.gguf", n_head=4, n_head_kv=1, n_embd=64)
     with load_model(path, ["cpu"] * len(split), split, kv_type="f32") as model:
         model.logits(IDS)
-        caches = [ctx.cache.layers[-1] for ctx in model.runtime.contexts]
+        caches = [rank.context.cache.layers[-1] for rank in model.runtime.ranks]
         first, *others = [c.k[:, : len(IDS)] for c in caches if c is not None]
         assert all(first.equal(other) for other in others)
 

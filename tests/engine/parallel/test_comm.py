@@ -18,7 +18,7 @@ class Ranks:
     """A pool and the communicators of its ranks."""
 
     def __init__(self, n: int) -> None:
-        self.group = ThreadGroup(n)
+        self.group = ThreadGroup()
         self.comms = [ThreadCommunicator(self.group, rank, CPU) for rank in range(n)]
         self.pool = RankPool(n, self.group.abort, lambda: None)
 
@@ -26,7 +26,7 @@ class Ranks:
         try:
             return self.pool.run(lambda rank: fn(self.comms[rank]))
         finally:
-            self.group.reset()
+            self.group.settle()
 
 
 @pytest.fixture(params=[1, 2, 3, 5])
@@ -88,9 +88,6 @@ def test_joins_and_broadcasts_keep_rank_order(ranks: Ranks) -> None:
     def part(comm: ThreadCommunicator) -> Tensor:
         return whole[:, 2 * comm.rank : 2 * comm.rank + 2]
 
-    for joined in ranks.run(lambda comm: comm.all_gather(part(comm), everyone)):
-        assert joined is not None
-        assert torch.equal(joined, whole)
     gathered = ranks.run(lambda comm: comm.gather(part(comm), everyone))
     assert gathered[0] is not None
     assert torch.equal(gathered[0], whole)

@@ -75,10 +75,15 @@ def test_with_more_ranks_than_key_value_heads_the_query_heads_still_spread() -> 
 
 def test_an_override_moves_one_part_of_the_matching_blocks() -> None:
     table = share_table("tensor", normalise([1, 1], 2), 3, tied=False)
-    table = apply_overrides(table, [(r"blk\.[12]\.ffn_.*_exps", "cpu")], ["cuda:0", "cpu"])
+    names = [f"blk.{i}.{part}.weight" for i in range(3) for part in ("attn_q", "ffn_up_exps")]
+    names += ["token_embd.weight", "output.weight"]
+    override = [(r"blk\.[12]\.ffn_.*_exps", "cpu"), ("^output", "cpu")]
+    table = apply_overrides(table, override, ["cuda:0", "cpu"], names)
     cut = cut_model(table, [BlockDims(4, 2, 0, 64)] * 3, 10)
     assert [block.experts.owners() for block in cut.blocks] == [(0, 1), (1,), (1,)]
     assert all(block.heads.owners() == (0, 1) for block in cut.blocks)
+    assert cut.output.owners() == (1,)
+    assert cut.embedding.owners() == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -90,16 +95,26 @@ def test_a_split_that_means_nothing_is_refused(split: list[float], n: int) -> No
         normalise(split, n)
 
 
-@pytest.mark.parametrize("override", [("(", "cpu"), ("ffn", "cuda:7")])
-def test_a_broken_override_is_refused(override: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "device", "message"),
+    [
+        ("(", "cpu", "not a regular expression"),
+        ("attn", "cuda:7", "not in use"),
+        ("no_such_tensor", "cpu", "matches no tensor"),
+        ("attn_norm", "cpu", "matches no tensor"),
+    ],
+)
+def test_an_override_that_can_do_nothing_is_refused(
+    pattern: str, device: str, message: str
+) -> None:
     table = share_table("tensor", (1.0,), 1, tied=False)
-    with pytest.raises(SplitError):
-        apply_overrides(table, [override], ["cpu"])
+    names = ["blk.0.attn_q.weight", "blk.0.attn_norm.weight"]
+    with pytest.raises(SplitError, match=message):
+        apply_overrides(table, [(pattern, device)], ["cpu"], names)
 
 
-def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(SplitError, match="diagonal"):
-        share_table("diagonal", (1.0,), 1, tied=False)
+def test_huge_weights_are_still_a_ratio() -> None:
+    assert normalise([1e308, 1e308], 2) == (0.5, 0.5)
 
 
 def test_a_placement_names_the_slices_of_a_rank() -> None:

@@ -1,0 +1,77 @@
+"""The devices as torch sees them: finding one, its free memory, its threads, when it is full."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import psutil
+import torch
+
+from engine.devices import cuda_status, prepare_environment, require_devices
+from engine.devices.host import usable_cores
+from engine.errors import NoDevice
+from engine.plan import Plan
+
+SMALL_BYTES = 64 << 20
+"""Weights of a rank up to this size stay in the caches of one core's neighbourhood."""
+
+OUT_OF_MEMORY_TEXTS = (
+    "can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
+)  # fmt: skip
+
+prepare_environment()  # before CUDA counts its devices, so that numbers mean the same everywhere
+
+
+def torch_device(name: str) -> torch.device:
+    """The torch device for "cpu" or "cuda:N".
+
+    Raises:
+        NoDevice: it does not exist here.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    require_devices([name])
+    if not torch.cuda.is_available():
+        raise NoDevice(name, cuda_status().rstrip(".") or "PyTorch sees no GPU")
+    return torch.device(name)
+
+
+def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
+    """Free memory of each of `devices`, with what this process holds in reserve."""
+    free: dict[str, int] = {}
+    for name in devices:
+        if name == "cpu":
+            free[name] = psutil.virtual_memory().available
+        else:
+            device = torch.device(name)
+            idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            free[name] = torch.cuda.mem_get_info(device)[0] + idle
+    return free
+
+
+def release_reserves(devices: Sequence[torch.device]) -> None:
+    """Give freed GPU memory back; touches no device but these."""
+    for device in {d for d in devices if d.type == "cuda"}:
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
+
+
+def threads_per_rank(cpu_threads: int | None, plan: Plan) -> int:
+    """Threads of each rank, so that the ranks on the CPU together use what was asked.
+
+    A small model is done sooner by one thread than by waiting for a second at every operation,
+    above all on a machine that has other things to do.
+    """
+    on_cpu = [d for d in plan.devices if d.device == "cpu"]
+    if cpu_threads is None and all(d.memory.weights < SMALL_BYTES for d in on_cpu):
+        return 1
+    asked = min(cpu_threads or usable_cores(), os.cpu_count() or 1)
+    return max(1, asked // max(1, len(on_cpu)))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; torch has several ways to say so."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(t in str(error) for t in OUT_OF_MEMORY_TEXTS)
