@@ -1,0 +1,188 @@
+"""What is freed, and when; what an interrupt or a failure leaves behind."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import Cancelled, EngineError, Model, PromptError, SamplingParams, load_model
+from engine.loader import Progress
+from engine.ops.weights import DenseWeight
+from engine.parallel.comm import ThreadCommunicator, ThreadGroup
+from engine.parallel.pool import RankPool
+from tests.helpers.tiny_gguf import tiny_gguf
+
+RANKS = [1, 3]
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tiny_gguf(tmp_path / "m.gguf")
+
+
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    """As in the window, where the collector only runs now and then."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def matrices() -> int:
+    return sum(type(thing) is DenseWeight for thing in gc.get_objects())
+
+
+@pytest.mark.usefixtures("no_gc")
+@pytest.mark.parametrize("n", RANKS)
+def test_a_failed_load_frees_its_weights_though_the_error_is_kept(
+    path: Path, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, n_calls = matrices(), 0
+    original = Progress.add
+
+    def add(self: Progress, n_bytes: int) -> None:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls > 8:
+            raise Cancelled("Loading")
+        original(self, n_bytes)
+
+    monkeypatch.setattr(Progress, "add", add)
+    with pytest.raises(Cancelled) as kept:
+        load_model(path, ["cpu"] * n)
+    kept.value.__traceback__ = None
+    del kept
+    assert matrices() == before
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_a_dropped_model_is_freed_with_its_threads(path: Path, n: int) -> None:
+    threads = threading.active_count()
+    model = load_model(path, ["cpu"] * n)
+    model.logits([5, 6])
+    alive = weakref.ref(model.runtime)
+    del model
+    gc.collect()
+    assert alive() is None
+    assert threading.active_count() == threads
+
+
+def test_a_closed_model_says_so(path: Path) -> None:
+    model = load_model(path)
+    model.close()
+    model.close()
+    with pytest.raises(EngineError, match="unloaded"):
+        model.logits([5])
+
+
+def test_collectives_keep_no_history() -> None:
+    group = ThreadGroup()
+    comms = [ThreadCommunicator(group, rank, torch.device("cpu")) for rank in range(2)]
+    pool = RankPool(2, group.abort, lambda: None)
+
+    for _ in range(50):
+        pool.run(lambda rank: comms[rank].all_reduce(torch.ones(2), (0, 1)) is None)
+        group.settle()
+    assert len(group._meetings) == 1
+    assert group.meeting((0, 1)).slots == ([None, None], [None, None])
+    pool.close()
+
+
+def test_an_interrupt_waits_for_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next step would begin while they are still at the last one."""
+    pool = RankPool(2, lambda: None, lambda: None)
+    finished = threading.Event()
+    real_get = pool._done.get
+    interrupts = [KeyboardInterrupt()]
+
+    class Done:
+        def get(self) -> None:
+            if interrupts:
+                raise interrupts.pop()
+            real_get()
+
+    def work(rank: int) -> int:
+        if rank == 1:
+            finished.wait(0.2)
+            finished.set()
+        return rank
+
+    done, pool._done = pool._done, Done()  # type: ignore[assignment]
+    done_put = done.put
+    pool._done.put = done_put  # type: ignore[attr-defined,method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(work)
+    assert finished.is_set()
+    assert pool.run(lambda rank: rank) == [0, 1]
+    pool.close()
+
+
+def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks are told to stop, and say that they were cancelled."""
+    from engine import runtime
+
+    original = runtime.KVCache
+    tripped = threading.Event()
+
+    def fail_on_one(hp: object, split: object, rank: int, *rest: object) -> object:
+        if rank == 1:
+            tripped.set()
+            raise MemoryError
+        tripped.wait(5)
+        return original(hp, split, rank, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runtime, "KVCache", fail_on_one)
+    for _ in range(10):
+        tripped.clear()
+        with pytest.raises(EngineError, match="are needed to load the model"):
+            load_model(path, ["cpu"] * 3)
+
+
+def test_an_answer_cannot_go_on_in_another_ones_cache(path: Path) -> None:
+    with load_model(path) as model:
+        first = model.generate([5, 6, 7], GREEDY)
+        next(first)
+        next(first)
+        list(model.generate([9, 9], GREEDY))
+        with pytest.raises(PromptError, match="in the meantime"):
+            list(first)
+
+
+def test_useless_logits_do_not_poison_the_next_answer(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load_model(path, kv_type="f32") as model:
+        expected = drawn(model)
+        block = model.runtime.ranks[0].model.blk[0]
+        weight, block.attn_norm.weight = block.attn_norm.weight, torch.full((64,), torch.nan)
+        with pytest.raises(EngineError, match="no usable prob"):
+            drawn(model)
+        block.attn_norm.weight = weight
+        assert drawn(model) == expected
+
+
+def drawn(model: Model) -> list[int]:
+    return [i for event in model.generate([5, 6, 7], GREEDY) for i in getattr(event, "ids", ())]
+
+
+def test_a_rendered_template_begins_once(tmp_path: Path) -> None:
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    extra = {"tokenizer.ggml.add_eos_token": True}
+    path = tiny_gguf(tmp_path / "m.gguf", chat_template=template, extra=extra)
+    with load_model(path) as model:
+        text = model.chat_template.render([{"role": "user", "content": "hello"}])
+        list(model.generate(text, SamplingParams(max_tokens=1)))
+        ids = model._session.ids
+        assert ids.count(model.tokenizer.bos_id) == 1
+        assert model.tokenizer.eos_id not in ids
+        list(model.generate("hello", SamplingParams(max_tokens=1)))
+        assert model._session.ids[0] == model.tokenizer.bos_id
+        assert model._session.ids[-1] != model.tokenizer.eos_id
