@@ -237,6 +237,8 @@ class EngineClient(QObject):
             self._settle()
             self.loaded.emit(event)
         elif isinstance(event, Failed):
+            if event.is_model_lost:
+                self._model = None
             self._settle()
             self.load_failed.emit(event.error)
 

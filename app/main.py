@@ -140,15 +140,23 @@ class Shell(QObject):
         self.poller.snapshots.connect(self.monitor.add_snapshots)
         self.client.rate.connect(self.monitor.add_rate)
         self.client.finished.connect(self._on_finished)
+        self.client.state_changed.connect(self._on_state)
         self.client.ready.connect(self.garbage.settle)
         self.window.sampling.theme_chosen.connect(self.choose_theme)
         self.window.closing.connect(self.close)
 
     @Slot(object)
+    def _on_state(self, state: EngineState) -> None:
+        if state is EngineState.GENERATING:
+            self.monitor.mark_message()
+
+    @Slot(object)
     def _on_finished(self, finished: Finished) -> None:
-        self.monitor.mark_message()
-        if finished.timings.decode_per_s > 0:
-            self.split.set_speed(finished.timings.decode_per_s)
+        rate = finished.timings.decode_per_s
+        if rate > 0:
+            self.split.set_speed(rate)
+            self.monitor.add_rate(rate)  # a short answer ends before the first reading
+            self.monitor.add_rate(0.0)
 
     @Slot(str)
     def choose_theme(self, choice: str) -> None:

@@ -115,6 +115,7 @@ class ModelBar(QFrame):
             f"#modelBar {{ background: {theme().surface}; border: none;"
             f" border-bottom: 1px solid {theme().line}; }}"
         )
+        self._loaded.setStyleSheet(f"color: {theme().ok};")
 
     @Slot()
     def open_menu(self) -> None:
@@ -140,7 +141,6 @@ class ModelBar(QFrame):
         where = "1 device" if n == 1 else f"{n} devices"
         self._loaded.setText(f"● loaded on {where}")
         self._loaded.setToolTip(", ".join(params.devices))
-        self._loaded.setStyleSheet(f"color: {theme().ok};")
 
     def _show(self, *, pills: int, button_text: str, is_loading: bool = False) -> None:
         self._n_pills = pills

@@ -75,6 +75,8 @@ class SplitPanel(QWidget):
 
     def set_state(self, state: LoadState) -> None:
         self._model.set_state(state)
+        if state != "loaded":
+            self.summary.set_speed(0.0)  # it was another model's, or another split's
         self._inputs.setEnabled(state != "loading")
         self.set_progress(0.0)
         self._schedule()

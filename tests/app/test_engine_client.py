@@ -12,6 +12,7 @@ from engine import (
     Cancelled,
     ChatMessage,
     ContextShifted,
+    EngineError,
     Finished,
     LoadParams,
     PrefillProgress,
@@ -120,6 +121,17 @@ def test_a_cancelled_load_fails_as_cancelled_and_keeps_the_model(
     assert client.model is not None
     assert client.model.info.path == PARAMS.path
     assert client.state is EngineState.READY
+
+
+def test_a_model_that_made_room_in_vain_is_gone(
+    qtbot: QtBot, client: EngineClient, script: Script
+) -> None:
+    loaded(qtbot, client)
+    script.load_error, script.loses_model = EngineError("Too large."), True
+    with qtbot.waitSignal(client.load_failed):
+        client.load(LoadParams("/models/other.gguf"))
+    assert client.model is None
+    assert client.state is EngineState.EMPTY
 
 
 def test_the_timer_sleeps_when_nothing_happens_and_wakes_again(

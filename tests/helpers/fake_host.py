@@ -68,6 +68,7 @@ class Script:
     chunk: int = 4
     pause_s: float = 0.0
     load_error: EngineError | None = None
+    loses_model: bool = False
     answer_error: EngineError | None = None
     warnings: tuple[str, ...] = ()
     hold: bool = False
@@ -129,7 +130,7 @@ class FakeHost:
                 self.send(number, Failed(Cancelled("Loading")))
                 return
         if script.load_error is not None:
-            self.send(number, Failed(script.load_error))
+            self.send(number, Failed(script.load_error, script.loses_model))
         else:
             self.send(number, model_loaded(command.params, script.warnings))
 
