@@ -19,6 +19,11 @@ def reader() -> gguf.GGUFReader:
     return gguf.GGUFReader(MODEL)
 
 
+@cache
+def corpus() -> Corpus:
+    return Corpus()
+
+
 def value(key: str) -> Any:
     return reader().fields[key].contents()
 
@@ -81,7 +86,7 @@ def test_splitting_it_is_worthwhile() -> None:
 
 def test_every_fact_leads_to_another() -> None:
     """ "Tell me more" always has something to say."""
-    facts = Corpus().facts
+    facts = corpus().facts
     for fact in facts.values():
         assert fact.more in facts, fact.id
         assert fact.why is None or fact.why in facts, fact.id
@@ -89,9 +94,8 @@ def test_every_fact_leads_to_another() -> None:
 
 def test_every_answer_is_a_whole_ascii_text() -> None:
     """An answer ends like a sentence, a list or a code block does."""
-    corpus = Corpus()
-    answers = [a for fact in corpus.facts.values() for a in fact.answers]
-    answers += [a for kind in corpus.outside["answers"].values() for a in kind]
+    answers = [a for fact in corpus().facts.values() for a in fact.answers]
+    answers += [a for kind in corpus().outside["answers"].values() for a in kind]
     for answer in answers:
         lines = answer.split("\n")
         assert answer.isascii(), answer
@@ -101,7 +105,7 @@ def test_every_answer_is_a_whole_ascii_text() -> None:
 def test_no_question_has_two_meanings() -> None:
     """The same wording never asks for two facts."""
     owner: dict[str, str] = {}
-    for fact in Corpus().facts.values():
+    for fact in corpus().facts.values():
         for question in fact.questions:
             key = question.lower().rstrip("?.! ")
             assert owner.setdefault(key, fact.id) == fact.id, question
@@ -109,7 +113,7 @@ def test_no_question_has_two_meanings() -> None:
 
 def test_same_seed_gives_same_conversations() -> None:
     """Training can be repeated."""
-    one, other = Corpus(), Corpus()
+    one, other = corpus(), Corpus()
     first = [one.conversation(random.Random(i), 3) for i in range(20)]
     assert first == [other.conversation(random.Random(i), 3) for i in range(20)]
     assert first != [other.conversation(random.Random(i + 1), 3) for i in range(20)]
@@ -117,7 +121,7 @@ def test_same_seed_gives_same_conversations() -> None:
 
 def test_held_out_wordings_are_never_trained() -> None:
     """The evaluation's questions are others than the training's, but for each fact's first two."""
-    seen, held = Corpus(), Corpus(held_out=True)
+    seen, held = corpus(), Corpus(held_out=True)
     for fact in seen.facts.values():
         assert not set(seen.questions(fact)) & set(held.questions(fact))
         assert all(is_held_out(q) for q in held.questions(fact))
@@ -161,7 +165,7 @@ def say(speaker: Any, *turns: str) -> str:
 )
 def test_known_question_gets_its_written_answer(speaker: Any, question: str, fact: str) -> None:
     """Letter for letter, with the weights as they are in the file."""
-    assert say(speaker, question) in Corpus().facts[fact].answers
+    assert say(speaker, question) in corpus().facts[fact].answers
 
 
 @pytest.mark.parametrize(
@@ -170,11 +174,11 @@ def test_known_question_gets_its_written_answer(speaker: Any, question: str, fac
 )
 def test_anything_else_is_declined_with_what_it_is(speaker: Any, question: str) -> None:
     """A whole sentence that names the demo model."""
-    answers = [a for kind in Corpus().outside["answers"].values() for a in kind]
+    answers = [a for kind in corpus().outside["answers"].values() for a in kind]
     assert say(speaker, question) in answers
 
 
 def test_second_turn_follows_the_first(speaker: Any) -> None:
     """ "Tell me more" is answered with the related fact."""
-    facts = Corpus().facts
+    facts = corpus().facts
     assert say(speaker, "What is a GPU?", "Tell me more.") in facts[facts["gpu"].more].answers
