@@ -1,0 +1,151 @@
+"""The window with the real engine and the bundled model: the main job, and what can go wrong."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.engine_client import EngineState
+from app.main import Shell
+from app.paths import demo_model
+from app.theme import apply_theme
+from engine import LoadParams, SamplingParams
+from tests.helpers.shell_driver import ask, banner, shown
+from tests.helpers.tiny_gguf import split_gguf, tiny_gguf
+
+WAIT_MS = 30_000
+
+
+@pytest.fixture
+def shell(qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
+    made = Shell(qapp)
+    made.start()
+    greedy = SamplingParams(temperature=0)
+    made.window.sampling.set_params(greedy)
+    yield made
+    made.window.close()
+    names = [t.name for t in threading.enumerate() if t.name.startswith("tandem")]
+    assert names == [], "nothing of the engine is left"
+    made.window.deleteLater()
+    made.deleteLater()
+    apply_theme(qapp, "dark")
+
+
+@pytest.fixture
+def loaded(shell: Shell, qtbot: QtBot) -> Shell:
+    path = demo_model()
+    assert path is not None, "the bundled model is part of the program"
+    with qtbot.waitSignal(shell.client.loaded, timeout=WAIT_MS):
+        shell.models.open(str(path))
+    return shell
+
+
+def truncated(folder: Path) -> Path:
+    path = tiny_gguf(folder / "truncated.gguf")
+    path.write_bytes(path.read_bytes()[:-5000])
+    return path
+
+
+def text_file(folder: Path) -> Path:
+    path = folder / "notes.gguf"
+    path.write_text("not a model", encoding="utf-8")
+    return path
+
+
+def unknown_architecture(folder: Path) -> Path:
+    return tiny_gguf(folder / "strange.gguf", arch="strange")
+
+
+def missing_shard(folder: Path) -> Path:
+    parts = split_gguf(tiny_gguf(folder / "whole.gguf"), 3)
+    parts[1].unlink()
+    return parts[0]
+
+
+def test_the_demo_answers_over_one_and_over_three_ranks_alike(loaded: Shell, qtbot: QtBot) -> None:
+    ask(qtbot, loaded, "What is tensor parallelism?")
+    question, alone = shown(loaded)
+    assert question == "What is tensor parallelism?"
+    assert "devices" in alone
+    assert alone.endswith(".")
+
+    assert loaded.client.model is not None
+    path = loaded.client.model.info.path
+    with qtbot.waitSignal(loaded.client.loaded, timeout=WAIT_MS):
+        loaded.client.load(LoadParams(path, ("cpu",) * 3, (3, 2, 1)))
+    loaded.session.new_chat("")
+    ask(qtbot, loaded, "What is tensor parallelism?")
+    assert shown(loaded)[1] == alone
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (truncated, "truncated"),
+        (text_file, "does not begin with 'GGUF'"),
+        (unknown_architecture, "architecture 'strange'"),
+        (missing_shard, "cannot be found"),
+        (lambda folder: folder / "gone.gguf", "There is no file"),
+    ],
+    ids=["truncated", "text", "architecture", "shard", "missing"],
+)
+def test_a_wrong_file_is_a_sentence_and_the_model_stays(
+    loaded: Shell,
+    qtbot: QtBot,
+    tmp_path: Path,
+    make: Callable[[Path], Path],
+    said: str,
+) -> None:
+    loaded.models.open(str(make(tmp_path)))
+    qtbot.waitUntil(lambda: said in banner(loaded), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: loaded.client.state is EngineState.READY, timeout=WAIT_MS)
+    ask(qtbot, loaded, "Hello")
+    assert shown(loaded)[1], "the model that was there answers"
+
+
+def endless(shell: Shell) -> None:
+    shell.window.sampling.set_params(
+        SamplingParams(max_tokens=100_000, ignore_eos=True, on_overflow="shift")
+    )
+
+
+def test_ejecting_while_it_answers_keeps_what_was_said(loaded: Shell, qtbot: QtBot) -> None:
+    endless(loaded)
+    loaded.chat_presenter.send("Hello")
+    qtbot.waitUntil(lambda: len(shown(loaded)) == 2 and len(shown(loaded)[1]) > 50, timeout=WAIT_MS)
+    with qtbot.waitSignal(loaded.client.unloaded, timeout=WAIT_MS):
+        loaded.models.eject()
+    assert loaded.client.state is EngineState.EMPTY
+    assert not loaded.session.is_busy
+    assert len(shown(loaded)[1]) > 50
+
+
+def test_stopping_takes_effect_at_once(loaded: Shell, qtbot: QtBot) -> None:
+    endless(loaded)
+    loaded.chat_presenter.send("Hello")
+    qtbot.waitUntil(lambda: len(shown(loaded)) == 2 and len(shown(loaded)[1]) > 50, timeout=WAIT_MS)
+    with qtbot.waitSignal(loaded.client.finished, timeout=500) as end:
+        loaded.session.stop()
+    assert end.args[0].reason == "cancelled"
+
+
+def test_closing_while_it_answers_leaves_nothing_behind(loaded: Shell, qtbot: QtBot) -> None:
+    endless(loaded)
+    loaded.chat_presenter.send("Hello")
+    qtbot.waitUntil(lambda: len(shown(loaded)) == 2 and len(shown(loaded)[1]) > 50, timeout=WAIT_MS)
+    loaded.window.close()
+    assert loaded.client.state is EngineState.CLOSED
+
+
+def test_closing_in_the_middle_of_a_load_leaves_nothing_behind(
+    shell: Shell, qtbot: QtBot, tmp_path: Path
+) -> None:
+    """Large enough that the load takes a while; it ends at the next chunk."""
+    path = tiny_gguf(tmp_path / "large.gguf", n_layer=8, n_embd=1024, n_head=16, n_ff=4096)
+    with qtbot.waitSignal(shell.client.load_progress, timeout=WAIT_MS):
+        shell.models.open(str(path))
+    shell.window.close()
+    assert shell.client.state is EngineState.CLOSED
