@@ -38,8 +38,8 @@ def main() -> None:
         return
     ratios, stalls = [], []
     for index in range(args.rounds):
-        alone = median(on_command_line(args.model) for _ in range(3))
         window = in_window(args.model, args.seconds)
+        alone = median(on_command_line(args.model, len(window["tokens_per_s"])))
         ratios.append(median(window["tokens_per_s"]) / alone)
         stalls.append(window["longest_stall_ms"])
         report(
@@ -55,12 +55,13 @@ def report(text: str) -> None:
     sys.stdout.flush()
 
 
-def on_command_line(model: str) -> float:
-    """Decode tokens/s of one answer of `tandem generate`."""
-    command = [sys.executable, "-m", "app", "generate", model, "-p", PROMPT, "-n", str(N_TOKENS)]
+def on_command_line(model: str, n_answers: int) -> list[float]:
+    """Decode tokens/s of each answer of `tandem chat`, to the same question each time."""
+    command = [sys.executable, "-m", "app", "chat", model, "-n", str(N_TOKENS)]
     command += ["--temp", "0", "--ignore-eos", "--json"]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return float(json.loads(out)["timings"]["decode_per_s"])
+    typed = f"{PROMPT}\n/new\n" * n_answers
+    out = subprocess.run(command, check=True, capture_output=True, text=True, input=typed).stdout
+    return [float(turn["timings"]["decode_per_s"]) for turn in json.loads(out)["turns"]]
 
 
 def in_window(model: str, seconds: float) -> Any:
