@@ -25,7 +25,7 @@ TEXT = "hello the world, a split model tensor.\nAnd more of it: 0123456789 " * 2
 
 
 @pytest.mark.parametrize("options", [(), ("--devices", "cpu,cpu", "--split", "1,2")], ids=str)
-def test_perplexity_scores_the_second_half_of_each_chunk(
+def test_perplexity_scores_what_has_half_a_chunk_before_it(
     run: Run, model: Path, tmp_path: Path, options: Sequence[str]
 ) -> None:
     file = tmp_path / "text.txt"
@@ -34,7 +34,7 @@ def test_perplexity_scores_the_second_half_of_each_chunk(
     ask = ("perplexity", model, file, "--ctx", 16, "--kv-type", "f32", *options)
     document = run(*ask, "--json").document
     chunks = [ids[start : start + 16] for start in range(0, len(ids) - 15, 16)]
-    expected = np.concatenate([plain_losses(model, [1, *chunk[1:]])[7:] for chunk in chunks])
+    expected = np.concatenate([plain_losses(model, [1, *chunk[1:]])[8:] for chunk in chunks])
     assert document["n_chunks"] == len(chunks) > 2
     assert document["n_scored"] == len(expected)
     assert document["nll"] == pytest.approx(expected.mean(), rel=1e-5)
