@@ -15,6 +15,7 @@ from typing import Self
 
 import numpy as np
 
+import engine.environment  # noqa: F401 before torch, which reads it
 from engine.config import LoadParams, SamplingParams
 from engine.devices import parse_devices
 from engine.errors import EngineError, OutOfDeviceMemory, PromptError, SplitError, TemplateError

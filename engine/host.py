@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import Cancelled, EngineCrashed, EngineError
@@ -186,12 +187,8 @@ class ThreadHost:
 
 def _import_engine() -> EngineReady:
     start = time.perf_counter()
-    from engine.devices import prepare_environment
-
-    prepare_environment()
+    import_module("engine.api")  # first: it sets what torch reads
     import torch
-
-    import engine.api  # noqa: F401 so that the first load does not wait for it
 
     return EngineReady(torch.__version__, time.perf_counter() - start)
 

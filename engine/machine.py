@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import psutil
 import torch
 
-from engine.devices import cuda_status, prepare_environment, require_devices
+from engine.devices import cuda_status, require_devices
 from engine.devices.host import usable_cores
 from engine.errors import NoDevice
 from engine.plan import Plan
@@ -19,8 +19,6 @@ SMALL_BYTES = 64 << 20
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
 )  # fmt: skip
-
-prepare_environment()  # before CUDA counts its devices, so that numbers mean the same everywhere
 
 
 def torch_device(name: str) -> torch.device:

@@ -8,7 +8,7 @@
 NVML and psutil are asked; torch is never imported here. Without a driver there is just the CPU.
 """
 
-from engine.devices.catalog import cuda_status, list_devices, prepare_environment
+from engine.devices.catalog import cuda_status, list_devices
 from engine.devices.monitor import DeviceMonitor
 from engine.devices.selection import parse_devices, require_devices
 from engine.devices.types import DeviceInfo, DeviceKind, DeviceSnapshot
@@ -21,6 +21,5 @@ __all__ = [
     "cuda_status",
     "list_devices",
     "parse_devices",
-    "prepare_environment",
     "require_devices",
 ]

@@ -12,19 +12,11 @@ from engine.devices.torch_build import find_torch_build
 from engine.devices.types import DeviceInfo
 from engine.errors import DeviceError
 
-__all__ = ["cuda_status", "list_devices", "numbered_gpus", "prepare_environment", "visible"]
+__all__ = ["cuda_status", "list_devices", "numbered_gpus", "visible"]
 
 log = logging.getLogger(__name__)
 
 NO_MEMORY = Memory(0, 0, 0)
-
-
-def prepare_environment() -> None:
-    """Make CUDA count GPUs in PCI order, as NVML and this module do. Call before importing torch.
-
-    By default CUDA puts the fastest first, and the same number would mean another GPU.
-    """
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def list_devices() -> list[DeviceInfo]:

@@ -1,7 +1,6 @@
 """Which devices there are and what they are called, with a made-up NVIDIA driver."""
 
 import importlib
-import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from engine.devices import (
     cuda_status,
     list_devices,
     parse_devices,
-    prepare_environment,
     require_devices,
     torch_build,
 )
@@ -194,15 +192,6 @@ def test_the_status_names_the_variable_that_hides_all(driver, monkeypatch):
 def test_a_driver_without_gpus_is_told_apart(driver):
     driver.gpus = []
     assert cuda_status() == "An NVIDIA driver is here but no GPU; Tandem runs on the CPU."
-
-
-def test_prepare_environment_asks_for_pci_order_and_keeps_a_persons_choice(monkeypatch):
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    prepare_environment()
-    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    prepare_environment()
-    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
 # --- the torch build

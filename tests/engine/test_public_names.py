@@ -1,5 +1,6 @@
 """What `import engine` offers, and what it does not cost."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,23 @@ def test_every_public_name_resolves(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing_like_this"):
         _ = engine.nothing_like_this
+
+
+def test_what_torch_reads_is_set_before_it_is_imported() -> None:
+    """A person's own choice stays."""
+    code = (
+        "import os, sys, types; seen = {}\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'torch': seen.update(os.environ)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from engine import load_model\n"
+        "print(seen['CUDA_DEVICE_ORDER'], seen['OMP_WAIT_POLICY'])"
+    )
+    chosen = {**os.environ, "OMP_WAIT_POLICY": "ACTIVE"}
+    chosen.pop("CUDA_DEVICE_ORDER", None)
+    run = subprocess.run([sys.executable, "-c", code], env=chosen, capture_output=True, text=True)
+    assert run.stdout.split() == ["PCI_BUS_ID", "ACTIVE"]
 
 
 def test_planning_and_the_command_line_do_not_import_torch() -> None:
