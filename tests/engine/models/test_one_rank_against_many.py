@@ -98,3 +98,27 @@ def test_half_precision_caches_stay_close(tmp_path: Path) -> None:
         with load_model(path, ["cpu"] * 2, kv_type=kv_type) as model:
             error = np.abs(model.logits(IDS) - expected).max() / np.abs(expected).max()
         assert 0 < error < tolerance
+
+
+@pytest.mark.parametrize("split", [[1], [1, 1], [3, 1], [1, 2, 1], [5, 0, 1]], ids=str)
+def test_routed_experts_equal_the_plain_reference(tmp_path: Path, split: list[float]) -> None:
+    rng = np.random.default_rng(1)
+    n_expert, n_ff, n_embd = 5, 96, 64
+    extra: dict[str, object] = {"llama.expert_count": n_expert, "llama.expert_used_count": 2}
+    for layer in range(2):
+        p = f"blk.{layer}.ffn_"
+        extra[f"{p}gate_inp.weight"] = rng.normal(size=(n_expert, n_embd)).astype(np.float32)
+        for name, shape in (
+            ("gate_exps", (n_expert, n_ff, n_embd)),
+            ("up_exps", (n_expert, n_ff, n_embd)),
+            ("down_exps", (n_expert, n_embd, n_ff)),
+        ):
+            weight = rng.normal(size=shape) / np.sqrt(shape[-1])
+            extra[f"{p}{name}.weight"] = weight.astype(np.float32)
+    path = tiny_gguf(tmp_path / "m.gguf", n_ff=n_ff, n_embd=n_embd, extra=extra)
+    expected = PlainLlama(path).logits(IDS)
+    for mode in ("tensor", "layer"):
+        devices = ["cpu"] * len(split)
+        with load_model(path, devices, split, split_mode=mode, kv_type="f32") as model:
+            logits = model.logits(IDS)
+        assert np.abs(logits - expected).max() < 2e-5 * np.abs(expected).max()
