@@ -226,6 +226,17 @@ class EngineClient(QObject):
             self._model = None
             self._settle()
             self.unloaded.emit()
+        else:
+            self._note_model(event)
+
+    def _note_model(self, event: Event) -> None:
+        """Know what the engine holds after a command that was replaced, without telling anyone."""
+        if isinstance(event, ModelLoaded):
+            self._model = event
+        elif isinstance(event, ModelUnloaded) or (
+            isinstance(event, Failed) and event.is_model_lost
+        ):
+            self._model = None
 
     def _on_load_event(self, event: Event) -> None:
         if isinstance(event, LoadProgress):

@@ -13,13 +13,15 @@ from engine import (
     ChatMessage,
     ContextShifted,
     EngineError,
+    Event,
+    Failed,
     Finished,
     LoadParams,
     PrefillProgress,
     SamplingParams,
     TokenText,
 )
-from tests.helpers.fake_host import FakeHost, Script
+from tests.helpers.fake_host import FakeHost, Script, model_loaded
 
 PARAMS = LoadParams("/models/tiny.gguf")
 ASK = (ChatMessage("user", "Hi"),)
@@ -132,6 +134,27 @@ def test_a_model_that_made_room_in_vain_is_gone(
         client.load(LoadParams("/models/other.gguf"))
     assert client.model is None
     assert client.state is EngineState.EMPTY
+
+
+@pytest.mark.parametrize(
+    ("late", "left"),
+    [
+        (model_loaded(LoadParams("/models/second.gguf")), "/models/second.gguf"),
+        (Failed(Cancelled("Loading"), is_model_lost=True), None),
+        (Failed(Cancelled("Loading")), PARAMS.path),
+    ],
+)
+def test_what_a_replaced_load_left_behind_is_known(
+    qtbot: QtBot, client: EngineClient, script: Script, late: Event, left: str | None
+) -> None:
+    """It ended in the moment in which the next one was asked for, and that one came to nothing."""
+    loaded(qtbot, client)
+    script.hold = True
+    client.load(LoadParams("/models/third.gguf"))
+    client._host.send(1, late)  # type: ignore[union-attr]
+    with qtbot.waitSignal(client.load_failed):
+        client.cancel()
+    assert (client.model.info.path if client.model else None) == left
 
 
 def test_the_timer_sleeps_when_nothing_happens_and_wakes_again(
