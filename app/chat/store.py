@@ -1,13 +1,17 @@
 """Chats on disk: one JSON file each, replaced as a whole.
 
 A file that cannot be read is left alone and counted; it never keeps the window from opening.
+Several windows may share the folder: a chat that did not change here is not written, and one that
+another window changed meanwhile is not written over.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.atomic import write_json
@@ -22,6 +26,18 @@ class ChatStoreError(Exception):
     """A chat could not be written; the text is a sentence for a person."""
 
 
+class ChatConflict(ChatStoreError):
+    """The file is not as this window left it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A chat as it was read or written last; `stamp` is None where there was no file."""
+
+    digest: bytes
+    stamp: tuple[int, int] | None
+
+
 class ChatStore:
     """The chats below one folder.
 
@@ -32,6 +48,7 @@ class ChatStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.n_unreadable = 0
+        self._known: dict[str, _Known] = {}
 
     def load(self) -> list[Conversation]:
         """All chats that can be read, newest first."""
@@ -45,13 +62,21 @@ class ChatStore:
         return sorted(chats, key=lambda chat: chat.updated, reverse=True)
 
     def save(self, chat: Conversation) -> None:
-        """Write one chat.
+        """Write one chat if it differs from what was read or written last.
 
         Raises:
+            ChatConflict: another window has written it since then, or deleted it.
             ChatStoreError: the disk is full or the folder cannot be written.
         """
+        path, digest = self._path(chat.id), _digest(chat)
+        known = self._known.get(chat.id)
+        if known is not None and known.digest == digest:
+            return
         try:
-            write_json(self._path(chat.id), chat.to_json())
+            if known is not None and _stamp(path) != known.stamp:
+                raise ChatConflict(f"“{chat.shown_title}” was changed in another window.")
+            write_json(path, chat.to_json())
+            self._known[chat.id] = _Known(digest, _stamp(path))
         except OSError as error:
             reason = error.strerror or str(error)
             raise ChatStoreError(
@@ -70,6 +95,7 @@ class ChatStore:
             raise ChatStoreError(
                 f"The chat could not be deleted ({error.strerror or error})."
             ) from error
+        self._known.pop(chat_id, None)
 
     def _files(self) -> list[Path]:
         try:
@@ -78,15 +104,30 @@ class ChatStore:
             return []
 
     def _read(self, path: Path) -> Conversation:
+        stamp = _stamp(path)
         data = json.loads(path.read_text(encoding="utf-8", errors="surrogatepass"))
         if not isinstance(data, dict):
             raise ValueError("no JSON object")
         chat = Conversation.from_json(data)
-        if chat.id != path.stem:
+        if path != self._path(chat.id):
             raise ValueError("the id is not the file's name")
+        self._known[chat.id] = _Known(_digest(chat), stamp)
         return chat
 
     def _path(self, chat_id: str) -> Path:
         if not SAFE_ID.fullmatch(chat_id):
             raise ValueError(f"no chat id: {chat_id!r}")
         return self._folder / f"{chat_id}.json"
+
+
+def _digest(chat: Conversation) -> bytes:
+    return hashlib.sha256(repr(chat).encode()).digest()
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is replaced."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_ino

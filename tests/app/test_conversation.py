@@ -15,7 +15,7 @@ from app.chat.conversation import (
     split_thought,
     title_from,
 )
-from app.chat.store import ChatStore, ChatStoreError
+from app.chat.store import ChatConflict, ChatStore, ChatStoreError
 from engine import ChatMessage
 
 STATS = AnswerStats("stop", 412, 61.8, 0.31, 900)
@@ -116,6 +116,34 @@ def test_a_failed_save_keeps_the_old_file_and_says_why(
         store.save(chat)
     assert [len(c.messages) for c in store.load()] == [2]
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_chat_that_did_not_change_is_not_written(tmp_path: Path) -> None:
+    """So a second window that only shows it cannot undo what the first one writes."""
+    first, chat = ChatStore(tmp_path), a_chat()
+    first.save(chat)
+    second = ChatStore(tmp_path)
+    (shown,) = second.load()
+    chat.add(Message("user", "more"))
+    first.save(chat)
+    second.save(shown)
+    assert ChatStore(tmp_path).load() == [chat]
+    first.delete(chat.id)
+    second.save(shown)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_another_window_wrote_is_not_written_over(tmp_path: Path) -> None:
+    first, chat = ChatStore(tmp_path), a_chat()
+    first.save(chat)
+    second = ChatStore(tmp_path)
+    (other,) = second.load()
+    chat.add(Message("user", "more"))
+    first.save(chat)
+    other.add(Message("user", "something else"))
+    with pytest.raises(ChatConflict, match="another window"):
+        second.save(other)
+    assert ChatStore(tmp_path).load() == [chat]
 
 
 def test_search_finds_all_words_anywhere() -> None:
