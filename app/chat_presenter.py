@@ -78,6 +78,17 @@ class ChatPresenter(QObject):
         if self._session.send(text):
             self._window.composer.set_text("")
 
+    @Slot(int, str)
+    def edit(self, index: int, text: str) -> None:
+        """Ask another question instead; what cannot be sent now joins the draft."""
+        self.flush()
+        if not self._session.edit(index, text):
+            draft = "\n\n".join(
+                part for part in (self._session.current.draft, text) if part.strip()
+            )
+            self._session.set_draft(draft)
+            self._window.composer.set_text(draft)
+
     @Slot()
     def show_context(self) -> None:
         """How full the context of the loaded model is with the open chat."""
@@ -99,7 +110,7 @@ class ChatPresenter(QObject):
 
     def _wire_answer(self) -> None:
         session, view, client = self._session, self._view, self._client
-        view.resend_requested.connect(session.edit)
+        view.resend_requested.connect(self.edit)
         view.regenerate_requested.connect(session.regenerate)
         self._window.regenerate_requested.connect(session.regenerate)
         session.message_added.connect(self._on_message_added)

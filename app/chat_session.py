@@ -7,12 +7,13 @@ another chat is opened.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 from app.chat.conversation import THINK_CLOSE, AnswerStats, Conversation, Message
-from app.chat.store import ChatStore, ChatStoreError
+from app.chat.store import ChatConflict, ChatStore, ChatStoreError
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.notice import Notice
 from engine import ContextOverflow, EngineError, Finished, SamplingParams
@@ -131,9 +132,9 @@ class ChatSession(QObject):
         self.current.system_prompt = text
 
     def save_current(self) -> None:
-        """Write the open chat if there is anything in it."""
+        """Write the open chat if there is anything in it, or was."""
         chat = self.current
-        if not chat.is_empty or chat.draft.strip():
+        if not chat.is_empty or chat.draft.strip() or chat in self.chats:
             self._save(chat)
 
     # answers
@@ -142,9 +143,8 @@ class ChatSession(QObject):
         """Ask; False leaves the text to the composer, a notice says why."""
         if not text.strip() or not self._may_answer():
             return False
-        self._add(Message("user", text.strip()))
         self.current.draft = ""
-        self._answer()
+        self._ask(text)
         return True
 
     def regenerate(self) -> None:
@@ -156,11 +156,13 @@ class ChatSession(QObject):
             self._cut(n_kept)
             self._answer()
 
-    def edit(self, index: int, text: str) -> None:
-        """Replace a person's turn and what followed it, and ask again."""
-        if text.strip() and self._may_answer():
-            self._cut(index)
-            self.send(text)
+    def edit(self, index: int, text: str) -> bool:
+        """Replace a person's turn and what followed it, and ask again; False as for `send`."""
+        if not text.strip() or not self._may_answer():
+            return False
+        self._cut(index)
+        self._ask(text)
+        return True
 
     def go_on(self) -> None:
         """Write on where the last answer ended."""
@@ -215,6 +217,10 @@ class ChatSession(QObject):
             return False
         return True
 
+    def _ask(self, text: str) -> None:
+        self._add(Message("user", text.strip()))
+        self._answer()
+
     def _add(self, message: Message) -> None:
         if self._answering is not None:
             self._client.cancel()
@@ -260,29 +266,31 @@ class ChatSession(QObject):
 
     @Slot(object)
     def _on_finished(self, finished: Finished) -> None:
-        is_here = self.is_answering_here
+        chat, is_here = self._answering, self.is_answering_here
         self._close_answer(AnswerStats.of(finished))
-        if finished.reason == "context" and is_here:
-            self._offer_shift("The context is full, so the answer ends here.", self.go_on)
+        if finished.reason == "context" and chat is not None and is_here:
+            self._offer_shift(chat, "The context is full, so the answer ends here.", self.go_on)
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
-        if self._answering is None:
+        if (chat := self._answering) is None:
             return
         if is_cancelled(error):
             self._close_answer(CANCELLED)
             return
-        self._answering.messages[-1].problem = error.message
+        chat.messages[-1].problem = error.message
         self._close_answer(None)
         if isinstance(error, ContextOverflow):
-            self._offer_shift(error.message, self.regenerate)
+            self._offer_shift(chat, error.message, self.regenerate)
         else:
             self.noticed.emit(Notice.of(error))
 
-    def _offer_shift(self, sentence: str, then: Callable[[], None]) -> None:
+    def _offer_shift(self, chat: Conversation, sentence: str, then: Callable[[], None]) -> None:
         def forget_and_go_on() -> None:
             self._allow_shift()
-            then()
+            self.open_chat(chat.id)  # a person may look at another one by now
+            if self.current is chat:
+                then()
 
         self.noticed.emit(
             Notice(
@@ -318,6 +326,11 @@ class ChatSession(QObject):
             self.chats_changed.emit()
         try:
             self._store.save(chat)
+        except ChatConflict as conflict:
+            chat.id = uuid.uuid4().hex
+            self._notice(f"{conflict} Both versions are kept; this is a new chat now.")
+            self._save(chat)
+            self.chats_changed.emit()
         except ChatStoreError as error:
             self._notice(str(error), kind="error")
 

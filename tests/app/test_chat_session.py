@@ -1,0 +1,78 @@
+"""What must not get lost between two chats, two windows, and an answer that ends meanwhile."""
+
+from pytestqt.qtbot import QtBot
+
+from app.chat.conversation import Message
+from app.chat.store import ChatStore
+from app.paths import chats_dir
+from tests.helpers.fake_host import Script
+from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, prompts
+
+
+def test_a_chat_that_two_windows_changed_is_kept_twice(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Hi")
+    other = ChatStore(chats_dir())
+    (theirs,) = other.load()
+    theirs.add(Message("user", "from the other window"))
+    other.save(theirs)
+    ask(qtbot, shell, "from this window")
+    assert "Both versions are kept" in banner(shell)
+    kept = [[m.content for m in chat.messages] for chat in ChatStore(chats_dir()).load()]
+    assert sorted(len(texts) for texts in kept) == [3, 4]
+    assert {texts[2] for texts in kept} == {"from the other window", "from this window"}
+    shell.window.close()
+    again = make_shell()
+    assert again.session.current.messages[2].content == "from this window"
+
+
+def test_an_edit_keeps_the_draft(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "First")
+    shell.window.composer.edit.setPlainText("half a question")
+    shell.window.chat_view.resend_requested.emit(0, "Better")
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert shell.window.composer.text == shell.session.current.draft == "half a question"
+
+
+def test_an_edit_that_cannot_be_sent_becomes_the_draft(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "First")
+    shell.models.eject()
+    qtbot.waitUntil(lambda: shell.client.model is None)
+    shell.window.composer.edit.setPlainText("half a question")
+    shell.window.chat_view.resend_requested.emit(0, "Better")
+    assert shell.session.current.messages[0].content == "First"
+    assert shell.window.composer.text == "half a question\n\nBetter"
+    assert shell.session.current.draft == shell.window.composer.text
+
+
+def test_a_draft_that_was_taken_back_stays_away(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell()
+    shell.window.composer.edit.setPlainText("never mind")
+    shell.chat_presenter.flush()
+    shell.session.save_current()
+    shell.window.composer.edit.setPlainText("")
+    shell.window.close()
+    assert make_shell().window.composer.text == ""
+
+
+def test_forgetting_the_oldest_goes_on_in_the_chat_that_was_full(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    """A person may have opened another chat before pressing the button."""
+    shell = make_shell(model=MODEL)
+    ask(qtbot, shell, "Elsewhere")
+    elsewhere = shell.session.current
+    shell.chat_presenter.new_chat()
+    script.reason = "context"
+    ask(qtbot, shell, "Too long")
+    full = shell.session.current
+    shell.chat_presenter.open_chat(elsewhere.id)
+    script.answer, script.reason = " More.", "stop"
+    shell.window.banner._action.click()
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    assert shell.session.current is full
+    assert full.messages[-1].content == "Hello from the **fake** model. More."
+    assert elsewhere.messages[-1].content == "Hello from the **fake** model."
+    assert prompts(shell)[-1][0] == ("user", "Too long")
