@@ -129,7 +129,7 @@ class SettingsStore:
 
     def _read(self) -> Settings:
         try:
-            data = json.loads(self._path.read_text(encoding="utf-8"))
+            data = json.loads(self._path.read_text(encoding="utf-8", errors="surrogatepass"))
             if not isinstance(data, dict):
                 raise ValueError("no JSON object")
         except FileNotFoundError:

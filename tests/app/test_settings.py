@@ -25,6 +25,14 @@ def test_what_was_changed_comes_back(path: Path) -> None:
     assert again.current.sampling_params() == SamplingParams(top_k=7)
 
 
+def test_a_path_that_is_no_text_does_not_cost_the_settings(path: Path) -> None:
+    """File names on Linux are bytes; those that are not UTF-8 come as lone surrogates."""
+    store = SettingsStore(path)
+    store.put(Settings(theme="light", recent_models=("/tmp/\udcff.gguf",)))
+    assert store.save()
+    assert SettingsStore(path).current == store.current
+
+
 def test_keys_of_another_version_are_kept(path: Path) -> None:
     path.parent.mkdir()
     path.write_text(json.dumps({"theme": "dark", "from_the_future": [1, 2]}))
