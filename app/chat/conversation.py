@@ -12,6 +12,7 @@ from engine import ChatMessage, Finished
 
 SCHEMA = 1
 TITLE_LENGTH = 48
+LAST_SECOND = 253_000_000_000.0  # in the year 9987
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
@@ -118,6 +119,7 @@ class Conversation:
     def prompt(self, *, continue_last: bool = False) -> tuple[ChatMessage, ...]:
         """The turns for the model: system prompt first, thoughts and empty answers left out.
 
+        Questions without an answer between them become one turn, as many templates refuse two.
         With `continue_last` the last answer stands as it was written, thought and all.
         """
         turns = [ChatMessage("system", self.system_prompt)] if self.system_prompt.strip() else []
@@ -127,12 +129,15 @@ class Conversation:
                 text = split_thought(text).answer
                 if not text.strip():
                     continue
+            if turns and turns[-1].role == message.role:
+                text = f"{turns.pop().content}\n\n{text}"
             turns.append(ChatMessage(message.role, text))
         return tuple(turns)
 
     def matches(self, words: str) -> bool:
         """Whether title or text contain every word of a search, whatever the case."""
-        wanted = words.casefold().split()
+        if not (wanted := words.casefold().split()):
+            return True  # no reason to read a long chat
         text = "\n".join([self.title, *(m.content for m in self.messages)]).casefold()
         return all(word in text for word in wanted)
 
@@ -156,8 +161,8 @@ class Conversation:
             return cls(
                 id=_text(data["id"]),
                 title=_text(data["title"]),
-                created=float(data["created"]),
-                updated=float(data["updated"]),
+                created=_time(data["created"]),
+                updated=_time(data["updated"]),
                 system_prompt=_text(data.get("system_prompt", "")),
                 draft=_text(data.get("draft", "")),
                 messages=[_message(item) for item in data["messages"]],
@@ -178,6 +183,14 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"a text expected, not {value!r}")
     return value
+
+
+def _time(value: Any) -> float:
+    """Seconds that a date can be made of, in every time zone."""
+    seconds = float(value)
+    if not 0.0 <= seconds <= LAST_SECOND:  # false for NaN, too
+        raise ValueError(f"no time: {value!r}")
+    return seconds
 
 
 def _message(data: Mapping[str, Any]) -> Message:

@@ -63,6 +63,14 @@ def test_an_answer_that_is_only_a_thought_is_left_out() -> None:
     assert chat.prompt() == (ChatMessage("user", "a"),)
 
 
+def test_questions_that_were_not_answered_become_one_turn() -> None:
+    """Templates that insist on turns taken in order would refuse every later question."""
+    chat = Conversation()
+    for role, text in [("user", "a"), ("assistant", ""), ("user", "b"), ("assistant", "")]:
+        chat.add(Message(role, text))
+    assert chat.prompt() == (ChatMessage("user", "a\n\nb"),)
+
+
 def test_the_first_question_names_the_chat() -> None:
     assert a_chat().title == "Why?"
     assert title_from("word " * 30) == "word word word word word word word word word…"
@@ -90,6 +98,8 @@ def test_any_text_survives_json(text: str) -> None:
         "", "{", "[]", '{"id": 3}', '{"id": "x", "title": "", "created": 0, "updated": 0}',
         '{"id": "x", "title": "", "created": 0, "updated": 0, "messages": [{"role": "user"}]}',
         '{"id": "../x", "title": "", "created": 0, "updated": 0, "messages": []}', "[" * 100_000,
+        '{"id": "x", "title": "", "created": 0, "updated": NaN, "messages": []}',
+        '{"id": "x", "title": "", "created": 0, "updated": 1e300, "messages": []}',
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_chat_is_skipped_and_stays(tmp_path: Path, content: str) -> None:
