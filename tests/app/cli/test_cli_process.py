@@ -41,6 +41,16 @@ def test_input_in_another_encoding_is_read_as_far_as_it_goes(
     assert json.loads(capsys.readouterr().out)["turns"][0]["prompt"] == "na\ufffdve"
 
 
+def test_a_closed_input_is_an_empty_one(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `tandem chat … <&-`."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["chat", str(model), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"turns": []}
+    sys.stdin.close()
+
+
 def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Interrupt when the first text is shown."""
     shown: list[str] = []
