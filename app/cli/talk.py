@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from app.chat.conversation import split_thought
 from app.cli.arguments import add_json, add_load, add_model, add_sampling, sampling_params
 from app.cli.loading import load
 from app.cli.output import note, note_error, write, write_json
@@ -191,7 +192,7 @@ def run_chat(args: argparse.Namespace) -> None:
                 turns.append({"prompt": text, "error": str(error)})
                 note_error(error)
                 continue
-            messages.append(ChatMessage("assistant", result.text))
+            messages.append(ChatMessage("assistant", split_thought(result.text).answer))
             turns.append({"prompt": text, **result.document()})
             if not args.json:
                 write("\n")

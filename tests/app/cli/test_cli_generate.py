@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import load_tokenizer
+from app.cli.talk import Answer
+from engine import ChatMessage, Finished, Generate, Timings, Usage, load_tokenizer
 from tests.helpers.command_line import GREEDY, Run, assert_refused
 from tests.helpers.model_draft import ModelDraft
 
@@ -156,6 +157,25 @@ def test_an_error_ends_a_turn_but_not_the_chat(run: Run, model: Path) -> None:
     assert "the context holds 512" in outcome.err
     assert second["prompt"] == "hello"
     assert second["usage"]["prompt_tokens"] < 512
+
+
+def test_chat_does_not_remember_thoughts(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the window: what a model thought is no part of the conversation."""
+    asked: list[Generate] = []
+
+    def think(model: object, request: Generate, *, is_silent: bool) -> Answer:
+        asked.append(request)
+        result = Answer()
+        result.text = "<think>hm</think>\n\nYes."
+        result.finished = Finished("stop", Usage(), Timings())
+        return result
+
+    monkeypatch.setattr("app.cli.talk.answer", think)
+    turns = run("chat", model, "--json", stdin="one\ntwo\n").document["turns"]
+    assert asked[1].messages[1] == ChatMessage("assistant", "Yes.")
+    assert turns[0]["text"] == "<think>hm</think>\n\nYes."
 
 
 def test_chat_without_input_is_an_empty_one(run: Run, model: Path) -> None:
