@@ -128,7 +128,8 @@ class ModelSession(QObject):
 
     @Slot()
     def _on_unloaded(self) -> None:
-        self.emptied.emit(self._info)
+        if self._client.state is not EngineState.LOADING:  # its outcome will say what there is
+            self.emptied.emit(self._info)
 
 
 def _info_or_error(path: str) -> ModelInfo | EngineError:

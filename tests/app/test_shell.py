@@ -192,6 +192,22 @@ def test_ejecting_while_answering_ends_the_answer_first(
     assert message.stats.reason == "cancelled"
 
 
+def test_a_model_opened_while_another_is_ejected_shows_its_loading(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    """The end of the one comes while the other is under way, and must not hide Cancel."""
+    shell = make_shell(model=MODEL)
+    script.hold = True
+    with qtbot.waitSignal(shell.client.unloaded):
+        shell.models.eject()
+        shell.models.load()
+    assert shell.client.state is EngineState.LOADING
+    assert shell.split._model.load_state == "loading"
+    shell.models.cancel()
+    qtbot.waitUntil(lambda: shell.client.state is EngineState.EMPTY)
+    assert shell.split._model.load_state == "ready"
+
+
 def test_an_engine_that_cannot_start_is_a_sentence(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell()
     shell.client.start()
