@@ -206,8 +206,8 @@ class ChatSession(QObject):
         self.chats_changed.emit()
 
     def _may_answer(self) -> bool:
-        if self._client.model is None:
-            is_loading = self._client.state is EngineState.LOADING
+        is_loading = self._client.state is EngineState.LOADING
+        if self._client.model is None or is_loading:  # to stop the answer would stop the loading
             why = "The model is still loading" if is_loading else "No model is loaded yet"
             self._notice(f"{why}, so the message stays here as a draft.")
             return False

@@ -4,6 +4,7 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Message
 from app.chat.store import ChatStore
+from app.engine_client import EngineState
 from app.paths import chats_dir
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, prompts
@@ -76,3 +77,22 @@ def test_forgetting_the_oldest_goes_on_in_the_chat_that_was_full(
     assert full.messages[-1].content == "Hello from the **fake** model. More."
     assert elsewhere.messages[-1].content == "Hello from the **fake** model."
     assert prompts(shell)[-1][0] == ("user", "Too long")
+
+
+def test_nothing_is_asked_while_another_model_is_loading(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    """The question would wait behind the loading, and stopping it would stop both."""
+    shell = make_shell(model=MODEL)
+    script.hold = True
+    shell.models.load()
+    shell.window.composer.edit.setPlainText("Hi")
+    shell.chat_presenter.send("Hi")
+    assert banner(shell).startswith("The model is still loading")
+    assert shell.window.composer.text == "Hi"
+    assert prompts(shell) == []
+    shell.models.cancel()
+    qtbot.waitUntil(lambda: shell.client.state is EngineState.READY)
+    script.hold = False
+    ask(qtbot, shell, "Hi")
+    assert prompts(shell) == [[("user", "Hi")]]
