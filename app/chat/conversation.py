@@ -71,10 +71,11 @@ class Thought:
 def split_thought(text: str) -> Thought:
     """Separate a leading thought block from the answer.
 
-    Some templates open the block in the prompt, so that only its end is in the text.
+    Some templates open the block in the prompt, so that only its end is in the text. The start of a
+    tag is held back until it can be told, but for "<", which may be a whole answer.
     """
     start = text.lstrip()
-    if THINK_OPEN.startswith(start[: len(THINK_OPEN)]) and len(start) < len(THINK_OPEN):
+    if start != "<" and len(start) < len(THINK_OPEN) and THINK_OPEN.startswith(start):
         return Thought(None, "")  # too early to tell
     begins = start.startswith(THINK_OPEN)
     body = start.removeprefix(THINK_OPEN) if begins else text

@@ -33,6 +33,7 @@ def a_chat() -> Conversation:
     [
         ("plain", Thought(None, "plain")),
         ("<thi", Thought(None, "")),
+        ("<", Thought(None, "<")),
         ("<think>a", Thought("a", "", is_open=True)),
         ("\n<think>\na\n</think>\n\nb", Thought("a", "b")),
         ("opened by the template</think>b", Thought("opened by the template", "b")),
