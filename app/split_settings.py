@@ -258,8 +258,9 @@ def _normalised(weights: Sequence[float]) -> list[float]:
 
 
 def _share(value: object) -> float:
-    is_number = isinstance(value, int | float) and math.isfinite(value)
-    return min(1.0, max(0.0, float(value))) if is_number else 0.0  # type: ignore[arg-type]
+    if not isinstance(value, int | float):
+        return 0.0
+    return float(min(1.0, max(0.0, value)))  # 0 for NaN; cut first, as a huge int has no float
 
 
 def _whole(value: object, low: int, high: int) -> int | None:

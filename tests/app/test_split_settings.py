@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.split_settings import (
@@ -212,6 +212,7 @@ damaged = st.fixed_dictionaries(
 
 
 @settings(deadline=None)
+@example({"ranks": [{"device": "cpu", "on": True, "share": 10**400}]}, [CPU])
 @given(damaged, st.sampled_from([RIG, [CPU]]))
 def test_a_damaged_file_restores_to_something_sound(
     data: dict[str, Any], devices: list[DeviceInfo]
