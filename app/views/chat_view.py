@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWi
 
 from app.chat.conversation import Conversation, Message
 from app.views.buttons import button
+from app.views.controls import keep_margin
 from app.views.message_view import AnswerView, MessageView, UserView
 
 N_SHOWN = 30
@@ -53,6 +54,7 @@ class ChatView(QScrollArea):
         outer.addWidget(self._column, 1000)
         outer.addStretch(1)
         self.setWidget(content)
+        keep_margin(self, outer)
         bar = self.verticalScrollBar()
         bar.rangeChanged.connect(self._follow)
         bar.valueChanged.connect(self._on_scrolled)
@@ -167,7 +169,7 @@ class ChatView(QScrollArea):
                 view.set_last(view is self._views[-1])
 
     def _column_width(self) -> int:
-        return min(COLUMN_WIDTH, max(200, self.viewport().width() - 2 * MARGIN))
+        return min(COLUMN_WIDTH, max(200, self.width() - 2 * MARGIN))
 
     @Slot()
     def _follow(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QTimer, Slot
+from PySide6.QtCore import Qt, QTimer, Slot
 from PySide6.QtGui import QFont, QFontMetrics, QTextCursor, QWheelEvent
 from PySide6.QtWidgets import (
     QApplication,
@@ -116,11 +116,14 @@ class _CodeText(QPlainTextEdit):
         font.setFamilies(MONOSPACE)
         font.setPixelSize(CODE_PIXELS)
         self.setFont(font)
-        self.setStyleSheet("background: transparent; border: none; padding: 0 8px;")
+        self.setStyleSheet(
+            "QPlainTextEdit { background: transparent; border: none; padding: 0 8px; }"
+        )
         self.setReadOnly(True)
         self.setUndoRedoEnabled(False)
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setTabChangesFocus(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.document().setDocumentMargin(4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QRectF, QSize, Qt, QTimer, Signal, Slot
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.theme import set_role, theme, theme_signals
@@ -11,6 +11,7 @@ from app.views.buttons import button
 from app.views.growing_edit import GrowingEdit
 
 DRAFT_MS = 500
+COMPACT_WIDTH = 360  # narrower, and only the ring of the context shows
 WARN_SHARE, DANGER_SHARE = 0.8, 0.95
 
 
@@ -31,6 +32,7 @@ class Composer(QFrame):
         self.edit.setAccessibleName("Message")
         self.edit.submitted.connect(self._submit)
         self.edit.textChanged.connect(self._on_typed)
+        self.edit.focus_changed.connect(self.update)  # the frame shows the focus
         self._sampling = button("Sampling")
         self._sampling.setStyleSheet("border-radius: 12px; padding: 4px 12px; font-size: 12px;")
         self._sampling.clicked.connect(self.sampling_clicked)
@@ -106,6 +108,10 @@ class Composer(QFrame):
             self._draft_timer.stop()
             self._report_draft()
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._gauge.set_compact(self.width() < COMPACT_WIDTH)
+
     def _update_button(self) -> None:
         self._send.setText("Stop" if self._is_busy else "Send")
         self._send.setToolTip("Stop (Esc)" if self._is_busy else "Send (Enter)")
@@ -137,6 +143,9 @@ class ContextGauge(QWidget):
         self.setToolTip(f"{used:,} of {size:,} tokens".replace(",", " "))
         self.setAccessibleName(f"{text}, {used} of {size} tokens")
         self.setVisible(size > 0)
+
+    def set_compact(self, compact: bool) -> None:
+        self._label.setHidden(compact)
 
 
 class _Ring(QWidget):

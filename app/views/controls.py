@@ -8,6 +8,9 @@ from PySide6.QtWidgets import (
     QAbstractButton,
     QDoubleSpinBox,
     QLabel,
+    QLayout,
+    QScrollArea,
+    QScrollBar,
     QSizePolicy,
     QSpinBox,
     QWidget,
@@ -46,6 +49,29 @@ def ignore_wheel(widget: QWidget) -> None:
     """Let the wheel scroll the panel unless the field has the focus."""
     widget.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
     widget.installEventFilter(_WheelBlocker(widget))
+
+
+class _MarginKeeper(QObject):
+    """Takes the room of a scroll bar out of a margin, so that nothing moves when it shows."""
+
+    def __init__(self, bar: QScrollBar, layout: QLayout) -> None:
+        super().__init__(bar)
+        self._layout = layout
+        self._margins = layout.contentsMargins()
+        bar.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if isinstance(watched, QWidget) and event.type() in (QEvent.Type.Show, QEvent.Type.Hide):
+            taken = watched.sizeHint().width() if event.type() == QEvent.Type.Show else 0
+            left, right = self._margins.left(), self._margins.right()
+            top, bottom = self._margins.top(), self._margins.bottom()
+            self._layout.setContentsMargins(left, top, max(0, right - taken), bottom)
+        return False
+
+
+def keep_margin(scroll: QScrollArea, layout: QLayout) -> None:
+    """Let `layout` keep its right margin whether or not the scroll bar shows."""
+    _MarginKeeper(scroll.verticalScrollBar(), layout)
 
 
 def show_number(field: QSpinBox | QDoubleSpinBox, value: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QMimeData, QSize, Qt, Signal, Slot
-from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtGui import QFocusEvent, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
 
 MAX_LINES = 12
@@ -14,6 +14,7 @@ class GrowingEdit(QPlainTextEdit):
     """Grows from one line to twelve, then scrolls."""
 
     submitted = Signal()
+    focus_changed = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -21,7 +22,10 @@ class GrowingEdit(QPlainTextEdit):
         self.setTabChangesFocus(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setStyleSheet(f"font-size: {TEXT_PIXELS}px; background: transparent; border: none;")
+        self.setStyleSheet(
+            f"QPlainTextEdit {{ font-size: {TEXT_PIXELS}px;"
+            " background: transparent; border: none; }"
+        )
         self.document().setDocumentMargin(0)
         self.document().documentLayout().documentSizeChanged.connect(self._fit)
         self._fit()
@@ -53,6 +57,14 @@ class GrowingEdit(QPlainTextEdit):
     def canInsertFromMimeData(self, source: QMimeData) -> bool:  # noqa: N802 Qt
         """Files go to the window, which opens them."""
         return not source.hasUrls() and super().canInsertFromMimeData(source)
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self.focus_changed.emit()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self.focus_changed.emit()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

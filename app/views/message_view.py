@@ -19,6 +19,7 @@ from app.chat.conversation import AnswerStats, Message, split_thought
 from app.chat.markdown import Line, Span
 from app.theme import theme
 from app.views.buttons import HoverButton, button
+from app.views.controls import ElidedLabel
 from app.views.growing_edit import GrowingEdit
 from app.views.message_body import MessageBody
 from app.views.prose_view import ProseView
@@ -153,6 +154,8 @@ class _Editor(QFrame):
         self.edit.setPlainText(text)
         self.edit.selectAll()
         self.edit.submitted.connect(self._accept)
+        self.edit.focus_changed.connect(self.update)
+        self.setFocusProxy(self.edit)  # the frame shows the focus
         cancel = button("Cancel", "quiet", "Cancel editing")
         cancel.clicked.connect(self.cancelled)
         send = button("Send again", "primary")
@@ -190,7 +193,7 @@ class AnswerView(MessageView):
         self.body = MessageBody(self)
         self._problem = QLabel(self, wordWrap=True)
         self._problem.setProperty("role", "danger")
-        self._status = QLabel(self)
+        self._status = ElidedLabel(parent=self)
         self._status.setProperty("role", "muted")
         copy = button("Copy", "quiet", "Copy answer")
         copy.clicked.connect(self.copy)
@@ -203,7 +206,6 @@ class AnswerView(MessageView):
         actions.addWidget(copy)
         actions.addWidget(self._again)
         footer = QHBoxLayout()
-        self._status.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         footer.addWidget(self._status, 1)
         footer.addWidget(self._actions)
         layout = QVBoxLayout(self)
@@ -222,14 +224,14 @@ class AnswerView(MessageView):
 
     def set_status(self, text: str) -> None:
         """What happens before and while the answer is written."""
-        self._status.setText(text)
+        self._status.set_full_text(text)
 
     def close_answer(self) -> None:
         """Nothing more is coming: show the footer."""
         self._show()
         self.body.flush()
         message = self.message
-        self._status.setText(footer_text(message.stats) if message.stats else "")
+        self._status.set_full_text(footer_text(message.stats) if message.stats else "")
         self._problem.setText(message.problem)
         self._problem.setVisible(bool(message.problem))
         self._actions.show()

@@ -30,6 +30,7 @@ from PySide6.QtWidgets import (
 from app.settings import THEMES, changed_sampling
 from app.theme import set_role
 from app.views.buttons import button
+from app.views.controls import keep_margin
 from engine import EngineError, SamplingParams
 
 PROMPT_MS = 400
@@ -69,6 +70,7 @@ class SamplingPanel(QScrollArea):
         layout.addWidget(self._make_theme())
         layout.addStretch()
         self.setWidget(content)
+        keep_margin(self, layout)
         self._mark_changed()
 
     @property

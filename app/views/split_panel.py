@@ -17,7 +17,7 @@ from app.plan_source import PlannerFactory
 from app.split_figures import rank_labels, short_name
 from app.split_model import LoadState, SplitModel, SplitPicture
 from app.split_settings import MAX_CPU_RANKS, SplitSettings
-from app.views.controls import ignore_wheel, label, line, show_number
+from app.views.controls import ignore_wheel, keep_margin, label, line, show_number
 from app.views.device_row import DeviceRow
 from app.views.load_footer import LoadFooter
 from app.views.load_options import LoadOptions
@@ -201,6 +201,8 @@ class SplitPanel(QWidget):
         scroll = QScrollArea()
         scroll.setWidget(content)
         scroll.setWidgetResizable(True)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its fields scroll into view
+        keep_margin(scroll, column)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         return scroll
 
@@ -239,7 +241,7 @@ class SplitPanel(QWidget):
     def _make_verdict(self) -> QWidget:
         """What fits and what it costs; below the scroll area, so that it is always in view."""
         self.summary = SplitSummary()
-        self.problem = label(role="danger")
+        self.problem = label(role="shortage")
         self.problem.setWordWrap(True)
         self.problem.hide()
         verdict = QWidget()

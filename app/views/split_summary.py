@@ -35,7 +35,9 @@ class SplitSummary(QWidget):
         self.set_speed(0.0)
 
     def set_plan(self, plan: Plan | None, *, has_model: bool) -> None:
-        self.total.setText(size_text(plan.total_bytes) if plan else "–")
+        self.total.setText(size_text(plan.total_bytes) if plan else "")
+        for part in (self.total, self.total_note):
+            part.setVisible(plan is not None)
         if plan:
             storage = STORAGE_TEXTS.get(plan.storage, "")
             self.note.setText(" ".join((storage, *plan.warnings)).strip())

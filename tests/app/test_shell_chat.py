@@ -23,7 +23,7 @@ def test_enter_sends_and_the_answer_appears_with_its_footer(
     answer = shell.window.chat_view.last_answer()
     assert answer is not None
     footer = "61.8 tok/s · 8 tokens · 0.31 s to first token · end of turn"
-    assert answer._status.text() == footer
+    assert answer._status.accessibleName() == footer
     assert shell.window.composer.text == ""
 
 

@@ -296,7 +296,7 @@ def test_what_does_not_fit_is_said_in_the_danger_colour(panel: SplitPanel) -> No
     settle()
     assert "GPU 0 would need 4.5 GiB but 3.0 GiB can be had: 1.5 GiB short." in texts(panel)
     assert panel.problem.palette().windowText().color().name() == theme().danger
-    assert panel.rows[0].use.property("role") == "danger"
+    assert panel.rows[0].use.property("role") == "shortage"
     assert panel.footer.load.isEnabled()
 
 
