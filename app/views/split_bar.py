@@ -177,8 +177,11 @@ class ShareHandle(QAbstractSlider):
         colours = theme()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setBrush(QColor(colours.text))
-        edge = colours.accent if self.hasFocus() else colours.surface
-        painter.setPen(QPen(QColor(edge), 2))
         area = QRectF(self.rect()).adjusted(3, 1, -3, -1)
+        painter.setBrush(QColor(colours.text))
+        painter.setPen(QPen(QColor(colours.surface), 2))
         painter.drawRoundedRect(area, 3.5, 3.5)
+        if self.hasFocus():  # a core of accent: a rim of it would not show beside such a segment
+            painter.setPen(QPen(QColor(colours.text), 2))
+            painter.setBrush(QColor(colours.accent))
+            painter.drawRoundedRect(area.adjusted(-1, 1, 1, -1), 3.5, 3.5)

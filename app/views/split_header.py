@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QPushButton, QVBoxLayou
 
 from app.split_figures import RowFigures
 from app.split_settings import MODES, Mode
-from app.views.controls import label
+from app.views.controls import ElidedLabel
 from app.views.split_bar import Segment, ShareBar
 
 MODE_TEXTS: dict[Mode, tuple[str, str]] = {
@@ -45,6 +45,9 @@ class SplitHeader(QWidget):
 
     def set_rows(self, mode: Mode, rows: Sequence[RowFigures]) -> None:
         self.mode_button(mode).setChecked(True)
+        for each in MODES:  # Tab stops at the chosen one, the arrow keys lead to the others
+            policy = Qt.FocusPolicy.StrongFocus if each == mode else Qt.FocusPolicy.ClickFocus
+            self.mode_button(each).setFocusPolicy(policy)
         is_split = mode != "single" and sum(row.is_on for row in rows) > 1
         self.bar.set_segments(
             [Segment(row.colour, row.share, row.spoken) for row in rows if row.is_on]
@@ -74,7 +77,9 @@ class SplitHeader(QWidget):
         layout = QHBoxLayout(self._below)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
-        layout.addWidget(label("drag, or arrow keys: one notch", "muted"), 1)
+        hint = ElidedLabel("drag, or arrow keys: one notch")
+        hint.setProperty("role", "muted")
+        layout.addWidget(hint, 1)
         for text, tip, signal in (
             ("Even", "The same share for every device", self.even_requested),
             ("By memory", "Shares in proportion to the free memory", self.by_memory_requested),
