@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QSize, Qt, Signal, Slot
-from PySide6.QtGui import QAction, QResizeEvent
+from PySide6.QtCore import QPoint, QSize, Qt, Signal, Slot
+from PySide6.QtGui import QAction, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QMenu, QProgressBar, QToolButton, QWidget
 
 from app.theme import icon, set_role, theme, theme_signals
@@ -13,6 +13,8 @@ from app.views.buttons import button
 from engine import LoadParams, ModelInfo, ModelLoaded
 
 HEIGHT, MARGINS, SPACING = 52, 44, 8
+NAME_WIDTH, MIN_NAME_WIDTH = 420, 96
+PROGRESS_WIDTH = 180
 
 
 class ModelBar(QFrame):
@@ -29,8 +31,9 @@ class ModelBar(QFrame):
         super().__init__(parent)
         self.setObjectName("modelBar")
         self.setFixedHeight(HEIGHT)
-        self.menu = QMenu(self)
+        self._full_name = ""
         self._name = QToolButton(self, popupMode=QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.menu = _Menu(self._name, self)
         self._name.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self._name.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the chevron comes last
         self._name.setIconSize(QSize(14, 14))
@@ -39,7 +42,7 @@ class ModelBar(QFrame):
         self._size, self._context, self._loaded = self._pill(), self._pill(), self._pill()
         self._progress = QProgressBar(self, minimum=0, maximum=1000, textVisible=False)
         self._progress.setAccessibleName("Loading")
-        self._progress.setFixedWidth(180)
+        self._progress.setFixedWidth(PROGRESS_WIDTH)
         self._percent = QLabel(self)
         self._percent.setProperty("role", "muted")
         self._button = button("")
@@ -68,7 +71,8 @@ class ModelBar(QFrame):
             demo = self.menu.addAction("Demo model")
             demo.triggered.connect(self.demo_requested)
         if recent:
-            self.menu.addSection("Recent")
+            self.menu.addSeparator()
+            self.menu.addAction("Recent").setEnabled(False)  # styled menus draw no section titles
         for path in recent:
             action = self.menu.addAction(Path(path).name)
             action.setToolTip(path)
@@ -127,8 +131,7 @@ class ModelBar(QFrame):
         return label
 
     def _set_name(self, name: str) -> None:
-        shown = self.fontMetrics().elidedText(name, Qt.TextElideMode.ElideMiddle, 260)
-        self._name.setText(shown)
+        self._full_name = name
         self._name.setToolTip(name)
         self._name.setAccessibleName(f"Model: {name}")
 
@@ -148,12 +151,27 @@ class ModelBar(QFrame):
         self._percent.setVisible(is_loading)
         self._button.setText(button_text)
         self._button.setVisible(bool(button_text))
-        self._fit_pills()
+        self._fit()
 
-    def _fit_pills(self) -> None:
+    def _fit(self) -> None:
+        """Share out the room: the button, the progress, the name, then the pills."""
+        left = self.width() - MARGINS - self._button.sizeHint().width()
+        if not self._progress.isHidden():
+            self._progress.setFixedWidth(min(PROGRESS_WIDTH, self.width() // 4))
+            self._percent.setFixedWidth(self._percent.fontMetrics().horizontalAdvance("100 %") + 2)
+            left -= self._progress.width() + self._percent.width() + 2 * SPACING
+        self._fit_name(min(NAME_WIDTH, max(MIN_NAME_WIDTH, left)))
+        self._fit_pills(left - self._name.sizeHint().width())
+
+    def _fit_name(self, width: int) -> None:
+        metrics = self._name.fontMetrics()
+        self._name.setText(self._full_name)
+        frame = self._name.sizeHint().width() - metrics.horizontalAdvance(self._full_name)
+        elide = Qt.TextElideMode.ElideMiddle
+        self._name.setText(metrics.elidedText(self._full_name, elide, width - frame))
+
+    def _fit_pills(self, left: int) -> None:
         """Show as many pills as there is room for, the least telling ones last."""
-        left = self.width() - self._name.sizeHint().width() - self._button.sizeHint().width()
-        left -= MARGINS
         wanted = (self._size, self._loaded, self._context)[: self._n_pills]
         for pill in (self._size, self._loaded, self._context):
             left -= pill.sizeHint().width() + SPACING
@@ -161,7 +179,7 @@ class ModelBar(QFrame):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._fit_pills()
+        self._fit()
 
     @Slot()
     def _choose_recent(self) -> None:
@@ -172,6 +190,19 @@ class ModelBar(QFrame):
     @Slot()
     def _press(self) -> None:
         self._on_press.emit()
+
+
+class _Menu(QMenu):
+    """Opens from left to right below a button whose own contents run the other way."""
+
+    def __init__(self, owner: QToolButton, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._owner = owner
+        self.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.move(self._owner.mapToGlobal(QPoint(0, self._owner.height())))
 
 
 def short_bytes(n_bytes: int) -> str:
