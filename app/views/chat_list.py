@@ -25,6 +25,7 @@ from app.views.buttons import button
 
 ID = Qt.ItemDataRole.UserRole
 SEARCH_MS = 150
+MIN_WIDTH = 144
 
 
 class ChatList(QWidget):
@@ -34,17 +35,23 @@ class ChatList(QWidget):
     chosen = Signal(str)
     renamed = Signal(str, str)
     delete_requested = Signal(str)
+    search_left = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "panel")
+        self.setMinimumWidth(MIN_WIDTH)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._chats: Sequence[Conversation] = ()
         self._current = ""
-        self.search = QLineEdit(self, clearButtonEnabled=True)
+        self.search = _Search(self)
+        self.search.setClearButtonEnabled(True)
         self.search.setPlaceholderText("Search chats    Ctrl K")
         self.search.setAccessibleName("Search chats")
+        self.search.setToolTip("Enter opens the first that is found, Esc leaves the search")
         self.search.setMinimumHeight(32)
+        self.search.returnPressed.connect(self._choose_first)
+        self.search.escaped.connect(self._leave_search)
         self._search_timer = QTimer(self, singleShot=True, interval=SEARCH_MS)
         self._search_timer.timeout.connect(self.refresh)
         self.search.textChanged.connect(self._search_timer.start)
@@ -104,6 +111,19 @@ class ChatList(QWidget):
         self.search.setFocus()
         self.search.selectAll()
 
+    @Slot()
+    def _choose_first(self) -> None:
+        self.refresh()
+        items = (self.list.item(row) for row in range(self.list.count()))
+        first = next((item for item in items if item.data(ID)), None)
+        if self.search.text() and first is not None:
+            self._choose(first)
+
+    @Slot()
+    def _leave_search(self) -> None:
+        self.search.clear()
+        self.search_left.emit()
+
     @Slot(QListWidgetItem)
     def _choose(self, item: QListWidgetItem) -> None:
         if item.data(ID):
@@ -140,6 +160,18 @@ class ChatList(QWidget):
         menu.addActions([rename, delete])
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(self.list.viewport().mapToGlobal(position))
+
+
+class _Search(QLineEdit):
+    """Says when Esc is pressed."""
+
+    escaped = Signal()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.escaped.emit()
+        else:
+            super().keyPressEvent(event)
 
 
 class _List(QListWidget):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Slot
+from PySide6.QtCore import Signal, Slot
+from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QDockWidget, QFrame, QHBoxLayout, QLabel, QMainWindow, QWidget
 
 from app.views.buttons import IconButton
@@ -10,6 +11,8 @@ from app.views.buttons import IconButton
 
 class Dock(QDockWidget):
     """Holds one panel; dragged by its title, detached by its button or a double click."""
+
+    closed = Signal()
 
     def __init__(self, title: str, content: QWidget, parent: QMainWindow) -> None:
         super().__init__(title, parent)
@@ -38,6 +41,10 @@ class Dock(QDockWidget):
     def _on_floating(self, is_floating: bool) -> None:
         verb = "Put back" if is_floating else "Detach"
         self._float.set_text(f"{verb} {self.windowTitle()}")
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        super().closeEvent(event)
+        self.closed.emit()
 
     @Slot()
     def _toggle_floating(self) -> None:

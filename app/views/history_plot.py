@@ -49,6 +49,8 @@ class HistoryPlot(QWidget):
         # many devices must not widen the window; the tool tip has all values
         self.latest.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.plot = pg.PlotWidget(background=None)
+        self.plot.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.plot.viewport().setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self._set_up_plot()
         header = QHBoxLayout()
         header.addWidget(label(title, "heading"))

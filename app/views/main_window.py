@@ -14,13 +14,16 @@ from PySide6.QtGui import (
     QKeySequence,
     QResizeEvent,
     QShortcut,
+    QShowEvent,
 )
 from PySide6.QtWidgets import (
+    QApplication,
     QDockWidget,
     QFileDialog,
     QHBoxLayout,
     QLabel,
     QMainWindow,
+    QScrollArea,
     QSizePolicy,
     QStackedWidget,
     QTabBar,
@@ -39,11 +42,13 @@ from app.views.dock import Dock
 from app.views.model_bar import ModelBar
 from app.views.sampling_panel import SamplingPanel
 from app.views.start_view import StartView
+from app.views.tab_order import neighbour, tab_stops
 
 LAYOUT_VERSION = 1
 SIZE = QSize(1440, 900)
+FRAME = QSize(0, 40)  # what the desktop's own frame may take of the screen
 SIDEBAR_WIDTH, SPLIT_WIDTH, MONITOR_HEIGHT = 216, 424, 190
-CENTRE_WIDTH = 400
+CENTRE_WIDTH = 360
 SUFFIX = ".gguf"
 
 
@@ -66,7 +71,7 @@ class MainWindow(QMainWindow):
         self.setWindowTitle("Tandem")
         self.setAcceptDrops(True)
         self.resize(SIZE)
-        self.setMinimumSize(720, 480)
+        self.setMinimumHeight(480)  # the width follows from the panels that are shown
         self.model_bar = ModelBar(self)
         self.chat_list = ChatList(self)
         self.chat_view = ChatView(self)
@@ -77,7 +82,9 @@ class MainWindow(QMainWindow):
         self._middle = QStackedWidget(self)
         self._middle.addWidget(self.start_view)
         self._middle.addWidget(self.chat_view)
-        self.setCentralWidget(self._make_centre())
+        self._centre = self._make_centre()
+        self.setCentralWidget(self._centre)
+        self.chat_list.search_left.connect(self.composer.setFocus)
         self._make_docks(split, monitor)
         self._make_rail()
         self._make_shortcuts()
@@ -106,10 +113,15 @@ class MainWindow(QMainWindow):
 
     def restore_layout(self, geometry: str, state: str) -> None:
         """Go back to what `layout_state` gave; what does not fit is ignored."""
+        docks = QByteArray.fromBase64(state.encode())
+        if state:  # first, as hidden panels let the window be small
+            self.restoreState(docks, LAYOUT_VERSION)
         if geometry:
             self.restoreGeometry(QByteArray.fromBase64(geometry.encode()))
-        if state:
-            self.restoreState(QByteArray.fromBase64(state.encode()), LAYOUT_VERSION)
+        else:
+            self.resize(SIZE.boundedTo(self.screen().availableSize() - FRAME))
+        if state:  # again, as now there is room for the widths of the panels
+            self.restoreState(docks, LAYOUT_VERSION)
 
     def _make_centre(self) -> QWidget:
         below = QVBoxLayout()
@@ -157,6 +169,7 @@ class MainWindow(QMainWindow):
 
     def _dock(self, title: str, widget: QWidget, area: Qt.DockWidgetArea) -> QDockWidget:
         dock = Dock(title, widget, self)
+        dock.closed.connect(self.composer.setFocus)
         self.addDockWidget(area, dock)
         return dock
 
@@ -174,12 +187,12 @@ class MainWindow(QMainWindow):
         rail.addWidget(models)
         rail.addWidget(self._toggle("split", "Split", self.split_dock))
         rail.addWidget(self._toggle("monitor", "Monitor", self.monitor_dock))
-        rail.setContentsMargins(4, 8, 4, 8)
         space = QWidget(rail)
         space.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
         rail.addWidget(space)
         rail.addWidget(self._toggle("settings", "Settings (Ctrl+,)", self.settings_dock))
         self.addToolBar(Qt.ToolBarArea.LeftToolBarArea, rail)
+        self._rail = rail
 
     def _toggle(self, name: str, text: str, dock: QDockWidget) -> IconButton:
         """A button that is down while its dock is shown."""
@@ -195,7 +208,10 @@ class MainWindow(QMainWindow):
         dock.setVisible(shown)
         if shown:
             dock.raise_()
-        for tabs in self.findChildren(QTabBar):
+        self._name_tabs()
+
+    def _name_tabs(self) -> None:
+        for tabs in self.findChildren(QTabBar):  # Qt makes them when docks share a place
             tabs.setAccessibleName("Panels")
 
     def _make_shortcuts(self) -> None:
@@ -230,6 +246,23 @@ class MainWindow(QMainWindow):
         self.show_dock(self.settings_dock, self.settings_dock.visibleRegion().isEmpty())
 
     # Qt
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._name_tabs()
+
+    def focusNextPrevChild(self, forward: bool) -> bool:  # noqa: N802 Qt
+        """Go by the place on screen: messages and device rows come and go."""
+        docks = (self.split_dock, self.settings_dock, self.monitor_dock)
+        tabs = self.findChildren(QTabBar)
+        stops = tab_stops((self._rail, self.chats_dock, self._centre, *docks, *tabs))
+        target = neighbour(stops, QApplication.focusWidget(), forward=forward)
+        if target is None:
+            return False
+        reason = Qt.FocusReason
+        target.setFocus(reason.TabFocusReason if forward else reason.BacktabFocusReason)
+        _scroll_to(target)
+        return True
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self.closing.emit()
@@ -267,6 +300,15 @@ def dropped_model(data: QMimeData) -> str:
     return next((path for path in paths if path.lower().endswith(SUFFIX)), "")
 
 
+def _scroll_to(widget: QWidget) -> None:
+    """Bring a widget into view in all that scrolls around it."""
+    around = widget.parentWidget()
+    while around is not None:
+        if isinstance(around, QScrollArea) and around.isAncestorOf(widget):
+            around.ensureWidgetVisible(widget)
+        around = around.parentWidget()
+
+
 def _as_text(data: QByteArray) -> str:
     return data.toBase64().toStdString()
 
@@ -281,7 +323,8 @@ class _DropHint(QLabel):
 
     def show_for(self, path: str) -> None:
         colours = theme()
-        self.setText(f"Drop to load {Path(path).name}")
+        text, room = f"Drop to load {Path(path).name}", max(200, self.width() * 2 // 3)
+        self.setText(self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, room))
         self.setStyleSheet(
             f"background: {colours.window}; color: {colours.text}; font-size: 18px;"
             f" border: 2px dashed {colours.accent};"

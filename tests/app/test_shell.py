@@ -217,6 +217,8 @@ def test_an_engine_that_cannot_start_is_a_sentence(qtbot: QtBot, make_shell: Mak
 
 def test_the_layout_of_the_window_is_remembered(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell()
+    shell.window.show_dock(shell.window.chats_dock, False)  # makes room for a small window
+    qtbot.waitUntil(lambda: shell.window.minimumWidth() <= 780)
     shell.window.resize(780, 600)
     shell.window.show_dock(shell.window.monitor_dock, False)
     shell.window.close()

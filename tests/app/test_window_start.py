@@ -9,8 +9,10 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QScrollArea
 from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation, Message
+from app.theme import apply_theme
 from app.views.chat_view import N_SHOWN, ChatView
-from tests.helpers.fake_host import Script
+from app.views.model_bar import ModelBar
+from tests.helpers.fake_host import Script, model_info
 from tests.helpers.shell_driver import MODEL, MakeShell
 from tests.helpers.stall_watch import StallWatch
 
@@ -55,6 +57,103 @@ def test_tab_leads_from_the_composer_round_and_back(qtbot: QtBot, make_shell: Ma
             break
     assert seen[-1] is shell.window.composer.edit
     assert shell.window.chat_list.search in seen
+
+
+def test_tab_goes_as_the_window_is_read(qtbot: QtBot, make_shell: MakeShell) -> None:
+    """Also to what was made after the window: a device's row comes before what is below it."""
+    shell = make_shell(model=MODEL)
+    shell.chat_presenter.send("Hi")
+    qtbot.waitUntil(lambda: not shell.session.is_busy)
+    split, window = shell.split, shell.window
+    wanted = [
+        window.chat_list.search,
+        window.chat_list.list,
+        shell.window.chat_view.shown[0],
+        shell.window.chat_view.shown[1],
+        window.composer.edit,
+        split.header.mode_button("single"),
+        split.rows[0].switch,
+        split.options.context,
+        split.footer.eject,
+    ]
+    qtbot.waitUntil(lambda: split.footer.eject.isVisible())
+    window.composer.edit.setFocus()
+    stops: list[QWidget] = []
+    for _ in range(200):
+        qtbot.keyClick(QApplication.focusWidget(), Qt.Key.Key_Tab)
+        stops.append(QApplication.focusWidget())
+        if stops[-1] is window.composer.edit:
+            break
+    turn = next(i for i, stop in enumerate(stops) if window.chats_dock.isAncestorOf(stop))
+    stops = stops[turn:] + stops[:turn]
+    places = [
+        next((i for i, s in enumerate(stops) if s is widget or widget.isAncestorOf(s)), None)
+        for widget in wanted
+    ]
+    assert None not in places, stops
+    assert places == sorted(places)
+
+
+def test_the_search_is_left_with_esc_and_opens_what_it_found_with_enter(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    for text in ("apples", "pears"):
+        shell.chat_presenter.send(text)
+        qtbot.waitUntil(lambda: not shell.session.is_busy)
+        shell.window.new_chat_requested.emit()
+    search = shell.window.chat_list.search
+    search.setFocus()
+    search.setText("apples")
+    qtbot.keyClick(search, Qt.Key.Key_Return)
+    assert shell.session.current.messages[0].content == "apples"
+    qtbot.keyClick(search, Qt.Key.Key_Escape)
+    assert not search.text()
+    assert shell.window.composer.edit.hasFocus()
+
+
+def test_a_closed_panel_hands_the_focus_to_the_composer(
+    qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    shell = make_shell(model=MODEL)
+    shell.split.cpu_ranks.setFocus()
+    shell.window.split_dock.close()
+    assert shell.window.composer.edit.hasFocus()
+
+
+@pytest.mark.parametrize("width", [360, 420, 740])
+def test_the_model_bar_cuts_a_long_name_and_nothing_else(
+    qtbot: QtBot, qapp: QApplication, width: int
+) -> None:
+    """While it loads, name, progress and button stand side by side; the tool tip has the name."""
+    apply_theme(qapp, "dark")
+    window = QWidget()
+    qtbot.addWidget(window)
+    bar = ModelBar(window)
+    bar.resize(width, bar.height())
+    window.show()
+    name = "An extraordinarily long model name, instruct, abliterated, v3.2"
+    bar.show_loading(model_info(name=name))
+    bar.set_progress(1.0)
+    QApplication.processEvents()
+    assert bar.minimumSizeHint().width() <= width
+    assert bar._name.toolTip() == name
+
+
+def test_the_chat_keeps_its_width_when_the_scroll_bar_shows(
+    qtbot: QtBot, make_shell: MakeShell, script: Script
+) -> None:
+    """Messages end where the composer ends, in short chats and in long ones."""
+    shell = make_shell(model=MODEL)
+    view = shell.window.chat_view
+    shell.chat_presenter.send("Hi")
+    qtbot.waitUntil(lambda: not shell.session.is_busy and view.isVisible())
+    width = view._column.width()
+    script.answer = "One line.\n\n" * 60
+    shell.chat_presenter.send("More")
+    qtbot.waitUntil(lambda: not shell.session.is_busy and view.verticalScrollBar().isVisible())
+    QApplication.processEvents()
+    assert view._column.width() == width == shell.window.composer.width()
 
 
 def test_the_window_never_stalls_while_an_answer_streams(
