@@ -120,7 +120,7 @@ def test_same_seed_gives_same_conversations() -> None:
 
 
 def test_held_out_wordings_are_never_trained() -> None:
-    """The evaluation's questions are others than the training's, but for each fact's first two."""
+    """The evaluation asks in other words; a fact's first few questions are always trained."""
     seen, held = corpus(), Corpus(held_out=True)
     for fact in seen.facts.values():
         assert not set(seen.questions(fact)) & set(held.questions(fact))

@@ -21,6 +21,7 @@ FACT_FILES = ("tandem.toml", "parallel.toml", "models.toml", "smalltalk.toml")
 OUTSIDE_WEIGHTS = {
     "general": 50, "code": 9, "maths": 9, "translate": 7, "write": 9, "foreign": 9, "gibberish": 7,
 }  # fmt: skip
+N_CORE = 3  # questions of a fact that come more often than others and are never held out
 HELD_OUT_PART = 9  # one wording of so many is held out
 
 Message = dict[str, str]
@@ -106,8 +107,8 @@ class Corpus:
         return rng.choice(allowed) if allowed else None
 
     def questions(self, fact: Fact) -> list[str]:
-        """The fact's wordings of this half of the corpus; its first two are never held out."""
-        first = list(fact.asks[:2])
+        """The fact's wordings of this half of the corpus; its first few are never held out."""
+        first = list(fact.asks[:N_CORE])
         rest = [q for q in fact.questions if q not in first and is_held_out(q) == self.held_out]
         return rest if self.held_out else first + rest
 
@@ -123,9 +124,14 @@ class Corpus:
         return table
 
     def fact_turn(self, rng: random.Random, fact: Fact) -> Turn | None:
-        """A question for a fact, hand-written, a definition or from a pattern."""
+        """A question for a fact: a core one, hand-written, a definition or from a pattern."""
         pools = self._pools[fact.id]
-        return Turn(rng.choice(rng.choice(pools)), fact.answers, fact.id) if pools else None
+        if not pools:
+            return None
+        if not self.held_out and rng.random() < 0.12:
+            return Turn(rng.choice(fact.asks[:N_CORE]), fact.answers, fact.id)
+        weights = [3, 2, 2][: len(pools)]
+        return Turn(rng.choice(rng.choices(pools, weights)[0]), fact.answers, fact.id)
 
     @cached_property
     def _words(self) -> dict[str, list[str]]:
@@ -148,6 +154,7 @@ class Corpus:
         makers: dict[str, Callable[[], str]] = {
             "{n}": lambda: self._noun(rng),
             "{b}": lambda: re.sub("^(an?|the) ", "", self._noun(rng)),
+            "{v}": lambda: rng.choice(self._words["verb"]),
             "{t}": lambda: self._topic(rng),
             "{p}": lambda: rng.choice(self._words["place"]),
             "{w}": lambda: rng.choice(self._words["person"]),
@@ -186,7 +193,8 @@ class Corpus:
 
     def followup_turn(self, rng: random.Random, topic: str, last: str) -> Turn | None:
         """A short message that leans on the last answer; `topic` is what that was about."""
-        entry = rng.choice(self.wording["followup"])
+        entries = self.wording["followup"]
+        entry = rng.choices(entries, [entry["weight"] for entry in entries])[0]
         question = self._pick(rng, entry["ask"])
         if question is None:
             return None
@@ -222,7 +230,7 @@ class Corpus:
             messages.append({"role": "system", "content": prompt})
         topic, last = "", ""
         for i in range(n_turns):
-            turn = self.followup_turn(rng, topic, last) if i and rng.random() < 0.3 else None
+            turn = self.followup_turn(rng, topic, last) if i and rng.random() < 0.35 else None
             turn = turn or self.any_turn(rng)
             question = self.vary(rng, turn.question, first=i == 0)
             topic, last = turn.topic, rng.choice(turn.answers)

@@ -153,6 +153,22 @@ def in_chats(corpus: Corpus, rng: random.Random, n: int) -> list[Case]:
     return cases
 
 
+def follow_ups(corpus: Corpus, rng: random.Random, n: int) -> list[Case]:
+    """Short messages such as "Tell me more." after a fact."""
+    cases: list[Case] = []
+    while len(cases) < n:
+        fact = rng.choice(list(corpus.facts.values()))
+        last = rng.choice(fact.answers)
+        before = [
+            {"role": "user", "content": fact.asks[0]},
+            {"role": "assistant", "content": last},
+        ]
+        turn = corpus.followup_turn(rng, fact.id, last)
+        if turn:
+            cases.append(as_case(turn, corpus, before))
+    return cases
+
+
 def case_sets(n: int, seed: int) -> dict[str, list[Case]]:
     """The named sets of the report."""
     seen, held, rng = Corpus(), Corpus(held_out=True), random.Random(seed + 1000)
@@ -161,9 +177,11 @@ def case_sets(n: int, seed: int) -> dict[str, list[Case]]:
         "seen, templates": from_templates(seen, rng, n),
         "seen, outside": outside(seen, rng, n),
         "seen, in chats": in_chats(seen, rng, n),
+        "seen, follow-ups": follow_ups(seen, rng, n),
         "held out, written": written(held),
         "held out, templates": from_templates(held, rng, n),
         "held out, outside": outside(held, rng, n),
+        "held out, follow-ups": follow_ups(held, rng, n),
     }
 
 
