@@ -54,9 +54,14 @@ class MessageView(QWidget):
         self._hovered.append(made)
         return made
 
+    @property
+    def copied_text(self) -> str:
+        """What the copy button takes."""
+        return self.message.content
+
     @Slot()
     def copy(self) -> None:
-        QApplication.clipboard().setText(split_thought(self.message.content).answer)
+        QApplication.clipboard().setText(self.copied_text)
 
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)
@@ -217,6 +222,10 @@ class AnswerView(MessageView):
         self._actions.hide()
         self._problem.hide()
         self._show()
+
+    @property
+    def copied_text(self) -> str:
+        return split_thought(self.message.content).answer
 
     def grow(self) -> None:
         """Show what was added to the message."""
