@@ -21,18 +21,7 @@ def load(args: argparse.Namespace) -> Model:
     Raises:
         EngineError: it cannot be loaded.
     """
-    params = load_params(args)
-    model = engine.load_model(
-        params.path,
-        params.devices,
-        params.split,
-        n_ctx=params.n_ctx,
-        split_mode=params.split_mode,
-        overrides=params.overrides,
-        kv_type=params.kv_type,
-        cpu_threads=params.cpu_threads,
-        on_progress=_show,
-    )
+    model = engine.Model(load_params(args), on_progress=_show)
     if sys.stderr.isatty():
         note("\r\x1b[K", end="")
     for warning in model.warnings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.errors import InvalidGGUF
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from engine.context import Context
 
 
-class Block(Module):
+class Block(Module, ABC):
     """One layer of a model.
 
     Attributes:
@@ -37,9 +38,9 @@ class Block(Module):
     def rope(self) -> Rope:
         return self._rope[0]
 
+    @abstractmethod
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map the residual stream x (T, n_embd) to the next block's."""
-        raise NotImplementedError(type(self).__name__)  # every architecture has its own
 
 
 class CausalLM(Module):
@@ -51,7 +52,7 @@ class CausalLM(Module):
     """
 
     rope_style: ClassVar[RopeStyle] = "norm"
-    block_type: ClassVar[type[Block]] = Block
+    block_type: ClassVar[type[Block]]
 
     def __init__(self, hp: HParams, split: ModelSplit) -> None:
         self.hp = hp

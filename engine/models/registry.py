@@ -55,7 +55,6 @@ def model_class(architecture: str, path: str) -> type[CausalLM]:
     Raises:
         UnsupportedArchitecture: there is none; `path` is named in the message.
     """
-    _import_all()
-    if architecture not in _REGISTERED:
-        raise UnsupportedArchitecture(path, architecture, sorted(_REGISTERED))
+    if not is_supported(architecture):
+        raise UnsupportedArchitecture(path, architecture, supported_architectures())
     return _REGISTERED[architecture]

@@ -88,7 +88,7 @@ def test_ctrl_c_while_loading_ends_the_program(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("engine.load_model", interrupted, raising=False)
+    monkeypatch.setattr("engine.Model", interrupted, raising=False)
     outcome = run("generate", model, "-p", "hello")
     assert (outcome.status, outcome.out, outcome.err) == (130, "", "")
 
