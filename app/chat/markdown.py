@@ -177,6 +177,8 @@ class _Builder:
 
     def _open_list(self, number: int | None) -> None:
         self.opens_list = not self.lists
+        if self.opens_list:
+            self.hidden = True  # an item without text must not look like the block before the list
         self.lists.append(_List(number))
 
     def _on_bullet_list_close(self, token: Token) -> None:

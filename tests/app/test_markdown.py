@@ -34,6 +34,12 @@ def test_a_text_that_streams_in_ends_as_if_read_at_once(data: st.DataObject) -> 
     assert streamed(text, cuts) == parse(text)
 
 
+def test_an_item_without_text_does_not_depend_on_the_block_before() -> None:
+    text = "- item\n*\n*"
+    assert streamed(text, []) == parse(text)
+    assert [line.tight for line in parse("*\n*") if isinstance(line, Line)] == [False, True]
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_can_be_shown(text: str) -> None:
