@@ -46,7 +46,8 @@ def tiny_gguf(
         path: the file to write; an existing one is replaced.
         quant: any type that `gguf.quants.quantize` writes; matrices whose rows do not fill its
             blocks are F32.
-        extra: metadata to add or replace; `None` drops the key, an array becomes a tensor.
+        extra: metadata to add or replace; `None` drops the key or tensor, an array becomes a
+            tensor.
         tokenizer: add a vocabulary that can encode any text; `n_vocab` grows to hold it.
     """
     tokens = _tokenizer(arch, n_vocab) if tokenizer else {}
@@ -114,13 +115,15 @@ def _write(
     writer = GGUFWriter(path, arch)
     for key, value in meta.items():
         if value is not None and not isinstance(value, np.ndarray):
-            writer.add_key_value(key, value, _value_type(value))
+            writer.add_key_value(key, value, value_type(value))
     for name, shape in shapes.items():
+        if name in meta and meta[name] is None:
+            continue
         _add_tensor(writer, name, _random(name, shape, rng), quant)
     for name, value in meta.items():
         if isinstance(value, np.ndarray):
             writer.add_tensor(name, value)
-    _finish(writer)
+    finish(writer)
 
 
 def _random(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
@@ -140,13 +143,15 @@ def _add_tensor(writer: GGUFWriter, name: str, values: np.ndarray, quant: str) -
     writer.add_tensor(name, gguf.quants.quantize(values, qtype), raw_dtype=qtype)
 
 
-def _value_type(value: Any) -> GGUFValueType:
+def value_type(value: Any) -> GGUFValueType:
+    """The type under which llama.cpp's converters write a metadata value."""
     if isinstance(value, int) and not isinstance(value, bool):
         return GGUFValueType.INT32 if value < 0 else GGUFValueType.UINT32
     return GGUFValueType.get_type(value)
 
 
-def _finish(writer: GGUFWriter) -> None:
+def finish(writer: GGUFWriter) -> None:
+    """Write everything that was added, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -237,7 +242,7 @@ def split_gguf(path: Path, n: int) -> list[Path]:
         writer.add_key_value("split.tensors.count", n_tensors, GGUFValueType.INT32)
         for tensor in reader.tensors[bounds[i] : bounds[i + 1]]:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        _finish(writer)
+        finish(writer)
     return parts
 
 

@@ -1,0 +1,102 @@
+"""Logits against those of `transformers`, on random models of many families.
+
+The files are written here by `tests.helpers.hf_models`, so this needs no reference data.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from engine import load_model
+from engine.models.registry import is_supported
+from tests.helpers.golden import golden_path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+pytest.importorskip("transformers")
+
+from tests.helpers.hf_models import FAMILIES, Family
+
+TOLERANCE = 1e-5
+SPLITS: dict[str, dict[str, Any]] = {
+    "1 rank": {"devices": ["cpu"]},
+    "2 ranks": {"devices": ["cpu"] * 2},
+    "3 ranks": {"devices": ["cpu"] * 3},
+    "uneven": {"devices": ["cpu"] * 3, "split": [3, 1, 2]},
+    "an empty rank": {"devices": ["cpu"] * 3, "split": [5, 0, 1]},
+    "by layers": {"devices": ["cpu"] * 2, "split_mode": "layer"},
+}
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+@dataclass(frozen=True)
+class Built:
+    family: Family
+    path: Path
+    ids: list[int]
+    logits: Any
+
+
+@pytest.fixture(scope="module")
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A family's file, written once for all tests of this module that use it."""
+    family = BY_NAME[request.param]
+    path = tmp_path_factory.mktemp("hf") / f"{family.name}.gguf"
+    return Built(family, path, *family.build(path))
+
+
+def nmse(a: Any, b: Any) -> float:
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return float(((a - b) ** 2).mean() / (b**2).mean())
+
+
+def skip_if_unknown(family: Family) -> None:
+    if not is_supported(family.arch):
+        pytest.skip(f"the engine does not know {family.arch} yet")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("built", BY_NAME, indirect=True)
+def test_logits_equal_transformers(built: Built, split: str) -> None:
+    skip_if_unknown(built.family)
+    with load_model(built.path, kv_type="f32", n_ctx=64, **SPLITS[split]) as model:
+        assert nmse(model.logits(built.ids), built.logits) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", ["1 rank", "uneven"])
+@pytest.mark.parametrize("built", BY_NAME, indirect=True)
+def test_chunks_and_single_tokens_equal_one_pass(built: Built, split: str) -> None:
+    """Chunks shorter and longer than a sliding window, then token by token, from a used cache."""
+    skip_if_unknown(built.family)
+    ids, logits = built.ids, []
+    with load_model(built.path, kv_type="f32", n_ctx=64, **SPLITS[split]) as model:
+        model.logits(ids[::-1])
+        for size in (3, 14, 1, 1, 8) + (1,) * 13:
+            n_past = sum(map(len, logits))
+            logits.append(model.runtime.forward(ids[n_past : n_past + size], n_past, 0))
+    assert nmse(np.concatenate(logits), built.logits) <= TOLERANCE
+
+
+def structure(path: Path) -> tuple[set[tuple[str, int]], set[str]]:
+    """Names of tensors without their layer, with how many axes they have, and names of keys.
+
+    A leading axis of one element is not counted: requantising a file drops it.
+    """
+    reader = gguf.GGUFReader(path)
+    tensors = {
+        (re.sub(r"^blk\.\d+\.", "blk.N.", t.name), len(np.trim_zeros(t.shape - 1, "b")))
+        for t in reader.tensors
+    }
+    arch = reader.fields["general.architecture"].contents()
+    return tensors, {key for key in reader.fields if key.startswith(f"{arch}.")}
+
+
+@pytest.mark.parametrize("built", BY_NAME, indirect=True)
+def test_files_look_like_converted_ones(built: Built) -> None:
+    """The reference file of the same architecture has the same tensors and keys."""
+    assert structure(built.path) == structure(golden_path(built.family.like))

@@ -1,0 +1,164 @@
+"""Names, keys and changes that many families share."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tests.helpers.hf_models.family import Array, Change, Config
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 141,
+    "hidden_size": 64,
+    "intermediate_size": 104,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Configuration of most families; neither the vocabulary nor the FFN divides evenly."""
+
+EMBEDDING = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+ATTENTION = {
+    f"self_attn.{theirs}.{kind}": f"attn_{ours}.{kind}"
+    for theirs, ours in (
+        ("q_proj", "q"),
+        ("k_proj", "k"),
+        ("v_proj", "v"),
+        ("o_proj", "output"),
+        ("q_norm", "q_norm"),
+        ("k_norm", "k_norm"),
+    )
+    for kind in ("weight", "bias")
+}
+
+GATED_FFN = {f"mlp.{part}_proj.weight": f"ffn_{part}.weight" for part in ("gate", "up", "down")}
+
+PRE_NORMS = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+}
+
+DENSE = {**EMBEDDING, **ATTENTION, **GATED_FFN, **PRE_NORMS}
+
+
+def sizes(c: Config, *, eps: str = "rms_norm_eps") -> dict[str, Any]:
+    """Keys of nearly every architecture."""
+    return {
+        "block_count": c.num_hidden_layers,
+        "context_length": c.max_position_embeddings,
+        "embedding_length": c.hidden_size,
+        "feed_forward_length": c.intermediate_size,
+        "attention.head_count": c.num_attention_heads,
+        "attention.head_count_kv": c.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": getattr(c, eps),
+        "vocab_size": c.vocab_size,
+    }
+
+
+def head_sizes(c: Config) -> dict[str, Any]:
+    return {"attention.key_length": c.head_dim, "attention.value_length": c.head_dim}
+
+
+def rope_base(c: Config) -> dict[str, Any]:
+    return {"rope.freq_base": c.rope_parameters["rope_theta"]}
+
+
+def rope_size(c: Config, factor: float = 1.0) -> dict[str, Any]:
+    """The elements of a head that are rotated; `factor` is their part of it."""
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    return {"rope.dimension_count": int(head_dim * factor)}
+
+
+def yarn(c: Config) -> dict[str, Any]:
+    rope = c.rope_parameters
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+        "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+    }
+
+
+def experts(c: Config) -> dict[str, Any]:
+    return {
+        "expert_count": c.num_local_experts,
+        "expert_used_count": c.num_experts_per_tok,
+    }
+
+
+def expert_width(c: Config) -> dict[str, Any]:
+    return {"expert_feed_forward_length": c.moe_intermediate_size}
+
+
+def shared_experts(c: Config) -> dict[str, Any]:
+    """Keys of a sigmoid router with shared experts beside the routed ones."""
+    return {
+        "expert_shared_count": c.n_shared_experts,
+        "expert_gating_func": 2,
+        "expert_weights_scale": c.routed_scaling_factor,
+        "expert_weights_norm": c.norm_topk_prob,
+        "expert_group_count": c.n_group,
+        "expert_group_used_count": c.topk_group,
+    }
+
+
+def renamed(name: str, change: Any) -> Change:
+    """One tensor `name` with changed values."""
+    return lambda values, _: {name: change(values)}
+
+
+def plus_one(names: Mapping[str, str]) -> dict[str, str | Change]:
+    """Norms of this class multiply by 1 + weight; files hold the sum."""
+    return {theirs: renamed(ours, lambda v: v + 1) for theirs, ours in names.items()}
+
+
+def neighbours(name: str, heads: str) -> Change:
+    """Rows of queries or keys, from halves that rotate together to neighbours that do.
+
+    Args:
+        heads: the configuration's name for the number of heads.
+    """
+
+    def permute(values: Array, c: Config) -> dict[str, Array]:
+        halves = values.reshape(getattr(c, heads), 2, -1, *values.shape[1:])
+        return {name: halves.swapaxes(1, 2).reshape(values.shape)}
+
+    return permute
+
+
+NEIGHBOURS: dict[str, str | Change] = {
+    f"self_attn.{p}_proj.{kind}": neighbours(f"attn_{p}.{kind}", f"num_{heads}_heads")
+    for p, heads in (("q", "attention"), ("k", "key_value"))
+    for kind in ("weight", "bias")
+}
+
+
+def gate_and_up(values: Array, _: Config) -> dict[str, Array]:
+    """Experts (E, 2 n_ff, n_embd) as two tensors."""
+    gate, up = np.split(values, 2, axis=1)
+    return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
+
+
+EXPERTS: dict[str, str | Change] = {
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.experts.gate_up_proj": gate_and_up,
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+}
+
+SHARED_EXPERTS: dict[str, str | Change] = {
+    **EXPERTS,
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    **{
+        f"mlp.shared_experts.{part}_proj.weight": f"ffn_{part}_shexp.weight"
+        for part in ("gate", "up", "down")
+    },
+}

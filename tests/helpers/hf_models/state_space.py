@@ -1,0 +1,201 @@
+"""Mamba 2 alone, beside attention (Falcon-H1) and between attention and FFN layers (Nemotron-H)."""
+
+from typing import Any
+
+import numpy as np
+from transformers import FalconH1Config, Mamba2Config, NemotronHConfig
+
+from tests.helpers.hf_models.family import Array, Change, Config, Family
+from tests.helpers.hf_models.parts import (
+    ATTENTION,
+    EMBEDDING,
+    SIZES,
+    head_sizes,
+    renamed,
+    rope_base,
+    rope_size,
+    sizes,
+)
+
+N_GROUPS = 2
+
+CONTEXT_LENGTH = 1 << 20
+"""What converters write where a model has no position limit."""
+
+
+def mixer(prefix: str) -> dict[str, str | Change]:
+    """Parameters of a Mamba 2 layer with `N_GROUPS` groups."""
+    changes: dict[str, str | Change] = {
+        "A_log": renamed("ssm_a", lambda v: -np.exp(v)[:, None]),
+        "D": renamed("ssm_d", lambda v: v[:, None]),
+        "dt_bias": "ssm_dt.bias",
+        "conv1d.weight": renamed("ssm_conv1d.weight", lambda v: v[:, 0]),
+        "conv1d.bias": "ssm_conv1d.bias",
+        "in_proj.weight": "ssm_in.weight",
+        "norm.weight": renamed("ssm_norm.weight", lambda v: v.reshape(N_GROUPS, -1)),
+        "out_proj.weight": "ssm_out.weight",
+    }
+    return {f"{prefix}.{name}": change for name, change in changes.items()}
+
+
+def mamba2(c: Config) -> dict[str, Any]:
+    return {
+        "context_length": CONTEXT_LENGTH,
+        "embedding_length": c.hidden_size,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "block_count": c.num_hidden_layers,
+        "ssm.conv_kernel": c.conv_kernel,
+        "ssm.inner_size": c.num_heads * c.head_dim,
+        "ssm.state_size": c.state_size,
+        "ssm.time_step_rank": c.num_heads,
+        "ssm.group_count": c.n_groups,
+        "attention.layer_norm_rms_epsilon": c.layer_norm_epsilon,
+        "vocab_size": c.vocab_size,
+    }
+
+
+def falcon_h1(c: Config) -> dict[str, Any]:
+    return {
+        **sizes(c),
+        **head_sizes(c),
+        **rope_base(c),
+        "ssm.conv_kernel": c.mamba_d_conv,
+        "ssm.inner_size": c.mamba_d_ssm,
+        "ssm.state_size": c.mamba_d_state,
+        "ssm.time_step_rank": c.mamba_n_heads,
+        "ssm.group_count": c.mamba_n_groups,
+    }
+
+
+def scaled(name: str, *multipliers: str) -> Change:
+    """Times the product of these entries of the configuration."""
+    return lambda v, c: {name: v * np.prod([getattr(c, entry) for entry in multipliers])}
+
+
+def scaled_input(values: Array, c: Config) -> dict[str, Array]:
+    """The rows for z, x, B, C and dt have a multiplier each."""
+    n_state = c.mamba_n_groups * c.mamba_d_state
+    n_rows = [c.mamba_d_ssm, c.mamba_d_ssm, n_state, n_state, c.mamba_n_heads]
+    rows = np.repeat(c.ssm_multipliers, n_rows)[:, None] * c.ssm_in_multiplier
+    return {"ssm_in.weight": values * rows}
+
+
+FALCON_H1: dict[str, str | Change] = {
+    **mixer("mamba"),
+    "mamba.norm.weight": renamed("ssm_norm.weight", lambda v: v[None]),
+    "mamba.in_proj.weight": scaled_input,
+    "mamba.out_proj.weight": scaled("ssm_out.weight", "ssm_out_multiplier"),
+    "self_attn.q_proj.weight": scaled("attn_q.weight", "attention_in_multiplier"),
+    "self_attn.k_proj.weight": scaled("attn_k.weight", "attention_in_multiplier", "key_multiplier"),
+    "self_attn.v_proj.weight": scaled("attn_v.weight", "attention_in_multiplier"),
+    "self_attn.o_proj.weight": scaled("attn_output.weight", "attention_out_multiplier"),
+    "feed_forward.gate_proj.weight": lambda v, c: {"ffn_gate.weight": v * c.mlp_multipliers[0]},
+    "feed_forward.up_proj.weight": "ffn_up.weight",
+    "feed_forward.down_proj.weight": lambda v, c: {"ffn_down.weight": v * c.mlp_multipliers[1]},
+    "input_layernorm.weight": "attn_norm.weight",
+    "pre_ff_layernorm.weight": "ffn_norm",
+    "model.embed_tokens.weight": scaled("token_embd.weight", "embedding_multiplier"),
+    "model.final_layernorm.weight": "output_norm.weight",
+    "lm_head.weight": scaled("output.weight", "lm_head_multiplier"),
+}
+
+
+def nemotron_h(c: Config) -> dict[str, Any]:
+    kinds = c.layer_types
+    return {
+        **sizes(c, eps="layer_norm_epsilon"),
+        **head_sizes(c),
+        **rope_size(c),
+        "context_length": CONTEXT_LENGTH,
+        "attention.layer_norm_epsilon": c.layer_norm_epsilon,
+        "feed_forward_length": [c.intermediate_size if k == "mlp" else 0 for k in kinds],
+        "attention.head_count_kv": [
+            c.num_key_value_heads if k == "full_attention" else 0 for k in kinds
+        ],
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": c.conv_kernel,
+        "ssm.state_size": c.ssm_state_size,
+        "ssm.group_count": c.n_groups,
+        "ssm.inner_size": c.mamba_num_heads * c.mamba_head_dim,
+        "ssm.time_step_rank": c.mamba_num_heads,
+    }
+
+
+NEMOTRON_H: dict[str, str | Change] = {
+    **EMBEDDING,
+    **{theirs.replace("self_attn", "mixer"): ours for theirs, ours in ATTENTION.items()},
+    **mixer("mixer"),
+    "model.embeddings.weight": "token_embd.weight",
+    "model.norm_f.weight": "output_norm.weight",
+    "norm.weight": "attn_norm.weight",
+    "mixer.up_proj.weight": "ffn_up.weight",
+    "mixer.down_proj.weight": "ffn_down.weight",
+}
+
+FAMILIES = [
+    Family(
+        "mamba2",
+        "mamba2",
+        "mamba2-q4_k_m.gguf",
+        lambda: Mamba2Config(
+            vocab_size=SIZES["vocab_size"],
+            hidden_size=SIZES["hidden_size"],
+            num_hidden_layers=3,
+            num_heads=8,
+            head_dim=16,
+            state_size=24,
+            n_groups=N_GROUPS,
+        ),
+        mamba2,
+        {
+            **mixer("mixer"),
+            "backbone.embeddings.weight": "token_embd.weight",
+            "norm.weight": "attn_norm.weight",
+            "backbone.norm_f.weight": "output_norm.weight",
+            "lm_head.weight": "output.weight",
+        },
+    ),
+    Family(
+        "falcon-h1",
+        "falcon-h1",
+        "falcon-h1-q4_k_m.gguf",
+        lambda: FalconH1Config(
+            **SIZES,
+            num_hidden_layers=2,
+            head_dim=16,
+            mamba_d_ssm=96,
+            mamba_n_heads=6,
+            mamba_d_state=24,
+            mamba_rms_norm=True,
+            mamba_norm_before_gate=False,
+            lm_head_multiplier=1.2,
+            embedding_multiplier=2.5,
+            mlp_multipliers=[0.8, 1.4],
+            key_multiplier=1.3,
+            attention_in_multiplier=0.9,
+            attention_out_multiplier=1.1,
+            ssm_multipliers=[0.7, 1.2, 0.9, 1.3, 0.8],
+            ssm_in_multiplier=1.1,
+            ssm_out_multiplier=0.8,
+        ),
+        falcon_h1,
+        FALCON_H1,
+    ),
+    Family(
+        "nemotron_h",
+        "nemotron_h",
+        "nemotron_h-q4_k_m.gguf",
+        lambda: NemotronHConfig(
+            **SIZES,
+            layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"],
+            head_dim=24,
+            mamba_num_heads=8,
+            mamba_head_dim=16,
+            ssm_state_size=24,
+            n_groups=N_GROUPS,
+        ),
+        nemotron_h,
+        NEMOTRON_H,
+    ),
+]
