@@ -1,0 +1,265 @@
+"""Layers with a state of fixed size instead of keys and values: plain torch in F32.
+
+A state is the memory of one layer on one rank. Every function takes the T tokens of a pass, updates
+the state in place, and gives the same for one pass as for its pieces, up to rounding. One token
+follows the recurrence. More tokens are computed in chunks: what the tokens of a chunk owe each
+other is written as matrix products, and only the state goes from chunk to chunk.
+
+Decays are logarithms ≤ 0. They are summed over exactly the tokens between two positions and never
+taken as differences of running totals: after a token that forgets everything such a difference has
+no correct digits, and split into two factors one of them overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+CHUNK_TOKENS = 64
+"""A power of two. Work within a chunk grows with its square, and the chunks wait for each other."""
+
+SCAN_TOKENS = 16
+"""Tokens of which the selective scan holds all states at a time."""
+
+
+class Decays(NamedTuple):
+    """How much is left at each token of a chunk, (n_chunk, n_head, C, d_k or 1).
+
+    Attributes:
+        from_start: of the state before the chunk, after this token's own decay.
+        to_end: of what this token writes, at the end of the chunk.
+    """
+
+    from_start: Tensor
+    to_end: Tensor
+
+
+def causal_conv(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Convolve each channel with its own filter over the latest K tokens; no activation.
+
+    The sum has the same order for any T, so that pieces of a pass give the same bits.
+
+    Args:
+        x: (T, channels)
+        state: (channels, K - 1), the inputs before x, oldest first.
+        weight: (channels, K), the last column for the token itself.
+        bias: (channels,)
+
+    Returns:
+        (T, channels)
+    """
+    n_tokens = x.shape[0]
+    inputs = torch.cat((state.T, x))
+    state.copy_(inputs[n_tokens:].T)
+    first, *others = weight.unbind(1)
+    y = inputs[:n_tokens] * first
+    for offset, column in enumerate(others, start=1):
+        y.addcmul_(inputs[offset : offset + n_tokens], column)
+    return y if bias is None else y.add_(bias)
+
+
+def gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> Tensor:
+    """Gated delta net (arXiv 2412.06464), also with a gate per channel (arXiv 2510.26692).
+
+    For each token `S = exp(g) S; S += k ⊗ β (v - Sᵀ k); o = Sᵀ q`. Within a chunk the values u
+    written to S solve `u_i = β_i (v_i - (decayed S₀)ᵀ k_i - Σ_{j<i} a_ij u_j)`, a triangular system
+    with the decayed products a_ij of the keys (the WY representation).
+
+    Args:
+        q, k: (T, n_head, d_k), normalised and scaled by the caller.
+        v: (T, n_head, d_v)
+        log_decay: g ≤ 0: (T, n_head), or (T, n_head, d_k) for a gate per channel.
+        beta: (T, n_head)
+        state: S (n_head, d_k, d_v)
+
+    Returns:
+        (T, n_head, d_v)
+    """
+    n_tokens = q.shape[0]
+    gate = log_decay if log_decay.dim() == q.dim() else log_decay[..., None]
+    beta = beta[..., None]
+    if n_tokens == 1:
+        state.mul_(gate[0, :, :, None].exp())
+        written = beta * (v - _read(k, state))
+        state.addcmul_(k[0, :, :, None], written[0, :, None])
+        return _read(q, state)
+    q, k, v, gate, beta = (_split_chunks(t) for t in (q, k, v, gate, beta))
+    (k_products, q_products), decays = _decayed_products((k, q), k, gate)
+    # |k| ≤ 1 and β ≤ 2 bound the elements of the inverse by β: no accuracy is lost by forming it
+    inverse: Tensor = torch.linalg.solve_triangular(
+        beta * k_products, beta.squeeze(-1).diag_embed(), upper=False, unitriangular=True
+    )
+
+    def written_in(i: int) -> Tensor:
+        return inverse[i] @ (v[i] - (k[i] * decays.from_start[i]) @ state)
+
+    return _scan_chunks(q, k, q_products, decays, state, written_in)[:n_tokens]
+
+
+def selective_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
+) -> Tensor:
+    """Mamba 1 (arXiv 2312.00752): `S = exp(Δ a) S + Δ x ⊗ b; y = S c + d x` for each token.
+
+    Every element of the state decays at its own rate, which no matrix product expresses: this is
+    one fused operation per token.
+
+    Args:
+        x: (T, channels)
+        dt: Δ ≥ 0, (T, channels), after the softplus.
+        a: (channels, n_state), negative.
+        b, c: (T, n_state)
+        d: (channels,)
+        state: S (channels, n_state)
+
+    Returns:
+        (T, channels)
+    """
+    y = x * d
+    for start in range(0, x.shape[0], SCAN_TOKENS):
+        piece = slice(start, start + SCAN_TOKENS)
+        decay = (dt[piece, :, None] * a).exp_()
+        states = (dt[piece] * x[piece])[:, :, None] * b[piece, None]
+        previous = state
+        for current, kept in zip(states, decay, strict=True):
+            previous = current.addcmul_(kept, previous)
+        state.copy_(previous)
+        y[piece] += (states @ c[piece, :, None]).squeeze(-1)
+    return y
+
+
+def state_space_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
+) -> Tensor:
+    """Mamba 2 (arXiv 2405.21060): `S = exp(Δ a) S + Δ x ⊗ b; y = S c + d x` for each token.
+
+    With one decay per head this is linear attention with query c, key b and value Δ x, whose chunks
+    are matrix products (the state space duality).
+
+    Args:
+        x: (T, n_head, head_dim)
+        dt: Δ ≥ 0, (T, n_head), after the softplus.
+        a: (n_head,), negative.
+        b, c: (T, n_head, n_state), groups repeated to heads.
+        d: (n_head,)
+        state: S (n_head, head_dim, n_state)
+
+    Returns:
+        (T, n_head, head_dim)
+    """
+    n_tokens = x.shape[0]
+    skipped = d[:, None] * x
+    memory = state.transpose(1, 2)
+    values, gate = dt[..., None] * x, (dt * a)[..., None]
+    if n_tokens == 1:
+        memory.mul_(gate[0, :, :, None].exp()).addcmul_(b[0, :, :, None], values[0, :, None])
+        return _read(c, memory) + skipped
+    b, c, values, gate = (_split_chunks(t) for t in (b, c, values, gate))
+    (products,), decays = _decayed_products((c,), b, gate)
+    y = _scan_chunks(c, b, products, decays, memory, values.__getitem__)
+    return skipped.add_(y[:n_tokens])
+
+
+def _read(keys: Tensor, state: Tensor) -> Tensor:
+    """`Sᵀ k` for one token: keys (1, n_head, d_k), state (n_head, d_k, d_v); (1, n_head, d_v)."""
+    return (keys.transpose(0, 1) @ state).transpose(0, 1)
+
+
+def _split_chunks(x: Tensor) -> Tensor:
+    """(T, n_head, d) as (n_chunk, n_head, C, d), C a power of two ≤ CHUNK_TOKENS.
+
+    The last chunk ends with zeros: as keys, gates and steps they leave the state as it is.
+    """
+    n_tokens = x.shape[0]
+    size = min(CHUNK_TOKENS, 1 << (n_tokens - 1).bit_length())
+    if n_tokens % size:
+        x = pad(x, (0, 0, 0, 0, 0, -n_tokens % size))
+    return x.reshape(-1, size, *x.shape[1:]).transpose(1, 2).contiguous()
+
+
+def _scan_chunks(
+    q: Tensor, k: Tensor, products: Tensor, decays: Decays, state: Tensor,
+    values_of: Callable[[int], Tensor],
+) -> Tensor:  # fmt: skip
+    """Carry the state (n_head, d_k, d_v) through the chunks and read it with q.
+
+    Args:
+        q, k: (n_chunk, n_head, C, d_k)
+        products: the decayed products of q and k, (n_chunk, n_head, C, C).
+        decays: of the same chunks.
+        values_of: what the tokens of chunk i write, (n_head, C, d_v); called while `state` is the
+            one before that chunk.
+
+    Returns:
+        (n_chunk * C, n_head, d_v)
+    """
+    kept = decays.from_start[:, :, -1, :, None]
+    chunks = []
+    for i in range(q.shape[0]):
+        values = values_of(i)
+        read = (q[i] * decays.from_start[i]) @ state
+        chunks.append(read.baddbmm_(products[i], values))
+        state.mul_(kept[i]).add_((k[i] * decays.to_end[i]).mT @ values)
+    return torch.cat(chunks, dim=1).transpose(0, 1)
+
+
+def _decayed_products(
+    rows: Sequence[Tensor], k: Tensor, gate: Tensor
+) -> tuple[list[Tensor], Decays]:
+    """`Σ_d row[i, d] k[j, d] exp(Σ_{j<m≤i} gate[m, d])` for j ≤ i in a chunk, 0 for later j.
+
+    Args:
+        rows: each (n_chunk, n_head, C, d)
+        k: (n_chunk, n_head, C, d)
+        gate: (n_chunk, n_head, C, d or 1)
+
+    Returns:
+        (n_chunk, n_head, C, C) for each of `rows`; the decays to the ends of each chunk.
+    """
+    if gate.shape[-1] > 1:
+        return _products_by_halves(rows, k, gate)
+    size = gate.shape[-2]
+    lower = torch.ones(size, size, dtype=torch.bool, device=gate.device).tril()
+    sums = torch.where(lower.tril(-1), gate, 0.0).cumsum(-2)
+    decay = sums.exp() * lower
+    decays = Decays(gate.cumsum(-2).exp(), decay[:, :, -1, :, None])
+    return [(row @ k.mT).mul_(decay) for row in rows], decays
+
+
+def _products_by_halves(
+    rows: Sequence[Tensor], k: Tensor, gate: Tensor
+) -> tuple[list[Tensor], Decays]:
+    """`_decayed_products` for a gate per channel, in which the decay is part of the sum over d.
+
+    An early j and a late i lie on two sides of the border between two neighbouring spans, of some
+    power of two. There the decay is a product of two factors ≤ 1, from j to the border and from the
+    border to i, so that each span of tokens times the span before it is one matrix product.
+    """
+    size = k.shape[-2]
+    products = [torch.diag_embed((row * k).sum(-1)) for row in rows]
+    decays = Decays(gate.exp(), torch.ones_like(gate))
+    span = 1
+    while span < size:
+        start_early, start_late = _halves(decays.from_start, span)
+        end_early = _halves(decays.to_end, span)[0]
+        k_early = _halves(k, span)[0] * end_early
+        by_pair = (size // (2 * span), 2, span)
+        for row, product in zip(rows, products, strict=True):
+            row_late = _halves(row, span)[1] * start_late
+            blocks = product.view(*k.shape[:2], *by_pair, *by_pair).diagonal(dim1=2, dim2=5)
+            blocks[:, :, 1, :, 0] = (row_late @ k_early.mT).movedim(2, -1)
+        end_early *= start_late[..., -1:, :]
+        start_late *= start_early[..., -1:, :]
+        span *= 2
+    return products, decays
+
+
+def _halves(x: Tensor, span: int) -> tuple[Tensor, ...]:
+    """Views of the first and second span of each pair: x (..., C, d); (..., pair, span, d)."""
+    return x.view(*x.shape[:-2], -1, 2, span, x.shape[-1]).unbind(-3)
