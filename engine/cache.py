@@ -1,15 +1,19 @@
-"""Keys and values of the tokens computed so far, per rank, cut like the heads that use them."""
+"""What layers remember of the tokens computed so far, per rank, cut like the heads that use it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from engine.layers.state import KVState, RecurrentState
+from engine.parallel.split import head_groups
+
 if TYPE_CHECKING:
-    from engine.models.hparams import HParams
-    from engine.parallel.split import BlockSplit, ModelSplit
+    from engine.layers.state import State
+    from engine.parallel.ranges import Ranges
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -19,64 +23,96 @@ class LayerCache:
 
     Attributes:
         k: (n_head_kv of the rank, n_ctx, head_dim_k)
-        v: (n_head_kv of the rank, n_ctx, head_dim_v)
+        v: (n_head_kv of the rank, n_ctx, head_dim_v); a view of `k` where values are part of keys.
         head_map: for each query head the row of k and v it uses; None where each row serves the
             same number of neighbouring heads.
     """
 
     def __init__(
-        self, hp: HParams, split: BlockSplit, rank: int, n_ctx: int, dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:  # fmt: skip
-        n_kv = split.kv_heads.size(rank)
-        self.k = torch.zeros(n_kv, n_ctx, hp.head_dim_k, dtype=dtype, device=device)
-        self.v = torch.zeros(n_kv, n_ctx, hp.head_dim_v, dtype=dtype, device=device)
-        rows = head_rows(split, rank)
+        self, state: KVState, rank: int, n_ctx: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        n_kv = state.kv_heads.size(rank)
+        self.k = torch.zeros(n_kv, n_ctx, state.head_dim_k, dtype=dtype, device=device)
+        self.is_shared = state.v_in_k
+        self.v = (
+            self.k[..., : state.head_dim_v]
+            if state.v_in_k
+            else torch.zeros(n_kv, n_ctx, state.head_dim_v, dtype=dtype, device=device)
+        )
+        rows = head_rows(state.heads, state.kv_heads, rank)
         self.head_map = None if rows is None else torch.tensor(rows, device=device)
 
     @property
     def n_bytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+        return self.k.nbytes + (0 if self.is_shared else self.v.nbytes)
 
-    def write(self, k: Tensor, v: Tensor, start: int) -> None:
-        """Store k and v (T, n_head_kv, head_dim) at positions start, start + 1, …"""
+    def write(self, k: Tensor, v: Tensor | None, start: int) -> None:
+        """Store k and v (T, n_head_kv, head_dim) at positions start, start + 1, …
+
+        v is None where values are part of keys.
+        """
         stop = start + k.shape[0]
         self.k[:, start:stop] = k.transpose(0, 1)
-        self.v[:, start:stop] = v.transpose(0, 1)
+        if v is not None:
+            self.v[:, start:stop] = v.transpose(0, 1)
 
-    def read(self, n: int) -> tuple[Tensor, Tensor]:
-        """The first n positions in F32, each (n_head_kv or n_head, n, head_dim)."""
-        k, v = self.k[:, :n].float(), self.v[:, :n].float()
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Positions start to stop in F32, each (n_head_kv or n_head, stop - start, head_dim)."""
+        k, v = self.k[:, start:stop].float(), self.v[:, start:stop].float()
         if self.head_map is not None:
             k, v = k[self.head_map], v[self.head_map]
         return k, v
 
 
-def head_rows(split: BlockSplit, rank: int) -> list[int] | None:
+def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
     """Which local key-value head each local query head uses, where that is not regular."""
-    start, stop = split.heads.spans[rank]
-    group = split.heads.total // split.kv_heads.total
-    first = split.kv_heads.spans[rank][0]
-    rows = [head // group - first for head in range(start, stop)]
-    n_kv = split.kv_heads.size(rank)
+    rows = head_groups(heads, kv_heads, rank)
+    n_kv = kv_heads.size(rank)
     share = len(rows) // n_kv
     regular = share * n_kv == len(rows) and rows == [i // share for i in range(len(rows))]
     return None if regular else rows
 
 
-class KVCache:
-    """All layers of one rank; None where the rank has no heads."""
+class Cache:
+    """All that the layers of one rank remember.
+
+    Attributes:
+        layers: keys and values in the order of the layers that have some on this rank.
+    """
 
     def __init__(
-        self, hp: HParams, split: ModelSplit, rank: int, n_ctx: int, kv_type: str,
-        device: torch.device,
-    ) -> None:  # fmt: skip
-        dtype = DTYPES[kv_type]
-        self.layers = [
-            LayerCache(hp, block, rank, n_ctx, dtype, device) if block.kv_heads.size(rank) else None
-            for block in split.blocks
-        ]
+        self, states: Iterable[State], rank: int, n_ctx: int, kv_type: str, device: torch.device
+    ) -> None:
+        self._kv: dict[KVState, LayerCache] = {}
+        self._recurrent: dict[RecurrentState, dict[str, Tensor]] = {}
+        for state in states:
+            if isinstance(state, RecurrentState):
+                self._recurrent[state] = {
+                    name: torch.zeros(shape, device=device)
+                    for name, shape in state.shapes(rank).items()
+                }
+            elif state.kv_heads.size(rank):
+                self._kv[state] = LayerCache(state, rank, n_ctx, DTYPES[kv_type], device)
+
+    @property
+    def layers(self) -> list[LayerCache]:
+        return list(self._kv.values())
+
+    def kv(self, state: KVState) -> LayerCache:
+        """Keys and values of the layer that declared `state`; only for ranks with heads."""
+        return self._kv[state]
+
+    def recurrent(self, state: RecurrentState) -> dict[str, Tensor]:
+        """The tensors of the layer that declared `state`, to be updated in place."""
+        return self._recurrent[state]
+
+    def reset(self) -> None:
+        """Forget all recurrent state; keys and values are overwritten as tokens come."""
+        for tensors in self._recurrent.values():
+            for tensor in tensors.values():
+                tensor.zero_()
 
     @property
     def n_bytes(self) -> int:
-        return sum(layer.n_bytes for layer in self.layers if layer is not None)
+        recurrent = sum(t.nbytes for tensors in self._recurrent.values() for t in tensors.values())
+        return sum(layer.n_bytes for layer in self.layers) + recurrent

@@ -11,8 +11,10 @@ from engine.parallel.comm import Communicator, Group
 from engine.parallel.ranges import Ranges
 
 if TYPE_CHECKING:
-    from engine.cache import KVCache
+    from engine.cache import Cache
+    from engine.layers.attention import Scores
     from engine.layers.rope import Rope
+    from engine.layers.state import KVState, RecurrentState
     from engine.ops.reference import ReferenceOps
 
 
@@ -25,11 +27,13 @@ class Context:
     Attributes:
         n_past: tokens in the cache before this pass.
         first_logit: the first row of this pass whose logits are wanted.
-        cache: keys and values of this rank.
+        cache: what the layers of this rank remember.
+        positions: of this pass's tokens, (T,).
+        side: what an architecture hands its blocks beside the residual stream, for one pass.
     """
 
     def __init__(
-        self, comm: Communicator, ops: ReferenceOps, cache: KVCache, device: torch.device
+        self, comm: Communicator, ops: ReferenceOps, cache: Cache, device: torch.device
     ) -> None:
         self.rank = comm.rank
         self.ops = ops
@@ -39,7 +43,8 @@ class Context:
         self._comm = comm
         self.cache = cache
         self._group: Group = ()
-        self._positions = torch.empty(0)
+        self.positions = torch.empty(0)
+        self.side: dict[str, Tensor] = {}
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin(self, n_past: int, n_tokens: int, first_logit: int) -> None:
@@ -47,7 +52,10 @@ class Context:
         self.n_past = n_past
         self.first_logit = first_logit
         self._angles.clear()
-        self._positions = torch.arange(n_past, n_past + n_tokens, device=self.device)
+        self.side.clear()
+        if n_past == 0:
+            self.cache.reset()
+        self.positions = torch.arange(n_past, n_past + n_tokens, device=self.device)
 
     def owns(self, ranges: Ranges) -> bool:
         """Whether this rank has a slice."""
@@ -84,13 +92,36 @@ class Context:
         """Rotate x (T, n_head, head_dim) by the positions of this pass."""
         angles = self._angles.get(id(rope))
         if angles is None:
-            angles = self.ops.rope_angles(rope.params, rope.weight, self._positions)
+            angles = self.ops.rope_angles(rope.params, rope.weight, self.positions)
             self._angles[id(rope)] = angles
         return self.ops.rope(x, *angles, rope.params.style)
 
-    def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Append k and v to the cache of `layer` and attend; (T, n_head, head_dim_v)."""
-        cache = self.cache.layers[layer]
-        assert cache is not None, "only ranks with heads attend"
-        cache.write(k, v, self.n_past)
-        return self.ops.attention(q, cache, self.n_past, scale)
+    def attention(
+        self,
+        state: KVState,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        scores: Scores,
+        *,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+    ) -> Tensor:
+        """Append k and v to the cache and attend with q; all (T, heads of this rank, head_dim).
+
+        Args:
+            k: None where the layer that declared `state` is another one, which wrote already.
+            v: None where values are part of keys.
+            sinks, slopes: see `ReferenceOps.attention`.
+
+        Returns:
+            (T, heads of this rank, head_dim_v)
+        """
+        cache = self.cache.kv(state)
+        if k is not None:
+            cache.write(k, v, self.n_past)
+        return self.ops.attention(q, cache, self.n_past, scores, sinks, slopes)
+
+    def recurrent(self, state: RecurrentState) -> dict[str, Tensor]:
+        """The tensors that a recurrent layer declared, to be updated in place."""
+        return self.cache.recurrent(state)

@@ -58,12 +58,15 @@ class Session:
     def keep_common(self, ids: Sequence[int]) -> int:
         """Forget what is cached behind the common prefix with `ids`; returns its length.
 
-        The last token of `ids` never counts: its logits are wanted.
+        The last token of `ids` never counts: its logits are wanted. A recurrent state cannot go
+        back, so such a model keeps all or nothing.
         """
         n = 0
         limit = min(len(self.ids), len(ids) - 1)
         while n < limit and self.ids[n] == ids[n]:
             n += 1
+        if n < len(self.ids) and not self._runtime.can_rewind:
+            n = 0
         del self.ids[n:]
         return n
 

@@ -17,8 +17,8 @@ from engine.errors import Cancelled, UnsupportedQuant
 from engine.events import LoadProgress
 from engine.layers.module import Slot
 from engine.ops.weights import DenseWeight, PackedWeight, Weight
-from engine.parallel.placement import Slices
-from engine.plan import slot_slices
+from engine.parallel.placement import Shard, Slices
+from engine.plan import slot_pieces
 from engine.quants import QUANTS, dequantise
 
 if TYPE_CHECKING:
@@ -90,40 +90,51 @@ def load_rank(
     """
     held = 0
     for slot in slots:
-        slices = slot_slices(slot, rank)
-        if slices is None:
+        pieces = slot_pieces(slot, rank)
+        if not pieces:
             continue
+        dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
         value: Weight | Tensor
-        if slot.is_matrix:
-            value = _load_matrix(file, slot.tensor, slices, device, storage, progress)
+        if slot.is_matrix and storage == "packed":
+            value = _load_packed(file, slot.tensor, pieces, dim, device, progress)
             held += value.n_bytes
         else:
-            value = _dequantised(file, slot.tensor, slices, progress).to(device)
-            held += value.nbytes
+            parts = [_dequantised(file, slot.tensor, piece, progress) for piece in pieces]
+            whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+            held += whole.nbytes
+            value = DenseWeight(whole.to(device)) if slot.is_matrix else whole.to(device)
         setattr(slot.owner, slot.attribute, value)
     return held
 
 
-def _load_matrix(
+def _load_packed(
     file: GGUFFile,
     tensor: TensorInfo,
-    slices: Slices,
+    pieces: Sequence[Slices],
+    dim: int,
     device: torch.device,
-    storage: str,
     progress: Progress,
 ) -> Weight:
-    if storage == "packed":
-        raw, columns = _blocks(file, tensor, slices)
+    """The file's bytes of the blocks that cover all pieces, joined along `dim`."""
+    parts, columns, begin = [], [], 0
+    for piece in pieces:
+        raw, inside = _blocks(file, tensor, piece)
         rows = torch.empty(prod(raw.shape[:-1]), raw.shape[-1], dtype=torch.uint8)
         for part, chunk in _chunks(raw, progress):
             rows[part] = chunk
-        packed = rows.view(raw.shape).to(device)
-        return PackedWeight(packed, tensor.type.number, columns)
-    return DenseWeight(_dequantised(file, tensor, slices, progress).to(device))
+        parts.append(rows.view(raw.shape))
+        columns.append(torch.arange(begin + inside.start, begin + inside.stop))
+        begin += raw.shape[-1] // tensor.type.type_size * tensor.type.block_size
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    if dim != len(tensor.shape) - 1 or len(parts) == 1:
+        kept: slice | Tensor = slice(int(columns[0][0]), int(columns[0][-1]) + 1)
+    else:
+        kept = torch.cat(columns).to(device)
+    return PackedWeight(whole.to(device), tensor.type.number, kept)
 
 
 def _dequantised(file: GGUFFile, tensor: TensorInfo, slices: Slices, progress: Progress) -> Tensor:
-    """The slice in F32, worked on in chunks of rows."""
+    """One piece in F32, worked on in chunks of rows."""
     raw, columns = _blocks(file, tensor, slices)
     n_columns = columns.stop - columns.start
     result = torch.empty(prod(raw.shape[:-1]), n_columns)

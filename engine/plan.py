@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from engine.config import LoadParams
 
 F32_BYTES = 4
-KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 DENSE_FRACTION = 0.8
 """Weights are held dequantised if that takes no more than this part of any device's free memory."""
 
@@ -147,9 +146,10 @@ def _is_roomy(plan: Plan, free_bytes: Mapping[str, int]) -> bool:
 def _evaluate(declaration: Declaration, params: LoadParams, n_ctx: int, storage: str) -> Plan:
     ranks = range(len(declaration.devices))
     parts = [
-        [(slot, s) for slot in declaration.slots if (s := slot_slices(slot, r))] for r in ranks
+        [(slot, piece) for slot in declaration.slots for piece in slot_pieces(slot, r)]
+        for r in ranks
     ]
-    elements = [sum(_n_elements(s) for slot, s in part if slot.is_matrix) for part in parts]
+    elements = [sum(_n_elements(p) for slot, p in part if slot.is_matrix) for part in parts]
     devices = tuple(
         DevicePlan(
             rank=rank,
@@ -157,8 +157,8 @@ def _evaluate(declaration: Declaration, params: LoadParams, n_ctx: int, storage:
             asked=declaration.shares[rank],
             effective=elements[rank] / max(1, sum(elements)),
             memory=MemoryUse(
-                weights=sum(held_bytes(slot, s, storage) for slot, s in parts[rank]),
-                kv=_kv_bytes(declaration, rank, n_ctx, params.kv_type),
+                weights=sum(held_bytes(slot, piece, storage) for slot, piece in parts[rank]),
+                kv=sum(s.n_bytes(rank, n_ctx, params.kv_type) for s in declaration.states),
                 compute=_compute_bytes(declaration, params, rank, n_ctx, storage),
             ),
         )
@@ -170,14 +170,14 @@ def _evaluate(declaration: Declaration, params: LoadParams, n_ctx: int, storage:
         n_ctx=n_ctx,
         kv_type=params.kv_type,
         storage=storage,
-        file_bytes=sum(packed_bytes(slot, s) for part in parts for slot, s in part),
+        file_bytes=sum(packed_bytes(slot, piece) for part in parts for slot, piece in part),
         warnings=_warnings(declaration, n_ctx),
     )
 
 
-def slot_slices(slot: Slot, rank: int) -> Slices | None:
-    """The part of a tensor that a rank holds; None if none."""
-    return slot.placement.slices(slot.tensor.shape, rank)
+def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:
+    """The parts of a tensor that a rank holds; empty if none."""
+    return slot.placement.pieces(slot.tensor.shape, rank)
 
 
 def held_bytes(slot: Slot, slices: Slices, storage: str) -> int:
@@ -199,12 +199,6 @@ def _n_elements(slices: Slices) -> int:
     return prod(int(part.stop - part.start) for part in slices)
 
 
-def _kv_bytes(declaration: Declaration, rank: int, n_ctx: int, kv_type: str) -> int:
-    hp = declaration.hp
-    heads = sum(block.kv_heads.size(rank) for block in declaration.split.blocks)
-    return heads * n_ctx * (hp.head_dim_k + hp.head_dim_v) * KV_BYTES[kv_type]
-
-
 def _compute_bytes(
     declaration: Declaration, params: LoadParams, rank: int, n_ctx: int, storage: str
 ) -> int:
@@ -217,12 +211,12 @@ def _compute_bytes(
     n_tokens = min(params.n_batch, n_ctx)
     columns = max((max(b.ffn.size(rank), b.experts.size(rank)) for b in blocks), default=0)
     heads = max((b.heads.size(rank) for b in blocks), default=0)
-    kv_heads = max((b.kv_heads.size(rank) for b in blocks), default=0)
-    per_token = 6 * hp.n_embd + 3 * columns + 4 * heads * hp.head_dim_k
-    cache_f32 = kv_heads * n_ctx * (hp.head_dim_k + hp.head_dim_v)
+    per_token = 6 * hp.n_embd + 3 * columns + 4 * heads * max(hp.head_dim_k)
+    cache_f32 = max((s.n_bytes(rank, n_ctx, "f32") for s in declaration.states), default=0)
     mask = 2 * n_tokens * n_ctx
     unpack = UNPACK_BYTES if storage == "packed" else 0
-    return F32_BYTES * (n_tokens * per_token + cache_f32 + mask + rows + hp.n_vocab) + unpack
+    values = n_tokens * per_token + mask + rows + hp.n_vocab
+    return F32_BYTES * values + cache_f32 + unpack
 
 
 def _warnings(declaration: Declaration, n_ctx: int) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.cache import KVCache
+from engine.cache import Cache
 from engine.context import Context
 from engine.errors import EngineError, OutOfDeviceMemory
 from engine.events import DeviceMemory, LoadProgress, MemoryUse
+from engine.layers.state import RecurrentState
 from engine.loader import Progress, check_types, load_rank
 from engine.machine import (
     free_bytes,
@@ -80,6 +81,7 @@ class Runtime:
         self.plan.check_fits(free)
         self.n_ctx = self.plan.n_ctx
         self.n_batch = params.n_batch
+        self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self.ranks: list[Rank] = []
         self._threads = threads = threads_per_rank(params.cpu_threads, self.plan)
         self._group = ThreadGroup()
@@ -114,7 +116,7 @@ class Runtime:
             device = self.devices[rank]
             try:
                 weights = load_rank(file, mine.slots, rank, device, self.plan.storage, progress)
-                cache = KVCache(self.hp, mine.split, rank, self.n_ctx, params.kv_type, device)
+                cache = Cache(mine.states, rank, self.n_ctx, params.kv_type, device)
             except BaseException:
                 stop.set()
                 raise

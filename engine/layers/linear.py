@@ -54,13 +54,9 @@ class Linear(Module):
             slots.append(Slot(self, "bias", bias, placement, is_matrix=False))
         if f"{name}.scale" in source:
             scale = source.get(f"{name}.scale", (1,))
-            slots.append(Slot(self, "scale", scale, Replicate(self._owners()), is_matrix=False))
+            owners = Replicate(self.placement.owners())
+            slots.append(Slot(self, "scale", scale, owners, is_matrix=False))
         return slots
-
-    def _owners(self) -> tuple[int, ...]:
-        if isinstance(self.placement, Shard):
-            return self.placement.ranges.owners()
-        return self.placement.ranks
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x (T, n_in) to (T, n_out), each as far as this rank's slice goes."""
@@ -74,11 +70,17 @@ class Linear(Module):
 class ExpertLinear(Module):
     """One matrix per routed expert, (n_expert, n_out, n_in); every expert is cut alike.
 
+    Cut by columns, the results are summands; the bias is then added on one rank only.
+
     Attributes:
         weight: this rank's part of all experts, or None.
+        bias: this rank's part of (n_expert, n_out), or None; few files have one.
+        scale: (n_expert,), a factor on each expert's result, or None.
     """
 
     weight: Weight | None = None
+    bias: Tensor | None = None
+    scale: Tensor | None = None
 
     def __init__(self, n_expert: int, n_in: int, n_out: int, placement: Shard) -> None:
         self.shape = (n_expert, n_out, n_in)
@@ -86,12 +88,84 @@ class ExpertLinear(Module):
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         weight = source.get(f"{name}.weight", self.shape)
-        return [Slot(self, "weight", weight, self.placement, is_matrix=True)]
+        slots = [Slot(self, "weight", weight, self.placement, is_matrix=True)]
+        owners = self.placement.owners()
+        if f"{name}.bias" in source:
+            bias = source.get(f"{name}.bias", self.shape[:2])
+            placement = self.placement if self.placement.dim == 1 else Replicate(owners[:1])
+            slots.append(Slot(self, "bias", bias, placement, is_matrix=False))
+        if f"{name}.scale" in source:
+            scale = source.get(f"{name}.scale", self.shape[:1])
+            slots.append(Slot(self, "scale", scale, Replicate(owners), is_matrix=False))
+        return slots
 
     def __call__(self, x: Tensor, expert: int) -> Tensor:
         """Map x (T, n_in) to (T, n_out) with the matrix of one expert."""
         assert self.weight is not None, "a rank without a slice must not compute it"
-        return self.weight.expert(expert).matmul(x)
+        y = self.weight.expert(expert).matmul(x)
+        if self.bias is not None:
+            y = y + self.bias[expert]
+        return y if self.scale is None else y * self.scale[expert]
+
+
+class HeadLinear(Module):
+    """One matrix per head, (n_head, n_out, n_in), cut by heads."""
+
+    weight: Weight | None = None
+
+    def __init__(self, n_head: int, n_in: int, n_out: int, placement: Shard) -> None:
+        self.shape = (n_head, n_out, n_in)
+        self.placement = placement
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        weight = source.get(f"{name}.weight", self.shape)
+        return [Slot(self, "weight", weight, self.placement, is_matrix=True)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x (T, n_head of this rank, n_in) to (T, n_head of this rank, n_out)."""
+        assert self.weight is not None, "a rank without a slice must not compute it"
+        return self.weight.per_head(x)
+
+
+class Vector(Module):
+    """Numbers that are no matrix: biases of a routing, decays, sinks.
+
+    Args:
+        shape: as in the file.
+        suffixes: what may follow the name in a file; the first found counts.
+        optional: a file may do without.
+
+    Attributes:
+        value: this rank's part in F32, or None.
+    """
+
+    value: Tensor | None = None
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        placement: Placement,
+        suffixes: tuple[str, ...] = (".weight",),
+        *,
+        optional: bool = False,
+    ) -> None:
+        self.shape = shape
+        self.placement = placement
+        self.suffixes = suffixes
+        self.optional = optional
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        names = [name + suffix for suffix in self.suffixes]
+        found = next((n for n in names if n in source), None)
+        if found is None and self.optional:
+            return []
+        tensor = source.get(found or names[0], self.shape)
+        return [Slot(self, "value", tensor, self.placement, is_matrix=False)]
+
+    def __call__(self) -> Tensor:
+        """The numbers."""
+        assert self.value is not None, "a rank without a slice must not compute it"
+        return self.value
 
 
 class Embedding(Module):
@@ -109,7 +183,7 @@ class Embedding(Module):
 
     def __call__(self, ids: Tensor, ctx: Context) -> Tensor | None:
         """Look up ids (T,); (T, n_embd) on the ranks that hold rows, None on the others."""
-        ranges = self.placement.ranges
+        (ranges,) = self.placement.segments
         if not ctx.join(ranges.owners()):
             return None
         start, stop = ranges.spans[ctx.rank]

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.errors import InvalidGGUF
+from engine.layers.state import KVState, RecurrentState, State
 from engine.parallel.placement import Placement
 
 if TYPE_CHECKING:
@@ -22,11 +23,17 @@ Shape = tuple[int, ...]
 
 
 class TensorSource:
-    """The tensors of a file, by name, with the checks that every lookup needs."""
+    """The tensors of a file, by name, with the checks that every lookup needs.
+
+    Attributes:
+        tensors: what is in the file, and views that show parts of a tensor under other names.
+        used: the names that were asked for.
+    """
 
     def __init__(self, path: str, tensors: Mapping[str, TensorInfo]) -> None:
         self.path = path
         self.tensors = dict(tensors)
+        self.used: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -40,6 +47,7 @@ class TensorSource:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise InvalidGGUF(self.path, f"the tensor {name} is missing")
+        self.used.add(name)
         if tensor.shape != shape:
             raise InvalidGGUF(
                 self.path, f"the tensor {name} has shape {tensor.shape} instead of {shape}"
@@ -68,13 +76,16 @@ class Module:
 
     Attributes:
         is_nameless: only groups layers, which are named as if they were the parent's own.
+        tensor_names: the names of attributes that are called otherwise in files.
     """
 
     is_nameless = False
+    tensor_names: ClassVar[Mapping[str, str]] = {}
 
     def children(self) -> Iterator[tuple[str, Module]]:
         """Direct sub-modules with their names; a list `blk` yields blk.0, blk.1, …"""
-        for name, value in vars(self).items():
+        for attribute, value in vars(self).items():
+            name = self.tensor_names.get(attribute, attribute)
             if isinstance(value, Module):
                 yield name, value
             elif isinstance(value, list):
@@ -94,3 +105,11 @@ class Module:
             for child_name, child in self.children()
             for slot in child.bind(source, name if child.is_nameless else prefix + child_name)
         ]
+
+    def states(self) -> Iterator[State]:
+        """What this module and all below it remember between tokens."""
+        for value in vars(self).values():
+            if isinstance(value, KVState | RecurrentState):
+                yield value
+        for _, child in self.children():
+            yield from child.states()

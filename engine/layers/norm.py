@@ -1,7 +1,8 @@
-"""Root-mean-square norms."""
+"""Norms over the last dimension, whole on a rank or cut over several."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from engine.layers.module import Module, Slot, TensorSource
@@ -13,35 +14,90 @@ if TYPE_CHECKING:
     from engine.context import Context
 
 
-class RMSNorm(Module):
-    """`x / sqrt(mean(x²) + eps) * weight` over the last dimension (Zhang & Sennrich 2019).
+class Norm(Module, ABC):
+    """Brings vectors to one size, then applies a weight and a bias.
 
-    The vector may be whole on a rank (`Replicate`) or cut (`Shard`): then the mean runs over all
-    ranks, which costs one all_reduce of a number per token.
+    Args:
+        shape: of the weight: elements of a vector, or (heads, elements) where each head has its
+            own weight.
+        eps: added to the mean square or variance.
+        affine: it has a weight (and a bias where the file has one).
+        optional: where the file has no weight, vectors stay as they are.
     """
 
     weight: Tensor | None = None
+    bias: Tensor | None = None
 
-    def __init__(self, n: int, eps: float, placement: Placement) -> None:
-        self.n = n
+    def __init__(
+        self, shape: int | tuple[int, ...], eps: float, placement: Placement, *,
+        affine: bool = True, optional: bool = False,
+    ) -> None:  # fmt: skip
+        self.shape = (shape,) if isinstance(shape, int) else shape
         self.eps = eps
         self.placement = placement
+        self.affine = affine
+        self.optional = optional
+        self.is_absent = False
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        weight = source.get(f"{name}.weight", (self.n,))
-        return [Slot(self, "weight", weight, self.placement, is_matrix=False)]
+        """Both `name.weight` and a bare `name` occur in files."""
+        if not self.affine:
+            return []
+        tensor = name if name in source else f"{name}.weight"
+        self.is_absent = self.optional and tensor not in source
+        if self.is_absent:
+            return []
+        weight = source.get(tensor, self.shape)
+        slots = [Slot(self, "weight", weight, self.placement, is_matrix=False)]
+        if f"{name}.bias" in source:
+            bias = source.get(f"{name}.bias", self.shape)
+            slots.append(Slot(self, "bias", bias, self.placement, is_matrix=False))
+        return slots
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor:
         """Normalise x (..., n); whole vectors only."""
-        assert self.weight is not None, "a rank outside the group must not compute it"
-        return ctx.ops.rms_norm(x, self.weight, self.eps)
+        if self.is_absent:
+            return x
+        assert self.weight is not None or not self.affine, "a rank outside must not compute it"
+        return self.apply(x, ctx)
+
+    @abstractmethod
+    def apply(self, x: Tensor, ctx: Context) -> Tensor:
+        """The formula."""
+
+
+class RMSNorm(Norm):
+    """`x / sqrt(mean(x²) + eps) * weight + bias` (Zhang & Sennrich 2019)."""
+
+    def apply(self, x: Tensor, ctx: Context) -> Tensor:
+        return ctx.ops.rms_norm(x, self.weight, self.bias, self.eps)
 
     def sharded(self, x: Tensor | None, ctx: Context) -> Tensor | None:
-        """Normalise vectors that are cut over the group; a rank without a slice passes None."""
+        """Normalise vectors that are cut over the group, at the cost of one number per token.
+
+        Every rank of the group calls it; one without a slice passes None. Elements that several
+        ranks hold (key-value heads) count once.
+
+        Args:
+            x: (T, elements of this rank)
+        """
         assert isinstance(self.placement, Shard)
-        squares = None if x is None else x.square().sum(-1, keepdim=True)
-        mean = ctx.all_reduce(squares) / self.n
+        (ranges,) = self.placement.segments
+        n = self.shape[0]
+        squares = None
+        if x is not None:
+            mine, factor = ranges.first_held(ctx.rank), n // ranges.total
+            own = x[..., mine.start * factor : mine.stop * factor]
+            squares = own.square().sum(-1, keepdim=True)
+        mean = ctx.all_reduce(squares) / n
         if x is None or self.weight is None:
             return None
         scaled: Tensor = x * (mean + self.eps).rsqrt() * self.weight
         return scaled
+
+
+class LayerNorm(Norm):
+    """`(x - mean) / sqrt(variance + eps) * weight + bias` (Ba et al. 2016)."""
+
+    def apply(self, x: Tensor, ctx: Context) -> Tensor:
+        return ctx.ops.layer_norm(x, self.weight, self.bias, self.eps)

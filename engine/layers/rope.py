@@ -6,7 +6,7 @@ architecture: "norm" rotates neighbours (2i, 2i+1), "neox" rotates the halves (i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi
 from typing import TYPE_CHECKING, Literal
 
@@ -17,11 +17,11 @@ from engine.parallel.placement import Replicate
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.gguf import Metadata
+    from engine.layers.keys import Keys
 
 RopeStyle = Literal["norm", "neox"]
 
-SCALING_TYPES = ("none", "linear", "yarn")
+SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0
 """YaRN's bounds in rotations; llama.cpp uses these whatever the file says."""
@@ -50,32 +50,34 @@ class RopeParams:
     attn_factor: float = 1.0
 
     @classmethod
-    def read(cls, meta: Metadata, head_dim: int, style: RopeStyle) -> RopeParams:
-        """Read the `rope.*` keys of the file's architecture.
+    def read(cls, keys: Keys, head_dim: int, style: RopeStyle) -> RopeParams:
+        """Read the `rope.*` keys of a file.
 
         A factor without a type means linear scaling, as in llama.cpp.
 
         Raises:
             ModelFileError: positions are scaled in a way that is not known here.
         """
-        arch = meta.architecture
-        kind = meta.str(f"{arch}.rope.scaling.type", "linear")
+        kind = keys.text("rope.scaling.type", "linear")
         if kind not in SCALING_TYPES:
-            message = f"{meta.path.name} scales positions by {kind[:40]!r}, which Tandem cannot do"
-            raise ModelFileError(meta.path, f"{message} yet.", "Pick another model.")
-        factor = meta.float(f"{arch}.rope.scaling.factor", 0.0) or meta.float(
-            f"{arch}.rope.scale_linear", 1.0
-        )
-        n_ctx_train = meta.int(f"{arch}.context_length", 0)
+            path = keys.meta.path
+            message = f"{path.name} scales positions by {kind[:40]!r}, which Tandem cannot do"
+            raise ModelFileError(path, f"{message} yet.", "Pick another model.")
+        factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 1.0)
+        n_ctx_train = keys.integer("context_length", 0)
         return cls(
-            n_rot=meta.int(f"{arch}.rope.dimension_count", head_dim),
+            n_rot=keys.integer("rope.dimension_count", head_dim),
             style=style,
-            base=meta.float(f"{arch}.rope.freq_base", 10000.0),
-            scale=1.0 if kind == "none" or factor == 0 else 1.0 / factor,
+            base=keys.number("rope.freq_base", 10000.0),
+            scale=1.0 if kind in ("none", "longrope") or factor == 0 else 1.0 / factor,
             yarn=kind == "yarn",
-            n_ctx_orig=meta.int(f"{arch}.rope.scaling.original_context_length", n_ctx_train),
-            attn_factor=meta.float(f"{arch}.rope.scaling.attn_factor", 1.0),
+            n_ctx_orig=keys.integer("rope.scaling.original_context_length", n_ctx_train),
+            attn_factor=keys.number("rope.scaling.attn_factor", 1.0),
         )
+
+    def unscaled(self, base: float) -> RopeParams:
+        """The same for layers with a sliding window, which need no stretching."""
+        return replace(self, base=base, scale=1.0, yarn=False)
 
     def yarn_bounds(self) -> tuple[float, float]:
         """Pair indices between which YaRN (arXiv 2309.00071) blends, rounded as in llama.cpp."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from engine.errors import InvalidGGUF
-from engine.layers.ffn import SwiGLU
+from engine.layers.attention import Attention
+from engine.layers.ffn import GatedFFN
+from engine.layers.hparams import HParams, Traits
 from engine.layers.module import TensorSource
 from engine.layers.norm import RMSNorm
-from engine.layers.rope import Rope, RopeStyle
-from engine.models.hparams import HParams
-from engine.models.llama import Llama, LlamaBlock
+from engine.layers.rope import Rope
+from engine.models.base import CausalLM, TransformerBlock
 from engine.models.registry import register
 from engine.parallel.placement import Shard
 from engine.parallel.split import BlockSplit
@@ -21,35 +22,50 @@ if TYPE_CHECKING:
     from engine.context import Context
 
 
-class BitNetBlock(LlamaBlock):
-    """The two sub-norms run over vectors that are cut, so their mean takes an all_reduce each."""
+class BitNetAttention(Attention):
+    """Normalises the heads' outputs together; they are cut, so every rank takes part."""
 
-    ffn: SwiGLU
-
-    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope) -> None:
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
-        n_out = hp.n_head[layer] * hp.head_dim_v
+        n_out = self.attn_output.shape[1]
         self.attn_sub_norm = RMSNorm(n_out, hp.norm_eps, Shard(0, split.heads))
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        heads = None
+        if ctx.owns(self.split.heads):
+            q, k, v = self.project(x, ctx)
+            heads = self.attend(*self.rotate(q, k, ctx), v, ctx).flatten(-2)
+        heads = self.attn_sub_norm.sharded(heads, ctx)
+        return None if heads is None else self.attn_output(heads)
+
+
+class BitNetFFN(GatedFFN):
+    """Normalises the gated activations."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:
+        super().__init__(hp.n_embd, hp.n_ff[layer], split.ffn, split.group)
         self.ffn_sub_norm = RMSNorm(hp.n_ff[layer], hp.norm_eps, Shard(0, split.ffn))
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        heads = self.attention(self.attn_norm(x, ctx), ctx)
-        heads = self.attn_sub_norm.sharded(heads, ctx)
-        partial = None if heads is None else self.attn_output(heads)
-        x = x + ctx.all_reduce(partial, self.attn_output.bias)
-
-        h = self.ffn_norm(x, ctx)
-        inner = self.ffn.inner(h, ctx) if ctx.owns(self.split.ffn) else None
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        inner = self.inner(x, ctx) if ctx.owns(self.columns) else None
         inner = self.ffn_sub_norm.sharded(inner, ctx)
-        partial = None if inner is None else self.ffn.ffn_down(inner)
-        return x + ctx.all_reduce(partial, self.ffn.bias)
+        return None if inner is None else self.ffn_down(inner)
+
+
+class BitNetBlock(TransformerBlock):
+    """Two more all_reduces of one number per token, for the sub-norms."""
+
+    mixer_type = BitNetAttention
+
+    def make_ffn(self) -> BitNetFFN:
+        return BitNetFFN(self.hp, self.split, self.layer)
 
 
 @register("bitnet")
-class BitNet(Llama):
+class BitNet(CausalLM):
     """arXiv 2402.17764."""
 
-    rope_style: ClassVar[RopeStyle] = "neox"
+    traits = Traits(rope_style="neox")
     block_type = BitNetBlock
 
     @classmethod

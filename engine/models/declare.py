@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from engine.errors import InvalidGGUF
+from engine.gguf.tensors import quote
+from engine.layers.hparams import HParams
 from engine.layers.module import Slot, TensorSource
-from engine.models.hparams import HParams
+from engine.layers.state import State
 from engine.models.registry import model_class
 from engine.parallel.shares import Shares, apply_overrides, normalise, share_table
 from engine.parallel.split import ModelSplit, cut_model
@@ -25,6 +29,7 @@ class Declaration:
         devices: the device of each rank; overrides may have added one without a share.
         shares: the wanted share of each rank.
         slots: every tensor of every layer, with its placement.
+        states: what the layers remember between tokens.
     """
 
     model: CausalLM
@@ -33,6 +38,7 @@ class Declaration:
     devices: tuple[str, ...]
     shares: Shares
     slots: tuple[Slot, ...]
+    states: tuple[State, ...]
 
 
 def declare(file: GGUFFile, params: LoadParams) -> Declaration:
@@ -43,17 +49,45 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
         SplitError: the split cannot be made.
     """
     cls = model_class(file.meta.architecture, str(file.path))
-    hp = HParams.read(file, cls.rope_style)
+    hp = cls.refine(HParams.read(file, cls.traits))
     shares = normalise(params.split, len(params.devices))
     added = tuple(dict.fromkeys(d for _, d in params.overrides if d not in params.devices))
     devices = params.devices + added
     shares += (0.0,) * len(added)
     table = share_table(params.split_mode, shares, hp.n_layer, tied=hp.tied)
-    table = apply_overrides(table, params.overrides, devices, file.tensors.keys())
+    table = apply_overrides(
+        table, params.overrides, devices, file.tensors.keys(), recurrent=hp.recurrent
+    )
     if hp.tied:
         table = replace(table, output=table.embedding)
-    split = cut_model(table, hp.block_dims(), hp.n_vocab, tied=hp.tied)
+    dims = [cls.block_for(hp, layer).dims(hp, layer) for layer in range(hp.n_layer)]
+    split = cut_model(table, dims, hp.n_vocab, tied=hp.tied)
     source = TensorSource(str(file.path), file.tensors)
     cls.adapt(source, hp)
     model = cls(hp, split)
-    return Declaration(model, hp, split, devices, shares, tuple(model.bind(source)))
+    slots = tuple(model.bind(source))
+    _check_all_used(file, source, hp)
+    return Declaration(model, hp, split, devices, shares, slots, tuple(model.states()))
+
+
+BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.")
+IGNORED = re.compile(r"rope_freqs\.weight|.*\.(nextn\..*|attn_rot_embd\.weight)|rope_factors_.*")
+"""Tensors that a model may do without: blocks that draft ahead, tables that rotations replace."""
+
+
+def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
+    """Make sure that the model leaves nothing out: half a model would answer nonsense.
+
+    Raises:
+        InvalidGGUF: names the first tensor that has no place in the architecture.
+    """
+    for name in file.tensors:
+        if name in source.used or IGNORED.fullmatch(name):
+            continue
+        block = BLOCK_TENSOR.match(name)
+        if block is None or int(block[1]) < hp.n_layer:
+            raise InvalidGGUF(
+                file.path,
+                f"it has the tensor {quote(name)}, which {hp.architecture} models do not have",
+                "It may be of a newer variant; look for an update of Tandem or another file.",
+            )

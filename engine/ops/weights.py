@@ -43,6 +43,10 @@ class Weight(Protocol):
         """The matrix of one expert, as a view."""
         ...
 
+    def per_head(self, x: Tensor) -> Tensor:
+        """`x Wᵀ` with one matrix per head, for x (T, n_head, n_in); (T, n_head, n_out)."""
+        ...
+
 
 class DenseWeight:
     """F32 values.
@@ -67,6 +71,9 @@ class DenseWeight:
     def expert(self, index: int) -> DenseWeight:
         return DenseWeight(self.data[index])
 
+    def per_head(self, x: Tensor) -> Tensor:
+        return (x.transpose(0, 1) @ self.data.transpose(1, 2)).transpose(0, 1)
+
 
 class PackedWeight:
     """The file's bytes, dequantised on use.
@@ -74,11 +81,11 @@ class PackedWeight:
     Args:
         raw: uint8, (n_out, row_bytes) or (n_expert, n_out, row_bytes): whole blocks.
         type_number: the GGML type.
-        columns: the elements of a dequantised row that belong to this rank; a cut may lie inside
-            a block.
+        columns: the elements of a dequantised row that belong to this rank, as an interval or
+            one by one; a cut may lie inside a block.
     """
 
-    def __init__(self, raw: Tensor, type_number: int, columns: slice) -> None:
+    def __init__(self, raw: Tensor, type_number: int, columns: slice | Tensor) -> None:
         self.raw = raw
         self.type_number = type_number
         self.columns = columns
@@ -108,6 +115,10 @@ class PackedWeight:
 
     def expert(self, index: int) -> PackedWeight:
         return PackedWeight(self.raw[index], self.type_number, self.columns)
+
+    def per_head(self, x: Tensor) -> Tensor:
+        heads = [self.expert(head).matmul(x[:, head]) for head in range(x.shape[1])]
+        return torch.stack(heads, dim=1)
 
 
 def _scratch_rows(n_rows: int, n_columns: int, device: torch.device) -> Tensor:

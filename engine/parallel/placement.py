@@ -11,25 +11,42 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Each rank holds one interval of dimension `dim`.
+    """Each rank holds one interval of dimension `dim`, or one of each of its segments.
 
-    `ranges` may count coarser units than the dimension has elements (heads instead of rows): the
-    dimension is then a whole multiple of `ranges.total`.
+    Several tensors that a file stores as one, such as gate and up, are segments: the dimension has
+    them one after another, and a rank holds its interval of each, in the same order.
+
+    Ranges may count coarser units than the dimension has elements (heads instead of rows): the
+    dimension is then a whole multiple of all units together, alike for all segments.
     """
 
     dim: int
-    ranges: Ranges
+    ranges: Ranges | tuple[Ranges, ...]
 
-    def slices(self, shape: tuple[int, ...], rank: int) -> Slices | None:
-        """The part of a tensor of `shape` that `rank` holds; None if it holds nothing."""
-        start, stop = self.ranges.spans[rank]
-        if start == stop:
-            return None
-        factor, rest = divmod(shape[self.dim], self.ranges.total)
-        assert rest == 0, f"dimension {shape[self.dim]} is not a multiple of {self.ranges.total}"
-        whole = [slice(0, n) for n in shape]
-        whole[self.dim] = slice(start * factor, stop * factor)
-        return tuple(whole)
+    @property
+    def segments(self) -> tuple[Ranges, ...]:
+        return (self.ranges,) if isinstance(self.ranges, Ranges) else self.ranges
+
+    def owners(self) -> tuple[int, ...]:
+        """The ranks that hold something."""
+        return tuple(sorted({rank for segment in self.segments for rank in segment.owners()}))
+
+    def pieces(self, shape: tuple[int, ...], rank: int) -> tuple[Slices, ...]:
+        """The parts of a tensor of `shape` that `rank` holds, in order; empty if it has nothing.
+
+        Joined along `dim` they are what the rank computes with.
+        """
+        factor, rest = divmod(shape[self.dim], sum(s.total for s in self.segments))
+        assert rest == 0, f"dimension {self.dim} of {shape} is no multiple of its units"
+        pieces, begin = [], 0
+        for segment in self.segments:
+            start, stop = segment.spans[rank]
+            if stop > start:
+                whole = [slice(0, n) for n in shape]
+                whole[self.dim] = slice((begin + start) * factor, (begin + stop) * factor)
+                pieces.append(tuple(whole))
+            begin += segment.total
+        return tuple(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +55,13 @@ class Replicate:
 
     ranks: tuple[int, ...]
 
-    def slices(self, shape: tuple[int, ...], rank: int) -> Slices | None:
-        """The whole of a tensor of `shape`, or None if `rank` does not take part."""
-        return tuple(slice(0, n) for n in shape) if rank in self.ranks else None
+    def owners(self) -> tuple[int, ...]:
+        """The ranks that hold it."""
+        return self.ranks
+
+    def pieces(self, shape: tuple[int, ...], rank: int) -> tuple[Slices, ...]:
+        """The whole of a tensor of `shape`, or nothing if `rank` does not take part."""
+        return (tuple(slice(0, n) for n in shape),) if rank in self.ranks else ()
 
 
 Placement = Shard | Replicate

@@ -31,6 +31,12 @@ class Ranges:
         """The ranks whose interval is not empty."""
         return tuple(r for r, (start, stop) in enumerate(self.spans) if stop > start)
 
+    def first_held(self, rank: int) -> slice:
+        """The part of this rank's interval, counted from its start, that no rank before it has."""
+        start, stop = self.spans[rank]
+        taken = max((end for begin, end in self.spans[:rank] if end > begin), default=0)
+        return slice(min(max(taken - start, 0), stop - start), stop - start)
+
     def scaled(self, factor: int) -> Ranges:
         """The same cut in units `factor` times finer."""
         spans = tuple((start * factor, stop * factor) for start, stop in self.spans)

@@ -1,8 +1,9 @@
 """Who wants how much of what: the table that every kind of split is a pattern in.
 
-For each block and part (attention, FFN, experts) and for the two ends of the model (embedding,
-output head) the table holds the share of every rank. Tensor parallelism has the same fractions
-everywhere, a layer split is one-hot per block, an override is one-hot for the parts it names.
+For each block and part (attention, recurrent layer, FFN, experts, shared expert) and for the two
+ends of the model (embedding, output head) the table holds the share of every rank. Tensor
+parallelism has the same fractions everywhere, a layer split is one-hot per block, an override is
+one-hot for the parts it names.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ from engine.parallel.ranges import Apportioner
 
 Shares = tuple[float, ...]
 
-ATTENTION_TENSORS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")
-FFN_TENSORS = ("ffn_gate", "ffn_up", "ffn_down")
-EXPERT_TENSORS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+PARTS = (
+    ("experts", re.compile(r"ffn_(gate|up|down|gate_up)_exps\.")),
+    ("shared", re.compile(r"ffn_(gate|up|down)_shexp\.")),
+    ("ffn", re.compile(r"ffn_(gate|up|down)\.")),
+    ("recurrent", re.compile(r"(ssm|shortconv)[_.](?!.*norm)")),
+    ("attention", re.compile(r"attn_(?!.*norm)")),
+)
+"""Which part of a block a tensor belongs to, by its name; the others are held by all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,15 @@ class BlockShares:
     """The wanted share of each rank in the parts of one block; each sums to 1."""
 
     attention: Shares
+    recurrent: Shares
     ffn: Shares
     experts: Shares
+    shared: Shares
+
+    @classmethod
+    def alike(cls, shares: Shares) -> BlockShares:
+        """The same shares in every part."""
+        return cls(shares, shares, shares, shares, shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +88,11 @@ def share_table(mode: str, shares: Shares, n_layer: int, *, tied: bool) -> Share
         tied: the output head is the embedding, so both ends must be cut alike.
     """
     if mode == "tensor":
-        return ShareTable((BlockShares(shares, shares, shares),) * n_layer, shares, shares)
+        return ShareTable((BlockShares.alike(shares),) * n_layer, shares, shares)
     owners = _layer_owners(shares, n_layer)
     hot = [_one_hot(rank, len(shares)) for rank in owners]
     first, last = (hot[0], hot[-1]) if hot else (shares, shares)
-    return ShareTable(tuple(BlockShares(h, h, h) for h in hot), last if tied else first, last)
+    return ShareTable(tuple(BlockShares.alike(h) for h in hot), last if tied else first, last)
 
 
 def _layer_owners(shares: Shares, n_layer: int) -> list[int]:
@@ -96,6 +109,7 @@ def apply_overrides(
     overrides: Iterable[tuple[str, str]],
     devices: Sequence[str],
     tensors: Collection[str],
+    recurrent: Sequence[bool] = (),
 ) -> ShareTable:
     """Put the parts whose tensors match a pattern on one device, whole.
 
@@ -103,6 +117,8 @@ def apply_overrides(
         overrides: (regular expression on GGUF tensor names, device); later ones win.
         devices: the device of each rank; the first rank on the named device takes the part.
         tensors: the names in the file.
+        recurrent: the blocks that have a recurrent layer in place of attention; their `attn_…`
+            tensors belong to it.
 
     Raises:
         SplitError: a pattern that is no regular expression or matches no part, or a device that
@@ -115,7 +131,8 @@ def apply_overrides(
                 f"Use one of: {', '.join(devices)}.",
             )
         found = list(filter(_compile(pattern).search, tensors))
-        moved = _moved(table, set(found), _one_hot(list(devices).index(device), len(devices)))
+        hot = _one_hot(list(devices).index(device), len(devices))
+        moved = _moved(table, found, hot, recurrent)
         if moved is table:
             raise SplitError(
                 f"The override '{pattern}' matches no tensor that can be moved.",
@@ -125,24 +142,36 @@ def apply_overrides(
     return table
 
 
-def _moved(table: ShareTable, names: Collection[str], hot: Shares) -> ShareTable:
+def _moved(
+    table: ShareTable, names: Iterable[str], hot: Shares, recurrent: Sequence[bool]
+) -> ShareTable:
     """`table` with the parts of these tensors one-hot; `table` itself if there are none."""
-    blocks = []
-    for layer, block in enumerate(table.blocks):
-        parts = {
-            part: hot
-            for part, tensors in _PARTS.items()
-            if any(f"blk.{layer}.{tensor}.weight" in names for tensor in tensors)
-        }
-        blocks.append(replace(block, **parts) if parts else block)
-    ends = {end: hot for end, name in _ENDS.items() if name in names}
+    blocks, ends = list(table.blocks), {}
+    for name in names:
+        if name in _ENDS:
+            ends[_ENDS[name]] = hot
+        elif (found := _part_of(name, recurrent)) is not None and found[0] < len(blocks):
+            layer, part = found
+            blocks[layer] = replace(blocks[layer], **{part: hot})
     if not ends and all(a is b for a, b in zip(blocks, table.blocks, strict=True)):
         return table
     return replace(table, blocks=tuple(blocks), **ends)
 
 
-_PARTS = {"attention": ATTENTION_TENSORS, "ffn": FFN_TENSORS, "experts": EXPERT_TENSORS}
-_ENDS = {"embedding": "token_embd.weight", "output": "output.weight"}
+_ENDS = {"token_embd.weight": "embedding", "output.weight": "output"}
+_BLOCK_TENSOR = re.compile(r"blk\.(\d{1,5})\.(.+)")
+
+
+def _part_of(name: str, recurrent: Sequence[bool]) -> tuple[int, str] | None:
+    """The block and the part of it that a tensor belongs to; None if it cannot be moved."""
+    match = _BLOCK_TENSOR.fullmatch(name)
+    if match is None:
+        return None
+    layer, stem = int(match[1]), match[2]
+    part = next((part for part, pattern in PARTS if pattern.match(stem)), None)
+    if part == "attention" and layer < len(recurrent) and recurrent[layer]:
+        part = "recurrent"
+    return None if part is None else (layer, part)
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

@@ -188,10 +188,10 @@ def test_a_bug_is_reported_and_the_engine_goes_on(
     desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.run(Load(LoadParams(path)))
-    from engine.models.llama import LlamaBlock
+    from engine.layers.attention import Attention
 
     with monkeypatch.context() as patch:
-        patch.setattr(LlamaBlock, "project", lambda *args: 1 / 0)
+        patch.setattr(Attention, "project", lambda *args: 1 / 0)
         failed = desk.run(Generate(ASK, sampling=SHORT))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineCrashed)
@@ -210,7 +210,7 @@ def test_out_of_memory_ends_only_that_answer(
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ReferenceOps, "swiglu", exhausted)
+        patch.setattr(ReferenceOps, "gated", exhausted)
         failed = desk.run(Generate(ASK, sampling=SHORT))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, OutOfDeviceMemory)

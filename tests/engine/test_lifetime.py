@@ -129,17 +129,17 @@ def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
     """The other ranks are told to stop, and say that they were cancelled."""
     from engine import runtime
 
-    original = runtime.KVCache
+    original = runtime.Cache
     tripped = threading.Event()
 
-    def fail_on_one(hp: object, split: object, rank: int, *rest: object) -> object:
+    def fail_on_one(states: object, rank: int, *rest: object) -> object:
         if rank == 1:
             tripped.set()
             raise MemoryError
         tripped.wait(5)
-        return original(hp, split, rank, *rest)  # type: ignore[arg-type]
+        return original(states, rank, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runtime, "KVCache", fail_on_one)
+    monkeypatch.setattr(runtime, "Cache", fail_on_one)
     for _ in range(10):
         tripped.clear()
         with pytest.raises(EngineError, match="are needed to load the model"):

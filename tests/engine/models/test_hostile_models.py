@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from engine import EngineError, SamplingParams, inspect_model, load_model
 from engine.errors import ModelFileError, OutOfDeviceMemory, UnsupportedQuant
-from engine.models.hparams import BOUNDS
 from tests.helpers.golden import golden_path
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -122,12 +121,22 @@ def test_a_value_out_of_bounds_is_named(
 WRONG_TYPES = ["4", 4.5, True, ["a", "b"], []]
 
 
-@pytest.mark.parametrize("key", [key for key in BOUNDS if key != "rope.scale_linear"])
-def test_a_value_of_another_type_is_named(sound: ModelDraft, path: Path, key: str) -> None:
-    needed = {"expert_count": 4, "expert_used_count": 2, "rope.scaling.factor": 2.0}
+READ_BY_LLAMA = [
+    "block_count", "nextn_predict_layers", "context_length", "embedding_length",
+    "feed_forward_length", "expert_count", "expert_used_count", "expert_feed_forward_length",
+    "expert_group_count", "expert_group_used_count", "expert_gating_func", "expert_weights_scale",
+    "attention.head_count", "attention.head_count_kv", "attention.key_length",
+    "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.dimension_count",
+    "rope.freq_base", "rope.scaling.factor", "rope.scaling.attn_factor",
+    "rope.scaling.original_context_length",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", READ_BY_LLAMA)
+def test_a_value_of_another_type_is_named(routed: ModelDraft, path: Path, key: str) -> None:
     for value in WRONG_TYPES:
-        draft = changed(sound, {**needed, key: value})
-        if isinstance(value, float) and ("rope" in key or "epsilon" in key):
+        draft = changed(routed, {"rope.scaling.factor": 2.0, key: value})
+        if isinstance(value, float) and any(part in key for part in ("rope", "epsilon", "scale")):
             continue  # a number belongs there
         assert f"llama.{key}" in refusal(draft, path)
 
@@ -160,10 +169,7 @@ CONTRADICTIONS = [
         "not from which context",
     ),
     ({"rope.scaling.type": "yarn", "context_length": 0}, "not from which context"),
-    ({"expert_count": 4, "expert_used_count": 2}, "blk.0.ffn_gate_inp.weight is missing"),
-    ({"expert_count": 4, "expert_used_count": 0}, "uses 0 of 4 experts"),
-    ({"expert_count": 4, "expert_used_count": 5}, "uses 5 of 4 experts"),
-    ({"expert_count": 4}, "uses 0 of 4 experts"),
+    ({"expert_count": 4, "expert_used_count": 2}, "no block has any of its 4 experts"),
 ]
 
 
@@ -182,6 +188,15 @@ def test_values_that_contradict_each_other_are_refused(
         ({"expert_feed_forward_length": 0}, "experts have no columns"),
         ({"expert_feed_forward_length": -5}, "expert_feed_forward_length"),
         ({"expert_used_count": -1}, "expert_used_count"),
+        ({"expert_used_count": 0}, "uses 0 of 4 experts"),
+        ({"expert_used_count": 5}, "uses 5 of 4 experts"),
+        ({"expert_used_count": None}, "uses 0 of 4 experts"),
+        ({"expert_gating_func": 9}, "weighs experts in an unknown way (9)"),
+        ({"expert_group_count": 3}, "cannot be chosen from"),
+        (
+            {"expert_group_count": 2, "expert_group_used_count": 0, "expert_used_count": 3},
+            "3 of 4 experts cannot be chosen from 1 of 2 groups",
+        ),
         ({"expert_count": 0}, "blk.0.ffn_gate.weight is missing"),
     ],
     ids=str,

@@ -1,0 +1,267 @@
+"""A model's sizes, under llama.cpp's names, read from a file's metadata and checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from engine.errors import InvalidGGUF
+from engine.layers.keys import Keys
+from engine.layers.rope import RopeParams, RopeStyle
+
+if TYPE_CHECKING:
+    from engine.gguf import GGUFFile
+
+Flags = tuple[bool, ...]
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What an architecture fixes and its files do not say.
+
+    Attributes:
+        rope_style: how rotated elements are paired; None where positions are not rotated.
+        norm_eps: which of the two keys has the number that norms add.
+        swa_period: where the file has no pattern: one layer of so many attends to the whole
+            context, the others to a sliding window; 0 for no windows.
+        swa_first_full: the whole-context layer is the first of each period instead of the last.
+        recurrent_period: where the file does not say which layers are recurrent: all but each
+            so-many-th; 0 where a layer without key-value heads is one.
+        is_hybrid: some layers have no attention.
+    """
+
+    rope_style: RopeStyle | None = "norm"
+    norm_eps: Literal["rms", "layer"] = "rms"
+    swa_period: int = 0
+    swa_first_full: bool = False
+    recurrent_period: int = 0
+    is_hybrid: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HParams:
+    """Sizes of one model; tuples have one entry per layer.
+
+    Attributes:
+        n_layer: blocks that are run; blocks for drafting more tokens at once (MTP) do not count.
+        n_embd: width of the residual stream.
+        head_dim_k: elements of a query or key head.
+        head_dim_v: elements of a value head.
+        n_ff: columns of the dense FFN; 0 where a layer has only experts.
+        n_ff_exp: columns of one routed expert; 0 where a layer has none.
+        n_ff_shexp: columns of the shared expert; 0 where a layer has none.
+        norm_eps: added to the mean square or variance in every norm.
+        n_swa: tokens that a sliding window sees, the current one included; 0 for none.
+        swa: the layers that see only such a window.
+        recurrent: the layers that have a recurrent state in place of attention.
+        keys: the rest of the file's metadata, for what only one family has.
+        tensors: names of all tensors in the file.
+    """
+
+    architecture: str
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    n_head: Ints
+    n_head_kv: Ints
+    head_dim_k: Ints
+    head_dim_v: Ints
+    n_ff: Ints
+    n_expert: int
+    n_expert_used: int
+    n_ff_exp: Ints
+    n_ff_shexp: Ints
+    norm_eps: float
+    n_swa: int
+    swa: Flags
+    recurrent: Flags
+    rope: RopeParams
+    tied: bool
+    keys: Keys
+    tensors: frozenset[str]
+
+    @classmethod
+    def read(cls, file: GGUFFile, traits: Traits) -> HParams:
+        """Read the sizes of a decoder-only model.
+
+        Raises:
+            InvalidGGUF: a key is missing, or sizes contradict each other.
+        """
+        keys = Keys(file.meta)
+        keys.check_bounds()
+        n_layer = _n_layer(keys)
+        n_embd = keys.integer("embedding_length")
+        n_head = _per_layer(keys, "attention.head_count", n_layer, traits)
+        n_head_kv = _per_layer(keys, "attention.head_count_kv", n_layer, traits, n_head)
+        recurrent = _recurrent(keys, n_head_kv, traits)
+        n_expert = keys.integer("expert_count", 0)
+        n_ff = _n_ff(keys, n_layer, n_expert, traits)
+        n_ff_exp = _n_ff_exp(keys, n_ff) if n_expert else 0
+        n_swa = keys.integer("attention.sliding_window", 0) if traits.swa_period else 0
+        swa = _swa(keys, n_layer, traits) if n_swa else (False,) * n_layer
+        head_dim = n_embd // max(next((n for n in n_head if n), 1), 1)
+        dims_k = _head_dims(keys, "attention.key_length", head_dim, swa)
+        dims_v = _head_dims(keys, "attention.value_length", dims_k[0], swa)
+        layers = [_LayerTensors(file, layer) for layer in range(n_layer)]
+        hp = cls(
+            architecture=file.meta.architecture,
+            n_layer=n_layer,
+            n_embd=n_embd,
+            n_vocab=_n_vocab(file),
+            n_ctx_train=keys.integer("context_length", 0),
+            n_head=n_head,
+            n_head_kv=n_head_kv,
+            head_dim_k=dims_k,
+            head_dim_v=dims_v,
+            n_ff=tuple(0 if t.only_experts else n for n, t in zip(n_ff, layers, strict=True)),
+            n_expert=n_expert,
+            n_expert_used=keys.integer("expert_used_count", 0),
+            n_ff_exp=tuple(n_ff_exp if t.has_experts else 0 for t in layers),
+            n_ff_shexp=tuple(t.n_ff_shexp for t in layers),
+            norm_eps=keys.norm_eps(traits.norm_eps),
+            n_swa=n_swa,
+            swa=swa,
+            recurrent=recurrent,
+            rope=RopeParams.read(keys, max(dims_k), traits.rope_style or "norm"),
+            tied="output.weight" not in file.tensors,
+            keys=keys,
+            tensors=frozenset(file.tensors),
+        )
+        _check_derived(file, hp, traits)
+        return hp
+
+    def has(self, layer: int, name: str) -> bool:
+        """Whether block `layer` has a tensor of this name in the file."""
+        return f"blk.{layer}.{name}" in self.tensors
+
+
+def _n_layer(keys: Keys) -> int:
+    """Blocks without those at the end that only draft (their tensors are `nextn.…`)."""
+    n_block, n_draft = keys.integer("block_count"), keys.integer("nextn_predict_layers", 0)
+    if n_draft >= n_block:
+        raise keys.invalid(f"{n_draft} of its {n_block} blocks are said to draft only")
+    return n_block - n_draft
+
+
+def _per_layer(
+    keys: Keys, name: str, n_layer: int, traits: Traits, default: Ints | None = None
+) -> Ints:
+    """One number per layer; only hybrid models have layers without."""
+    if traits.is_hybrid:
+        return keys.integers(name, n_layer, default or (0,) * n_layer)
+    values = keys.integers(name, n_layer, default)
+    if min(values) < 1:
+        raise keys.invalid(f"'{keys.full(name)}' is {min(values)} where at least 1 belongs")
+    return values
+
+
+def _n_ff(keys: Keys, n_layer: int, n_expert: int, traits: Traits) -> Ints:
+    """Columns of the dense FFN; a model of experts alone need not say."""
+    if n_expert and "feed_forward_length" not in keys:
+        return (0,) * n_layer
+    return _per_layer(keys, "feed_forward_length", n_layer, traits)
+
+
+def _n_ff_exp(keys: Keys, n_ff: Ints) -> int:
+    """Columns of an expert; older files have them under the dense FFN's key."""
+    n = keys.integer("expert_feed_forward_length", max(n_ff))
+    if n < 1:
+        raise keys.invalid("its experts have no columns")
+    return n
+
+
+def _recurrent(keys: Keys, n_head_kv: Ints, traits: Traits) -> Flags:
+    n_layer = len(n_head_kv)
+    if not traits.is_hybrid:
+        return (False,) * n_layer
+    if traits.recurrent_period:
+        period = keys.integer("full_attention_interval", traits.recurrent_period)
+        default = tuple((i + 1) % period != 0 for i in range(n_layer))
+        return keys.flags("attention.recurrent_layers", n_layer, default)
+    return tuple(n == 0 for n in n_head_kv)
+
+
+def _swa(keys: Keys, n_layer: int, traits: Traits) -> Flags:
+    period = traits.swa_period
+    full = 0 if traits.swa_first_full else period - 1
+    default = tuple(i % period != full for i in range(n_layer))
+    return keys.flags("attention.sliding_window_pattern", n_layer, default)
+
+
+def _head_dims(keys: Keys, name: str, default: int, swa: Flags) -> Ints:
+    """Elements of a head per layer; layers with a window may have another number."""
+    full = keys.integer(name, default)
+    windowed = keys.integer(f"{name}_swa", full)
+    return tuple(windowed if is_swa else full for is_swa in swa)
+
+
+class _LayerTensors:
+    """Which kinds of FFN a layer has, by its tensors: no key says it the same way everywhere."""
+
+    def __init__(self, file: GGUFFile, layer: int) -> None:
+        shapes = {
+            kind: tensor.shape
+            for kind in (
+                f"ffn_{part}{suffix}"
+                for part in ("gate", "up", "down", "gate_up", "gate_inp")
+                for suffix in ("", "_exps", "_shexp")
+            )
+            if (tensor := file.tensors.get(f"blk.{layer}.{kind}.weight")) is not None
+        }
+        self.has_experts = (
+            any(kind.endswith("_exps") for kind in shapes) or "ffn_gate_inp" in shapes
+        )
+        is_dense = any(kind in shapes for kind in ("ffn_gate", "ffn_up", "ffn_down"))
+        self.only_experts = self.has_experts and not is_dense
+        up, down = shapes.get("ffn_up_shexp", (0,))[0], shapes.get("ffn_down_shexp", (0,))[-1]
+        self.n_ff_shexp = up or down
+
+
+def _n_vocab(file: GGUFFile) -> int:
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise InvalidGGUF(
+            file.path,
+            "it holds no weights (token_embd.weight is missing)",
+            "It may be a vocabulary or a projector; pick the model itself.",
+        )
+    n_rows, n_tokens = embedding.shape[0], file.meta.array_length("tokenizer.ggml.tokens") or 0
+    if n_tokens > n_rows:
+        raise InvalidGGUF(
+            file.path, f"its vocabulary has {n_tokens} tokens but token_embd.weight {n_rows} rows"
+        )
+    return n_rows
+
+
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+
+
+def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
+    """Check values against each other."""
+    n_block = hp.keys.integer("block_count")
+    if any((m := _BLOCK.match(name)) and int(m[1]) >= n_block for name in file.tensors):
+        raise InvalidGGUF(
+            file.path, f"'{hp.architecture}.block_count' is {n_block}, but it has more blocks"
+        )
+    for q, kv, is_recurrent in zip(hp.n_head, hp.n_head_kv, hp.recurrent, strict=True):
+        if not is_recurrent and (kv < 1 or q < 1 or q % kv):
+            raise InvalidGGUF(file.path, f"{q} query heads cannot share {kv} key-value heads")
+    if traits.rope_style:
+        _check_rope(file, hp)
+    if hp.n_expert and not any(hp.n_ff_exp):
+        raise InvalidGGUF(file.path, f"no block has any of its {hp.n_expert} experts")
+    if hp.n_expert and not 1 <= hp.n_expert_used <= hp.n_expert:
+        raise InvalidGGUF(file.path, f"it uses {hp.n_expert_used} of {hp.n_expert} experts")
+
+
+def _check_rope(file: GGUFFile, hp: HParams) -> None:
+    rope, head_dim = hp.rope, max(hp.head_dim_k)
+    if rope.n_rot % 2 or not 0 < rope.n_rot <= head_dim:
+        raise InvalidGGUF(
+            file.path, f"it rotates {rope.n_rot} of the {head_dim} elements of a head"
+        )
+    if rope.yarn and rope.n_ctx_orig < 1:
+        raise InvalidGGUF(file.path, "it scales positions by YaRN but not from which context")

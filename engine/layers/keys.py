@@ -1,0 +1,192 @@
+"""A file's metadata as an architecture reads it: short names, and numbers within bounds.
+
+A file is untrusted; every number that is read here has its bounds in one table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from engine.errors import InvalidGGUF
+
+if TYPE_CHECKING:
+    from engine.gguf import Metadata
+
+T = TypeVar("T")
+
+MAX_SIZE = 1 << 24
+MAX_CONTEXT = 1 << 32
+SIZE = (1, MAX_SIZE)
+COUNT = (0, MAX_SIZE)
+CONTEXT = (0, MAX_CONTEXT)
+FACTOR = (0, 10**6)
+EPS = (0, 1)
+SIGNED = (-(10**6), 10**6)
+
+BOUNDS: dict[str, tuple[int, int]] = {
+    "block_count": (1, 4096),
+    "nextn_predict_layers": (0, 4096),
+    "context_length": CONTEXT,
+    "embedding_length": SIZE,
+    "embedding_length_per_layer_input": COUNT,
+    "feed_forward_length": COUNT,
+    "expert_count": COUNT,
+    "expert_used_count": COUNT,
+    "expert_feed_forward_length": COUNT,
+    "expert_shared_count": COUNT,
+    "expert_shared_feed_forward_length": COUNT,
+    "expert_group_count": COUNT,
+    "expert_group_used_count": COUNT,
+    "expert_gating_func": (0, 16),
+    "expert_weights_scale": FACTOR,
+    "leading_dense_block_count": COUNT,
+    "interleave_moe_layer_step": COUNT,
+    "full_attention_interval": SIZE,
+    "attention.head_count": COUNT,
+    "attention.head_count_kv": COUNT,
+    "attention.key_length": SIZE,
+    "attention.value_length": SIZE,
+    "attention.key_length_swa": SIZE,
+    "attention.value_length_swa": SIZE,
+    "attention.key_length_mla": SIZE,
+    "attention.value_length_mla": SIZE,
+    "attention.q_lora_rank": COUNT,
+    "attention.kv_lora_rank": COUNT,
+    "attention.layer_norm_epsilon": EPS,
+    "attention.layer_norm_rms_epsilon": EPS,
+    "attention.sliding_window": CONTEXT,
+    "attention.shared_kv_layers": (0, 4096),
+    "attention.scale": FACTOR,
+    "attention.clamp_kqv": FACTOR,
+    "attention.max_alibi_bias": FACTOR,
+    "attention.temperature_scale": FACTOR,
+    "attn_logit_softcapping": FACTOR,
+    "final_logit_softcapping": FACTOR,
+    "embedding_scale": FACTOR,
+    "residual_scale": FACTOR,
+    "logit_scale": FACTOR,
+    "swiglu_clamp_exp": FACTOR,
+    "swiglu_clamp_shexp": FACTOR,
+    "rope.dimension_count": (2, MAX_SIZE),
+    "rope.dimension_count_swa": (2, MAX_SIZE),
+    "rope.freq_base": (2, 10**12),
+    "rope.freq_base_swa": (2, 10**12),
+    "rope.scale_linear": FACTOR,
+    "rope.scaling.factor": FACTOR,
+    "rope.scaling.attn_factor": (0, 1000),
+    "rope.scaling.original_context_length": CONTEXT,
+    "rope.scaling.yarn_log_multiplier": (0, 1000),
+    "rope.scaling.yarn_beta_fast": (0, 10**6),
+    "rope.scaling.yarn_beta_slow": (0, 10**6),
+    "ssm.conv_kernel": (1, 4096),
+    "ssm.inner_size": SIZE,
+    "ssm.state_size": SIZE,
+    "ssm.time_step_rank": SIZE,
+    "ssm.group_count": COUNT,
+    "kda.head_dim": SIZE,
+    "shortconv.l_cache": (1, 4096),
+    "xielu.alpha_n": SIGNED,
+    "xielu.alpha_p": SIGNED,
+    "xielu.beta": SIGNED,
+    "xielu.eps": SIGNED,
+}
+"""What a value may be, both ends included: wider than any model is, and safe to compute with."""
+
+UNPREFIXED = ("xielu.",)
+"""Names that files give without the architecture in front."""
+
+
+class Keys:
+    """Metadata under names without the architecture: `keys.integer("block_count")`.
+
+    Raises:
+        InvalidGGUF: (each read) a key is missing and there is no default, or its value has another
+            type or length.
+    """
+
+    def __init__(self, meta: Metadata) -> None:
+        self.meta = meta
+        self._prefix = f"{meta.architecture}."
+
+    def full(self, name: str) -> str:
+        """The key as it stands in the file."""
+        return name if name.startswith(UNPREFIXED) else self._prefix + name
+
+    def __contains__(self, name: str) -> bool:
+        return self.full(name) in self.meta
+
+    def invalid(self, problem: str) -> InvalidGGUF:
+        """An error about this file."""
+        return InvalidGGUF(self.meta.path, problem)
+
+    def check_bounds(self) -> None:
+        """Compare each number of `BOUNDS` that the file has; types are checked where it is read.
+
+        Raises:
+            InvalidGGUF: names the value that is out of bounds.
+        """
+        for name, (low, high) in BOUNDS.items():
+            found = self.meta.get(self.full(name))
+            for value in found if isinstance(found, list) else [found]:
+                if isinstance(value, int | float) and not low <= value <= high:
+                    key = self.full(name)
+                    raise self.invalid(f"'{key}' is {value}, not from {low} to {high}")
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number."""
+        key = self._bounded(name)
+        return self.meta.int(key) if default is None else self.meta.int(key, default)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number."""
+        key = self._bounded(name)
+        return self.meta.float(key) if default is None else self.meta.float(key, default)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A flag."""
+        return self.meta.bool(self.full(name), default)
+
+    def text(self, name: str, default: str) -> str:
+        """A text."""
+        return self.meta.str(self.full(name), default)
+
+    def integers(
+        self, name: str, n_layer: int, default: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
+        """One whole number per layer, from a list or a single value."""
+        key = self._bounded(name)
+        if default is not None and key not in self.meta:
+            return default
+        return tuple(self.meta.int_list(key, n_layer))
+
+    def numbers(self, name: str, n_layer: int, default: float) -> tuple[float, ...]:
+        """One number per layer, from a list or a single value."""
+        key = self._bounded(name)
+        if self.meta.array_length(key) is None:
+            return (self.meta.float(key, default),) * n_layer
+        return tuple(self._complete(key, self.meta.floats(key), n_layer))
+
+    def flags(self, name: str, n_layer: int, default: tuple[bool, ...]) -> tuple[bool, ...]:
+        """One flag per layer; files have lists of flags or of zeros and ones."""
+        key = self.full(name)
+        if self.meta.array_length(key) is None:
+            return default
+        found = self.meta.get(key)
+        if not all(isinstance(item, int) for item in found):
+            raise self.invalid(f"'{key}' in its metadata is no list of flags")
+        return tuple(bool(item) for item in self._complete(key, found, n_layer))
+
+    def norm_eps(self, kind: Literal["rms", "layer"]) -> float:
+        """What norms add to the mean square ("rms") or to the variance ("layer")."""
+        suffix = "rms_epsilon" if kind == "rms" else "epsilon"
+        return self.number(f"attention.layer_norm_{suffix}", 1e-5)
+
+    def _bounded(self, name: str) -> str:
+        assert name in BOUNDS, f"{name} is read without bounds"
+        return self.full(name)
+
+    def _complete(self, key: str, items: list[T], n_layer: int) -> list[T]:
+        if len(items) < n_layer:
+            problem = f"'{key}' in its metadata has {len(items)} entries for {n_layer} layers"
+            raise self.invalid(problem)
+        return items[:n_layer]

@@ -1,0 +1,50 @@
+"""What stands first in a block: whatever lets tokens see each other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from engine.layers.module import Module
+from engine.layers.rope import Rope
+from engine.parallel.split import BlockDims, BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+    from engine.layers.hparams import HParams
+
+
+class Mixer(Module, ABC):
+    """Attention, linear attention, a state-space model or a short convolution.
+
+    Args:
+        rope: rotates queries and keys of this layer; None where positions are not rotated.
+    """
+
+    is_nameless = True
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        self.hp = hp
+        self.split = split
+        self.layer = layer
+        self._rope = (rope,)  # wrapped: it belongs to the model
+
+    @property
+    def rope(self) -> Rope | None:
+        return self._rope[0]
+
+    @classmethod
+    @abstractmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        """The sizes by which it is cut."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        """Map x (T, n_embd) to this rank's summand of (T, n_embd); None if it has no slice."""
+
+    @property
+    def bias(self) -> Tensor | None:
+        """What is added once after the reduce."""
+        return None

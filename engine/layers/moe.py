@@ -1,0 +1,194 @@
+"""Routed experts, with the shared expert that many models add to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from engine.layers.ffn import SILU, Activation
+from engine.layers.linear import ExpertLinear, Linear, Vector
+from engine.layers.module import Module
+from engine.parallel.placement import Replicate, Shard
+from engine.parallel.split import BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+    from engine.layers.hparams import HParams
+
+Gating = Literal["softmax", "sigmoid", "softmax_chosen"]
+GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}
+"""llama.cpp's numbers for `expert_gating_func`; 0 or no key leaves it to the architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a token finds its experts and what each of them counts.
+
+    Attributes:
+        gating: scores from the router's logits: softmax over all experts, sigmoid of each, or
+            softmax over the chosen ones only.
+        normalise: the weights of the chosen experts are divided by their sum.
+        scale: factor on the weights.
+        n_group: experts form so many groups, of which the `n_group_used` best are chosen first; a
+            group is as good as its two best experts together (DeepSeek V3).
+    """
+
+    n_expert: int
+    n_used: int
+    gating: Gating = "softmax"
+    normalise: bool = True
+    scale: float = 1.0
+    n_group: int = 1
+    n_group_used: int = 1
+
+    @classmethod
+    def read(cls, hp: HParams, gating: Gating = "softmax", *, normalise: bool = True) -> Routing:
+        """Read the keys of a file; what it does not say is as the architecture has it.
+
+        Raises:
+            InvalidGGUF: the gating is unknown, or groups do not divide the experts.
+        """
+        keys = hp.keys
+        number = keys.integer("expert_gating_func", 0)
+        if number not in (0, *GATINGS):
+            raise keys.invalid(f"it weighs experts in an unknown way ({number})")
+        routing = cls(
+            hp.n_expert,
+            hp.n_expert_used,
+            GATINGS.get(number, gating),
+            keys.flag("expert_weights_norm", normalise),
+            keys.number("expert_weights_scale", 1.0) or 1.0,
+            max(keys.integer("expert_group_count", 1), 1),
+            max(keys.integer("expert_group_used_count", 1), 1),
+        )
+        per_group, rest = divmod(routing.n_expert, routing.n_group)
+        if routing.n_group > 1 and (
+            rest or per_group < 2 or routing.n_group_used * per_group < routing.n_used
+        ):
+            raise keys.invalid(
+                f"{routing.n_used} of {routing.n_expert} experts cannot be chosen from "
+                f"{routing.n_group_used} of {routing.n_group} groups"
+            )
+        return routing
+
+
+class SharedExpert(Module):
+    """The expert that every token uses, cut by columns like a dense FFN.
+
+    Args:
+        is_gated: `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
+    """
+
+    is_nameless = True
+
+    def __init__(
+        self, hp: HParams, split: BlockSplit, layer: int, act: Activation, *, is_gated: bool
+    ) -> None:
+        n_ff, self.columns, self.act = hp.n_ff_shexp[layer], split.shared, act
+        owners = Replicate(self.columns.owners())
+        self.ffn_gate_inp_shexp = Vector((hp.n_embd,), owners, optional=True)
+        if is_gated:
+            self.ffn_gate_shexp = Linear(hp.n_embd, n_ff, Shard(0, self.columns))
+        self.ffn_up_shexp = Linear(hp.n_embd, n_ff, Shard(0, self.columns))
+        self.ffn_down_shexp = Linear(n_ff, hp.n_embd, Shard(1, self.columns), split.group)
+        self.is_gated = is_gated
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        """Map x (T, n_embd) to this rank's summand of (T, n_embd)."""
+        if not ctx.owns(self.columns):
+            return None
+        up = self.ffn_up_shexp(x)
+        if self.is_gated:
+            inner = ctx.ops.gated(self.act, self.ffn_gate_shexp(x), up)
+        else:
+            inner = ctx.ops.activate(self.act, up)
+        y = self.ffn_down_shexp(inner)
+        gate = self.ffn_gate_inp_shexp.value
+        return y if gate is None else y * (x @ gate)[:, None].sigmoid()
+
+
+class MoE(Module):
+    """Routed experts: each token goes to the `n_used` experts that its router likes best.
+
+    Every rank routes by itself, bit for bit alike on devices of one kind, and holds the same
+    columns of every expert; the weighted sum and the shared expert are added up before the one
+    all_reduce (Mixtral, arXiv 2401.04088; DeepSeekMoE, arXiv 2401.06066).
+
+    Args:
+        is_gated: experts are `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
+        shared_act: the shared expert's activation; None for the experts' own.
+    """
+
+    is_nameless = True
+
+    def __init__(
+        self, hp: HParams, split: BlockSplit, layer: int, routing: Routing,
+        act: Activation = SILU, *, is_gated: bool = True, shared_act: Activation | None = None,
+    ) -> None:  # fmt: skip
+        n_embd, n_ff, n = hp.n_embd, hp.n_ff_exp[layer], routing.n_expert
+        self.columns, self.act, self.routing = split.experts, act, routing
+        everyone, columns = Replicate(split.group), split.experts
+        self.ffn_gate_inp = Linear(n_embd, n, everyone)
+        self.exp_probs_b = Vector((n,), everyone, (".bias", ""), optional=True)
+        self.is_fused = hp.has(layer, "ffn_gate_up_exps.weight")
+        self.is_gated = is_gated
+        if self.is_fused:
+            both = Shard(1, (columns, columns))
+            self.ffn_gate_up_exps = ExpertLinear(n, n_embd, 2 * n_ff, both)
+        else:
+            if is_gated:
+                self.ffn_gate_exps = ExpertLinear(n, n_embd, n_ff, Shard(1, columns))
+            self.ffn_up_exps = ExpertLinear(n, n_embd, n_ff, Shard(1, columns))
+        self.ffn_down_exps = ExpertLinear(n, n_ff, n_embd, Shard(2, columns))
+        self.shared: SharedExpert | None = None
+        if hp.n_ff_shexp[layer]:
+            self.shared = SharedExpert(hp, split, layer, shared_act or act, is_gated=is_gated)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """What is added once after the reduce: nothing, experts' biases are weighted."""
+        return None
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        """Map x (T, n_embd) to this rank's summand of (T, n_embd)."""
+        routed = self.routed(x, x, ctx)
+        shared = None if self.shared is None else self.shared(x, ctx)
+        return add_parts(routed, shared)
+
+    def routed(self, x: Tensor, router_input: Tensor, ctx: Context) -> Tensor | None:
+        """The weighted experts alone; both inputs (T, n_embd)."""
+        if not ctx.owns(self.columns):
+            return None
+        logits = self.ffn_gate_inp(router_input)
+        weights, chosen = ctx.ops.route(self.routing, logits, self.exp_probs_b.value)
+        total = x.new_zeros(x.shape)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            y = self.weighted(x[token], weights[token, place, None], expert, ctx)
+            total.index_add_(0, token, y)
+        return total
+
+    def weighted(self, x: Tensor, weight: Tensor, expert: int, ctx: Context) -> Tensor:
+        """One expert's results for its tokens x (n, n_embd), times their weights (n, 1)."""
+        return self.expert(x, expert, ctx) * weight
+
+    def expert(self, x: Tensor, expert: int, ctx: Context) -> Tensor:
+        """Map x (n, n_embd) to one expert's summand of (n, n_embd)."""
+        if self.is_fused:
+            gate, up = self.ffn_gate_up_exps(x, expert).chunk(2, dim=-1)
+            inner = ctx.ops.gated(self.act, gate, up)
+        elif self.is_gated:
+            gate, up = self.ffn_gate_exps(x, expert), self.ffn_up_exps(x, expert)
+            inner = ctx.ops.gated(self.act, gate, up)
+        else:
+            inner = ctx.ops.activate(self.act, self.ffn_up_exps(x, expert))
+        return self.ffn_down_exps(inner, expert)
+
+
+def add_parts(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The sum of two summands, either of which a rank may not have."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

@@ -1,0 +1,67 @@
+"""What a layer remembers of the tokens before: declared here, allocated per rank by the runtime.
+
+A layer keeps its declaration as an attribute and shows it to `Context` to get at the memory. So the
+planner counts exactly the bytes that are allocated later.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from engine.parallel.ranges import Ranges
+
+F32_BYTES = 4
+KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+class KVState:
+    """Keys and values of one attention layer, cut like the heads that use them.
+
+    Args:
+        heads: query heads of each rank.
+        kv_heads: key-value heads of each rank.
+        head_dim_k: elements of a key.
+        head_dim_v: elements of a value.
+        v_in_k: values are the first `head_dim_v` elements of the keys and are held once (MLA).
+    """
+
+    def __init__(
+        self, heads: Ranges, kv_heads: Ranges, head_dim_k: int, head_dim_v: int,
+        *, v_in_k: bool = False,
+    ) -> None:  # fmt: skip
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_dim_k = head_dim_k
+        self.head_dim_v = head_dim_v
+        self.v_in_k = v_in_k
+
+    def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
+        """Bytes of `rank` for a context of `n_ctx` tokens."""
+        width = self.head_dim_k + (0 if self.v_in_k else self.head_dim_v)
+        return self.kv_heads.size(rank) * n_ctx * width * KV_BYTES[kv_type]
+
+
+class RecurrentState:
+    """Named F32 tensors of one recurrent layer; their size does not depend on the context.
+
+    Args:
+        tensors: name to (units of each rank, one or several segments; shape of one unit).
+    """
+
+    def __init__(self, **tensors: tuple[Ranges | tuple[Ranges, ...], tuple[int, ...]]) -> None:
+        self._tensors = tensors
+
+    def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor on `rank`: its units first."""
+        shapes = {}
+        for name, (cuts, shape) in self._tensors.items():
+            segments = (cuts,) if isinstance(cuts, Ranges) else cuts
+            shapes[name] = (sum(segment.size(rank) for segment in segments), *shape)
+        return shapes
+
+    def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
+        """Bytes of `rank`; context and KV type do not matter."""
+        return F32_BYTES * sum(prod(shape) for shape in self.shapes(rank).values())
+
+
+State = KVState | RecurrentState

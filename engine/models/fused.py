@@ -1,0 +1,62 @@
+"""Tensors that files store as one, shown as the several that models declare.
+
+Rows can be cut anywhere, so this moves offsets, not bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.errors import InvalidGGUF
+
+if TYPE_CHECKING:
+    from engine.layers.hparams import HParams
+    from engine.layers.module import TensorSource
+
+Parts = tuple[tuple[str, int], ...]
+
+
+def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int, ...]) -> None:
+    """Show the matrix `fused` (and its bias) as its `parts`, (name, rows) in file order.
+
+    Raises:
+        InvalidGGUF: it is misshapen, or a bias has parts that end inside its blocks.
+    """
+    n_rows = sum(rows for _, rows in parts)
+    for kind, shape in (("weight", (n_rows, *columns)), ("bias", (n_rows,))):
+        name = f"{fused}.{kind}"
+        if name not in source:
+            continue
+        whole = source.get(name, shape)
+        start = 0
+        for part, rows in parts:
+            try:
+                view = whole.rows(start, start + rows, f"{part}.{kind}")
+            except ValueError as error:
+                raise InvalidGGUF(source.path, f"{name} cannot be taken apart ({error})") from None
+            source.tensors[view.name] = view
+            start += rows
+
+
+def separate_qkv(source: TensorSource, hp: HParams, layer: int) -> None:
+    """Show a fused `attn_qkv` (rows q, then k, then v) as three tensors."""
+    if hp.recurrent[layer] or not hp.has(layer, "attn_qkv.weight"):
+        return
+    n_head, n_head_kv = hp.n_head[layer], hp.n_head_kv[layer]
+    block = f"blk.{layer}."
+    parts = (
+        (f"{block}attn_q", n_head * hp.head_dim_k[layer]),
+        (f"{block}attn_k", n_head_kv * hp.head_dim_k[layer]),
+        (f"{block}attn_v", n_head_kv * hp.head_dim_v[layer]),
+    )
+    separate(source, f"{block}attn_qkv", parts, (hp.n_embd,))
+
+
+def separate_gate_up(source: TensorSource, hp: HParams, layer: int) -> None:
+    """Show an `ffn_up` of twice the columns (rows gate, then up) as two tensors."""
+    name = f"blk.{layer}.ffn_up.weight"
+    n_ff = hp.n_ff[layer]
+    if not n_ff or name not in source or source.tensors[name].shape[0] != 2 * n_ff:
+        return
+    parts = ((f"blk.{layer}.ffn_gate", n_ff), (f"blk.{layer}.ffn_up", n_ff))
+    separate(source, f"blk.{layer}.ffn_up", parts, (hp.n_embd,))

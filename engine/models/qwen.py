@@ -1,0 +1,44 @@
+"""Qwen 2 to 3, dense and with routed experts; text of their vision models."""
+
+from __future__ import annotations
+
+from engine.layers.attention import QKNormAttention
+from engine.layers.hparams import Traits
+from engine.layers.moe import Routing
+from engine.models.base import CausalLM, TransformerBlock
+from engine.models.registry import register
+
+
+@register("qwen2", "qwen2vl")
+class Qwen2(CausalLM):
+    """arXiv 2407.10671; the biases load by themselves. For text, M-RoPE is plain RoPE."""
+
+    traits = Traits(rope_style="neox")
+    block_type = TransformerBlock
+
+
+class Qwen2MoEBlock(TransformerBlock):
+    """The weights of the chosen experts are not brought to a sum of 1."""
+
+    def routing(self) -> Routing:
+        return Routing.read(self.hp, normalise=False)
+
+
+@register("qwen2moe")
+class Qwen2MoE(Qwen2):
+    """Qwen 1.5 and 2 with routed experts and a gated shared one."""
+
+    block_type = Qwen2MoEBlock
+
+
+class Qwen3Block(TransformerBlock):
+    """Each query and key head is normalised."""
+
+    mixer_type = QKNormAttention
+
+
+@register("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")
+class Qwen3(Qwen2):
+    """arXiv 2505.09388."""
+
+    block_type = Qwen3Block
