@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.layers.linear import Linear
+from engine.layers.linear import Linear, Vector
 from engine.layers.mixer import Mixer
 from engine.layers.norm import RMSNorm
 from engine.layers.state import KVState
@@ -145,3 +145,14 @@ class RowNormAttention(Attention):
         q, k = self.rotate(q, k, ctx)
         v = split_heads(self.attn_v(x), self.head_dim_v)
         return self.finish(self.attend(q, k, v, ctx), x, ctx)
+
+
+class SinkAttention(Attention):
+    """Each head has a logit that takes weight but has no value (gpt-oss, arXiv 2309.17453)."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.attn_sinks = Vector((hp.n_head[layer],), Shard(0, split.heads))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        return ctx.attention(self.cache, q, k, v, self.scores, sinks=self.attn_sinks())

@@ -185,10 +185,13 @@ def _recurrent(keys: Keys, n_head_kv: Ints, traits: Traits) -> Flags:
 
 
 def _swa(keys: Keys, n_layer: int, traits: Traits) -> Flags:
-    period = traits.swa_period
+    """Which layers have a window: a list, or the period of those that have none (0: all have)."""
+    name = "attention.sliding_window_pattern"
+    is_period = name in keys and keys.meta.array_length(keys.full(name)) is None
+    period = keys.integer(name) if is_period else traits.swa_period
     full = 0 if traits.swa_first_full else period - 1
-    default = tuple(i % period != full for i in range(n_layer))
-    return keys.flags("attention.sliding_window_pattern", n_layer, default)
+    default = tuple(period == 0 or i % period != full for i in range(n_layer))
+    return keys.flags(name, n_layer, default)
 
 
 def _head_dims(keys: Keys, name: str, default: int, swa: Flags) -> Ints:
@@ -217,7 +220,7 @@ class _LayerTensors:
         is_dense = any(kind in shapes for kind in ("ffn_gate", "ffn_up", "ffn_down"))
         self.only_experts = self.has_experts and not is_dense
         up, down = shapes.get("ffn_up_shexp", (0,))[0], shapes.get("ffn_down_shexp", (0,))[-1]
-        self.n_ff_shexp = up or down
+        self.n_ff_shexp = down or up
 
 
 def _n_vocab(file: GGUFFile) -> int:

@@ -55,6 +55,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "attention.layer_norm_epsilon": EPS,
     "attention.layer_norm_rms_epsilon": EPS,
     "attention.sliding_window": CONTEXT,
+    "attention.sliding_window_pattern": (0, 4096),
     "attention.shared_kv_layers": (0, 4096),
     "attention.scale": FACTOR,
     "attention.clamp_kqv": FACTOR,

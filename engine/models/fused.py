@@ -53,10 +53,12 @@ def separate_qkv(source: TensorSource, hp: HParams, layer: int) -> None:
 
 
 def separate_gate_up(source: TensorSource, hp: HParams, layer: int) -> None:
-    """Show an `ffn_up` of twice the columns (rows gate, then up) as two tensors."""
-    name = f"blk.{layer}.ffn_up.weight"
-    n_ff = hp.n_ff[layer]
-    if not n_ff or name not in source or source.tensors[name].shape[0] != 2 * n_ff:
-        return
-    parts = ((f"blk.{layer}.ffn_gate", n_ff), (f"blk.{layer}.ffn_up", n_ff))
-    separate(source, f"blk.{layer}.ffn_up", parts, (hp.n_embd,))
+    """Show an `ffn_up` of twice the columns (rows gate, then up) as two tensors.
+
+    The same for that of a shared expert.
+    """
+    for suffix, n_ff in (("", hp.n_ff[layer]), ("_shexp", hp.n_ff_shexp[layer])):
+        gate, up = f"blk.{layer}.ffn_gate{suffix}", f"blk.{layer}.ffn_up{suffix}"
+        weight = source.tensors.get(f"{up}.weight")
+        if n_ff and weight is not None and weight.shape[0] == 2 * n_ff:
+            separate(source, up, ((gate, n_ff), (up, n_ff)), (hp.n_embd,))

@@ -1,0 +1,123 @@
+"""Granite, dense and with routed experts, and MiniCPM: Llama with factors in four places."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.layers.attention import Attention, Scores, SinkAttention
+from engine.layers.hparams import HParams, Traits
+from engine.layers.rope import Rope
+from engine.models.base import CausalLM, TransformerBlock
+from engine.models.registry import register
+from engine.parallel.split import BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+
+class GraniteAttention(Attention):
+    """The file may set the scale of the scores."""
+
+    def make_scores(self) -> Scores:
+        scores = super().make_scores()
+        return replace(scores, scale=self.hp.keys.number("attention.scale", 0.0) or scores.scale)
+
+
+class GraniteSinkAttention(GraniteAttention, SinkAttention):
+    """With sinks."""
+
+
+class GraniteBlock(TransformerBlock):
+    """What its parts add to the residual stream is scaled."""
+
+    mixer_type = GraniteAttention
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.residual_scale = hp.keys.number("residual_scale", 0.0) or self.residual_default(hp)
+
+    @classmethod
+    def residual_default(cls, hp: HParams) -> float:
+        """The factor where the file has none."""
+        return 1.0
+
+    def mix(self, x: Tensor, ctx: Context) -> Tensor:
+        return super().mix(x, ctx) * self.residual_scale
+
+    def feed(self, x: Tensor, ctx: Context) -> Tensor:
+        return super().feed(x, ctx) * self.residual_scale
+
+
+class GraniteScales(CausalLM):
+    """The embedding is multiplied and the logits are divided by factors of the file."""
+
+    def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
+        x = super().embed(ids, ctx)
+        scale = self.hp.keys.number("embedding_scale", 0.0) or self.embedding_default()
+        return None if x is None else x * scale
+
+    def head(self, x: Tensor) -> Tensor:
+        scale = self.hp.keys.number("logit_scale", 0.0) or self.logit_default()
+        return super().head(x) / scale
+
+    def embedding_default(self) -> float:
+        """The factor on the embedding where the file has none."""
+        return 1.0
+
+    def logit_default(self) -> float:
+        """The divisor of the logits where the file has none."""
+        return 1.0
+
+
+@register("granite", "granitemoe")
+class Granite(GraniteScales):
+    """Granite 3 and 4; a file may say that positions are not rotated."""
+
+    block_type = GraniteBlock
+
+    def rope_of(self, layer: int) -> Rope | None:
+        is_rotated = self.hp.keys.flag("rope.scaling.finetuned", True)
+        return super().rope_of(layer) if is_rotated else None
+
+
+class GraniteSwaBlock(GraniteBlock):
+    """Sinks in every layer."""
+
+    mixer_type = GraniteSinkAttention
+
+
+@register("granite_swa")
+class GraniteSwa(GraniteScales):
+    """Granite with sliding windows and sinks."""
+
+    traits = Traits(swa_period=2)
+    block_type = GraniteSwaBlock
+
+    def rope_of(self, layer: int) -> Rope | None:
+        n_layer = self.hp.n_layer
+        pattern = self.hp.keys.flags("attention.rope_pattern", n_layer, (True,) * n_layer)
+        return super().rope_of(layer) if pattern[layer] else None
+
+
+class MiniCPMBlock(GraniteBlock):
+    """arXiv 2404.06395: residual branches weigh 1.4 / sqrt(layers)."""
+
+    @classmethod
+    def residual_default(cls, hp: HParams) -> float:
+        return 1.4 / float(hp.n_layer**0.5)
+
+
+@register("minicpm")
+class MiniCPM(GraniteScales):
+    """Older files lack the factors; these are what all models had then."""
+
+    block_type = MiniCPMBlock
+
+    def embedding_default(self) -> float:
+        return 12.0
+
+    def logit_default(self) -> float:
+        return self.hp.n_embd / 256
