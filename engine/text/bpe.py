@@ -47,7 +47,7 @@ class BpeEncoder:
 
     def __init__(self, ids: dict[str, int], merges: list[str], pre: PreTokenizer) -> None:
         self._ids = ids
-        self._byte_level = pre.byte_level
+        self._pre = pre
         pairs = [split_merge(merge) for merge in dict.fromkeys(merges)]
         try:
             model = BPE(
@@ -61,10 +61,13 @@ class BpeEncoder:
         self._tokenizer.pre_tokenizer = Sequence([*cuts, *spelling])
 
     def encode(self, text: str) -> list[int]:
-        if self._byte_level:
+        if self._pre.byte_level:
+            return self._encode_words(text)
+        text = text.replace(" ", SPACE)
+        if not self._pre.whole_newlines:
             return self._encode_words(text)
         output: list[int] = []
-        for part in NEWLINES.split(text.replace(" ", SPACE)):
+        for part in NEWLINES.split(text):
             # a run of newlines is looked up whole: its merges would give other tokens
             known = self._ids.get(part) if part.startswith("\n") else None
             output += self._encode_words(part) if known is None else [known]

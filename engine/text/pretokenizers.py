@@ -3,8 +3,9 @@
 A GGUF names its cut, it does not carry it: this table supplies the regular expressions (Oniguruma
 syntax) and the habits that hang on the name. Patterns run one after the other, each inside the
 pieces that the one before left; text between matches is a piece too. The names and groups are
-llama.cpp's (`src/llama-vocab.cpp`). Where its regex engine only approximates a model's own pattern
-(upper and lower case outside ASCII), the model's own pattern stands here.
+llama.cpp's (`src/llama-vocab.cpp`), but for "whitespace", which comes only with a tokenizer of its
+own. Where its regex engine only approximates a model's own pattern (upper and lower case outside
+ASCII), the model's own pattern stands here.
 """
 
 from __future__ import annotations
@@ -58,11 +59,17 @@ DEEPSEEK3_WORDS = one_of(
 )
 DEEPSEEK3 = (r"\p{N}{1,3}", rf"[\x{{4E00}}-\x{{9FA5}}{KANA}]+", DEEPSEEK3_WORDS)
 CJK_OLD = r"[\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
+# cased letters that DeepSeek LLM's list of ranges passes over, such as Georgian and small Armenian
+UNLISTED = (
+    r"\x{0560}-\x{0588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8F}\x{2D00}-\x{2D2F}\x{A78F}-\x{A7FF}"
+    r"\x{AB30}-\x{AB6F}\x{10570}-\x{105BF}\x{10D40}-\x{10D8F}\x{16E40}-\x{16EFF}"
+    r"\x{1D400}-\x{1D7CB}\x{1DF00}-\x{1DFFF}"
+)
 DEEPSEEK_LLM = (
     r"[\r\n]",
-    r"\s?[\p{Lu}\p{Ll}\p{Lt}&&[^\x{1D400}-\x{1D7CB}]]+",
+    rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{UNLISTED}]]+",
     r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+",
-    r"\s+$",
+    r"(?<!\s)(?>\s+)$",
     CJK_OLD,
     r"\p{N}+",
 )
@@ -92,13 +99,17 @@ KIMI_K2 = one_of(
     rf"[^\r\n\p{{L}}\p{{N}}]?{HAN_FREE_UPPER}+{HAN_FREE_LOWER}*{CONTRACTION}?",
     r"\p{N}{1,3}", SYMBOLS, NEWLINES, SPACES,
 )  # fmt: skip
+# Digits in threes from the right. Models ask at every third digit how many follow, which takes
+# quadratic time; to cut off the one or two on the left leaves the same threes.
 AFMOE = (
-    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    r"(?<!\p{N})\p{N}{1,2}(?=(?:\p{N}{3})*(?!\p{N}))|\p{N}{3}",
     r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}" + KANA + r"\x{FF65}-\x{FF9F}"
     r"\x{2F00}-\x{2FDF}\x{0E40}-\x{0E7F}\x{0E80}-\x{0EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}"
     r"\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+",
     DEEPSEEK3_WORDS,
 )
+TINY_AYA = (r"(?<!\d)(?>\d+)\b", r"(?<!\d)\d{1,2}(?=(?:\d{3})*\z)", GPT4O)
+SUPERBPE = (r"\p{N}+", r"(?<!\d)\d{1,2}(?=(?:\d{3})+(?!\d))|\d{3}(?=\d)")
 CHAMELEON = (
     r"<sentinel:[0-9]+>", r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )",
     r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", GPT2,
@@ -124,15 +135,19 @@ class PreTokenizer:
         clean_spaces: decoding drops spaces before punctuation.
         ignore_merges: a word that is a token becomes it, whatever the merges say.
         add_bos: texts begin with BOS unless the file says otherwise.
+        forces_bos: even if the file says otherwise.
         byte_level: pieces are spelled in GPT-2's byte alphabet; else in plain text with spaces
             written as U+2581 and missing characters as <0xXX> tokens.
+        whole_newlines: a run of newlines that is a token becomes it, whatever the merges say.
     """
 
     patterns: tuple[str, ...]
     clean_spaces: bool = False
     ignore_merges: bool = False
     add_bos: bool = False
+    forces_bos: bool = False
     byte_level: bool = True
+    whole_newlines: bool = False
 
 
 DEFAULT = PreTokenizer(
@@ -150,16 +165,26 @@ def _table() -> dict[str, PreTokenizer]:
     gpt4o = PreTokenizer((GPT4O,))
     deepseek3 = PreTokenizer(DEEPSEEK3)
     bailing = PreTokenizer((BAILING,))
-    grouped = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O))
+    gemma4 = PreTokenizer(
+        (LINES,),
+        clean_spaces=True,
+        add_bos=True,
+        forces_bos=True,
+        byte_level=False,
+        whole_newlines=True,
+    )
     groups: dict[str, PreTokenizer] = {
         "default": DEFAULT,
         "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2": llama3_own,
+        "jina-v5-nano": llama3_own,
         "dbrx smaug-bpe glm4 chatglm-bpe": llama3,
         "minicpm5": PreTokenizer(
             (r"\p{N}{1,3}", llama3_like(r"\p{N}+")), clean_spaces=True, ignore_merges=True
         ),
         "jais-2": PreTokenizer((JAIS2,), clean_spaces=True),
         "gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais exaone4": gpt2,
+        "jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code": gpt2,
+        "roberta-bpe modern-bert": gpt2,
         "trillion granite-docling": replace(gpt2, clean_spaces=False),
         "starcoder refact codeshell exaone minerva-7b mellum2": digits,
         "command-r smollm": replace(digits, clean_spaces=False),
@@ -179,15 +204,16 @@ def _table() -> dict[str, PreTokenizer]:
         "viking": PreTokenizer((BLOOM, r"\p{N}")),
         "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, add_bos=True),
         "gpt-4o llama4 kanana2 talkie minimax-m2": gpt4o,
-        "tiny_aya cohere2moe": grouped,
+        "granite-embed-multi-97m": replace(gpt4o, ignore_merges=True),
+        "tiny_aya cohere2moe": PreTokenizer(TINY_AYA),
         "kimi-k2": PreTokenizer((KIMI_K2,)),
-        "superbpe": PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+        "superbpe": PreTokenizer(SUPERBPE),
         "bailingmoe bailingmoe2 llada-moe": bailing,
         "seed-coder": PreTokenizer((SEED_CODER,)),
         "afmoe": PreTokenizer(AFMOE),
         "exaone-moe": PreTokenizer((EXAONE_MOE,), clean_spaces=True),
         "chameleon": PreTokenizer(CHAMELEON, add_bos=True),
-        "gemma4": PreTokenizer((LINES,), clean_spaces=True, add_bos=True, byte_level=False),
+        "gemma4 granite-embed-multi-311m": gemma4,
         "sarvam-moe": PreTokenizer((LINES,), byte_level=False),
     }
     return {name: pre for names, pre in groups.items() for name in names.split()}

@@ -106,7 +106,7 @@ class Tokenizer:
             model=model,
             pre=name,
             byte_level=pre.byte_level and not is_spm,
-            add_bos=_adds(meta, vocab, "bos", is_spm or pre.add_bos, always=model == "gemma4"),
+            add_bos=_adds(meta, vocab, "bos", is_spm or pre.add_bos, always=pre.forces_bos),
             add_eos=_adds(meta, vocab, "eos", False),
             add_space_prefix=is_spm and meta.bool(KEY + "add_space_prefix", True),
             clean_spaces=pre.clean_spaces and not is_spm,
