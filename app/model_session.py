@@ -104,8 +104,8 @@ class ModelSession(QObject):
     def _on_loaded(self, loaded: ModelLoaded) -> None:
         self._info = loaded.info
         self.loaded.emit(loaded)
-        for sentence in loaded.warnings:
-            self.noticed.emit(Notice(sentence, kind="warning"))
+        if loaded.warnings:  # in one notice, as another would take its place
+            self.noticed.emit(Notice(" ".join(loaded.warnings), kind="warning"))
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:

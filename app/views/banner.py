@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QTimer, Slot
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.notice import Notice
 from app.theme import set_role
 from app.views.buttons import IconButton, button
+from app.views.controls import label
 
 INFO_MS = 8000
 ROLES = {"info": "", "warning": "warn", "error": "danger"}
@@ -20,9 +21,9 @@ class Banner(QFrame):
         super().__init__(parent)
         self.setProperty("role", "banner")
         self._notice: Notice | None = None
-        self._text = QLabel(self, wordWrap=True)
-        self._hint = QLabel(self, wordWrap=True)
-        self._hint.setProperty("role", "muted")
+        self._text, self._hint = label(), label(role="muted")
+        for part in (self._text, self._hint):
+            part.setWordWrap(True)
         self._action = button("")
         self._action.clicked.connect(self._act)
         close = IconButton("close", "Dismiss", self, size=14)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QMimeData, QPoint, QPointF, QSize, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDragLeaveEvent, QDropEvent
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from app.engine_client import EngineState
@@ -97,12 +97,15 @@ def test_cancelling_a_load_leaves_the_file_selected_and_shows_no_banner(
     assert banner(shell) == ""
 
 
-def test_a_warning_of_the_model_is_shown(
+def test_all_warnings_of_the_model_are_shown_as_they_are(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    script.warnings = ("The model has no chat template.",)
+    """Names from a file stand in them, and are no HTML."""
+    script.warnings = ("The pre-tokenizer '<b>x</b>' is unknown.", "There is no chat template.")
     shell = make_shell(model=MODEL)
-    assert banner(shell) == "The model has no chat template."
+    assert banner(shell) == " ".join(script.warnings)
+    texts = shell.window.banner.findChildren(QLabel)
+    assert {text.textFormat() for text in texts} == {Qt.TextFormat.PlainText}
 
 
 @pytest.mark.parametrize("phase", ["load", "answer"])
