@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 
 import engine.environment  # noqa: F401 before torch, which reads it
-from engine.config import LoadParams, SamplingParams
+from engine.config import ControlVector, LoadParams, SamplingParams
 from engine.devices import parse_devices
 from engine.errors import EngineError, OutOfDeviceMemory, PromptError, SplitError, TemplateError
 from engine.events import (
@@ -32,7 +32,13 @@ from engine.gguf import GGUFFile
 from engine.info import ModelInfo, describe
 from engine.plan import Plan
 from engine.runtime import Logits, Runtime
-from engine.text import ChatTemplate, Tokenizer, chat_template_from_metadata
+from engine.text import (
+    NO_VOCABULARY,
+    ChatTemplate,
+    Tokenizer,
+    chat_template_from_metadata,
+    has_vocabulary,
+)
 
 ProgressSink = Callable[[LoadProgress], None]
 IsCancelled = Callable[[], bool]
@@ -57,6 +63,8 @@ def load_model(
     kv_type: str = "f16",
     cpu_threads: int | None = None,
     n_batch: int = 512,
+    control_vectors: Sequence[tuple[str | Path, float]] = (),
+    control_layers: tuple[int, int] | None = None,
     on_progress: ProgressSink = _ignore,
     is_cancelled: IsCancelled = _never,
 ) -> Model:
@@ -72,6 +80,8 @@ def load_model(
         kv_type: "f32", "f16" or "bf16".
         cpu_threads: of all CPU ranks together; None is one per physical core.
         n_batch: prompt tokens computed at once.
+        control_vectors: (GGUF of the architecture "controlvector", factor) that steer the model.
+        control_layers: first and last layer that are steered; None is all but layer 0.
 
     Raises:
         EngineError: the file, the split or a device cannot be used, or it was cancelled.
@@ -86,6 +96,8 @@ def load_model(
         kv_type=kv_type,
         cpu_threads=cpu_threads,
         n_batch=n_batch,
+        control_vectors=tuple(ControlVector(str(p), float(scale)) for p, scale in control_vectors),
+        control_layers=control_layers,
     )
     return Model(params, on_progress, is_cancelled)
 
@@ -247,7 +259,7 @@ class Model:
 
     def _text_warnings(self) -> tuple[str, ...]:
         if self._tokenizer is None:
-            return ("This file has no vocabulary: it can be measured, but not talked to.",)
+            return (NO_VOCABULARY,)
         warnings = tuple(self._tokenizer.warnings)
         if self.chat_template.is_fallback:
             warnings += ("This model has no chat template: plain text is used instead.",)
@@ -270,9 +282,7 @@ def _numbers(split: Sequence[float]) -> tuple[float, ...]:
 
 
 def _tokenizer(file: GGUFFile) -> Tokenizer | None:
-    if file.meta.str("tokenizer.ggml.model", "none") in ("", "none", "no_vocab"):
-        return None
-    return Tokenizer.from_metadata(file.meta)
+    return Tokenizer.from_metadata(file.meta) if has_vocabulary(file.meta) else None
 
 
 def _template(file: GGUFFile, tokenizer: Tokenizer | None) -> ChatTemplate | None:

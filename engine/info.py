@@ -63,13 +63,18 @@ class TensorSummary:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """All of a header, for people: `metadata` is (key, short text) in file order."""
+    """All of a header, for people: `metadata` is (key, short text) in file order.
+
+    Attributes:
+        warnings: sentences about what will be wrong with it once it is loaded.
+    """
 
     info: ModelInfo
     version: int
     files: tuple[str, ...]
     metadata: tuple[tuple[str, str], ...]
     tensors: tuple[TensorSummary, ...]
+    warnings: tuple[str, ...]
 
 
 def inspect_model(path: str | Path) -> Inspection:
@@ -78,6 +83,8 @@ def inspect_model(path: str | Path) -> Inspection:
     Raises:
         ModelFileError: the file is missing or is no GGUF.
     """
+    from engine.text import tokenizer_warnings  # late: a window that only describes starts sooner
+
     with GGUFFile.open(path) as file:
         return Inspection(
             info=describe(file),
@@ -88,6 +95,7 @@ def inspect_model(path: str | Path) -> Inspection:
                 TensorSummary(t.name, t.type.name, t.shape, t.n_bytes)
                 for t in file.tensors.values()
             ),
+            warnings=tokenizer_warnings(file.meta),
         )
 
 

@@ -41,6 +41,8 @@ def run_inspect(args: argparse.Namespace) -> None:
         write_json({**_info(found), "metadata": dict(found.metadata), "tensors": found.tensors})
         return
     write(table(("", ""), [(k, str(v)) for k, v in _summary(found)], frozenset()).lstrip())
+    for warning in found.warnings:
+        write(warning)
     if args.metadata:
         write("\n" + table(("KEY", "VALUE"), found.metadata, frozenset()))
     if args.tensors:
@@ -70,6 +72,7 @@ def _info(found: Inspection) -> dict[str, object]:
         "n_ctx_train": info.n_ctx_train,
         "has_chat_template": info.has_chat_template,
         "tensor_types": dict(info.tensor_types),
+        "warnings": found.warnings,
     }
 
 

@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from engine.errors import InvalidGGUF, ModelFileError
+from engine.errors import InvalidGGUF
 from engine.text.bpe import BpeEncoder, byte_alphabet
-from engine.text.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
+from engine.text.pretokenizers import PreTokenizer
 from engine.text.special import SpecialTokens
 from engine.text.spm import SPACE, SpmEncoder
 from engine.text.stream import StreamDecoder
+from engine.text.support import find_pre_tokenizer, tokenizer_model
 from engine.text.vocabulary import (
     BYTE,
     CONTROL,
@@ -30,7 +31,6 @@ from engine.text.vocabulary import (
 if TYPE_CHECKING:
     from engine.gguf.metadata import Metadata
 
-MODELS = ("llama", "gpt2", "gemma4")
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_OF = {char: bytes([byte]) for char, byte in byte_alphabet().items()}
 # spaces that some vocabularies' decoders take out again, in this order
@@ -90,10 +90,11 @@ class Tokenizer:
             InvalidGGUF: the vocabulary contradicts itself.
             ModelFileError: there is no tokenizer, or one of a kind that is not supported.
         """
-        model = _known_model(meta)
+        model = tokenizer_model(meta)
         is_spm = model == "llama"
         vocab = read_vocabulary(meta, is_spm)
-        name, pre = _find_pre_tokenizer(meta, model, vocab.warnings)
+        name, pre, warnings = find_pre_tokenizer(meta, model)
+        vocab.warnings += warnings
         encoder = (
             SpmEncoder(vocab.plain_ids(), vocab.scores, vocab.unk_id)
             if is_spm
@@ -183,38 +184,6 @@ class Tokenizer:
         if kind & BYTE and (match := BYTE_TOKEN.fullmatch(text)):
             return bytes([int(match[1], 16)])
         return b""
-
-
-def _known_model(meta: Metadata) -> str:
-    model = meta.str(KEY + "model", "")
-    if model in ("", "none", "no_vocab"):
-        raise ModelFileError(
-            file_of(meta),
-            f"{file_of(meta).name} contains no tokenizer.",
-            "Pick a file that was converted with its vocabulary.",
-        )
-    if model not in MODELS:
-        raise ModelFileError(
-            file_of(meta),
-            f"{file_of(meta).name} uses the tokenizer '{model[:40]}', which Tandem cannot run yet.",
-            "Supported are: " + ", ".join(MODELS) + ".",
-        )
-    return model
-
-
-def _find_pre_tokenizer(
-    meta: Metadata, model: str, warnings: list[str]
-) -> tuple[str, PreTokenizer]:
-    """The file's name for its pre-tokenizer, and the one that serves."""
-    name = "gemma4" if model == "gemma4" else meta.str(KEY + "pre", "")
-    if model == "llama":
-        return name, DEFAULT
-    if name not in PRE_TOKENIZERS:
-        problem = (
-            f"The pre-tokenizer '{name[:40]}' is unknown" if name else "No pre-tokenizer is named"
-        )
-        warnings.append(f"{problem}: the default one is used, and answers may be worse.")
-    return name, PRE_TOKENIZERS.get(name, DEFAULT)
 
 
 def _bpe_encoder(meta: Metadata, vocab: Vocabulary, pre: PreTokenizer) -> BpeEncoder:

@@ -9,6 +9,7 @@ import pytest
 from engine import load_model
 from tests.helpers.command_line import Run
 from tests.helpers.model_draft import DraftTensor, ModelDraft
+from tests.helpers.tiny_gguf import tiny_gguf
 
 
 def test_devices_lists_the_cpu(run: Run) -> None:
@@ -48,6 +49,17 @@ def test_inspect_works_on_what_cannot_be_run(
     assert "mumble (not supported yet)" in run("inspect", foreign).out
     nameless = ModelDraft({"some.key": 1}, {}).write(folder / "nameless.gguf")
     assert run("inspect", nameless, "--json").document["architecture"] == "unknown"
+
+
+def test_inspect_warns_of_a_vocabulary_that_is_cut_in_an_unknown_way(
+    run: Run, folder: Path, model: Path
+) -> None:
+    pre = "tokenizer.ggml.pre"
+    path = tiny_gguf(folder / "cut.gguf", arch="qwen2", extra={pre: "from-the-future"})
+    (warning,) = run("inspect", path, "--json").document["warnings"]
+    assert "'from-the-future' is unknown" in warning
+    assert warning in run("inspect", path).out.splitlines()
+    assert run("inspect", model, "--json").document["warnings"] == []
 
 
 def test_names_in_a_file_cannot_drive_the_terminal(

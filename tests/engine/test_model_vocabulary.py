@@ -1,0 +1,79 @@
+"""Models whose file has no vocabulary, a foreign one, or one that is cut in an unknown way."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import (
+    Finished,
+    ModelFileError,
+    PromptError,
+    SamplingParams,
+    inspect_model,
+    load_model,
+)
+from tests.helpers.tiny_gguf import tiny_gguf
+
+MODEL, PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
+FOREIGN = ["bert", "t5", "rwkv", "plamo2", "hybriddna", "whitespace", "from the\x1b[2J future"]
+
+
+@pytest.mark.parametrize("extra", [{MODEL: "none"}, {MODEL: "no_vocab"}, {MODEL: ""}, {}], ids=str)
+def test_a_model_without_vocabulary_computes_logits(tmp_path: Path, extra: dict[str, Any]) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", tokenizer=False, extra=extra)
+    with load_model(path) as model:
+        assert model.logits([1, 2, 3]).shape == (3, 64)
+        events = list(model.generate([1, 2], SamplingParams(temperature=0, max_tokens=4)))
+        assert isinstance(events[-1], Finished)
+        with pytest.raises(PromptError, match="no vocabulary"):
+            list(model.generate("text"))
+        assert "has no vocabulary" in model.warnings[0]
+    assert inspect_model(path).warnings == model.warnings
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_foreign_vocabulary_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
+    """No architecture that writes text needs one of these, so none is worked around."""
+    path = tiny_gguf(tmp_path / "m.gguf", extra={MODEL: name})
+    with pytest.raises(ModelFileError) as raised:
+        load_model(path)
+    sentence = f"m.gguf uses the tokenizer {name!r}, which Tandem cannot run yet."
+    assert raised.value.message == sentence
+    assert raised.value.hint == "Supported are: llama, gpt2, gemma4."
+    assert inspect_model(path).warnings == (sentence,)
+
+
+@pytest.mark.parametrize(
+    ("pre", "problem"),
+    [
+        ("from-the-future", "The pre-tokenizer 'from-the-future' is unknown"),
+        ("\x1b[2J", "The pre-tokenizer '\\x1b[2J' is unknown"),
+        ("", "No pre-tokenizer is named"),
+        (None, "No pre-tokenizer is named"),
+    ],
+)
+def test_an_unknown_cut_is_replaced_and_said(tmp_path: Path, pre: str | None, problem: str) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", arch="qwen2", extra={PRE: pre}, chat_template="{{ 1 }}")
+    sentence = f"{problem}: the default one is used, and answers may be worse."
+    assert inspect_model(path).warnings == (sentence,)
+    with load_model(path) as model:
+        assert model.warnings == (sentence,)
+        ids = model.tokenizer.encode("hello 12 world")
+        assert model.tokenizer.decode(ids) == "hello 12 world"
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_a_sound_vocabulary_is_passed_over_in_silence(tmp_path: Path, arch: str) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", arch=arch, chat_template="{{ 1 }}")
+    assert inspect_model(path).warnings == ()
+    with load_model(path) as model:
+        assert model.warnings == ()
+
+
+def test_a_name_that_is_no_text_is_said(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", arch="qwen2", extra={PRE: 7})
+    (sentence,) = inspect_model(path).warnings
+    assert PRE in sentence
+    with pytest.raises(ModelFileError, match=PRE):
+        load_model(path)
