@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.api import Model, load_model
-    from engine.config import KV_TYPES, SPLIT_MODES, LoadParams, SamplingParams
+    from engine.config import KV_TYPES, SPLIT_MODES, ControlVector, LoadParams, SamplingParams
     from engine.devices import (
         DeviceInfo,
         DeviceMonitor,
@@ -76,6 +76,7 @@ __all__ = [
     "Command",
     "ContextOverflow",
     "ContextShifted",
+    "ControlVector",
     "DeviceError",
     "DeviceInfo",
     "DeviceMemory",
@@ -133,7 +134,7 @@ __all__ = [
 
 _HOME = {
     "api": ("Model", "load_model"),
-    "config": ("KV_TYPES", "SPLIT_MODES", "LoadParams", "SamplingParams"),
+    "config": ("KV_TYPES", "SPLIT_MODES", "ControlVector", "LoadParams", "SamplingParams"),
     "devices": (
         "DeviceInfo", "DeviceMonitor", "DeviceSnapshot", "cuda_status", "list_devices",
         "parse_devices",

@@ -12,12 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar
 
 from engine.errors import EngineError
 
-__all__ = ["KV_TYPES", "SPLIT_MODES", "LoadParams", "Overflow", "SamplingParams", "validate_fields"]
+__all__ = [
+    "KV_TYPES", "SPLIT_MODES", "ControlVector", "LoadParams", "Overflow", "SamplingParams",
+    "validate_fields",
+]  # fmt: skip
 
 Overflow = Literal["stop", "shift"]
 KV_TYPES = ("f32", "f16", "bf16")
@@ -228,6 +232,26 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlVector:
+    """A direction to steer a model in, and how far.
+
+    Attributes:
+        path: a GGUF of the architecture "controlvector".
+        scale: factor on the direction; negative turns it around.
+
+    Raises:
+        EngineError: the scale is no finite number.
+    """
+
+    path: str
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isfinite(self.scale):
+            raise _rejected("scale", "a finite number", self.scale)
+
+
+@dataclass(frozen=True, slots=True)
 class LoadParams:
     """Which model to load, where, and how it is split.
 
@@ -241,6 +265,8 @@ class LoadParams:
         kv_type: how keys and values are stored: "f32", "f16" or "bf16".
         cpu_threads: threads of all CPU ranks together; None is one per physical core.
         n_batch: prompt tokens computed at once.
+        control_vectors: directions that steer the model; several add up.
+        control_layers: first and last layer that are steered; None is all but layer 0.
 
     Raises:
         EngineError: a value that cannot be meant.
@@ -255,6 +281,8 @@ class LoadParams:
     kv_type: str = "f16"
     cpu_threads: int | None = None
     n_batch: int = 512
+    control_vectors: tuple[ControlVector, ...] = ()
+    control_layers: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -264,6 +292,10 @@ class LoadParams:
         _count("n_ctx", self.n_ctx)
         _count("cpu_threads", self.cpu_threads)
         _count("n_batch", self.n_batch)
+        if self.control_layers is not None:
+            first, last = self.control_layers
+            if not 0 <= first <= last:
+                raise _rejected("control_layers", "a first and a last layer", self.control_layers)
 
     def context_for(self, n_ctx_train: int) -> int:
         """The context length that is meant for a model trained with `n_ctx_train`."""

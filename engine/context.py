@@ -29,6 +29,7 @@ class Context:
         first_logit: the first row of this pass whose logits are wanted.
         cache: what the layers of this rank remember.
         positions: of this pass's tokens, (T,).
+        directions: what is added to the residual stream after a block, by its number.
         side: what an architecture hands its blocks beside the residual stream, for one pass.
     """
 
@@ -44,6 +45,7 @@ class Context:
         self.cache = cache
         self._group: Group = ()
         self.positions = torch.empty(0)
+        self.directions: dict[int, Tensor] = {}
         self.side: dict[str, Tensor] = {}
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -75,6 +77,11 @@ class Context:
             if self.rank in involved:
                 x = self._comm.broadcast(x, source, involved)
         return x if self.rank in group else None
+
+    def steer(self, x: Tensor, layer: int) -> Tensor:
+        """Add the direction that a control vector has for `layer` to the stream behind it."""
+        direction = self.directions.get(layer)
+        return x if direction is None else x + direction
 
     def all_reduce(self, x: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """Sum the summands of the group's ranks, then add `bias` once.

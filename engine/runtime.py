@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.cache import Cache
 from engine.context import Context
+from engine.control import read_control_vectors
 from engine.errors import EngineError, OutOfDeviceMemory
 from engine.events import DeviceMemory, LoadProgress, MemoryUse
 from engine.layers.state import RecurrentState
@@ -76,6 +77,9 @@ class Runtime:
         check_types(str(file.path), declaration.slots)
         self.hp = declaration.hp
         self.devices = [torch_device(name) for name in declaration.devices]
+        directions = read_control_vectors(
+            params.control_vectors, params.control_layers, self.hp.n_embd, self.hp.n_layer
+        )
         free = free_bytes(declaration.devices)
         self.plan: Plan = make_plan(declaration, params, free)
         self.plan.check_fits(free)
@@ -96,6 +100,11 @@ class Runtime:
         except BaseException:
             self.close()
             raise
+        for rank, device in zip(self.ranks, self.devices, strict=True):
+            rank.context.directions = {
+                layer: torch.from_numpy(direction).to(device)
+                for layer, direction in directions.items()
+            }
         self._watch_memory()
 
     def _load(

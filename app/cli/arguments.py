@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 
-from engine import KV_TYPES, SPLIT_MODES, EngineError, LoadParams, SamplingParams, parse_devices
+from engine import (
+    KV_TYPES,
+    SPLIT_MODES,
+    ControlVector,
+    EngineError,
+    LoadParams,
+    SamplingParams,
+    parse_devices,
+)
 
 SAMPLING_OPTIONS = {
     "temperature": ("--temp", "--temperature"),
@@ -46,6 +54,13 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         help="put parts whose tensor names match on one device; may be repeated",
     )  # fmt: skip
     group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="KV cache numbers")
+    group.add_argument(
+        "--control-vector", action="append", default=[], metavar="FILE[=SCALE]",
+        help="steer the model in the direction of this file; may be repeated",
+    )  # fmt: skip
+    group.add_argument(
+        "--control-layers", metavar="FIRST-LAST", help="steer only after these layers"
+    )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads of all ranks together")
 
 
@@ -100,6 +115,8 @@ def load_params(args: argparse.Namespace) -> LoadParams:
         overrides=tuple(_override(text) for text in args.override),
         kv_type=args.kv_type,
         cpu_threads=args.threads,
+        control_vectors=tuple(_control_vector(text) for text in args.control_vector),
+        control_layers=None if args.control_layers is None else _layers(args.control_layers),
     )
 
 
@@ -130,3 +147,23 @@ def _override(text: str) -> tuple[str, str]:
             f"The override '{text}' is not REGEX=DEVICE.", "For example 'ffn_.*_exps=cpu'."
         )
     return pattern, parse_devices(device)[0]
+
+
+def _control_vector(text: str) -> ControlVector:
+    """FILE or FILE=SCALE; a name may itself contain an equals sign."""
+    path, equals, scale = text.rpartition("=")
+    if equals:
+        try:
+            return ControlVector(path, float(scale))
+        except ValueError:
+            pass
+    return ControlVector(text)
+
+
+def _layers(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise EngineError(
+            f"The layers '{text}' are not FIRST-LAST.", "For example --control-layers 10-20."
+        )
+    return int(first), int(last)

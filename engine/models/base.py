@@ -191,7 +191,7 @@ class CausalLM(Module):
         for block in self.blk:
             x = ctx.enter(x, block.split.group)
             if x is not None:
-                x = block.forward(x, ctx)
+                x = ctx.steer(block.forward(x, ctx), block.layer)
         x = ctx.enter(x, self.split.last_group)
         if x is None:
             return None

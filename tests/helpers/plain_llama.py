@@ -4,6 +4,7 @@ Reads tensors with the reference reader and dequantises with the reference code,
 parsing, dequantisation, placement and arithmetic at once.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,14 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class PlainLlama:
-    """One file; `logits(ids)` runs a whole sequence from scratch."""
+    """One file; `logits(ids)` runs a whole sequence from scratch.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        directions: what is added to the residual stream after a layer, by its number.
+    """
+
+    def __init__(self, path: Path, directions: Mapping[int, Any] | None = None) -> None:
+        self.directions = directions or {}
         reader = gguf.GGUFReader(path)
         self.t = {
             t.name: dequantize(t.data, t.tensor_type).astype(np.float64) for t in reader.tensors
@@ -31,7 +37,7 @@ class PlainLlama:
     def logits(self, ids: list[int]) -> Array:
         x = self.t["token_embd.weight"][ids]
         for layer in range(self.key("block_count")):
-            x = self.block(x, f"blk.{layer}.")
+            x = self.block(x, f"blk.{layer}.") + self.directions.get(layer, 0.0)
         x = self.norm(x, "output_norm.weight")
         return x @ self.t.get("output.weight", self.t["token_embd.weight"]).T
 

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from app.cli.talk import Answer
-from engine import ChatMessage, Finished, Generate, Timings, Usage, load_tokenizer
+from engine import ChatMessage, Finished, Generate, Timings, Usage, inspect_model, load_tokenizer
 from tests.helpers.command_line import GREEDY, Run, assert_refused
+from tests.helpers.control_vector import write_control_vector
 from tests.helpers.model_draft import ModelDraft
 
 
@@ -116,6 +118,19 @@ def test_parts_can_be_put_on_one_device(run: Run, model: Path) -> None:
     plain = run(*ask).document
     moved = run(*ask, "--devices", "cpu,cpu", "--override", "ffn_.*=cpu").document
     assert moved["ids"] == plain["ids"]
+
+
+def test_a_control_vector_steers_by_its_scale(run: Run, model: Path, folder: Path) -> None:
+    """The file is the one of the library's tests; here it must arrive with scale and layers."""
+    n_embd = inspect_model(model).info.n_embd
+    direction = {1: np.random.default_rng(0).normal(size=n_embd).astype(np.float32)}
+    vector = write_control_vector(folder / "steer.gguf", direction)
+    ask = ("generate", model, "-p", "hello", *GREEDY, "--json")
+    plain = run(*ask).document["ids"]
+    assert run(*ask, "--control-vector", f"{vector}=100").document["ids"] != plain
+    assert run(*ask, "--control-vector", f"{vector}=0").document["ids"] == plain
+    unreached = run(*ask, "--control-vector", f"{vector}=100", "--control-layers", "2-3")
+    assert unreached.document["ids"] == plain
 
 
 # ---- chat
