@@ -1,11 +1,53 @@
 """Where the reference data lies: models with logits, vocabularies, templates, broken files."""
 
+import json
 import os
+from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from engine import load_model
+
 REPO = Path(__file__).resolve().parents[2]
+
+TOLERANCE = 1e-5
+"""NMSE: weights are exact, so what remains is the order of float additions (and a GELU table)."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run a model.
+
+    Attributes:
+        split: the share of each rank.
+        chunk: tokens of the prompt computed at once; 0 for all.
+        n_decode: tokens at the end that are computed one by one.
+    """
+
+    split: tuple[float, ...]
+    mode: str = "tensor"
+    chunk: int = 0
+    n_decode: int = 0
+
+    def __str__(self) -> str:
+        split = ":".join(f"{share:g}" for share in self.split)
+        steps = f" {self.chunk} at a time" if self.chunk else ""
+        decode = f", last {self.n_decode} singly" if self.n_decode else ""
+        return f"{split}{' by layers' if self.mode == 'layer' else ''}{steps}{decode}"
+
+
+CASES = (
+    Case((1,)),
+    Case((1, 1)),
+    Case((1, 1, 1)),
+    Case((3, 1, 2), chunk=7, n_decode=8),
+    Case((5, 0, 1), chunk=11, n_decode=5),
+    Case((2, 1), mode="layer", chunk=5, n_decode=6),
+)
 
 
 def golden_root() -> Path:
@@ -18,3 +60,50 @@ def golden_path(*parts: str) -> Path:
     if not path.exists():
         pytest.skip(f"no reference data at {path} (set TANDEM_GOLDEN to its folder)")
     return path
+
+
+def golden_models() -> list[dict[str, Any]]:
+    """The entries of all models with logits; none where the set is not on this machine."""
+    manifest = golden_root() / "MANIFEST.json"
+    if not manifest.exists():
+        return []
+    found: list[dict[str, Any]] = json.loads(manifest.read_text(encoding="utf-8"))
+    return found
+
+
+def golden_model(name: str) -> dict[str, Any]:
+    """The entry of the model in the file `name`."""
+    golden_path("MANIFEST.json")
+    (entry,) = [entry for entry in golden_models() if entry["file"] == f"{name}.gguf"]
+    return entry
+
+
+def nmse(a: Any, b: Any) -> float:
+    """Mean squared error of `a` over the mean square of the reference `b`."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return float(((a - b) ** 2).mean() / (b**2).mean())
+
+
+def golden_error(entry: dict[str, Any], case: Case, **options: Any) -> float:
+    """The NMSE of the logits of all tokens of one model, run in one way."""
+    with np.load(golden_path(entry["npz"])) as data:
+        tokens, expected = data["tokens"].tolist(), data["logits"]
+    devices = ["cpu"] * len(case.split)
+    model = load_model(
+        golden_path(entry["file"]), devices, case.split, split_mode=case.mode, kv_type="f32",
+        n_ctx=len(tokens), **options,
+    )  # fmt: skip
+    with model:
+        return nmse(logits_in_steps(model, tokens, case), expected)
+
+
+def logits_in_steps(model: Any, ids: list[int], case: Case) -> Any:
+    """Logits of all tokens (T, n_vocab), computed after one another as the case says."""
+    n_prompt, rows, start = len(ids) - case.n_decode, [], 0
+    chunk = case.chunk or n_prompt
+    sizes = chain(repeat(chunk, n_prompt // chunk), [n_prompt % chunk], repeat(1, case.n_decode))
+    for size in filter(None, sizes):
+        rows.append(model.runtime.forward(ids[start : start + size], start, 0))
+        start += size
+    assert start == len(ids)
+    return np.concatenate(rows)
