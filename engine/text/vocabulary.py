@@ -176,9 +176,7 @@ def _make_control(vocab: Vocabulary, token_id: int) -> int:
 def _spare_inner_ends(vocab: Vocabulary, ends: set[int]) -> None:
     """Some models use a usual end as a separator inside their answers: it must not end them."""
     names = {vocab.tokens[token_id] for token_id in ends}
-    if {"<|return|>", "<|call|>"} <= names or (
-        "<|flush|>" in names and names & {"<|call|>", "<|calls|>"}
-    ):
+    if names & {"<|call|>", "<|calls|>"} and names & {"<|return|>", "<|flush|>"}:
         _drop_end(vocab, ends, "<|end|>", USER_DEFINED)
     if "<|tool_response>" in names:
         _drop_end(vocab, ends, "</s>", NORMAL)

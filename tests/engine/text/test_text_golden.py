@@ -1,10 +1,13 @@
 """Tokenizers and chat templates against reference output."""
 
 import json
+import time
 from datetime import datetime
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.errors import TemplateError
 from engine.text import ChatTemplate, Tokenizer, load_tokenizer
@@ -62,6 +65,34 @@ def test_streams_give_back_the_text(case: tuple[Tokenizer, list[dict[str, Any]]]
         stream = tok.stream(skip_special=False)
         text = "".join(map(stream.feed, ids)) + stream.flush()
         assert text in (vector["text"], " " + vector["text"])
+
+
+def test_every_vocabulary_with_vectors_is_read() -> None:
+    assert {path.stem for path in golden_path("tokenizers").glob("*.json")} == set(VOCABULARIES)
+
+
+@settings(max_examples=60)
+@given(text=st.text(st.characters(), max_size=80))
+def test_any_text_comes_back(case: tuple[Tokenizer, list[dict[str, Any]]], text: str) -> None:
+    """As its characters, but for U+2581 where that spells a space, and for lone surrogates."""
+    tok, _ = case
+    stream = tok.stream(skip_special=False)
+    ids = tok.encode(text, add_special=False)
+    shown = "".join(map(stream.feed, ids)) + stream.flush()
+    expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if tok.model != "gpt2":
+        expected = expected.replace("▁", " ")
+    assert shown in (expected, " " + expected)
+
+
+@pytest.mark.parametrize("run", ["a", " ", "🙂", "1", "\n", "漢", "\u0301", "<", "<|user|>"])
+def test_long_runs_take_no_time(case: tuple[Tokenizer, list[dict[str, Any]]], run: str) -> None:
+    """Some cuts keep them whole: a word of a hundred thousand characters."""
+    tok, _ = case
+    start = time.process_time()
+    ids = tok.encode(run * 100_000, add_special=False)
+    assert tok.decode(ids).removeprefix(" ") == (run * 100_000).removeprefix(" ")
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -29,6 +29,7 @@ SPM = spm(
 BPE = bpe(
     ["a b", "Ġ a", "Ġa b"], {"<|endoftext|>": CONTROL, "<|im_end|>": NORMAL, "<t>": USER_DEFINED}
 )
+ANY_TEXT = st.text(st.characters(), max_size=40)  # lone surrogates, too
 BPE_EOS = {**BPE, "eos_token_id": 259, "bos_token_id": 259}
 
 
@@ -103,13 +104,13 @@ def test_spm_decoding_takes_the_added_space_out_again(spm_tok: Tokenizer) -> Non
     assert spm_tok.decode(ids[1:]) == "ab"
 
 
-@given(st.text(max_size=40))
+@given(ANY_TEXT)
 def test_spm_round_trip(text: str) -> None:
     tok = _cached_spm()
     assert tok.decode(tok.encode(text), skip_special=True) == _shown(text)
 
 
-@given(st.text(max_size=40))
+@given(ANY_TEXT)
 def test_bpe_round_trip(text: str) -> None:
     tok = _cached_bpe()
     assert tok.decode(tok.encode(text)) == _shown(text)
@@ -180,6 +181,14 @@ def test_an_unknown_pre_tokenizer_is_replaced_and_said() -> None:
     assert tokenizer(BPE_EOS).warnings == ()
 
 
+def test_gemma_s_cut_puts_bos_first_whatever_the_file_says() -> None:
+    """Files of the kind "gpt2" with the name of a cut like Gemma's too."""
+    values = {**BPE_EOS, "add_bos_token": False}
+    for pre in ("gemma4", "granite-embed-multi-311m"):
+        assert tokenizer({**values, "pre": pre}).add_bos, pre
+    assert not tokenizer({**values, "pre": "sarvam-moe"}).add_bos
+
+
 def test_generation_ends_at_well_known_names_and_given_ids() -> None:
     tok = tokenizer({**BPE_EOS, "eot_token_id": 5})
     assert tok.eog_ids == {5, *ids_of(tok, "<|endoftext|>", "<|im_end|>")}
@@ -187,13 +196,14 @@ def test_generation_ends_at_well_known_names_and_given_ids() -> None:
     assert not tok.is_control(0)
 
 
-def test_an_end_that_separates_inside_answers_does_not_end_them() -> None:
-    """gpt-oss: <|end|> closes a channel, <|return|> the answer."""
-    special = dict.fromkeys(["<|end|>", "<|return|>", "<|call|>", "<|channel|>"], CONTROL)
-    tok = tokenizer(bpe([], special))
-    assert tok.eog_ids == set(ids_of(tok, "<|return|>", "<|call|>"))
+@pytest.mark.parametrize("ends", ["<|return|> <|call|>", "<|flush|> <|calls|>"])
+def test_an_end_that_separates_inside_answers_does_not_end_them(ends: str) -> None:
+    """gpt-oss and Solar: <|end|> closes a part of an answer, another token the answer."""
+    last, call = ends.split()
+    tok = tokenizer(bpe([], dict.fromkeys(["<|end|>", last, call, "<|channel|>"], CONTROL)))
+    assert tok.eog_ids == set(ids_of(tok, last, call))
     stream = tok.stream(skip_special=True)
-    shown = "".join(map(stream.feed, ids_of(tok, "<|channel|>", "<|end|>", "<|return|>")))
+    shown = "".join(map(stream.feed, ids_of(tok, "<|channel|>", "<|end|>", last)))
     assert shown == "<|channel|><|end|>"
 
 
