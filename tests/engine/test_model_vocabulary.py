@@ -34,7 +34,7 @@ def test_a_model_without_vocabulary_computes_logits(tmp_path: Path, extra: dict[
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_foreign_vocabulary_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
-    """No architecture that writes text needs one of these, so none is worked around."""
+    """No architecture that can be loaded was ever published with one of these."""
     path = tiny_gguf(tmp_path / "m.gguf", extra={MODEL: name})
     with pytest.raises(ModelFileError) as raised:
         load_model(path)
