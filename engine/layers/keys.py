@@ -61,6 +61,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "attention.clamp_kqv": FACTOR,
     "attention.max_alibi_bias": FACTOR,
     "attention.temperature_scale": FACTOR,
+    "attention.temperature_length": CONTEXT,
     "attn_logit_softcapping": FACTOR,
     "final_logit_softcapping": FACTOR,
     "embedding_scale": FACTOR,

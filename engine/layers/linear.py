@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.layers.module import Module, Slot, TensorSource
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
     from engine.context import Context
     from engine.ops.weights import Weight
+
+
+ALL = slice(None)
 
 
 class Linear(Module):
@@ -109,7 +113,10 @@ class ExpertLinear(Module):
 
 
 class HeadLinear(Module):
-    """One matrix per head, (n_head, n_out, n_in), cut by heads."""
+    """One matrix per head, (n_head, n_out, n_in), cut by heads.
+
+    A file may have the matrices one below the other, (n_head × n_out, n_in).
+    """
 
     weight: Weight | None = None
 
@@ -118,13 +125,23 @@ class HeadLinear(Module):
         self.placement = placement
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        weight = source.get(f"{name}.weight", self.shape)
+        tensor = f"{name}.weight"
+        n_head, n_out, n_in = self.shape
+        found = source.tensors.get(tensor)
+        if found is not None and found.shape == (n_head * n_out, n_in):
+            source.tensors[tensor] = replace(found, shape=self.shape)
+        weight = source.get(tensor, self.shape)
         return [Slot(self, "weight", weight, self.placement, is_matrix=True)]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map x (T, n_head of this rank, n_in) to (T, n_head of this rank, n_out)."""
+    def __call__(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        """Map x (T, n_head of this rank, n_in) to (T, n_head of this rank, n_out).
+
+        Args:
+            rows: of each matrix; the others do not count.
+            transposed: the other way round, from n_out to n_in.
+        """
         assert self.weight is not None, "a rank without a slice must not compute it"
-        return self.weight.per_head(x)
+        return self.weight.per_head(x, rows, transposed=transposed)
 
 
 class Vector(Module):

@@ -88,6 +88,15 @@ class RopeParams:
         low, high = floor(pair_of(BETA_FAST)), ceil(pair_of(BETA_SLOW))
         return max(0, low), min(self.n_rot - 1, high)
 
+    def mscale(self, multiplier: float = 1.0) -> float:
+        """YaRN's m(x) = 1 + 0.1 x ln(stretch), by which attention is sharpened; 1 without YaRN."""
+        return 1.0 - 0.1 * multiplier * log(self.scale) if self.yarn and self.scale < 1 else 1.0
+
+    def balanced(self, mscale: float, mscale_all: float) -> RopeParams:
+        """The same with m(mscale) / m(mscale_all) instead of m(1) on cos and sin."""
+        ratio = self.mscale(mscale) / self.mscale(mscale_all)
+        return replace(self, attn_factor=self.attn_factor * ratio / self.mscale())
+
     def magnitude(self) -> float:
         """The factor on cos and sin; YaRN sharpens attention by 0.1 ln(stretch) + 1."""
         return self.attn_factor * (1.0 - 0.1 * log(self.scale) if self.yarn else 1.0)

@@ -33,6 +33,10 @@ class ReferenceOps:
         x = x - x.mean(-1, keepdim=True)
         return self.rms_norm(x, weight, bias, eps)
 
+    def concat(self, *parts: Tensor) -> Tensor:
+        """The parts one after another in the last dimension."""
+        return torch.cat(parts, dim=-1)
+
     def activate(self, act: Activation, x: Tensor) -> Tensor:
         """The activation of a part without a gate, element by element."""
         return ACTIVATIONS[act.kind](x)

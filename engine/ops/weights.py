@@ -20,6 +20,8 @@ from engine.quants import dequantise
 CHUNK_ELEMENTS = 1 << 22
 """Packed matrices are dequantised this many elements at a time, into memory that is used again."""
 
+ALL = slice(None)
+
 _scratch = threading.local()
 
 
@@ -43,8 +45,13 @@ class Weight(Protocol):
         """The matrix of one expert, as a view."""
         ...
 
-    def per_head(self, x: Tensor) -> Tensor:
-        """`x Wᵀ` with one matrix per head, for x (T, n_head, n_in); (T, n_head, n_out)."""
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        """`x Wᵀ` with one matrix per head, for x (T, n_head, n_in); (T, n_head, n_out).
+
+        Args:
+            rows: the rows of each W that count.
+            transposed: `x W` instead, from (T, n_head, n_out) to (T, n_head, n_in).
+        """
         ...
 
 
@@ -71,8 +78,11 @@ class DenseWeight:
     def expert(self, index: int) -> DenseWeight:
         return DenseWeight(self.data[index])
 
-    def per_head(self, x: Tensor) -> Tensor:
-        return (x.transpose(0, 1) @ self.data.transpose(1, 2)).transpose(0, 1)
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        matrices = self.data[:, rows]
+        if not transposed:
+            matrices = matrices.transpose(1, 2)
+        return (x.transpose(0, 1) @ matrices).transpose(0, 1)
 
 
 class PackedWeight:
@@ -116,8 +126,11 @@ class PackedWeight:
     def expert(self, index: int) -> PackedWeight:
         return PackedWeight(self.raw[index], self.type_number, self.columns)
 
-    def per_head(self, x: Tensor) -> Tensor:
-        heads = [self.expert(head).matmul(x[:, head]) for head in range(x.shape[1])]
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        heads = []
+        for head, raw in enumerate(self.raw):
+            matrix = dequantise(raw[rows], self.type_number)[:, self.columns]
+            heads.append(x[:, head] @ (matrix if transposed else matrix.T))
         return torch.stack(heads, dim=1)
 
 

@@ -1,0 +1,73 @@
+"""DeepSeek V2 and V3 and what shares their blocks: latent attention, experts with a shared one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.layers.attention import Scores
+from engine.layers.hparams import HParams
+from engine.layers.mla import LatentAttention
+from engine.layers.moe import Routing
+from engine.layers.rope import Rope
+from engine.layers.temperature import Temperature
+from engine.models.base import CausalLM, TransformerBlock
+from engine.models.registry import register
+from engine.parallel.split import BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+
+def mscale_of_all(hp: HParams) -> float:
+    """YaRN's `mscale_all_dim`, of which these files hold a tenth; 0 if they do not say."""
+    return 10 * hp.keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+
+
+class DeepSeekAttention(LatentAttention):
+    """YaRN sharpens whole heads here, not only their rotated elements."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.temperature = Temperature.read(hp)
+
+    def make_scores(self) -> Scores:
+        sharper = self.hp.rope.mscale(mscale_of_all(self.hp))
+        return Scores(super().make_scores().scale * sharper**2)
+
+    def adjust(self, q: Tensor, ctx: Context) -> Tensor:
+        return q if self.temperature is None else self.temperature.apply(q, ctx)
+
+
+class DeepSeek2Block(TransformerBlock):
+    """Files of V2 do not say how experts are weighed; those that bias the choice do it like V3."""
+
+    mixer_type = DeepSeekAttention
+
+    def routing(self) -> Routing:
+        is_biased = self.hp.has(self.layer, "exp_probs_b.bias")
+        return Routing.read(self.hp, "sigmoid" if is_biased else "softmax", normalise=False)
+
+
+@register("deepseek2")
+class DeepSeek2(CausalLM):
+    """arXiv 2405.04434 and 2412.19437; also Moonlight, Kimi K2, GLM 4.7 Flash, Mistral Large 3."""
+
+    block_type = DeepSeek2Block
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        mscale = mscale_of_all(hp)
+        return replace(hp, rope=hp.rope.balanced(mscale, mscale)) if mscale else hp
+
+
+@register("mistral4")
+class Mistral4(DeepSeek2):
+    """The same blocks; only `mscale` is 1 whatever `mscale_all_dim` is."""
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        mscale = mscale_of_all(hp)
+        return replace(hp, rope=hp.rope.balanced(1.0, mscale)) if mscale else hp
