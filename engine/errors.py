@@ -25,6 +25,7 @@ The errors cross threads and, with a process host, processes: each pickles.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 GIB = 1 << 30
@@ -96,9 +97,16 @@ class UnsupportedArchitecture(ModelFileError):
         super().__init__(
             path,
             f"{Path(path).name} has the architecture '{name}', which Tandem cannot run yet.",
-            "Supported are: " + ", ".join(supported) + ".",
+            _nearest(name, supported),
         )
         self.name = name
+
+
+def _nearest(name: str, supported: list[str]) -> str:
+    """What to do about an architecture that is not among those supported."""
+    similar = get_close_matches(name, supported, n=3, cutoff=0.5)
+    example = f", for example of {' or '.join(similar)}" if similar else ""
+    return f"Pick a model of one of the {len(supported)} supported architectures{example}."
 
 
 class UnsupportedQuant(ModelFileError):

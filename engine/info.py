@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import InvalidGGUF
+from engine.errors import EngineError, InvalidGGUF
 from engine.gguf import GGUFFile
+from engine.parallel.parts import SplitPart, split_parts
 
 FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
@@ -67,6 +68,8 @@ class Inspection:
 
     Attributes:
         warnings: sentences about what will be wrong with it once it is loaded.
+        problem: the sentence that loading would end in; empty if nothing is known to stop it.
+        parts: into how many pieces each part of the model can be cut; empty with a problem.
     """
 
     info: ModelInfo
@@ -75,6 +78,8 @@ class Inspection:
     metadata: tuple[tuple[str, str], ...]
     tensors: tuple[TensorSummary, ...]
     warnings: tuple[str, ...]
+    problem: str
+    parts: tuple[SplitPart, ...]
 
 
 def inspect_model(path: str | Path) -> Inspection:
@@ -86,6 +91,7 @@ def inspect_model(path: str | Path) -> Inspection:
     from engine.text import tokenizer_warnings  # late: a window that only describes starts sooner
 
     with GGUFFile.open(path) as file:
+        problem, parts = _parts(file)
         return Inspection(
             info=describe(file),
             version=file.version,
@@ -96,7 +102,21 @@ def inspect_model(path: str | Path) -> Inspection:
                 for t in file.tensors.values()
             ),
             warnings=tokenizer_warnings(file.meta),
+            problem=problem,
+            parts=parts,
         )
+
+
+def _parts(file: GGUFFile) -> tuple[str, tuple[SplitPart, ...]]:
+    """What would stop a load, or else how finely the model can be cut."""
+    from engine.config import LoadParams
+    from engine.models.declare import declare
+
+    try:
+        declaration = declare(file, LoadParams(str(file.path)))
+    except EngineError as error:
+        return str(error), ()
+    return "", split_parts(declaration.dims, declaration.hp.n_vocab)
 
 
 def read_model_info(path: str | Path) -> ModelInfo:

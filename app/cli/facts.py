@@ -7,7 +7,7 @@ from contextlib import closing
 
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
 from app.cli.output import percent, size, table, write, write_json
-from engine import Inspection, Plan, Planner, cuda_status, inspect_model, list_devices
+from engine import SPLIT_MODES, Inspection, Plan, Planner, cuda_status, inspect_model, list_devices
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +73,11 @@ def _info(found: Inspection) -> dict[str, object]:
         "has_chat_template": info.has_chat_template,
         "tensor_types": dict(info.tensor_types),
         "warnings": found.warnings,
+        "problem": found.problem,
+        "split": {
+            "modes": () if found.problem else SPLIT_MODES,
+            "parts": found.parts,
+        },
     }
 
 
@@ -90,17 +95,21 @@ def _summary(found: Inspection) -> list[tuple[str, object]]:
         ("vocabulary", info.n_vocab),
         ("context", f"{info.n_ctx_train} tokens"),
         ("chat template", "yes" if info.has_chat_template else "none: plain text is used"),
-        ("split", _how_to_split(found)),
+        ("can be run", f"no: {found.problem}" if found.problem else "yes"),
+        *_how_to_split(found),
     ]
 
 
-def _how_to_split(found: Inspection) -> str:
-    info = found.info
-    if not info.n_params:
-        return "nothing to split: the file holds no weights"
-    if not info.supported:
-        return "not at all, as long as the architecture is not supported"
-    return f"by tensor (attention in steps of 1/{info.n_head_kv}) or by layer (1/{info.n_layer})"
+def _how_to_split(found: Inspection) -> list[tuple[str, str]]:
+    """How many pieces there are to hand out, by layer and by tensor."""
+    if found.problem:
+        return []
+    lines = [("split by layer", f"{found.info.n_layer} blocks")]
+    for part in found.parts:
+        where = f", in {part.n_layer} blocks" if part.n_layer else ""
+        pieces = f"{part.name}: {part.n_pieces} pieces of {part.unit}{where}"
+        lines.append(("" if len(lines) > 1 else "split by tensor", pieces))
+    return lines
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from engine.layers.module import Slot, TensorSource
 from engine.layers.state import State
 from engine.models.registry import model_class
 from engine.parallel.shares import Shares, apply_overrides, normalise, share_table
-from engine.parallel.split import ModelSplit, cut_model
+from engine.parallel.split import BlockDims, ModelSplit, cut_model
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
@@ -28,6 +28,7 @@ class Declaration:
     Attributes:
         devices: the device of each rank; overrides may have added one without a share.
         shares: the wanted share of each rank.
+        dims: the sizes by which each block is cut.
         slots: every tensor of every layer, with its placement.
         states: what the layers remember between tokens.
     """
@@ -37,6 +38,7 @@ class Declaration:
     split: ModelSplit
     devices: tuple[str, ...]
     shares: Shares
+    dims: tuple[BlockDims, ...]
     slots: tuple[Slot, ...]
     states: tuple[State, ...]
 
@@ -49,7 +51,8 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
         SplitError: the split cannot be made.
     """
     cls = model_class(file.meta.architecture, str(file.path))
-    hp = cls.refine(HParams.read(file, cls.traits))
+    hp = HParams.read(file, cls.traits)
+    hp = cls.refine(replace(hp, n_ctx=params.context_for(hp.n_ctx_train)))
     shares = normalise(params.split, len(params.devices))
     added = tuple(dict.fromkeys(d for _, d in params.overrides if d not in params.devices))
     devices = params.devices + added
@@ -60,14 +63,14 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
     )
     if hp.tied:
         table = replace(table, output=table.embedding)
-    dims = [cls.block_for(hp, layer).dims(hp, layer) for layer in range(hp.n_layer)]
+    dims = tuple(cls.block_for(hp, layer).dims(hp, layer) for layer in range(hp.n_layer))
     split = cut_model(table, dims, hp.n_vocab, tied=hp.tied)
     source = TensorSource(str(file.path), file.tensors)
     cls.adapt(source, hp)
     model = cls(hp, split)
     slots = tuple(model.bind(source))
     _check_all_used(file, source, hp)
-    return Declaration(model, hp, split, devices, shares, slots, tuple(model.states()))
+    return Declaration(model, hp, split, devices, shares, dims, slots, tuple(model.states()))
 
 
 BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.")

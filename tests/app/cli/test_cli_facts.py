@@ -34,7 +34,12 @@ def test_inspect_tells_what_the_file_says(run: Run, model: Path, draft: ModelDra
     assert {t["name"]: tuple(t["shape"]) for t in document["tensors"]} == {
         name: tensor.shape for name, tensor in draft.tensors.items()
     }
+    assert (document["problem"], document["split"]["modes"]) == ("", ["tensor", "layer"])
+    attention, ffn, _ = document["split"]["parts"]
+    assert (attention["name"], attention["n_layer"], attention["n_pieces"]) == ("attention", 2, 4)
+    assert (ffn["n_pieces"], ffn["unit"]) == (3, "32 columns")
     human = run("inspect", model, "--metadata", "--tensors").out
+    assert "attention: 4 pieces of a head, in 2 blocks" in human
     assert all(key in human for key in (*draft.meta, *draft.tensors))
 
 
@@ -43,10 +48,13 @@ def test_inspect_works_on_what_cannot_be_run(
 ) -> None:
     document = run("inspect", vocabulary, "--json").document
     assert (document["n_vocab"], document["n_params"], document["tensors"]) == (301, 0, [])
-    assert "nothing to split" in run("inspect", vocabulary).out
+    assert "no: " in run("inspect", vocabulary).out
+    assert "holds no weights" in document["problem"]
+    assert document["split"] == {"modes": [], "parts": []}
     document = run("inspect", foreign, "--json").document
     assert (document["architecture"], document["supported"]) == ("mumble", False)
     assert "mumble (not supported yet)" in run("inspect", foreign).out
+    assert "the architecture 'mumble', which Tandem cannot run" in document["problem"]
     nameless = ModelDraft({"some.key": 1}, {}).write(folder / "nameless.gguf")
     assert run("inspect", nameless, "--json").document["architecture"] == "unknown"
 
