@@ -23,7 +23,7 @@ FACTOR = (0, 10**6)
 EPS = (0, 1)
 SIGNED = (-(10**6), 10**6)
 
-BOUNDS: dict[str, tuple[int, int]] = {
+BOUNDS: dict[str, tuple[float, float]] = {
     "block_count": (1, 4096),
     "nextn_predict_layers": (0, 4096),
     "context_length": CONTEXT,
@@ -78,8 +78,8 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "rope.scaling.attn_factor": (0, 1000),
     "rope.scaling.original_context_length": CONTEXT,
     "rope.scaling.yarn_log_multiplier": (0, 1000),
-    "rope.scaling.yarn_beta_fast": (0, 10**6),
-    "rope.scaling.yarn_beta_slow": (0, 10**6),
+    "rope.scaling.yarn_beta_fast": (1e-6, 10**6),
+    "rope.scaling.yarn_beta_slow": (1e-6, 10**6),
     "ssm.conv_kernel": (1, 4096),
     "ssm.inner_size": SIZE,
     "ssm.state_size": SIZE,

@@ -24,7 +24,7 @@ RopeStyle = Literal["norm", "neox"]
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0
-"""YaRN's bounds in rotations; llama.cpp uses these whatever the file says."""
+"""YaRN's bounds in rotations; for most architectures, llama.cpp does not read the file's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class RopeParams:
         yarn: blend scaled and unscaled frequencies (YaRN) instead of scaling all (linear).
         n_ctx_orig: context before stretching, in tokens.
         attn_factor: extra factor on cos and sin.
+        beta_fast, beta_slow: rotations within the context before stretching; pairs that make more
+            than the first are not scaled by YaRN, those that make less than the second fully.
     """
 
     n_rot: int
@@ -48,6 +50,8 @@ class RopeParams:
     yarn: bool = False
     n_ctx_orig: int = 0
     attn_factor: float = 1.0
+    beta_fast: float = BETA_FAST
+    beta_slow: float = BETA_SLOW
 
     @classmethod
     def read(cls, keys: Keys, head_dim: int, style: RopeStyle) -> RopeParams:
@@ -77,7 +81,7 @@ class RopeParams:
 
     def unscaled(self, base: float) -> RopeParams:
         """The same for layers with a sliding window, which need no stretching."""
-        return replace(self, base=base, scale=1.0, yarn=False)
+        return replace(self, base=base, scale=1.0, yarn=False, attn_factor=1.0)
 
     def yarn_bounds(self) -> tuple[float, float]:
         """Pair indices between which YaRN (arXiv 2309.00071) blends, rounded as in llama.cpp."""
@@ -85,7 +89,7 @@ class RopeParams:
         def pair_of(rotations: float) -> float:
             return self.n_rot * log(self.n_ctx_orig / (rotations * 2 * pi)) / (2 * log(self.base))
 
-        low, high = floor(pair_of(BETA_FAST)), ceil(pair_of(BETA_SLOW))
+        low, high = floor(pair_of(self.beta_fast)), ceil(pair_of(self.beta_slow))
         return max(0, low), min(self.n_rot - 1, high)
 
     def mscale(self, multiplier: float = 1.0) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.attention import Attention, Scores, SinkAttention
 from engine.layers.hparams import HParams, Traits
+from engine.layers.mixer import Mixer
 from engine.layers.rope import Rope
 from engine.models.base import CausalLM, TransformerBlock
 from engine.models.registry import register
@@ -33,7 +34,7 @@ class GraniteSinkAttention(GraniteAttention, SinkAttention):
 class GraniteBlock(TransformerBlock):
     """What its parts add to the residual stream is scaled."""
 
-    mixer_type = GraniteAttention
+    mixer_type: ClassVar[type[Mixer]] = GraniteAttention
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)

@@ -1,0 +1,56 @@
+"""Ministral 3: Llama's block for long contexts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.layers.attention import Attention
+from engine.layers.hparams import HParams
+from engine.layers.rope import Rope
+from engine.layers.temperature import Temperature
+from engine.models.base import CausalLM, TransformerBlock
+from engine.models.registry import register
+from engine.parallel.split import BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+
+class Mistral3Attention(Attention):
+    """Queries grow with their position where the file says so."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.temperature = Temperature.read(hp)
+
+    def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        q, k = super().rotate(q, k, ctx)
+        return (q if self.temperature is None else self.temperature.apply(q, ctx)), k
+
+
+class Mistral3Block(TransformerBlock):
+    """Dense or with routed experts."""
+
+    mixer_type = Mistral3Attention
+
+
+@register("mistral3")
+class Mistral3(CausalLM):
+    """Its files name YaRN's bounds, and `mscale_all_dim` as it is."""
+
+    block_type = Mistral3Block
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        keys, rope = hp.keys, hp.rope
+        mscale = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+        rope = rope.balanced(1.0, mscale) if mscale else rope
+        rope = replace(
+            rope,
+            beta_fast=keys.number("rope.scaling.yarn_beta_fast", rope.beta_fast),
+            beta_slow=keys.number("rope.scaling.yarn_beta_slow", rope.beta_slow),
+        )
+        return replace(hp, rope=rope)
