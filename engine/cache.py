@@ -85,12 +85,14 @@ class Cache:
     ) -> None:
         self._kv: dict[KVState, LayerCache] = {}
         self._recurrent: dict[RecurrentState, dict[str, Tensor]] = {}
+        self._saved: dict[RecurrentState, dict[str, Tensor]] = {}
         for state in states:
             if isinstance(state, RecurrentState):
-                self._recurrent[state] = {
-                    name: torch.zeros(shape, device=device)
-                    for name, shape in state.shapes(rank).items()
-                }
+                for tensors in (self._recurrent, self._saved):
+                    tensors[state] = {
+                        name: torch.zeros(shape, device=device)
+                        for name, shape in state.shapes(rank).items()
+                    }
             elif state.kv_heads.size(rank):
                 self._kv[state] = LayerCache(state, rank, n_ctx, DTYPES[kv_type], device)
 
@@ -112,7 +114,23 @@ class Cache:
             for tensor in tensors.values():
                 tensor.zero_()
 
+    def save(self) -> None:
+        """Copy the recurrent state, which cannot go back by itself, for `restore`."""
+        _copy(self._recurrent, self._saved)
+
+    def restore(self) -> None:
+        """Go back to what was saved last; any number of times."""
+        _copy(self._saved, self._recurrent)
+
     @property
     def n_bytes(self) -> int:
         recurrent = sum(t.nbytes for tensors in self._recurrent.values() for t in tensors.values())
-        return sum(layer.n_bytes for layer in self.layers) + recurrent
+        return sum(layer.n_bytes for layer in self.layers) + 2 * recurrent
+
+
+def _copy(
+    source: dict[RecurrentState, dict[str, Tensor]], target: dict[RecurrentState, dict[str, Tensor]]
+) -> None:
+    for state, tensors in source.items():
+        for name, tensor in tensors.items():
+            target[state][name].copy_(tensor)

@@ -36,6 +36,7 @@ class Session:
         self._runtime = runtime
         self.n_ctx = runtime.n_ctx
         self.ids: list[int] = []
+        self._saved: list[int] = []
         self._turn = 0
 
     def check(self, ids: Sequence[int]) -> None:
@@ -58,17 +59,31 @@ class Session:
     def keep_common(self, ids: Sequence[int]) -> int:
         """Forget what is cached behind the common prefix with `ids`; returns its length.
 
-        The last token of `ids` never counts: its logits are wanted. A recurrent state cannot go
-        back, so such a model keeps all or nothing.
+        The last token of `ids` never counts: its logits are wanted. A recurrent state cannot be
+        cut; it goes back to where it was saved, or to the start.
         """
         n = 0
         limit = min(len(self.ids), len(ids) - 1)
         while n < limit and self.ids[n] == ids[n]:
             n += 1
         if n < len(self.ids) and not self._runtime.can_rewind:
-            n = 0
+            n = self._go_back(n)
         del self.ids[n:]
         return n
+
+    def _go_back(self, n: int) -> int:
+        """Restore a recurrent state of the first `n` tokens or fewer; returns of how many."""
+        n_saved = len(self._saved)
+        if not 0 < n_saved <= n or self.ids[:n_saved] != self._saved:
+            return 0
+        self._runtime.restore_recurrent()
+        return n_saved
+
+    def save(self) -> None:
+        """Make a recurrent state able to come back to the tokens that are cached now."""
+        if not self._runtime.can_rewind and self.ids:
+            self._runtime.save_recurrent()
+            self._saved = list(self.ids)
 
     def forward(self, ids: Sequence[int], first_logit: int, turn: int) -> Logits:
         """Compute `ids` after what is cached; see `Runtime.forward`.
@@ -90,10 +105,19 @@ class Session:
         return logits
 
     def chunks(self, ids: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Cut what is not cached of `ids` into batches."""
-        step = self._runtime.n_batch
-        for start in range(len(self.ids), len(ids), step):
-            yield ids[start : start + step]
+        """Cut what is not cached of `ids` into batches.
+
+        Before the last token a recurrent state is saved: a next prompt that begins like this one,
+        or is the same, goes on from there.
+        """
+        step, stop = self._runtime.n_batch, len(ids)
+        if not self._runtime.can_rewind:
+            stop -= 1
+        for start in range(len(self.ids), stop, step):
+            yield ids[start : min(start + step, stop)]
+        if stop < len(ids):
+            self.save()
+            yield ids[stop:]
 
 
 class StopMatcher:

@@ -163,6 +163,14 @@ class Runtime:
         result: Logits = logits.cpu().numpy()
         return result
 
+    def save_recurrent(self) -> None:
+        """Keep a copy of all recurrent states as they are now."""
+        self._run(lambda rank: self.ranks[rank].context.cache.save(), "to keep a state")
+
+    def restore_recurrent(self) -> None:
+        """Go back to the copy of the recurrent states."""
+        self._run(lambda rank: self.ranks[rank].context.cache.restore(), "to go back to a state")
+
     def _run(self, fn: Callable[[int], T], doing: str) -> list[T]:
         """Run on all ranks; failures to allocate become a sentence."""
 

@@ -60,8 +60,8 @@ class RecurrentState:
         return shapes
 
     def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
-        """Bytes of `rank`; context and KV type do not matter."""
-        return F32_BYTES * sum(prod(shape) for shape in self.shapes(rank).values())
+        """Bytes of `rank`, with a copy to go back to; context and KV type do not matter."""
+        return 2 * F32_BYTES * sum(prod(shape) for shape in self.shapes(rank).values())
 
 
 State = KVState | RecurrentState
