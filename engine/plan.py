@@ -128,7 +128,7 @@ def make_plan(
     declaration: Declaration, params: LoadParams, free_bytes: Mapping[str, int] | None
 ) -> Plan:
     """Predict bytes per rank of a declared model; see `Planner.plan`."""
-    n_ctx = params.context_for(declaration.hp.n_ctx_train)
+    n_ctx = declaration.hp.n_ctx
     dense = _evaluate(declaration, params, n_ctx, "f32")
     if free_bytes is None or _is_roomy(dense, free_bytes):
         return dense
@@ -171,7 +171,7 @@ def _evaluate(declaration: Declaration, params: LoadParams, n_ctx: int, storage:
         kv_type=params.kv_type,
         storage=storage,
         file_bytes=sum(packed_bytes(slot, piece) for part in parts for slot, piece in part),
-        warnings=_warnings(declaration, n_ctx),
+        warnings=_warnings(declaration, params),
     )
 
 
@@ -219,8 +219,10 @@ def _compute_bytes(
     return F32_BYTES * values + cache_f32 + unpack
 
 
-def _warnings(declaration: Declaration, n_ctx: int) -> tuple[str, ...]:
-    trained = declaration.hp.n_ctx_train
+def _warnings(declaration: Declaration, params: LoadParams) -> tuple[str, ...]:
+    n_ctx, trained = declaration.hp.n_ctx, declaration.hp.n_ctx_train
+    if n_ctx < params.context_for(trained):
+        return (f"The model knows no positions beyond {n_ctx}, so its context is that long.",)
     if trained and n_ctx > trained:
         return (f"The model was trained for {trained} tokens of context; beyond that it degrades.",)
     return ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.layers.linear import Linear, Vector
 from engine.layers.mixer import Mixer
-from engine.layers.norm import RMSNorm
+from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.state import KVState
 from engine.parallel.placement import Replicate, Shard
 from engine.parallel.split import BlockDims, BlockSplit
@@ -123,6 +123,24 @@ class QKNormAttention(Attention):
         return self.attn_q_norm(q, ctx), self.attn_k_norm(k, ctx), v
 
 
+class HeadNormAttention(Attention):
+    """Normalises each query and key head with weights of its own (Command R+, StableLM 2 12B).
+
+    Smaller models of these families have no norms; then heads stay as they are.
+    """
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        eps, q = hp.norm_eps, (hp.n_head[layer], self.head_dim_k)
+        k = (hp.n_head_kv[layer], self.head_dim_k)
+        self.attn_q_norm = LayerNorm(q, eps, Shard(0, split.heads), optional=True)
+        self.attn_k_norm = LayerNorm(k, eps, Shard(0, split.kv_heads), optional=True)
+
+    def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, ctx)
+        return self.attn_q_norm(q, ctx), self.attn_k_norm(k, ctx), v
+
+
 class RowNormAttention(Attention):
     """Normalises all query heads of a token together, and all its key heads (OLMo 2).
 
@@ -156,3 +174,38 @@ class SinkAttention(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         return ctx.attention(self.cache, q, k, v, self.scores, sinks=self.attn_sinks())
+
+
+class ClampedAttention(Attention):
+    """Keeps queries, keys and values within ±`clamp_kqv` where the file sets it (OLMo, MPT)."""
+
+    def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, ctx)
+        limit = self.hp.keys.number("attention.clamp_kqv", 0.0)
+        if not limit:
+            return q, k, v
+        return q.clamp(-limit, limit), k.clamp(-limit, limit), v.clamp(-limit, limit)
+
+
+class AlibiAttention(Attention):
+    """Far keys count less, by a slope per head; positions are not rotated (arXiv 2108.12409)."""
+
+    slopes: Tensor | None = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        if self.slopes is None:
+            max_bias = self.hp.keys.number("attention.max_alibi_bias", 8.0)
+            mine = slice(*self.split.heads.spans[ctx.rank])
+            self.slopes = q.new_tensor(alibi_slopes(self.split.heads.total, max_bias)[mine])
+        return ctx.attention(self.cache, q, k, v, self.scores, slopes=self.slopes)
+
+
+def alibi_slopes(n_head: int, max_bias: float) -> list[float]:
+    """The slope of each head: 2^(-max_bias × i / n) for i = 1 … n.
+
+    Where n_head is no power of two, n is the one below, and the heads beyond have the slopes that
+    lie between those of the first (as in the paper's code).
+    """
+    n = 1 << (n_head.bit_length() - 1)
+    steps = [*range(1, n + 1), *(i + 0.5 for i in range(n_head - n))]
+    return [2.0 ** (-max_bias * step / n) for step in steps]

@@ -46,6 +46,7 @@ class HParams:
 
     Attributes:
         n_layer: blocks that are run; blocks for drafting more tokens at once (MTP) do not count.
+        n_ctx: context that the model is loaded for.
         n_embd: width of the residual stream.
         head_dim_k: elements of a query or key head.
         head_dim_v: elements of a value head.
@@ -65,6 +66,7 @@ class HParams:
     n_embd: int
     n_vocab: int
     n_ctx_train: int
+    n_ctx: int
     n_head: Ints
     n_head_kv: Ints
     head_dim_k: Ints
@@ -94,6 +96,7 @@ class HParams:
         keys.check_bounds()
         n_layer = _n_layer(keys)
         n_embd = keys.integer("embedding_length")
+        n_ctx_train = keys.integer("context_length", 0)
         n_head = _per_layer(keys, "attention.head_count", n_layer, traits)
         n_head_kv = _per_layer(keys, "attention.head_count_kv", n_layer, traits, n_head)
         recurrent = _recurrent(keys, n_head_kv, traits)
@@ -111,7 +114,8 @@ class HParams:
             n_layer=n_layer,
             n_embd=n_embd,
             n_vocab=_n_vocab(file),
-            n_ctx_train=keys.integer("context_length", 0),
+            n_ctx_train=n_ctx_train,
+            n_ctx=n_ctx_train,
             n_head=n_head,
             n_head_kv=n_head_kv,
             head_dim_k=dims_k,

@@ -16,6 +16,7 @@ from engine.layers.moe import MoE, Routing, add_parts
 from engine.layers.norm import Norm, RMSNorm
 from engine.layers.rope import Rope
 from engine.models.fused import separate_gate_up, separate_qkv
+from engine.models.longrope import choose_rope_factors
 from engine.parallel.placement import Replicate, Shard
 from engine.parallel.split import BlockDims, BlockSplit, ModelSplit
 
@@ -133,6 +134,32 @@ class ParallelBlock(TransformerBlock):
         return x if self.ffn.bias is None else x + self.ffn.bias
 
 
+class TwoNormParallelBlock(ParallelBlock):
+    """`x + mixer(norm(x)) + ffn(norm'(x))`."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.ffn_norm = self.norm()
+
+    def ffn_input(self, x: Tensor, normed: Tensor, ctx: Context) -> Tensor:
+        return self.ffn_norm(x, ctx)
+
+
+class PostNormBlock(TransformerBlock):
+    """`x + norm(mixer(x))`, then `x + norm(ffn(x))`: what is added is normalised (OLMo 2)."""
+
+    tensor_names = {  # noqa: RUF012
+        "attn_norm": "post_attention_norm",
+        "ffn_norm": "post_ffw_norm",
+    }
+
+    def mix(self, x: Tensor, ctx: Context) -> Tensor:
+        return self.attn_norm(ctx.all_reduce(self.mixer(x, ctx), self.mixer.bias), ctx)
+
+    def feed(self, x: Tensor, ctx: Context) -> Tensor:
+        return self.ffn_norm(ctx.all_reduce(self.ffn(x, ctx), self.ffn.bias), ctx)
+
+
 class CausalLM(Module):
     """A decoder-only language model.
 
@@ -154,7 +181,7 @@ class CausalLM(Module):
             self.block_for(hp, layer)(hp, block, layer, self.rope_of(layer))
             for layer, block in enumerate(split.blocks)
         ]
-        self.output_norm = self.block_type.norm_type(
+        self.output_norm = self.blk[-1].norm_type(
             hp.n_embd, hp.norm_eps, Replicate(split.last_group)
         )
         self.output: Linear | TiedHead = (
@@ -208,6 +235,7 @@ class CausalLM(Module):
     @classmethod
     def adapt(cls, source: TensorSource, hp: HParams) -> None:
         """Show the tensors of `source` under the names that this class declares."""
+        choose_rope_factors(source, hp)
         for layer in range(hp.n_layer):
             separate_qkv(source, hp, layer)
             separate_gate_up(source, hp, layer)
