@@ -1,0 +1,52 @@
+"""GPT-2 and StarCoder: LayerNorms, an FFN without gate, and a learned vector per position."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.layers.ffn import GELU
+from engine.layers.hparams import HParams, Traits
+from engine.layers.linear import Vector
+from engine.layers.norm import LayerNorm
+from engine.models.base import CausalLM, TransformerBlock
+from engine.models.registry import register
+from engine.parallel.placement import Replicate
+from engine.parallel.split import ModelSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+
+class GPT2Block(TransformerBlock):
+    """The block of GPT-2 and many models after it; biases load where a file has them."""
+
+    norm_type = LayerNorm
+    act = GELU
+    is_gated = False
+
+
+@register("gpt2", "starcoder")
+class GPT2(CausalLM):
+    """Radford et al. 2019; StarCoder (arXiv 2305.06161) shares one key-value head."""
+
+    traits = Traits(rope_style=None, norm_eps="layer")
+    block_type = GPT2Block
+
+    def __init__(self, hp: HParams, split: ModelSplit) -> None:
+        super().__init__(hp, split)
+        owners = Replicate(split.embedding.owners())
+        self.position_embd = Vector((hp.n_ctx_train, hp.n_embd), owners)
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """There is no context beyond the last position that has a vector."""
+        if not hp.n_ctx_train:
+            raise hp.keys.invalid("it does not say how many positions it knows")
+        return replace(hp, n_ctx=min(hp.n_ctx, hp.n_ctx_train))
+
+    def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
+        x = super().embed(ids, ctx)
+        return None if x is None else x + self.position_embd()[ctx.positions]
