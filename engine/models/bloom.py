@@ -1,0 +1,67 @@
+"""BLOOM and MPT: GPT-2's block with ALiBi in place of positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.layers.attention import AlibiAttention, ClampedAttention
+from engine.layers.hparams import HParams, Traits
+from engine.layers.norm import LayerNorm
+from engine.models.base import CausalLM
+from engine.models.gpt2 import GPT2Block
+from engine.models.registry import register
+from engine.parallel.placement import Replicate
+from engine.parallel.split import ModelSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+
+class BloomBlock(GPT2Block):
+    """Far keys count less."""
+
+    mixer_type = AlibiAttention
+
+
+@register("bloom")
+class Bloom(CausalLM):
+    """arXiv 2211.05100; the embedding is normalised."""
+
+    traits = Traits(rope_style=None, norm_eps="layer")
+    block_type = BloomBlock
+
+    def __init__(self, hp: HParams, split: ModelSplit) -> None:
+        super().__init__(hp, split)
+        owners = Replicate(split.embedding.owners())
+        self.token_embd_norm = LayerNorm(hp.n_embd, hp.norm_eps, owners)
+
+    def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
+        x = super().embed(ids, ctx)
+        return None if x is None else self.token_embd_norm(x, ctx)
+
+
+class MPTAttention(ClampedAttention, AlibiAttention):
+    """Limited queries, keys and values; far keys count less."""
+
+
+class MPTBlock(GPT2Block):
+    """Has no biases as a rule."""
+
+    mixer_type = MPTAttention
+
+
+@register("mpt")
+class MPT(CausalLM):
+    """MosaicML 2023, the models with ALiBi."""
+
+    traits = Traits(rope_style=None, norm_eps="layer")
+    block_type = MPTBlock
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Models with learned positions instead were never published as GGUF files."""
+        if not hp.keys.number("attention.max_alibi_bias"):
+            raise hp.keys.invalid("it is an MPT model without ALiBi")
+        return hp
