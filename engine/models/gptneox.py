@@ -1,0 +1,25 @@
+"""GPT-NeoX and Pythia: attention and FFN side by side, or one after the other."""
+
+from __future__ import annotations
+
+from engine.layers.hparams import HParams, Traits
+from engine.models.base import Block, CausalLM, TwoNormParallelBlock
+from engine.models.gpt2 import GPT2Block
+from engine.models.registry import register
+
+
+class GPTNeoXParallelBlock(TwoNormParallelBlock, GPT2Block):
+    """Attention and FFN read the same stream, each through a norm of its own."""
+
+
+@register("gptneox")
+class GPTNeoX(CausalLM):
+    """arXiv 2204.06745; the file says which kind of block it has."""
+
+    traits = Traits(rope_style="neox", norm_eps="layer")
+    block_type = GPT2Block
+
+    @classmethod
+    def block_for(cls, hp: HParams, layer: int) -> type[Block]:
+        is_parallel = hp.keys.flag("use_parallel_residual", True)
+        return GPTNeoXParallelBlock if is_parallel else cls.block_type
