@@ -1,0 +1,31 @@
+"""Falcon 1: attention and FFN side by side, after one norm (7B) or two (40B, 180B)."""
+
+from __future__ import annotations
+
+from engine.layers.hparams import HParams, Traits
+from engine.models.base import Block, CausalLM, ParallelBlock, TwoNormParallelBlock
+from engine.models.gpt2 import GPT2Block
+from engine.models.registry import register
+
+
+class FalconBlock(ParallelBlock, GPT2Block):
+    """One norm for both parts."""
+
+
+class FalconTwoNormBlock(TwoNormParallelBlock, GPT2Block):
+    """The file calls the FFN's norm `attn_norm` and the attention's `attn_norm_2`."""
+
+    tensor_names = {"attn_norm": "attn_norm_2", "ffn_norm": "attn_norm"}  # noqa: RUF012
+
+
+@register("falcon")
+class Falcon(CausalLM):
+    """arXiv 2311.16867."""
+
+    traits = Traits(rope_style="neox", norm_eps="layer")
+    block_type = FalconBlock
+
+    @classmethod
+    def block_for(cls, hp: HParams, layer: int) -> type[Block]:
+        has_two = hp.has(layer, "attn_norm_2.weight")
+        return FalconTwoNormBlock if has_two else cls.block_type
