@@ -1,0 +1,32 @@
+"""Phi 1 to 4: GPT-NeoX's kind with one norm at first, Llama's with longer contexts later."""
+
+from __future__ import annotations
+
+from engine.layers.hparams import Traits
+from engine.models.base import CausalLM, ParallelBlock, TransformerBlock
+from engine.models.gpt2 import GPT2Block
+from engine.models.registry import register
+
+
+class Phi2Block(ParallelBlock, GPT2Block):
+    """One norm for both parts."""
+
+
+@register("phi2")
+class Phi2(CausalLM):
+    """Phi 1, 1.5 and 2 (arXiv 2309.05463)."""
+
+    traits = Traits(rope_style="neox", norm_eps="layer")
+    block_type = Phi2Block
+
+
+@register("phi3", "phimoe")
+class Phi3(CausalLM):
+    """Phi 3 to 4 (arXiv 2404.14219), dense and with routed experts.
+
+    Sliding windows are left out as in llama.cpp, because files do not tell which layers have one;
+    so is the LayerNorm of Phi 3.5 MoE, in whose place llama.cpp computes an RMSNorm with bias.
+    """
+
+    traits = Traits(rope_style="neox")
+    block_type = TransformerBlock
