@@ -1,0 +1,26 @@
+"""MiniMax M2: routed experts in every layer; queries and keys normalised as whole rows."""
+
+from __future__ import annotations
+
+from engine.layers.attention import RowNormAttention
+from engine.layers.hparams import Traits
+from engine.layers.moe import Routing
+from engine.models.base import CausalLM, TransformerBlock
+from engine.models.registry import register
+
+
+class MiniMaxM2Block(TransformerBlock):
+    """Experts by sigmoid, with a bias that counts in the choice only."""
+
+    mixer_type = RowNormAttention
+
+    def routing(self) -> Routing:
+        return Routing.read(self.hp, "sigmoid")
+
+
+@register("minimax-m2")
+class MiniMaxM2(CausalLM):
+    """MiniMax 2025; half of each head is rotated."""
+
+    traits = Traits(rope_style="neox")
+    block_type = MiniMaxM2Block
