@@ -1,0 +1,113 @@
+"""Cohere's Command models: parallel blocks after one norm without bias, scaled logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.layers.attention import HeadNormAttention
+from engine.layers.ffn import FFN, GatedFFN
+from engine.layers.hparams import HParams, Traits
+from engine.layers.moe import MoE, Routing
+from engine.layers.norm import LayerNorm
+from engine.layers.rope import Rope
+from engine.models.base import Block, CausalLM, ParallelBlock
+from engine.models.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+
+class CommandRBlock(ParallelBlock):
+    """Norms of query and key heads only in Command R+."""
+
+    norm_type = LayerNorm
+    mixer_type = HeadNormAttention
+
+
+class ScaledLogits(CausalLM):
+    """The logits are multiplied by a factor of the file."""
+
+    def head(self, x: Tensor) -> Tensor:
+        return super().head(x) * (self.hp.keys.number("logit_scale") or 1.0)
+
+
+@register("command-r")
+class CommandR(ScaledLogits):
+    """Cohere 2024: Command R and R+, Aya 23."""
+
+    traits = Traits(norm_eps="layer")
+    block_type = CommandRBlock
+
+
+class Cohere2Block(ParallelBlock):
+    """No norms of heads."""
+
+    norm_type = LayerNorm
+
+
+@register("cohere2")
+class Cohere2(ScaledLogits):
+    """Command R7B and Command A (arXiv 2504.00698): only windowed layers know positions."""
+
+    traits = Traits(norm_eps="layer", swa_period=4)
+    block_type: ClassVar[type[Block]] = Cohere2Block
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Without a window there would be no positions at all."""
+        if not hp.keys.integer("attention.sliding_window"):
+            raise hp.keys.invalid("it has layers with a sliding window, but the window is empty")
+        return hp
+
+    def rope_of(self, layer: int) -> Rope | None:
+        return self.rope_freqs if self.hp.swa[layer] else None
+
+
+class AveragedMoE(MoE):
+    """The mean of the routed experts' sum and the shared expert."""
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        y = super().__call__(x, ctx)
+        return y if y is None or self.shared is None else y * 0.5
+
+
+class Cohere2MoEBlock(ParallelBlock):
+    """Experts by sigmoid unless the file says otherwise; RMSNorms if it has an epsilon for them."""
+
+    def make_ffn(self) -> GatedFFN | FFN | MoE:
+        hp, split, layer = self.hp, self.split, self.layer
+        if hp.n_ff_exp[layer]:
+            return AveragedMoE(hp, split, layer, Routing.read(hp, "sigmoid"))
+        return super().make_ffn()
+
+
+class Cohere2MoELayerNormBlock(Cohere2MoEBlock):
+    """With LayerNorms."""
+
+    norm_type = LayerNorm
+
+
+@register("cohere2moe")
+class Cohere2MoE(Cohere2):
+    """Models with routed experts; first blocks with a dense FFN know positions in any case."""
+
+    traits = Traits(norm_eps="layer", swa_period=4, swa_first_full=True)
+    block_type = Cohere2MoEBlock
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        hp = super().refine(hp)
+        eps = hp.keys.number("attention.layer_norm_rms_epsilon", 0.0)
+        return replace(hp, norm_eps=eps or hp.norm_eps)
+
+    @classmethod
+    def block_for(cls, hp: HParams, layer: int) -> type[Block]:
+        has_rms = hp.keys.number("attention.layer_norm_rms_epsilon", 0.0) > 0
+        return cls.block_type if has_rms else Cohere2MoELayerNormBlock
+
+    def rope_of(self, layer: int) -> Rope | None:
+        n_dense = self.hp.keys.integer("leading_dense_block_count", 0)
+        return self.rope_freqs if layer < n_dense else super().rope_of(layer)
