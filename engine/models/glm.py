@@ -1,0 +1,38 @@
+"""GLM 4, dense, and GLM 4.5 to 4.7 with routed experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.layers.hparams import HParams, Traits
+from engine.models.base import CausalLM
+from engine.models.deepseek_moe import SigmoidRoutedBlock
+from engine.models.registry import register
+from engine.models.sandwich import SandwichBlock
+
+
+@register("glm4")
+class Glm4(CausalLM):
+    """arXiv 2406.12793; the biases load by themselves."""
+
+    block_type = SandwichBlock
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Files of the vision models have the rotated halves apart, as M-RoPE wants them."""
+        sections = hp.keys.integers("rope.dimension_sections", 2, (0, 0))
+        return replace(hp, rope=replace(hp.rope, style="neox")) if all(sections) else hp
+
+
+class Glm4MoEBlock(SigmoidRoutedBlock):
+    """Some models have no norms of query and key heads (GLM 4.5 Air, Solar Open)."""
+
+    tensor_names = {"ffn_norm": "post_attention_norm"}  # noqa: RUF012
+
+
+@register("glm4moe")
+class Glm4MoE(CausalLM):
+    """arXiv 2508.06471; also Solar Open."""
+
+    traits = Traits(rope_style="neox")
+    block_type = Glm4MoEBlock
