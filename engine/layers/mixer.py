@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from engine.layers.module import Module
@@ -48,3 +49,9 @@ class Mixer(Module, ABC):
     def bias(self) -> Tensor | None:
         """What is added once after the reduce."""
         return None
+
+
+def split_last(x: Tensor, *widths: int) -> list[Tensor]:
+    """Neighbouring parts of the last dimension, which `widths` add up to."""
+    ends = accumulate(widths)
+    return [x[..., end - width : end] for end, width in zip(ends, widths, strict=True)]

@@ -119,6 +119,7 @@ class MoE(Module):
     Args:
         is_gated: experts are `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
         shared_act: the shared expert's activation; None for the experts' own.
+        width: elements that routed experts read and write, where not those of the stream.
     """
 
     is_nameless = True
@@ -126,11 +127,12 @@ class MoE(Module):
     def __init__(
         self, hp: HParams, split: BlockSplit, layer: int, routing: Routing,
         act: Activation = SILU, *, is_gated: bool = True, shared_act: Activation | None = None,
+        width: int | None = None,
     ) -> None:  # fmt: skip
-        n_embd, n_ff, n = hp.n_embd, hp.n_ff_exp[layer], routing.n_expert
+        n_embd, n_ff, n = width or hp.n_embd, hp.n_ff_exp[layer], routing.n_expert
         self.columns, self.act, self.routing = split.experts, act, routing
         everyone, columns = Replicate(split.group), split.experts
-        self.ffn_gate_inp = Linear(n_embd, n, everyone)
+        self.ffn_gate_inp = Linear(hp.n_embd, n, everyone)
         self.exp_probs_b = Vector((n,), everyone, (".bias", ""), optional=True)
         self.is_fused = hp.has(layer, "ffn_gate_up_exps.weight")
         self.is_gated = is_gated

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu, softplus
+
+from engine.ops import recurrent
 
 if TYPE_CHECKING:
     from engine.cache import LayerCache
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
 class ReferenceOps:
     """Stateless; one instance serves all ranks."""
+
+    softplus = staticmethod(softplus)
+    causal_conv = staticmethod(recurrent.causal_conv)
+    selective_scan = staticmethod(recurrent.selective_scan)
+    state_space_scan = staticmethod(recurrent.state_space_scan)
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         """`x / sqrt(mean(x²) + eps) * weight + bias` over the last dimension."""
