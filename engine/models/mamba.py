@@ -1,0 +1,39 @@
+"""Mamba 1 and 2: recurrent layers only."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from engine.layers.hparams import Traits
+from engine.layers.mamba import Mamba
+from engine.layers.mamba2 import Mamba2
+from engine.models.base import Block, CausalLM
+from engine.models.hybrid import MixerBlock
+from engine.models.registry import register
+
+
+class MambaBlock(MixerBlock):
+    """Channel by channel."""
+
+    mixer_type = Mamba
+
+
+@register("mamba")
+class MambaLM(CausalLM):
+    """arXiv 2312.00752; also Falcon Mamba."""
+
+    traits = Traits(rope_style=None, is_hybrid=True)
+    block_type: ClassVar[type[Block]] = MambaBlock
+
+
+class Mamba2Block(MixerBlock):
+    """Head by head."""
+
+    mixer_type = Mamba2
+
+
+@register("mamba2")
+class Mamba2LM(MambaLM):
+    """arXiv 2405.21060; also Codestral Mamba."""
+
+    block_type = Mamba2Block
