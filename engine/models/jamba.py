@@ -1,0 +1,32 @@
+"""Jamba: Mamba 1 with attention in some layers and routed experts in others."""
+
+from __future__ import annotations
+
+from engine.layers.hparams import Traits
+from engine.layers.mamba import NormedMamba
+from engine.layers.moe import Routing
+from engine.models.base import TransformerBlock
+from engine.models.hybrid import HybridLM
+from engine.models.registry import register
+
+
+class JambaBlock(TransformerBlock):
+    """The weights of the chosen experts are not brought to a sum of 1."""
+
+    def routing(self) -> Routing:
+        return Routing.read(self.hp, normalise=False)
+
+
+class JambaMambaBlock(JambaBlock):
+    """With a recurrent layer in place of attention."""
+
+    mixer_type = NormedMamba
+
+
+@register("jamba")
+class Jamba(HybridLM):
+    """arXiv 2403.19887; positions are not rotated."""
+
+    traits = Traits(rope_style=None, is_hybrid=True)
+    block_type = JambaBlock
+    recurrent_type = JambaMambaBlock
