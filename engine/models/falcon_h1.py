@@ -1,0 +1,65 @@
+"""Falcon-H1: attention and Mamba 2 side by side in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.layers.attention import Attention
+from engine.layers.hparams import HParams, Traits
+from engine.layers.mamba2 import Mamba2
+from engine.layers.mixer import Mixer
+from engine.layers.moe import add_parts
+from engine.layers.rope import Rope
+from engine.models.base import CausalLM, TransformerBlock
+from engine.models.registry import register
+from engine.parallel.split import BlockDims, BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+
+class FalconH1Mamba(Mamba2):
+    """Some sizes gate only and normalise nothing."""
+
+    norm_is_optional = True
+
+
+class ParallelMixer(Mixer):
+    """`attention(x) + mamba(x)`: both read the same, so one all_reduce does.
+
+    The multipliers of the paper are part of the weights in files.
+    """
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.attention = Attention(hp, split, layer, rope)
+        self.mamba = FalconH1Mamba(hp, split, layer, rope)
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        state = FalconH1Mamba.dims(hp, layer)
+        return replace(state, n_head=hp.n_head[layer], n_head_kv=hp.n_head_kv[layer])
+
+    @property
+    def bias(self) -> Tensor | None:
+        return add_parts(self.attention.bias, self.mamba.bias)
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        return add_parts(self.attention(x, ctx), self.mamba(x, ctx))
+
+
+class FalconH1Block(TransformerBlock):
+    """The FFN follows as usual."""
+
+    mixer_type = ParallelMixer
+
+
+@register("falcon-h1")
+class FalconH1(CausalLM):
+    """arXiv 2507.22448."""
+
+    traits = Traits(rope_style="neox")
+    block_type = FalconH1Block
