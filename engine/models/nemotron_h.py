@@ -1,0 +1,126 @@
+"""Nemotron-H, dense and with routed experts: layers of one part each, most of them Mamba 2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.layers.attention import Attention
+from engine.layers.ffn import FFN, RELU2, Activation
+from engine.layers.hparams import HParams, Traits
+from engine.layers.linear import Linear
+from engine.layers.mamba2 import Mamba2
+from engine.layers.moe import MoE, Routing
+from engine.layers.rope import Rope
+from engine.models.base import Block, CausalLM
+from engine.models.hybrid import MixerBlock
+from engine.models.registry import register
+from engine.parallel.placement import Replicate, Shard
+from engine.parallel.ranges import Ranges
+from engine.parallel.split import BlockDims, BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+
+class LatentMoE(MoE):
+    """Routed experts work in a narrower space; router and shared expert do not (Nemotron 3).
+
+    The way back is linear, so each rank takes it with its own summand.
+    """
+
+    def __init__(
+        self, hp: HParams, split: BlockSplit, layer: int, routing: Routing, act: Activation,
+        width: int,
+    ) -> None:  # fmt: skip
+        super().__init__(hp, split, layer, routing, act, is_gated=False, width=width)
+        owners = split.experts.owners()
+        all_columns = Ranges(
+            tuple((0, width if rank in owners else 0) for rank in range(len(split.experts.spans))),
+            width,
+        )
+        self.ffn_latent_down = Linear(hp.n_embd, width, Replicate(owners))
+        self.ffn_latent_up = Linear(width, hp.n_embd, Shard(1, all_columns), split.group)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.ffn_latent_up.bias
+
+    def routed(self, x: Tensor, router_input: Tensor, ctx: Context) -> Tensor | None:
+        if not ctx.owns(self.columns):
+            return None
+        total = super().routed(self.ffn_latent_down(x), router_input, ctx)
+        return None if total is None else self.ffn_latent_up(total)
+
+
+class NemotronHMambaBlock(MixerBlock):
+    """A recurrent layer."""
+
+    mixer_type = Mamba2
+
+
+class NemotronHAttentionBlock(MixerBlock):
+    """A layer with attention."""
+
+    mixer_type = Attention
+
+
+class NemotronHFFNBlock(Block):
+    """An FFN or routed experts; both square a ReLU and have no gate."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.attn_norm = self.norm()
+        self.ffn = self.make_moe() if hp.n_ff_exp[layer] else self.make_ffn()
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        return BlockDims(
+            n_ff=hp.n_ff[layer], n_ff_exp=hp.n_ff_exp[layer], n_ff_shexp=hp.n_ff_shexp[layer]
+        )
+
+    def make_ffn(self) -> FFN:
+        """One FFN."""
+        split, n_ff = self.split, self.hp.n_ff[self.layer]
+        return FFN(self.hp.n_embd, n_ff, split.ffn, split.group, RELU2)
+
+    def make_moe(self) -> MoE:
+        """Routed experts and a shared one."""
+        hp, split, layer = self.hp, self.split, self.layer
+        routing = Routing.read(hp, "sigmoid", normalise=False)
+        width = hp.keys.integer("moe_latent_size", 0)
+        if width and hp.has(layer, "ffn_latent_down.weight"):
+            return LatentMoE(hp, split, layer, routing, RELU2, width)
+        return MoE(hp, split, layer, routing, RELU2, is_gated=False)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return x + ctx.all_reduce(self.ffn(self.attn_norm(x, ctx), ctx), self.ffn.bias)
+
+
+@register("nemotron_h", "nemotron_h_moe")
+class NemotronH(CausalLM):
+    """arXiv 2504.03624; positions are not rotated."""
+
+    traits = Traits(rope_style=None, is_hybrid=True)
+    block_type = NemotronHAttentionBlock
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """A layer without key-value heads is a recurrent one only if it has no FFN either."""
+        has_ffn = [dense or routed for dense, routed in zip(hp.n_ff, hp.n_ff_exp, strict=True)]
+        return replace(
+            hp,
+            recurrent=tuple(
+                n_kv == 0 and not ffn for n_kv, ffn in zip(hp.n_head_kv, has_ffn, strict=True)
+            ),
+        )
+
+    @classmethod
+    def block_for(cls, hp: HParams, layer: int) -> type[Block]:
+        if hp.recurrent[layer]:
+            return NemotronHMambaBlock
+        if hp.n_ff[layer] or hp.n_ff_exp[layer]:
+            return NemotronHFFNBlock
+        return NemotronHAttentionBlock
