@@ -1,0 +1,41 @@
+"""LFM2, dense and with routed experts: short convolutions with attention in some layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.layers.attention import QKNormAttention
+from engine.layers.hparams import HParams, Traits
+from engine.layers.short_conv import ShortConv
+from engine.models.base import TransformerBlock
+from engine.models.hybrid import HybridLM
+from engine.models.registry import register
+
+
+class LFM2Block(TransformerBlock):
+    """Each query and key head is normalised."""
+
+    mixer_type = QKNormAttention
+
+
+class LFM2ConvBlock(TransformerBlock):
+    """With a convolution in place of attention."""
+
+    mixer_type = ShortConv
+
+
+@register("lfm2", "lfm2moe")
+class LFM2(HybridLM):
+    """arXiv 2511.23404."""
+
+    traits = Traits(rope_style="neox", is_hybrid=True)
+    block_type = LFM2Block
+    recurrent_type = LFM2ConvBlock
+    tensor_names = {"output_norm": "token_embd_norm"}  # noqa: RUF012
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """A window, which few files have, is one for every layer with attention."""
+        n_swa = hp.keys.integer("attention.sliding_window", 0)
+        swa = tuple(bool(n_swa) and not is_recurrent for is_recurrent in hp.recurrent)
+        return replace(hp, n_swa=n_swa, swa=swa)
