@@ -4,7 +4,15 @@ The conversion follows llama.cpp's converters: their tensor names, keys, and cha
 Needs the package `transformers`; nothing is downloaded.
 """
 
-from tests.helpers.hf_models import gemma, linear_attention, llama, moe, others, state_space
+from tests.helpers.hf_models import (
+    gemma,
+    linear_attention,
+    llama,
+    mistral,
+    moe,
+    others,
+    state_space,
+)
 from tests.helpers.hf_models.family import Family
 
 __all__ = ["FAMILIES", "Family"]
@@ -13,6 +21,7 @@ FAMILIES: list[Family] = [
     *llama.FAMILIES,
     *gemma.FAMILIES,
     *moe.FAMILIES,
+    *mistral.FAMILIES,
     *linear_attention.FAMILIES,
     *state_space.FAMILIES,
     *others.FAMILIES,
