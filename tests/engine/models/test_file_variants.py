@@ -1,0 +1,118 @@
+"""Files with blocks at their end that only draft tokens (MTP), and other things that few have."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import inspect_model, load_model
+from engine.errors import InvalidGGUF
+from tests.helpers.golden import TOLERANCE, Case, golden_path, logits_in_steps, nmse
+from tests.helpers.model_draft import DraftTensor, ModelDraft
+
+CASES = [Case((1, 1)), Case((2, 1), mode="layer", chunk=9, n_decode=3)]
+DRAFTING = [
+    "glm4moe-q4_k_m",
+    "solar-open-q4_k_m",
+    "deepseek3-mla-q4_k_m",
+    "bailingmoe2-q4_k_m",
+    "exaone-moe-q4_k_m",
+    "hy_v3-q4_k_m",
+]
+
+
+def with_drafting_block(name: str) -> ModelDraft:
+    """The reference model with one more block: a copy of the last, with what drafting needs."""
+    draft = ModelDraft.read(golden_path(f"{name}.gguf"))
+    arch = draft.meta["general.architecture"]
+    n_layer = draft.meta[f"{arch}.block_count"]
+    for tensor in list(draft.tensors):
+        if found := re.fullmatch(rf"blk\.{n_layer - 1}\.(.+)", tensor):
+            draft.tensors[f"blk.{n_layer}.{found[1]}"] = draft.tensors[tensor]
+    for part, shape in (
+        ("nextn.eh_proj", (256, 512)),
+        ("nextn.enorm", (256,)),
+        ("nextn.hnorm", (256,)),
+        ("nextn.shared_head_norm", (256,)),
+        ("layer_output_norm", (256,)),
+    ):
+        values = np.ones(shape, np.float32)
+        draft.tensors[f"blk.{n_layer}.{part}.weight"] = DraftTensor.of(values)
+    keys: dict[str, Any] = {"block_count": n_layer + 1, "nextn_predict_layers": 1}
+    pattern = draft.meta.get(f"{arch}.attention.sliding_window_pattern")
+    if pattern:
+        keys["attention.sliding_window_pattern"] = [*pattern, False]
+    return draft.changed(keys, f"{arch}.")
+
+
+def error(path: Path, name: str, case: Case) -> float:
+    """The NMSE of the model at `path` against the logits of the reference model `name`."""
+    with np.load(golden_path(f"{name}.npz")) as data:
+        tokens, expected = data["tokens"].tolist(), data["logits"]
+    devices = ["cpu"] * len(case.split)
+    with load_model(path, devices, case.split, split_mode=case.mode, kv_type="f32") as model:
+        return nmse(logits_in_steps(model, tokens, case), expected)
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+def test_drafting_blocks_are_left_out(tmp_path: Path, name: str) -> None:
+    path = with_drafting_block(name).write(tmp_path / "m.gguf")
+    for case in CASES:
+        assert error(path, name, case) <= TOLERANCE
+
+
+def test_a_block_that_is_not_said_to_draft_is_run(tmp_path: Path) -> None:
+    """So its tensors must all be known."""
+    draft = with_drafting_block("glm4moe-q4_k_m")
+    path = tmp_path / "m.gguf"
+    draft.changed({"glm4moe.nextn_predict_layers": 0}).write(path)
+    with pytest.raises(InvalidGGUF, match="layer_output_norm"):
+        load_model(path, ["cpu"]).close()
+
+
+def halves_apart(draft: ModelDraft) -> ModelDraft:
+    """GLM 4 with the rotated rows of each head as M-RoPE wants them: 32 of 64, first one half."""
+    other = draft.copy()
+    order = np.array([*range(0, 32, 2), *range(1, 32, 2), *range(32, 64)])
+    for layer in range(2):
+        for name, n_head in (("attn_q", 4), ("attn_k", 2)):
+            rows = (np.arange(n_head)[:, None] * 64 + order).ravel()
+            for kind in ("weight", "bias"):
+                key = f"blk.{layer}.{name}.{kind}"
+                tensor = other.tensors[key]
+                raw = np.frombuffer(tensor.data, np.uint8).reshape(len(rows), -1)
+                other.tensors[key] = DraftTensor(
+                    tensor.shape, tensor.type_number, raw[rows].tobytes()
+                )
+    return other.changed({"glm4.rope.dimension_sections": [8, 12, 12, 0]})
+
+
+def test_text_of_glm_4_vision_models(tmp_path: Path) -> None:
+    draft = ModelDraft.read(golden_path("glm4-q4_k_m.gguf"))
+    path = halves_apart(draft).write(tmp_path / "m.gguf")
+    for case in CASES:
+        assert error(path, "glm4-q4_k_m", case) <= TOLERANCE
+
+
+@pytest.mark.parametrize("window", [None, 0])
+def test_windows_without_a_length_are_refused(tmp_path: Path, window: int | None) -> None:
+    draft = ModelDraft.read(golden_path("exaone-moe-q4_k_m.gguf"))
+    keys = {"exaone-moe.attention.sliding_window": window}
+    path = draft.changed(keys).write(tmp_path / "m.gguf")
+    inspect_model(path)
+    with pytest.raises(InvalidGGUF, match="how long its sliding windows are"):
+        load_model(path, ["cpu"]).close()
+
+
+@pytest.mark.parametrize("name", ["deepseek3-mla-q4_k_m", "glm4moe-q4_k_m", "hy_v3-q4_k_m"])
+def test_a_file_need_not_say_how_experts_are_scored(tmp_path: Path, name: str) -> None:
+    """Early files of some models lack the key; a softmax would give other weights."""
+    draft = ModelDraft.read(golden_path(f"{name}.gguf"))
+    key = f"{draft.meta['general.architecture']}.expert_gating_func"
+    path = tmp_path / "m.gguf"
+    draft.changed({key: None}).write(path)
+    assert error(path, name, CASES[0]) <= TOLERANCE
+    draft.changed({key: 1}).write(path)
+    assert error(path, name, CASES[0]) > TOLERANCE
