@@ -27,6 +27,7 @@ class Traits:
         swa_period: where the file has no pattern: one layer of so many attends to the whole
             context, the others to a sliding window; 0 for no windows.
         swa_first_full: the whole-context layer is the first of each period instead of the last.
+        n_swa: where the file does not say: tokens that a sliding window sees.
         recurrent_period: where the file does not say which layers are recurrent: all but each
             so-many-th; 0 where a layer without key-value heads is one.
         is_hybrid: some layers have no attention.
@@ -36,6 +37,7 @@ class Traits:
     norm_eps: Literal["rms", "layer"] = "rms"
     swa_period: int = 0
     swa_first_full: bool = False
+    n_swa: int = 0
     recurrent_period: int = 0
     is_hybrid: bool = False
 
@@ -103,7 +105,7 @@ class HParams:
         n_expert = keys.integer("expert_count", 0)
         n_ff = _n_ff(keys, n_layer, n_expert, traits)
         n_ff_exp = _n_ff_exp(keys, n_ff) if n_expert else 0
-        n_swa = keys.integer("attention.sliding_window", 0) if traits.swa_period else 0
+        n_swa = keys.integer("attention.sliding_window", traits.n_swa) if traits.swa_period else 0
         swa = _swa(keys, n_layer, traits) if n_swa else (False,) * n_layer
         head_dim = n_embd // max(next((n for n in n_head if n), 1), 1)
         dims_k = _head_dims(keys, "attention.key_length", head_dim, swa)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from engine.layers.attention import ClampedAttention, RowNormAttention
-from engine.layers.hparams import Traits
+from engine.layers.hparams import HParams, Traits
 from engine.layers.moe import Routing
 from engine.layers.norm import LayerNorm
-from engine.layers.rope import Rope
+from engine.layers.rope import RopeParams
 from engine.models.base import CausalLM, PostNormBlock, TransformerBlock
 from engine.models.registry import register
+from engine.models.swa_rope import SwaRopeLM
 from engine.parallel.placement import Placement
 
 
@@ -41,17 +42,15 @@ class Olmo2Block(PostNormBlock):
 
 
 @register("olmo2")
-class Olmo2(CausalLM):
-    """OLMo 2 (arXiv 2501.00656) and 3, whose windowed layers have unstretched positions."""
+class Olmo2(SwaRopeLM):
+    """OLMo 2 (arXiv 2501.00656) and 3; a base of the windowed layers' own is not read."""
 
     traits = Traits(rope_style="neox", swa_period=4)
     block_type = Olmo2Block
 
-    def make_ropes(self) -> None:
-        self.rope_swa = Rope(self.hp.rope.unscaled(self.hp.rope.base), self.split.used)
-
-    def rope_of(self, layer: int) -> Rope:
-        return self.rope_swa if self.hp.swa[layer] else self.rope_freqs
+    @classmethod
+    def swa_rope(cls, hp: HParams) -> RopeParams:
+        return hp.rope.unscaled(hp.rope.base)
 
 
 class OlmoeBlock(TransformerBlock):

@@ -1,0 +1,115 @@
+"""Gemma 1 to 3: scaled embeddings, GELU, norms around each part, capped scores and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.layers.attention import Attention, QKNormAttention, Scores
+from engine.layers.ffn import GELU
+from engine.layers.hparams import HParams, Traits
+from engine.layers.rope import RopeParams
+from engine.models.base import TransformerBlock
+from engine.models.registry import register
+from engine.models.sandwich import SandwichBlock
+from engine.models.swa_rope import SwaRopeLM
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+
+class GemmaLM(SwaRopeLM):
+    """The embedding is multiplied by sqrt(n_embd); logits may be capped.
+
+    Norms have their one added already.
+
+    Attributes:
+        softcap: where the file does not say, logits z become softcap × tanh(z / softcap); 0 for
+            as they are.
+    """
+
+    softcap: ClassVar[float] = 0.0
+
+    def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
+        x = super().embed(ids, ctx)
+        return None if x is None else x * self.hp.n_embd**0.5
+
+    def head(self, x: Tensor) -> Tensor:
+        logits = super().head(x)
+        softcap = self.hp.keys.number("final_logit_softcapping", self.softcap)
+        return (logits / softcap).tanh() * softcap if softcap else logits
+
+
+class GemmaBlock(TransformerBlock):
+    """Llama's block with GELU."""
+
+    act = GELU
+
+
+@register("gemma")
+class Gemma(GemmaLM):
+    """arXiv 2403.08295; also CodeGemma."""
+
+    traits = Traits(rope_style="neox")
+    block_type = GemmaBlock
+
+
+def score_scale(hp: HParams, layer: int, n_layer_27b: int) -> float:
+    """1 / sqrt(elements of a head); only the 27B models take n_embd / n_head for those."""
+    if hp.n_layer == n_layer_27b:
+        return float(max(hp.n_embd // hp.n_head[layer], 1) ** -0.5)
+    return float(hp.head_dim_k[layer] ** -0.5)
+
+
+class Gemma2Attention(Attention):
+    """Scores are capped."""
+
+    def make_scores(self) -> Scores:
+        softcap = self.hp.keys.number("attn_logit_softcapping", 50.0)
+        scale = score_scale(self.hp, self.layer, n_layer_27b=46)
+        return replace(super().make_scores(), scale=scale, softcap=softcap)
+
+
+class Gemma2Block(SandwichBlock):
+    """Norms before and after each part."""
+
+    mixer_type = Gemma2Attention
+    act = GELU
+
+
+@register("gemma2")
+class Gemma2(GemmaLM):
+    """arXiv 2408.00118; the first files lack caps and window, which all its models share."""
+
+    traits = Traits(rope_style="neox", swa_period=2, n_swa=4096)
+    block_type = Gemma2Block
+    softcap = 30.0
+
+    @classmethod
+    def swa_rope(cls, hp: HParams) -> RopeParams:
+        return hp.rope
+
+
+class Gemma3Attention(QKNormAttention):
+    """Normalised query and key heads in place of capped scores."""
+
+    def make_scores(self) -> Scores:
+        scale = score_scale(self.hp, self.layer, n_layer_27b=62)
+        return replace(super().make_scores(), scale=scale)
+
+
+class Gemma3Block(SandwichBlock):
+    """Norms before and after each part."""
+
+    mixer_type = Gemma3Attention
+    act = GELU
+
+
+@register("gemma3")
+class Gemma3(GemmaLM):
+    """arXiv 2503.19786; text of its vision models, MedGemma, and Rnj-1, which has no windows."""
+
+    traits = Traits(rope_style="neox", swa_period=6)
+    block_type = Gemma3Block
