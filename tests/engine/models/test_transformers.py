@@ -96,7 +96,8 @@ def structure(path: Path) -> tuple[set[tuple[str, int]], set[str]]:
     return tensors, {key for key in reader.fields if key.startswith(f"{arch}.")}
 
 
-@pytest.mark.parametrize("built", BY_NAME, indirect=True)
+@pytest.mark.parametrize("built", [f.name for f in FAMILIES if f.like], indirect=True)
 def test_files_look_like_converted_ones(built: Built) -> None:
     """The reference file of the same architecture has the same tensors and keys."""
+    assert built.family.like
     assert structure(built.path) == structure(golden_path(built.family.like))

@@ -5,13 +5,16 @@ Needs the package `transformers`; nothing is downloaded.
 """
 
 from tests.helpers.hf_models import (
+    cohere,
     gemma,
+    gpt,
     linear_attention,
     llama,
     mistral,
     moe,
     others,
     state_space,
+    stretched,
 )
 from tests.helpers.hf_models.family import Family
 
@@ -24,5 +27,8 @@ FAMILIES: list[Family] = [
     *mistral.FAMILIES,
     *linear_attention.FAMILIES,
     *state_space.FAMILIES,
+    *gpt.FAMILIES,
+    *cohere.FAMILIES,
+    *stretched.FAMILIES,
     *others.FAMILIES,
 ]

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 Config = Any
 Change = Callable[[Array, Config], Mapping[str, Array]]
 
-LAYER = re.compile(r"(?:model|backbone|transformer)\.(?:layers|h)\.(\d+)\.(.+)")
+LAYER = re.compile(r"(?:model|backbone|transformer|gpt_neox)\.(?:layers|h|blocks)\.(\d+)\.(.+)")
 N_TOKENS = 40
 
 
@@ -27,7 +27,7 @@ class Family:
 
     Attributes:
         arch: its `general.architecture`.
-        like: the reference file that has the same tensors and keys.
+        like: the reference file that has the same tensors and keys; None where there is none.
         config: makes the configuration of the model.
         metadata: the file's keys, without the architecture in front, from the configuration.
         names: GGUF name of each parameter, both without their layer, or what makes several tensors
@@ -37,7 +37,7 @@ class Family:
 
     name: str
     arch: str
-    like: str
+    like: str | None
     config: Callable[[], Config]
     metadata: Callable[[Config], dict[str, Any]]
     names: Mapping[str, str | Change]

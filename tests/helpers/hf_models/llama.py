@@ -79,6 +79,15 @@ def phi3(c: Config) -> dict[str, Any]:
     }
 
 
+PHI3 = {
+    **EMBEDDING,
+    **PRE_NORMS,
+    "self_attn.qkv_proj.weight": "attn_qkv.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "mlp.gate_up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+
 FAMILIES = [
     Family(
         "llama",
@@ -165,13 +174,6 @@ FAMILIES = [
         "phi3-q4_k_m.gguf",
         lambda: Phi3Config(**SIZES, num_hidden_layers=2, original_max_position_embeddings=256),
         phi3,
-        {
-            **EMBEDDING,
-            **PRE_NORMS,
-            "self_attn.qkv_proj.weight": "attn_qkv.weight",
-            "self_attn.o_proj.weight": "attn_output.weight",
-            "mlp.gate_up_proj.weight": "ffn_up.weight",
-            "mlp.down_proj.weight": "ffn_down.weight",
-        },
+        PHI3,
     ),
 ]

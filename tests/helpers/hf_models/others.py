@@ -16,14 +16,8 @@ from tests.helpers.hf_models.parts import (
     rope_base,
     rope_size,
     sizes,
+    with_biases,
 )
-
-
-def with_biases(names: dict[str, str]) -> dict[str, str]:
-    biases = {
-        k.replace(".weight", ".bias"): v.replace(".weight", ".bias") for k, v in names.items()
-    }
-    return names | biases
 
 
 def cohere2(c: Config) -> dict[str, Any]:

@@ -116,6 +116,14 @@ def renamed(name: str, change: Any) -> Change:
     return lambda values, _: {name: change(values)}
 
 
+def with_biases(names: Mapping[str, str]) -> dict[str, str]:
+    """The same layers with a bias each."""
+    biases = {
+        k.replace(".weight", ".bias"): v.replace(".weight", ".bias") for k, v in names.items()
+    }
+    return {**names, **biases}
+
+
 def plus_one(names: Mapping[str, str]) -> dict[str, str | Change]:
     """Norms of this class multiply by 1 + weight; files hold the sum."""
     return {theirs: renamed(ours, lambda v: v + 1) for theirs, ours in names.items()}
