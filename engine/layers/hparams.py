@@ -260,7 +260,7 @@ def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
             raise InvalidGGUF(file.path, f"{q} query heads cannot share {kv} key-value heads")
     if traits.rope_style:
         _check_rope(file, hp)
-    if hp.n_expert and not any(hp.n_ff_exp):
+    if hp.n_expert > 1 and not any(hp.n_ff_exp):
         raise InvalidGGUF(file.path, f"no block has any of its {hp.n_expert} experts")
     if hp.n_expert and not 1 <= hp.n_expert_used <= hp.n_expert:
         raise InvalidGGUF(file.path, f"it uses {hp.n_expert_used} of {hp.n_expert} experts")
