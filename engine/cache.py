@@ -58,7 +58,8 @@ class LayerCache:
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Positions start to stop in F32, each (n_head_kv or n_head, stop - start, head_dim)."""
-        k, v = self.k[:, start:stop].float(), self.v[:, start:stop].float()
+        k = self.k[:, start:stop].float()
+        v = k[..., : self.v.shape[-1]] if self.is_shared else self.v[:, start:stop].float()
         if self.head_map is not None:
             k, v = k[self.head_map], v[self.head_map]
         return k, v

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu, softplus
+from torch.nn.functional import gelu, normalize, relu, scaled_dot_product_attention, silu, softplus
 
 from engine.ops import recurrent
 
@@ -25,6 +25,7 @@ class ReferenceOps:
 
     softplus = staticmethod(softplus)
     causal_conv = staticmethod(recurrent.causal_conv)
+    gated_delta_rule = staticmethod(recurrent.gated_delta_rule)
     selective_scan = staticmethod(recurrent.selective_scan)
     state_space_scan = staticmethod(recurrent.state_space_scan)
 
@@ -39,6 +40,10 @@ class ReferenceOps:
         """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension."""
         x = x - x.mean(-1, keepdim=True)
         return self.rms_norm(x, weight, bias, eps)
+
+    def l2_norm(self, x: Tensor, eps: float) -> Tensor:
+        """`x / max(|x|, eps)` over the last dimension."""
+        return normalize(x, dim=-1, eps=eps)
 
     def concat(self, *parts: Tensor) -> Tensor:
         """The parts one after another in the last dimension."""
@@ -143,15 +148,18 @@ class ReferenceOps:
             return _explicit_attention(q, k, v, mask, scores, sinks, bias).transpose(0, 1)
         if q.shape[1] == 1:
             return _decode_attention(q, k, v, scores.scale)
+        n_value = v.shape[-1]
+        if cache.is_shared:  # the kernels that do not hold all T × S scores want equal lengths
+            v = k
         is_grouped = q.shape[0] != k.shape[0]
         if is_grouped and q.is_cuda:  # no F32 kernel there serves groups without all T × S scores
-            k, v = (t.repeat_interleave(q.shape[0] // t.shape[0], dim=0) for t in (k, v))
+            k, v = _repeated(k, q.shape[0]), _repeated(v, q.shape[0])
             is_grouped = False
         out = scaled_dot_product_attention(
             q[None], k[None], v[None], mask, is_causal=mask is None, scale=scores.scale,
             enable_gqa=is_grouped,
         )  # fmt: skip
-        return out[0].transpose(0, 1)
+        return out[0, ..., :n_value].transpose(0, 1)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -205,6 +213,13 @@ def _mask(
 def _positions(k: Tensor) -> Tensor:
     """Places of keys (n_head_kv, S, d) from the first read on; softmax does not see the offset."""
     return torch.arange(k.shape[1], device=k.device, dtype=k.dtype)
+
+
+def _repeated(t: Tensor, n_head: int) -> Tensor:
+    """Keys or values (n_head_kv, S, d) for each query head; a single one is not copied."""
+    if t.shape[0] == 1:
+        return t.expand(n_head, -1, -1)
+    return t.repeat_interleave(n_head // t.shape[0], dim=0)
 
 
 def _decode_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
