@@ -58,8 +58,8 @@ class Cohere2(ScaledLogits):
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
         """Without a window there would be no positions at all."""
-        if not hp.keys.integer("attention.sliding_window"):
-            raise hp.keys.invalid("it has layers with a sliding window, but the window is empty")
+        if not hp.n_swa:
+            raise hp.keys.invalid("it does not say how long its sliding windows are")
         return hp
 
     def rope_of(self, layer: int) -> Rope | None:
