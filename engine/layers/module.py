@@ -9,7 +9,8 @@ is reached through the loaded weights and through `Context`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import dropwhile
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.errors import InvalidGGUF
@@ -41,6 +42,8 @@ class TensorSource:
     def get(self, name: str, shape: Shape) -> TensorInfo:
         """The tensor `name`, which must have `shape` (slowest dimension first).
 
+        Leading dimensions of 1 do not count, as in llama.cpp: writers add and drop them.
+
         Raises:
             InvalidGGUF: it is missing or has another shape.
         """
@@ -48,11 +51,18 @@ class TensorSource:
         if tensor is None:
             raise InvalidGGUF(self.path, f"the tensor {name} is missing")
         self.used.add(name)
-        if tensor.shape != shape:
+        if tensor.shape == shape:
+            return tensor
+        if _significant(tensor.shape) != _significant(shape):
             raise InvalidGGUF(
                 self.path, f"the tensor {name} has shape {tensor.shape} instead of {shape}"
             )
-        return tensor
+        return replace(tensor, shape=shape)
+
+
+def _significant(shape: Shape) -> Shape:
+    """A shape without its leading dimensions of 1."""
+    return tuple(dropwhile(lambda n: n == 1, shape))
 
 
 @dataclass(frozen=True, slots=True)
