@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from engine import load_model
+from engine import Finished, SamplingParams, TokenText, load_model
 from engine.models.registry import is_supported
 from tests.helpers.golden import golden_path
 
@@ -66,6 +66,34 @@ def test_logits_equal_transformers(built: Built, split: str) -> None:
     skip_if_unknown(built.family)
     with load_model(built.path, kv_type="f32", n_ctx=64, **SPLITS[split]) as model:
         assert nmse(model.logits(built.ids), built.logits) <= TOLERANCE
+        for memory in model.memory():
+            assert memory.measured.weights == memory.predicted.weights
+            assert memory.measured.kv == memory.predicted.kv
+
+
+@pytest.mark.parametrize("built", BY_NAME, indirect=True)
+def test_a_conversation_goes_on_as_if_computed_afresh(built: Built) -> None:
+    """What is kept of earlier turns, in caches and recurrent states, changes no token."""
+    skip_if_unknown(built.family)
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    with load_model(built.path, kv_type="f32", n_ctx=64, **SPLITS["uneven"]) as model:
+
+        def ask(prompt: list[int]) -> tuple[list[int], int]:
+            *events, last = list(model.generate(prompt, params))
+            drawn = [i for event in events if isinstance(event, TokenText) for i in event.ids]
+            assert isinstance(last, Finished)
+            return prompt + drawn, last.usage.cached_tokens
+
+        first, _ = ask(built.ids[:9])
+        second, n_kept = ask(first + built.ids[9:14])
+        again, n_kept_again = ask(first + built.ids[9:14])
+        other, n_kept_other = ask(built.ids[:7] + built.ids[20:26])
+        for whole, n_prompt in ((first, 9), (second, 19), (again, 19), (other, 13)):
+            logits = model.logits(whole)
+            assert whole[n_prompt:] == logits[n_prompt - 1 : -1].argmax(-1).tolist()
+    assert n_kept >= 8
+    assert n_kept_again == 18
+    assert n_kept_other in (0, 7)
 
 
 @pytest.mark.parametrize("split", ["1 rank", "uneven"])
