@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from engine import load_model
+from engine import LoadParams, Planner, load_model
 from engine.errors import InvalidGGUF
 from tests.helpers.golden import (
     TOLERANCE,
@@ -114,6 +114,18 @@ def test_older_files_give_the_same_logits(
 ) -> None:
     make(draft).write(path)
     assert error(path, reference, case) <= TOLERANCE
+
+
+@pytest.mark.parametrize("make", [older, folded])
+def test_older_files_need_as_much_memory(draft: ModelDraft, path: Path, make: Any) -> None:
+    """Cache and working memory: heads are not spread out, so their number does not matter."""
+    newer = golden_path(f"{DEEPSEEK}.gguf")
+    make(draft).write(path)
+    expected, found = (
+        [(device.memory.kv, device.memory.compute) for device in plan.devices]
+        for plan in (Planner(p).plan(LoadParams(str(p), ("cpu",) * 3)) for p in (newer, path))
+    )
+    assert found == expected
 
 
 @pytest.mark.parametrize("make", [older, folded])
