@@ -13,6 +13,7 @@ from engine.layers.norm import LayerNorm
 from engine.layers.rope import Rope
 from engine.models.base import Block, CausalLM, ParallelBlock
 from engine.models.registry import register
+from engine.models.swa_only_rope import SwaOnlyRopeLM
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,21 +50,11 @@ class Cohere2Block(ParallelBlock):
 
 
 @register("cohere2")
-class Cohere2(ScaledLogits):
-    """Command R7B and Command A (arXiv 2504.00698): only windowed layers know positions."""
+class Cohere2(SwaOnlyRopeLM, ScaledLogits):
+    """Command R7B and Command A (arXiv 2504.00698)."""
 
     traits = Traits(norm_eps="layer", swa_period=4)
     block_type: ClassVar[type[Block]] = Cohere2Block
-
-    @classmethod
-    def refine(cls, hp: HParams) -> HParams:
-        """Without a window there would be no positions at all."""
-        if not hp.n_swa:
-            raise hp.keys.invalid("it does not say how long its sliding windows are")
-        return hp
-
-    def rope_of(self, layer: int) -> Rope | None:
-        return self.rope_freqs if self.hp.swa[layer] else None
 
 
 class AveragedMoE(MoE):

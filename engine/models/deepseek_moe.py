@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from engine.layers.attention import QKNormAttention
-from engine.layers.hparams import HParams, Traits
+from engine.layers.hparams import Traits
 from engine.layers.moe import Routing
-from engine.layers.rope import Rope
 from engine.models.base import CausalLM, TransformerBlock
 from engine.models.registry import register
+from engine.models.swa_only_rope import SwaOnlyRopeLM
 
 
 class SigmoidRoutedBlock(TransformerBlock):
@@ -28,16 +28,7 @@ class SigmoidRoutedMoE(CausalLM):
 
 
 @register("exaone-moe")
-class ExaoneMoE(SigmoidRoutedMoE):
-    """K-EXAONE: only layers with a sliding window rotate positions."""
+class ExaoneMoE(SwaOnlyRopeLM, SigmoidRoutedMoE):
+    """K-EXAONE."""
 
     traits = Traits(rope_style="neox", swa_period=4)
-
-    @classmethod
-    def refine(cls, hp: HParams) -> HParams:
-        if not hp.n_swa:
-            raise hp.keys.invalid("it does not say how long its sliding windows are")
-        return hp
-
-    def rope_of(self, layer: int) -> Rope | None:
-        return super().rope_of(layer) if self.hp.swa[layer] else None
