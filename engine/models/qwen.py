@@ -1,9 +1,11 @@
-"""Qwen 2 to 3, dense and with routed experts; text of their vision models."""
+"""Qwen 1 to 3, dense and with routed experts; text of their vision models."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.layers.attention import QKNormAttention
-from engine.layers.hparams import Traits
+from engine.layers.hparams import HParams, Traits
 from engine.layers.moe import Routing
 from engine.models.base import CausalLM, TransformerBlock
 from engine.models.registry import register
@@ -15,6 +17,15 @@ class Qwen2(CausalLM):
 
     traits = Traits(rope_style="neox")
     block_type = TransformerBlock
+
+
+@register("qwen")
+class Qwen1(Qwen2):
+    """arXiv 2309.16609; files say how many columns gate and up have together."""
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        return replace(hp, n_ff=tuple(n // 2 for n in hp.n_ff))
 
 
 class Qwen2MoEBlock(TransformerBlock):

@@ -68,13 +68,16 @@ class PlainLlama:
             k = self.norm(k, f"{p}attn_k_norm.weight")
         q, k = self.rope(q), self.rope(k)
         out = np.empty((n, n_head, v.shape[-1]))
-        future = np.triu(np.full((n, n), -np.inf), 1)
         for head in range(n_head):
             kv = head // (n_head // n_kv)
-            scores = q[:, head] @ k[:, kv].T / np.sqrt(q.shape[-1]) + future
+            scores = q[:, head] @ k[:, kv].T / np.sqrt(q.shape[-1]) + self.mask(n, head)
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             out[:, head] = weights / weights.sum(-1, keepdims=True) @ v[:, kv]
         return out.reshape(n, -1)
+
+    def mask(self, n: int, head: int) -> Array:
+        """What is added to the scores (n queries, n keys) of a head: no query sees the future."""
+        return np.triu(np.full((n, n), -np.inf), 1)
 
     def rope(self, x: Array) -> Array:
         n_rot = self.key("rope.dimension_count", x.shape[-1])

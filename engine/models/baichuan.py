@@ -1,0 +1,32 @@
+"""Baichuan 1 and 2: Llama with rotated positions (7B) or ALiBi (13B)."""
+
+from __future__ import annotations
+
+from engine.layers.attention import AlibiAttention
+from engine.layers.hparams import HParams
+from engine.layers.rope import Rope
+from engine.models.base import Block, CausalLM, TransformerBlock
+from engine.models.registry import register
+
+N_LAYER_13B = 40
+"""No key says which of the two it is; llama.cpp, too, goes by the number of layers."""
+
+
+class BaichuanAlibiBlock(TransformerBlock):
+    """Far keys count less."""
+
+    mixer_type = AlibiAttention
+
+
+@register("baichuan")
+class Baichuan(CausalLM):
+    """arXiv 2309.10305; the converter has permuted q and k for neighbouring rotation pairs."""
+
+    block_type = TransformerBlock
+
+    @classmethod
+    def block_for(cls, hp: HParams, layer: int) -> type[Block]:
+        return BaichuanAlibiBlock if hp.n_layer == N_LAYER_13B else cls.block_type
+
+    def rope_of(self, layer: int) -> Rope | None:
+        return None if self.hp.n_layer == N_LAYER_13B else super().rope_of(layer)
