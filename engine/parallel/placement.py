@@ -34,19 +34,28 @@ class Shard:
     def pieces(self, shape: tuple[int, ...], rank: int) -> tuple[Slices, ...]:
         """The parts of a tensor of `shape` that `rank` holds, in order; empty if it has nothing.
 
-        Joined along `dim` they are what the rank computes with.
+        Joined along `dim` they are what the rank computes with. Neighbours are one part.
         """
         factor, rest = divmod(shape[self.dim], sum(s.total for s in self.segments))
         assert rest == 0, f"dimension {self.dim} of {shape} is no multiple of its units"
-        pieces, begin = [], 0
+        whole = tuple(slice(0, n) for n in shape)
+        return tuple(
+            (*whole[: self.dim], slice(a * factor, b * factor), *whole[self.dim + 1 :])
+            for a, b in self._intervals(rank)
+        )
+
+    def _intervals(self, rank: int) -> list[tuple[int, int]]:
+        """What `rank` holds of all segments together, in their units."""
+        found: list[tuple[int, int]] = []
+        begin = 0
         for segment in self.segments:
-            start, stop = segment.spans[rank]
-            if stop > start:
-                whole = [slice(0, n) for n in shape]
-                whole[self.dim] = slice((begin + start) * factor, (begin + stop) * factor)
-                pieces.append(tuple(whole))
+            start, stop = (begin + end for end in segment.spans[rank])
             begin += segment.total
-        return tuple(pieces)
+            if found and stop > start == found[-1][1]:
+                found[-1] = (found[-1][0], stop)
+            elif stop > start:
+                found.append((start, stop))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,8 +130,13 @@ def test_a_rank_holds_its_interval_of_each_segment() -> None:
     keys, values = Ranges(((0, 1), (1, 2)), 2), Ranges(((0, 4), (4, 4)), 4)
     shard = Shard(0, (keys, values, keys))
     assert shard.owners() == (0, 1)
-    assert [s[0] for s in shard.pieces((16, 3), 0)] == [slice(0, 2), slice(4, 12), slice(12, 14)]
+    assert [s[0] for s in shard.pieces((16, 3), 0)] == [slice(0, 2), slice(4, 14)]
     assert [s[0] for s in shard.pieces((16, 3), 1)] == [slice(2, 4), slice(14, 16)]
+
+
+def test_one_rank_holds_all_segments_as_one_piece() -> None:
+    keys, values = Ranges(((0, 2), (0, 0)), 2), Ranges(((0, 4), (0, 0)), 4)
+    assert Shard(0, (keys, keys, values)).pieces((16,), 0) == ((slice(0, 16),),)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any), st.integers(1, 5),
