@@ -163,11 +163,11 @@ class Keys:
             return default
         return tuple(self.meta.int_list(key, n_layer))
 
-    def numbers(self, name: str, n_layer: int, default: float) -> tuple[float, ...]:
+    def numbers(self, name: str, n_layer: int, default: float | None = None) -> tuple[float, ...]:
         """One number per layer, from a list or a single value."""
         key = self._bounded(name)
         if self.meta.array_length(key) is None:
-            return (self.meta.float(key, default),) * n_layer
+            return (self.number(name, default),) * n_layer
         return tuple(self._complete(key, self.meta.floats(key), n_layer))
 
     def flags(self, name: str, n_layer: int, default: tuple[bool, ...]) -> tuple[bool, ...]:

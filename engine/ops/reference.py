@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, normalize, relu, scaled_dot_product_attention, silu, softplus
+from torch.nn.functional import gelu, normalize, relu, silu, softplus
 
 from engine.ops import recurrent
+from engine.ops.attention import attend
 
 if TYPE_CHECKING:
     from engine.cache import LayerCache
@@ -63,6 +64,11 @@ class ReferenceOps:
             gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
         return gate * up
 
+    def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
+        """xIELU, element by element (see `engine.models.apertus.Xielu`)."""
+        below = (x.clamp(max=eps).expm1() - x) * negative
+        return torch.where(x > 0, positive * x * x, below) + beta * x
+
     def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Weights and numbers of each token's experts, both (T, n_used); see `Routing`.
 
@@ -78,6 +84,8 @@ class ReferenceOps:
             return weights * routing.scale, chosen
         scores = logits.softmax(-1) if routing.gating == "softmax" else logits.sigmoid()
         wanted = scores if bias is None else scores + bias
+        if bias is None and routing.n_group == 1:
+            wanted = logits  # in the same order, but large ones do not all become 1
         if routing.n_group > 1:
             wanted = _only_best_groups(wanted, routing.n_group, routing.n_group_used)
         chosen = wanted.topk(routing.n_used).indices
@@ -139,27 +147,7 @@ class ReferenceOps:
         Returns:
             (T, n_head, head_dim_v)
         """
-        first, stop = _visible(scores, n_past, q.shape[0]), n_past + q.shape[0]
-        k, v = cache.read(first, stop)
-        q = q.transpose(0, 1)
-        mask = _mask(scores, q.shape[1], first, stop, q.device)
-        if scores.softcap or sinks is not None or slopes is not None:
-            bias = None if slopes is None else slopes[:, None, None] * _positions(k)
-            return _explicit_attention(q, k, v, mask, scores, sinks, bias).transpose(0, 1)
-        if q.shape[1] == 1:
-            return _decode_attention(q, k, v, scores.scale)
-        n_value = v.shape[-1]
-        if cache.is_shared:  # the kernels that do not hold all T × S scores want equal lengths
-            v = k
-        is_grouped = q.shape[0] != k.shape[0]
-        if is_grouped and q.is_cuda:  # no F32 kernel there serves groups without all T × S scores
-            k, v = _repeated(k, q.shape[0]), _repeated(v, q.shape[0])
-            is_grouped = False
-        out = scaled_dot_product_attention(
-            q[None], k[None], v[None], mask, is_causal=mask is None, scale=scores.scale,
-            enable_gqa=is_grouped,
-        )  # fmt: skip
-        return out[0, ..., :n_value].transpose(0, 1)
+        return attend(q, cache, n_past, scores, sinks, slopes)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -185,75 +173,3 @@ def _only_best_groups(scores: Tensor, n_group: int, n_used: int) -> Tensor:
     best = groups.topk(2, dim=-1).values.sum(-1).topk(n_used, dim=-1).indices
     kept = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, value=True)
     return groups.masked_fill(~kept[..., None], -torch.inf).reshape(scores.shape)
-
-
-def _visible(scores: Scores, n_past: int, n_tokens: int) -> int:
-    """The first position that any query of this pass sees."""
-    first = max(0, n_past - scores.window + 1) if scores.window else 0
-    return max(first, n_past // scores.chunk * scores.chunk) if scores.chunk else first
-
-
-def _mask(
-    scores: Scores, n_tokens: int, first: int, stop: int, device: torch.device
-) -> Tensor | None:
-    """(T, stop - first), true where query t may look; None where `is_causal` says it all."""
-    is_cut = bool(scores.window) or bool(scores.chunk)
-    if n_tokens == 1 or (stop - first == n_tokens and not is_cut):
-        return None
-    key = torch.arange(first, stop, device=device)
-    query = torch.arange(stop - n_tokens, stop, device=device)[:, None]
-    mask = key <= query
-    if scores.window:
-        mask &= query - key < scores.window
-    if scores.chunk:
-        mask &= query // scores.chunk == key // scores.chunk
-    return mask
-
-
-def _positions(k: Tensor) -> Tensor:
-    """Places of keys (n_head_kv, S, d) from the first read on; softmax does not see the offset."""
-    return torch.arange(k.shape[1], device=k.device, dtype=k.dtype)
-
-
-def _repeated(t: Tensor, n_head: int) -> Tensor:
-    """Keys or values (n_head_kv, S, d) for each query head; a single one is not copied."""
-    if t.shape[0] == 1:
-        return t.expand(n_head, -1, -1)
-    return t.repeat_interleave(n_head // t.shape[0], dim=0)
-
-
-def _decode_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One query per head: q (n_head, 1, d), k and v (n_head_kv, S, d); (1, n_head, d_v)."""
-    grouped = q.reshape(k.shape[0], -1, q.shape[-1])
-    weights = (grouped @ k.transpose(1, 2) * scale).softmax(-1)
-    return (weights @ v).reshape(1, q.shape[0], v.shape[-1])
-
-
-def _explicit_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores, sinks: Tensor | None,
-    bias: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """What the fused kernels cannot: q (n_head, T, d), one head group at a time; (n_head, T, d_v).
-
-    Without a mask the queries see each other causally.
-    """
-    n_head, n_tokens, _ = q.shape
-    size, out = n_head // k.shape[0], []
-    if mask is None:
-        mask = torch.ones(n_tokens, k.shape[1], dtype=torch.bool, device=q.device)
-        mask = mask.tril(k.shape[1] - n_tokens)
-    for group, (keys, values) in enumerate(zip(k, v, strict=True)):
-        heads = slice(group * size, (group + 1) * size)
-        s = q[heads] @ keys.T * scores.scale
-        if scores.softcap:
-            s = scores.softcap * (s / scores.softcap).tanh()
-        if bias is not None:
-            s = s + bias[heads]
-        s = s.masked_fill(~mask, -torch.inf)
-        if sinks is not None:
-            sink = sinks[heads, None, None].expand(-1, n_tokens, 1)
-            weights = torch.cat((s, sink), dim=-1).softmax(-1)[..., :-1]
-        else:
-            weights = s.softmax(-1)
-        out.append(weights @ values)
-    return torch.cat(out)
