@@ -1,0 +1,14 @@
+"""SmolLM 3: Llama's block; some layers know no positions."""
+
+from __future__ import annotations
+
+from engine.models.base import TransformerBlock
+from engine.models.nope import NoPELM
+from engine.models.registry import register
+
+
+@register("smollm3")
+class SmolLM3(NoPELM):
+    """The converter has permuted q and k for neighbouring rotation pairs."""
+
+    block_type = TransformerBlock
