@@ -143,6 +143,15 @@ class HParams:
         """Whether block `layer` has a tensor of this name in the file."""
         return f"blk.{layer}.{name}" in self.tensors
 
+    def require_windows(self) -> None:
+        """For architectures that are something else without.
+
+        Raises:
+            InvalidGGUF: the file does not say how long sliding windows are.
+        """
+        if not self.n_swa:
+            raise self.keys.invalid("it does not say how long its sliding windows are")
+
 
 def _n_layer(keys: Keys) -> int:
     """Blocks without those at the end that only draft (their tensors are `nextn.…`)."""

@@ -1,0 +1,23 @@
+"""Poolside's Laguna: attention gated by softplus, many experts."""
+
+from __future__ import annotations
+
+from engine.layers.gated_attention import SoftplusGatedAttention
+from engine.layers.hparams import Traits
+from engine.models.deepseek_moe import SigmoidRoutedBlock
+from engine.models.registry import register
+from engine.models.swa_rope import SwaRopeLM
+
+
+class LagunaBlock(SigmoidRoutedBlock):
+    """Gates are one per head (XS) or one per element (M)."""
+
+    mixer_type = SoftplusGatedAttention
+
+
+@register("laguna")
+class Laguna(SwaRopeLM):
+    """Layers with a window may have more heads than others; M has no windows."""
+
+    traits = Traits(rope_style="neox", swa_period=4, swa_first_full=True)
+    block_type = LagunaBlock

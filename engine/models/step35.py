@@ -1,0 +1,64 @@
+"""Step 3.5: attention with a gate per head, and experts whose activations are limited."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.layers.ffn import FFN, Activation, GatedFFN
+from engine.layers.gated_attention import GatedAttention
+from engine.layers.hparams import HParams, Traits
+from engine.layers.module import TensorSource
+from engine.layers.moe import MoE
+from engine.layers.rope import RopeParams
+from engine.models.deepseek_moe import SigmoidRoutedBlock
+from engine.models.fused import separate
+from engine.models.registry import register
+from engine.models.swa_rope import SwaRopeLM
+
+
+class Step35Block(SigmoidRoutedBlock):
+    """Each layer has its own limits: one for routed experts, one for shared and dense ones."""
+
+    mixer_type = GatedAttention
+
+    def limited(self, part: str) -> Activation:
+        limits = self.hp.keys.numbers(f"swiglu_clamp_{part}", self.hp.n_layer, 0.0)
+        return Activation("silu", limits[self.layer])
+
+    def make_ffn(self) -> GatedFFN | FFN | MoE:
+        hp, split, layer, shared = self.hp, self.split, self.layer, self.limited("shexp")
+        if not hp.n_ff_exp[layer]:
+            return GatedFFN(hp.n_embd, hp.n_ff[layer], split.ffn, split.group, shared)
+        routed = self.limited("exp")
+        return MoE(hp, split, layer, self.routing(), routed, shared_act=shared)
+
+
+@register("step35")
+class Step35(SwaRopeLM):
+    """StepFun's Step 3.5 Flash and the text of 3.7; norms have their one added already."""
+
+    traits = Traits(rope_style="neox", swa_period=4, swa_first_full=True)
+    block_type = Step35Block
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Layers without a window rotate half of what the file says.
+
+        Raises:
+            InvalidGGUF: also where there are no windows.
+        """
+        hp.require_windows()
+        return super().refine(replace(hp, rope=replace(hp.rope, n_rot=hp.rope.n_rot // 2)))
+
+    @classmethod
+    def swa_rope(cls, hp: HParams) -> RopeParams:
+        n_rot = hp.keys.integer("rope.dimension_count_swa", max(hp.head_dim_k))
+        return replace(super().swa_rope(hp), n_rot=n_rot)
+
+    @classmethod
+    def adapt(cls, source: TensorSource, hp: HParams) -> None:
+        """Leave out the divisors that only layers with a window would use: they are ones."""
+        super().adapt(source, hp)
+        found, n = source.tensors.get("rope_freqs.weight"), hp.rope.n_rot // 2
+        if found is not None and (n_rest := found.shape[0] - n) > 0:
+            separate(source, "rope_freqs", (("rope_freqs", n), ("rope_freqs_rest", n_rest)), ())
