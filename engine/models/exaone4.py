@@ -1,0 +1,38 @@
+"""EXAONE 4: norms behind attention and FFN; the largest has sliding windows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.layers.attention import QKNormAttention
+from engine.layers.hparams import HParams, Traits
+from engine.layers.rope import Rope
+from engine.models.base import CausalLM, PostNormBlock
+from engine.models.registry import register
+
+N_LAYER_WITH_WINDOWS = 64
+
+
+class Exaone4Block(PostNormBlock):
+    """Each query and key head is normalised."""
+
+    mixer_type = QKNormAttention
+
+
+@register("exaone4")
+class Exaone4(CausalLM):
+    """arXiv 2507.11407; in the 32B model, only layers with a window know positions."""
+
+    traits = Traits(rope_style="neox", swa_period=4, n_swa=4096)
+    block_type = Exaone4Block
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Other sizes have no windows, whatever their files say."""
+        if hp.n_layer == N_LAYER_WITH_WINDOWS:
+            return hp
+        return replace(hp, n_swa=0, swa=(False,) * hp.n_layer)
+
+    def rope_of(self, layer: int) -> Rope | None:
+        is_rotated = self.hp.swa[layer] or not self.hp.n_swa
+        return super().rope_of(layer) if is_rotated else None
