@@ -141,7 +141,7 @@ class ReferenceOps:
 
         Args:
             sinks: (n_head,), logits that take weight but have no value; or None.
-            slopes: (n_head,), added to the scores times the key's position (ALiBi, arXiv
+            slopes: (n_head,), taken off the scores for each token between (ALiBi, arXiv
                 2108.12409); or None.
 
         Returns:
