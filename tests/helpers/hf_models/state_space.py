@@ -1,15 +1,23 @@
-"""Mamba 2 alone, beside attention (Falcon-H1) and between attention and FFN layers (Nemotron-H)."""
+"""Mamba 2 alone, beside attention (Falcon-H1) and between attention and FFN layers (the others)."""
 
 from typing import Any
 
 import numpy as np
-from transformers import FalconH1Config, Mamba2Config, NemotronHConfig
+from transformers import (
+    FalconH1Config,
+    GraniteMoeHybridConfig,
+    Mamba2Config,
+    NemotronHConfig,
+)
 
 from tests.helpers.hf_models.family import Array, Change, Config, Family
 from tests.helpers.hf_models.parts import (
     ATTENTION,
     EMBEDDING,
+    PRE_NORMS,
     SIZES,
+    experts,
+    gate_and_up,
     head_sizes,
     renamed,
     rope_base,
@@ -101,15 +109,37 @@ FALCON_H1: dict[str, str | Change] = {
 }
 
 
+def falcon_h1_config(**others: Any) -> FalconH1Config:
+    return FalconH1Config(
+        **SIZES,
+        num_hidden_layers=2,
+        head_dim=16,
+        mamba_d_ssm=96,
+        mamba_n_heads=6,
+        mamba_d_state=24,
+        mamba_norm_before_gate=False,
+        lm_head_multiplier=1.2,
+        embedding_multiplier=2.5,
+        mlp_multipliers=[0.8, 1.4],
+        key_multiplier=1.3,
+        attention_in_multiplier=0.9,
+        attention_out_multiplier=1.1,
+        ssm_multipliers=[0.7, 1.2, 0.9, 1.3, 0.8],
+        ssm_in_multiplier=1.1,
+        ssm_out_multiplier=0.8,
+        **others,
+    )
+
+
 def nemotron_h(c: Config) -> dict[str, Any]:
-    kinds = c.layer_types
+    kinds, n_ff = c.layer_types, {"mlp": c.intermediate_size, "moe": c.moe_intermediate_size}
     return {
         **sizes(c, eps="layer_norm_epsilon"),
         **head_sizes(c),
         **rope_size(c),
         "context_length": CONTEXT_LENGTH,
         "attention.layer_norm_epsilon": c.layer_norm_epsilon,
-        "feed_forward_length": [c.intermediate_size if k == "mlp" else 0 for k in kinds],
+        "feed_forward_length": [n_ff.get(kind, 0) for kind in kinds],
         "attention.head_count_kv": [
             c.num_key_value_heads if k == "full_attention" else 0 for k in kinds
         ],
@@ -131,6 +161,102 @@ NEMOTRON_H: dict[str, str | Change] = {
     "norm.weight": "attn_norm.weight",
     "mixer.up_proj.weight": "ffn_up.weight",
     "mixer.down_proj.weight": "ffn_down.weight",
+}
+
+
+def nemotron_h_moe(c: Config) -> dict[str, Any]:
+    return {
+        **nemotron_h(c),
+        **experts(c),
+        "expert_group_count": c.n_group,
+        "expert_group_used_count": c.topk_group,
+        "expert_feed_forward_length": c.moe_intermediate_size,
+        "expert_shared_feed_forward_length": c.moe_shared_expert_intermediate_size,
+        "expert_shared_count": c.n_shared_experts,
+        "expert_weights_norm": c.norm_topk_prob,
+        "expert_weights_scale": c.routed_scaling_factor,
+        **({"moe_latent_size": c.moe_latent_size} if c.moe_latent_size else {}),
+    }
+
+
+NEMOTRON_H_MOE: dict[str, str | Change] = {
+    **NEMOTRON_H,
+    "mixer.gate.weight": "ffn_gate_inp.weight",
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mixer.experts.up_proj": "ffn_up_exps.weight",
+    "mixer.experts.down_proj": "ffn_down_exps.weight",
+    "mixer.shared_experts.up_proj.weight": "ffn_up_shexp.weight",
+    "mixer.shared_experts.down_proj.weight": "ffn_down_shexp.weight",
+    "mixer.fc1_latent_proj.weight": "ffn_latent_down.weight",
+    "mixer.fc2_latent_proj.weight": "ffn_latent_up.weight",
+}
+
+
+def nemotron_h_config(kind: str, **others: Any) -> NemotronHConfig:
+    """Four layers, two of them `kind`."""
+    return NemotronHConfig(
+        **SIZES,
+        layers_block_type=["linear_attention", kind, "full_attention", kind],
+        head_dim=24,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=24,
+        n_groups=N_GROUPS,
+        **others,
+    )
+
+
+def nemotron_h_moe_config(**others: Any) -> NemotronHConfig:
+    return nemotron_h_config(
+        "moe",
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=72,
+        moe_shared_expert_intermediate_size=104,
+        routed_scaling_factor=1.5,
+        **others,
+    )
+
+
+def granite_hybrid(c: Config) -> dict[str, Any]:
+    has_attention = [kind == "full_attention" for kind in c.layer_types]
+    return {
+        **sizes(c),
+        **rope_base(c),
+        **rope_size(c),
+        **experts(c),
+        "context_length": CONTEXT_LENGTH,
+        "attention.head_count_kv": [c.num_key_value_heads if a else 0 for a in has_attention],
+        "attention.scale": c.attention_multiplier,
+        "embedding_scale": c.embedding_multiplier,
+        "residual_scale": c.residual_multiplier,
+        "logit_scale": c.logits_scaling,
+        "expert_shared_feed_forward_length": c.shared_intermediate_size,
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": c.mamba_d_conv,
+        "ssm.state_size": c.mamba_d_state,
+        "ssm.group_count": c.mamba_n_groups,
+        "ssm.inner_size": c.mamba_n_heads * c.mamba_d_head,
+        "ssm.time_step_rank": c.mamba_n_heads,
+    }
+
+
+def shared_gate_and_up(values: Array, _: Config) -> dict[str, Array]:
+    gate, up = np.split(values, 2)
+    return {"ffn_gate_shexp.weight": gate, "ffn_up_shexp.weight": up}
+
+
+GRANITE_HYBRID: dict[str, str | Change] = {
+    **EMBEDDING,
+    **ATTENTION,
+    **PRE_NORMS,
+    **mixer("mamba"),
+    "mamba.norm.weight": "ssm_norm.weight",
+    "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
+    "block_sparse_moe.experts.gate_up_proj": gate_and_up,
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
+    "shared_mlp.input_linear.weight": shared_gate_and_up,
+    "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
 }
 
 FAMILIES = [
@@ -160,25 +286,15 @@ FAMILIES = [
         "falcon-h1",
         "falcon-h1",
         "falcon-h1-q4_k_m.gguf",
-        lambda: FalconH1Config(
-            **SIZES,
-            num_hidden_layers=2,
-            head_dim=16,
-            mamba_d_ssm=96,
-            mamba_n_heads=6,
-            mamba_d_state=24,
-            mamba_rms_norm=True,
-            mamba_norm_before_gate=False,
-            lm_head_multiplier=1.2,
-            embedding_multiplier=2.5,
-            mlp_multipliers=[0.8, 1.4],
-            key_multiplier=1.3,
-            attention_in_multiplier=0.9,
-            attention_out_multiplier=1.1,
-            ssm_multipliers=[0.7, 1.2, 0.9, 1.3, 0.8],
-            ssm_in_multiplier=1.1,
-            ssm_out_multiplier=0.8,
-        ),
+        lambda: falcon_h1_config(mamba_rms_norm=True),
+        falcon_h1,
+        FALCON_H1,
+    ),
+    Family(
+        "falcon-h1-gated-only",
+        "falcon-h1",
+        None,
+        lambda: falcon_h1_config(mamba_rms_norm=False),
         falcon_h1,
         FALCON_H1,
     ),
@@ -186,16 +302,47 @@ FAMILIES = [
         "nemotron_h",
         "nemotron_h",
         "nemotron_h-q4_k_m.gguf",
-        lambda: NemotronHConfig(
-            **SIZES,
-            layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"],
-            head_dim=24,
-            mamba_num_heads=8,
-            mamba_head_dim=16,
-            ssm_state_size=24,
-            n_groups=N_GROUPS,
-        ),
+        lambda: nemotron_h_config("mlp"),
         nemotron_h,
         NEMOTRON_H,
+    ),
+    Family(
+        "nemotron_h_moe",
+        "nemotron_h_moe",
+        "nemotron_h_moe-q4_k_m.gguf",
+        nemotron_h_moe_config,
+        nemotron_h_moe,
+        NEMOTRON_H_MOE,
+    ),
+    Family(
+        "nemotron_h_moe-latent",
+        "nemotron_h_moe",
+        None,
+        lambda: nemotron_h_moe_config(moe_latent_size=40),
+        nemotron_h_moe,
+        NEMOTRON_H_MOE,
+    ),
+    Family(
+        "granitehybrid",
+        "granitehybrid",
+        "granitehybrid-q4_k_m.gguf",
+        lambda: GraniteMoeHybridConfig(
+            **SIZES,
+            num_hidden_layers=2,
+            layer_types=["mamba", "attention"],
+            shared_intermediate_size=80,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            mamba_n_heads=8,
+            mamba_d_head=16,
+            mamba_n_groups=1,
+            mamba_d_state=24,
+            attention_multiplier=0.2,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.5,
+            logits_scaling=2.0,
+        ),
+        granite_hybrid,
+        GRANITE_HYBRID,
     ),
 ]
