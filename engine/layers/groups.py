@@ -40,18 +40,18 @@ class HeadGroups:
     def of_heads(self, x: Tensor, rank: int) -> Tensor:
         """For each head of the rank what its group has: (T, groups, …) to (T, heads, …)."""
         repeated = x.repeat_interleave(self.size, dim=1)
-        return repeated[:, self._inside(rank)]
+        return repeated[:, self.inside(rank)]
 
     def sums(self, x: Tensor, rank: int) -> Tensor:
         """Sums over the rank's heads of every group of the layer: (T, heads) to (T, n_group)."""
         start, stop = self.groups.spans[rank]
         padded = x.new_zeros(x.shape[0], (stop - start) * self.size)
-        padded[:, self._inside(rank)] = x
+        padded[:, self.inside(rank)] = x
         sums = x.new_zeros(x.shape[0], self.groups.total)
         sums[:, start:stop] = padded.view(x.shape[0], -1, self.size).sum(-1)
         return sums
 
-    def _inside(self, rank: int) -> slice:
+    def inside(self, rank: int) -> slice:
         """The rank's heads among all heads of its groups."""
         start, stop = self.heads.spans[rank]
         begin = self.groups.spans[rank][0] * self.size

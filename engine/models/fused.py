@@ -39,16 +39,19 @@ def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int,
 
 
 def separate_qkv(source: TensorSource, hp: HParams, layer: int) -> None:
-    """Show a fused `attn_qkv` (rows q, then k, then v) as three tensors."""
+    """Show a fused `attn_qkv` (rows q, then k, then v) as three tensors.
+
+    The rows q of each head may have as many rows of a gate behind them.
+    """
     if hp.recurrent[layer] or not hp.has(layer, "attn_qkv.weight"):
         return
-    n_head, n_head_kv = hp.n_head[layer], hp.n_head_kv[layer]
     block = f"blk.{layer}."
-    parts = (
-        (f"{block}attn_q", n_head * hp.head_dim_k[layer]),
-        (f"{block}attn_k", n_head_kv * hp.head_dim_k[layer]),
-        (f"{block}attn_v", n_head_kv * hp.head_dim_v[layer]),
-    )
+    n_q = hp.n_head[layer] * hp.head_dim_k[layer]
+    n_k = hp.n_head_kv[layer] * hp.head_dim_k[layer]
+    n_v = hp.n_head_kv[layer] * hp.head_dim_v[layer]
+    if source.tensors[f"{block}attn_qkv.weight"].shape[0] == 2 * n_q + n_k + n_v:
+        n_q *= 2
+    parts = ((f"{block}attn_q", n_q), (f"{block}attn_k", n_k), (f"{block}attn_v", n_v))
     separate(source, f"{block}attn_qkv", parts, (hp.n_embd,))
 
 

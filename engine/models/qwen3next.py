@@ -1,0 +1,83 @@
+"""Qwen3-Next and Qwen 3.5: three layers of linear attention to one of gated softmax attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.layers.attention import QKNormAttention, split_heads
+from engine.layers.delta_net import GroupedDeltaNet, TiledDeltaNet
+from engine.layers.hparams import HParams, Traits
+from engine.layers.linear import Linear
+from engine.layers.mixer import Mixer
+from engine.layers.rope import Rope
+from engine.models.base import Block, TransformerBlock
+from engine.models.hybrid import HybridLM
+from engine.models.registry import register
+from engine.parallel.placement import Shard
+from engine.parallel.split import BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+
+class QueryGatedAttention(QKNormAttention):
+    """Each head's output is gated element by element (arXiv 2505.06708).
+
+    The rows of `attn_q` are, head by head, a query and what its gate is made of.
+    """
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        if self.head_dim_k != self.head_dim_v:
+            raise hp.keys.invalid(
+                f"its gates have {self.head_dim_k} elements and its values {self.head_dim_v}"
+            )
+        n_q = hp.n_head[layer] * self.head_dim_k
+        self.attn_q = Linear(hp.n_embd, 2 * n_q, Shard(0, split.heads))
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        if not ctx.owns(self.split.heads):
+            return None
+        q, gate = split_heads(self.attn_q(x), 2 * self.head_dim_k).chunk(2, dim=-1)
+        k = split_heads(self.attn_k(x), self.head_dim_k)
+        v = split_heads(self.attn_v(x), self.head_dim_v)
+        q, k = self.rotate(self.attn_q_norm(q, ctx), self.attn_k_norm(k, ctx), ctx)
+        heads = self.attend(q, k, v, ctx) * gate.sigmoid()
+        return self.attn_output(heads.flatten(-2))
+
+
+class Qwen3NextBlock(TransformerBlock):
+    """The norm in front of the FFN has another name."""
+
+    mixer_type: ClassVar[type[Mixer]] = QueryGatedAttention
+    tensor_names = {"ffn_norm": "post_attention_norm"}  # noqa: RUF012
+
+
+class Qwen3NextLinearBlock(Qwen3NextBlock):
+    """With linear attention."""
+
+    mixer_type = GroupedDeltaNet
+
+
+@register("qwen3next")
+class Qwen3Next(HybridLM):
+    """Routed experts and a gated shared one in every layer."""
+
+    traits = Traits(rope_style="neox", is_hybrid=True, recurrent_period=4)
+    block_type = Qwen3NextBlock
+    recurrent_type: ClassVar[type[Block]] = Qwen3NextLinearBlock
+
+
+class Qwen35LinearBlock(Qwen3NextBlock):
+    """With the value heads in another order."""
+
+    mixer_type = TiledDeltaNet
+
+
+@register("qwen35", "qwen35moe")
+class Qwen35(Qwen3Next):
+    """Dense or with routed experts; for text, its M-RoPE is plain RoPE."""
+
+    recurrent_type = Qwen35LinearBlock
