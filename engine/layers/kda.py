@@ -1,0 +1,92 @@
+"""Kimi Delta Attention: the delta rule with a rate of forgetting for every channel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.layers.attention import split_heads
+from engine.layers.conv import CausalConv
+from engine.layers.delta_net import DeltaInputs, DeltaNet, DeltaSizes
+from engine.layers.ffn import SILU
+from engine.layers.linear import Linear, Vector
+from engine.layers.module import Slot, TensorSource
+from engine.layers.state import RecurrentState
+from engine.parallel.placement import Replicate, Shard
+from engine.parallel.split import BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+    from engine.layers.hparams import HParams
+    from engine.layers.rope import Rope
+
+
+class FlatConv(CausalConv):
+    """Files have its filters with one input channel each, (channels, 1, taps)."""
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        n_channels, n_taps = self.shape
+        weight = source.get(f"{name}.weight", (n_channels, 1, n_taps))
+        flat = replace(weight, shape=self.shape)
+        return [Slot(self, "weight", flat, self.placement, is_matrix=False)]
+
+
+class KimiDeltaAttention(DeltaNet):
+    """arXiv 2510.26692. As many key heads as value heads, each of them convolved by itself.
+
+    Decays and gates come through narrow maps, which every rank with heads holds whole on the
+    narrow side.
+    """
+
+    tensor_names = {"out_proj": "attn_output"}  # noqa: RUF012
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        heads, n_head, dim = split.state_heads, self.sizes.n_head, self.sizes.head_dim
+        mine, owners, n_out = Shard(0, heads), Replicate(heads.owners()), n_head * dim
+        self.attn_q = Linear(hp.n_embd, n_out, mine)
+        self.attn_k = Linear(hp.n_embd, n_out, mine)
+        self.attn_v = Linear(hp.n_embd, n_out, mine)
+        n_taps, channels = hp.keys.integer("ssm.conv_kernel"), heads.scaled(dim)
+        self.ssm_conv1d_q = FlatConv(n_out, n_taps, channels)
+        self.ssm_conv1d_k = FlatConv(n_out, n_taps, channels)
+        self.ssm_conv1d_v = FlatConv(n_out, n_taps, channels)
+        self.ssm_f_a = Linear(hp.n_embd, dim, owners)
+        self.ssm_f_b = Linear(dim, n_out, mine)
+        self.ssm_dt = Vector((n_out,), mine, (".bias",))
+        self.ssm_a = Vector((n_head, 1), mine, ("",))
+        self.ssm_beta = Linear(hp.n_embd, n_head, mine)
+        self.ssm_g_a = Linear(hp.n_embd, dim, owners)
+        self.ssm_g_b = Linear(dim, n_out, mine)
+        self.out_proj = Linear(n_out, hp.n_embd, Shard(1, heads), split.group)
+        memory = self.ssm_conv1d_q.memory
+        self.state = RecurrentState(q=memory, k=memory, v=memory, matrix=(heads, (dim, dim)))
+
+    @classmethod
+    def sizes_of(cls, hp: HParams, layer: int) -> DeltaSizes:
+        n_head = hp.n_head[layer]
+        if n_head < 1:
+            raise hp.keys.invalid(f"block {layer} has no heads")
+        return DeltaSizes(n_head, n_head, hp.keys.integer("kda.head_dim"))
+
+    def inputs(
+        self, x: Tensor, state: dict[str, Tensor], ctx: Context
+    ) -> tuple[DeltaInputs, Tensor]:
+        dim, ops = self.sizes.head_dim, ctx.ops
+        q = ops.activate(SILU, self.ssm_conv1d_q(self.attn_q(x), state["q"], ctx))
+        k = ops.activate(SILU, self.ssm_conv1d_k(self.attn_k(x), state["k"], ctx))
+        v = ops.activate(SILU, self.ssm_conv1d_v(self.attn_v(x), state["v"], ctx))
+        steps = ops.softplus(self.ssm_f_b(self.ssm_f_a(x)) + self.ssm_dt())
+        inputs = DeltaInputs(
+            self.unit(q, ctx),
+            self.unit(k, ctx),
+            split_heads(v, dim),
+            split_heads(steps, dim) * self.ssm_a(),
+            self.ssm_beta(x).sigmoid(),
+        )
+        return inputs, self.ssm_g_b(self.ssm_g_a(x))
+
+    def gated(self, y: Tensor, gate: Tensor, ctx: Context) -> Tensor:
+        return y * gate.sigmoid()

@@ -1,0 +1,38 @@
+"""Kimi Linear: three layers of linear attention to one of latent attention, none with positions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from engine.layers.hparams import Traits
+from engine.layers.kda import KimiDeltaAttention
+from engine.layers.mixer import Mixer
+from engine.layers.mla import LatentAttention
+from engine.layers.moe import Routing
+from engine.models.base import TransformerBlock
+from engine.models.hybrid import HybridLM
+from engine.models.registry import register
+
+
+class KimiBlock(TransformerBlock):
+    """Experts are chosen and weighed like DeepSeek V3's."""
+
+    mixer_type: ClassVar[type[Mixer]] = LatentAttention
+
+    def routing(self) -> Routing:
+        return Routing.read(self.hp, "sigmoid")
+
+
+class KimiLinearBlock(KimiBlock):
+    """With linear attention."""
+
+    mixer_type = KimiDeltaAttention
+
+
+@register("kimi-linear")
+class KimiLinear(HybridLM):
+    """arXiv 2510.26692."""
+
+    traits = Traits(rope_style=None, is_hybrid=True)
+    block_type = KimiBlock
+    recurrent_type = KimiLinearBlock
