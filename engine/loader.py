@@ -95,7 +95,7 @@ def load_rank(
             continue
         dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
         value: Weight | Tensor
-        if slot.is_matrix and storage == "packed":
+        if slot.is_packed(storage):
             value = _load_packed(file, slot.tensor, pieces, dim, device, progress)
             held += value.n_bytes
         else:

@@ -183,7 +183,7 @@ def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:
 
 def held_bytes(slot: Slot, slices: Slices, storage: str) -> int:
     """Bytes of one tensor in memory, once loaded."""
-    if slot.is_matrix and storage == "packed":
+    if slot.is_packed(storage):
         return packed_bytes(slot, slices)
     return F32_BYTES * _n_elements(slices)
 

@@ -186,17 +186,24 @@ class Vector(Module):
 
 
 class Embedding(Module):
-    """Rows of (n_vocab, n_embd), cut by rows: each rank looks up the tokens it holds."""
+    """Rows of (n_vocab, n_embd), cut by rows: each rank looks up the tokens it holds.
+
+    Args:
+        is_lookup: it is used for nothing else, and is large: it stays as in the file.
+    """
 
     weight: Weight | None = None
 
-    def __init__(self, n_vocab: int, n_embd: int, placement: Shard) -> None:
+    def __init__(
+        self, n_vocab: int, n_embd: int, placement: Shard, *, is_lookup: bool = False
+    ) -> None:
         self.shape = (n_vocab, n_embd)
         self.placement = placement
+        self.is_lookup = is_lookup
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         weight = source.get(f"{name}.weight", self.shape)
-        return [Slot(self, "weight", weight, self.placement, is_matrix=True)]
+        return [Slot(self, "weight", weight, self.placement, True, self.is_lookup)]
 
     def __call__(self, ids: Tensor, ctx: Context) -> Tensor | None:
         """Look up ids (T,); (T, n_embd) on the ranks that hold rows, None on the others."""

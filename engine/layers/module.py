@@ -72,6 +72,7 @@ class Slot:
     Attributes:
         owner: the layer whose attribute `attribute` the loader sets.
         is_matrix: multiplied with activations, so it may stay quantised; vectors become F32.
+        is_lookup: only some rows are read at a time, so it always stays as in the file.
     """
 
     owner: Module
@@ -79,6 +80,11 @@ class Slot:
     tensor: TensorInfo
     placement: Placement
     is_matrix: bool
+    is_lookup: bool = False
+
+    def is_packed(self, storage: str) -> bool:
+        """Whether ranks hold the file's blocks; else F32 values."""
+        return self.is_lookup or (self.is_matrix and storage == "packed")
 
 
 class Module:
