@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class GemmaLM(SwaRopeLM):
     """The embedding is multiplied by sqrt(n_embd); logits may be capped.
 
-    Norms have their one added already.
+    Norms that multiply by one plus their weight have the one added in files.
 
     Attributes:
         softcap: where the file does not say, logits z become softcap × tanh(z / softcap); 0 for

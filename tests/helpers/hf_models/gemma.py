@@ -3,13 +3,14 @@
 from typing import Any
 
 import numpy as np
-from transformers import Gemma2Config, Gemma3TextConfig, Gemma4TextConfig
+from transformers import Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, GemmaConfig
 
 from tests.helpers.hf_models.family import Array, Change, Config, Family
 from tests.helpers.hf_models.parts import (
     ATTENTION,
     EMBEDDING,
     GATED_FFN,
+    PRE_NORMS,
     SIZES,
     head_sizes,
     plus_one,
@@ -60,10 +61,13 @@ GEMMA4: dict[str, str | Change] = {
 }
 
 
+def gemma(c: Config) -> dict[str, Any]:
+    return {**sizes(c), **head_sizes(c)}
+
+
 def gemma2(c: Config) -> dict[str, Any]:
     return {
-        **sizes(c),
-        **head_sizes(c),
+        **gemma(c),
         "attn_logit_softcapping": c.attn_logit_softcapping,
         "final_logit_softcapping": c.final_logit_softcapping,
         "attention.sliding_window": c.sliding_window,
@@ -73,13 +77,25 @@ def gemma2(c: Config) -> dict[str, Any]:
 def gemma3(c: Config) -> dict[str, Any]:
     rope = c.rope_parameters
     return {
-        **sizes(c),
-        **head_sizes(c),
+        **gemma(c),
         "attention.sliding_window": c.sliding_window,
         "rope.freq_base": rope["full_attention"]["rope_theta"],
         "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
         "rope.scaling.type": "linear",
         "rope.scaling.factor": rope["full_attention"]["factor"],
+    }
+
+
+def rnj(c: Config) -> dict[str, Any]:
+    """Rnj-1 is a Gemma 3 without windows, stretched by YaRN."""
+    rope = c.rope_parameters["full_attention"]
+    return {
+        **gemma(c),
+        "rope.freq_base": rope["rope_theta"],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "final_logit_softcapping": c.final_logit_softcapping,
     }
 
 
@@ -149,6 +165,14 @@ def quarter_of_pairs(c: Config) -> dict[str, Array]:
 
 FAMILIES = [
     Family(
+        "gemma",
+        "gemma",
+        "gemma1-q4_k_m.gguf",
+        lambda: GemmaConfig(**SIZES, num_hidden_layers=2, head_dim=24),
+        gemma,
+        GEMMA | plus_one(PRE_NORMS),
+    ),
+    Family(
         "gemma3",
         "gemma3",
         "gemma3-q4_0.gguf",
@@ -174,6 +198,41 @@ FAMILIES = [
             final_logit_softcapping=5.0,
         ),
         gemma2,
+        GEMMA,
+    ),
+    Family(
+        "gemma2-27b",
+        "gemma2",
+        "gemma2-q4_k_m.gguf",
+        lambda: Gemma2Config(
+            **SIZES | HEADS | {"query_pre_attn_scalar": 16},
+            num_hidden_layers=46,
+            attn_logit_softcapping=4.0,
+            final_logit_softcapping=5.0,
+        ),
+        gemma2,
+        GEMMA,
+    ),
+    Family(
+        "rnj-1",
+        "gemma3",
+        None,
+        lambda: Gemma3TextConfig(
+            **SIZES | HEADS,
+            num_hidden_layers=2,
+            layer_types=["full_attention"] * 2,
+            final_logit_softcapping=5.0,
+            rope_parameters={
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                },
+            },
+        ),
+        rnj,
         GEMMA,
     ),
     Family(

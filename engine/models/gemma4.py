@@ -1,0 +1,171 @@
+"""Gemma 4: dense, with routed experts beside a dense FFN, and with per-layer embeddings (E2B)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.layers.ffn import GELU, GatedFFN
+from engine.layers.hparams import HParams, Traits
+from engine.layers.linear import Linear, Vector
+from engine.layers.mixer import Mixer
+from engine.layers.module import Slot, TensorSource
+from engine.layers.moe import MoE, Routing
+from engine.layers.norm import RMSNorm
+from engine.layers.per_layer import SIDE, PerLayerEmbedding, PerLayerGate, per_layer_width
+from engine.layers.rope import Rope
+from engine.layers.shared_kv import (
+    NormedAttention,
+    SharedKVAttention,
+    check_kv_sources,
+    kv_source,
+    share_caches,
+)
+from engine.models.base import Block
+from engine.models.gemma import GemmaLM
+from engine.models.registry import register
+from engine.models.sandwich import SandwichBlock
+from engine.parallel.placement import Replicate
+from engine.parallel.split import BlockSplit, ModelSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+
+class ScaledRouter(Linear):
+    """Multiplies its input by a vector first."""
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        weight = source.get(f"{name}.weight", self.shape)
+        scale = source.get(f"{name}.scale", self.shape[1:])
+        return [
+            Slot(self, "weight", weight, self.placement, is_matrix=True),
+            Slot(self, "scale", scale, self.placement, is_matrix=False),
+        ]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self.weight is not None, "a rank outside must not compute it"
+        assert self.scale is not None, "it comes with the weight"
+        return self.weight.matmul(x * self.scale)
+
+
+class Gemma4MoE(MoE):
+    """Routed experts that read the residual stream itself: norms of its own, one for the router."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:
+        super().__init__(hp, split, layer, Routing.read(hp), GELU)
+        everyone = Replicate(split.group)
+        self.ffn_gate_inp = ScaledRouter(hp.n_embd, hp.n_expert, everyone)
+        self.router_norm = RMSNorm(hp.n_embd, hp.norm_eps, everyone, affine=False)
+        self.pre_ffw_norm_2 = RMSNorm(hp.n_embd, hp.norm_eps, everyone)
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        router_input = self.router_norm(x, ctx) * x.shape[-1] ** -0.5
+        return self.routed(self.pre_ffw_norm_2(x, ctx), router_input, ctx)
+
+
+class Gemma4Block(SandwichBlock):
+    """Gemma 2's block, with an input of the layer's own added last and the sum scaled.
+
+    Where there are experts, their results and those of the dense FFN have a norm each; both are
+    reduced at once.
+    """
+
+    mixer_type: ClassVar[type[Mixer]] = NormedAttention
+    act = GELU
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.gate = PerLayerGate(hp, split, layer) if per_layer_width(hp) else None
+        self.layer_output_scale = Vector((1,), Replicate(split.group), optional=True)
+        self.experts: Gemma4MoE | None = None
+        if hp.n_ff_exp[layer]:
+            self.experts = Gemma4MoE(hp, split, layer)
+            self.post_ffw_norm_1 = self.norm()
+            self.post_ffw_norm_2 = self.norm()
+
+    def make_ffn(self) -> GatedFFN:
+        hp, split = self.hp, self.split
+        return GatedFFN(hp.n_embd, hp.n_ff[self.layer], split.ffn, split.group, self.act)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        x = super().forward(x, ctx)
+        if self.gate is not None:
+            x = x + self.gate(x, ctx)
+        scale = self.layer_output_scale.value
+        return x if scale is None else x * scale
+
+    def feed(self, x: Tensor, ctx: Context) -> Tensor:
+        if self.experts is None:
+            return super().feed(x, ctx)
+        parts = self.ffn(self.ffn_norm(x, ctx), ctx), self.experts(x, ctx)
+        joined = None
+        if any(part is not None for part in parts):
+            joined = ctx.ops.concat(*(x.new_zeros(x.shape) if p is None else p for p in parts))
+        dense, routed = ctx.all_reduce(joined).chunk(2, dim=-1)
+        if self.ffn.bias is not None:
+            dense = dense + self.ffn.bias
+        y = self.post_ffw_norm_1(dense, ctx) + self.post_ffw_norm_2(routed, ctx)
+        return self.post_ffw_norm(y, ctx)
+
+
+class Gemma4SharedBlock(Gemma4Block):
+    """Without keys and values of its own."""
+
+    mixer_type = SharedKVAttention
+
+
+@register("gemma4")
+class Gemma4(GemmaLM):
+    """Google 2026; layers with a window have smaller heads."""
+
+    traits = Traits(rope_style="neox", swa_period=6)
+    block_type = Gemma4Block
+
+    def __init__(self, hp: HParams, split: ModelSplit) -> None:
+        super().__init__(hp, split)
+        self.inputs = PerLayerEmbedding(hp, split.embedding) if per_layer_width(hp) else None
+        share_caches(hp, [block.mixer for block in self.blk if isinstance(block, Gemma4Block)])
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Files say which layers have a window; keys and values are of one size.
+
+        Raises:
+            InvalidGGUF: it is not so, or a layer that shares keys and values cannot.
+        """
+        hp = super().refine(hp)
+        if "attention.sliding_window_pattern" not in hp.keys:
+            raise hp.keys.invalid("it does not say which layers have a sliding window")
+        if hp.head_dim_k != hp.head_dim_v:
+            raise hp.keys.invalid("its keys and values have heads of different sizes")
+        check_kv_sources(hp)
+        return hp
+
+    @classmethod
+    def block_for(cls, hp: HParams, layer: int) -> type[Block]:
+        return Gemma4Block if kv_source(hp, layer) == layer else Gemma4SharedBlock
+
+    @classmethod
+    def adapt(cls, source: TensorSource, hp: HParams) -> None:
+        """Some files have keys and values that nothing reads, as checkpoints do."""
+        super().adapt(source, hp)
+        for layer in range(hp.n_layer):
+            if kv_source(hp, layer) != layer:
+                unread = ("attn_k", "attn_v", "attn_k_norm")
+                source.used |= {f"blk.{layer}.{name}.weight" for name in unread}
+
+    def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
+        """Inputs of all layers go to all ranks together with the stream."""
+        x = super().embed(ids, ctx)
+        if self.inputs is None:
+            return x
+        inputs = self.inputs(ids, x, ctx)
+        joined = None if x is None or inputs is None else ctx.ops.concat(x, inputs)
+        joined = ctx.enter(joined, self.split.used)
+        if joined is None:
+            return None
+        n_embd = self.hp.n_embd
+        ctx.side[SIDE] = joined[:, n_embd:]
+        return joined[:, :n_embd]
