@@ -14,6 +14,7 @@ from tests.helpers.hf_models.family import Array, Change, Config, Family
 from tests.helpers.hf_models.parts import (
     ATTENTION,
     EMBEDDING,
+    NEIGHBOURS,
     PRE_NORMS,
     SIZES,
     experts,
@@ -26,6 +27,7 @@ from tests.helpers.hf_models.parts import (
 )
 
 N_GROUPS = 2
+DENSE_COLUMNS = 80
 
 CONTEXT_LENGTH = 1 << 20
 """What converters write where a model has no position limit."""
@@ -231,8 +233,9 @@ def granite_hybrid(c: Config) -> dict[str, Any]:
         "embedding_scale": c.embedding_multiplier,
         "residual_scale": c.residual_multiplier,
         "logit_scale": c.logits_scaling,
-        "expert_shared_feed_forward_length": c.shared_intermediate_size,
-        "rope.scaling.finetuned": False,
+        "feed_forward_length": c.intermediate_size if c.num_local_experts else DENSE_COLUMNS,
+        "expert_shared_feed_forward_length": DENSE_COLUMNS,
+        "rope.scaling.finetuned": c.position_embedding_type == "rope",
         "ssm.conv_kernel": c.mamba_d_conv,
         "ssm.state_size": c.mamba_d_state,
         "ssm.group_count": c.mamba_n_groups,
@@ -241,9 +244,14 @@ def granite_hybrid(c: Config) -> dict[str, Any]:
     }
 
 
-def shared_gate_and_up(values: Array, _: Config) -> dict[str, Array]:
-    gate, up = np.split(values, 2)
-    return {"ffn_gate_shexp.weight": gate, "ffn_up_shexp.weight": up}
+def shared_gate_and_up(suffix: str) -> Change:
+    """The expert that every token uses; without others it is an FFN."""
+
+    def split(values: Array, _: Config) -> dict[str, Array]:
+        gate, up = np.split(values, 2)
+        return {f"ffn_gate{suffix}.weight": gate, f"ffn_up{suffix}.weight": up}
+
+    return split
 
 
 GRANITE_HYBRID: dict[str, str | Change] = {
@@ -255,9 +263,33 @@ GRANITE_HYBRID: dict[str, str | Change] = {
     "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
     "block_sparse_moe.experts.gate_up_proj": gate_and_up,
     "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
-    "shared_mlp.input_linear.weight": shared_gate_and_up,
+    "shared_mlp.input_linear.weight": shared_gate_and_up("_shexp"),
     "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
 }
+
+DENSE_FFN: dict[str, str | Change] = {
+    "shared_mlp.input_linear.weight": shared_gate_and_up(""),
+    "shared_mlp.output_linear.weight": "ffn_down.weight",
+}
+
+
+def granite_hybrid_config(**others: Any) -> GraniteMoeHybridConfig:
+    return GraniteMoeHybridConfig(
+        **SIZES,
+        num_hidden_layers=2,
+        layer_types=["mamba", "attention"],
+        shared_intermediate_size=DENSE_COLUMNS,
+        mamba_n_heads=8,
+        mamba_d_head=16,
+        mamba_n_groups=1,
+        mamba_d_state=24,
+        attention_multiplier=0.2,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        logits_scaling=2.0,
+        **others,
+    )
+
 
 FAMILIES = [
     Family(
@@ -326,23 +358,18 @@ FAMILIES = [
         "granitehybrid",
         "granitehybrid",
         "granitehybrid-q4_k_m.gguf",
-        lambda: GraniteMoeHybridConfig(
-            **SIZES,
-            num_hidden_layers=2,
-            layer_types=["mamba", "attention"],
-            shared_intermediate_size=80,
-            num_local_experts=5,
-            num_experts_per_tok=2,
-            mamba_n_heads=8,
-            mamba_d_head=16,
-            mamba_n_groups=1,
-            mamba_d_state=24,
-            attention_multiplier=0.2,
-            embedding_multiplier=3.0,
-            residual_multiplier=0.5,
-            logits_scaling=2.0,
-        ),
+        lambda: granite_hybrid_config(num_local_experts=5, num_experts_per_tok=2),
         granite_hybrid,
         GRANITE_HYBRID,
+    ),
+    Family(
+        "granitehybrid-dense",
+        "granitehybrid",
+        None,
+        lambda: granite_hybrid_config(
+            num_local_experts=0, num_experts_per_tok=0, position_embedding_type="rope"
+        ),
+        granite_hybrid,
+        GRANITE_HYBRID | NEIGHBOURS | DENSE_FFN,
     ),
 ]
