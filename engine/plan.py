@@ -18,7 +18,7 @@ from engine.events import MemoryUse
 from engine.gguf import GGUFFile
 from engine.info import ModelInfo, describe
 from engine.layers.module import Slot
-from engine.layers.state import KVState
+from engine.layers.state import KVState, RecurrentState
 from engine.models.declare import Declaration, declare
 from engine.parallel.placement import Slices
 
@@ -214,7 +214,8 @@ def _compute_bytes(
     heads = max((b.heads.size(rank) for b in blocks), default=0)
     keys = (s.head_dim_k for s in declaration.states if isinstance(s, KVState))
     head_dim = max(keys, default=0)  # of latents, where those are the keys
-    per_token = 6 * hp.n_embd + 3 * columns + 4 * heads * head_dim
+    recurrent = (s.n_work(rank) for s in declaration.states if isinstance(s, RecurrentState))
+    per_token = 6 * hp.n_embd + 3 * columns + 4 * heads * head_dim + max(recurrent, default=0)
     cache_f32 = max((s.n_bytes(rank, n_ctx, "f32") for s in declaration.states), default=0)
     mask = 2 * n_tokens * n_ctx
     unpack = UNPACK_BYTES if storage == "packed" else 0

@@ -63,5 +63,16 @@ class RecurrentState:
         """Bytes of `rank`, with a copy to go back to; context and KV type do not matter."""
         return 2 * F32_BYTES * sum(prod(shape) for shape in self.shapes(rank).values())
 
+    def n_work(self, rank: int) -> int:
+        """Elements per token that a pass over many tokens needs beside the stream.
+
+        An estimate after what was measured: some copies of both sides of every head's matrix, or
+        of the channels where these have no matrix.
+        """
+        return max(
+            6 * n_units * sum(sides) if len(sides) == 2 else 8 * n_units
+            for n_units, *sides in self.shapes(rank).values()
+        )
+
 
 State = KVState | RecurrentState

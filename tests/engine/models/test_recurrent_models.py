@@ -95,6 +95,21 @@ def test_the_state_does_not_grow_with_the_context(build: Build) -> None:
     assert sum(kv("jamba", 128)) - sum(kv("jamba", 64)) == 64 * width * f16
 
 
+@pytest.mark.parametrize(("name", "n_in"), [("mamba", 288), ("mamba2", 360), ("lfm2", 192)])
+def test_working_memory_grows_with_the_tokens_of_a_pass(build: Build, name: str, n_in: int) -> None:
+    """At least by the inputs of the largest recurrent layer and the stream."""
+    path, f32 = build(name)[0], 4
+
+    def compute(n_batch: int) -> int:
+        params = LoadParams(str(path), n_ctx=512, n_batch=n_batch)
+        return Planner(path).plan(params).devices[0].memory.compute
+
+    mask = 2 * 512
+    growth = (compute(512) - compute(256)) / 256 / f32 - mask
+    stream = 6 * {"mamba": 72}.get(name, 64)
+    assert growth > stream + n_in
+
+
 def ids_of(events: Sequence[Event]) -> list[int]:
     return [i for event in events if isinstance(event, TokenText) for i in event.ids]
 
