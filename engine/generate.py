@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine.config import SamplingParams
 from engine.errors import ContextOverflow, EngineError, PromptError
 from engine.events import (
@@ -178,6 +180,7 @@ class Generation:
         self._stop = StopMatcher(params.stop)
         self._decoder: StreamDecoder | None = tokenizer.stream() if tokenizer else None
         self._eog = tokenizer.eog_ids if tokenizer and not params.ignore_eos else frozenset[int]()
+        self._never = list(tokenizer.never_ids) if tokenizer else []
         self._pending: list[int] = []
         self._is_stopped = False
         self._turn = self._n_prompt = self._n_cached = self._n_drawn = 0
@@ -244,6 +247,7 @@ class Generation:
         return "length"
 
     def _draw(self, logits: Logits) -> int:
+        logits[self._never] = -np.inf
         try:
             token = self._sampler.sample(logits)
         except EngineError:

@@ -46,6 +46,7 @@ class Tokenizer:
 
     Attributes:
         eog_ids: the tokens that end a generation.
+        never_ids: the tokens that the model must not answer with.
         model: the file's kind of tokenizer, such as "llama" (SPM) or "gpt2" (BPE).
         pre: the file's name for how text is cut into words; "" where it has none.
         warnings: sentences about what may make this tokenizer wrong for its model.
@@ -78,6 +79,7 @@ class Tokenizer:
         self.bos_id = vocab.bos_id
         self.eos_id = vocab.eos_id
         self.eog_ids = vocab.eog_ids
+        self.never_ids = vocab.never_ids
         self.add_bos = add_bos
         self.add_eos = add_eos
         self.warnings = tuple(vocab.warnings)

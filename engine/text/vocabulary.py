@@ -55,6 +55,7 @@ class Vocabulary:
         tokens: the raw pieces as the file spells them.
         kinds: per token, a sum of the kind bits above.
         scores: per token, for SPM; higher is merged first.
+        never_ids: tokens that are never drawn, such as placeholders for pictures (Gemma 4).
     """
 
     tokens: list[str]
@@ -65,6 +66,7 @@ class Vocabulary:
     eos_id: int | None = None
     unk_id: int | None = None
     eog_ids: frozenset[int] = frozenset()
+    never_ids: tuple[int, ...] = ()
     warnings: list[str] = field(default_factory=list)
 
     def kind(self, token_id: int) -> int:
@@ -94,6 +96,8 @@ def read_vocabulary(meta: Metadata, is_spm: bool) -> Vocabulary:
     vocab.eos_id = _special_id(meta, vocab, "eos", 2 if is_spm else None)
     vocab.unk_id = _special_id(meta, vocab, "unknown", 0 if is_spm else None)
     vocab.eog_ids = frozenset(_find_ends(meta, vocab))
+    banned = meta.ints(KEY + "suppress_tokens", [])
+    vocab.never_ids = tuple(sorted({i for i in banned if 0 <= i < len(tokens)}))
     return vocab
 
 

@@ -32,6 +32,21 @@ def test_a_model_without_vocabulary_computes_logits(tmp_path: Path, extra: dict[
     assert inspect_model(path).warnings == model.warnings
 
 
+def test_tokens_that_a_file_bans_are_never_drawn(tmp_path: Path) -> None:
+    """Gemma 4 lists placeholders that its checkpoints sometimes prefer; odd ids are skipped."""
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    banned: list[int] = []
+    for _ in range(3):
+        extra = {"tokenizer.ggml.suppress_tokens": [*banned, -1, 10**6]}
+        path = tiny_gguf(tmp_path / "m.gguf", extra=extra)
+        with load_model(path) as model:
+            events = list(model.generate([5, 6], greedy))
+        drawn = [i for event in events for i in getattr(event, "ids", ())]
+        assert len(drawn) == 8
+        assert not set(drawn) & set(banned)
+        banned += drawn
+
+
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_foreign_vocabulary_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     """No architecture that can be loaded was ever published with one of these."""
