@@ -7,8 +7,9 @@ from dataclasses import replace
 from engine.layers.attention import QKNormAttention
 from engine.layers.hparams import HParams, Traits
 from engine.layers.rope import Rope
-from engine.models.base import CausalLM, PostNormBlock
+from engine.models.base import PostNormBlock
 from engine.models.registry import register
+from engine.models.swa_only_rope import SwaOnlyRopeLM
 
 N_LAYER_WITH_WINDOWS = 64
 
@@ -20,7 +21,7 @@ class Exaone4Block(PostNormBlock):
 
 
 @register("exaone4")
-class Exaone4(CausalLM):
+class Exaone4(SwaOnlyRopeLM):
     """arXiv 2507.11407; in the 32B model, only layers with a window know positions."""
 
     traits = Traits(rope_style="neox", swa_period=4, n_swa=4096)
@@ -30,9 +31,8 @@ class Exaone4(CausalLM):
     def refine(cls, hp: HParams) -> HParams:
         """Other sizes have no windows, whatever their files say."""
         if hp.n_layer == N_LAYER_WITH_WINDOWS:
-            return hp
+            return super().refine(hp)
         return replace(hp, n_swa=0, swa=(False,) * hp.n_layer)
 
     def rope_of(self, layer: int) -> Rope | None:
-        is_rotated = self.hp.swa[layer] or not self.hp.n_swa
-        return super().rope_of(layer) if is_rotated else None
+        return super().rope_of(layer) if self.hp.n_swa else self.rope_freqs

@@ -17,8 +17,7 @@ class SwaOnlyRopeLM(CausalLM):
         Raises:
             InvalidGGUF: the file does not say how long the windows are.
         """
-        if not hp.n_swa:
-            raise hp.keys.invalid("it does not say how long its sliding windows are")
+        hp.require_windows()
         return hp
 
     def rope_of(self, layer: int) -> Rope | None:
