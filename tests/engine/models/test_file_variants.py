@@ -19,7 +19,9 @@ DRAFTING = [
     "deepseek3-mla-q4_k_m",
     "bailingmoe2-q4_k_m",
     "exaone-moe-q4_k_m",
+    "exaone4-q4_k_m",
     "hy_v3-q4_k_m",
+    "step35-q4_k_m",
 ]
 
 

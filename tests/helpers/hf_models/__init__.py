@@ -6,6 +6,7 @@ Needs the package `transformers`; nothing is downloaded.
 
 from tests.helpers.hf_models import (
     cohere,
+    gated,
     gemma,
     gpt,
     linear_attention,
@@ -13,7 +14,9 @@ from tests.helpers.hf_models import (
     mamba,
     mistral,
     moe,
+    nope,
     others,
+    relatives,
     state_space,
     stretched,
 )
@@ -32,5 +35,8 @@ FAMILIES: list[Family] = [
     *gpt.FAMILIES,
     *cohere.FAMILIES,
     *stretched.FAMILIES,
+    *gated.FAMILIES,
+    *nope.FAMILIES,
+    *relatives.FAMILIES,
     *others.FAMILIES,
 ]

@@ -90,7 +90,7 @@ def yarn(c: Config) -> dict[str, Any]:
 
 def experts(c: Config) -> dict[str, Any]:
     return {
-        "expert_count": c.num_local_experts,
+        "expert_count": getattr(c, "num_local_experts", None) or c.num_experts,
         "expert_used_count": c.num_experts_per_tok,
     }
 

@@ -1,0 +1,159 @@
+"""Models that differ from Llama in one place: Arcee, Seed-OSS, Hunyuan, EXAONE 4, Mellum."""
+
+from typing import Any
+
+from transformers import (
+    ArceeConfig,
+    Exaone4Config,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
+    MellumConfig,
+    SeedOssConfig,
+)
+
+from tests.helpers.hf_models.family import Config, Family
+from tests.helpers.hf_models.parts import (
+    ATTENTION,
+    DENSE,
+    EMBEDDING,
+    EXPERTS,
+    GATED_FFN,
+    NEIGHBOURS,
+    PRE_NORMS,
+    SIZES,
+    expert_width,
+    experts,
+    head_sizes,
+    rope_base,
+    rope_size,
+    sizes,
+)
+
+FULL, WINDOW = "full_attention", "sliding_attention"
+
+
+def common(c: Config) -> dict[str, Any]:
+    return {**sizes(c), **head_sizes(c), **rope_base(c)}
+
+
+def hunyuan_moe(c: Config) -> dict[str, Any]:
+    return {
+        **common(c),
+        "expert_count": c.num_experts,
+        "expert_used_count": c.moe_topk,
+        "expert_shared_count": 1,
+        "expert_feed_forward_length": c.intermediate_size,
+        "expert_shared_feed_forward_length": c.intermediate_size,
+    }
+
+
+def mellum(c: Config) -> dict[str, Any]:
+    rope = c.rope_parameters[FULL]
+    return {
+        **sizes(c),
+        **head_sizes(c),
+        **experts(c),
+        **expert_width(c),
+        "rope.freq_base": rope["rope_theta"],
+        "rope.freq_base_swa": rope["rope_theta"],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "attention.sliding_window": c.sliding_window,
+        "attention.sliding_window_pattern": [kind == WINDOW for kind in c.layer_types],
+    }
+
+
+HUNYUAN = {
+    **DENSE,
+    "self_attn.query_layernorm.weight": "attn_q_norm.weight",
+    "self_attn.key_layernorm.weight": "attn_k_norm.weight",
+}
+UNGATED_FFN = {f"mlp.{part}_proj.weight": f"ffn_{part}.weight" for part in ("up", "down")}
+
+FAMILIES = [
+    Family(
+        "arcee",
+        "arcee",
+        "arcee-q4_k_m.gguf",
+        lambda: ArceeConfig(**SIZES, num_hidden_layers=2, head_dim=24),
+        lambda c: {**common(c), **rope_size(c)},
+        {**EMBEDDING, **ATTENTION, **NEIGHBOURS, **PRE_NORMS, **UNGATED_FFN},
+    ),
+    Family(
+        "seed_oss",
+        "seed_oss",
+        "seed_oss-q4_k_m.gguf",
+        lambda: SeedOssConfig(**SIZES, num_hidden_layers=2, head_dim=24),
+        common,
+        {**DENSE, "post_attention_layernorm.weight": "post_attention_norm.weight"},
+    ),
+    Family(
+        "hunyuan-dense",
+        "hunyuan-dense",
+        "hunyuan-dense-q4_k_m.gguf",
+        lambda: HunYuanDenseV1Config(**SIZES, num_hidden_layers=2, head_dim=24),
+        common,
+        HUNYUAN,
+    ),
+    Family(
+        "hunyuan-moe",
+        "hunyuan-moe",
+        "hunyuan-moe-q4_k_m.gguf",
+        lambda: HunYuanMoEV1Config(
+            **SIZES, num_hidden_layers=2, head_dim=24, num_experts=3, moe_topk=2
+        ),
+        hunyuan_moe,
+        {
+            **HUNYUAN,
+            **EXPERTS,
+            "mlp.gate.wg.weight": "ffn_gate_inp.weight",
+            **{
+                f"mlp.shared_mlp.{part}_proj.weight": f"ffn_{part}_shexp.weight"
+                for part in ("gate", "up", "down")
+            },
+        },
+    ),
+    Family(
+        "exaone4",
+        "exaone4",
+        "exaone4-q4_k_m.gguf",
+        lambda: Exaone4Config(
+            **SIZES, num_hidden_layers=2, head_dim=24, sliding_window=None, layer_types=[FULL] * 2
+        ),
+        common,
+        {
+            **EMBEDDING,
+            **ATTENTION,
+            **GATED_FFN,
+            "post_attention_layernorm.weight": "post_attention_norm.weight",
+            "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+        },
+    ),
+    Family(
+        "mellum",
+        "mellum",
+        "mellum-q4_k_m.gguf",
+        lambda: MellumConfig(
+            **SIZES,
+            num_hidden_layers=3,
+            head_dim=24,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=40,
+            sliding_window=12,
+            layer_types=[WINDOW, FULL, WINDOW],
+            rope_parameters={
+                WINDOW: {"rope_type": "default", "rope_theta": 10000.0},
+                FULL: {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+            },
+        ),
+        mellum,
+        {**EMBEDDING, **ATTENTION, **PRE_NORMS, **EXPERTS},
+    ),
+]
