@@ -122,10 +122,12 @@ class Module:
             for slot in child.bind(source, name if child.is_nameless else prefix + child_name)
         ]
 
-    def states(self) -> Iterator[State]:
+    def states(self) -> list[State]:
         """What this module and all below it remember between tokens."""
+        found: list[State] = []
         for value in vars(self).values():
             if isinstance(value, KVState | RecurrentState):
-                yield value
+                found.append(value)
         for _, child in self.children():
-            yield from child.states()
+            found += child.states()
+        return found
