@@ -216,6 +216,8 @@ class CausalLM(Module):
         """
         x = self.embed(ids, ctx)
         for block in self.blk:
+            if not block.split.group:  # it has no part that anyone could hold
+                continue
             x = ctx.enter(x, block.split.group)
             if x is not None:
                 x = ctx.steer(block.forward(x, ctx), block.layer)

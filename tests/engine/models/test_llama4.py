@@ -35,9 +35,8 @@ def built(tmp_path: Path) -> Built:
 @pytest.mark.parametrize("n_batch", [40, 11, 1])
 @pytest.mark.parametrize("n_ranks", [1, 3])
 def test_chunks_and_temperature(
-    built: Built, n_batch: int, n_ranks: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    built: Built, n_batch: int, n_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("engine.models.llama4.CHUNK", CHUNK)
     monkeypatch.setattr("engine.models.llama4.TEMPERATURE", Temperature(0.5, STEP, offset=1))
     path, ids, expected = built

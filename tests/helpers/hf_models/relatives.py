@@ -1,9 +1,10 @@
-"""Models that differ from Llama in one place: Arcee, Seed-OSS, Hunyuan, EXAONE 4, Mellum."""
+"""Models that differ from Llama in few places: Arcee, Seed-OSS, Hunyuan, EXAONE 4, Mellum, DBRX."""
 
 from typing import Any
 
 from transformers import (
     ArceeConfig,
+    DbrxConfig,
     Exaone4Config,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
@@ -11,7 +12,7 @@ from transformers import (
     SeedOssConfig,
 )
 
-from tests.helpers.hf_models.family import Config, Family
+from tests.helpers.hf_models.family import Array, Change, Config, Family
 from tests.helpers.hf_models.parts import (
     ATTENTION,
     DENSE,
@@ -62,6 +63,32 @@ def mellum(c: Config) -> dict[str, Any]:
         "attention.sliding_window": c.sliding_window,
         "attention.sliding_window_pattern": [kind == WINDOW for kind in c.layer_types],
     }
+
+
+def dbrx(c: Config) -> dict[str, Any]:
+    return {
+        "block_count": c.n_layers,
+        "context_length": c.max_seq_len,
+        "embedding_length": c.d_model,
+        "feed_forward_length": c.ffn_config.ffn_hidden_size,
+        "attention.head_count": c.n_heads,
+        "attention.head_count_kv": c.attn_config.kv_n_heads,
+        "attention.clamp_kqv": c.attn_config.clip_qkv,
+        "attention.layer_norm_epsilon": 1e-5,
+        "rope.freq_base": c.rope_parameters["rope_theta"],
+        "expert_count": c.ffn_config.moe_num_experts,
+        "expert_used_count": c.ffn_config.moe_top_k,
+    }
+
+
+def stacked(name: str, *, transposed: bool = False) -> Change:
+    """Experts from one below the other to (E, out, in)."""
+
+    def change(values: Array, c: Config) -> dict[str, Array]:
+        experts = values.reshape(c.ffn_config.moe_num_experts, -1, values.shape[-1])
+        return {name: experts.swapaxes(1, 2) if transposed else experts}
+
+    return change
 
 
 HUNYUAN = {
@@ -155,5 +182,33 @@ FAMILIES = [
         ),
         mellum,
         {**EMBEDDING, **ATTENTION, **PRE_NORMS, **EXPERTS},
+    ),
+    Family(
+        "dbrx",
+        "dbrx",
+        None,
+        lambda: DbrxConfig(
+            d_model=64,
+            n_heads=4,
+            n_layers=2,
+            max_seq_len=256,
+            vocab_size=141,
+            attn_config={"kv_n_heads": 2, "clip_qkv": 0.9, "rope_theta": 10000.0},
+            ffn_config={"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_top_k": 2},
+        ),
+        dbrx,
+        {
+            "transformer.wte.weight": "token_embd.weight",
+            "transformer.norm_f.weight": "output_norm.weight",
+            "lm_head.weight": "output.weight",
+            "norm_attn_norm.norm_1.weight": "attn_norm.weight",
+            "norm_attn_norm.norm_2.weight": "attn_output_norm.weight",
+            "norm_attn_norm.attn.Wqkv.weight": "attn_qkv.weight",
+            "norm_attn_norm.attn.out_proj.weight": "attn_output.weight",
+            "ffn.router.layer.weight": "ffn_gate_inp.weight",
+            "ffn.experts.mlp.w1": stacked("ffn_gate_exps.weight"),
+            "ffn.experts.mlp.v1": stacked("ffn_up_exps.weight"),
+            "ffn.experts.mlp.w2": stacked("ffn_down_exps.weight", transposed=True),
+        },
     ),
 ]

@@ -1,0 +1,25 @@
+"""DBRX: LayerNorms, limited queries, keys and values, and routed experts."""
+
+from __future__ import annotations
+
+from engine.layers.attention import ClampedAttention
+from engine.layers.hparams import Traits
+from engine.layers.norm import LayerNorm
+from engine.models.base import CausalLM, TransformerBlock
+from engine.models.registry import register
+
+
+class DbrxBlock(TransformerBlock):
+    """Only experts, whose weights sum to 1."""
+
+    tensor_names = {"ffn_norm": "attn_output_norm"}  # noqa: RUF012
+    norm_type = LayerNorm
+    mixer_type = ClampedAttention
+
+
+@register("dbrx")
+class Dbrx(CausalLM):
+    """Databricks' 132B model."""
+
+    traits = Traits(rope_style="neox", norm_eps="layer")
+    block_type = DbrxBlock

@@ -1,0 +1,132 @@
+"""DeciLM and Nemotron 49B to 253B: Llama of which a search has left out or replaced parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from engine.layers.attention import Attention
+from engine.layers.ffn import GatedFFN
+from engine.layers.hparams import HParams, Traits
+from engine.layers.linear import Linear
+from engine.layers.mixer import Mixer
+from engine.layers.rope import Rope
+from engine.models.base import Block, CausalLM, TransformerBlock
+from engine.models.hybrid import MixerBlock
+from engine.models.registry import register
+from engine.parallel.placement import Shard
+from engine.parallel.split import BlockDims, BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+
+MixerKind = Literal["attention", "linear", "none"]
+
+
+class LinearMixer(Mixer):
+    """One matrix in place of attention, cut by columns as if those were of heads."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.width = hp.n_embd // hp.n_head[layer]
+        self.attn_output = Linear(hp.n_embd, hp.n_embd, Shard(1, split.heads), split.group)
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        return BlockDims(n_head=hp.n_head[layer], n_head_kv=hp.n_head[layer])
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.attn_output.bias
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        if not ctx.owns(self.split.heads):
+            return None
+        start, stop = self.split.heads.spans[ctx.rank]
+        return self.attn_output(x[:, start * self.width : stop * self.width])
+
+
+class LinearBlock(TransformerBlock):
+    """A matrix and an FFN."""
+
+    mixer_type = LinearMixer
+
+
+class LinearOnlyBlock(MixerBlock):
+    """A matrix and no FFN."""
+
+    mixer_type = LinearMixer
+
+
+class AttentionOnlyBlock(MixerBlock):
+    """Attention and no FFN."""
+
+    mixer_type = Attention
+
+
+class FFNOnlyBlock(Block):
+    """An FFN and nothing else."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.ffn_norm = self.norm()
+        self.ffn = GatedFFN(hp.n_embd, hp.n_ff[layer], split.ffn, split.group)
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        return BlockDims(n_ff=hp.n_ff[layer])
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return x + ctx.all_reduce(self.ffn(self.ffn_norm(x, ctx), ctx), self.ffn.bias)
+
+
+class EmptyBlock(Block):
+    """Nothing is left of it."""
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        return BlockDims()
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return x
+
+
+BLOCKS: dict[tuple[MixerKind, bool], type[Block]] = {
+    ("attention", True): TransformerBlock,
+    ("attention", False): AttentionOnlyBlock,
+    ("linear", True): LinearBlock,
+    ("linear", False): LinearOnlyBlock,
+    ("none", True): FFNOnlyBlock,
+    ("none", False): EmptyBlock,
+}
+"""By what is in place of attention, and whether there is an FFN."""
+
+
+@register("deci")
+class Deci(CausalLM):
+    """Puzzle (arXiv 2411.19146); the converter has permuted q and k as for Llama."""
+
+    traits = Traits(is_hybrid=True)
+    block_type = TransformerBlock
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Layers without key-value heads are no recurrent ones.
+
+        Raises:
+            InvalidGGUF: there are experts, or a matrix cannot be cut into as many as heads.
+        """
+        if hp.n_expert:
+            raise hp.keys.invalid("deci models have no routed experts")
+        for n_head in filter(None, hp.n_head):
+            if hp.n_embd % n_head:
+                raise hp.keys.invalid(f"{n_head} heads cannot share {hp.n_embd} elements")
+        return replace(hp, recurrent=(False,) * hp.n_layer)
+
+    @classmethod
+    def block_for(cls, hp: HParams, layer: int) -> type[Block]:
+        n_head, n_head_kv = hp.n_head[layer], hp.n_head_kv[layer]
+        kind: MixerKind = "attention" if n_head_kv else "linear" if n_head else "none"
+        return BLOCKS[kind, hp.n_ff[layer] > 0]
