@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from engine.layers.attention import split_heads
 from engine.layers.conv import CausalConv
@@ -141,7 +141,7 @@ class GatedDeltaNet(DeltaNet):
         values: the cut of the value heads, in the order in which the file has them.
     """
 
-    tensor_names = {"out_proj": "ssm_out"}  # noqa: RUF012
+    tensor_names: ClassVar = {"out_proj": "ssm_out"}
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)

@@ -35,46 +35,18 @@ class Activation:
 SILU, GELU, RELU2 = Activation("silu"), Activation("gelu"), Activation("relu2")
 
 
-class GatedFFN(Module):
-    """`down(act(gate(x)) * up(x))` (Shazeer 2020)."""
-
-    is_nameless = True
-
-    def __init__(
-        self, n_embd: int, n_ff: int, columns: Ranges, group: Group, act: Activation = SILU
-    ) -> None:
-        self.columns = columns
-        self.act = act
-        self.ffn_gate = Linear(n_embd, n_ff, Shard(0, columns))
-        self.ffn_up = Linear(n_embd, n_ff, Shard(0, columns))
-        self.ffn_down = Linear(n_ff, n_embd, Shard(1, columns), group)
-
-    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        """Map x (T, n_embd) to this rank's summand of (T, n_embd)."""
-        if not ctx.owns(self.columns):
-            return None
-        return self.ffn_down(self.inner(x, ctx))
-
-    def inner(self, x: Tensor, ctx: Context) -> Tensor:
-        """The gated activations (T, columns of this rank)."""
-        return ctx.ops.gated(self.act, self.ffn_gate(x), self.ffn_up(x))
-
-    @property
-    def bias(self) -> Tensor | None:
-        """What is added once after the reduce."""
-        return self.ffn_down.bias
-
-
 class FFN(Module):
-    """`down(act(up(x)))`."""
+    """`down(act(gate(x)) * up(x))` (Shazeer 2020), or `down(act(up(x)))` without a gate."""
 
     is_nameless = True
 
     def __init__(
-        self, n_embd: int, n_ff: int, columns: Ranges, group: Group, act: Activation = GELU
-    ) -> None:
+        self, n_embd: int, n_ff: int, columns: Ranges, group: Group, act: Activation = SILU,
+        *, is_gated: bool = True,
+    ) -> None:  # fmt: skip
         self.columns = columns
         self.act = act
+        self.ffn_gate = Linear(n_embd, n_ff, Shard(0, columns)) if is_gated else None
         self.ffn_up = Linear(n_embd, n_ff, Shard(0, columns))
         self.ffn_down = Linear(n_ff, n_embd, Shard(1, columns), group)
 
@@ -86,7 +58,9 @@ class FFN(Module):
 
     def inner(self, x: Tensor, ctx: Context) -> Tensor:
         """The activations (T, columns of this rank)."""
-        return ctx.ops.activate(self.act, self.ffn_up(x))
+        if self.ffn_gate is None:
+            return ctx.ops.activate(self.act, self.ffn_up(x))
+        return ctx.ops.gated(self.act, self.ffn_gate(x), self.ffn_up(x))
 
     @property
     def bias(self) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.attention import split_heads
 from engine.layers.conv import CausalConv
@@ -40,7 +40,7 @@ class KimiDeltaAttention(DeltaNet):
     narrow side.
     """
 
-    tensor_names = {"out_proj": "attn_output"}  # noqa: RUF012
+    tensor_names: ClassVar = {"out_proj": "attn_output"}
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)

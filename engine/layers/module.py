@@ -124,10 +124,9 @@ class Module:
 
     def states(self) -> list[State]:
         """What this module and all below it remember between tokens."""
-        found: list[State] = []
-        for value in vars(self).values():
-            if isinstance(value, KVState | RecurrentState):
-                found.append(value)
+        found: list[State] = [
+            value for value in vars(self).values() if isinstance(value, KVState | RecurrentState)
+        ]
         for _, child in self.children():
             found += child.states()
         return found

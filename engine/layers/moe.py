@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from engine.layers.ffn import SILU, Activation
+from engine.layers.ffn import FFN, SILU, Activation
 from engine.layers.linear import ExpertLinear, Linear, Vector
 from engine.layers.module import Module
 from engine.parallel.placement import Replicate, Shard
@@ -74,39 +74,22 @@ class Routing:
         return routing
 
 
-class SharedExpert(Module):
-    """The expert that every token uses, cut by columns like a dense FFN.
+class SharedExpert(FFN):
+    """The expert that every token uses, some times as much as a gate of the token says."""
 
-    Args:
-        is_gated: `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
-    """
-
-    is_nameless = True
+    tensor_names: ClassVar = {f"ffn_{part}": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
 
     def __init__(
         self, hp: HParams, split: BlockSplit, layer: int, act: Activation, *, is_gated: bool
     ) -> None:
-        n_ff, self.columns, self.act = hp.n_ff_shexp[layer], split.shared, act
-        owners = Replicate(self.columns.owners())
+        n_ff, columns = hp.n_ff_shexp[layer], split.shared
+        super().__init__(hp.n_embd, n_ff, columns, split.group, act, is_gated=is_gated)
+        owners = Replicate(columns.owners())
         self.ffn_gate_inp_shexp = Vector((hp.n_embd,), owners, optional=True)
-        if is_gated:
-            self.ffn_gate_shexp = Linear(hp.n_embd, n_ff, Shard(0, self.columns))
-        self.ffn_up_shexp = Linear(hp.n_embd, n_ff, Shard(0, self.columns))
-        self.ffn_down_shexp = Linear(n_ff, hp.n_embd, Shard(1, self.columns), split.group)
-        self.is_gated = is_gated
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        """Map x (T, n_embd) to this rank's summand of (T, n_embd)."""
-        if not ctx.owns(self.columns):
-            return None
-        up = self.ffn_up_shexp(x)
-        if self.is_gated:
-            inner = ctx.ops.gated(self.act, self.ffn_gate_shexp(x), up)
-        else:
-            inner = ctx.ops.activate(self.act, up)
-        y = self.ffn_down_shexp(inner)
-        gate = self.ffn_gate_inp_shexp.value
-        return y if gate is None else y * (x @ gate)[:, None].sigmoid()
+        y, gate = super().__call__(x, ctx), self.ffn_gate_inp_shexp.value
+        return y if y is None or gate is None else y * (x @ gate)[:, None].sigmoid()
 
 
 class MoE(Module):

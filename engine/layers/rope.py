@@ -17,11 +17,15 @@ from engine.parallel.placement import Replicate
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.layers.hparams import HParams
     from engine.layers.keys import Keys
 
 RopeStyle = Literal["norm", "neox"]
 
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
+
+DEFAULT_BASE = 10000.0
+"""The base of the frequencies where a file has none (arXiv 2104.09864)."""
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0
 """YaRN's bounds in rotations; for most architectures, llama.cpp does not read the file's."""
@@ -72,7 +76,7 @@ class RopeParams:
         return cls(
             n_rot=keys.integer("rope.dimension_count", head_dim),
             style=style,
-            base=keys.number("rope.freq_base", 10000.0),
+            base=keys.number("rope.freq_base", DEFAULT_BASE),
             scale=1.0 if kind in ("none", "longrope") or factor == 0 else 1.0 / factor,
             yarn=kind == "yarn",
             n_ctx_orig=keys.integer("rope.scaling.original_context_length", n_ctx_train),
@@ -124,3 +128,17 @@ class Rope(Module):
             return []
         factors = source.get(f"{name}.weight", (self.params.n_rot // 2,))
         return [Slot(self, "weight", factors, self.placement, is_matrix=False)]
+
+
+def choose_rope_factors(source: TensorSource, hp: HParams) -> None:
+    """Show the divisors of the frequencies that suit the context as `rope_freqs`.
+
+    LongRoPE (arXiv 2402.13753) has some for short and some for long contexts.
+
+    The choice holds for all positions, as in llama.cpp: keys that are in the cache cannot change
+    with a sequence that grows.
+    """
+    is_long = hp.n_ctx > hp.rope.n_ctx_orig
+    name = f"rope_factors_{'long' if is_long else 'short'}.weight"
+    if name in source and "rope_freqs.weight" not in source:
+        source.tensors["rope_freqs.weight"] = source.tensors[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.conv import CausalConv
 from engine.layers.linear import Linear
@@ -25,7 +25,7 @@ class ShortConv(Mixer):
     No channel sees another one, so the ranks meet only in the all_reduce of the output.
     """
 
-    tensor_names = {  # noqa: RUF012
+    tensor_names: ClassVar = {
         "in_proj": "shortconv.in_proj",
         "conv": "shortconv.conv",
         "out_proj": "shortconv.out_proj",

@@ -7,9 +7,10 @@ from math import exp, log1p
 from typing import TYPE_CHECKING
 
 from engine.layers.attention import QKNormAttention
+from engine.layers.block import TransformerBlock
 from engine.layers.ffn import FFN
 from engine.layers.hparams import HParams, Traits
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 from engine.parallel.split import BlockSplit
 
@@ -54,7 +55,7 @@ class XieluFFN(FFN):
     """`down(xielu(up(x)))`."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:
-        super().__init__(hp.n_embd, hp.n_ff[layer], split.ffn, split.group)
+        super().__init__(hp.n_embd, hp.n_ff[layer], split.ffn, split.group, is_gated=False)
         self.xielu = Xielu.read(hp, layer)
 
     def inner(self, x: Tensor, ctx: Context) -> Tensor:

@@ -1,163 +1,27 @@
-"""What every language model has: an embedding, blocks, a last norm and an output head."""
+"""What every language model has: an embedding, blocks, a last norm and an output head.
+
+`CausalLM` is followed by what several families do differently: which layers are recurrent, which
+rotate positions by what, and the size of embeddings.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.attention import Attention
-from engine.layers.ffn import FFN, SILU, Activation, GatedFFN
+from engine.layers.block import Block
+from engine.layers.fused import separate_gate_up, separate_qkv
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Embedding, Linear, TiedHead
-from engine.layers.mixer import Mixer
 from engine.layers.module import Module, TensorSource
-from engine.layers.moe import MoE, Routing, add_parts
-from engine.layers.norm import Norm, RMSNorm
-from engine.layers.rope import Rope
-from engine.models.fused import separate_gate_up, separate_qkv
-from engine.models.longrope import choose_rope_factors
+from engine.layers.rope import DEFAULT_BASE, Rope, RopeParams, choose_rope_factors
 from engine.parallel.placement import Replicate, Shard
-from engine.parallel.split import BlockDims, BlockSplit, ModelSplit
+from engine.parallel.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.context import Context
-
-
-class Block(Module, ABC):
-    """One layer of a model.
-
-    Attributes:
-        norm_type: of the norms in front of its parts.
-        layer: its index.
-        split: how its parts are cut; ranks outside `split.group` never see it.
-    """
-
-    norm_type: ClassVar[type[Norm]] = RMSNorm
-
-    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
-        self.hp = hp
-        self.split = split
-        self.layer = layer
-
-    @classmethod
-    @abstractmethod
-    def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """The sizes by which block `layer` is cut."""
-
-    @abstractmethod
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        """Map the residual stream x (T, n_embd) to the next block's."""
-
-    def norm(self) -> Norm:
-        """A norm of the residual stream, on all ranks of the block."""
-        return self.norm_type(self.hp.n_embd, self.hp.norm_eps, Replicate(self.split.group))
-
-
-class TransformerBlock(Block):
-    """`x + mixer(norm(x))`, then `x + ffn(norm(x))`; one all_reduce each.
-
-    A variant names another mixer or activation, or overrides `make_ffn`, `mix` or `feed`.
-
-    Attributes:
-        mixer_type: what lets tokens see each other.
-        act: between the matrices of FFN and experts.
-        is_gated: FFN and experts have a gate.
-    """
-
-    mixer_type: ClassVar[type[Mixer]] = Attention
-    act: ClassVar[Activation] = SILU
-    is_gated: ClassVar[bool] = True
-
-    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
-        super().__init__(hp, split, layer, rope)
-        self.attn_norm = self.norm()
-        self.mixer = self.mixer_type(hp, split, layer, rope)
-        self.ffn_norm = self.norm()
-        self.ffn = self.make_ffn()
-
-    @classmethod
-    def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        return replace(
-            cls.mixer_type.dims(hp, layer),
-            n_ff=hp.n_ff[layer],
-            n_ff_exp=hp.n_ff_exp[layer],
-            n_ff_shexp=hp.n_ff_shexp[layer],
-        )
-
-    def make_ffn(self) -> GatedFFN | FFN | MoE:
-        """Routed experts where the layer has them, else one FFN."""
-        hp, split, layer = self.hp, self.split, self.layer
-        if hp.n_ff_exp[layer]:
-            return MoE(hp, split, layer, self.routing(), self.act, is_gated=self.is_gated)
-        ffn_type = GatedFFN if self.is_gated else FFN
-        return ffn_type(hp.n_embd, hp.n_ff[layer], split.ffn, split.group, self.act)
-
-    def routing(self) -> Routing:
-        """How tokens find their experts."""
-        return Routing.read(self.hp)
-
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x = x + self.mix(x, ctx)
-        return x + self.feed(x, ctx)
-
-    def mix(self, x: Tensor, ctx: Context) -> Tensor:
-        """What the mixer adds to the residual stream."""
-        return ctx.all_reduce(self.mixer(self.attn_norm(x, ctx), ctx), self.mixer.bias)
-
-    def feed(self, x: Tensor, ctx: Context) -> Tensor:
-        """What the FFN adds to the residual stream."""
-        return ctx.all_reduce(self.ffn(self.ffn_norm(x, ctx), ctx), self.ffn.bias)
-
-
-class ParallelBlock(TransformerBlock):
-    """`x + mixer(norm(x)) + ffn(norm(x))`: both read the same stream, so one all_reduce does.
-
-    There is one norm for both; a variant with two overrides `ffn_input`.
-    """
-
-    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
-        super().__init__(hp, split, layer, rope)
-        del self.ffn_norm
-
-    def ffn_input(self, x: Tensor, normed: Tensor, ctx: Context) -> Tensor:
-        """What the FFN reads, of the stream x and what the mixer reads."""
-        return normed
-
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        normed = self.attn_norm(x, ctx)
-        mixed = self.mixer(normed, ctx)
-        fed = self.ffn(self.ffn_input(x, normed, ctx), ctx)
-        x = x + ctx.all_reduce(add_parts(mixed, fed), self.mixer.bias)
-        return x if self.ffn.bias is None else x + self.ffn.bias
-
-
-class TwoNormParallelBlock(ParallelBlock):
-    """`x + mixer(norm(x)) + ffn(norm'(x))`."""
-
-    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
-        super().__init__(hp, split, layer, rope)
-        self.ffn_norm = self.norm()
-
-    def ffn_input(self, x: Tensor, normed: Tensor, ctx: Context) -> Tensor:
-        return self.ffn_norm(x, ctx)
-
-
-class PostNormBlock(TransformerBlock):
-    """`x + norm(mixer(x))`, then `x + norm(ffn(x))`: what is added is normalised (OLMo 2)."""
-
-    tensor_names = {  # noqa: RUF012
-        "attn_norm": "post_attention_norm",
-        "ffn_norm": "post_ffw_norm",
-    }
-
-    def mix(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.attn_norm(ctx.all_reduce(self.mixer(x, ctx), self.mixer.bias), ctx)
-
-    def feed(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.ffn_norm(ctx.all_reduce(self.ffn(x, ctx), self.ffn.bias), ctx)
 
 
 class CausalLM(Module):
@@ -241,3 +105,94 @@ class CausalLM(Module):
         for layer in range(hp.n_layer):
             separate_qkv(source, hp, layer)
             separate_gate_up(source, hp, layer)
+
+
+class HybridLM(CausalLM):
+    """Some layers have a recurrent state in place of attention.
+
+    Attributes:
+        block_type: of the layers with attention.
+        recurrent_type: of the others.
+    """
+
+    recurrent_type: ClassVar[type[Block]]
+
+    @classmethod
+    def block_for(cls, hp: HParams, layer: int) -> type[Block]:
+        return cls.recurrent_type if hp.recurrent[layer] else cls.block_type
+
+
+class SwaRopeLM(CausalLM):
+    """Layers with a window rotate by frequencies of their own, which need no stretching.
+
+    Attributes:
+        has_swa_base: their base is a key of its own; otherwise it is that of the other layers.
+    """
+
+    has_swa_base: ClassVar[bool] = True
+
+    @classmethod
+    def swa_rope(cls, hp: HParams) -> RopeParams:
+        """The rotation of the layers with a window."""
+        base = hp.rope.base
+        if cls.has_swa_base:
+            base = hp.keys.number("rope.freq_base_swa", DEFAULT_BASE)
+        rope = hp.rope.unscaled(base)
+        return replace(rope, n_rot=hp.keys.integer("rope.dimension_count_swa", rope.n_rot))
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Both kinds of layers may have heads of their own size, which rotations must fit.
+
+        Raises:
+            InvalidGGUF: more elements are rotated than there are.
+        """
+        n_rot = {True: cls.swa_rope(hp).n_rot, False: hp.rope.n_rot}
+        for is_swa, head_dim in zip(hp.swa, hp.head_dim_k, strict=True):
+            if n_rot[is_swa] % 2 or n_rot[is_swa] > head_dim:
+                raise hp.keys.invalid(
+                    f"it rotates {n_rot[is_swa]} of the {head_dim} elements of a head"
+                )
+        return hp
+
+    def make_ropes(self) -> None:
+        self.rope_swa = Rope(self.swa_rope(self.hp), self.split.used)
+
+    def rope_of(self, layer: int) -> Rope:
+        return self.rope_swa if self.hp.swa[layer] else self.rope_freqs
+
+
+class SwaOnlyRopeLM(CausalLM):
+    """Layers without a window see the whole context and do not rotate (RNoPE, arXiv 2501.18795)."""
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Make sure that there are positions at all.
+
+        Raises:
+            InvalidGGUF: the file does not say how long the windows are.
+        """
+        hp.require_windows()
+        return hp
+
+    def rope_of(self, layer: int) -> Rope | None:
+        return self.rope_freqs if self.hp.swa[layer] else None
+
+
+class EachFourthNoPELM(CausalLM):
+    """Each fourth layer does not rotate, which no key says (RNoPE, arXiv 2501.18795)."""
+
+    def rope_of(self, layer: int) -> Rope | None:
+        return None if layer % 4 == 3 else super().rope_of(layer)
+
+
+class ScaledEmbeddingLM(CausalLM):
+    """The embedding is multiplied by a factor."""
+
+    def embedding_scale(self) -> float:
+        """The factor: sqrt(n_embd), as in arXiv 1706.03762."""
+        return float(self.hp.n_embd**0.5)
+
+    def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
+        x = super().embed(ids, ctx)
+        return None if x is None else x * self.embedding_scale()

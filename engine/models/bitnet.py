@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from engine.errors import InvalidGGUF
 from engine.layers.attention import Attention
-from engine.layers.ffn import GatedFFN
+from engine.layers.block import TransformerBlock
+from engine.layers.ffn import FFN
 from engine.layers.hparams import HParams, Traits
 from engine.layers.module import TensorSource
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import Rope
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 from engine.parallel.placement import Shard
 from engine.parallel.split import BlockSplit
@@ -39,7 +40,7 @@ class BitNetAttention(Attention):
         return None if heads is None else self.attn_output(heads)
 
 
-class BitNetFFN(GatedFFN):
+class BitNetFFN(FFN):
     """Normalises the gated activations."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.attention import HeadNormAttention
-from engine.layers.ffn import FFN, GatedFFN
+from engine.layers.block import Block, ParallelBlock
 from engine.layers.hparams import HParams, Traits
-from engine.layers.moe import MoE, Routing
+from engine.layers.moe import MoE
 from engine.layers.norm import LayerNorm
 from engine.layers.rope import Rope
-from engine.models.base import Block, CausalLM, ParallelBlock
+from engine.models.base import CausalLM, SwaOnlyRopeLM
 from engine.models.registry import register
-from engine.models.swa_only_rope import SwaOnlyRopeLM
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,11 +67,10 @@ class AveragedMoE(MoE):
 class Cohere2MoEBlock(ParallelBlock):
     """Experts by sigmoid unless the file says otherwise; RMSNorms if it has an epsilon for them."""
 
-    def make_ffn(self) -> GatedFFN | FFN | MoE:
-        hp, split, layer = self.hp, self.split, self.layer
-        if hp.n_ff_exp[layer]:
-            return AveragedMoE(hp, split, layer, Routing.read(hp, "sigmoid"))
-        return super().make_ffn()
+    gating = "sigmoid"
+
+    def make_experts(self) -> MoE:
+        return AveragedMoE(self.hp, self.split, self.layer, self.routing())
 
 
 class Cohere2MoELayerNormBlock(Cohere2MoEBlock):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from engine.layers.attention import ClampedAttention
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import Traits
 from engine.layers.norm import LayerNorm
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 
 
 class DbrxBlock(TransformerBlock):
     """Only experts, whose weights sum to 1."""
 
-    tensor_names = {"ffn_norm": "attn_output_norm"}  # noqa: RUF012
+    tensor_names: ClassVar = {"ffn_norm": "attn_output_norm"}
     norm_type = LayerNorm
     mixer_type = ClampedAttention
 

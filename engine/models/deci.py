@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from engine.layers.attention import Attention
-from engine.layers.ffn import GatedFFN
+from engine.layers.block import Block, FFNBlock, MixerBlock, TransformerBlock
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear
 from engine.layers.mixer import Mixer
 from engine.layers.rope import Rope
-from engine.models.base import Block, CausalLM, TransformerBlock
-from engine.models.hybrid import MixerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 from engine.parallel.placement import Shard
 from engine.parallel.split import BlockDims, BlockSplit
@@ -60,34 +58,8 @@ class LinearOnlyBlock(MixerBlock):
     mixer_type = LinearMixer
 
 
-class AttentionOnlyBlock(MixerBlock):
-    """Attention and no FFN."""
-
-    mixer_type = Attention
-
-
-class FFNOnlyBlock(Block):
-    """An FFN and nothing else."""
-
-    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
-        super().__init__(hp, split, layer, rope)
-        self.ffn_norm = self.norm()
-        self.ffn = GatedFFN(hp.n_embd, hp.n_ff[layer], split.ffn, split.group)
-
-    @classmethod
-    def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        return BlockDims(n_ff=hp.n_ff[layer])
-
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return x + ctx.all_reduce(self.ffn(self.ffn_norm(x, ctx), ctx), self.ffn.bias)
-
-
 class EmptyBlock(Block):
     """Nothing is left of it."""
-
-    @classmethod
-    def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        return BlockDims()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         return x
@@ -95,10 +67,10 @@ class EmptyBlock(Block):
 
 BLOCKS: dict[tuple[MixerKind, bool], type[Block]] = {
     ("attention", True): TransformerBlock,
-    ("attention", False): AttentionOnlyBlock,
+    ("attention", False): MixerBlock,
     ("linear", True): LinearBlock,
     ("linear", False): LinearOnlyBlock,
-    ("none", True): FFNOnlyBlock,
+    ("none", True): FFNBlock,
     ("none", False): EmptyBlock,
 }
 """By what is in place of attention, and whether there is an FFN."""

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.layers.attention import Scores
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams
 from engine.layers.mla import LatentAttention
 from engine.layers.moe import Routing
 from engine.layers.rope import Rope
 from engine.layers.temperature import Temperature
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 from engine.parallel.split import BlockSplit
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from engine.layers.attention import QKNormAttention
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import Traits
-from engine.layers.moe import Routing
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
-from engine.models.swa_only_rope import SwaOnlyRopeLM
 
 
 class SigmoidRoutedBlock(TransformerBlock):
     """Normalised query and key heads; each expert is scored by itself unless the file differs."""
 
     mixer_type = QKNormAttention
-
-    def routing(self) -> Routing:
-        return Routing.read(self.hp, "sigmoid", normalise=False)
+    gating = "sigmoid"
+    normalises_experts = False
 
 
 @register("dots1", "bailingmoe2", "hy_v3")
@@ -25,10 +23,3 @@ class SigmoidRoutedMoE(CausalLM):
 
     traits = Traits(rope_style="neox")
     block_type = SigmoidRoutedBlock
-
-
-@register("exaone-moe")
-class ExaoneMoE(SwaOnlyRopeLM, SigmoidRoutedMoE):
-    """K-EXAONE."""
-
-    traits = Traits(rope_style="neox", swa_period=4)

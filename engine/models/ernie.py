@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.models.base import CausalLM, TransformerBlock
+from engine.layers.block import TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 
 

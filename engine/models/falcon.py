@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from engine.layers.block import Block, ParallelBlock, TwoNormParallelBlock
 from engine.layers.hparams import HParams, Traits
-from engine.models.base import Block, CausalLM, ParallelBlock, TwoNormParallelBlock
+from engine.models.base import CausalLM
 from engine.models.gpt2 import GPT2Block
 from engine.models.registry import register
 
@@ -15,7 +18,7 @@ class FalconBlock(ParallelBlock, GPT2Block):
 class FalconTwoNormBlock(TwoNormParallelBlock, GPT2Block):
     """The file calls the FFN's norm `attn_norm` and the attention's `attn_norm_2`."""
 
-    tensor_names = {"attn_norm": "attn_norm_2", "ffn_norm": "attn_norm"}  # noqa: RUF012
+    tensor_names: ClassVar = {"attn_norm": "attn_norm_2", "ffn_norm": "attn_norm"}
 
 
 @register("falcon")

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.layers.attention import Attention
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams, Traits
 from engine.layers.mamba2 import Mamba2
 from engine.layers.mixer import Mixer
 from engine.layers.moe import add_parts
 from engine.layers.rope import Rope
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 from engine.parallel.split import BlockDims, BlockSplit
 

@@ -6,22 +6,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.attention import Attention, QKNormAttention, Scores
+from engine.layers.block import SandwichBlock, TransformerBlock
 from engine.layers.ffn import GELU
 from engine.layers.hparams import HParams, Traits
 from engine.layers.rope import RopeParams
-from engine.models.base import TransformerBlock
+from engine.models.base import ScaledEmbeddingLM, SwaRopeLM
 from engine.models.registry import register
-from engine.models.sandwich import SandwichBlock
-from engine.models.swa_rope import SwaRopeLM
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
 
-
-class GemmaLM(SwaRopeLM):
-    """The embedding is multiplied by sqrt(n_embd); logits may be capped.
+class GemmaLM(SwaRopeLM, ScaledEmbeddingLM):
+    """Scaled embeddings; logits may be capped.
 
     Norms that multiply by one plus their weight have the one added in files.
 
@@ -31,10 +28,6 @@ class GemmaLM(SwaRopeLM):
     """
 
     softcap: ClassVar[float] = 0.0
-
-    def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
-        x = super().embed(ids, ctx)
-        return None if x is None else x * self.hp.n_embd**0.5
 
     def head(self, x: Tensor) -> Tensor:
         logits = super().head(x)

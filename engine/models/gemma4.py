@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.ffn import GELU, GatedFFN
+from engine.layers.block import Block, SandwichBlock
+from engine.layers.ffn import FFN, GELU
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear, Vector
 from engine.layers.mixer import Mixer
@@ -20,10 +21,8 @@ from engine.layers.shared_kv import (
     kv_source,
     share_caches,
 )
-from engine.models.base import Block
 from engine.models.gemma import GemmaLM
 from engine.models.registry import register
-from engine.models.sandwich import SandwichBlock
 from engine.parallel.placement import Replicate
 from engine.parallel.split import BlockSplit, ModelSplit
 
@@ -85,9 +84,8 @@ class Gemma4Block(SandwichBlock):
             self.post_ffw_norm_1 = self.norm()
             self.post_ffw_norm_2 = self.norm()
 
-    def make_ffn(self) -> GatedFFN:
-        hp, split = self.hp, self.split
-        return GatedFFN(hp.n_embd, hp.n_ff[self.layer], split.ffn, split.group, self.act)
+    def make_ffn(self) -> FFN:
+        return self.make_dense()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         x = super().forward(x, ctx)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
+from engine.layers.block import SandwichBlock
 from engine.layers.hparams import HParams, Traits
 from engine.models.base import CausalLM
 from engine.models.deepseek_moe import SigmoidRoutedBlock
 from engine.models.registry import register
-from engine.models.sandwich import SandwichBlock
 
 
 @register("glm4")
@@ -27,7 +28,7 @@ class Glm4(CausalLM):
 class Glm4MoEBlock(SigmoidRoutedBlock):
     """Some models have no norms of query and key heads (GLM 4.5 Air, Solar Open)."""
 
-    tensor_names = {"ffn_norm": "post_attention_norm"}  # noqa: RUF012
+    tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
 
 
 @register("glm4moe")

@@ -1,15 +1,16 @@
-"""GPT-2 and StarCoder: LayerNorms, an FFN without gate, and a learned vector per position."""
+"""GPT-2 and StarCoder: LayerNorms and an FFN without gate."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from engine.layers.block import TransformerBlock
 from engine.layers.ffn import GELU
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Vector
 from engine.layers.norm import LayerNorm
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 from engine.parallel.placement import Replicate
 from engine.parallel.split import ModelSplit
@@ -30,7 +31,10 @@ class GPT2Block(TransformerBlock):
 
 @register("gpt2", "starcoder")
 class GPT2(CausalLM):
-    """Radford et al. 2019; StarCoder (arXiv 2305.06161) shares one key-value head."""
+    """Radford et al. 2019; StarCoder (arXiv 2305.06161) shares one key-value head.
+
+    They have a learned vector per position.
+    """
 
     traits = Traits(rope_style=None, norm_eps="layer")
     block_type = GPT2Block
@@ -50,3 +54,11 @@ class GPT2(CausalLM):
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
         x = super().embed(ids, ctx)
         return None if x is None else x + self.position_embd()[ctx.positions]
+
+
+@register("starcoder2")
+class StarCoder2(CausalLM):
+    """arXiv 2402.19173; llama.cpp looks past its sliding window, and so does this."""
+
+    traits = Traits(rope_style="neox", norm_eps="layer")
+    block_type = GPT2Block

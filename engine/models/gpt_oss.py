@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from engine.layers.attention import SinkAttention
+from engine.layers.block import TransformerBlock
 from engine.layers.ffn import Activation
 from engine.layers.hparams import Traits
-from engine.layers.moe import Routing
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 
 
 class GptOssBlock(TransformerBlock):
     """Tokens weigh their experts by a softmax over the chosen ones."""
 
-    tensor_names = {"ffn_norm": "post_attention_norm"}  # noqa: RUF012
+    tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
     mixer_type = SinkAttention
     act = Activation("oai", limit=7.0)
-
-    def routing(self) -> Routing:
-        return Routing.read(self.hp, "softmax_chosen")
+    gating = "softmax_chosen"
 
 
 @register("gpt-oss")

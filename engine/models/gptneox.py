@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from engine.layers.block import Block, TwoNormParallelBlock
 from engine.layers.hparams import HParams, Traits
-from engine.models.base import Block, CausalLM, TwoNormParallelBlock
+from engine.models.base import CausalLM
 from engine.models.gpt2 import GPT2Block
 from engine.models.registry import register
 

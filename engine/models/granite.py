@@ -1,4 +1,4 @@
-"""Granite, dense and with routed experts, and MiniCPM: Llama with factors in four places."""
+"""Granite 3 and 4 and MiniCPM: Llama with factors in four places."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.attention import Attention, Scores, SinkAttention
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams, Traits
+from engine.layers.mamba2 import Mamba2
 from engine.layers.mixer import Mixer
 from engine.layers.rope import Rope
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import HybridLM, ScaledEmbeddingLM
 from engine.models.registry import register
 from engine.parallel.split import BlockSplit
 
@@ -52,13 +54,11 @@ class GraniteBlock(TransformerBlock):
         return super().feed(x, ctx) * self.residual_scale
 
 
-class GraniteScales(CausalLM):
+class GraniteScales(ScaledEmbeddingLM):
     """The embedding is multiplied and the logits are divided by factors of the file."""
 
-    def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
-        x = super().embed(ids, ctx)
-        scale = self.hp.keys.number("embedding_scale", 0.0) or self.embedding_default()
-        return None if x is None else x * scale
+    def embedding_scale(self) -> float:
+        return self.hp.keys.number("embedding_scale", 0.0) or self.embedding_default()
 
     def head(self, x: Tensor) -> Tensor:
         scale = self.hp.keys.number("logit_scale", 0.0) or self.logit_default()
@@ -75,13 +75,27 @@ class GraniteScales(CausalLM):
 
 @register("granite", "granitemoe")
 class Granite(GraniteScales):
-    """Granite 3 and 4; a file may say that positions are not rotated."""
+    """Granite 3; a file may say that positions are not rotated."""
 
     block_type = GraniteBlock
 
     def rope_of(self, layer: int) -> Rope | None:
         is_rotated = self.hp.keys.flag("rope.scaling.finetuned", True)
         return super().rope_of(layer) if is_rotated else None
+
+
+class GraniteMambaBlock(GraniteBlock):
+    """With a recurrent layer in place of attention."""
+
+    mixer_type = Mamba2
+
+
+@register("granitehybrid")
+class GraniteHybrid(Granite, HybridLM):
+    """Granite 4; files of most sizes say that positions are not rotated."""
+
+    traits = Traits(is_hybrid=True)
+    recurrent_type = GraniteMambaBlock
 
 
 class GraniteSwaBlock(GraniteBlock):

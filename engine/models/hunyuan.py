@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.layers.attention import Attention, QKNormAttention
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import Traits
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 
 if TYPE_CHECKING:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import Traits
 from engine.layers.mamba import NormedMamba
-from engine.layers.moe import Routing
-from engine.models.base import TransformerBlock
-from engine.models.hybrid import HybridLM
+from engine.models.base import HybridLM
 from engine.models.registry import register
 
 
 class JambaBlock(TransformerBlock):
     """The weights of the chosen experts are not brought to a sum of 1."""
 
-    def routing(self) -> Routing:
-        return Routing.read(self.hp, normalise=False)
+    normalises_experts = False
 
 
 class JambaMambaBlock(JambaBlock):

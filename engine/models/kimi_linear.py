@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import Traits
 from engine.layers.kda import KimiDeltaAttention
 from engine.layers.mixer import Mixer
 from engine.layers.mla import LatentAttention
-from engine.layers.moe import Routing
-from engine.models.base import TransformerBlock
-from engine.models.hybrid import HybridLM
+from engine.models.base import HybridLM
 from engine.models.registry import register
 
 
@@ -18,9 +17,7 @@ class KimiBlock(TransformerBlock):
     """Experts are chosen and weighed like DeepSeek V3's."""
 
     mixer_type: ClassVar[type[Mixer]] = LatentAttention
-
-    def routing(self) -> Routing:
-        return Routing.read(self.hp, "sigmoid")
+    gating = "sigmoid"
 
 
 class KimiLinearBlock(KimiBlock):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from engine.layers.gated_attention import SoftplusGatedAttention
 from engine.layers.hparams import Traits
+from engine.models.base import SwaRopeLM
 from engine.models.deepseek_moe import SigmoidRoutedBlock
 from engine.models.registry import register
-from engine.models.swa_rope import SwaRopeLM
 
 
 class LagunaBlock(SigmoidRoutedBlock):

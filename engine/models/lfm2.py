@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from engine.layers.attention import QKNormAttention
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams, Traits
 from engine.layers.short_conv import ShortConv
-from engine.models.base import TransformerBlock
-from engine.models.hybrid import HybridLM
+from engine.models.base import HybridLM
 from engine.models.registry import register
 
 
@@ -31,7 +32,7 @@ class LFM2(HybridLM):
     traits = Traits(rope_style="neox", is_hybrid=True)
     block_type = LFM2Block
     recurrent_type = LFM2ConvBlock
-    tensor_names = {"output_norm": "token_embd_norm"}  # noqa: RUF012
+    tensor_names: ClassVar = {"output_norm": "token_embd_norm"}
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:

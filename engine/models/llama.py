@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from engine.layers.block import TransformerBlock
 from engine.layers.ffn import RELU2
 from engine.layers.hparams import Traits
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 
 
@@ -32,7 +35,7 @@ class Arcee(Llama):
 class SeedOssBlock(TransformerBlock):
     """Llama's block; the biases load by themselves."""
 
-    tensor_names = {"ffn_norm": "post_attention_norm"}  # noqa: RUF012
+    tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
 
 
 @register("seed_oss")

@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.layers.attention import Attention, Scores
-from engine.layers.ffn import FFN, GatedFFN
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams
-from engine.layers.moe import MoE, Routing
+from engine.layers.moe import MoE
 from engine.layers.rope import Rope
 from engine.layers.temperature import Temperature
-from engine.models.base import CausalLM, TransformerBlock
-from engine.models.nope import NoPELM
+from engine.models.base import CausalLM, EachFourthNoPELM
 from engine.models.registry import register
 
 if TYPE_CHECKING:
@@ -61,16 +60,15 @@ class Llama4Block(TransformerBlock):
     """A dense FFN, or experts that are scored one by one and a shared one."""
 
     mixer_type = Llama4Attention
+    gating = "sigmoid"
+    normalises_experts = False
 
-    def make_ffn(self) -> GatedFFN | FFN | MoE:
-        hp, split, layer = self.hp, self.split, self.layer
-        if not hp.n_ff_exp[layer]:
-            return super().make_ffn()
-        return InputWeightedMoE(hp, split, layer, Routing.read(hp, "sigmoid", normalise=False))
+    def make_experts(self) -> MoE:
+        return InputWeightedMoE(self.hp, self.split, self.layer, self.routing())
 
 
 @register("llama4")
-class Llama4(NoPELM):
+class Llama4(EachFourthNoPELM):
     """Scout and Maverick: each fourth layer sees all tokens and knows no positions."""
 
     block_type = Llama4Block

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from engine.layers.block import Block, MixerBlock
 from engine.layers.hparams import Traits
 from engine.layers.mamba import Mamba
 from engine.layers.mamba2 import Mamba2
-from engine.models.base import Block, CausalLM
-from engine.models.hybrid import MixerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 
 

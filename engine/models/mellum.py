@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from engine.layers.hparams import HParams, Traits
-from engine.layers.rope import RopeParams
+from engine.layers.hparams import Traits
+from engine.models.base import SwaRopeLM
 from engine.models.qwen import Qwen3Block
 from engine.models.registry import register
-from engine.models.swa_rope import SwaRopeLM
 
 
 @register("mellum")
 class Mellum(SwaRopeLM):
-    """A base of the windowed layers' own is not read."""
+    """Of JetBrains."""
 
     traits = Traits(rope_style="neox", swa_period=4)
     block_type = Qwen3Block
-
-    @classmethod
-    def swa_rope(cls, hp: HParams) -> RopeParams:
-        return hp.rope.unscaled(hp.rope.base)
+    has_swa_base = False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engine.layers.attention import RowNormAttention
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import Traits
-from engine.layers.moe import Routing
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 
 
@@ -13,9 +13,7 @@ class MiniMaxM2Block(TransformerBlock):
     """Experts by sigmoid, with a bias that counts in the choice only."""
 
     mixer_type = RowNormAttention
-
-    def routing(self) -> Routing:
-        return Routing.read(self.hp, "sigmoid")
+    gating = "sigmoid"
 
 
 @register("minimax-m2")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.attention import Attention
-from engine.layers.ffn import FFN, RELU2, Activation
+from engine.layers.block import Block, FFNBlock, MixerBlock
+from engine.layers.ffn import RELU2, Activation
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear
 from engine.layers.mamba2 import Mamba2
 from engine.layers.moe import MoE, Routing
-from engine.layers.rope import Rope
-from engine.models.base import Block, CausalLM
-from engine.models.hybrid import MixerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 from engine.parallel.placement import Replicate, Shard
 from engine.parallel.ranges import Ranges
-from engine.parallel.split import BlockDims, BlockSplit
+from engine.parallel.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,42 +59,20 @@ class NemotronHMambaBlock(MixerBlock):
     mixer_type = Mamba2
 
 
-class NemotronHAttentionBlock(MixerBlock):
-    """A layer with attention."""
-
-    mixer_type = Attention
-
-
-class NemotronHFFNBlock(Block):
+class NemotronHFFNBlock(FFNBlock):
     """An FFN or routed experts; both square a ReLU and have no gate."""
 
-    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
-        super().__init__(hp, split, layer, rope)
-        self.attn_norm = self.norm()
-        self.ffn = self.make_moe() if hp.n_ff_exp[layer] else self.make_ffn()
+    tensor_names: ClassVar = {"ffn_norm": "attn_norm"}
+    act = RELU2
+    is_gated = False
+    gating = "sigmoid"
+    normalises_experts = False
 
-    @classmethod
-    def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        return BlockDims(
-            n_ff=hp.n_ff[layer], n_ff_exp=hp.n_ff_exp[layer], n_ff_shexp=hp.n_ff_shexp[layer]
-        )
-
-    def make_ffn(self) -> FFN:
-        """One FFN."""
-        split, n_ff = self.split, self.hp.n_ff[self.layer]
-        return FFN(self.hp.n_embd, n_ff, split.ffn, split.group, RELU2)
-
-    def make_moe(self) -> MoE:
-        """Routed experts and a shared one."""
-        hp, split, layer = self.hp, self.split, self.layer
-        routing = Routing.read(hp, "sigmoid", normalise=False)
-        width = hp.keys.integer("moe_latent_size", 0)
-        if width and hp.has(layer, "ffn_latent_down.weight"):
-            return LatentMoE(hp, split, layer, routing, RELU2, width)
-        return MoE(hp, split, layer, routing, RELU2, is_gated=False)
-
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return x + ctx.all_reduce(self.ffn(self.attn_norm(x, ctx), ctx), self.ffn.bias)
+    def make_experts(self) -> MoE:
+        width = self.hp.keys.integer("moe_latent_size", 0)
+        if not width or not self.hp.has(self.layer, "ffn_latent_down.weight"):
+            return super().make_experts()
+        return LatentMoE(self.hp, self.split, self.layer, self.routing(), self.act, width)
 
 
 @register("nemotron_h", "nemotron_h_moe")
@@ -104,7 +80,7 @@ class NemotronH(CausalLM):
     """arXiv 2504.03624; positions are not rotated."""
 
     traits = Traits(rope_style=None, is_hybrid=True)
-    block_type = NemotronHAttentionBlock
+    block_type = MixerBlock
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
@@ -123,4 +99,4 @@ class NemotronH(CausalLM):
             return NemotronHMambaBlock
         if hp.n_ff[layer] or hp.n_ff_exp[layer]:
             return NemotronHFFNBlock
-        return NemotronHAttentionBlock
+        return cls.block_type

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from engine.layers.attention import ClampedAttention, RowNormAttention
-from engine.layers.hparams import HParams, Traits
-from engine.layers.moe import Routing
+from engine.layers.block import PostNormBlock, TransformerBlock
+from engine.layers.hparams import Traits
 from engine.layers.norm import LayerNorm
-from engine.layers.rope import RopeParams
-from engine.models.base import CausalLM, PostNormBlock, TransformerBlock
+from engine.models.base import CausalLM, SwaRopeLM
 from engine.models.registry import register
-from engine.models.swa_rope import SwaRopeLM
 from engine.parallel.placement import Placement
 
 
@@ -43,23 +41,18 @@ class Olmo2Block(PostNormBlock):
 
 @register("olmo2")
 class Olmo2(SwaRopeLM):
-    """OLMo 2 (arXiv 2501.00656) and 3; a base of the windowed layers' own is not read."""
+    """OLMo 2 (arXiv 2501.00656) and 3."""
 
     traits = Traits(rope_style="neox", swa_period=4)
     block_type = Olmo2Block
-
-    @classmethod
-    def swa_rope(cls, hp: HParams) -> RopeParams:
-        return hp.rope.unscaled(hp.rope.base)
+    has_swa_base = False
 
 
 class OlmoeBlock(TransformerBlock):
     """The weights of the chosen experts are not brought to a sum of 1."""
 
     mixer_type = RowNormAttention
-
-    def routing(self) -> Routing:
-        return Routing.read(self.hp, normalise=False)
+    normalises_experts = False
 
 
 @register("olmoe")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from engine.layers.block import ParallelBlock, TransformerBlock
 from engine.layers.hparams import Traits
-from engine.models.base import CausalLM, ParallelBlock, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.gpt2 import GPT2Block
 from engine.models.registry import register
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.layers.attention import QKNormAttention
+from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams, Traits
-from engine.layers.moe import Routing
-from engine.models.base import CausalLM, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 
 
@@ -31,8 +31,7 @@ class Qwen1(Qwen2):
 class Qwen2MoEBlock(TransformerBlock):
     """The weights of the chosen experts are not brought to a sum of 1."""
 
-    def routing(self) -> Routing:
-        return Routing.read(self.hp, normalise=False)
+    normalises_experts = False
 
 
 @register("qwen2moe")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.attention import QKNormAttention, split_heads
+from engine.layers.block import Block, TransformerBlock
 from engine.layers.delta_net import GroupedDeltaNet, TiledDeltaNet
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear
 from engine.layers.mixer import Mixer
 from engine.layers.rope import Rope
-from engine.models.base import Block, TransformerBlock
-from engine.models.hybrid import HybridLM
+from engine.models.base import HybridLM
 from engine.models.registry import register
 from engine.parallel.placement import Shard
 from engine.parallel.split import BlockSplit
@@ -52,7 +52,7 @@ class Qwen3NextBlock(TransformerBlock):
     """The norm in front of the FFN has another name."""
 
     mixer_type: ClassVar[type[Mixer]] = QueryGatedAttention
-    tensor_names = {"ffn_norm": "post_attention_norm"}  # noqa: RUF012
+    tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
 
 
 class Qwen3NextLinearBlock(Qwen3NextBlock):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.models.base import TransformerBlock
-from engine.models.nope import NoPELM
+from engine.layers.block import TransformerBlock
+from engine.models.base import EachFourthNoPELM
 from engine.models.registry import register
 
 
 @register("smollm3")
-class SmolLM3(NoPELM):
+class SmolLM3(EachFourthNoPELM):
     """The converter has permuted q and k for neighbouring rotation pairs."""
 
     block_type = TransformerBlock

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from engine.layers.attention import HeadNormAttention
+from engine.layers.block import Block, ParallelBlock, TransformerBlock
 from engine.layers.hparams import HParams, Traits
 from engine.layers.norm import LayerNorm
-from engine.models.base import Block, CausalLM, ParallelBlock, TransformerBlock
+from engine.models.base import CausalLM
 from engine.models.registry import register
 
 

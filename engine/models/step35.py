@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.layers.ffn import FFN, Activation, GatedFFN
+from engine.layers.ffn import FFN, Activation
+from engine.layers.fused import separate
 from engine.layers.gated_attention import GatedAttention
 from engine.layers.hparams import HParams, Traits
 from engine.layers.module import TensorSource
 from engine.layers.moe import MoE
 from engine.layers.rope import RopeParams
+from engine.models.base import SwaRopeLM
 from engine.models.deepseek_moe import SigmoidRoutedBlock
-from engine.models.fused import separate
 from engine.models.registry import register
-from engine.models.swa_rope import SwaRopeLM
 
 
 class Step35Block(SigmoidRoutedBlock):
@@ -22,15 +22,18 @@ class Step35Block(SigmoidRoutedBlock):
     mixer_type = GatedAttention
 
     def limited(self, part: str) -> Activation:
+        """The activation of "exp" (routed) or "shexp" (shared) experts."""
         limits = self.hp.keys.numbers(f"swiglu_clamp_{part}", self.hp.n_layer, 0.0)
         return Activation("silu", limits[self.layer])
 
-    def make_ffn(self) -> GatedFFN | FFN | MoE:
-        hp, split, layer, shared = self.hp, self.split, self.layer, self.limited("shexp")
-        if not hp.n_ff_exp[layer]:
-            return GatedFFN(hp.n_embd, hp.n_ff[layer], split.ffn, split.group, shared)
-        routed = self.limited("exp")
-        return MoE(hp, split, layer, self.routing(), routed, shared_act=shared)
+    def make_dense(self) -> FFN:
+        hp, split = self.hp, self.split
+        n_ff, act = hp.n_ff[self.layer], self.limited("shexp")
+        return FFN(hp.n_embd, n_ff, split.ffn, split.group, act)
+
+    def make_experts(self) -> MoE:
+        routed, shared = self.limited("exp"), self.limited("shexp")
+        return MoE(self.hp, self.split, self.layer, self.routing(), routed, shared_act=shared)
 
 
 @register("step35")

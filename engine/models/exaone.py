@@ -1,17 +1,19 @@
-"""EXAONE 4: norms behind attention and FFN; the largest has sliding windows."""
+"""EXAONE 4, with norms behind attention and FFN, and K-EXAONE with routed experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from engine.layers.attention import QKNormAttention
+from engine.layers.block import PostNormBlock
 from engine.layers.hparams import HParams, Traits
 from engine.layers.rope import Rope
-from engine.models.base import PostNormBlock
+from engine.models.base import SwaOnlyRopeLM
+from engine.models.deepseek_moe import SigmoidRoutedBlock
 from engine.models.registry import register
-from engine.models.swa_only_rope import SwaOnlyRopeLM
 
 N_LAYER_WITH_WINDOWS = 64
+"""Of the 32B model; no key says it, and llama.cpp, too, goes by the number of layers."""
 
 
 class Exaone4Block(PostNormBlock):
@@ -36,3 +38,11 @@ class Exaone4(SwaOnlyRopeLM):
 
     def rope_of(self, layer: int) -> Rope | None:
         return super().rope_of(layer) if self.hp.n_swa else self.rope_freqs
+
+
+@register("exaone-moe")
+class ExaoneMoE(SwaOnlyRopeLM):
+    """K-EXAONE."""
+
+    traits = Traits(rope_style="neox", swa_period=4)
+    block_type = SigmoidRoutedBlock

@@ -1,0 +1,206 @@
+"""Layers of a model: a mixer, an FFN or experts, or both, in the arrangements that occur."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.layers.attention import Attention
+from engine.layers.ffn import FFN, SILU, Activation
+from engine.layers.mixer import Mixer
+from engine.layers.module import Module
+from engine.layers.moe import Gating, MoE, Routing, add_parts
+from engine.layers.norm import Norm, RMSNorm
+from engine.parallel.placement import Replicate
+from engine.parallel.split import BlockDims, BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.context import Context
+    from engine.layers.hparams import HParams
+    from engine.layers.rope import Rope
+
+
+class Block(Module, ABC):
+    """One layer of a model.
+
+    Attributes:
+        norm_type: of the norms in front of its parts.
+        layer: its index.
+        split: how its parts are cut; ranks outside `split.group` never see it.
+    """
+
+    norm_type: ClassVar[type[Norm]] = RMSNorm
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        self.hp = hp
+        self.split = split
+        self.layer = layer
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        """The sizes by which block `layer` is cut; without any, no rank sees it."""
+        return BlockDims()
+
+    @abstractmethod
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Map the residual stream x (T, n_embd) to the next block's."""
+
+    def norm(self) -> Norm:
+        """A norm of the residual stream, on all ranks of the block."""
+        return self.norm_type(self.hp.n_embd, self.hp.norm_eps, Replicate(self.split.group))
+
+
+class MixerBlock(Block):
+    """`x + mixer(norm(x))`.
+
+    Attributes:
+        mixer_type: what lets tokens see each other.
+    """
+
+    mixer_type: ClassVar[type[Mixer]] = Attention
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.attn_norm = self.norm()
+        self.mixer = self.mixer_type(hp, split, layer, rope)
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        return cls.mixer_type.dims(hp, layer)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return x + self.mix(x, ctx)
+
+    def mix(self, x: Tensor, ctx: Context) -> Tensor:
+        """What the mixer adds to the residual stream."""
+        return ctx.all_reduce(self.mixer(self.attn_norm(x, ctx), ctx), self.mixer.bias)
+
+
+class FFNBlock(Block):
+    """`x + ffn(norm(x))`, or experts in place of the FFN.
+
+    Attributes:
+        act: between the matrices of FFN and experts.
+        is_gated: FFN and experts have a gate.
+        gating: how the router's logits become scores, unless the file says.
+        normalises_experts: the weights of the chosen experts are divided by their sum, unless the
+            file says.
+    """
+
+    act: ClassVar[Activation] = SILU
+    is_gated: ClassVar[bool] = True
+    gating: ClassVar[Gating] = "softmax"
+    normalises_experts: ClassVar[bool] = True
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.ffn_norm = self.norm()
+        self.ffn = self.make_ffn()
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        return replace(
+            super().dims(hp, layer),
+            n_ff=hp.n_ff[layer],
+            n_ff_exp=hp.n_ff_exp[layer],
+            n_ff_shexp=hp.n_ff_shexp[layer],
+        )
+
+    def make_ffn(self) -> FFN | MoE:
+        """Routed experts where the layer has them, else one FFN."""
+        return self.make_experts() if self.hp.n_ff_exp[self.layer] else self.make_dense()
+
+    def make_dense(self) -> FFN:
+        """The FFN of a layer without experts."""
+        hp, split, n_ff = self.hp, self.split, self.hp.n_ff[self.layer]
+        return FFN(hp.n_embd, n_ff, split.ffn, split.group, self.act, is_gated=self.is_gated)
+
+    def make_experts(self) -> MoE:
+        """Routed experts, and the shared one if there is one."""
+        hp, split, layer, routing = self.hp, self.split, self.layer, self.routing()
+        return MoE(hp, split, layer, routing, self.act, is_gated=self.is_gated)
+
+    def routing(self) -> Routing:
+        """How tokens find their experts."""
+        return Routing.read(self.hp, self.gating, normalise=self.normalises_experts)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return x + self.feed(x, ctx)
+
+    def feed(self, x: Tensor, ctx: Context) -> Tensor:
+        """What the FFN adds to the residual stream."""
+        return ctx.all_reduce(self.ffn(self.ffn_norm(x, ctx), ctx), self.ffn.bias)
+
+
+class TransformerBlock(FFNBlock, MixerBlock):
+    """`x + mixer(norm(x))`, then `x + ffn(norm(x))`; one all_reduce each.
+
+    A variant names another mixer or activation, or overrides `mix`, `feed` or what makes the FFN.
+    """
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        x = x + self.mix(x, ctx)
+        return x + self.feed(x, ctx)
+
+
+class ParallelBlock(TransformerBlock):
+    """`x + mixer(norm(x)) + ffn(norm(x))`: both read the same stream, so one all_reduce does.
+
+    There is one norm for both; a variant with two overrides `ffn_input`.
+    """
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        del self.ffn_norm
+
+    def ffn_input(self, x: Tensor, normed: Tensor, ctx: Context) -> Tensor:
+        """What the FFN reads, of the stream x and what the mixer reads."""
+        return normed
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        normed = self.attn_norm(x, ctx)
+        mixed = self.mixer(normed, ctx)
+        fed = self.ffn(self.ffn_input(x, normed, ctx), ctx)
+        x = x + ctx.all_reduce(add_parts(mixed, fed), self.mixer.bias)
+        return x if self.ffn.bias is None else x + self.ffn.bias
+
+
+class TwoNormParallelBlock(ParallelBlock):
+    """`x + mixer(norm(x)) + ffn(norm'(x))`."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.ffn_norm = self.norm()
+
+    def ffn_input(self, x: Tensor, normed: Tensor, ctx: Context) -> Tensor:
+        return self.ffn_norm(x, ctx)
+
+
+class PostNormBlock(TransformerBlock):
+    """`x + norm(mixer(x))`, then `x + norm(ffn(x))`: what is added is normalised (OLMo 2)."""
+
+    tensor_names: ClassVar = {"attn_norm": "post_attention_norm", "ffn_norm": "post_ffw_norm"}
+
+    def mix(self, x: Tensor, ctx: Context) -> Tensor:
+        return self.attn_norm(ctx.all_reduce(self.mixer(x, ctx), self.mixer.bias), ctx)
+
+    def feed(self, x: Tensor, ctx: Context) -> Tensor:
+        return self.ffn_norm(ctx.all_reduce(self.ffn(x, ctx), self.ffn.bias), ctx)
+
+
+class SandwichBlock(TransformerBlock):
+    """`x + norm'(mixer(norm(x)))`, then the same with the FFN (CogView, arXiv 2105.13290)."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.post_attention_norm = self.norm()
+        self.post_ffw_norm = self.norm()
+
+    def mix(self, x: Tensor, ctx: Context) -> Tensor:
+        return self.post_attention_norm(super().mix(x, ctx), ctx)
+
+    def feed(self, x: Tensor, ctx: Context) -> Tensor:
+        return self.post_ffw_norm(super().feed(x, ctx), ctx)
