@@ -17,7 +17,7 @@ Parts = tuple[tuple[str, int], ...]
 
 
 def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int, ...]) -> None:
-    """Show the matrix `fused` (and its bias) as its `parts`, (name, rows) in file order.
+    """Show the matrix `fused` (its bias, its scale) as its `parts`, (name, rows) in file order.
 
     Raises:
         InvalidGGUF: it is misshapen, or a bias has parts that end inside its blocks.
@@ -36,6 +36,9 @@ def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int,
                 raise InvalidGGUF(source.path, f"{name} cannot be taken apart ({error})") from None
             source.tensors[view.name] = view
             start += rows
+    if f"{fused}.scale" in source:
+        scale = source.get(f"{fused}.scale", (1,))
+        source.tensors |= {f"{part}.scale": scale for part, _ in parts}
 
 
 def separate_qkv(source: TensorSource, hp: HParams, layer: int) -> None:

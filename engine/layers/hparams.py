@@ -53,6 +53,7 @@ class HParams:
         head_dim_k: elements of a query or key head.
         head_dim_v: elements of a value head.
         n_ff: columns of the dense FFN; 0 where a layer has only experts.
+        n_expert_used: experts that a token goes to.
         n_ff_exp: columns of one routed expert; 0 where a layer has none.
         n_ff_shexp: columns of the shared expert; 0 where a layer has none.
         norm_eps: added to the mean square or variance in every norm.
@@ -75,7 +76,7 @@ class HParams:
     head_dim_v: Ints
     n_ff: Ints
     n_expert: int
-    n_expert_used: int
+    n_expert_used: Ints
     n_ff_exp: Ints
     n_ff_shexp: Ints
     norm_eps: float
@@ -104,7 +105,6 @@ class HParams:
         recurrent = _recurrent(keys, n_head_kv, traits)
         n_expert = keys.integer("expert_count", 0)
         n_ff = _n_ff(keys, n_layer, n_expert, traits)
-        n_ff_exp = _n_ff_exp(keys, n_ff) if n_expert else 0
         n_swa = keys.integer("attention.sliding_window", traits.n_swa) if traits.swa_period else 0
         swa = _swa(keys, n_layer, traits) if n_swa else (False,) * n_layer
         head_dim = n_embd // max(next((n for n in n_head if n), 1), 1)
@@ -124,8 +124,8 @@ class HParams:
             head_dim_v=dims_v,
             n_ff=tuple(0 if t.only_experts else n for n, t in zip(n_ff, layers, strict=True)),
             n_expert=n_expert,
-            n_expert_used=keys.integer("expert_used_count", 0),
-            n_ff_exp=tuple(n_ff_exp if t.has_experts else 0 for t in layers),
+            n_expert_used=keys.integers("expert_used_count", n_layer, (0,) * n_layer),
+            n_ff_exp=_n_ff_exp(keys, n_ff, layers) if n_expert else (0,) * n_layer,
             n_ff_shexp=tuple(t.n_ff_shexp for t in layers),
             norm_eps=keys.norm_eps(traits.norm_eps),
             n_swa=n_swa,
@@ -175,17 +175,25 @@ def _per_layer(
 
 def _n_ff(keys: Keys, n_layer: int, n_expert: int, traits: Traits) -> Ints:
     """Columns of the dense FFN; a model of experts alone need not say."""
-    if n_expert and "feed_forward_length" not in keys:
-        return (0,) * n_layer
+    if n_expert:
+        return keys.integers("feed_forward_length", n_layer, (0,) * n_layer)
     return _per_layer(keys, "feed_forward_length", n_layer, traits)
 
 
-def _n_ff_exp(keys: Keys, n_ff: Ints) -> int:
-    """Columns of an expert; older files have them under the dense FFN's key."""
-    n = keys.integer("expert_feed_forward_length", max(n_ff))
-    if n < 1:
+def _n_ff_exp(keys: Keys, n_ff: Ints, layers: list[_LayerTensors]) -> Ints:
+    """Columns of an expert, 0 where a layer has none.
+
+    Files that do not say have them under the dense FFN's key, some times the experts used; so the
+    tensors decide.
+    """
+    said = keys.integers("expert_feed_forward_length", len(layers), n_ff)
+    found = tuple(
+        (n if "expert_feed_forward_length" in keys else t.n_ff_exp or n) if t.has_experts else 0
+        for n, t in zip(said, layers, strict=True)
+    )
+    if any(t.has_experts and n < 1 for n, t in zip(found, layers, strict=True)):
         raise keys.invalid("its experts have no columns")
-    return n
+    return found
 
 
 def _recurrent(keys: Keys, n_head_kv: Ints, traits: Traits) -> Flags:
@@ -236,6 +244,7 @@ class _LayerTensors:
         self.only_experts = self.has_experts and not is_dense
         up, down = shapes.get("ffn_up_shexp", (0,))[0], shapes.get("ffn_down_shexp", (0,))[-1]
         self.n_ff_shexp = down or up
+        self.n_ff_exp = shapes.get("ffn_down_exps", (0,))[-1]
 
 
 def _n_vocab(file: GGUFFile) -> int:
@@ -267,12 +276,15 @@ def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
     for q, kv, is_recurrent in zip(hp.n_head, hp.n_head_kv, hp.recurrent, strict=True):
         if not is_recurrent and (kv < 1 or q < 1 or q % kv):
             raise InvalidGGUF(file.path, f"{q} query heads cannot share {kv} key-value heads")
+    if min(hp.head_dim_k) < 1:
+        raise InvalidGGUF(file.path, f"{max(hp.n_head)} heads cannot share {hp.n_embd} elements")
     if traits.rope_style:
         _check_rope(file, hp)
     if hp.n_expert > 1 and not any(hp.n_ff_exp):
         raise InvalidGGUF(file.path, f"no block has any of its {hp.n_expert} experts")
-    if hp.n_expert and not 1 <= hp.n_expert_used <= hp.n_expert:
-        raise InvalidGGUF(file.path, f"it uses {hp.n_expert_used} of {hp.n_expert} experts")
+    for n_used, columns in zip(hp.n_expert_used, hp.n_ff_exp, strict=True):
+        if columns and not 1 <= n_used <= hp.n_expert:
+            raise InvalidGGUF(file.path, f"it uses {n_used} of {hp.n_expert} experts")
 
 
 def _check_rope(file: GGUFFile, hp: HParams) -> None:

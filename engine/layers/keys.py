@@ -78,6 +78,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "rope.scale_linear": FACTOR,
     "rope.scaling.factor": FACTOR,
     "rope.scaling.attn_factor": (0, 1000),
+    "rope.scaling.alpha": FACTOR,
     "rope.scaling.original_context_length": CONTEXT,
     "rope.scaling.yarn_log_multiplier": (0, 1000),
     "rope.scaling.yarn_beta_fast": (1e-6, 10**6),
@@ -181,9 +182,13 @@ class Keys:
         return tuple(bool(item) for item in self._complete(key, found, n_layer))
 
     def norm_eps(self, kind: Literal["rms", "layer"]) -> float:
-        """What norms add to the mean square ("rms") or to the variance ("layer")."""
-        suffix = "rms_epsilon" if kind == "rms" else "epsilon"
-        return self.number(f"attention.layer_norm_{suffix}", 1e-5)
+        """What norms add to the mean square ("rms") or to the variance ("layer").
+
+        Some files have it under the key of the other kind only.
+        """
+        rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+        first, second = (rms, layer) if kind == "rms" else (layer, rms)
+        return self.number(first if first in self else second, 1e-5)
 
     def _bounded(self, name: str) -> str:
         assert name in BOUNDS, f"{name} is read without bounds"

@@ -31,7 +31,7 @@ class Linear(Module):
     Attributes:
         weight: this rank's part of (n_out, n_in), or None where the rank has none.
         bias: this rank's part of (n_out,), or None; most files have none.
-        scale: one factor on the whole matrix (ternary models), or None.
+        scale: one factor on the whole matrix (ternary and NVFP4 models), or None.
     """
 
     weight: Weight | None = None
@@ -79,7 +79,7 @@ class ExpertLinear(Module):
     Attributes:
         weight: this rank's part of all experts, or None.
         bias: this rank's part of (n_expert, n_out), or None; few files have one.
-        scale: (n_expert,), a factor on each expert's result, or None.
+        scale: (n_expert,), a factor on each expert's matrix, or None.
     """
 
     weight: Weight | None = None
@@ -107,9 +107,9 @@ class ExpertLinear(Module):
         """Map x (T, n_in) to (T, n_out) with the matrix of one expert."""
         assert self.weight is not None, "a rank without a slice must not compute it"
         y = self.weight.expert(expert).matmul(x)
-        if self.bias is not None:
-            y = y + self.bias[expert]
-        return y if self.scale is None else y * self.scale[expert]
+        if self.scale is not None:
+            y = y * self.scale[expert]
+        return y if self.bias is None else y + self.bias[expert]
 
 
 class HeadLinear(Module):

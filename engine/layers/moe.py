@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from engine.layers.ffn import FFN, SILU, Activation
@@ -27,6 +27,7 @@ class Routing:
     """How a token finds its experts and what each of them counts.
 
     Attributes:
+        n_used: experts of a token; where layers differ, the most.
         gating: scores from the router's logits: softmax over all experts, sigmoid of each, or
             softmax over the chosen ones only.
         normalise: the weights of the chosen experts are divided by their sum.
@@ -56,7 +57,7 @@ class Routing:
             raise keys.invalid(f"it weighs experts in an unknown way ({number})")
         routing = cls(
             hp.n_expert,
-            hp.n_expert_used,
+            max(hp.n_expert_used),
             GATINGS.get(number, gating),
             keys.flag("expert_weights_norm", normalise),
             keys.number("expert_weights_scale", 1.0) or 1.0,
@@ -65,7 +66,10 @@ class Routing:
         )
         per_group, rest = divmod(routing.n_expert, routing.n_group)
         if routing.n_group > 1 and (
-            rest or per_group < 2 or routing.n_group_used * per_group < routing.n_used
+            rest
+            or per_group < 2
+            or routing.n_group_used > routing.n_group
+            or routing.n_group_used * per_group < routing.n_used
         ):
             raise keys.invalid(
                 f"{routing.n_used} of {routing.n_expert} experts cannot be chosen from "
@@ -113,7 +117,8 @@ class MoE(Module):
         width: int | None = None,
     ) -> None:  # fmt: skip
         n_embd, n_ff, n = width or hp.n_embd, hp.n_ff_exp[layer], routing.n_expert
-        self.columns, self.act, self.routing = split.experts, act, routing
+        self.columns, self.act = split.experts, act
+        self.routing = replace(routing, n_used=hp.n_expert_used[layer])
         everyone, columns = Replicate(split.group), split.experts
         self.ffn_gate_inp = Linear(hp.n_embd, n, everyone)
         self.exp_probs_b = Vector((n,), everyone, (".bias", ""), optional=True)

@@ -13,6 +13,7 @@ from engine.layers.norm import LayerNorm
 from engine.layers.rope import Rope
 from engine.models.base import CausalLM, SwaOnlyRopeLM
 from engine.models.registry import register
+from engine.parallel.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,8 +31,12 @@ class CommandRBlock(ParallelBlock):
 class ScaledLogits(CausalLM):
     """The logits are multiplied by a factor of the file."""
 
+    def __init__(self, hp: HParams, split: ModelSplit) -> None:
+        super().__init__(hp, split)
+        self.logit_factor = hp.keys.number("logit_scale", 0.0) or 1.0
+
     def head(self, x: Tensor) -> Tensor:
-        return super().head(x) * (self.hp.keys.number("logit_scale") or 1.0)
+        return super().head(x) * self.logit_factor
 
 
 @register("command-r")

@@ -74,8 +74,15 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
 
 
 BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.")
-IGNORED = re.compile(r"rope_freqs\.weight|.*\.(nextn\..*|attn_rot_embd\.weight)|rope_factors_.*")
-"""Tensors that a model may do without: blocks that draft ahead, tables that rotations replace."""
+IGNORED = re.compile(
+    r"rope_freqs\.weight|rope_factors_.*|.*\.(nextn\..*|attn_rot_embd\.weight|input_scale)"
+    r"|(cls|cls\.output|dense_[23])\.(weight|bias)"
+)
+"""Tensors that a model may do without.
+
+Blocks that draft ahead, tables that rotations replace, the range of activations that NVFP4 might
+round, and what classifiers and embedding models add behind the last norm.
+"""
 
 
 def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.layers.attention import Attention, QKNormAttention
 from engine.layers.block import TransformerBlock
-from engine.layers.hparams import Traits
+from engine.layers.hparams import HParams, Traits
 from engine.models.base import CausalLM
 from engine.models.registry import register
 
@@ -33,9 +34,18 @@ class HunyuanBlock(TransformerBlock):
     mixer_type = NormAfterRopeAttention
 
 
-@register("hunyuan-dense", "hunyuan-moe")
+@register("hunyuan-dense", "hunyuan-moe", "hunyuan_vl")
 class Hunyuan(CausalLM):
-    """arXiv 2411.02265; the converter has stretched the base of the frequencies."""
+    """arXiv 2411.02265; also the text of its vision models."""
 
     traits = Traits(rope_style="neox")
     block_type = HunyuanBlock
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Stretch the base of the frequencies, where the converter has not done so (NTK)."""
+        alpha, n_rot = hp.keys.number("rope.scaling.alpha", 0.0), hp.rope.n_rot
+        if not alpha or n_rot <= 2:
+            return hp
+        base = hp.rope.base * alpha ** (n_rot / (n_rot - 2))
+        return replace(hp, rope=replace(hp.rope, base=base))

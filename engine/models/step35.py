@@ -55,7 +55,8 @@ class Step35(SwaRopeLM):
 
     @classmethod
     def swa_rope(cls, hp: HParams) -> RopeParams:
-        n_rot = hp.keys.integer("rope.dimension_count_swa", max(hp.head_dim_k))
+        n_rot = hp.keys.integer("rope.dimension_count", max(hp.head_dim_k))
+        n_rot = hp.keys.integer("rope.dimension_count_swa", n_rot)
         return replace(super().swa_rope(hp), n_rot=n_rot)
 
     @classmethod
