@@ -179,9 +179,13 @@ class SinkAttention(Attention):
 class ClampedAttention(Attention):
     """Keeps queries, keys and values within ±`clamp_kqv` where the file sets it (OLMo, MPT)."""
 
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.limit = hp.keys.number("attention.clamp_kqv", 0.0)
+
     def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, ctx)
-        limit = self.hp.keys.number("attention.clamp_kqv", 0.0)
+        limit = self.limit
         if not limit:
             return q, k, v
         return q.clamp(-limit, limit), k.clamp(-limit, limit), v.clamp(-limit, limit)
@@ -192,11 +196,14 @@ class AlibiAttention(Attention):
 
     slopes: Tensor | None = None
 
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.max_bias = hp.keys.number("attention.max_alibi_bias", 8.0)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         if self.slopes is None:
-            max_bias = self.hp.keys.number("attention.max_alibi_bias", 8.0)
             mine = slice(*self.split.heads.spans[ctx.rank])
-            self.slopes = q.new_tensor(alibi_slopes(self.split.heads.total, max_bias)[mine])
+            self.slopes = q.new_tensor(alibi_slopes(self.split.heads.total, self.max_bias)[mine])
         return ctx.attention(self.cache, q, k, v, self.scores, slopes=self.slopes)
 
 

@@ -81,7 +81,9 @@ class LatentAttention(Mixer):
         heads, owners = Shard(0, split.heads), Replicate(split.heads.owners())
         self.sizes = sizes
         self.scores = self.make_scores()
-        self.has_query_latent = hp.has(layer, "attn_q_a.weight")
+        self.has_query_latent = hp.has(layer, "attn_q_a.weight") or (
+            "attention.q_lora_rank" in hp.keys and not hp.has(layer, "attn_q.weight")
+        )
         if self.has_query_latent:
             rank = hp.keys.integer("attention.q_lora_rank")
             self.attn_q_a = Linear(hp.n_embd, rank, owners)
@@ -91,7 +93,7 @@ class LatentAttention(Mixer):
             self.attn_q = Linear(hp.n_embd, n_head * sizes.head, heads)
         self.attn_kv_a_mqa = Linear(hp.n_embd, sizes.latent + sizes.rotated, owners)
         self.attn_kv_a_norm = RMSNorm(sizes.latent, hp.norm_eps, owners)
-        self.is_joint = not hp.has(layer, "attn_k_b.weight")
+        self.is_joint = not any(hp.has(layer, f"attn_{part}_b.weight") for part in "kv")
         if self.is_joint:
             n_out = sizes.plain + sizes.value
             self.attn_kv_b = HeadLinear(n_head, sizes.latent, n_out, heads)

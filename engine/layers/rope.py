@@ -137,8 +137,12 @@ def choose_rope_factors(source: TensorSource, hp: HParams) -> None:
 
     The choice holds for all positions, as in llama.cpp: keys that are in the cache cannot change
     with a sequence that grows.
+
+    Raises:
+        InvalidGGUF: one of the two is missing or misshapen.
     """
-    is_long = hp.n_ctx > hp.rope.n_ctx_orig
-    name = f"rope_factors_{'long' if is_long else 'short'}.weight"
-    if name in source and "rope_freqs.weight" not in source:
-        source.tensors["rope_freqs.weight"] = source.tensors[name]
+    both = [f"rope_factors_{length}.weight" for length in ("short", "long")]
+    if "rope_freqs.weight" in source or not any(name in source for name in both):
+        return
+    factors = [source.get(name, (hp.rope.n_rot // 2,)) for name in both]
+    source.tensors["rope_freqs.weight"] = factors[hp.n_ctx > hp.rope.n_ctx_orig]

@@ -12,6 +12,7 @@ from engine.layers.hparams import HParams, Traits
 from engine.layers.rope import RopeParams
 from engine.models.base import ScaledEmbeddingLM, SwaRopeLM
 from engine.models.registry import register
+from engine.parallel.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,9 +30,13 @@ class GemmaLM(SwaRopeLM, ScaledEmbeddingLM):
 
     softcap: ClassVar[float] = 0.0
 
+    def __init__(self, hp: HParams, split: ModelSplit) -> None:
+        super().__init__(hp, split)
+        self.final_softcap = hp.keys.number("final_logit_softcapping", self.softcap)
+
     def head(self, x: Tensor) -> Tensor:
         logits = super().head(x)
-        softcap = self.hp.keys.number("final_logit_softcapping", self.softcap)
+        softcap = self.final_softcap
         return (logits / softcap).tanh() * softcap if softcap else logits
 
 

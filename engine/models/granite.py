@@ -13,7 +13,7 @@ from engine.layers.mixer import Mixer
 from engine.layers.rope import Rope
 from engine.models.base import HybridLM, ScaledEmbeddingLM
 from engine.models.registry import register
-from engine.parallel.split import BlockSplit
+from engine.parallel.split import BlockSplit, ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,12 +57,16 @@ class GraniteBlock(TransformerBlock):
 class GraniteScales(ScaledEmbeddingLM):
     """The embedding is multiplied and the logits are divided by factors of the file."""
 
+    def __init__(self, hp: HParams, split: ModelSplit) -> None:
+        super().__init__(hp, split)
+        self.embedding_factor = hp.keys.number("embedding_scale", 0.0) or self.embedding_default()
+        self.logit_divisor = hp.keys.number("logit_scale", 0.0) or self.logit_default()
+
     def embedding_scale(self) -> float:
-        return self.hp.keys.number("embedding_scale", 0.0) or self.embedding_default()
+        return self.embedding_factor
 
     def head(self, x: Tensor) -> Tensor:
-        scale = self.hp.keys.number("logit_scale", 0.0) or self.logit_default()
-        return super().head(x) / scale
+        return super().head(x) / self.logit_divisor
 
     def embedding_default(self) -> float:
         """The factor on the embedding where the file has none."""

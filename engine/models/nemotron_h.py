@@ -70,7 +70,7 @@ class NemotronHFFNBlock(FFNBlock):
 
     def make_experts(self) -> MoE:
         width = self.hp.keys.integer("moe_latent_size", 0)
-        if not width or not self.hp.has(self.layer, "ffn_latent_down.weight"):
+        if not width:
             return super().make_experts()
         return LatentMoE(self.hp, self.split, self.layer, self.routing(), self.act, width)
 
