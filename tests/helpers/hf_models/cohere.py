@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from transformers import Cohere2MoeConfig, CohereConfig, OlmoConfig, StableLmConfig
+from transformers import Cohere2Config, Cohere2MoeConfig, CohereConfig, OlmoConfig, StableLmConfig
 
 from tests.helpers.hf_models.family import Array, Change, Config, Family
 from tests.helpers.hf_models.parts import (
@@ -13,6 +13,7 @@ from tests.helpers.hf_models.parts import (
     NEIGHBOURS,
     SHARED_EXPERTS,
     SIZES,
+    WINDOW,
     head_sizes,
     rope_base,
     rope_size,
@@ -36,6 +37,19 @@ def command_r(c: Config) -> dict[str, Any]:
     }
 
 
+def cohere2(c: Config) -> dict[str, Any]:
+    return {
+        **sizes(c, eps="layer_norm_eps"),
+        **head_sizes(c),
+        **rope_base(c),
+        **rope_size(c),
+        "attention.layer_norm_epsilon": c.layer_norm_eps,
+        "attention.sliding_window": c.sliding_window,
+        "rope.scaling.type": "none",
+        "logit_scale": c.logit_scale,
+    }
+
+
 def cohere2_moe(c: Config) -> dict[str, Any]:
     return {
         **layer_norm_sizes(c),
@@ -51,7 +65,7 @@ def cohere2_moe(c: Config) -> dict[str, Any]:
         "expert_weights_norm": c.norm_topk_prob,
         "expert_shared_count": c.num_shared_experts,
         "attention.sliding_window": c.sliding_window,
-        "attention.sliding_window_pattern": [k == "sliding_attention" for k in c.layer_types],
+        "attention.sliding_window_pattern": [k == WINDOW for k in c.layer_types],
         "logit_scale": c.logit_scale,
     }
 
@@ -110,6 +124,14 @@ FAMILIES = [
         None,
         lambda: CohereConfig(**SIZES, num_hidden_layers=2, logit_scale=0.5, use_qk_norm=True),
         command_r,
+        DENSE,
+    ),
+    Family(
+        "cohere2",
+        "cohere2",
+        "cohere2-q4_k_m.gguf",
+        lambda: Cohere2Config(**SIZES, num_hidden_layers=4, sliding_window=12, logit_scale=0.5),
+        cohere2,
         DENSE,
     ),
     Family(

@@ -9,9 +9,11 @@ from tests.helpers.hf_models.parts import (
     ATTENTION,
     DENSE,
     EMBEDDING,
+    FULL,
     GATED_FFN,
     SHARED_EXPERTS,
     SIZES,
+    WINDOW,
     expert_width,
     experts,
     head_sizes,
@@ -19,8 +21,6 @@ from tests.helpers.hf_models.parts import (
     rope_size,
     sizes,
 )
-
-FULL, WINDOW = "full_attention", "sliding_attention"
 
 SMALL_EXPERTS: dict[str, Any] = {
     "num_experts": 4,

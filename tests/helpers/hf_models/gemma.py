@@ -9,9 +9,11 @@ from tests.helpers.hf_models.family import Array, Change, Config, Family
 from tests.helpers.hf_models.parts import (
     ATTENTION,
     EMBEDDING,
+    FULL,
     GATED_FFN,
     PRE_NORMS,
     SIZES,
+    WINDOW,
     head_sizes,
     plus_one,
     rope_size,
@@ -79,16 +81,16 @@ def gemma3(c: Config) -> dict[str, Any]:
     return {
         **gemma(c),
         "attention.sliding_window": c.sliding_window,
-        "rope.freq_base": rope["full_attention"]["rope_theta"],
-        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "rope.freq_base": rope[FULL]["rope_theta"],
+        "rope.freq_base_swa": rope[WINDOW]["rope_theta"],
         "rope.scaling.type": "linear",
-        "rope.scaling.factor": rope["full_attention"]["factor"],
+        "rope.scaling.factor": rope[FULL]["factor"],
     }
 
 
 def rnj(c: Config) -> dict[str, Any]:
     """Rnj-1 is a Gemma 3 without windows, stretched by YaRN."""
-    rope = c.rope_parameters["full_attention"]
+    rope = c.rope_parameters[FULL]
     return {
         **gemma(c),
         "rope.freq_base": rope["rope_theta"],
@@ -101,7 +103,7 @@ def rnj(c: Config) -> dict[str, Any]:
 
 def gemma4_config(layer_types: str, **changes: Any) -> Config:
     """Layers are s (sliding window) or f (full attention)."""
-    kinds = {"s": "sliding_attention", "f": "full_attention"}
+    kinds = {"s": WINDOW, "f": FULL}
     values: dict[str, Any] = {
         "num_hidden_layers": len(layer_types),
         "layer_types": [kinds[letter] for letter in layer_types],
@@ -125,10 +127,10 @@ def gemma4(c: Config) -> dict[str, Any]:
         "attention.key_length_swa": first.head_dim,
         "attention.value_length_swa": first.head_dim,
         "rope.dimension_count_swa": first.head_dim,
-        "rope.freq_base": rope["full_attention"]["rope_theta"],
-        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "rope.freq_base": rope[FULL]["rope_theta"],
+        "rope.freq_base_swa": rope[WINDOW]["rope_theta"],
         "attention.sliding_window": c.sliding_window,
-        "attention.sliding_window_pattern": [k == "sliding_attention" for k in c.layer_types],
+        "attention.sliding_window_pattern": [k == WINDOW for k in c.layer_types],
         "attention.shared_kv_layers": c.num_kv_shared_layers,
         "embedding_length_per_layer_input": c.hidden_size_per_layer_input,
         "final_logit_softcapping": c.final_logit_softcapping,
@@ -159,7 +161,7 @@ def gemma4_small(c: Config) -> dict[str, Any]:
 def quarter_of_pairs(c: Config) -> dict[str, Array]:
     """Divisors of the frequencies in full layers, huge for the pairs that are not rotated."""
     n_pairs = c.per_layer_config[c.num_hidden_layers - 1].head_dim // 2
-    part = c.rope_parameters["full_attention"]["partial_rotary_factor"]
+    part = c.rope_parameters[FULL]["partial_rotary_factor"]
     return {"rope_freqs.weight": np.where(np.arange(n_pairs) < part * n_pairs, 1, 1e30)}
 
 
@@ -180,8 +182,8 @@ FAMILIES = [
             **SIZES | HEADS,
             num_hidden_layers=6,
             rope_parameters={
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                WINDOW: {"rope_type": "default", "rope_theta": 1e4},
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
             },
         ),
         gemma3,
@@ -220,11 +222,11 @@ FAMILIES = [
         lambda: Gemma3TextConfig(
             **SIZES | HEADS,
             num_hidden_layers=2,
-            layer_types=["full_attention"] * 2,
+            layer_types=[FULL] * 2,
             final_logit_softcapping=5.0,
             rope_parameters={
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                "full_attention": {
+                WINDOW: {"rope_type": "default", "rope_theta": 1e4},
+                FULL: {
                     "rope_type": "yarn",
                     "rope_theta": 1e4,
                     "factor": 4.0,

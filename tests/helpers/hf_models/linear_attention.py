@@ -11,6 +11,7 @@ from tests.helpers.hf_models.parts import (
     ATTENTION,
     EMBEDDING,
     EXPERTS,
+    FULL,
     GATED_FFN,
     PRE_NORMS,
     SHARED_EXPERTS,
@@ -28,7 +29,7 @@ from tests.helpers.hf_models.parts import (
 
 LINEAR = {
     "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "layer_types": ["linear_attention", "linear_attention", FULL],
     "head_dim": 32,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
@@ -165,7 +166,7 @@ def qwen3_5(c: Config) -> dict[str, Any]:
 def kimi(c: Config) -> dict[str, Any]:
     router = shared_experts(c)
     del router["expert_weights_norm"], router["expert_group_count"]
-    is_full = [kind == "full_attention" for kind in c.layer_types]
+    is_full = [kind == FULL for kind in c.layer_types]
     return {
         **sizes(c),
         **mla_sizes(c),

@@ -26,6 +26,7 @@ from tests.helpers.hf_models.parts import (
     SIZES,
     expert_width,
     experts,
+    granite_scales,
     head_sizes,
     rope_base,
     rope_size,
@@ -62,10 +63,7 @@ def granite(c: Config) -> dict[str, Any]:
         **sizes(c),
         **rope_base(c),
         **rope_size(c),
-        "attention.scale": c.attention_multiplier,
-        "embedding_scale": c.embedding_multiplier,
-        "residual_scale": c.residual_multiplier,
-        "logit_scale": c.logits_scaling,
+        **granite_scales(c),
     }
 
 

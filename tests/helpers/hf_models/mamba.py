@@ -9,14 +9,13 @@ from tests.helpers.hf_models.family import Change, Config, Family
 from tests.helpers.hf_models.parts import (
     ATTENTION,
     EMBEDDING,
+    FULL,
+    NO_CONTEXT_LIMIT,
     SIZES,
     gate_and_up,
     renamed,
     sizes,
 )
-
-CONTEXT_LENGTH = 1 << 20
-"""What converters write where a model has no position limit."""
 
 
 def mixer(prefix: str) -> dict[str, str | Change]:
@@ -40,7 +39,7 @@ def mixer(prefix: str) -> dict[str, str | Change]:
 
 def mamba(c: Config, *, has_norms: bool = False) -> dict[str, Any]:
     return {
-        "context_length": CONTEXT_LENGTH,
+        "context_length": NO_CONTEXT_LIMIT,
         "embedding_length": c.hidden_size,
         "feed_forward_length": 0,
         "attention.head_count": 0,
@@ -72,7 +71,7 @@ MAMBA_SIZES: dict[str, Any] = {
 
 
 def jamba(c: Config) -> dict[str, Any]:
-    has_attention = [kind == "full_attention" for kind in c.layer_types]
+    has_attention = [kind == FULL for kind in c.layer_types]
     return {
         **sizes(c),
         "attention.head_count_kv": [c.num_key_value_heads if a else 0 for a in has_attention],

@@ -11,6 +11,7 @@ from tests.helpers.hf_models.parts import (
     ATTENTION,
     DENSE,
     EMBEDDING,
+    FULL,
     NEIGHBOURS,
     PRE_NORMS,
     SIZES,
@@ -86,7 +87,7 @@ FAMILIES = [
         name="llama4-all-rotated",
         like=None,
         config=lambda: llama4_config(
-            no_rope_layers=[1] * 4, layer_types=["full_attention"] * 4, num_experts_per_tok=2
+            no_rope_layers=[1] * 4, layer_types=[FULL] * 4, num_experts_per_tok=2
         ),
         metadata=lambda c: {**llama4(c), "attention.sliding_window": 0},
     ),

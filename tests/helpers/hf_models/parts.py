@@ -20,6 +20,12 @@ SIZES: dict[str, Any] = {
 }
 """Configuration of most families; neither the vocabulary nor the FFN divides evenly."""
 
+FULL, WINDOW = "full_attention", "sliding_attention"
+"""What configurations call layers that see all tokens, or only the latest."""
+
+NO_CONTEXT_LIMIT = 1 << 20
+"""What converters write where a model has no position limit."""
+
 EMBEDDING = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -89,8 +95,9 @@ def yarn(c: Config) -> dict[str, Any]:
 
 
 def experts(c: Config) -> dict[str, Any]:
+    n_local = getattr(c, "num_local_experts", None)
     return {
-        "expert_count": getattr(c, "num_local_experts", None) or c.num_experts,
+        "expert_count": c.num_experts if n_local is None else n_local,
         "expert_used_count": c.num_experts_per_tok,
     }
 
@@ -108,6 +115,15 @@ def shared_experts(c: Config) -> dict[str, Any]:
         "expert_weights_norm": c.norm_topk_prob,
         "expert_group_count": c.n_group,
         "expert_group_used_count": c.topk_group,
+    }
+
+
+def granite_scales(c: Config) -> dict[str, Any]:
+    return {
+        "attention.scale": c.attention_multiplier,
+        "embedding_scale": c.embedding_multiplier,
+        "residual_scale": c.residual_multiplier,
+        "logit_scale": c.logits_scaling,
     }
 
 

@@ -18,10 +18,12 @@ from tests.helpers.hf_models.parts import (
     DENSE,
     EMBEDDING,
     EXPERTS,
+    FULL,
     GATED_FFN,
     NEIGHBOURS,
     PRE_NORMS,
     SIZES,
+    WINDOW,
     expert_width,
     experts,
     head_sizes,
@@ -29,8 +31,6 @@ from tests.helpers.hf_models.parts import (
     rope_size,
     sizes,
 )
-
-FULL, WINDOW = "full_attention", "sliding_attention"
 
 
 def common(c: Config) -> dict[str, Any]:

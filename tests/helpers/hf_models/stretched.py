@@ -11,13 +11,13 @@ from tests.helpers.hf_models.llama import PHI3
 from tests.helpers.hf_models.parts import (
     ATTENTION,
     EMBEDDING,
+    FULL,
     GATED_FFN,
     SIZES,
+    WINDOW,
     rope_size,
     sizes,
 )
-
-FULL, WINDOW = "full_attention", "sliding_attention"
 
 
 def phi3(c: Config) -> dict[str, Any]:

@@ -14,11 +14,14 @@ from tests.helpers.hf_models.family import Array, Change, Config, Family
 from tests.helpers.hf_models.parts import (
     ATTENTION,
     EMBEDDING,
+    FULL,
     NEIGHBOURS,
+    NO_CONTEXT_LIMIT,
     PRE_NORMS,
     SIZES,
     experts,
     gate_and_up,
+    granite_scales,
     head_sizes,
     renamed,
     rope_base,
@@ -28,9 +31,6 @@ from tests.helpers.hf_models.parts import (
 
 N_GROUPS = 2
 DENSE_COLUMNS = 80
-
-CONTEXT_LENGTH = 1 << 20
-"""What converters write where a model has no position limit."""
 
 
 def mixer(prefix: str) -> dict[str, str | Change]:
@@ -50,7 +50,7 @@ def mixer(prefix: str) -> dict[str, str | Change]:
 
 def mamba2(c: Config) -> dict[str, Any]:
     return {
-        "context_length": CONTEXT_LENGTH,
+        "context_length": NO_CONTEXT_LIMIT,
         "embedding_length": c.hidden_size,
         "feed_forward_length": 0,
         "attention.head_count": 0,
@@ -139,12 +139,10 @@ def nemotron_h(c: Config) -> dict[str, Any]:
         **sizes(c, eps="layer_norm_epsilon"),
         **head_sizes(c),
         **rope_size(c),
-        "context_length": CONTEXT_LENGTH,
+        "context_length": NO_CONTEXT_LIMIT,
         "attention.layer_norm_epsilon": c.layer_norm_epsilon,
         "feed_forward_length": [n_ff.get(kind, 0) for kind in kinds],
-        "attention.head_count_kv": [
-            c.num_key_value_heads if k == "full_attention" else 0 for k in kinds
-        ],
+        "attention.head_count_kv": [c.num_key_value_heads if k == FULL else 0 for k in kinds],
         "rope.scaling.finetuned": False,
         "ssm.conv_kernel": c.conv_kernel,
         "ssm.state_size": c.ssm_state_size,
@@ -198,7 +196,7 @@ def nemotron_h_config(kind: str, **others: Any) -> NemotronHConfig:
     """Four layers, two of them `kind`."""
     return NemotronHConfig(
         **SIZES,
-        layers_block_type=["linear_attention", kind, "full_attention", kind],
+        layers_block_type=["linear_attention", kind, FULL, kind],
         head_dim=24,
         mamba_num_heads=8,
         mamba_head_dim=16,
@@ -221,18 +219,15 @@ def nemotron_h_moe_config(**others: Any) -> NemotronHConfig:
 
 
 def granite_hybrid(c: Config) -> dict[str, Any]:
-    has_attention = [kind == "full_attention" for kind in c.layer_types]
+    has_attention = [kind == FULL for kind in c.layer_types]
     return {
         **sizes(c),
         **rope_base(c),
         **rope_size(c),
         **experts(c),
-        "context_length": CONTEXT_LENGTH,
+        "context_length": NO_CONTEXT_LIMIT,
         "attention.head_count_kv": [c.num_key_value_heads if a else 0 for a in has_attention],
-        "attention.scale": c.attention_multiplier,
-        "embedding_scale": c.embedding_multiplier,
-        "residual_scale": c.residual_multiplier,
-        "logit_scale": c.logits_scaling,
+        **granite_scales(c),
         "feed_forward_length": c.intermediate_size if c.num_local_experts else DENSE_COLUMNS,
         "expert_shared_feed_forward_length": DENSE_COLUMNS,
         "rope.scaling.finetuned": c.position_embedding_type == "rope",
