@@ -17,16 +17,17 @@ def say(*parts: object) -> None:
 
 
 def main(wanted: list[str]) -> int:
-    entries = [e for e in golden_models() if not wanted or any(w in e["file"] for w in wanted)]
+    found = golden_models().items()
+    models = [(n, a) for n, a in found if not wanted or any(w in n for w in wanted)]
     for number, case in enumerate(CASES, start=1):
         say(f"({number}) {case}")
-    say(f"\n{'file':30} {'architecture':15}" + "".join(f"{f'({n + 1})':>9}" for n in range(6)))
+    say(f"\n{'model':30} {'architecture':15}" + "".join(f"{f'({n + 1})':>9}" for n in range(6)))
     n_bad = 0
-    for entry in entries:
-        line = f"{entry['file']:30.30} {entry['arch']:15}"
+    for name, architecture in models:
+        line = f"{name:30.30} {architecture:15}"
         for case in CASES:
             try:
-                error = golden_error(entry, case)
+                error = golden_error(name, case)
             except EngineError as refusal:
                 say(line, refusal)
                 n_bad += 1
@@ -35,8 +36,8 @@ def main(wanted: list[str]) -> int:
             line += f" {error:8.1e}"
         else:
             say(line)
-    say(f"\n{len(entries)} files, {n_bad} errors above {TOLERANCE:g} (NMSE)")
-    return bool(n_bad) or not entries
+    say(f"\n{len(models)} models, {n_bad} errors above {TOLERANCE:g} (NMSE)")
+    return bool(n_bad) or not models
 
 
 if __name__ == "__main__":

@@ -62,20 +62,13 @@ def golden_path(*parts: str) -> Path:
     return path
 
 
-def golden_models() -> list[dict[str, Any]]:
-    """The entries of all models with logits; none where the set is not on this machine."""
+def golden_models() -> dict[str, str]:
+    """Names and architectures of all models with logits; none without the set on this machine."""
     manifest = golden_root() / "MANIFEST.json"
     if not manifest.exists():
-        return []
-    found: list[dict[str, Any]] = json.loads(manifest.read_text(encoding="utf-8"))
-    return found
-
-
-def golden_model(name: str) -> dict[str, Any]:
-    """The entry of the model in the file `name`."""
-    golden_path("MANIFEST.json")
-    (entry,) = [entry for entry in golden_models() if entry["file"] == f"{name}.gguf"]
-    return entry
+        return {}
+    entries = json.loads(manifest.read_text(encoding="utf-8"))
+    return {Path(entry["file"]).stem: entry["arch"] for entry in entries}
 
 
 def nmse(a: Any, b: Any) -> float:
@@ -84,16 +77,22 @@ def nmse(a: Any, b: Any) -> float:
     return float(((a - b) ** 2).mean() / (b**2).mean())
 
 
-def golden_error(entry: dict[str, Any], case: Case, **options: Any) -> float:
-    """The NMSE of the logits of all tokens of one model, run in one way."""
-    with np.load(golden_path(entry["npz"])) as data:
-        tokens, expected = data["tokens"].tolist(), data["logits"]
-    devices = ["cpu"] * len(case.split)
-    model = load_model(
-        golden_path(entry["file"]), devices, case.split, split_mode=case.mode, kv_type="f32",
-        n_ctx=len(tokens), **options,
-    )  # fmt: skip
-    with model:
+def golden_logits(name: str) -> tuple[list[int], Any]:
+    """Token ids, and the logits after each that the model in the file `name` must have."""
+    with np.load(golden_path(f"{name}.npz")) as data:
+        return data["tokens"].tolist(), data["logits"]
+
+
+def golden_error(name: str, case: Case, path: Path | None = None, **options: Any) -> float:
+    """The NMSE of the logits of all tokens of one model, run in one way.
+
+    Args:
+        path: another file, which should say the same as the one called `name`.
+    """
+    tokens, expected = golden_logits(name)
+    path, devices = path or golden_path(f"{name}.gguf"), ["cpu"] * len(case.split)
+    options = {"kv_type": "f32", "n_ctx": len(tokens)} | options
+    with load_model(path, devices, case.split, split_mode=case.mode, **options) as model:
         return nmse(logits_in_steps(model, tokens, case), expected)
 
 

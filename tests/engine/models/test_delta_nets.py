@@ -1,6 +1,5 @@
 """Linear attention by the delta rule: any cut of its heads, conversations, variants of files."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import Event, Finished, Model, SamplingParams, TokenText, load_model
+from engine import load_model
 from engine.errors import ModelFileError
-from tests.helpers.golden import TOLERANCE, Case, golden_error, golden_model, nmse
-from tests.helpers.model_draft import DraftTensor, ModelDraft
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-pytest.importorskip("transformers")
-
+from tests.helpers.answers import ask
+from tests.helpers.golden import TOLERANCE, Case, golden_error, nmse
 from tests.helpers.hf_models import FAMILIES
+from tests.helpers.model_draft import DraftTensor, ModelDraft
 
 NAMES = ("qwen3next", "qwen35", "qwen35moe", "kimi-linear")
 N_KEY, SIZE, DIM = 2, 3, 24
 """Of the Qwen models: key heads, value heads of each, elements of a head."""
 
 OPTIONS: dict[str, Any] = {"kv_type": "f32", "n_ctx": 64}
-GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 SPLITS = ([1], [1, 1, 1], [5, 0, 1, 2, 2])
 
 
@@ -82,19 +77,7 @@ def test_packed_weights_equal_llama_cpp(name: str, monkeypatch: pytest.MonkeyPat
     """More ranks than key heads: rows and columns of the value heads are cut inside a group."""
     monkeypatch.setattr("engine.plan.DENSE_FRACTION", 0.0)
     for split in ((1,), (1, 2), (1, 1, 1, 1), (2, 0, 1, 3, 1)):
-        assert golden_error(golden_model(name), Case(split, chunk=9)) <= TOLERANCE
-
-
-def drawn(events: Sequence[Event]) -> list[int]:
-    return [i for event in events if isinstance(event, TokenText) for i in event.ids]
-
-
-def ask(model: Model, prompt: list[int]) -> tuple[list[int], int]:
-    """The answer, and how many tokens of the prompt were not computed."""
-    events = list(model.generate(prompt, GREEDY))
-    last = events[-1]
-    assert isinstance(last, Finished)
-    return drawn(events), last.usage.cached_tokens
+        assert golden_error(name, Case(split, chunk=9)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("split", [[1], [3, 1, 2]], ids=str)

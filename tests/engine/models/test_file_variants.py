@@ -9,7 +9,7 @@ import pytest
 
 from engine import inspect_model, load_model
 from engine.errors import InvalidGGUF
-from tests.helpers.golden import TOLERANCE, Case, golden_path, logits_in_steps, nmse
+from tests.helpers.golden import TOLERANCE, Case, golden_error, golden_path
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 
 CASES = [Case((1, 1)), Case((2, 1), mode="layer", chunk=9, n_decode=3)]
@@ -42,27 +42,23 @@ def with_drafting_block(name: str) -> ModelDraft:
     ):
         values = np.ones(shape, np.float32)
         draft.tensors[f"blk.{n_layer}.{part}.weight"] = DraftTensor.of(values)
-    keys: dict[str, Any] = {"block_count": n_layer + 1, "nextn_predict_layers": 1}
-    pattern = draft.meta.get(f"{arch}.attention.sliding_window_pattern")
-    if pattern:
-        keys["attention.sliding_window_pattern"] = [*pattern, False]
-    return draft.changed(keys, f"{arch}.")
-
-
-def error(path: Path, name: str, case: Case) -> float:
-    """The NMSE of the model at `path` against the logits of the reference model `name`."""
-    with np.load(golden_path(f"{name}.npz")) as data:
-        tokens, expected = data["tokens"].tolist(), data["logits"]
-    devices = ["cpu"] * len(case.split)
-    with load_model(path, devices, case.split, split_mode=case.mode, kv_type="f32") as model:
-        return nmse(logits_in_steps(model, tokens, case), expected)
+    keys: dict[str, Any] = {
+        f"{arch}.block_count": n_layer + 1,
+        f"{arch}.nextn_predict_layers": 1,
+        **{
+            key: [*value, value[-1]]
+            for key, value in draft.meta.items()
+            if key.startswith(f"{arch}.") and isinstance(value, list) and len(value) == n_layer
+        },
+    }
+    return draft.changed(keys)
 
 
 @pytest.mark.parametrize("name", DRAFTING)
 def test_drafting_blocks_are_left_out(tmp_path: Path, name: str) -> None:
     path = with_drafting_block(name).write(tmp_path / "m.gguf")
     for case in CASES:
-        assert error(path, name, case) <= TOLERANCE
+        assert golden_error(name, case, path) <= TOLERANCE
 
 
 def test_a_block_that_is_not_said_to_draft_is_run(tmp_path: Path) -> None:
@@ -95,7 +91,7 @@ def test_text_of_glm_4_vision_models(tmp_path: Path) -> None:
     draft = ModelDraft.read(golden_path("glm4-q4_k_m.gguf"))
     path = halves_apart(draft).write(tmp_path / "m.gguf")
     for case in CASES:
-        assert error(path, "glm4-q4_k_m", case) <= TOLERANCE
+        assert golden_error("glm4-q4_k_m", case, path) <= TOLERANCE
 
 
 @pytest.mark.parametrize("window", [None, 0])
@@ -115,6 +111,6 @@ def test_a_file_need_not_say_how_experts_are_scored(tmp_path: Path, name: str) -
     key = f"{draft.meta['general.architecture']}.expert_gating_func"
     path = tmp_path / "m.gguf"
     draft.changed({key: None}).write(path)
-    assert error(path, name, CASES[0]) <= TOLERANCE
+    assert golden_error(name, CASES[0], path) <= TOLERANCE
     draft.changed({key: 1}).write(path)
-    assert error(path, name, CASES[0]) > TOLERANCE
+    assert golden_error(name, CASES[0], path) > TOLERANCE

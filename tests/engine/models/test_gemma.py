@@ -1,6 +1,5 @@
 """What Gemma files may leave out or have too much of, and where their memory goes."""
 
-import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,8 @@ import pytest
 from engine import LoadParams, load_model
 from engine.errors import ModelFileError
 from engine.plan import Planner
-from tests.helpers.model_draft import DraftTensor, ModelDraft
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-pytest.importorskip("transformers")
-
 from tests.helpers.hf_models import FAMILIES
+from tests.helpers.model_draft import DraftTensor, ModelDraft
 
 IDS = list(range(5, 25))
 

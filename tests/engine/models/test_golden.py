@@ -1,7 +1,5 @@
 """Logits against llama.cpp's, for every reference model, on every kind of split."""
 
-from typing import Any
-
 import pytest
 
 from engine.models.registry import is_supported
@@ -10,7 +8,6 @@ from tests.helpers.golden import (
     TOLERANCE,
     Case,
     golden_error,
-    golden_model,
     golden_models,
     golden_path,
 )
@@ -18,22 +15,22 @@ from tests.helpers.golden import (
 
 def test_the_reference_set_is_complete() -> None:
     golden_path("MANIFEST.json")
-    entries = golden_models()
-    assert len(entries) >= 113
-    assert [e["arch"] for e in entries if not is_supported(e["arch"])] == []
+    architectures = golden_models().values()
+    assert len(architectures) >= 113
+    assert [name for name in architectures if not is_supported(name)] == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("entry", golden_models(), ids=lambda e: e["file"])
-def test_logits_equal_llama_cpp(entry: dict[str, Any], case: Case) -> None:
-    assert golden_error(entry, case) <= TOLERANCE
+@pytest.mark.parametrize("name", golden_models())
+def test_logits_equal_llama_cpp(name: str, case: Case) -> None:
+    assert golden_error(name, case) <= TOLERANCE
 
 
 @pytest.mark.parametrize("mode", ["tensor", "layer"])
 @pytest.mark.parametrize("name", ["llama-gqa-q4_k_m", "mixtral-q4_k_m", "gemma4-e2b-q5_1"])
 @pytest.mark.parametrize("split", [(0, 1, 0), (1, 2, 3, 4, 5), (1, 0, 0, 0, 9)], ids=str)
 def test_odd_splits_equal_llama_cpp(mode: str, name: str, split: tuple[float, ...]) -> None:
-    assert golden_error(golden_model(name), Case(split, mode)) <= TOLERANCE
+    assert golden_error(name, Case(split, mode)) <= TOLERANCE
 
 
 MOVED = [
@@ -56,7 +53,7 @@ def test_a_part_on_another_rank_changes_nothing(name: str, pattern: str) -> None
     """With a rank that has nothing but what was moved to it, and between two that have more."""
     overrides = [(pattern, "cpu")]
     for split in ((0, 1), (1, 2, 1)):
-        error = golden_error(golden_model(name), Case(split, chunk=9), overrides=overrides)
+        error = golden_error(name, Case(split, chunk=9), overrides=overrides)
         assert error <= TOLERANCE
 
 
@@ -65,4 +62,4 @@ def test_packed_weights_equal_llama_cpp(name: str, monkeypatch: pytest.MonkeyPat
     """Segments, columns of heads and matrices per head, dequantised on each use."""
     monkeypatch.setattr("engine.plan.DENSE_FRACTION", 0.0)
     for case in CASES[:4]:
-        assert golden_error(golden_model(name), case) <= TOLERANCE
+        assert golden_error(name, case) <= TOLERANCE

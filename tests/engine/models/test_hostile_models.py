@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine import EngineError, SamplingParams, inspect_model, load_model
 from engine.errors import ModelFileError, OutOfDeviceMemory, UnsupportedQuant
+from tests.helpers.answers import ids_of
 from tests.helpers.golden import golden_path
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -82,8 +83,7 @@ def answers(draft: ModelDraft, path: Path) -> list[int]:
     """Token ids that the model continues with."""
     draft.write(path)
     with load_model(path, ["cpu", "cpu"], [3, 1]) as model:
-        events = list(model.generate(IDS, SamplingParams(max_tokens=3, temperature=0)))
-    return [i for event in events for i in getattr(event, "ids", ())]
+        return ids_of(model.generate(IDS, SamplingParams(max_tokens=3, temperature=0)))
 
 
 def test_the_sound_models_run(sound: ModelDraft, routed: ModelDraft, path: Path) -> None:

@@ -14,9 +14,8 @@ from tests.helpers.golden import (
     TOLERANCE,
     Case,
     golden_error,
-    golden_model,
+    golden_logits,
     golden_path,
-    logits_in_steps,
     nmse,
 )
 from tests.helpers.model_draft import DraftTensor, ModelDraft
@@ -41,8 +40,7 @@ def draft() -> ModelDraft:
 
 @pytest.fixture(scope="module")
 def reference() -> tuple[list[int], Any]:
-    with np.load(golden_path(f"{DEEPSEEK}.npz")) as data:
-        return data["tokens"].tolist(), data["logits"]
+    return golden_logits(DEEPSEEK)
 
 
 @pytest.fixture
@@ -92,28 +90,19 @@ def folded(draft: ModelDraft) -> ModelDraft:
     return other
 
 
-def error(path: Path, reference: tuple[list[int], Any], case: Case) -> float:
-    tokens, expected = reference
-    devices = ["cpu"] * len(case.split)
-    with load_model(
-        path, devices, case.split, split_mode=case.mode, kv_type="f32", n_ctx=128
-    ) as model:
-        return nmse(logits_in_steps(model, tokens, case), expected)
-
-
 @pytest.mark.parametrize("case", ODD, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_any_number_of_ranks_equals_llama_cpp(name: str, case: Case) -> None:
-    assert golden_error(golden_model(name), case) <= TOLERANCE
+    assert golden_error(name, case) <= TOLERANCE
 
 
 @pytest.mark.parametrize("case", SPLITS, ids=str)
 @pytest.mark.parametrize("make", [older, folded])
 def test_older_files_give_the_same_logits(
-    draft: ModelDraft, path: Path, reference: tuple[list[int], Any], make: Any, case: Case
+    draft: ModelDraft, path: Path, make: Any, case: Case
 ) -> None:
     make(draft).write(path)
-    assert error(path, reference, case) <= TOLERANCE
+    assert golden_error(DEEPSEEK, case, path) <= TOLERANCE
 
 
 @pytest.mark.parametrize("make", [older, folded])
@@ -130,15 +119,11 @@ def test_older_files_need_as_much_memory(draft: ModelDraft, path: Path, make: An
 
 @pytest.mark.parametrize("make", [older, folded])
 def test_packed_maps_give_the_same_logits(
-    draft: ModelDraft,
-    path: Path,
-    reference: tuple[list[int], Any],
-    make: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    draft: ModelDraft, path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.plan.DENSE_FRACTION", 0.0)
     make(draft).write(path)
-    assert error(path, reference, Case((2, 1, 1))) <= TOLERANCE
+    assert golden_error(DEEPSEEK, Case((2, 1, 1)), path) <= TOLERANCE
 
 
 def test_every_rank_with_heads_holds_the_latents_once(reference: tuple[list[int], Any]) -> None:

@@ -9,8 +9,10 @@ import pytest
 from engine import LoadParams, Planner, inspect_model, load_model
 from engine.errors import ContextOverflow, InvalidGGUF
 from engine.layers.attention import alibi_slopes
-from tests.helpers.golden import TOLERANCE, golden_path, nmse
+from tests.helpers.golden import TOLERANCE, Case, golden_error, golden_path
 from tests.helpers.model_draft import DraftTensor, ModelDraft
+
+TWO_RANKS = Case((1, 1))
 
 
 def draft_of(name: str, **meta: Any) -> ModelDraft:
@@ -20,14 +22,6 @@ def draft_of(name: str, **meta: Any) -> ModelDraft:
         {k.replace("__", "."): v for k, v in meta.items()},
         f"{draft.meta['general.architecture']}.",
     )
-
-
-def error(path: Path, name: str, **options: Any) -> float:
-    """The NMSE of the model at `path` against the logits of the reference model `name`."""
-    with np.load(golden_path(f"{name}.npz")) as data:
-        tokens, expected = data["tokens"].tolist(), data["logits"]
-    with load_model(path, ["cpu"] * 2, kv_type="f32", **options) as model:
-        return nmse(model.logits(tokens), expected)
 
 
 @pytest.mark.parametrize("name", ["gpt2-q4_k_m", "starcoder-q4_k_m"])
@@ -78,9 +72,9 @@ def test_the_context_decides_which_rotations_are_used(
 ) -> None:
     """Divisors of 1 change nothing."""
     path = with_divisors(long=1, short=3).write(tmp_path / "m.gguf")
-    assert (error(path, "phi3-q4_k_m", n_ctx=n_ctx) <= TOLERANCE) == is_long
+    assert (golden_error("phi3-q4_k_m", TWO_RANKS, path, n_ctx=n_ctx) <= TOLERANCE) == is_long
     path = with_divisors(long=3, short=1).write(tmp_path / "m.gguf")
-    assert (error(path, "phi3-q4_k_m", n_ctx=n_ctx) <= TOLERANCE) == (not is_long)
+    assert (golden_error("phi3-q4_k_m", TWO_RANKS, path, n_ctx=n_ctx) <= TOLERANCE) == (not is_long)
 
 
 def test_divisors_must_be_as_many_as_rotated_pairs(tmp_path: Path) -> None:
@@ -104,7 +98,7 @@ def test_cohere_s_experts_have_the_norm_whose_epsilon_the_file_has(tmp_path: Pat
     name = "cohere2moe-q4_k_m"
     draft = draft_of(name, attention__layer_norm_rms_epsilon=None)
     path = draft.write(tmp_path / "m.gguf")
-    assert error(path, name, n_ctx=128) > TOLERANCE  # the reference model has RMSNorms
+    assert golden_error(name, TWO_RANKS, path) > TOLERANCE  # the reference model has RMSNorms
 
 
 def test_mpt_without_alibi_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Models with a state of fixed size: any cut of it, answers over many turns, exact memory."""
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,17 @@ from hypothesis import strategies as st
 
 from engine import (
     ContextShifted,
-    Event,
-    Finished,
     LoadParams,
     Model,
     Planner,
     SamplingParams,
-    TokenText,
     load_model,
 )
 from engine.errors import ModelFileError
+from tests.helpers.answers import ask, ids_of
 from tests.helpers.golden import TOLERANCE, nmse
-from tests.helpers.model_draft import ModelDraft
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-pytest.importorskip("transformers")
-
 from tests.helpers.hf_models import FAMILIES
+from tests.helpers.model_draft import ModelDraft
 
 BY_NAME = {family.name: family for family in FAMILIES}
 KINDS = ("mamba", "mamba2", "jamba", "falcon-h1", "granitehybrid", "nemotron_h_moe-latent", "lfm2")
@@ -110,15 +103,6 @@ def test_working_memory_grows_with_the_tokens_of_a_pass(build: Build, name: str,
     assert growth > stream + n_in
 
 
-def ids_of(events: Sequence[Event]) -> list[int]:
-    return [i for event in events if isinstance(event, TokenText) for i in event.ids]
-
-
-def n_cached(events: Sequence[Event]) -> int:
-    (last,) = [event for event in events if isinstance(event, Finished)]
-    return last.usage.cached_tokens
-
-
 def best(model: Model, prompt: list[int], drawn: list[int]) -> list[int]:
     """What one pass over everything would draw after each token from the prompt's last on."""
     return model.logits(prompt + drawn)[len(prompt) - 1 : -1].argmax(-1).tolist()
@@ -135,9 +119,8 @@ def test_answers_over_several_turns(build: Build, name: str) -> None:
     ):
 
         def turn(prompt: list[int], n_known: int) -> list[int]:
-            events = list(model.generate(prompt, GREEDY))
-            drawn = ids_of(events)
-            assert n_cached(events) == n_known
+            drawn, n_kept = ask(model, prompt)
+            assert n_kept == n_known
             assert drawn == best(other, prompt, drawn)
             return drawn
 
@@ -155,11 +138,11 @@ def test_answers_over_several_turns(build: Build, name: str) -> None:
 def test_an_answer_that_was_broken_off_does_not_spoil_the_next(build: Build) -> None:
     path, ids, _ = build("granitehybrid")
     with load_model(path, ["cpu"] * 2, n_ctx=64, n_batch=8, kv_type="f32") as model:
-        whole = ids_of(list(model.generate(ids, GREEDY)))
+        whole, _ = ask(model, ids)
         for n_asked in (2, 4):  # within the prompt, and within the answer
             asked = iter([False] * n_asked)
             list(model.generate(ids[::-1], GREEDY, lambda asked=asked: next(asked, True)))
-            assert ids_of(list(model.generate(ids, GREEDY))) == whole
+            assert ask(model, ids)[0] == whole
 
 
 def test_a_full_context_is_computed_again_without_its_older_half(build: Build) -> None:

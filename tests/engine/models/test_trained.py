@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from engine import Finished, SamplingParams, TokenText, load_model
+from tests.helpers.answers import ids_of
 from tests.helpers.golden import golden_path
 from tests.helpers.plain_llama import PlainLlama
 
@@ -76,7 +77,7 @@ def test_exact_files_continue_like_the_checkpoint(file: str, split: list[int]) -
             params = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True)
             events = list(model.generate(case["ids"], params))
             texts = [event for event in events if isinstance(event, TokenText)]
-            assert [i for event in texts for i in event.ids] == case["greedy_ids"]
+            assert ids_of(texts) == case["greedy_ids"]
             text = case["prompt"] + "".join(event.text for event in texts)
             assert text.lstrip() == case["greedy_text"].lstrip(), "SPM puts a space in front"
             assert isinstance(events[-1], Finished)

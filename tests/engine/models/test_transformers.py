@@ -3,7 +3,6 @@
 The files are written here by `tests.helpers.hf_models`, so this needs no reference data.
 """
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +12,11 @@ import gguf
 import numpy as np
 import pytest
 
-from engine import Finished, SamplingParams, TokenText, load_model
-from engine.models.registry import is_supported
-from tests.helpers.golden import golden_path
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-pytest.importorskip("transformers")
-
+from engine import load_model
+from tests.helpers.answers import ask
+from tests.helpers.golden import TOLERANCE, golden_path, nmse
 from tests.helpers.hf_models import FAMILIES, Family
 
-TOLERANCE = 1e-5
 SPLITS: dict[str, dict[str, Any]] = {
     "1 rank": {"devices": ["cpu"]},
     "2 ranks": {"devices": ["cpu"] * 2},
@@ -50,20 +44,9 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Built(family, path, *family.build(path))
 
 
-def nmse(a: Any, b: Any) -> float:
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    return float(((a - b) ** 2).mean() / (b**2).mean())
-
-
-def skip_if_unknown(family: Family) -> None:
-    if not is_supported(family.arch):
-        pytest.skip(f"the engine does not know {family.arch} yet")
-
-
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("built", BY_NAME, indirect=True)
 def test_logits_equal_transformers(built: Built, split: str) -> None:
-    skip_if_unknown(built.family)
     with load_model(built.path, kv_type="f32", n_ctx=64, **SPLITS[split]) as model:
         assert nmse(model.logits(built.ids), built.logits) <= TOLERANCE
         for memory in model.memory():
@@ -74,20 +57,16 @@ def test_logits_equal_transformers(built: Built, split: str) -> None:
 @pytest.mark.parametrize("built", BY_NAME, indirect=True)
 def test_a_conversation_goes_on_as_if_computed_afresh(built: Built) -> None:
     """What is kept of earlier turns, in caches and recurrent states, changes no token."""
-    skip_if_unknown(built.family)
-    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     with load_model(built.path, kv_type="f32", n_ctx=64, **SPLITS["uneven"]) as model:
 
-        def ask(prompt: list[int]) -> tuple[list[int], int]:
-            *events, last = list(model.generate(prompt, params))
-            drawn = [i for event in events if isinstance(event, TokenText) for i in event.ids]
-            assert isinstance(last, Finished)
-            return prompt + drawn, last.usage.cached_tokens
+        def turn(prompt: list[int]) -> tuple[list[int], int]:
+            drawn, n_kept = ask(model, prompt, 5)
+            return prompt + drawn, n_kept
 
-        first, _ = ask(built.ids[:9])
-        second, n_kept = ask(first + built.ids[9:14])
-        again, n_kept_again = ask(first + built.ids[9:14])
-        other, n_kept_other = ask(built.ids[:7] + built.ids[20:26])
+        first, _ = turn(built.ids[:9])
+        second, n_kept = turn(first + built.ids[9:14])
+        again, n_kept_again = turn(first + built.ids[9:14])
+        other, n_kept_other = turn(built.ids[:7] + built.ids[20:26])
         for whole, n_prompt in ((first, 9), (second, 19), (again, 19), (other, 13)):
             logits = model.logits(whole)
             assert whole[n_prompt:] == logits[n_prompt - 1 : -1].argmax(-1).tolist()
@@ -100,7 +79,6 @@ def test_a_conversation_goes_on_as_if_computed_afresh(built: Built) -> None:
 @pytest.mark.parametrize("built", BY_NAME, indirect=True)
 def test_chunks_and_single_tokens_equal_one_pass(built: Built, split: str) -> None:
     """Chunks shorter and longer than a sliding window, then token by token, from a used cache."""
-    skip_if_unknown(built.family)
     ids, logits = built.ids, []
     with load_model(built.path, kv_type="f32", n_ctx=64, **SPLITS[split]) as model:
         model.logits(ids[::-1])
