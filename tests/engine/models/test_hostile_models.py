@@ -1,7 +1,6 @@
 """Well-formed files of models that contradict themselves: a sentence, and never anything else."""
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,79 +10,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import EngineError, SamplingParams, inspect_model, load_model
-from engine.errors import ModelFileError, OutOfDeviceMemory, UnsupportedQuant
-from tests.helpers.answers import ids_of
+from engine import EngineError, SamplingParams, load_model
+from engine.errors import OutOfDeviceMemory
 from tests.helpers.golden import golden_path
-from tests.helpers.model_draft import DraftTensor, ModelDraft
-from tests.helpers.tiny_gguf import tiny_gguf
+from tests.helpers.model_draft import ModelDraft
+from tests.helpers.refusals import PROMPT, answers, refusal
 
 NAN, INF = float("nan"), float("inf")
-Q8_K = 15
-IDS = [5, 6, 7]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("hostile")
-
-
-@pytest.fixture(scope="module")
-def sound(folder: Path) -> ModelDraft:
-    """A llama of two blocks, with a vocabulary of as many tokens as it has rows."""
-    return ModelDraft.read(tiny_gguf(folder / "sound.gguf"))
-
-
-@pytest.fixture(scope="module")
-def routed(sound: ModelDraft) -> ModelDraft:
-    """The same with four experts, of which two are used, in place of each FFN."""
-    draft, rng = sound.copy(), np.random.default_rng(0)
-    draft.meta |= {"llama.expert_count": 4, "llama.expert_used_count": 2}
-    for layer in range(2):
-        for name, shape in (
-            ("ffn_gate_inp", (4, 64)),
-            ("ffn_gate_exps", (4, 96, 64)),
-            ("ffn_up_exps", (4, 96, 64)),
-            ("ffn_down_exps", (4, 64, 96)),
-        ):
-            values = rng.standard_normal(shape).astype(np.float32) / 8
-            draft.tensors[f"blk.{layer}.{name}.weight"] = DraftTensor.of(values)
-        for name in ("ffn_gate", "ffn_up", "ffn_down"):
-            del draft.tensors[f"blk.{layer}.{name}.weight"]
-    return draft
-
-
-@pytest.fixture
-def path(folder: Path) -> Iterator[Path]:
-    path = folder / "hostile.gguf"
-    yield path
-    path.unlink(missing_ok=True)
 
 
 def changed(draft: ModelDraft, meta: dict[str, Any]) -> ModelDraft:
     """A copy with other keys of its architecture; None drops one."""
     return draft.changed(meta, "llama.")
-
-
-def refusal(draft: ModelDraft, path: Path, **options: Any) -> str:
-    """What a person is told when this is loaded; it is told fast, and of one kind of file."""
-    draft.write(path)
-    inspect_model(path)  # a file that cannot be run can still be looked at
-    start = time.monotonic()
-    with pytest.raises(ModelFileError) as caught:
-        load_model(path, ["cpu", "cpu"], [3, 1], **options).close()
-    assert time.monotonic() - start < 5
-    sentence = str(caught.value)
-    assert path.name in sentence
-    assert "\n" not in sentence
-    return sentence
-
-
-def answers(draft: ModelDraft, path: Path) -> list[int]:
-    """Token ids that the model continues with."""
-    draft.write(path)
-    with load_model(path, ["cpu", "cpu"], [3, 1]) as model:
-        return ids_of(model.generate(IDS, SamplingParams(max_tokens=3, temperature=0)))
 
 
 def test_the_sound_models_run(sound: ModelDraft, routed: ModelDraft, path: Path) -> None:
@@ -207,128 +145,6 @@ def test_experts_that_do_not_fit_their_tensors_are_refused(
     assert problem in refusal(changed(routed, meta), path)
 
 
-def values(*shape: int) -> DraftTensor:
-    rng = np.random.default_rng(1)
-    return DraftTensor.of(rng.standard_normal(shape).astype(np.float32))
-
-
-MISSHAPEN = [
-    ("token_embd.weight", values(1, 64)),
-    ("token_embd.weight", values(64, 301)),
-    ("token_embd.weight", values(301)),
-    ("token_embd.weight", values(301 * 64)),
-    ("token_embd.weight", values(301, 64, 1)),
-    ("token_embd.weight", values(1, 301, 64)),
-    ("token_embd.weight", values(306, 64)),
-    ("token_embd.weight", values(296, 64)),
-    ("output.weight", values(306, 64)),
-    ("output.weight", values(296, 64)),
-    ("output.weight", values(64, 301)),
-    ("output.weight", values(301)),
-    ("output_norm.weight", values(64, 1)),
-    ("blk.1.attn_norm.weight", values(63)),
-    ("blk.0.attn_output.weight", values(32, 64)),
-    ("blk.0.attn_q.bias", values(32)),
-    ("blk.0.attn_q.scale", values(2)),
-    ("rope_freqs.weight", values(7)),
-    ("blk.0.attn_qkv.weight", values(127, 64)),
-    ("blk.0.attn_qkv.weight", values(128, 64, 1)),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor"), MISSHAPEN, ids=[f"{name}-{t.shape}" for name, t in MISSHAPEN]
-)
-def test_a_misshapen_tensor_is_refused(
-    sound: ModelDraft, path: Path, name: str, tensor: DraftTensor
-) -> None:
-    draft = sound.copy()
-    draft.tensors[name] = tensor
-    sentence = refusal(draft, path)
-    assert "shape" in sentence or "token_embd.weight" in sentence
-
-
-def test_every_missing_tensor_but_the_output_head_is_named(sound: ModelDraft, path: Path) -> None:
-    for name in sound.tensors:
-        draft = sound.copy()
-        del draft.tensors[name]
-        if name == "output.weight":
-            assert len(answers(draft, path)) == 3  # the embedding serves as the head
-        else:
-            assert name in refusal(draft, path)
-
-
-def vocabulary(draft: ModelDraft, n: int) -> ModelDraft:
-    draft = draft.copy()
-    tokens = draft.meta["tokenizer.ggml.tokens"]
-    tokens = (tokens + [f"<more {i}>" for i in range(n)])[:n]
-    draft.meta |= {
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [0.0] * n,
-        "tokenizer.ggml.token_type": [1] * n,
-    }
-    return draft
-
-
-def test_more_tokens_than_rows_are_refused(sound: ModelDraft, path: Path) -> None:
-    """Text could turn into tokens that the model does not have."""
-    sentence = refusal(vocabulary(sound, 302), path)
-    assert "302 tokens but token_embd.weight 301 rows" in sentence
-
-
-@pytest.mark.parametrize("n", [2, 290, 300])
-def test_rows_without_a_token_are_padding(sound: ModelDraft, path: Path, n: int) -> None:
-    assert len(answers(vocabulary(sound, n), path)) == 3
-
-
-@pytest.mark.parametrize("value", [NAN, INF, -INF, 3e38])
-@pytest.mark.parametrize("name", ["output.weight", "blk.0.attn_q.weight", "blk.1.ffn_down.weight"])
-def test_weights_that_are_no_numbers_end_in_a_sentence(
-    sound: ModelDraft, path: Path, name: str, value: float
-) -> None:
-    draft = sound.copy()
-    shape = draft.tensors[name].shape
-    draft.tensors[name] = DraftTensor.of(np.full(shape, value, np.float32))
-    with pytest.raises(EngineError, match="no usable probabilities"):
-        answers(draft, path)
-
-
-@pytest.mark.parametrize("value", [0.0, NAN])
-def test_broken_rope_factors_end_in_a_sentence(sound: ModelDraft, path: Path, value: float) -> None:
-    draft = sound.copy()
-    draft.tensors["rope_freqs.weight"] = DraftTensor.of(np.full(8, value, np.float32))
-    with pytest.raises(EngineError, match="no usable probabilities"):
-        answers(draft, path)
-
-
-def test_integer_weights_are_numbers_like_others(sound: ModelDraft, path: Path) -> None:
-    """GGUF has integer tensors, so a model may be stored in them."""
-    draft, same = sound.copy(), sound.copy()
-    ones = np.ones((64,), np.float32)
-    draft.tensors["blk.0.attn_norm.weight"] = DraftTensor.of(ones.astype(np.int32))
-    same.tensors["blk.0.attn_norm.weight"] = DraftTensor.of(ones)
-    assert answers(draft, path) == answers(same, path)
-
-
-def test_a_type_that_cannot_be_read_is_named(folder: Path, path: Path) -> None:
-    draft = ModelDraft.read(tiny_gguf(folder / "wide.gguf", n_embd=256, tokenizer=False))
-    name = "blk.1.ffn_up.weight"
-    n_rows = draft.tensors[name].shape[0]
-    draft.tensors[name] = DraftTensor((n_rows, 256), Q8_K, bytes(n_rows * 292))
-    draft.write(path)
-    with pytest.raises(UnsupportedQuant, match=f"stores {name} as Q8_K"):
-        load_model(path)
-
-
-def test_a_fused_bias_that_cannot_be_taken_apart_is_refused(folder: Path, path: Path) -> None:
-    """Its parts end inside a block of its type."""
-    draft = ModelDraft.read(
-        tiny_gguf(folder / "odd.gguf", n_head=2, n_head_kv=1, head_dim=24, tokenizer=False)
-    )
-    draft.tensors["blk.0.attn_qkv.bias"] = DraftTensor((96,), 8, bytes(3 * 34))
-    assert "blk.0.attn_qkv.bias" in refusal(draft, path)
-
-
 @pytest.mark.parametrize("n_ctx", [2**31, 2**40, 2**62])
 def test_a_context_that_does_not_fit_is_refused_before_it_is_allocated(
     sound: ModelDraft, path: Path, n_ctx: int
@@ -362,7 +178,7 @@ def test_a_factor_without_a_type_scales_linearly(sound: ModelDraft, path: Path) 
     for scaling in scalings:
         changed(sound, scaling).write(path)
         with load_model(path) as model:
-            logits.append(model.logits(IDS))
+            logits.append(model.logits(PROMPT))
     linear, *same, none, unscaled = logits
     assert all(np.array_equal(linear, other) for other in same)
     assert np.array_equal(none, unscaled)
@@ -399,7 +215,7 @@ def test_whatever_the_metadata_says_it_works_or_is_refused(
     draft.changed(edits).write(path)
     start = time.monotonic()
     with suppress(EngineError), load_model(path, ["cpu", "cpu"], [3, 1]) as model:
-        list(model.generate(IDS, SamplingParams(max_tokens=2, temperature=0)))
+        list(model.generate(PROMPT, SamplingParams(max_tokens=2, temperature=0)))
     assert time.monotonic() - start < 5
 
 

@@ -1,0 +1,47 @@
+"""Small models that tests break in one place each."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.model_draft import DraftTensor, ModelDraft
+from tests.helpers.tiny_gguf import tiny_gguf
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hostile")
+
+
+@pytest.fixture(scope="module")
+def sound(folder: Path) -> ModelDraft:
+    """A llama of two blocks, with a vocabulary of as many tokens as it has rows."""
+    return ModelDraft.read(tiny_gguf(folder / "sound.gguf"))
+
+
+@pytest.fixture(scope="module")
+def routed(sound: ModelDraft) -> ModelDraft:
+    """The same with four experts, of which two are used, in place of each FFN."""
+    draft, rng = sound.copy(), np.random.default_rng(0)
+    draft.meta |= {"llama.expert_count": 4, "llama.expert_used_count": 2}
+    for layer in range(2):
+        for name, shape in (
+            ("ffn_gate_inp", (4, 64)),
+            ("ffn_gate_exps", (4, 96, 64)),
+            ("ffn_up_exps", (4, 96, 64)),
+            ("ffn_down_exps", (4, 64, 96)),
+        ):
+            values = rng.standard_normal(shape).astype(np.float32) / 8
+            draft.tensors[f"blk.{layer}.{name}.weight"] = DraftTensor.of(values)
+        for name in ("ffn_gate", "ffn_up", "ffn_down"):
+            del draft.tensors[f"blk.{layer}.{name}.weight"]
+    return draft
+
+
+@pytest.fixture
+def path(folder: Path) -> Iterator[Path]:
+    path = folder / "hostile.gguf"
+    yield path
+    path.unlink(missing_ok=True)
