@@ -73,6 +73,7 @@ class Cohere2MoEBlock(ParallelBlock):
     """Experts by sigmoid unless the file says otherwise; RMSNorms if it has an epsilon for them."""
 
     gating = "sigmoid"
+    normalises_experts = False
 
     def make_experts(self) -> MoE:
         return AveragedMoE(self.hp, self.split, self.layer, self.routing())
