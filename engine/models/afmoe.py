@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.layers.block import SandwichBlock
 from engine.layers.gated_attention import GatedAttention
 from engine.layers.hparams import Traits
-from engine.models.base import EachFourthNoPELM, ScaledEmbeddingLM
+from engine.models.base import EachFourthNoPELM, SqrtScaledLM
 from engine.models.registry import register
 
 
@@ -18,7 +18,7 @@ class AfmoeBlock(SandwichBlock):
 
 
 @register("afmoe")
-class Afmoe(EachFourthNoPELM, ScaledEmbeddingLM):
+class Afmoe(EachFourthNoPELM, SqrtScaledLM):
     """Each fourth layer sees the whole context; the embedding is multiplied by sqrt(n_embd)."""
 
     traits = Traits(rope_style="neox", swa_period=4)

@@ -186,13 +186,36 @@ class EachFourthNoPELM(CausalLM):
         return None if layer % 4 == 3 else super().rope_of(layer)
 
 
-class ScaledEmbeddingLM(CausalLM):
-    """The embedding is multiplied by a factor."""
+class ScaledLM(CausalLM):
+    """The embedding and the logits are multiplied by a factor each."""
 
-    def embedding_scale(self) -> float:
-        """The factor: sqrt(n_embd), as in arXiv 1706.03762."""
-        return float(self.hp.n_embd**0.5)
+    def __init__(self, hp: HParams, split: ModelSplit) -> None:
+        super().__init__(hp, split)
+        self.embedding_scale = self.embedding_factor(hp)
+        self.logit_scale = self.logit_factor(hp)
+
+    @classmethod
+    def embedding_factor(cls, hp: HParams) -> float:
+        """What the embedding is multiplied by."""
+        return 1.0
+
+    @classmethod
+    def logit_factor(cls, hp: HParams) -> float:
+        """What the logits are multiplied by."""
+        return 1.0
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
         x = super().embed(ids, ctx)
-        return None if x is None else x * self.embedding_scale()
+        return None if x is None else x * self.embedding_scale
+
+    def head(self, x: Tensor) -> Tensor:
+        logits = super().head(x)
+        return logits if self.logit_scale == 1 else logits * self.logit_scale
+
+
+class SqrtScaledLM(ScaledLM):
+    """The embedding is multiplied by sqrt(n_embd) (arXiv 1706.03762)."""
+
+    @classmethod
+    def embedding_factor(cls, hp: HParams) -> float:
+        return float(hp.n_embd**0.5)

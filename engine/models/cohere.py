@@ -11,9 +11,8 @@ from engine.layers.hparams import HParams, Traits
 from engine.layers.moe import MoE
 from engine.layers.norm import LayerNorm
 from engine.layers.rope import Rope
-from engine.models.base import CausalLM, SwaOnlyRopeLM
+from engine.models.base import ScaledLM, SwaOnlyRopeLM
 from engine.models.registry import register
-from engine.parallel.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,19 +27,16 @@ class CommandRBlock(ParallelBlock):
     mixer_type = HeadNormAttention
 
 
-class ScaledLogits(CausalLM):
+class CohereLM(ScaledLM):
     """The logits are multiplied by a factor of the file."""
 
-    def __init__(self, hp: HParams, split: ModelSplit) -> None:
-        super().__init__(hp, split)
-        self.logit_factor = hp.keys.number("logit_scale", 0.0) or 1.0
-
-    def head(self, x: Tensor) -> Tensor:
-        return super().head(x) * self.logit_factor
+    @classmethod
+    def logit_factor(cls, hp: HParams) -> float:
+        return hp.keys.number("logit_scale", 0.0) or 1.0
 
 
 @register("command-r")
-class CommandR(ScaledLogits):
+class CommandR(CohereLM):
     """Cohere 2024: Command R and R+, Aya 23."""
 
     traits = Traits(norm_eps="layer")
@@ -54,7 +50,7 @@ class Cohere2Block(ParallelBlock):
 
 
 @register("cohere2")
-class Cohere2(SwaOnlyRopeLM, ScaledLogits):
+class Cohere2(SwaOnlyRopeLM, CohereLM):
     """Command R7B and Command A (arXiv 2504.00698)."""
 
     traits = Traits(norm_eps="layer", swa_period=4)

@@ -10,7 +10,7 @@ from engine.layers.block import SandwichBlock, TransformerBlock
 from engine.layers.ffn import GELU
 from engine.layers.hparams import HParams, Traits
 from engine.layers.rope import RopeParams
-from engine.models.base import ScaledEmbeddingLM, SwaRopeLM
+from engine.models.base import SqrtScaledLM, SwaRopeLM
 from engine.models.registry import register
 from engine.parallel.split import ModelSplit
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class GemmaLM(SwaRopeLM, ScaledEmbeddingLM):
+class GemmaLM(SwaRopeLM, SqrtScaledLM):
     """Scaled embeddings; logits may be capped.
 
     Norms that multiply by one plus their weight have the one added in files.

@@ -11,9 +11,9 @@ from engine.layers.hparams import HParams, Traits
 from engine.layers.mamba2 import Mamba2
 from engine.layers.mixer import Mixer
 from engine.layers.rope import Rope
-from engine.models.base import HybridLM, ScaledEmbeddingLM
+from engine.models.base import HybridLM, ScaledLM
 from engine.models.registry import register
-from engine.parallel.split import BlockSplit, ModelSplit
+from engine.parallel.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,31 +54,30 @@ class GraniteBlock(TransformerBlock):
         return super().feed(x, ctx) * self.residual_scale
 
 
-class GraniteScales(ScaledEmbeddingLM):
-    """The embedding is multiplied and the logits are divided by factors of the file."""
+class GraniteLM(ScaledLM):
+    """The embedding is multiplied and the logits are divided by what the file says."""
 
-    def __init__(self, hp: HParams, split: ModelSplit) -> None:
-        super().__init__(hp, split)
-        self.embedding_factor = hp.keys.number("embedding_scale", 0.0) or self.embedding_default()
-        self.logit_divisor = hp.keys.number("logit_scale", 0.0) or self.logit_default()
+    @classmethod
+    def embedding_factor(cls, hp: HParams) -> float:
+        return hp.keys.number("embedding_scale", 0.0) or cls.embedding_default(hp)
 
-    def embedding_scale(self) -> float:
-        return self.embedding_factor
+    @classmethod
+    def logit_factor(cls, hp: HParams) -> float:
+        return 1 / (hp.keys.number("logit_scale", 0.0) or cls.logit_default(hp))
 
-    def head(self, x: Tensor) -> Tensor:
-        return super().head(x) / self.logit_divisor
-
-    def embedding_default(self) -> float:
+    @classmethod
+    def embedding_default(cls, hp: HParams) -> float:
         """The factor on the embedding where the file has none."""
         return 1.0
 
-    def logit_default(self) -> float:
+    @classmethod
+    def logit_default(cls, hp: HParams) -> float:
         """The divisor of the logits where the file has none."""
         return 1.0
 
 
 @register("granite", "granitemoe")
-class Granite(GraniteScales):
+class Granite(GraniteLM):
     """Granite 3; a file may say that positions are not rotated."""
 
     block_type = GraniteBlock
@@ -109,7 +108,7 @@ class GraniteSwaBlock(GraniteBlock):
 
 
 @register("granite_swa")
-class GraniteSwa(GraniteScales):
+class GraniteSwa(GraniteLM):
     """Granite with sliding windows and sinks."""
 
     traits = Traits(swa_period=2)
@@ -130,13 +129,15 @@ class MiniCPMBlock(GraniteBlock):
 
 
 @register("minicpm")
-class MiniCPM(GraniteScales):
+class MiniCPM(GraniteLM):
     """Older files lack the factors; these are what all models had then."""
 
     block_type = MiniCPMBlock
 
-    def embedding_default(self) -> float:
+    @classmethod
+    def embedding_default(cls, hp: HParams) -> float:
         return 12.0
 
-    def logit_default(self) -> float:
-        return self.hp.n_embd / 256
+    @classmethod
+    def logit_default(cls, hp: HParams) -> float:
+        return hp.n_embd / 256
