@@ -46,8 +46,8 @@ class FFN(Module):
     ) -> None:  # fmt: skip
         self.columns = columns
         self.act = act
-        self.ffn_gate = Linear(n_embd, n_ff, Shard(0, columns)) if is_gated else None
         self.ffn_up = Linear(n_embd, n_ff, Shard(0, columns))
+        self.ffn_gate = Linear(n_embd, n_ff, Shard(0, columns)) if is_gated else None
         self.ffn_down = Linear(n_ff, n_embd, Shard(1, columns), group)
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:

@@ -20,7 +20,8 @@ def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int,
     """Show the matrix `fused` (its bias, its scale) as its `parts`, (name, rows) in file order.
 
     Raises:
-        InvalidGGUF: it is misshapen, or a bias has parts that end inside its blocks.
+        InvalidGGUF: it is misshapen, a bias has parts that end inside its blocks, or the file has
+            a part once more.
     """
     n_rows = sum(rows for _, rows in parts)
     for kind, shape in (("weight", (n_rows, *columns)), ("bias", (n_rows,))):
@@ -34,7 +35,7 @@ def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int,
                 view = whole.rows(start, start + rows, f"{part}.{kind}")
             except ValueError as error:
                 raise InvalidGGUF(source.path, f"{name} cannot be taken apart ({error})") from None
-            source.tensors[view.name] = view
+            source.show(view, name)
             start += rows
     if f"{fused}.scale" in source:
         scale = source.get(f"{fused}.scale", (1,))

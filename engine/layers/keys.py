@@ -33,15 +33,12 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "expert_count": COUNT,
     "expert_used_count": COUNT,
     "expert_feed_forward_length": COUNT,
-    "expert_shared_count": COUNT,
-    "expert_shared_feed_forward_length": COUNT,
     "expert_group_count": COUNT,
     "expert_group_used_count": COUNT,
     "expert_gating_func": (0, 16),
     "expert_weights_scale": FACTOR,
     "moe_latent_size": COUNT,
     "leading_dense_block_count": COUNT,
-    "interleave_moe_layer_step": COUNT,
     "full_attention_interval": SIZE,
     "attention.head_count": COUNT,
     "attention.head_count_kv": COUNT,
@@ -188,7 +185,7 @@ class Keys:
         """
         rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         first, second = (rms, layer) if kind == "rms" else (layer, rms)
-        return self.number(first if first in self else second, 1e-5)
+        return self.number(second if second in self and first not in self else first)
 
     def _bounded(self, name: str) -> str:
         assert name in BOUNDS, f"{name} is read without bounds"

@@ -29,20 +29,25 @@ class TensorSource:
     Attributes:
         tensors: what is in the file, and views that show parts of a tensor under other names.
         used: the names that were asked for.
+        parts: the names of the views on a tensor, by its own.
     """
 
     def __init__(self, path: str, tensors: Mapping[str, TensorInfo]) -> None:
         self.path = path
         self.tensors = dict(tensors)
         self.used: set[str] = set()
+        self.parts: dict[str, list[str]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
-    def get(self, name: str, shape: Shape) -> TensorInfo:
+    def get(self, name: str, shape: Shape, *others: Shape) -> TensorInfo:
         """The tensor `name`, which must have `shape` (slowest dimension first).
 
         Leading dimensions of 1 do not count, as in llama.cpp: writers add and drop them.
+
+        Args:
+            others: shapes in which files have the same numbers in the same order.
 
         Raises:
             InvalidGGUF: it is missing or has another shape.
@@ -53,11 +58,26 @@ class TensorSource:
         self.used.add(name)
         if tensor.shape == shape:
             return tensor
-        if _significant(tensor.shape) != _significant(shape):
+        if _significant(tensor.shape) not in map(_significant, (shape, *others)):
             raise InvalidGGUF(
                 self.path, f"the tensor {name} has shape {tensor.shape} instead of {shape}"
             )
         return replace(tensor, shape=shape)
+
+    def show(self, part: TensorInfo, whole: str) -> None:
+        """Show a part of the tensor `whole` under a name of its own.
+
+        Raises:
+            InvalidGGUF: the file has a tensor of that name beside it.
+        """
+        if part.name in self.tensors and part.name != whole:
+            raise InvalidGGUF(self.path, f"it has {part.name} twice, alone and as part of {whole}")
+        self.tensors[part.name] = part
+        self.parts.setdefault(whole, []).append(part.name)
+
+    def is_whole(self, name: str) -> bool:
+        """Whether a tensor that was asked for was so with all its parts."""
+        return all(part in self.used for part in self.parts.get(name, ()))
 
 
 def _significant(shape: Shape) -> Shape:

@@ -71,14 +71,20 @@ class NormedQueries(Attention):
 class NormedAttention(NormedQueries):
     """Normalises keys and values too, values without a weight.
 
-    A layer without a matrix for its values takes its keys for them, as they come out of theirs.
+    A layer without a matrix for its values takes its keys for them, as they come out of theirs. So
+    do all layers with a window, or all without, or none.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
         self.attn_k_norm = self.head_norm()
         self.value_norm = self.head_norm(affine=False)
-        self.has_values = any(hp.has(layer, f"{n}.weight") for n in ("attn_v", "attn_qkv"))
+        self.has_values = any(
+            hp.has(other, f"{name}.weight")
+            for other in range(hp.n_layer)
+            if hp.swa[other] == hp.swa[layer] and kv_source(hp, other) == other
+            for name in ("attn_v", "attn_qkv")
+        )
         if not self.has_values:
             del self.attn_v
 

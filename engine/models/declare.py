@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.errors import InvalidGGUF
 from engine.gguf.tensors import quote
 from engine.layers.hparams import HParams
-from engine.layers.module import Slot, TensorSource
+from engine.layers.module import Module, Slot, TensorSource
 from engine.layers.state import State
 from engine.models.registry import model_class
 from engine.parallel.shares import Shares, apply_overrides, normalise, share_table
@@ -70,18 +72,22 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
     model = cls(hp, split)
     slots = tuple(model.bind(source))
     _check_all_used(file, source, hp)
+    _check_alike(file, model, slots)
     return Declaration(model, hp, split, devices, shares, dims, slots, tuple(model.states()))
 
 
+Place = tuple[str, type[Module]]
+
 BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.")
 IGNORED = re.compile(
-    r"rope_freqs\.weight|rope_factors_.*|.*\.(nextn\..*|attn_rot_embd\.weight|input_scale)"
+    r"rope_freqs\.weight|rope_factors_(long|short)\.weight"
+    r"|.*\.(attn_rot_embd\.weight|input_scale)"
     r"|(cls|cls\.output|dense_[23])\.(weight|bias)"
 )
 """Tensors that a model may do without.
 
-Blocks that draft ahead, tables that rotations replace, the range of activations that NVFP4 might
-round, and what classifiers and embedding models add behind the last norm.
+Tables that rotations replace, the range of activations that NVFP4 might round, and what classifiers
+and embedding models add behind the last norm.
 """
 
 
@@ -89,15 +95,49 @@ def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
     """Make sure that the model leaves nothing out: half a model would answer nonsense.
 
     Raises:
-        InvalidGGUF: names the first tensor that has no place in the architecture.
+        InvalidGGUF: names the first tensor that has no place in the architecture, or only a part
+            of which has one.
     """
     for name in file.tensors:
-        if name in source.used or IGNORED.fullmatch(name):
-            continue
         block = BLOCK_TENSOR.match(name)
-        if block is None or int(block[1]) < hp.n_layer:
-            raise InvalidGGUF(
-                file.path,
-                f"it has the tensor {quote(name)}, which {hp.architecture} models do not have",
-                "It may be of a newer variant; look for an update of Tandem or another file.",
-            )
+        if IGNORED.fullmatch(name) or (block is not None and int(block[1]) >= hp.n_layer):
+            continue
+        if name in source.used and source.is_whole(name):
+            continue
+        problem = f"the tensor {quote(name)}, which {hp.architecture} models do not have"
+        if name in source.used:
+            problem = f"more in the tensor {quote(name)} than {hp.architecture} models have"
+        raise InvalidGGUF(
+            file.path,
+            f"it has {problem}",
+            "It may be of a newer variant; look for an update of Tandem or another file.",
+        )
+
+
+def _check_alike(file: GGUFFile, model: CausalLM, slots: Sequence[Slot]) -> None:
+    """Make sure that what a file may do without is missing in all blocks of a kind or in none.
+
+    Raises:
+        InvalidGGUF: names the first tensor that one block lacks and another one has.
+    """
+    found: list[set[str]] = [set() for _ in model.blk]
+    for name in (slot.tensor.name for slot in slots):
+        block = BLOCK_TENSOR.match(name)
+        if block is not None and not name.endswith(".scale"):  # only quantised matrices have one
+            found[int(block[1])].add(name[block.end() :])
+    layouts = [frozenset(_layout(block)) for block in model.blk]
+    whole: dict[frozenset[Place], set[str]] = defaultdict(set)
+    for layout, names in zip(layouts, found, strict=True):
+        whole[layout] |= names
+    for layer, (layout, names) in enumerate(zip(layouts, found, strict=True)):
+        if missing := whole[layout] - names:
+            raise InvalidGGUF(file.path, f"the tensor blk.{layer}.{min(missing)} is missing")
+
+
+def _layout(module: Module, name: str = "") -> list[Place]:
+    """All modules below one: a block that declares the same ones as another is of its kind."""
+    places: list[Place] = []
+    for child_name, child in module.children():
+        place = f"{name}.{child_name}"
+        places += [(place, type(child)), *_layout(child, place)]
+    return places

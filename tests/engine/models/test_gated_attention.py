@@ -67,8 +67,10 @@ def test_layers_need_no_gates(tmp_path: Path) -> None:
     without, opened = step35(), step35()
     plain = opened.write(tmp_path / "plain.gguf")
     del without.tensors[GATES]
-    bias = DraftTensor.of(np.full(6, 50, np.float32))
-    opened.tensors["blk.1.attn_gate.bias"] = bias
+    for layer in range(3):
+        name = f"blk.{layer}.attn_gate"
+        bias = np.full(opened.tensors[f"{name}.weight"].shape[0], 50 * (layer == 1), np.float32)
+        opened.tensors[f"{name}.bias"] = DraftTensor.of(bias)
     expected = logits(opened.write(tmp_path / "opened.gguf"))
     assert nmse(logits(without.write(tmp_path / "without.gguf")), expected) <= TOLERANCE
     assert nmse(logits(plain), expected) > TOLERANCE
