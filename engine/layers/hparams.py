@@ -143,6 +143,15 @@ class HParams:
         """Whether block `layer` has a tensor of this name in the file."""
         return f"blk.{layer}.{name}" in self.tensors
 
+    def refuse_experts(self) -> None:
+        """For architectures that have none.
+
+        Raises:
+            InvalidGGUF: the file says that there are some.
+        """
+        if self.n_expert:
+            raise self.keys.invalid(f"{self.architecture} models have no routed experts")
+
     def require_windows(self) -> None:
         """For architectures that are something else without.
 
@@ -264,6 +273,7 @@ def _n_vocab(file: GGUFFile) -> int:
 
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
+_LONE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
 
 
 def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
@@ -272,6 +282,12 @@ def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
     if any((m := _BLOCK.match(name)) and int(m[1]) >= n_block for name in file.tensors):
         raise InvalidGGUF(
             file.path, f"'{hp.architecture}.block_count' is {n_block}, but it has more blocks"
+        )
+    if any(_LONE_EXPERT.fullmatch(name) for name in file.tensors):
+        raise InvalidGGUF(
+            file.path,
+            "it holds each expert by itself, as files did until early 2024",
+            "Pick a newer file of the same model.",
         )
     for q, kv, is_recurrent in zip(hp.n_head, hp.n_head_kv, hp.recurrent, strict=True):
         if not is_recurrent and (kv < 1 or q < 1 or q % kv):

@@ -129,6 +129,21 @@ def test_layers_must_use_experts_that_exist(tmp_path: Path, used: int | list[int
         load_model(path, ["cpu"]).close()
 
 
+def test_experts_in_tensors_of_their_own_are_named(tmp_path: Path) -> None:
+    """llama.cpp no longer reads such files either (the first ones of Mixtral)."""
+    draft = ModelDraft.read(with_experts(tmp_path / "m.gguf", (96, 96), {}))
+    for layer in range(2):
+        for part in ("gate", "up", "down"):
+            joined = draft.tensors.pop(f"blk.{layer}.ffn_{part}_exps.weight")
+            values = np.frombuffer(joined.data, np.float32).reshape(joined.shape)
+            for expert, value in enumerate(values):
+                name = f"blk.{layer}.ffn_{part}.{expert}.weight"
+                draft.tensors[name] = DraftTensor.of(value)
+    path = draft.write(tmp_path / "early.gguf")
+    with pytest.raises(InvalidGGUF, match="holds each expert by itself"):
+        load_model(path, ["cpu"]).close()
+
+
 @pytest.mark.parametrize("name", ["qwen2moe-q5_k_m", "qwen3moe-q4_k_m", "glm4moe-q4_k_m"])
 def test_a_file_need_not_say_how_wide_experts_are(tmp_path: Path, name: str) -> None:
     draft = ModelDraft.read(golden_path(f"{name}.gguf"))
