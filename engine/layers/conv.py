@@ -35,7 +35,9 @@ class CausalConv(Module):
         self.memory = (segments, (n_taps - 1,))
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        weight = source.get(f"{name}.weight", self.shape)
+        n_channels, n_taps = self.shape
+        with_inputs = (n_channels, 1, n_taps)  # as torch has it: of one input channel each
+        weight = source.get(f"{name}.weight", self.shape, with_inputs)
         slots = [Slot(self, "weight", weight, self.placement, is_matrix=False)]
         if f"{name}.bias" in source:
             bias = source.get(f"{name}.bias", self.shape[:1])

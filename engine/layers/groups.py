@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.layers.module import Module, Slot, TensorSource
@@ -85,12 +85,10 @@ class GroupedRMSNorm(Module):
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         tensor, flat = f"{name}.weight", (self.shape[0] * self.shape[1],)
-        found = source.tensors.get(tensor)
-        self.is_absent = self.optional and found is None
+        self.is_absent = self.optional and tensor not in source
         if self.is_absent:
             return []
-        is_flat = found is not None and found.shape == flat
-        weight = replace(source.get(tensor, flat if is_flat else self.shape), shape=flat)
+        weight = source.get(tensor, flat, self.shape)
         return [Slot(self, "weight", weight, Shard(0, self.groups.heads), is_matrix=False)]
 
     def __call__(self, x: Tensor | None, ctx: Context) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.attention import split_heads
@@ -10,7 +9,6 @@ from engine.layers.conv import CausalConv
 from engine.layers.delta_net import DeltaInputs, DeltaNet, DeltaSizes
 from engine.layers.ffn import SILU
 from engine.layers.linear import Linear, Vector
-from engine.layers.module import Slot, TensorSource
 from engine.layers.state import RecurrentState
 from engine.parallel.placement import Replicate, Shard
 from engine.parallel.split import BlockSplit
@@ -21,16 +19,6 @@ if TYPE_CHECKING:
     from engine.context import Context
     from engine.layers.hparams import HParams
     from engine.layers.rope import Rope
-
-
-class FlatConv(CausalConv):
-    """Files have its filters with one input channel each, (channels, 1, taps)."""
-
-    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        n_channels, n_taps = self.shape
-        weight = source.get(f"{name}.weight", (n_channels, 1, n_taps))
-        flat = replace(weight, shape=self.shape)
-        return [Slot(self, "weight", flat, self.placement, is_matrix=False)]
 
 
 class KimiDeltaAttention(DeltaNet):
@@ -50,9 +38,9 @@ class KimiDeltaAttention(DeltaNet):
         self.attn_k = Linear(hp.n_embd, n_out, mine)
         self.attn_v = Linear(hp.n_embd, n_out, mine)
         n_taps, channels = hp.keys.integer("ssm.conv_kernel"), heads.scaled(dim)
-        self.ssm_conv1d_q = FlatConv(n_out, n_taps, channels)
-        self.ssm_conv1d_k = FlatConv(n_out, n_taps, channels)
-        self.ssm_conv1d_v = FlatConv(n_out, n_taps, channels)
+        self.ssm_conv1d_q = CausalConv(n_out, n_taps, channels)
+        self.ssm_conv1d_k = CausalConv(n_out, n_taps, channels)
+        self.ssm_conv1d_v = CausalConv(n_out, n_taps, channels)
         self.ssm_f_a = Linear(hp.n_embd, dim, owners)
         self.ssm_f_b = Linear(dim, n_out, mine)
         self.ssm_dt = Vector((n_out,), mine, (".bias",))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.layers.module import Module, Slot, TensorSource
@@ -125,12 +124,8 @@ class HeadLinear(Module):
         self.placement = placement
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        tensor = f"{name}.weight"
         n_head, n_out, n_in = self.shape
-        found = source.tensors.get(tensor)
-        if found is not None and found.shape == (n_head * n_out, n_in):
-            source.tensors[tensor] = replace(found, shape=self.shape)
-        weight = source.get(tensor, self.shape)
+        weight = source.get(f"{name}.weight", self.shape, (n_head * n_out, n_in))
         return [Slot(self, "weight", weight, self.placement, is_matrix=True)]
 
     def __call__(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:

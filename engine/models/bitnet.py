@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.errors import InvalidGGUF
 from engine.layers.attention import Attention
 from engine.layers.block import TransformerBlock
 from engine.layers.ffn import FFN
 from engine.layers.hparams import HParams, Traits
-from engine.layers.module import TensorSource
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import Rope
 from engine.models.base import CausalLM
@@ -70,7 +68,6 @@ class BitNet(CausalLM):
     block_type = BitNetBlock
 
     @classmethod
-    def adapt(cls, source: TensorSource, hp: HParams) -> None:
-        if hp.n_expert:
-            raise InvalidGGUF(source.path, "bitnet models have no routed experts")
-        super().adapt(source, hp)
+    def refine(cls, hp: HParams) -> HParams:
+        hp.refuse_experts()
+        return hp

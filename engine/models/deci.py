@@ -90,8 +90,7 @@ class Deci(CausalLM):
         Raises:
             InvalidGGUF: there are experts, or a matrix cannot be cut into as many as heads.
         """
-        if hp.n_expert:
-            raise hp.keys.invalid("deci models have no routed experts")
+        hp.refuse_experts()
         for n_head in filter(None, hp.n_head):
             if hp.n_embd % n_head:
                 raise hp.keys.invalid(f"{n_head} heads cannot share {hp.n_embd} elements")
