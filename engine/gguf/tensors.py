@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -63,6 +64,15 @@ class TensorInfo:
         row_bytes(self.type, shape[-1])
         skipped = start * self.row_bytes if len(shape) == 2 else row_bytes(self.type, start)
         return replace(self, name=name, shape=shape, offset=self.offset + skipped)
+
+
+_IN_BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
+
+
+def split_name(name: str) -> tuple[int, str] | None:
+    """The number of the block that a tensor belongs to, and its name there; None for others."""
+    found = _IN_BLOCK.fullmatch(name)
+    return None if found is None else (int(found[1]), found[2])
 
 
 def check_layout(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from engine.errors import InvalidGGUF
+from engine.gguf.tensors import split_name
 from engine.layers.keys import Keys
 from engine.layers.rope import RopeParams, RopeStyle
 
@@ -272,14 +273,13 @@ def _n_vocab(file: GGUFFile) -> int:
     return n_rows
 
 
-_BLOCK = re.compile(r"blk\.(\d+)\.")
 _LONE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
 
 
 def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
     """Check values against each other."""
     n_block = hp.keys.integer("block_count")
-    if any((m := _BLOCK.match(name)) and int(m[1]) >= n_block for name in file.tensors):
+    if any((block := split_name(name)) and block[0] >= n_block for name in file.tensors):
         raise InvalidGGUF(
             file.path, f"'{hp.architecture}.block_count' is {n_block}, but it has more blocks"
         )

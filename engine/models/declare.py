@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.errors import InvalidGGUF
-from engine.gguf.tensors import quote
+from engine.gguf.tensors import quote, split_name
 from engine.layers.hparams import HParams
 from engine.layers.module import Module, Slot, TensorSource
 from engine.layers.state import State
@@ -78,7 +78,6 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
 
 Place = tuple[str, type[Module]]
 
-BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.")
 IGNORED = re.compile(
     r"rope_freqs\.weight|rope_factors_(long|short)\.weight"
     r"|.*\.(attn_rot_embd\.weight|input_scale)"
@@ -99,8 +98,8 @@ def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
             of which has one.
     """
     for name in file.tensors:
-        block = BLOCK_TENSOR.match(name)
-        if IGNORED.fullmatch(name) or (block is not None and int(block[1]) >= hp.n_layer):
+        block = split_name(name)
+        if IGNORED.fullmatch(name) or (block is not None and block[0] >= hp.n_layer):
             continue
         if name in source.used and source.is_whole(name):
             continue
@@ -122,9 +121,9 @@ def _check_alike(file: GGUFFile, model: CausalLM, slots: Sequence[Slot]) -> None
     """
     found: list[set[str]] = [set() for _ in model.blk]
     for name in (slot.tensor.name for slot in slots):
-        block = BLOCK_TENSOR.match(name)
+        block = split_name(name)
         if block is not None and not name.endswith(".scale"):  # only quantised matrices have one
-            found[int(block[1])].add(name[block.end() :])
+            found[block[0]].add(block[1])
     layouts = [frozenset(_layout(block)) for block in model.blk]
     whole: dict[frozenset[Place], set[str]] = defaultdict(set)
     for layout, names in zip(layouts, found, strict=True):

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.errors import SplitError
+from engine.gguf.tensors import split_name
 from engine.parallel.ranges import Apportioner
 
 Shares = tuple[float, ...]
@@ -159,15 +160,14 @@ def _moved(
 
 
 _ENDS = {"token_embd.weight": "embedding", "output.weight": "output"}
-_BLOCK_TENSOR = re.compile(r"blk\.(\d{1,5})\.(.+)")
 
 
 def _part_of(name: str, recurrent: Sequence[bool]) -> tuple[int, str] | None:
     """The block and the part of it that a tensor belongs to; None if it cannot be moved."""
-    match = _BLOCK_TENSOR.fullmatch(name)
-    if match is None:
+    found = split_name(name)
+    if found is None:
         return None
-    layer, stem = int(match[1]), match[2]
+    layer, stem = found
     part = next((part for part, pattern in PARTS if pattern.match(stem)), None)
     if part == "attention" and layer < len(recurrent) and recurrent[layer]:
         part = "recurrent"
