@@ -75,15 +75,18 @@ class Session:
 
     def _go_back(self, n: int) -> int:
         """Restore a recurrent state of the first `n` tokens or fewer; returns of how many."""
-        n_saved = len(self._saved)
-        if not 0 < n_saved <= n or self.ids[:n_saved] != self._saved:
+        n_saved, found = len(self._saved), self.ids
+        self.ids = []  # until the state is whole again
+        if not 0 < n_saved <= n or found[:n_saved] != self._saved:
             return 0
         self._runtime.restore_recurrent()
+        self.ids = found
         return n_saved
 
     def save(self) -> None:
         """Make a recurrent state able to come back to the tokens that are cached now."""
         if not self._runtime.can_rewind and self.ids:
+            self._saved = []  # until the copy is whole
             self._runtime.save_recurrent()
             self._saved = list(self.ids)
 

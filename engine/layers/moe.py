@@ -92,8 +92,12 @@ class SharedExpert(FFN):
         self.ffn_gate_inp_shexp = Vector((hp.n_embd,), owners, optional=True)
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        y, gate = super().__call__(x, ctx), self.ffn_gate_inp_shexp.value
-        return y if y is None or gate is None else y * (x @ gate)[:, None].sigmoid()
+        y, bias, gate = super().__call__(x, ctx), self.bias, self.ffn_gate_inp_shexp.value
+        if y is None:
+            return None
+        if bias is not None and ctx.rank == self.columns.owners()[0]:
+            y = y + bias  # on one rank, since gate and routed experts are added up with it
+        return y if gate is None else y * (x @ gate)[:, None].sigmoid()
 
 
 class MoE(Module):

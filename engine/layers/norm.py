@@ -93,7 +93,7 @@ class RMSNorm(Norm):
         if x is None or self.weight is None:
             return None
         scaled: Tensor = x * (mean + self.eps).rsqrt() * self.weight
-        return scaled
+        return scaled if self.bias is None else scaled + self.bias
 
 
 class LayerNorm(Norm):

@@ -54,6 +54,8 @@ class Gemma4MoE(MoE):
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:
         super().__init__(hp, split, layer, Routing.read(hp), GELU)
+        if self.shared is not None:
+            raise hp.keys.invalid("its shared experts have no place beside the dense FFN")
         everyone = Replicate(split.group)
         self.ffn_gate_inp = ScaledRouter(hp.n_embd, hp.n_expert, everyone)
         self.router_norm = RMSNorm(hp.n_embd, hp.norm_eps, everyone, affine=False)

@@ -18,7 +18,10 @@ from engine.errors import CommError
 Group = tuple[int, ...]
 
 STALL_TIMEOUT_S = 300.0
-"""A rank that does not arrive for this long is taken for lost."""
+"""When no rank reaches a collective for this long, those that are waited for are taken for lost.
+
+A rank may well compute for minutes while another waits, but it passes one in every block.
+"""
 
 
 class Communicator(Protocol):
@@ -46,6 +49,54 @@ class Communicator(Protocol):
         ...
 
 
+class _Progress:
+    """Counts collectives of all ranks; a lost increment does no harm."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class _Barrier:
+    """Like `threading.Barrier`, but its timeout runs only while nobody makes progress."""
+
+    def __init__(self, size: int, progress: _Progress) -> None:
+        self._size = size
+        self._progress = progress
+        self._condition = threading.Condition()
+        self._n_waiting = 0
+        self._round = 0
+        self._is_broken = False
+
+    def wait(self) -> None:
+        """Return when all members have come.
+
+        Raises:
+            threading.BrokenBarrierError: it was aborted, or all ranks stand still.
+        """
+        with self._condition:
+            entered = self._round
+            self._n_waiting += 1
+            if self._n_waiting == self._size and not self._is_broken:
+                self._n_waiting = 0
+                self._round += 1
+                self._condition.notify_all()
+            while entered == self._round and not self._is_broken:
+                seen = self._progress.count
+                if not self._condition.wait(STALL_TIMEOUT_S) and seen == self._progress.count:
+                    self._break()
+            if entered == self._round:
+                raise threading.BrokenBarrierError
+
+    def abort(self) -> None:
+        """Wake all who wait, with an error; for good."""
+        with self._condition:
+            self._break()
+
+    def _break(self) -> None:
+        self._is_broken = True
+        self._condition.notify_all()
+
+
 class _Meeting:
     """Where the members of one group exchange values.
 
@@ -53,8 +104,8 @@ class _Meeting:
     reads this one, because the set after that needs all of them at the barrier in between.
     """
 
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
+    def __init__(self, size: int, progress: _Progress) -> None:
+        self.barrier = _Barrier(size, progress)
         self.phases = [0] * size
         self.slots: tuple[list[Tensor | None], list[Tensor | None]] = ([None] * size, [None] * size)
 
@@ -70,12 +121,13 @@ class ThreadGroup:
         self._lock = threading.Lock()
         self._meetings: dict[Group, _Meeting] = {}
         self._is_aborted = False
+        self.progress = _Progress()
 
     def meeting(self, group: Group) -> _Meeting:
         with self._lock:
             meeting = self._meetings.get(group)
             if meeting is None:
-                meeting = self._meetings[group] = _Meeting(len(group))
+                meeting = self._meetings[group] = _Meeting(len(group), self.progress)
                 if self._is_aborted:
                     meeting.barrier.abort()
             return meeting
@@ -106,6 +158,7 @@ class ThreadCommunicator:
         self._shared = shared
 
     def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
+        self._shared.progress.count += 1
         if len(group) == 1:
             assert x is not None, "a group of one has nobody else to give a value"
             return x
@@ -140,7 +193,7 @@ class ThreadCommunicator:
         meeting.phases[index] ^= 1
         slots[index] = x
         try:
-            meeting.barrier.wait(STALL_TIMEOUT_S)
+            meeting.barrier.wait()
         except threading.BrokenBarrierError:
             raise CommError(self.rank, "lost the other ranks in the middle of a step") from None
         return slots

@@ -43,7 +43,8 @@ class PlainLlama:
 
     def norm(self, x: Array, name: str) -> Array:
         eps = self.key("attention.layer_norm_rms_epsilon")
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * self.t[name]
+        y = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * self.t[name]
+        return y + self.t.get(name.replace(".weight", ".bias"), 0.0)
 
     def linear(self, x: Array, name: str) -> Array:
         y = x @ self.t[f"{name}.weight"].T * self.t.get(f"{name}.scale", 1.0)

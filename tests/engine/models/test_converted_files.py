@@ -111,6 +111,48 @@ def test_experts_may_have_factors_and_biases(tmp_path: Path, split: list[int]) -
     assert nmse(logits(path, split), PlainExperts(path).logits(IDS)) <= TOLERANCE
 
 
+class PlainShared(PlainExperts):
+    """With a gated shared expert that has a bias."""
+
+    def moe(self, x: Array, p: str) -> Array:
+        gate, up = (x @ self.t[f"{p}ffn_{name}_shexp.weight"].T for name in ("gate", "up"))
+        shared = silu(gate) * up @ self.t[f"{p}ffn_down_shexp.weight"].T
+        shared += self.t[f"{p}ffn_down_shexp.bias"]
+        weight = 1 / (1 + np.exp(-(x @ self.t[f"{p}ffn_gate_inp_shexp.weight"])))
+        return super().moe(x, p) + shared * weight[:, None]
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_the_bias_of_a_shared_expert_counts_once(tmp_path: Path, split: list[int]) -> None:
+    """Its gate weighs the bias, too; on several ranks one of them adds it."""
+    rng = np.random.default_rng(6)
+    extra: dict[str, Any] = {}
+    for layer in range(2):
+        for name, shape in (
+            ("ffn_gate_shexp.weight", (96, 64)),
+            ("ffn_up_shexp.weight", (96, 64)),
+            ("ffn_down_shexp.weight", (64, 96)),
+            ("ffn_down_shexp.bias", (64,)),
+            ("ffn_gate_inp_shexp.weight", (64,)),
+        ):
+            values = rng.standard_normal(shape, np.float32) / np.float32(shape[-1] ** 0.5)
+            extra[f"blk.{layer}.{name}"] = values
+    path = with_experts(tmp_path / "m.gguf", (96, 96), extra)
+    assert nmse(logits(path, split), PlainShared(path).logits(IDS)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_norms_over_cut_rows_may_have_biases(tmp_path: Path, split: list[int]) -> None:
+    rng = np.random.default_rng(8)
+    extra = {
+        f"blk.{layer}.{name}.bias": rng.standard_normal(n, np.float32)
+        for layer in range(2)
+        for name, n in (("attn_sub_norm", 64), ("ffn_sub_norm", 96))
+    }
+    path = tiny_gguf(tmp_path / "m.gguf", arch="bitnet", extra=extra)
+    assert nmse(logits(path, split), PlainLlama(path).logits(IDS)) <= TOLERANCE
+
+
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("widths", [[96, 64], None], ids=["listed", "not said"])
 def test_layers_may_differ_in_their_experts(

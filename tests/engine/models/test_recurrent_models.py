@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,6 +144,30 @@ def test_an_answer_that_was_broken_off_does_not_spoil_the_next(build: Build) -> 
             asked = iter([False] * n_asked)
             list(model.generate(ids[::-1], GREEDY, lambda asked=asked: next(asked, True)))
             assert ask(model, ids)[0] == whole
+
+
+@pytest.mark.parametrize("step", ["restore_recurrent", "save_recurrent"])
+def test_a_state_that_was_half_copied_is_not_used(
+    build: Build, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """An interrupt may come while states are being copied, on some ranks and not on others."""
+    path, ids, _ = build("mamba2")
+    with load_model(path, ["cpu"] * 2, n_ctx=64, kv_type="f32") as model:
+        whole, _ = ask(model, ids[:20])
+
+        @torch.inference_mode()
+        def half(*_: object) -> None:
+            for tensors in model.runtime.ranks[0].context.cache._recurrent.values():
+                tensors["ssm"].fill_(3.0)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model.runtime, step, half)
+            with pytest.raises(KeyboardInterrupt):
+                ask(model, ids[:20])
+        drawn, n_kept = ask(model, ids[:20])
+    assert drawn == whole
+    assert n_kept == 0
 
 
 def test_a_full_context_is_computed_again_without_its_older_half(build: Build) -> None:

@@ -1,6 +1,7 @@
 """Ranks that are threads: sums, joins, failures."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -118,6 +119,22 @@ def test_a_rank_that_never_comes_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     ranks = Ranks(2)
     with pytest.raises(CommError, match="Rank"):
         ranks.run(lambda comm: comm.all_reduce(torch.ones(1), (0, 1)) if comm.rank else None)
+    ranks.pool.close()
+
+
+def test_a_rank_that_is_busy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a layer split one rank computes block after block by itself while the next waits."""
+    monkeypatch.setattr("engine.parallel.comm.STALL_TIMEOUT_S", 0.2)
+    ranks = Ranks(2)
+
+    def step(comm: ThreadCommunicator) -> Tensor:
+        if comm.rank == 0:
+            for _ in range(8):
+                time.sleep(0.1)
+                comm.all_reduce(torch.ones(1), (0,))
+        return comm.broadcast(torch.ones(1) if comm.rank == 0 else None, 0, (0, 1))
+
+    assert all(x is not None and x.item() == 1 for x in ranks.run(step))
     ranks.pool.close()
 
 
