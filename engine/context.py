@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,9 @@ class Context:
     The residual stream is current on the ranks of one group at a time; `join` and `enter` move it,
     and the collectives run among that group.
 
+    Args:
+        kinds: the kind of device of each rank, such as "cpu".
+
     Attributes:
         n_past: tokens in the cache before this pass.
         first_logit: the first row of this pass whose logits are wanted.
@@ -34,7 +38,12 @@ class Context:
     """
 
     def __init__(
-        self, comm: Communicator, ops: ReferenceOps, cache: Cache, device: torch.device
+        self,
+        comm: Communicator,
+        ops: ReferenceOps,
+        cache: Cache,
+        device: torch.device,
+        kinds: Sequence[str],
     ) -> None:
         self.rank = comm.rank
         self.ops = ops
@@ -42,6 +51,7 @@ class Context:
         self.n_past = 0
         self.first_logit = 0
         self._comm = comm
+        self._kinds = kinds
         self.cache = cache
         self._group: Group = ()
         self.positions = torch.empty(0)
@@ -90,6 +100,16 @@ class Context:
         """
         total = self._comm.all_reduce(x, self._group)
         return total if bias is None else total + bias
+
+    def agree(self, x: Tensor, ranks: Group) -> Tensor:
+        """The value of the first of `ranks`, where devices of different kinds would differ.
+
+        Each of them has computed x from the same bits, but kinds of devices round differently, and
+        a choice that depends on the last bit must be the same everywhere. All of `ranks` call it.
+        """
+        if len({self._kinds[rank] for rank in ranks}) == 1:
+            return x
+        return self._comm.broadcast(x, ranks[0], ranks)
 
     def gather(self, x: Tensor | None) -> Tensor | None:
         """Join slices of the last dimension on the first rank of the group; None elsewhere."""

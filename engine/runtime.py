@@ -130,7 +130,7 @@ class Runtime:
                 stop.set()
                 raise
             comm = ThreadCommunicator(self._group, rank, device)
-            context = Context(comm, ReferenceOps(), cache, device)
+            context = Context(comm, ReferenceOps(), cache, device, [d.type for d in self.devices])
             return Rank(mine.model, context, MemoryUse(weights=weights, kv=cache.n_bytes))
 
         return self._run(load, "to load the model")

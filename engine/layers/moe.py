@@ -103,9 +103,9 @@ class SharedExpert(FFN):
 class MoE(Module):
     """Routed experts: each token goes to the `n_used` experts that its router likes best.
 
-    Every rank routes by itself, bit for bit alike on devices of one kind, and holds the same
-    columns of every expert; the weighted sum and the shared expert are added up before the one
-    all_reduce (Mixtral, arXiv 2401.04088; DeepSeekMoE, arXiv 2401.06066).
+    Every rank routes by itself, bit for bit alike, and holds the same columns of every expert; the
+    weighted sum and the shared expert are added up before the one all_reduce (Mixtral, arXiv
+    2401.04088; DeepSeekMoE, arXiv 2401.06066).
 
     Args:
         is_gated: experts are `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
@@ -155,7 +155,7 @@ class MoE(Module):
         """The weighted experts alone; both inputs (T, n_embd)."""
         if not ctx.owns(self.columns):
             return None
-        logits = self.ffn_gate_inp(router_input)
+        logits = ctx.agree(self.ffn_gate_inp(router_input), self.columns.owners())
         weights, chosen = ctx.ops.route(self.routing, logits, self.exp_probs_b.value)
         total = x.new_zeros(x.shape)
         for expert in sorted(set(chosen.flatten().tolist())):
