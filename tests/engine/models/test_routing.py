@@ -52,7 +52,7 @@ def test_devices_of_different_kinds_follow_one_router(
     path, ids, _ = build(name)
     with load(path) as model:
         expected = model.logits(ids)
-    for kinds, is_equal in ((["cpu", "cuda", "cuda"], True), (["cpu"] * 3, False)):
+    for kinds, is_equal in ((["cpu", "cuda", "mps"], True), (["cpu"] * 3, False)):
         with load(path) as model:
             disturb(model)
             for rank in model.runtime.ranks:
