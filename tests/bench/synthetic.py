@@ -1,0 +1,209 @@
+"""Models of real shapes with random weights, for measuring speed.
+
+    python -m tests.bench.synthetic llama-1b Q4_K_M out.gguf
+
+Blocks are random bytes with scales that make the weights about as large as trained ones, so that a
+file is written as fast as the disk takes it. There is no vocabulary, which neither `tandem bench`
+nor llama-bench needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
+
+from engine.info import FILE_TYPES
+from tests.bench.random_blocks import KINDS, PLAIN, Bytes, Shape, encoded, n_bytes
+from tests.bench.random_blocks import random_tensor as random_matrix
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A decoder-only model.
+
+    Attributes:
+        n_ff: columns of the FFN, or of each of `n_expert` experts if there are any.
+        tied: the embedding is the output head, too.
+    """
+
+    architecture: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_ff: int
+    n_vocab: int
+    n_expert: int = 0
+    n_expert_used: int = 0
+    tied: bool = False
+    rope_base: float = 500000.0
+    n_ctx: int = 131072
+
+    @property
+    def n_kv(self) -> int:
+        """Elements of a token's keys."""
+        return self.n_embd // self.n_head * self.n_head_kv
+
+
+MODELS = {
+    # as Llama 3.2 1B: 1.24 billion weights
+    "llama-1b": Sizes("llama", 16, 2048, 32, 8, 8192, 128256, tied=True),
+    # as OLMoE 1B 7B: 6.92 billion weights, of which a token uses 1.28 billion
+    "moe-1b": Sizes("olmoe", 16, 2048, 16, 16, 1024, 50304, 64, 8, rope_base=10000.0, n_ctx=4096),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which type each matrix gets, as llama.cpp's quantiser chooses.
+
+    Attributes:
+        base: of most matrices.
+        better: of `attn_v` and `ffn_down` in about half of the layers.
+        head: of the output head, also where that is the embedding.
+    """
+
+    base: Kind
+    better: Kind
+    head: Kind
+
+    def kind_of(self, name: str, shape: Shape, sizes: Sizes) -> Kind:
+        """The type of a tensor; vectors and routers stay as they are."""
+        if len(shape) == 1 or "ffn_gate_inp" in name:
+            return Kind.F32
+        if name == ("token_embd.weight" if sizes.tied else "output.weight"):
+            return self.head
+        if "attn_v" in name or "ffn_down" in name:
+            layer = int(name.split(".")[1])
+            return self.better if has_more_bits(layer, sizes.n_layer) else self.base
+        return self.base
+
+
+def _recipes() -> Iterator[tuple[str, Recipe]]:
+    yield "Q4_K_M", Recipe(Kind.Q4_K, Kind.Q6_K, Kind.Q6_K)
+    yield "Q5_K_M", Recipe(Kind.Q5_K, Kind.Q6_K, Kind.Q6_K)
+    for kind in KINDS:
+        head = kind if kind in PLAIN or kind == Kind.Q8_0 else Kind.Q6_K
+        yield kind.name, Recipe(kind, kind, head)
+
+
+RECIPES = dict(_recipes())
+"""Mixtures by name, and every single type."""
+
+
+def has_more_bits(layer: int, n_layer: int) -> bool:
+    """llama.cpp's choice: the first and the last eighth of the layers, every third between."""
+    eighth = n_layer // 8
+    return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
+
+
+def write_model(path: Path, sizes: Sizes, recipe_name: str, seed: int = 0) -> Path:
+    """Write a model and return `path`; the same file, byte for byte, for the same arguments.
+
+    Raises:
+        ValueError: rows do not fill the blocks of their type.
+    """
+    recipe = RECIPES[recipe_name]
+    tensors = [(name, shape, recipe.kind_of(name, shape, sizes)) for name, shape in shapes(sizes)]
+    writer = GGUFWriter(path, sizes.architecture)
+    _add_metadata(writer, sizes, recipe_name)
+    for name, shape, kind in tensors:
+        size = n_bytes(kind, shape)
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    rng = np.random.Generator(np.random.SFC64(seed))
+    for _, shape, kind in tensors:  # one at a time, so that memory holds no more
+        writer.write_tensor_data(_random_tensor(kind, shape, rng))
+    writer.close()
+    return path
+
+
+def _random_tensor(kind: Kind, shape: Shape, rng: np.random.Generator) -> Bytes:
+    """Norms are near one; matrices keep the size of what they are multiplied with."""
+    if len(shape) == 1:
+        return encoded(kind, 1 + 0.1 * rng.standard_normal(shape, dtype=np.float32))
+    return random_matrix(kind, shape, 1 / sqrt(shape[-1]), rng)
+
+
+def _add_metadata(writer: GGUFWriter, sizes: Sizes, recipe_name: str) -> None:
+    writer.add_name(f"random {sizes.architecture}")
+    writer.add_context_length(sizes.n_ctx)
+    writer.add_block_count(sizes.n_layer)
+    writer.add_embedding_length(sizes.n_embd)
+    writer.add_feed_forward_length(sizes.n_ff)
+    writer.add_head_count(sizes.n_head)
+    writer.add_head_count_kv(sizes.n_head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(sizes.n_embd // sizes.n_head)
+    writer.add_rope_freq_base(sizes.rope_base)
+    writer.add_vocab_size(sizes.n_vocab)
+    writer.add_tokenizer_model("no_vocab")
+    if sizes.n_expert:
+        writer.add_expert_count(sizes.n_expert)
+        writer.add_expert_used_count(sizes.n_expert_used)
+    for number, name in FILE_TYPES.items():
+        if name == recipe_name:
+            writer.add_file_type(number)
+
+
+def shapes(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
+    """All tensors of a model with their shapes, slowest dimension first."""
+    yield "token_embd.weight", (sizes.n_vocab, sizes.n_embd)
+    yield "output_norm.weight", (sizes.n_embd,)
+    if not sizes.tied:
+        yield "output.weight", (sizes.n_vocab, sizes.n_embd)
+    block = _block_shapes(sizes)
+    for layer in range(sizes.n_layer):
+        for name, shape in block.items():
+            yield f"blk.{layer}.{name}.weight", shape
+
+
+def _block_shapes(sizes: Sizes) -> dict[str, Shape]:
+    n_embd, n_kv, n_ff, n_expert = sizes.n_embd, sizes.n_kv, sizes.n_ff, sizes.n_expert
+    block: dict[str, Shape] = {
+        "attn_norm": (n_embd,),
+        "attn_q": (n_embd, n_embd),
+        "attn_k": (n_kv, n_embd),
+        "attn_v": (n_kv, n_embd),
+        "attn_output": (n_embd, n_embd),
+        "ffn_norm": (n_embd,),
+    }
+    if sizes.architecture == "olmoe":
+        block |= {"attn_q_norm": (n_embd,), "attn_k_norm": (n_kv,)}
+    ffn: dict[str, Shape] = {
+        "ffn_gate": (n_ff, n_embd),
+        "ffn_up": (n_ff, n_embd),
+        "ffn_down": (n_embd, n_ff),
+    }
+    if not n_expert:
+        return block | ffn
+    experts = {f"{name}_exps": (n_expert, *shape) for name, shape in ffn.items()}
+    return block | {"ffn_gate_inp": (n_expert, n_embd), **experts}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("recipe", choices=RECIPES, metavar="TYPE", help=", ".join(RECIPES))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    begun = time.perf_counter()
+    write_model(args.file, MODELS[args.model], args.recipe, args.seed)
+    seconds = time.perf_counter() - begun
+    sys.stdout.write(f"{args.file.stat().st_size / 1e9:.2f} GB in {seconds:.1f} s\n")
+
+
+if __name__ == "__main__":
+    main()
