@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.api import Model, load_model
+    from engine.benchmark import BenchResult, BenchTest
     from engine.config import KV_TYPES, SPLIT_MODES, ControlVector, LoadParams, SamplingParams
     from engine.devices import (
         DeviceInfo,
@@ -62,13 +63,17 @@ if TYPE_CHECKING:
     )
     from engine.host import EngineHost, ThreadHost
     from engine.info import Inspection, ModelInfo, TensorSummary, inspect_model, read_model_info
+    from engine.machine_speed import DeviceSpeed, measure_device
     from engine.plan import DevicePlan, Plan, Planner
     from engine.scoring import Perplexity, perplexity
     from engine.text import ChatTemplate, load_tokenizer
+    from engine.work import TokenWork, token_work
 
 __all__ = [
     "KV_TYPES",
     "SPLIT_MODES",
+    "BenchResult",
+    "BenchTest",
     "Cancelled",
     "ChatMessage",
     "ChatTemplate",
@@ -83,6 +88,7 @@ __all__ = [
     "DeviceMonitor",
     "DevicePlan",
     "DeviceSnapshot",
+    "DeviceSpeed",
     "EngineCrashed",
     "EngineError",
     "EngineHost",
@@ -118,6 +124,7 @@ __all__ = [
     "ThreadHost",
     "Timings",
     "TokenText",
+    "TokenWork",
     "Unload",
     "UnsupportedArchitecture",
     "UnsupportedQuant",
@@ -127,13 +134,16 @@ __all__ = [
     "list_devices",
     "load_model",
     "load_tokenizer",
+    "measure_device",
     "parse_devices",
     "perplexity",
     "read_model_info",
+    "token_work",
 ]
 
 _HOME = {
     "api": ("Model", "load_model"),
+    "benchmark": ("BenchResult", "BenchTest"),
     "config": ("KV_TYPES", "SPLIT_MODES", "ControlVector", "LoadParams", "SamplingParams"),
     "devices": (
         "DeviceInfo", "DeviceMonitor", "DeviceSnapshot", "cuda_status", "list_devices",
@@ -152,9 +162,11 @@ _HOME = {
     ),
     "host": ("EngineHost", "ThreadHost"),
     "info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
+    "machine_speed": ("DeviceSpeed", "measure_device"),
     "scoring": ("Perplexity", "perplexity"),
     "plan": ("DevicePlan", "Plan", "Planner"),
     "text": ("ChatTemplate", "load_tokenizer"),
+    "work": ("TokenWork", "token_work"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 
 import engine.environment  # noqa: F401 before torch, which reads it
+from engine.benchmark import Benchmark, BenchResult, BenchTest
 from engine.config import ControlVector, LoadParams, SamplingParams
 from engine.devices import parse_devices
 from engine.errors import EngineError, OutOfDeviceMemory, PromptError, SplitError, TemplateError
@@ -108,6 +109,7 @@ class Model:
     Attributes:
         info: what the file says about itself.
         n_ctx: context in tokens.
+        n_threads: CPU threads of all ranks together.
         warnings: sentences that a person should see.
         runtime: its ranks; tests and tools look inside.
     """
@@ -126,6 +128,7 @@ class Model:
             self.runtime = Runtime(file, params, on_progress, is_cancelled)
         self._session = Session(self.runtime)
         self.n_ctx = self.runtime.n_ctx
+        self.n_threads = self.runtime.n_threads
         self.warnings = self.runtime.plan.warnings + self._text_warnings()
 
     def __enter__(self) -> Self:
@@ -180,6 +183,17 @@ class Model:
         turn = session.begin()
         session.ids.clear()
         return np.concatenate([session.forward(c, 0, turn) for c in session.chunks(ids)])
+
+    def bench(self, test: BenchTest, repetitions: int = 5, *, warm_up: bool = True) -> BenchResult:
+        """Measure how fast prompts or tokens are computed; what was in the cache is forgotten.
+
+        Args:
+            warm_up: run it once before, with few tokens to generate, without counting that.
+
+        Raises:
+            EngineError: the context is too short for it, or a device failed.
+        """
+        return Benchmark(self._session, self.runtime).run(test, repetitions, warm_up=warm_up)
 
     def generate(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -61,6 +62,9 @@ class Runtime:
 
     Attributes:
         ranks: in rank order; empty once closed.
+        n_threads: CPU threads of all ranks together.
+        forward_s: seconds that each rank has spent in forward passes so far, waiting for other
+            ranks included. A GPU may still compute when its pass ends.
 
     Raises:
         EngineError: the file, the split or a device cannot be used; nothing stays allocated.
@@ -88,6 +92,8 @@ class Runtime:
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self.ranks: list[Rank] = []
         self._threads = threads = threads_per_rank(params.cpu_threads, self.plan)
+        self.n_threads = threads * max(1, sum(d.type == "cpu" for d in self.devices))
+        self.forward_s = [0.0] * len(self.devices)
         self._group = ThreadGroup()
         self._pool = RankPool(  # it must not know this object, which ends it when it is dropped
             len(self.devices), self._group.abort, lambda: torch.set_num_threads(threads)
@@ -153,9 +159,12 @@ class Runtime:
         whole = torch.tensor(ids)
 
         def step(rank: int) -> Tensor | None:
+            begun = time.perf_counter()
             model, ctx = self.ranks[rank].model, self.ranks[rank].context
             ctx.begin(n_past, len(ids), first_logit)
-            return model.forward(whole.to(ctx.device), ctx)
+            logits = model.forward(whole.to(ctx.device), ctx)
+            self.forward_s[rank] += time.perf_counter() - begun
+            return logits
 
         (logits,) = (x for x in self._run(step, "to compute the next tokens") if x is not None)
         if len(ids) > 1:  # reading it costs as much as a small model's token

@@ -13,7 +13,8 @@ PACKAGE = Path(engine.__file__).parent
 TORCH_FREE = [
     "engine", "engine.config", "engine.devices", "engine.errors", "engine.events", "engine.gguf",
     "engine.host", "engine.info", "engine.models.declare", "engine.models.registry", "engine.plan",
-    "engine.sampler", "engine.text", "engine.scoring", "app.__main__",
+    "engine.sampler", "engine.text", "engine.scoring", "engine.work", "engine.benchmark",
+    "app.__main__",
 ]  # fmt: skip
 
 
@@ -27,7 +28,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = engine.nothing_like_this
 
 
-def test_what_torch_reads_is_set_before_it_is_imported() -> None:
+@pytest.mark.parametrize("name", ["load_model", "measure_device"])
+def test_what_torch_reads_is_set_before_it_is_imported(name: str) -> None:
     """A person's own choice stays."""
     code = (
         "import os, sys, types; seen = {}\n"
@@ -35,7 +37,7 @@ def test_what_torch_reads_is_set_before_it_is_imported() -> None:
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'torch': seen.update(os.environ)\n"
         "sys.meta_path.insert(0, Finder())\n"
-        "from engine import load_model\n"
+        f"from engine import {name}\n"
         "print(seen['CUDA_DEVICE_ORDER'], seen['OMP_WAIT_POLICY'])"
     )
     chosen = {**os.environ, "OMP_WAIT_POLICY": "ACTIVE"}

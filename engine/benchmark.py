@@ -1,0 +1,157 @@
+"""How fast a loaded model computes prompts and tokens, measured as a generation does it.
+
+A prompt is computed in batches, each with the logits of its last token; tokens are computed one by
+one, each chosen from the logits of the one before. Not measured: tokenizer and sampling.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from engine.generate import Session
+    from engine.runtime import Runtime
+
+N_WARM_UP = 4
+"""Tokens at most that a warm-up generates."""
+
+NO_TOKEN = -1
+"""Stands behind the tokens that a session is to keep, since it never keeps the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTest:
+    """What to measure: `n_prompt` tokens at once, then `n_gen` one by one.
+
+    Attributes:
+        n_depth: tokens that are in the KV cache before; they are not measured.
+
+    Raises:
+        EngineError: a number is negative, or there is nothing to measure.
+    """
+
+    n_prompt: int = 0
+    n_gen: int = 0
+    n_depth: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.n_prompt, self.n_gen, self.n_depth) < 0:
+            raise EngineError("A benchmark cannot have a negative number of tokens.")
+        if not self.n_prompt and not self.n_gen:
+            raise EngineError("A benchmark needs tokens to compute.", "Give some to -p or -n.")
+
+    def __str__(self) -> str:
+        """llama-bench's name of it, such as "pp512 @ d128"."""
+        parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
+        parts += [f"tg{self.n_gen}"] if self.n_gen else []
+        return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
+
+    @property
+    def n_ctx(self) -> int:
+        """The context that it needs."""
+        return self.n_depth + self.n_prompt + self.n_gen
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """What came of one test.
+
+    Attributes:
+        samples_s: seconds of each repetition.
+        overhead_s: seconds per token, of a test that only generates, in which no rank was
+            computing: handing a token to the ranks' threads, its logits back, and choosing the
+            next one. Python between the operations of a pass is not part of it. None for other
+            tests, and where a GPU computes, which goes on after the pass has been handed over.
+    """
+
+    test: BenchTest
+    samples_s: tuple[float, ...]
+    overhead_s: float | None = None
+
+    @property
+    def samples_ts(self) -> tuple[float, ...]:
+        """Tokens per second of each repetition."""
+        return tuple((self.test.n_prompt + self.test.n_gen) / s for s in self.samples_s)
+
+    @property
+    def avg_ts(self) -> float:
+        """The mean of `samples_ts`."""
+        return fmean(self.samples_ts)
+
+    @property
+    def stddev_ts(self) -> float:
+        """The standard deviation of `samples_ts`, of a sample; 0 for a single repetition."""
+        return stdev(self.samples_ts) if len(self.samples_s) > 1 else 0.0
+
+
+class Benchmark:
+    """Runs tests on one model; what its session has cached is forgotten.
+
+    Tokens are random but the same each time, so that routed experts vary as in a text.
+    """
+
+    def __init__(self, session: Session, runtime: Runtime) -> None:
+        self._session = session
+        self._runtime = runtime
+        self._turn = session.begin()
+
+    def run(self, test: BenchTest, repetitions: int, *, warm_up: bool) -> BenchResult:
+        """Measure `test` so many times; see `Model.bench`."""
+        if repetitions < 1:
+            raise EngineError("A benchmark needs at least one repetition.")
+        if test.n_ctx > self._session.n_ctx:
+            raise EngineError(
+                f"{test} needs a context of {test.n_ctx} tokens but the model's is "
+                f"{self._session.n_ctx}."
+            )
+        n_vocab = self._runtime.hp.n_vocab
+        ids = np.random.default_rng(0).integers(0, n_vocab, test.n_ctx).tolist()
+        if warm_up:
+            self._measure(test, ids, min(test.n_gen, N_WARM_UP))
+        samples = [self._measure(test, ids, test.n_gen) for _ in range(repetitions)]
+        overhead_s = None
+        if not test.n_prompt and all(d.type == "cpu" for d in self._runtime.devices):
+            overhead_s = median(outside for _, outside in samples) / test.n_gen
+        return BenchResult(test, tuple(seconds for seconds, _ in samples), overhead_s)
+
+    def _measure(self, test: BenchTest, ids: list[int], n_gen: int) -> tuple[float, float]:
+        """Seconds of one repetition, and how many of them no rank was computing."""
+        self._fill(ids[: test.n_depth])
+        n_prompt = test.n_depth + test.n_prompt
+        inside = max(self._runtime.forward_s)
+        begun = time.perf_counter()
+        if test.n_prompt:
+            self._compute(ids[:n_prompt])
+        if n_gen:
+            self._generate(ids[n_prompt : n_prompt + n_gen])
+        seconds = time.perf_counter() - begun
+        return seconds, seconds - (max(self._runtime.forward_s) - inside)
+
+    def _fill(self, ids: list[int]) -> None:
+        """Bring the cache to hold `ids` and nothing else."""
+        self._session.keep_common([*ids, NO_TOKEN])
+        if len(self._session.ids) < len(ids):
+            self._compute(ids)
+
+    def _compute(self, ids: list[int]) -> None:
+        """Compute what is not cached of `ids`, in batches."""
+        for chunk in self._session.chunks(ids):
+            self._session.forward(chunk, len(chunk) - 1, self._turn)
+
+    def _generate(self, ids: list[int]) -> None:
+        """Generate as many tokens as `ids` has.
+
+        Each is the likeliest one moved on by a random number: it needs the logits, but the model
+        does not come to repeat itself.
+        """
+        token = ids[0]
+        for step in ids:
+            logits = self._session.forward([token], 0, self._turn)[0]
+            token = (int(logits.argmax()) + step) % len(logits)

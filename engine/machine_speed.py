@@ -1,0 +1,113 @@
+"""How fast a device can read memory and multiply matrices: what a model's speed is held against."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import engine.environment  # noqa: F401 before torch, which reads it
+
+# isort: split
+import torch
+from torch import Tensor
+
+from engine.devices.host import usable_cores
+from engine.errors import EngineError
+from engine.machine import free_bytes, is_out_of_memory, release_reserves, torch_device
+
+READ_BYTES = 512 << 20
+"""Read at a time: more than any cache holds."""
+
+MATMUL_SIZES = {"cpu": (512, 4096, 4096), "cuda": (8192, 4096, 4096)}
+"""Tokens, inputs and outputs, by kind of device: about a prompt's batch and a model's matrix."""
+
+MIN_SECONDS = 0.3
+"""Each measurement is repeated for that long, and the best one counts."""
+
+MIN_REPETITIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpeed:
+    """What was measured on one device.
+
+    Attributes:
+        n_threads: of the CPU; 0 for a GPU.
+        bytes_per_s: reading from memory, in order.
+        f32_flop_per_s: torch's matrix product in F32.
+        bf16_flop_per_s: the same in BF16.
+    """
+
+    device: str
+    n_threads: int
+    bytes_per_s: float
+    f32_flop_per_s: float
+    bf16_flop_per_s: float
+
+    @property
+    def flop_per_s(self) -> float:
+        """The faster of the two products."""
+        return max(self.f32_flop_per_s, self.bf16_flop_per_s)
+
+
+def measure_device(name: str) -> DeviceSpeed:
+    """Measure a device for about a second; the CPU with all its cores.
+
+    Raises:
+        NoDevice: it does not exist here.
+        EngineError: it has no memory left to measure with.
+    """
+    device = torch_device(name)
+    is_cpu = device.type == "cpu"
+    n_before = torch.get_num_threads()
+    try:
+        if is_cpu:
+            torch.set_num_threads(usable_cores())
+        with torch.inference_mode():
+            return DeviceSpeed(
+                device=name,
+                n_threads=torch.get_num_threads() if is_cpu else 0,
+                bytes_per_s=_read_speed(device, free_bytes([name])[name]),
+                f32_flop_per_s=_matmul_speed(device, torch.float32),
+                bf16_flop_per_s=_matmul_speed(device, torch.bfloat16),
+            )
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise EngineError(f"{name} has no memory left to measure its speed with.") from None
+    finally:
+        torch.set_num_threads(n_before)
+        release_reserves([device])
+
+
+def _read_speed(device: torch.device, n_free: int) -> float:
+    """Bytes/s of a sum, which takes less time to add than to read."""
+    numbers = torch.ones(min(READ_BYTES, n_free // 4) // 4, device=device)
+    return numbers.nbytes / _best_seconds(numbers.sum, device)
+
+
+def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations/s of `x Wᵀ`, a multiplication and an addition being two."""
+    n_tokens, n_in, n_out = MATMUL_SIZES[device.type]
+    x = torch.randn(n_tokens, n_in, device=device).to(dtype)
+    weight = torch.randn(n_out, n_in, device=device).to(dtype)
+    seconds = _best_seconds(lambda: torch.nn.functional.linear(x, weight), device)
+    return 2 * n_tokens * n_in * n_out / seconds
+
+
+def _best_seconds(compute: Callable[[], Tensor], device: torch.device) -> float:
+    """The shortest time of several, after one that does not count."""
+    _seconds(compute, device)
+    times: list[float] = []
+    while len(times) < MIN_REPETITIONS or sum(times) < MIN_SECONDS:
+        times.append(_seconds(compute, device))
+    return min(times)
+
+
+def _seconds(compute: Callable[[], Tensor], device: torch.device) -> float:
+    begun = time.perf_counter()
+    compute()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begun

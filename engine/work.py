@@ -1,0 +1,76 @@
+"""How much a token takes at least, from a file's header alone: no torch, no weights.
+
+Compared with what a machine can do, this says how close a measured speed is to its limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.config import LoadParams
+from engine.gguf import GGUFFile
+from engine.gguf.tensors import split_name
+from engine.layers.linear import Embedding, ExpertLinear
+from engine.models.declare import Declaration, declare
+
+if TYPE_CHECKING:
+    from engine.layers.module import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWork:
+    """What the weights of a model cost; keys and values, attention and activations do not count.
+
+    Attributes:
+        n_bytes: of weights, as in the file, that are read for one token and its logits: of the
+            experts only those that it goes to, of the embedding one row.
+        n_flop: multiplications and additions of one token without its logits.
+        n_head_flop: those of its logits.
+    """
+
+    n_bytes: float
+    n_flop: float
+    n_head_flop: float
+
+    def prompt_flop(self, n_tokens: int, n_batch: int) -> float:
+        """Operations of a prompt in batches; each computes the logits of its last token."""
+        return n_tokens * self.n_flop + -(-n_tokens // n_batch) * self.n_head_flop
+
+
+def token_work(path: str | Path) -> TokenWork:
+    """Count what one token of the model in `path` takes.
+
+    Raises:
+        ModelFileError: the file cannot be run.
+    """
+    with GGUFFile.open(path) as file:
+        return work_of(declare(file, LoadParams(str(file.path))))
+
+
+def work_of(declaration: Declaration) -> TokenWork:
+    """The same of a declared model."""
+    n_bytes = n_flop = n_head_flop = 0.0
+    model = declaration.model
+    head = model.token_embd if declaration.hp.tied else model.output
+    for slot in declaration.slots:
+        if isinstance(slot.owner, Embedding) and slot.owner is not head:
+            n_bytes += slot.tensor.row_bytes
+            continue
+        used = _used_part(slot, declaration)
+        n_bytes += used * slot.tensor.n_bytes
+        flop = 2 * used * slot.tensor.n_elements if slot.is_matrix else 0.0
+        if slot.owner is head:
+            n_head_flop += flop
+        else:
+            n_flop += flop
+    return TokenWork(n_bytes, n_flop, n_head_flop)
+
+
+def _used_part(slot: Slot, declaration: Declaration) -> float:
+    """The part of a tensor that one token needs: all of it but where there are experts."""
+    block = split_name(slot.tensor.name)
+    if block is None or not isinstance(slot.owner, ExpertLinear):
+        return 1.0
+    return declaration.hp.n_expert_used[block[0]] / slot.tensor.shape[0]

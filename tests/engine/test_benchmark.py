@@ -1,0 +1,162 @@
+"""What `Model.bench` measures, by a clock that only forward passes move."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import BenchResult, BenchTest, EngineError, Model, load_model
+from engine.runtime import Runtime
+from tests.helpers.answers import ask
+from tests.helpers.hf_models import FAMILIES
+from tests.helpers.tiny_gguf import tiny_gguf
+
+HANDOVER_S = 0.25
+
+
+class Trace:
+    """Passes (n_past, n_tokens) of a model; each takes a second a token and `HANDOVER_S` more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passes: list[tuple[int, int]] = []
+        self.ids: list[int] = []
+        self.logits: list[np.ndarray] = []
+        self.now = 0.0
+        original = Runtime.forward
+
+        def forward(runtime: Runtime, ids: Sequence[int], n_past: int, first_logit: int) -> Any:
+            logits = original(runtime, ids, n_past, first_logit)
+            self.passes.append((n_past, len(ids)))
+            self.ids += ids
+            self.logits.append(logits)
+            runtime.forward_s = [seconds + len(ids) for seconds in runtime.forward_s]
+            self.now += len(ids) + HANDOVER_S
+            return logits
+
+        monkeypatch.setattr(Runtime, "forward", forward)
+        clock = SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr("engine.runtime.time", SimpleNamespace(perf_counter=lambda: 0.0))
+        monkeypatch.setattr("engine.benchmark.time", clock)
+
+
+@pytest.fixture
+def trace(monkeypatch: pytest.MonkeyPatch) -> Trace:
+    return Trace(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf(tmp_path_factory.mktemp("bench") / "m.gguf")
+
+
+def load(path: Path) -> Model:
+    return load_model(path, n_ctx=64, n_batch=8, kv_type="f32")
+
+
+def test_a_prompt_is_computed_in_batches(path: Path, trace: Trace) -> None:
+    with load(path) as model:
+        result = model.bench(BenchTest(20), 2, warm_up=False)
+    assert trace.passes == [(0, 8), (8, 8), (16, 4)] * 2
+    assert result.samples_s == (20 + 3 * HANDOVER_S,) * 2
+    assert result.samples_ts == (20 / 20.75,) * 2
+    assert trace.ids[:20] == trace.ids[20:]
+    assert len(set(trace.ids)) > 10
+    assert result.overhead_s is None
+
+
+def test_tokens_are_computed_one_by_one_from_the_logits_before(path: Path, trace: Trace) -> None:
+    with load(path) as model:
+        result = model.bench(BenchTest(0, 6), 1, warm_up=False)
+        n_vocab = model.info.n_vocab
+    assert trace.passes == [(n, 1) for n in range(6)]
+    assert result.samples_s == (6 * (1 + HANDOVER_S),)
+    assert result.overhead_s == HANDOVER_S
+    random = np.random.default_rng(0).integers(0, n_vocab, 6)
+    best = [int(row[0].argmax()) for row in trace.logits]
+    assert trace.ids[1:] == [(b + r) % n_vocab for b, r in zip(best, random[:5], strict=False)]
+
+
+def test_what_is_cached_before_is_not_measured_and_kept(path: Path, trace: Trace) -> None:
+    with load(path) as model:
+        result = model.bench(BenchTest(4, 3, 10), 3, warm_up=False)
+    fill, measured = [(0, 8), (8, 2)], [(10, 4), (14, 1), (15, 1), (16, 1)]
+    assert trace.passes == fill + 3 * measured
+    assert result.samples_s == (7 + 4 * HANDOVER_S,) * 3
+
+
+def test_a_warm_up_generates_little_and_does_not_count(path: Path, trace: Trace) -> None:
+    with load(path) as model:
+        result = model.bench(BenchTest(0, 30), 1)
+    assert len(trace.passes) == 4 + 30
+    assert len(result.samples_s) == 1
+
+
+def test_a_state_that_cannot_be_cut_is_brought_back_before_the_clock_starts(
+    tmp_path: Path, trace: Trace
+) -> None:
+    path = tmp_path / "mamba.gguf"
+    next(family for family in FAMILIES if family.name == "mamba").build(path)
+    with load(path) as model:
+        tokens = model.bench(BenchTest(0, 3, 10), 2, warm_up=False)
+        assert trace.passes == [(0, 8), (8, 1), (9, 1), *[(n, 1) for n in (10, 11, 12)],
+                                (9, 1), *[(n, 1) for n in (10, 11, 12)]]  # fmt: skip
+        prompts = model.bench(BenchTest(5, 0, 10), 2, warm_up=False)
+    assert tokens.samples_s == (3 * (1 + HANDOVER_S),) * 2
+    assert prompts.samples_s == (5 + 2 * HANDOVER_S,) * 2  # the last token apart, as in an answer
+
+
+def test_answers_are_the_same_after_a_benchmark(path: Path) -> None:
+    with load_model(path, ["cpu", "cpu"], n_ctx=64) as model:
+        before, _ = ask(model, [5, 6, 7])
+        model.bench(BenchTest(5, 5, 5), 1)
+        assert ask(model, [5, 6, 7]) == (before, 0)
+
+
+def test_on_several_ranks_real_time_passes(path: Path) -> None:
+    with load_model(path, ["cpu", "cpu"], [3, 1], cpu_threads=2) as model:
+        result = model.bench(BenchTest(0, 8), 3)
+        assert model.n_threads == 2
+    assert len(result.samples_s) == 3
+    assert result.overhead_s is not None
+    assert 0 < result.overhead_s < max(result.samples_s) / 8
+
+
+def test_mean_and_deviation_are_those_of_the_rates() -> None:
+    result = BenchResult(BenchTest(60, 40), (1.0, 2.0, 4.0))
+    assert result.samples_ts == (100, 50, 25)
+    assert result.avg_ts == pytest.approx(175 / 3)
+    assert result.stddev_ts == pytest.approx(np.std([100, 50, 25], ddof=1))
+    assert BenchResult(BenchTest(1), (2.0,)).stddev_ts == 0
+
+
+@pytest.mark.parametrize(
+    ("test", "name"),
+    [
+        (BenchTest(512), "pp512"),
+        (BenchTest(0, 128), "tg128"),
+        (BenchTest(512, 128), "pp512+tg128"),
+        (BenchTest(512, 0, 64), "pp512 @ d64"),
+    ],
+)
+def test_names_are_those_of_llama_bench(test: BenchTest, name: str) -> None:
+    assert str(test) == name
+
+
+@pytest.mark.parametrize(
+    ("numbers", "problem"),
+    [((0, 0, 5), "needs tokens"), ((1, -1), "negative"), ((-1,), "negative")],
+)
+def test_nothing_to_measure_is_an_error(numbers: tuple[int, ...], problem: str) -> None:
+    with pytest.raises(EngineError, match=problem):
+        BenchTest(*numbers)
+
+
+def test_what_the_context_cannot_hold_is_an_error(path: Path) -> None:
+    with load(path) as model:
+        with pytest.raises(EngineError, match="pp60 @ d5 needs a context of 65 tokens"):
+            model.bench(BenchTest(60, 0, 5))
+        with pytest.raises(EngineError, match="at least one repetition"):
+            model.bench(BenchTest(6), 0)
