@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from app.cli.bench import add_bench, run_bench
 from app.cli.facts import (
     add_devices,
     add_inspect,
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Command] = {
     "plan": ("predict the bytes on each device for a split", add_plan, run_plan),
     "generate": ("answer one prompt", add_generate, run_generate),
     "chat": ("talk in the terminal", add_chat, run_chat),
+    "bench": ("measure the speed of a model", add_bench, run_bench),
     "perplexity": ("score a text", add_perplexity, run_perplexity),
 }
 

@@ -33,7 +33,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a GGUF file, or 'demo'")
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -109,10 +109,10 @@ def load_params(args: argparse.Namespace) -> LoadParams:
     return LoadParams(
         path=model_path(args.model),
         devices=tuple(parse_devices(args.devices)),
-        split=None if args.split is None else _numbers(args.split),
+        split=None if args.split is None else split_shares(args.split),
         split_mode=args.split_mode,
         n_ctx=args.ctx,
-        overrides=tuple(_override(text) for text in args.override),
+        overrides=tuple(override(text) for text in args.override),
         kv_type=args.kv_type,
         cpu_threads=args.threads,
         control_vectors=tuple(_control_vector(text) for text in args.control_vector),
@@ -131,7 +131,12 @@ def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams
     )
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def split_shares(text: str) -> tuple[float, ...]:
+    """The shares in "3,1" or "3/1".
+
+    Raises:
+        EngineError: they are no numbers.
+    """
     try:
         return tuple(float(part) for part in text.replace("/", ",").split(","))
     except ValueError:
@@ -140,7 +145,12 @@ def _numbers(text: str) -> tuple[float, ...]:
         ) from None
 
 
-def _override(text: str) -> tuple[str, str]:
+def override(text: str) -> tuple[str, str]:
+    """REGEX=DEVICE as a pair.
+
+    Raises:
+        EngineError: it is something else.
+    """
     pattern, equals, device = text.rpartition("=")
     if not equals or not pattern or not device:
         raise EngineError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import load_params
 from app.cli.output import note
-from engine import LoadProgress
+from engine import LoadParams, LoadProgress
 
 if TYPE_CHECKING:
     from engine import Model
@@ -21,12 +21,23 @@ def load(args: argparse.Namespace) -> Model:
     Raises:
         EngineError: it cannot be loaded.
     """
-    model = engine.Model(load_params(args), on_progress=_show)
-    if sys.stderr.isatty():
-        note("\r\x1b[K", end="")
+    model = open_model(load_params(args))
     for warning in model.warnings:
         note(warning)
     return model
+
+
+def open_model(params: LoadParams) -> Model:
+    """Load a model, with progress on stderr.
+
+    Raises:
+        EngineError: it cannot be loaded.
+    """
+    try:
+        return engine.Model(params, on_progress=_show)
+    finally:
+        if sys.stderr.isatty():
+            note("\r\x1b[K", end="")
 
 
 def _show(progress: LoadProgress) -> None:

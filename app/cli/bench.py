@@ -1,0 +1,243 @@
+"""The subcommand `bench`: speed of a model, for every combination of settings, as llama-bench."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import engine  # names that need torch are resolved when they are used
+from app.cli.arguments import add_json, add_model, model_path, override, split_shares
+from app.cli.bench_report import Line, Report
+from app.cli.loading import open_model
+from app.cli.output import note, write, write_json
+from engine import (
+    KV_TYPES,
+    SPLIT_MODES,
+    BenchTest,
+    EngineError,
+    LoadParams,
+    OutOfDeviceMemory,
+    parse_devices,
+    read_model_info,
+    token_work,
+)
+
+if TYPE_CHECKING:
+    from engine import DeviceSpeed, Model
+
+EPILOG = """\
+Options with several values are crossed with each other. Commas separate them, or semicolons where
+one value has commas itself (--devices, --split, --pg); each option may also be repeated:
+  tandem bench m.gguf -p 128,512 --devices 'cpu;cpu,cpu' --split-mode tensor,layer --threads 1,2
+A combination that cannot be loaded or run becomes a line that says why, and the others go on.
+
+Measured are passes through the model with their logits read, without tokenizer and sampling. T/S is
+the mean of the repetitions and their standard deviation.
+REACHED compares with what the devices of a line can do together, measured at the start: reading
+memory in order, and torch's matrix product in F32 or BF16, the faster. For tg it counts the bytes
+of weights, as in the file, that a token needs, of experts only those used; for pp the operations
+of matrix products with weights.
+OVERHEAD is the time per token in which no rank was inside its forward pass: handing tokens and
+logits over, and choosing the next token; not the Python between the operations of a pass. It is
+not known for GPUs."""
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add_model(parser)
+    tests = parser.add_argument_group("what to measure")
+    _add_list(tests, ("-p", "--n-prompt"), _integers, "prompts of so many tokens (default: 512)")
+    _add_list(tests, ("-n", "--n-gen"), _integers, "generating so many tokens (default: 128)")
+    _add_list(tests, ("-pg", "--pg"), _pairs, "a prompt, then generating, such as 512,128")
+    _add_list(tests, ("-d", "--n-depth"), _integers, "after so many cached tokens (default: 0)")
+    tests.add_argument(
+        "-r", "--repetitions", type=_positive, default=5, metavar="N",
+        help="of each test (default: 5)",
+    )  # fmt: skip
+    tests.add_argument("--no-warmup", action="store_true", help="count the first run, too")
+    how = parser.add_argument_group("how to load")
+    _add_list(how, ("--devices",), _devices, "one device per rank (default: cpu)")
+    _add_list(how, ("--split",), _splits, "relative shares, such as 3,1, or 'even' (default)")
+    _add_list(how, ("--split-mode",), _choices(SPLIT_MODES), "tensor, layer (default: tensor)")
+    _add_list(how, ("--kv-type",), _choices(KV_TYPES), f"{', '.join(KV_TYPES)} (default: f16)")
+    _add_list(how, ("-t", "--threads"), _integers, "CPU threads of all ranks together")
+    _add_list(how, ("-b", "--batch"), _integers, "prompt tokens at once (default: 512)")
+    how.add_argument(
+        "--override", action="append", default=[], metavar="REGEX=DEVICE", type=override,
+        help="put parts whose tensor names match on one device; may be repeated",
+    )  # fmt: skip
+    form = parser.add_mutually_exclusive_group()
+    add_json(form)
+    form.add_argument("--csv", action="store_true", help="print a header and one row per line")
+
+
+def _add_list(
+    group: argparse._ArgumentGroup,
+    flags: Sequence[str],
+    parse: Callable[[str], Sequence[object]],
+    text: str,
+) -> None:
+    group.add_argument(*flags, action="extend", type=parse, metavar="LIST", help=text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 1")
+    return int(text)
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers") from None
+
+
+def _pairs(text: str) -> list[tuple[int, int]]:
+    pairs = [tuple(_integers(part)) for part in text.split(";")]
+    if any(len(pair) != 2 for pair in pairs):
+        raise argparse.ArgumentTypeError(f"'{text}' is not PROMPT,GENERATED")
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _devices(text: str) -> list[tuple[str, ...]]:
+    return [tuple(parse_devices(part)) for part in text.split(";")]
+
+
+def _splits(text: str) -> list[tuple[float, ...] | None]:
+    return [None if part == "even" else split_shares(part) for part in text.split(";")]
+
+
+def _choices(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        values = text.split(",")
+        for value in values:
+            if value not in known:
+                raise argparse.ArgumentTypeError(f"'{value}' is none of {', '.join(known)}")
+        return values
+
+    return parse
+
+
+def run_bench(args: argparse.Namespace) -> None:
+    path, settings, tests = model_path(args.model), _settings(args), _tests(args)
+    info, work = read_model_info(path), token_work(path)
+    report = Report(info, work, _speeds(settings))
+    lines: list[Line] = []
+    try:
+        for params in settings:
+            lines.extend(_bench_load(replace(params, path=path), tests, args))
+    finally:  # what was measured before an interrupt is worth something
+        if lines:
+            _show(report, lines, args)
+    if all(line.result is None for line in lines):
+        raise EngineError("None of the tests could be run.", "The lines above say why.")
+
+
+def _settings(args: argparse.Namespace) -> list[LoadParams]:
+    """Every combination of what says how to load, once."""
+    crossed = itertools.product(
+        args.devices or [("cpu",)],
+        args.split or [None],
+        args.split_mode or ["tensor"],
+        args.kv_type or ["f16"],
+        args.threads or [None],
+        args.batch or [512],
+    )
+    found = (
+        LoadParams(
+            path=args.model, devices=devices, split=split, split_mode=mode, kv_type=kv_type,
+            cpu_threads=threads, n_batch=batch, overrides=tuple(args.override),
+        )
+        for devices, split, mode, kv_type, threads, batch in crossed
+    )  # fmt: skip
+    return list(dict.fromkeys(found))
+
+
+def _tests(args: argparse.Namespace) -> list[BenchTest]:
+    """At each depth the prompts, then generating, then both together; 0 leaves one out."""
+    n_prompts = [512] if args.n_prompt is None else args.n_prompt
+    n_gens = [128] if args.n_gen is None else args.n_gen
+    sizes = [(n, 0) for n in n_prompts if n] + [(0, n) for n in n_gens if n] + (args.pg or [])
+    found = [BenchTest(p, n, depth) for depth in args.n_depth or [0] for p, n in sizes]
+    if not found:
+        raise EngineError("There is nothing to measure.", "Give tokens to -p, -n or --pg.")
+    return list(dict.fromkeys(found))
+
+
+def _speeds(settings: Sequence[LoadParams]) -> dict[str, DeviceSpeed]:
+    """The speed of each device that is here; loading says what is wrong with the others."""
+    speeds = {}
+    for device in sorted({device for params in settings for device in params.devices}):
+        _progress(f"Measuring {device}")
+        try:
+            speeds[device] = engine.measure_device(device)
+        except EngineError:
+            continue
+    return speeds
+
+
+def _bench_load(
+    params: LoadParams, tests: Sequence[BenchTest], args: argparse.Namespace
+) -> Iterator[Line]:
+    """All tests on one load; where memory lacks, without those that need the longest context."""
+    waiting = list(tests)
+    while waiting:
+        n_ctx = max(test.n_ctx for test in waiting)
+        begun = time.perf_counter()
+        try:
+            model = open_model(replace(params, n_ctx=n_ctx))
+        except EngineError as error:
+            is_full = isinstance(error, OutOfDeviceMemory)
+            kept = [test for test in waiting if is_full and test.n_ctx < n_ctx]
+            for test in waiting:
+                if test not in kept:
+                    line = Line(params, test, _now(), params.cpu_threads)
+                    yield replace(line, error=str(error), hint=error.hint)
+            waiting = kept
+            continue
+        load_s = time.perf_counter() - begun
+        with model:
+            for test in waiting:
+                yield _bench_test(model, test, load_s, args)
+        return
+
+
+def _bench_test(model: Model, test: BenchTest, load_s: float, args: argparse.Namespace) -> Line:
+    params = model.params
+    _progress(f"{test} on {','.join(params.devices)}")
+    line = Line(params, test, _now(), model.n_threads, model.plan.storage, load_s)
+    try:
+        result = model.bench(test, args.repetitions, warm_up=not args.no_warmup)
+    except EngineError as error:
+        return replace(line, error=str(error), hint=error.hint)
+    return replace(line, result=result)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        note(f"\r\x1b[K{text} …", end="")
+
+
+def _show(report: Report, lines: Sequence[Line], args: argparse.Namespace) -> None:
+    if sys.stderr.isatty():
+        note("\r\x1b[K", end="")
+    if args.json:
+        write_json(report.document(lines))
+    elif args.csv:
+        for sentence in report.machine():
+            note(sentence)
+        write(report.csv(lines))
+    else:
+        write(report.table(lines))

@@ -1,0 +1,197 @@
+"""What `bench` shows: each line of it as a row of a table, a JSON object or a row of CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from app.cli.output import percent, size, table
+from engine import LoadParams, ModelInfo, TokenWork, list_devices
+
+if TYPE_CHECKING:
+    from engine import BenchResult, BenchTest, DeviceSpeed
+
+HEADERS = (
+    "DEVICES", "SPLIT", "MODE", "KV", "THREADS", "BATCH", "TEST", "T/S", "OVERHEAD", "REACHED",
+)  # fmt: skip
+RIGHT = frozenset({4, 5, 7, 8})
+
+
+@dataclass(frozen=True)
+class Line:
+    """One test of one load, with its result or the reason why there is none.
+
+    Attributes:
+        n_threads: CPU threads of all ranks together; as asked where nothing was loaded.
+        storage: how weights were held, see `Plan.storage`; empty where nothing was loaded.
+        test_time: when the test began, in UTC and ISO 8601.
+        error: why there is no result; not the exception, which would hold on to the model.
+    """
+
+    params: LoadParams
+    test: BenchTest
+    test_time: str
+    n_threads: int | None = None
+    storage: str = ""
+    load_s: float | None = None
+    result: BenchResult | None = None
+    error: str = ""
+    hint: str = ""
+
+    @property
+    def split(self) -> tuple[float, ...]:
+        """The share of each rank, as asked."""
+        return self.params.split or (1.0,) * len(self.params.devices)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a test reached of what its devices can do, `fraction` of it.
+
+    Attributes:
+        bytes_per_s: of weights, as in the file, that generating needs; None for a prompt.
+        flop_per_s: of matrix products that a prompt needs; None for generating.
+    """
+
+    bytes_per_s: float | None = None
+    flop_per_s: float | None = None
+    fraction: float | None = None
+
+
+class Report:
+    """Shows the lines of a benchmark of one file.
+
+    Args:
+        speeds: of the devices, by their id; one that is not here could not be measured.
+    """
+
+    def __init__(self, info: ModelInfo, work: TokenWork, speeds: dict[str, DeviceSpeed]) -> None:
+        self._info = info
+        self._work = work
+        self._speeds = speeds
+        self._names = {device.id: device.name for device in list_devices()}
+
+    def reached(self, line: Line) -> Reached:
+        """Compare with all devices of a line together; nothing for a prompt with generation."""
+        test, result = line.test, line.result
+        if result is None or (test.n_prompt and test.n_gen):
+            return Reached()
+        used = set(line.params.devices)
+        speeds = [self._speeds[d] for d in used if d in self._speeds]
+        is_known = len(speeds) == len(used)
+        if test.n_gen:
+            n_bytes = self._work.n_bytes * result.avg_ts
+            limit = sum(s.bytes_per_s for s in speeds)
+            return Reached(bytes_per_s=n_bytes, fraction=n_bytes / limit if is_known else None)
+        flop = self._work.prompt_flop(test.n_prompt, line.params.n_batch)
+        flop *= result.avg_ts / test.n_prompt
+        limit = sum(s.flop_per_s for s in speeds)
+        return Reached(flop_per_s=flop, fraction=flop / limit if is_known else None)
+
+    def document(self, lines: Sequence[Line]) -> dict[str, Any]:
+        """The whole of `--json`."""
+        machine = [{"name": self._names.get(d, d), **asdict(s)} for d, s in self._speeds.items()]
+        return {"machine": machine, "results": [self._fields(line) for line in lines]}
+
+    def csv(self, lines: Sequence[Line]) -> str:
+        """A header and one row for each line; single repetitions are left out."""
+        text = io.StringIO()
+        rows = [self._fields(line) for line in lines]
+        names = [name for name in rows[0] if name != "samples_ts"]
+        writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({name: _csv_cell(value) for name, value in row.items()})
+        return text.getvalue().rstrip("\n")
+
+    def table(self, lines: Sequence[Line]) -> str:
+        """For people: the model, the machine, and a row for each line."""
+        head = f"{self._model_type()}, {size(self._info.n_bytes)}, {self._info.name}"
+        rows = [self._row(line) for line in lines]
+        return "\n".join([head, *self.machine(), "", table(HEADERS, rows, RIGHT)])
+
+    def machine(self) -> list[str]:
+        """A sentence about each device's own speed."""
+        return [
+            f"{device} ({self._names.get(device, device)})"
+            + (f", {speed.n_threads} threads" if speed.n_threads else "")
+            + f": reads {_giga(speed.bytes_per_s)}B/s, multiplies "
+            f"{_giga(speed.f32_flop_per_s)}FLOP/s in F32, "
+            f"{_giga(speed.bf16_flop_per_s)}FLOP/s in BF16"
+            for device, speed in self._speeds.items()
+        ]
+
+    def _row(self, line: Line) -> tuple[str, ...]:
+        params, result = line.params, line.result
+        n_threads = "" if line.n_threads is None else str(line.n_threads)
+        setting = (
+            ",".join(params.devices), shares(line.split), params.split_mode, params.kv_type,
+            n_threads, str(params.n_batch), str(line.test),
+        )  # fmt: skip
+        if result is None:
+            return (*setting, "-", "-", line.error)
+        rate = f"{result.avg_ts:.2f} ± {result.stddev_ts:.2f}"
+        overhead = "-" if result.overhead_s is None else f"{1000 * result.overhead_s:.2f} ms"
+        return (*setting, rate, overhead, _reached_cell(self.reached(line)))
+
+    def _fields(self, line: Line) -> dict[str, Any]:
+        """One line for programs, under llama-bench's names where it has the same."""
+        params, test, result, info = line.params, line.test, line.result, self._info
+        samples_ts = result.samples_ts if result else ()
+        return {
+            "model_filename": info.path,
+            "model_type": self._model_type(),
+            "model_size": info.n_bytes,
+            "model_n_params": info.n_params,
+            "devices": params.devices,
+            "split": line.split,
+            "split_mode": params.split_mode,
+            "type_kv": params.kv_type,
+            "n_threads": line.n_threads,
+            "n_batch": params.n_batch,
+            "storage": line.storage or None,
+            "load_s": line.load_s,
+            "n_prompt": test.n_prompt,
+            "n_gen": test.n_gen,
+            "n_depth": test.n_depth,
+            "test_time": line.test_time,
+            "avg_ts": result.avg_ts if result else None,
+            "stddev_ts": result.stddev_ts if result else None,
+            "samples_ts": samples_ts,
+            "overhead_s": result.overhead_s if result else None,
+            **asdict(self.reached(line)),
+            "error": f"{line.error} {line.hint}".strip() or None,
+        }
+
+    def _model_type(self) -> str:
+        info, n_params = self._info, self._info.n_params
+        count = f"{n_params / 1e9:.2f}B" if n_params >= 1e9 else f"{n_params / 1e6:.2f}M"
+        return f"{info.architecture} {count} {info.quant}"
+
+
+def shares(split: Sequence[float]) -> str:
+    """A split as it is written on the command line."""
+    return ",".join(f"{share:g}" for share in split)
+
+
+def _csv_cell(value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    return ",".join(item if isinstance(item, str) else f"{item:g}" for item in value)
+
+
+def _giga(number: float) -> str:
+    return f"{number / 1e9:.4g} G"
+
+
+def _reached_cell(reached: Reached) -> str:
+    if reached.bytes_per_s is not None:
+        text = f"{_giga(reached.bytes_per_s)}B/s"
+    elif reached.flop_per_s is not None:
+        text = f"{_giga(reached.flop_per_s)}FLOP/s"
+    else:
+        return "-"
+    return text if reached.fraction is None else f"{text} ({percent(reached.fraction)})"
