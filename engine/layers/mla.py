@@ -122,9 +122,10 @@ class LatentAttention(Mixer):
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         """Some files have the joint matrix beside the two that it is made of."""
-        joint = f"{name}.attn_kv_b.weight"
+        joint, sizes = f"{name}.attn_kv_b.weight", self.sizes
         if not self.is_joint and joint in source:
-            source.used.add(joint)
+            n_head, n_out = self.split.heads.total, sizes.plain + sizes.value
+            source.get(joint, (n_head * n_out, sizes.latent), (n_head, n_out, sizes.latent))
         return super().bind(source, name)
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:

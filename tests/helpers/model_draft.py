@@ -1,8 +1,9 @@
 """A model file taken apart, to be put together again with something wrong in it."""
 
+import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ class DraftTensor:
 
     shape: tuple[int, ...]
     type_number: int
-    data: bytes
+    data: bytes = field(repr=False)
 
     @classmethod
     def of(cls, values: np.ndarray) -> "DraftTensor":
@@ -56,14 +57,23 @@ class ModelDraft:
         kept = {key: value for key, value in merged.items() if value is not None}
         return ModelDraft(kept, dict(self.tensors))
 
-    def write(self, path: Path) -> Path:
-        data, entries = bytearray(), []
+    def write(self, path: Path, *, hollow: bool = False) -> Path:
+        """Write the file.
+
+        Args:
+            hollow: with a hole in place of the weights, which is faster.
+        """
+        data, entries, n_bytes = [], [], 0
         for name, tensor in self.tensors.items():
             sizes = tensor.shape[::-1]
-            entries.append(raw_gguf.tensor(name, sizes, tensor.type_number, len(data)))
-            data += tensor.data + bytes(-len(tensor.data) % 32)
+            entries.append(raw_gguf.tensor(name, sizes, tensor.type_number, n_bytes))
+            data += [tensor.data, bytes(-len(tensor.data) % 32)]
+            n_bytes += len(data[-2]) + len(data[-1])
         meta = [encoded(key, value) for key, value in self.meta.items()]
-        path.write_bytes(raw_gguf.gguf(meta, entries, bytes(data)))
+        whole = raw_gguf.gguf(meta, entries, b"" if hollow else b"".join(data))
+        path.write_bytes(whole)
+        if hollow:
+            os.truncate(path, len(whole) + n_bytes)
         return path
 
 
