@@ -107,10 +107,12 @@ def test_every_cut_has_its_published_expressions() -> None:
 def test_any_text_is_cut_as_the_published_expressions_cut_it(name: str, text: str) -> None:
     """By another regex engine, which shares neither code nor spelling of the expressions.
 
-    Engines differ on whether ½ belongs to the word before it; no model's digits hang on that.
+    Engines differ on whether ½ or a joiner belongs to the word before it, which counts where words
+    end; models are trained with the engine that Tandem uses, so these are left out.
     """
     if name in ("tiny_aya", "superbpe"):
         text = "".join(c for c in text if c.isdecimal() or not c.isnumeric())
+        text = text.replace("\u200c", "").replace("\u200d", "")
     assert cut(text, name) == published_cut(text, name)
 
 
@@ -162,6 +164,7 @@ def test_long_runs_are_cut_in_linear_time(name: str, run: str) -> None:
         ("superbpe", "100²", ["100²"]),
         ("tiny_aya", "12345678", ["12", "345", "678"]),
         ("tiny_aya", "1234x", ["123", "4", "x"]),
+        ("tiny_aya", "1234567\u200d", ["1", "234", "567", "\u200d"]),
         ("bloom", "a, b12", ["a", ",", " b12"]),
         ("viking", "a12", ["a", "1", "2"]),
         ("seed-coder", "a;\nb", ["a", ";", "\n", "b"]),
