@@ -16,6 +16,8 @@ from tests.helpers.model_draft import DraftTensor, ModelDraft
 NAN, INF = float("nan"), float("inf")
 IDS = [5, 6, 7, 9]
 SECONDS = 5
+"""Of computing; the machine may have other things to do."""
+
 BYTES = 256 << 20
 """More than any of these models takes, and far less than a mistake would."""
 
@@ -87,9 +89,9 @@ def numeric_keys(draft: ModelDraft) -> Iterator[str]:
 def problem_of(draft: ModelDraft, path: Path) -> str:
     """What a look at the header finds: nothing, or one sentence that names the file."""
     draft.write(path, hollow=True)
-    start = time.monotonic()
+    start = time.process_time()
     problem = inspect_model(path).problem
-    assert time.monotonic() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     assert not problem or (path.name in problem and problem.endswith(".") and "\n" not in problem)
     return problem
 
@@ -101,16 +103,16 @@ def run(draft: ModelDraft, path: Path) -> str:
         The sentence that it ends in instead; empty where there are logits.
     """
     draft.write(path)
-    start = time.monotonic()
+    start = time.process_time()
     try:
-        with load_model(path, ["cpu"] * 3, [3, 1, 2], n_ctx=32) as model:
+        with load_model(path, ["cpu"] * 3, [3, 1, 2], n_ctx=32, kv_type="f32") as model:
             assert model.plan.total_bytes < BYTES
             cut = model.logits(IDS)
-        with load_model(path, n_ctx=32) as model:
+        with load_model(path, n_ctx=32, kv_type="f32") as model:
             whole = model.logits(IDS)
     except EngineError as error:
         return str(error)
-    assert time.monotonic() - start < 2 * SECONDS
+    assert time.process_time() - start < 2 * SECONDS
     if np.isfinite(whole).all() and whole.any():
         assert nmse(cut, whole) <= TOLERANCE
     return ""

@@ -52,7 +52,7 @@ SUPPORTED = supported_architectures()
 
 OPTIONAL = re.compile(
     r"(output|rope_freqs)\.weight|.*\.bias|.*_exps\.scale|.*\.exp_probs_b"
-    r"|blk\.\d+\.(attn_[qk]_norm|attn_gate|ffn_gate_inp_shexp|layer_output_scale|ssm_norm)\.weight"
+    r"|.*\.(attn_(v|q_norm|k_norm|gate)|ffn_gate_inp_shexp|layer_output_scale|ssm_norm)\.weight"
 )
 """What files of some models of a family lack in all blocks of a kind."""
 
