@@ -14,6 +14,7 @@ from tests.helpers.hf_models.parts import (
     PRE_NORMS,
     SIZES,
     WINDOW,
+    full_yarn,
     head_sizes,
     plus_one,
     rope_size,
@@ -90,13 +91,9 @@ def gemma3(c: Config) -> dict[str, Any]:
 
 def rnj(c: Config) -> dict[str, Any]:
     """Rnj-1 is a Gemma 3 without windows, stretched by YaRN."""
-    rope = c.rope_parameters[FULL]
     return {
         **gemma(c),
-        "rope.freq_base": rope["rope_theta"],
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": rope["factor"],
-        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        **full_yarn(c),
         "final_logit_softcapping": c.final_logit_softcapping,
     }
 

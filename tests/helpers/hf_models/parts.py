@@ -83,15 +83,41 @@ def rope_size(c: Config, factor: float = 1.0) -> dict[str, Any]:
     return {"rope.dimension_count": int(head_dim * factor)}
 
 
-def yarn(c: Config) -> dict[str, Any]:
-    rope = c.rope_parameters
+def stretched(rope: dict[str, Any]) -> dict[str, Any]:
+    """YaRN without its bounds, from rotation parameters."""
     return {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": rope["factor"],
         "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }
+
+
+def yarn(c: Config) -> dict[str, Any]:
+    rope = c.rope_parameters
+    return {
+        **stretched(rope),
         "rope.scaling.yarn_beta_fast": rope["beta_fast"],
         "rope.scaling.yarn_beta_slow": rope["beta_slow"],
     }
+
+
+def yarn_on_full_layers() -> dict[str, Any]:
+    """Rotation parameters of models whose windows need no stretching."""
+    return {
+        WINDOW: {"rope_type": "default", "rope_theta": 10000.0},
+        FULL: {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    }
+
+
+def full_yarn(c: Config) -> dict[str, Any]:
+    """Base and stretching of the layers without a window."""
+    rope = c.rope_parameters[FULL]
+    return {"rope.freq_base": rope["rope_theta"], **stretched(rope)}
 
 
 def experts(c: Config) -> dict[str, Any]:

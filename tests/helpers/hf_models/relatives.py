@@ -26,10 +26,12 @@ from tests.helpers.hf_models.parts import (
     WINDOW,
     expert_width,
     experts,
+    full_yarn,
     head_sizes,
     rope_base,
     rope_size,
     sizes,
+    yarn_on_full_layers,
 )
 
 
@@ -49,17 +51,13 @@ def hunyuan_moe(c: Config) -> dict[str, Any]:
 
 
 def mellum(c: Config) -> dict[str, Any]:
-    rope = c.rope_parameters[FULL]
     return {
         **sizes(c),
         **head_sizes(c),
         **experts(c),
         **expert_width(c),
-        "rope.freq_base": rope["rope_theta"],
-        "rope.freq_base_swa": rope["rope_theta"],
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": rope["factor"],
-        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        **full_yarn(c),
+        "rope.freq_base_swa": c.rope_parameters[FULL]["rope_theta"],
         "attention.sliding_window": c.sliding_window,
         "attention.sliding_window_pattern": [kind == WINDOW for kind in c.layer_types],
     }
@@ -170,15 +168,7 @@ FAMILIES = [
             moe_intermediate_size=40,
             sliding_window=12,
             layer_types=[WINDOW, FULL, WINDOW],
-            rope_parameters={
-                WINDOW: {"rope_type": "default", "rope_theta": 10000.0},
-                FULL: {
-                    "rope_type": "yarn",
-                    "rope_theta": 10000.0,
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 64,
-                },
-            },
+            rope_parameters=yarn_on_full_layers(),
         ),
         mellum,
         {**EMBEDDING, **ATTENTION, **PRE_NORMS, **EXPERTS},

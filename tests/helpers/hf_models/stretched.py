@@ -15,8 +15,10 @@ from tests.helpers.hf_models.parts import (
     GATED_FFN,
     SIZES,
     WINDOW,
+    full_yarn,
     rope_size,
     sizes,
+    yarn_on_full_layers,
 )
 
 
@@ -67,13 +69,9 @@ def longrope_family(name: str, n_ctx: int) -> Family:
 
 
 def olmo3(c: Config) -> dict[str, Any]:
-    rope = c.rope_parameters[FULL]
     return {
         **sizes(c),
-        "rope.freq_base": rope["rope_theta"],
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": rope["factor"],
-        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        **full_yarn(c),
         "attention.sliding_window": c.sliding_window,
         "attention.sliding_window_pattern": [kind == WINDOW for kind in c.layer_types],
     }
@@ -91,15 +89,7 @@ FAMILIES = [
             num_hidden_layers=3,
             sliding_window=12,
             layer_types=[WINDOW, FULL, WINDOW],
-            rope_parameters={
-                WINDOW: {"rope_type": "default", "rope_theta": 10000.0},
-                FULL: {
-                    "rope_type": "yarn",
-                    "rope_theta": 10000.0,
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 64,
-                },
-            },
+            rope_parameters=yarn_on_full_layers(),
         ),
         olmo3,
         {
