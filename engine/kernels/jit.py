@@ -1,0 +1,142 @@
+"""From LLVM code to functions that Python can call; what was compiled once is kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+from llvmlite import binding as llvm
+from llvmlite import ir
+
+from engine.kernels.isa import Isa
+
+Build = Callable[[ir.Module], None]
+
+_lock = threading.Lock()
+_engines: list[Any] = []  # compiled code lives as long as the program
+
+
+def addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[str, int]:
+    """Compile a module, or find it compiled on disk.
+
+    Args:
+        name: of the module, for people who look at the files.
+        names: the functions wanted.
+        build: writes the module; must give the same text each time.
+
+    Returns:
+        The address of each function.
+    """
+    with _lock:
+        machine = _machine(isa)
+        text = _text(name, build, machine)
+        path = cache_folder() / f"{name}-{_digest(text, isa)}.o"
+        code = _read(path)
+        if code is None:
+            code = _compile(text, machine)
+            _write(path, code)
+        return _link(code, machine, names)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: `TANDEM_KERNEL_CACHE`, or the user's cache folder."""
+    if named := os.environ.get("TANDEM_KERNEL_CACHE"):
+        return Path(named)
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData/Local")
+    elif sys.platform == "darwin":
+        base = str(Path.home() / "Library/Caches")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "tandem" / "kernels"
+
+
+def assembly(isa: Isa, build: Build, triple: str = "") -> str:
+    """What a module becomes, in the processor's own language; for tests and for people."""
+    machine = _machine(isa, triple)
+    return str(machine.emit_assembly(_optimised(_text("shown", build, machine), machine)))
+
+
+def _machine(isa: Isa, triple: str = "") -> Any:
+    """What LLVM makes code for."""
+    if triple:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    else:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        triple = str(llvm.get_process_triple())
+        if sys.platform == "win32" and not triple.endswith("-elf"):
+            triple += "-elf"  # LLVM's linker in memory cannot do Windows' own format
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=isa.cpu, features=isa.features, opt=3, jit=True
+    )
+
+
+def _text(name: str, build: Build, machine: Any) -> str:
+    module = ir.Module(name)
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    build(module)
+    return str(module)
+
+
+def _optimised(text: str, machine: Any) -> Any:
+    module = llvm.parse_assembly(text)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_unrolling = False  # the kernels are unrolled as they should be
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def _compile(text: str, machine: Any) -> bytes:
+    return bytes(machine.emit_object(_optimised(text, machine)))
+
+
+def _digest(text: str, isa: Isa) -> str:
+    versions = (
+        f"{llvmlite.__version__} {isa.name} {isa.cpu} {isa.features} {llvm.get_host_cpu_name()}"
+    )
+    return hashlib.sha256(f"{versions}\n{text}".encode()).hexdigest()[:24]
+
+
+def _read(path: Path) -> bytes | None:
+    """What is kept under a name, if it is whole: a hash of the code stands before it."""
+    try:
+        stored = path.read_bytes()
+    except OSError:
+        return None
+    mark, code = stored[:32], stored[32:]
+    return code if hashlib.sha256(code).digest() == mark else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Keep compiled code; another program may do so at the same time. A full disk does no harm."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            os.replace(temporary, path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _link(code: bytes, machine: Any, names: Iterable[str]) -> dict[str, int]:
+    """Put compiled code into memory where it can be called."""
+    empty = llvm.parse_assembly("")
+    engine = llvm.create_mcjit_compiler(empty, machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    return {name: int(engine.get_function_address(name)) for name in names}

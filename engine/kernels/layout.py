@@ -1,0 +1,136 @@
+"""How quantised matrices lie in memory: rows in tiles of 16, the parts of their blocks in planes.
+
+A vector register holds four bytes of each of 16 rows, so that one instruction multiplies all of
+them with the same four activations and no sum over a register is ever needed. Columns go in blocks
+of 32. In a tile, one plane after the other, each with its blocks in order:
+
+- `low`: bits of the weights. A block has eight lines, line i with columns 4i … 4i+3 of each row, a
+  byte each. Of 4-bit lines, line i and line i + 4 share 64 bytes (low and high half of each byte);
+  of 2-bit lines, lines 4i … 4i+3 (from the lowest bits up).
+- `high`: one or two more bits above those of `low`; one bit of all eight lines shares 64 bytes
+  (line i in bit i), two bits of four lines, in order from the lowest bits up.
+- `scales`: what a sub-block is multiplied by (and what is taken off), for 16 rows: all rows of the
+  first sub-block, then of the next; then the minima in the same order.
+- `supers`: F16 factors on 256 columns of the file, for types that have such: of 16 rows for the
+  scales, then of 16 rows for the minima.
+
+A cut between ranks may fall on any block: the first factor then counts for fewer than eight of
+them. A tile ends on a multiple of 64 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gguf.constants import GGMLQuantizationType as Kind
+
+TILE = 16
+BLOCK = 32
+SUPER = 8
+"""Blocks that share a factor in K-quants."""
+
+LINE_BYTES = 64
+
+ScaleKind = Literal["f16", "f16_min", "e8m0", "f32", "super", "super_min", "super_nibbles"]
+
+SCALE_BYTES: dict[ScaleKind, int] = {
+    "f16": 2, "f16_min": 4, "e8m0": 1, "f32": 4, "super": 1, "super_min": 2, "super_nibbles": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The planes of one type; a weight is `scale × (table[q] or q - zero) - minimum`.
+
+    Attributes:
+        low: bits of q in the plane `low`: 2, 4 or 8.
+        high: further bits in the plane `high`: 0, 1 or 2.
+        zero: what q is counted from.
+        table: values that q stands for, signed bytes; empty if it is a number itself.
+        scale: what the plane `scales` holds for each row and sub-block: "f16": F16; "f16_min": F16
+            scales of the rows, then F16 minima, to be added; "e8m0": powers of two; "f32": F32;
+            and with an F16 factor for 256 columns: "super": bytes, signed where `signed_scale`;
+            "super_min": bytes of scales, then of minima; "super_nibbles": both in one byte, the
+            minimum above.
+        sub: columns for each scale, 32 or 16.
+    """
+
+    low: int
+    high: int = 0
+    zero: int = 0
+    table: tuple[int, ...] = ()
+    scale: ScaleKind = "f16"
+    sub: int = BLOCK
+    signed_scale: bool = False
+
+    @property
+    def has_supers(self) -> bool:
+        return self.scale.startswith("super")
+
+    @property
+    def has_minimum(self) -> bool:
+        """Whether each sub-block has a number that is added or taken off."""
+        return self.scale in ("f16_min", "super_min", "super_nibbles")
+
+    @property
+    def low_bytes(self) -> int:
+        """Of a block of 16 rows in the plane `low`."""
+        return TILE * BLOCK * self.low // 8
+
+    @property
+    def high_bytes(self) -> int:
+        """Of a block of 16 rows in the plane `high`."""
+        return TILE * BLOCK * self.high // 8
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of a block of 16 rows in the plane `scales`."""
+        return TILE * (BLOCK // self.sub) * SCALE_BYTES[self.scale]
+
+    @property
+    def super_bytes(self) -> int:
+        """Of 16 rows and 256 columns in the plane `supers`."""
+        if not self.has_supers:
+            return 0
+        return TILE * 2 * (2 if self.has_minimum else 1)
+
+    def offsets(self, n_blocks: int, skip: int) -> tuple[int, int, int, int]:
+        """Where `high`, `scales` and `supers` begin in a tile, and its size, in bytes.
+
+        Args:
+            skip: blocks of the first 256 columns that are not here.
+        """
+        high = n_blocks * self.low_bytes
+        scales = high + n_blocks * self.high_bytes
+        supers = scales + n_blocks * self.scale_bytes
+        n_super = -(-(n_blocks + skip) // SUPER)
+        end = supers + n_super * self.super_bytes
+        return high, scales, supers, -(-end // LINE_BYTES) * LINE_BYTES
+
+    def tile_bytes(self, n_blocks: int, skip: int) -> int:
+        """Bytes of 16 rows."""
+        return self.offsets(n_blocks, skip)[3]
+
+
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the numbers that four bits stand for (E2M1), as in GGML; the scales are halved."""
+
+LAYOUTS: Mapping[int, Layout] = {
+    Kind.Q4_0: Layout(4, zero=8),
+    Kind.Q4_1: Layout(4, scale="f16_min"),
+    Kind.Q5_0: Layout(4, high=1, zero=16),
+    Kind.Q5_1: Layout(4, high=1, scale="f16_min"),
+    Kind.Q8_0: Layout(8),
+    Kind.Q2_K: Layout(2, scale="super_nibbles", sub=16),
+    Kind.Q3_K: Layout(2, high=1, zero=4, scale="super", sub=16, signed_scale=True),
+    Kind.Q4_K: Layout(4, scale="super_min"),
+    Kind.Q5_K: Layout(4, high=1, scale="super_min"),
+    Kind.Q6_K: Layout(4, high=2, zero=32, scale="super", sub=16, signed_scale=True),
+    Kind.IQ4_NL: Layout(4, table=IQ4_VALUES),
+    Kind.IQ4_XS: Layout(4, table=IQ4_VALUES, scale="super", signed_scale=True),
+    Kind.MXFP4: Layout(4, table=FP4_VALUES, scale="e8m0"),
+}
+"""By GGML type. `low` of eight bits is signed."""

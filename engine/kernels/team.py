@@ -1,0 +1,196 @@
+"""Several threads that work on one kernel: they wait awake during a pass, and asleep between.
+
+A kernel is a function `task(arguments, index)`, called once for every index below `n`. The thread
+that asks for it works too, and whoever is free takes the next index, so that a thread which the
+system holds up delays nobody but its own piece. One 64-bit word says all: a count of the jobs so
+far, how many pieces the present one has, and which is next. A thread takes a piece by exchanging
+the word, which fails if the job has changed meanwhile.
+
+Waking a thread takes longer than a small kernel, hence the waiting awake; it is bounded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from llvmlite import ir
+
+from engine.kernels import jit
+from engine.kernels.isa import chosen
+from engine.kernels.values import I32, I64, VOID, Code, Value, Variable, function
+
+INDEX_BITS, COUNT_BITS = 24, 24
+MAX_PIECES = (1 << COUNT_BITS) - 1
+WORD, TASK, ARGUMENTS, YIELD, DONE, SIZE = 0, 64, 72, 80, 128, 192
+"""Offsets in bytes; what several threads write lies in cache lines of its own."""
+
+AWAKE_TURNS = 20_000
+"""How often a waiting thread looks for work before it sleeps; about half a millisecond."""
+
+YIELD_TURNS = 2_000
+"""After so many turns the system may run another thread here."""
+
+
+def add_run(module: ir.Module) -> None:
+    """Give a module `run(team, task, arguments, n)`, which does a job of n pieces."""
+    _add_step(module)
+    code, (team, task, arguments, n) = function(module, "run", 4)
+    word = _load(code, team + WORD)
+    _store(code, task, team + TASK)
+    _store(code, arguments, team + ARGUMENTS)
+    _store(code, code.number(0), team + DONE)
+    job = (word >> (INDEX_BITS + COUNT_BITS)) + 1
+    _store(code, (job << (INDEX_BITS + COUNT_BITS)) | (n << INDEX_BITS), team + WORD)
+    with code.forever() as leave:
+        leave(code.call("step", I64, team).equals(0))
+    waited = code.variable(code.number(0))
+    with code.forever() as leave:
+        leave(_load(code, team + DONE) >= n)
+        _pause(code, team, waited)
+    code.builder.ret_void()
+
+
+def _build_help(module: ir.Module) -> None:
+    """`help(team, turns)` takes part in all jobs until there has been none for so many turns."""
+    _add_step(module)
+    code, (team, turns) = function(module, "help", 2)
+    idle = code.variable(code.number(0))
+    with code.forever() as leave:
+        did = code.call("step", I64, team)
+        with code.when(did > 0):
+            idle.set(code.number(0))
+        leave(idle.get() > turns)
+        _pause(code, team, idle)
+    code.builder.ret_void()
+
+
+def _add_step(module: ir.Module) -> None:
+    """`step(team)` does one piece of the present job and returns 1, or 0 if none is left."""
+    code, (team,) = function(module, "step", 1, I64)
+    code.builder.function.linkage = "internal"
+    word = _load(code, team + WORD)
+    task, arguments = _load(code, team + TASK), _load(code, team + ARGUMENTS)
+    index = word & MAX_PIECES
+    with code.when(index >= ((word >> INDEX_BITS) & MAX_PIECES)):
+        code.builder.ret(code.number(0).raw)
+    place = code.builder.inttoptr((team + WORD).raw, I64.as_pointer())
+    taken = code.builder.cmpxchg(place, word.raw, (word + 1).raw, "seq_cst", "seq_cst")
+    with code.when(Value(code, code.builder.extract_value(taken, 1))):
+        kind = ir.FunctionType(VOID, [I64, I64])
+        work = code.builder.inttoptr(task.raw, kind.as_pointer())
+        code.builder.call(work, [arguments.raw, index.raw])
+        done = code.builder.inttoptr((team + DONE).raw, I64.as_pointer())
+        code.builder.atomic_rmw("add", done, code.number(1).raw, "seq_cst")
+    code.builder.ret(code.number(1).raw)
+
+
+def _load(code: Code, address: Value) -> Value:
+    place = code.builder.inttoptr(address.raw, I64.as_pointer())
+    return Value(code, code.builder.load_atomic(place, "seq_cst", 8))
+
+
+def _store(code: Code, number: Value, address: Value) -> None:
+    place = code.builder.inttoptr(address.raw, I64.as_pointer())
+    code.builder.store_atomic(number.raw, place, "seq_cst", 8)
+
+
+def _pause(code: Code, team: Value, waited: Variable) -> None:
+    """Let the core breathe, and now and then let the system run someone else on it."""
+    waited.set(waited.get() + 1)
+    if "x86" in code.builder.module.triple:
+        code.call("llvm.x86.sse2.pause", VOID)
+    with code.when((waited.get() % YIELD_TURNS).equals(0)):
+        kind = ir.FunctionType(I32, [])
+        code.builder.call(
+            code.builder.inttoptr(code.load(team + YIELD, I64).raw, kind.as_pointer()), []
+        )
+
+
+@cache
+def _help() -> Callable[[int, int], None]:
+    address = jit.addresses("team", chosen(), ["help"], _build_help)["help"]
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address)
+
+
+def _yield_address() -> int:
+    """The system's function that lets another thread run."""
+    if sys.platform == "win32":
+        library, name = ctypes.WinDLL("kernel32"), "SwitchToThread"
+    else:
+        library, name = ctypes.CDLL(None), "sched_yield"
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+class _State:
+    """Which helpers sleep; they know this and not the team, which ends them when it is dropped."""
+
+    def __init__(self) -> None:
+        self.n_asleep = 0
+        self.is_closed = False
+        self._condition = threading.Condition()
+
+    def sleep(self) -> None:
+        """Wait until there is work."""
+        with self._condition:
+            if not self.is_closed:
+                self.n_asleep += 1
+                self._condition.wait()
+                self.n_asleep -= 1
+
+    def wake(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.wake()
+
+
+def _work(state: _State, memory: object, address: int) -> None:
+    """A helper's life; `memory` is what it must not outlive."""
+    take_part = _help()
+    while not state.is_closed:
+        take_part(address, AWAKE_TURNS)
+        state.sleep()
+
+
+class Team:
+    """The calling thread and `n_threads - 1` helpers.
+
+    One thread at a time may ask it to work.
+
+    Attributes:
+        address: what kernels get.
+        n_threads: with the caller.
+    """
+
+    def __init__(self, n_threads: int) -> None:
+        self.n_threads = n_threads
+        self._memory = np.zeros(SIZE + 64, np.uint8)
+        self.address = -(-self._memory.ctypes.data // 64) * 64
+        ctypes.c_int64.from_address(self.address + YIELD).value = _yield_address()
+        self._state = state = _State()
+        self._finalizer = weakref.finalize(self, state.close)
+        for number in range(1, n_threads):
+            thread = threading.Thread(
+                target=_work,
+                args=(state, self._memory, self.address),
+                name=f"tandem-helper-{number}",
+                daemon=True,
+            )
+            thread.start()
+
+    def wake(self) -> None:
+        """Call the helpers that sleep; to be called before each job."""
+        if self._state.n_asleep:
+            self._state.wake()
+
+    def close(self) -> None:
+        """End the helpers; safe to call twice."""
+        self._finalizer()

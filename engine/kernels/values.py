@@ -1,0 +1,345 @@
+"""LLVM values with Python's operators, so that a kernel reads like its formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+LANES = 16
+"""Elements that kernels work on at once; LLVM cuts such vectors up for smaller registers."""
+
+I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+VOID = ir.VoidType()
+
+
+def vector(kind: Any, n: int = LANES) -> Any:
+    """The type of `n` numbers of one kind."""
+    return ir.VectorType(kind, n)
+
+
+INTS, FLOATS = vector(I32), vector(F32)
+LINE = vector(I8, 4 * LANES)
+"""A cache line: four bytes for each of 16 rows."""
+
+
+class Value:
+    """An integer or float of LLVM, or a vector of them; an int or float operand is made alike.
+
+    `>>` shifts in zeros. Comparisons of integers are signed.
+    """
+
+    def __init__(self, code: Code, raw: Any) -> None:
+        self.code = code
+        self.raw = raw
+
+    @property
+    def kind(self) -> Any:
+        return self.raw.type
+
+    @property
+    def is_float(self) -> bool:
+        element = self.kind.element if isinstance(self.kind, ir.VectorType) else self.kind
+        return isinstance(element, ir.HalfType | ir.FloatType)
+
+    def _apply(self, name: str, other: Value | float) -> Value:
+        return Value(self.code, getattr(self.code.builder, name)(self.raw, self._like(other)))
+
+    def _like(self, other: Value | float) -> Any:
+        return other.raw if isinstance(other, Value) else self.code.constant(self.kind, other).raw
+
+    def __add__(self, other: Value | float) -> Value:
+        return self._apply("fadd" if self.is_float else "add", other)
+
+    def __sub__(self, other: Value | float) -> Value:
+        return self._apply("fsub" if self.is_float else "sub", other)
+
+    def __mul__(self, other: Value | float) -> Value:
+        return self._apply("fmul" if self.is_float else "mul", other)
+
+    def __truediv__(self, other: Value | float) -> Value:
+        return self._apply("fdiv", other)
+
+    def __floordiv__(self, other: Value | int) -> Value:
+        return self._apply("udiv", other)
+
+    def __mod__(self, other: Value | int) -> Value:
+        return self._apply("urem", other)
+
+    def __and__(self, other: Value | int) -> Value:
+        return self._apply("and_", other)
+
+    def __or__(self, other: Value | int) -> Value:
+        return self._apply("or_", other)
+
+    def __xor__(self, other: Value | int) -> Value:
+        return self._apply("xor", other)
+
+    def __lshift__(self, other: Value | int) -> Value:
+        return self._apply("shl", other)
+
+    def __rshift__(self, other: Value | int) -> Value:
+        return self._apply("lshr", other)
+
+    def _compare(self, how: str, other: Value | float) -> Value:
+        builder = self.code.builder
+        compare = builder.fcmp_ordered if self.is_float else builder.icmp_signed
+        return Value(self.code, compare(how, self.raw, self._like(other)))
+
+    def __lt__(self, other: Value | float) -> Value:
+        return self._compare("<", other)
+
+    def __le__(self, other: Value | float) -> Value:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Value | float) -> Value:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Value | float) -> Value:
+        return self._compare(">=", other)
+
+    def equals(self, other: Value | float) -> Value:
+        """Whether both are the same."""
+        return self._compare("==", other)
+
+    def to(self, kind: Any, *, signed: bool = True) -> Value:
+        """The same number as another kind: other integers, other floats, or one for the other.
+
+        Args:
+            signed: how the integers count.
+        """
+        builder, source = self.code.builder, self.kind
+        wide = source.element if isinstance(source, ir.VectorType) else source
+        goal = kind.element if isinstance(kind, ir.VectorType) else kind
+        if self.is_float and isinstance(goal, ir.IntType):
+            name = "fptosi"
+        elif self.is_float:
+            name = "fpext" if isinstance(goal, ir.FloatType) else "fptrunc"
+        elif isinstance(goal, ir.FloatType):
+            name = "sitofp" if signed else "uitofp"
+        elif goal.width > wide.width:
+            name = "sext" if signed else "zext"
+        else:
+            name = "trunc"
+        return Value(self.code, getattr(builder, name)(self.raw, kind))
+
+    def bits(self, kind: Any) -> Value:
+        """The same bits, seen as another kind."""
+        return Value(self.code, self.code.builder.bitcast(self.raw, kind))
+
+    def __getitem__(self, index: int) -> Value:
+        """One element of a vector."""
+        return Value(
+            self.code, self.code.builder.extract_element(self.raw, ir.Constant(I32, index))
+        )
+
+    def pick(self, indices: Sequence[int], other: Value | None = None) -> Value:
+        """Elements by their number; those of `other` count on behind this vector's own."""
+        undefined = ir.Constant(self.kind, ir.Undefined)
+        chosen = ir.Constant(vector(I32, len(indices)), list(indices))
+        second = undefined if other is None else other.raw
+        return Value(self.code, self.code.builder.shuffle_vector(self.raw, second, chosen))
+
+
+class Variable:
+    """A number in memory of its own, for what changes in a loop; LLVM keeps it in a register."""
+
+    def __init__(self, code: Code, start: Value) -> None:
+        self._code = code
+        with code.builder.goto_entry_block():
+            self._place = code.builder.alloca(start.kind)
+        self.set(start)
+
+    def get(self) -> Value:
+        return Value(self._code, self._code.builder.load(self._place))
+
+    def set(self, value: Value) -> None:
+        self._code.builder.store(value.raw, self._place)
+
+
+class Code:
+    """Writes the instructions of one function.
+
+    Addresses are 64-bit integers: byte offsets are added to them.
+    """
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    def constant(self, kind: Any, number: float) -> Value:
+        """A number, the same in all elements of a vector."""
+        if isinstance(kind, ir.VectorType):
+            return Value(self, ir.Constant(kind, [number] * kind.count))
+        return Value(self, ir.Constant(kind, number))
+
+    def table(self, kind: Any, numbers: Sequence[float]) -> Value:
+        """A vector of these numbers."""
+        return Value(self, ir.Constant(kind, list(numbers)))
+
+    def number(self, number: int) -> Value:
+        """A 64-bit integer."""
+        return self.constant(I64, number)
+
+    def variable(self, start: Value) -> Variable:
+        return Variable(self, start)
+
+    def spread(self, number: Value, n: int = LANES) -> Value:
+        """A vector with one number in all elements."""
+        kind = vector(number.kind, n)
+        undefined = ir.Constant(kind, ir.Undefined)
+        first = self.builder.insert_element(undefined, number.raw, ir.Constant(I32, 0))
+        return Value(self, first).pick([0] * n)
+
+    def load(self, address: Value, kind: Any) -> Value:
+        """What lies at an address, aligned or not."""
+        value = self.builder.load(self._pointer(address, kind))
+        value.align = 1
+        return Value(self, value)
+
+    def store(self, value: Value, address: Value) -> None:
+        """Write to an address, aligned or not."""
+        self.builder.store(value.raw, self._pointer(address, value.kind)).align = 1
+
+    def _pointer(self, address: Value, kind: Any) -> Any:
+        return self.builder.inttoptr(address.raw, kind.as_pointer())
+
+    def kept(self, values: Sequence[Value]) -> Value:
+        """The address of a list of 64-bit integers, which lives as long as the function runs."""
+        place = self.builder.alloca(I64, len(values))
+        address = Value(self, self.builder.ptrtoint(place, I64))
+        for n, value in enumerate(values):
+            self.store(value, address + 8 * n)
+        return address
+
+    def buffer(self, kind: Any, n: int) -> Value:
+        """The address of memory for n of a kind, which lives as long as the function runs."""
+        with self.builder.goto_entry_block():
+            place = self.builder.alloca(kind, n)
+            return Value(self, self.builder.ptrtoint(place, I64))
+
+    def listed(self, address: Value, n: int) -> list[Value]:
+        """The 64-bit integers of a list at an address."""
+        return [self.load(address + 8 * index, I64) for index in range(n)]
+
+    def address(self, name: str) -> Value:
+        """Of a function of this module."""
+        return Value(self, self.builder.ptrtoint(self.builder.module.globals[name], I64))
+
+    def prefetch(self, address: Value) -> None:
+        """Ask for a cache line that is read once, and soon."""
+        self.call("llvm.prefetch.p0", VOID, self._bytes_at(address), *map(self._flag, (0, 0, 1)))
+
+    def _bytes_at(self, address: Value) -> Value:
+        return Value(self, self._pointer(address, I8))
+
+    def _flag(self, number: int) -> Value:
+        return self.constant(I32, number)
+
+    def call(self, name: str, result: Any, *values: Value) -> Value:
+        """Call an LLVM intrinsic or a function of this module by its name."""
+        module, kind = self.builder.module, ir.FunctionType(result, [v.kind for v in values])
+        function = module.globals.get(name) or ir.Function(module, kind, name)
+        return Value(self, self.builder.call(function, [v.raw for v in values]))
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """a × b + c, rounded once where the processor can."""
+        return self.call(f"llvm.fmuladd.{suffix(a.kind)}", a.kind, a, b, c)
+
+    def largest(self, a: Value, b: Value) -> Value:
+        """The larger of two floats, element by element; NaN where one is NaN."""
+        return self.call(f"llvm.maximum.{suffix(a.kind)}", a.kind, a, b)
+
+    def smallest(self, a: Value, b: Value) -> Value:
+        """The smaller of two floats, element by element; NaN where one is NaN."""
+        return self.call(f"llvm.minimum.{suffix(a.kind)}", a.kind, a, b)
+
+    def unary(self, name: str, a: Value) -> Value:
+        """An LLVM intrinsic of one operand, such as "fabs" or "rint"."""
+        return self.call(f"llvm.{name}.{suffix(a.kind)}", a.kind, a)
+
+    def least(self, a: Value, b: Value) -> Value:
+        """The smaller of two signed integers."""
+        return self.where(a < b, a, b)
+
+    def where(self, condition: Value, a: Value, b: Value) -> Value:
+        """a where the condition holds, else b."""
+        return Value(self, self.builder.select(condition.raw, a.raw, b.raw))
+
+    def reduced(self, name: str, a: Value) -> Value:
+        """One number from all elements, in a fixed order: name is "add", "max" or "min"."""
+        while a.kind.count > 1:
+            half = a.kind.count // 2
+            low, high = a.pick(range(half)), a.pick(range(half, 2 * half))
+            if name == "add":
+                a = low + high
+            else:
+                a = self.largest(low, high) if name == "max" else self.smallest(low, high)
+        return a[0]
+
+    @contextmanager
+    def loop(self, start: Value, stop: Value, step: int = 1) -> Iterator[Value]:
+        """Run a block for start, start + step, … below stop, 64-bit integers."""
+        function = self.builder.function
+        head, body, after = (function.append_basic_block() for _ in range(3))
+        index = self.variable(start)
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        self.builder.cbranch((index.get() < stop).raw, body, after)
+        self.builder.position_at_end(body)
+        current = index.get()
+        yield current
+        index.set(current + step)
+        self.builder.branch(head)
+        self.builder.position_at_end(after)
+
+    @contextmanager
+    def forever(self) -> Iterator[Callable[[Value], None]]:
+        """Run a block again and again; it gets a function that leaves when a condition holds."""
+        head, after = (self.builder.function.append_basic_block() for _ in range(2))
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+
+        def leave(condition: Value) -> None:
+            onward = self.builder.function.append_basic_block()
+            self.builder.cbranch(condition.raw, after, onward)
+            self.builder.position_at_end(onward)
+
+        yield leave
+        self.builder.branch(head)
+        self.builder.position_at_end(after)
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """Run a block only if the condition holds."""
+        with self.builder.if_then(condition.raw):
+            yield
+
+    @contextmanager
+    def either(self, condition: Value) -> Iterator[tuple[Any, Any]]:
+        """Two blocks to enter: what runs if the condition holds, and what runs if not."""
+        with self.builder.if_else(condition.raw) as branches:
+            yield branches
+
+
+def suffix(kind: Any) -> str:
+    """How LLVM names a type in an intrinsic: v16f32."""
+    if isinstance(kind, ir.VectorType):
+        return f"v{kind.count}{suffix(kind.element)}"
+    return (
+        f"i{kind.width}"
+        if isinstance(kind, ir.IntType)
+        else {"half": "f16", "float": "f32"}[str(kind)]
+    )
+
+
+def function(
+    module: ir.Module, name: str, n_arguments: int, result: Any = VOID
+) -> tuple[Code, list[Value]]:
+    """Begin a function of 64-bit integers; the caller writes its body and `finish`es it."""
+    made = ir.Function(module, ir.FunctionType(result, [I64] * n_arguments), name)
+    made.attributes.add("nounwind")
+    code = Code(ir.IRBuilder(made.append_basic_block()))
+    return code, [Value(code, argument) for argument in made.args]
