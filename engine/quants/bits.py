@@ -4,8 +4,16 @@ Everything stays in bytes as long as possible: a tensor of 8-bit codes costs a q
 memory traffic of the float result.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+Codes = tuple[Tensor, Tensor]
+"""Scales float32 (n_blocks, g) and whole numbers int8 (n_blocks, elements).
+
+Each scale belongs to a g-th part of its block's numbers; a weight is their product, rounded once.
+"""
 
 Q_SUPER = 256
 """Elements of a super-block of the K, IQ and TQ types."""
@@ -44,6 +52,16 @@ def scaled(codes: Tensor, scale: Tensor) -> Tensor:
     """`codes * scale`, a scale (n_blocks, g) for every g-th part: float32 (n_blocks, elements)."""
     values = _grouped(codes, scale)
     return values.mul_(scale.unsqueeze(-1)).flatten(1)
+
+
+def multiplied(read: Callable[[Tensor], Codes]) -> Callable[[Tensor], Tensor]:
+    """A reader of weights, from one of scales and numbers."""
+
+    def dequantise_blocks(blocks: Tensor) -> Tensor:
+        scale, values = read(blocks)
+        return scaled(values, scale)
+
+    return dequantise_blocks
 
 
 def affine(codes: Tensor, scale: Tensor, offset: Tensor) -> Tensor:

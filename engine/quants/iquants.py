@@ -5,61 +5,62 @@ from gguf.quants import IQ4_NL
 from torch import Tensor
 
 from engine.quants import tables
-from engine.quants.bits import Q_SUPER, field, half, interleaved, planes, scaled
+from engine.quants.bits import Q_SUPER, Codes, field, half, interleaved, planes, scaled
 
 # The values of the non-linear 4-bit codes.
 IQ4_VALUES: tuple[int, ...] = IQ4_NL.kvalues
 
 
-def iq2_xxs(blocks: Tensor) -> Tensor:
+def iq2_xxs(blocks: Tensor) -> Codes:
     pairs = torch.unflatten(field(blocks, 2, 66), 1, (8, 8))
     tail = pairs[..., 4:].flatten(1).view(torch.int32)
     scale = half(blocks, 0) * (0.5 + _top_nibble(tail)) * 0.25
-    return _signed("IQ2_XXS", pairs[..., :4].flatten(1), _sign_quads(tail), scale)
+    return scale, _signed("IQ2_XXS", pairs[..., :4].flatten(1), _sign_quads(tail))
 
 
-def iq2_xs(blocks: Tensor) -> Tensor:
+def iq2_xs(blocks: Tensor) -> Codes:
     codes = field(blocks, 2, 66, torch.int16)
     signs = tables.look_up(tables.even_signs(blocks.device), codes >> 9 & 0x7F)
     scale = half(blocks, 0) * (0.5 + interleaved(blocks[:, 66:], 4)) * 0.25
-    return _signed("IQ2_XS", codes & 0x1FF, signs, scale)
+    return scale, _signed("IQ2_XS", codes & 0x1FF, signs)
 
 
-def iq2_s(blocks: Tensor) -> Tensor:
+def iq2_s(blocks: Tensor) -> Codes:
     codes = _extended(blocks[:, 2:34], interleaved(blocks[:, 66:74], 2))
     signs = tables.look_up(tables.signs(blocks.device), blocks[:, 34:66])
     scale = half(blocks, 0) * (0.5 + interleaved(blocks[:, 74:], 4)) * 0.25
-    return _signed("IQ2_S", codes, signs, scale)
+    return scale, _signed("IQ2_S", codes, signs)
 
 
-def iq3_xxs(blocks: Tensor) -> Tensor:
+def iq3_xxs(blocks: Tensor) -> Codes:
     tail = field(blocks, 66, 98, torch.int32)
     scale = half(blocks, 0) * (0.5 + _top_nibble(tail)) * 0.5
-    return _signed("IQ3_XXS", blocks[:, 2:66], _sign_quads(tail), scale)
+    return scale, _signed("IQ3_XXS", blocks[:, 2:66], _sign_quads(tail))
 
 
-def iq3_s(blocks: Tensor) -> Tensor:
+def iq3_s(blocks: Tensor) -> Codes:
     ninth_bits = tables.look_up(tables.bits(blocks.device), blocks[:, 66:74])
     codes = _extended(blocks[:, 2:66], ninth_bits)
     signs = tables.look_up(tables.signs(blocks.device), blocks[:, 74:106])
     scale = half(blocks, 0) * (1 + 2 * interleaved(blocks[:, 106:], 4))
-    return _signed("IQ3_S", codes, signs, scale)
+    return scale, _signed("IQ3_S", codes, signs)
 
 
-def iq1_s(blocks: Tensor) -> Tensor:
+def iq1_s(blocks: Tensor) -> Codes:
     words = field(blocks, 34, 50, torch.int16)
     threes = torch.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], dim=-1)
     direction = words >> 15 & 1
     top = threes | direction.unsqueeze(-1) << 3
     scale = half(blocks, 0) * (2 * (words >> 12 & 7) + 1)
-    return _ternary(_extended(blocks[:, 2:34], top.flatten(1)), scale)
+    return scale * 0.125, _eighths(_extended(blocks[:, 2:34], top.flatten(1)))
 
 
-def iq1_m(blocks: Tensor) -> Tensor:
+def iq1_m(blocks: Tensor) -> Codes:
     words = field(blocks, 48, 56, torch.int16)
     threes = torch.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], dim=-1).flatten(1)
     scale = _scattered_half(words) * (2 * threes + 1)
-    return _ternary(_extended(blocks[:, :32], interleaved(blocks[:, 32:48], 4)), scale)
+    codes = _extended(blocks[:, :32], interleaved(blocks[:, 32:48], 4))
+    return scale * 0.125, _eighths(codes)
 
 
 def iq4_nl(blocks: Tensor) -> Tensor:
@@ -72,16 +73,15 @@ def iq4_xs(blocks: Tensor) -> Tensor:
     return scaled(_nonlinear(planes(torch.unflatten(blocks[:, 8:], 1, (8, 16)), 4)), scale)
 
 
-def _signed(name: str, codes: Tensor, signs: Tensor, scale: Tensor) -> Tensor:
-    """Magnitudes of the grid `name`, with `signs` int8 (n_blocks, 256), times the scale."""
+def _signed(name: str, codes: Tensor, signs: Tensor) -> Tensor:
+    """Magnitudes of the grid `name`, with `signs` int8 (n_blocks, 256)."""
     magnitudes = tables.look_up(tables.grid(name, codes.device), codes)
-    return scaled(magnitudes.mul_(signs), scale)
+    return magnitudes.mul_(signs)
 
 
-def _ternary(codes: Tensor, scale: Tensor) -> Tensor:
-    """Values of the shifted IQ1 grid, which counts in eighths, times the scale."""
-    eighths = tables.look_up(tables.shifted_ternary_grid(codes.device), codes)
-    return scaled(eighths, scale * 0.125)
+def _eighths(codes: Tensor) -> Tensor:
+    """Values of the shifted IQ1 grid, which counts in eighths."""
+    return tables.look_up(tables.shifted_ternary_grid(codes.device), codes)
 
 
 def _nonlinear(codes: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.quants import tables
-from engine.quants.bits import planes, scaled
+from engine.quants.bits import Codes, planes, scaled
 
 # Twice the value of each code, to stay in integers; the scales are halved in turn.
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -17,10 +17,10 @@ def mxfp4(blocks: Tensor) -> Tensor:
     return scaled(values, _scales(_power_of_two_scales(blocks.device), blocks[:, :1]))
 
 
-def nvfp4(blocks: Tensor) -> Tensor:
+def nvfp4(blocks: Tensor) -> Codes:
     """Four parts of 16 elements with a scale each."""
     values = _e2m1(planes(torch.unflatten(blocks[:, 4:], 1, (4, 8)), 4))
-    return scaled(values, _scales(_e4m3_scales(blocks.device), blocks[:, :4]))
+    return _scales(_e4m3_scales(blocks.device), blocks[:, :4]), values.flatten(1)
 
 
 def _e2m1(codes: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.gguf.types import TYPES
 from engine.quants import iquants, kquants, legacy, microscaling, ternary
+from engine.quants.bits import Codes, multiplied
 from engine.quants.plain import plain
 
 # Elements that are worked on at a time. On a CPU the intermediate bytes then stay in its caches;
@@ -27,12 +28,15 @@ class Quant:
         block_size: elements per block.
         type_size: bytes per block.
         dequantise_blocks: uint8 (n_blocks, type_size) -> float32 (n_blocks, block_size).
+        codes_of: the same as scales and whole numbers that have at most 16 values, for types that
+            the CPU's kernels do not read as they are; else None.
     """
 
     name: str
     block_size: int
     type_size: int
     dequantise_blocks: Callable[[Tensor], Tensor]
+    codes_of: Callable[[Tensor], Codes] | None = None
 
 
 _READERS: dict[int, Callable[[Tensor], Tensor]] = {
@@ -54,6 +58,12 @@ _READERS: dict[int, Callable[[Tensor], Tensor]] = {
     Kind.Q4_K: kquants.q4_k,
     Kind.Q5_K: kquants.q5_k,
     Kind.Q6_K: kquants.q6_k,
+    Kind.IQ4_NL: iquants.iq4_nl,
+    Kind.IQ4_XS: iquants.iq4_xs,
+    Kind.MXFP4: microscaling.mxfp4,
+}
+
+_CODED: dict[int, Callable[[Tensor], Codes]] = {
     Kind.IQ2_XXS: iquants.iq2_xxs,
     Kind.IQ2_XS: iquants.iq2_xs,
     Kind.IQ2_S: iquants.iq2_s,
@@ -61,24 +71,22 @@ _READERS: dict[int, Callable[[Tensor], Tensor]] = {
     Kind.IQ3_S: iquants.iq3_s,
     Kind.IQ1_S: iquants.iq1_s,
     Kind.IQ1_M: iquants.iq1_m,
-    Kind.IQ4_NL: iquants.iq4_nl,
-    Kind.IQ4_XS: iquants.iq4_xs,
     Kind.TQ1_0: ternary.tq1_0,
     Kind.TQ2_0: ternary.tq2_0,
-    Kind.MXFP4: microscaling.mxfp4,
     Kind.NVFP4: microscaling.nvfp4,
     41: ternary.q1_0,
     42: ternary.q2_0,
 }
 
 
-def _quant(number: int, reader: Callable[[Tensor], Tensor]) -> Quant:
-    info = TYPES[number]
-    return Quant(info.name, info.block_size, info.type_size, reader)
+def _quant(number: int) -> Quant:
+    info, codes_of = TYPES[number], _CODED.get(number)
+    reader = _READERS[number] if codes_of is None else multiplied(codes_of)
+    return Quant(info.name, info.block_size, info.type_size, reader, codes_of)
 
 
 QUANTS: Mapping[int, Quant] = MappingProxyType(
-    {int(number): _quant(int(number), reader) for number, reader in sorted(_READERS.items())}
+    {int(number): _quant(int(number)) for number in sorted({*_READERS, *_CODED})}
 )
 """The types that can be dequantised, by GGML type number."""
 

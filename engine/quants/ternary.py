@@ -4,30 +4,30 @@ import torch
 from torch import Tensor
 
 from engine.quants import tables
-from engine.quants.bits import half, planes, scaled
+from engine.quants.bits import Codes, half, planes
 
 
-def tq1_0(blocks: Tensor) -> Tensor:
+def tq1_0(blocks: Tensor) -> Codes:
     """Five base-3 digits per byte, four in the last bytes, as fractions of 256."""
     parts = (_trits(blocks[:, :32], 5), _trits(blocks[:, 32:48], 5), _trits(blocks[:, 48:52], 4))
-    return scaled(torch.cat(parts, dim=1), half(blocks, 52))
+    return half(blocks, 52), torch.cat(parts, dim=1)
 
 
-def tq2_0(blocks: Tensor) -> Tensor:
+def tq2_0(blocks: Tensor) -> Codes:
     codes = planes(torch.unflatten(blocks[:, :64], 1, (2, 32)), 2).view(torch.int8)
-    return scaled(codes.sub_(1), half(blocks, 64))
+    return half(blocks, 64), codes.sub_(1).flatten(1)
 
 
-def q1_0(blocks: Tensor) -> Tensor:
+def q1_0(blocks: Tensor) -> Codes:
     """A set bit is +scale, a clear one -scale."""
     values = tables.look_up(tables.signs(blocks.device), ~blocks[:, 2:])
-    return scaled(values, half(blocks, 0))
+    return half(blocks, 0), values
 
 
-def q2_0(blocks: Tensor) -> Tensor:
+def q2_0(blocks: Tensor) -> Codes:
     """Codes 0 to 3 are -1, 0, 1 and 2 times the scale."""
     values = tables.look_up(tables.two_bit_codes(-1, blocks.device), blocks[:, 2:])
-    return scaled(values, half(blocks, 0))
+    return half(blocks, 0), values
 
 
 def _trits(packed: Tensor, n_digits: int) -> Tensor:

@@ -27,6 +27,8 @@ HALVES = {
     "IQ4_NL": [0], "IQ4_XS": [0], "TQ1_0": [52], "TQ2_0": [64], "Q1_0": [0], "Q2_0": [0],
 }  # fmt: skip
 
+CODED = [number for number, quant in QUANTS.items() if quant.codes_of is not None]
+
 every_type = pytest.mark.parametrize("number", QUANTS, ids=lambda number: QUANTS[number].name)
 
 
@@ -166,6 +168,22 @@ def test_one_and_two_bit_types_follow_their_layout(
     wanted = [value for block in blocks for value in oracle(block.tobytes())]
     with np.errstate(invalid="ignore"):
         assert_same_bits(by_torch(raw, number), np.array(wanted, np.float32).reshape(10, -1))
+
+
+@pytest.mark.parametrize("number", CODED, ids=lambda number: QUANTS[number].name)
+def test_codes_are_few_numbers_on_scales_that_give_the_weights(number: int) -> None:
+    """So that a product may count in whole numbers: at most 16 of them, in signed bytes."""
+    quant = QUANTS[number]
+    assert quant.codes_of is not None
+    raw = realistic_rows(quant, 16, 16).reshape(-1, quant.type_size)
+    scales, values = quant.codes_of(torch.from_numpy(raw))
+    assert (scales.dtype, values.dtype) == (torch.float32, torch.int8)
+    assert values.shape == (len(raw), quant.block_size)
+    assert 2 <= len(values.unique()) <= 16
+    part = quant.block_size // scales.shape[1]
+    assert part >= 16
+    weights = scales.numpy().repeat(part, 1) * values.numpy().astype(np.float32)
+    assert_same_bits(weights, by_torch(raw, number))
 
 
 @pytest.mark.parametrize("name", INTEGERS_AND_F64)
