@@ -10,10 +10,12 @@ from math import floor, log2, prod
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from engine.gguf import TYPES, row_bytes
+from engine.quants import dequantise
 
 Bytes = NDArray[np.uint8]
 Shape = tuple[int, ...]
@@ -25,8 +27,9 @@ N_PLAIN = 1 << 16
 """Different numbers that matrices of such types are made of."""
 
 AT_START = ((0, 1.0),)
+Q1_0, Q2_0 = 41, 42  # not in every version of gguf
 
-F16_SCALES: dict[Kind, tuple[tuple[int, float], ...]] = {
+F16_SCALES: dict[int, tuple[tuple[int, float], ...]] = {
     Kind.Q4_0: AT_START,
     Kind.Q5_0: AT_START,
     Kind.Q8_0: AT_START,
@@ -42,6 +45,8 @@ F16_SCALES: dict[Kind, tuple[tuple[int, float], ...]] = {
     Kind.Q6_K: ((208, 1.0),),
     Kind.TQ1_0: ((52, 1.0),),
     Kind.TQ2_0: ((64, 1.0),),
+    Q1_0: AT_START,
+    Q2_0: AT_START,
     # the second number is added or taken off; its factor brings the mean to zero
     Kind.Q4_1: ((0, 1.0), (2, -7.5)),
     Kind.Q5_1: ((0, 1.0), (2, -15.5)),
@@ -51,11 +56,11 @@ F16_SCALES: dict[Kind, tuple[tuple[int, float], ...]] = {
 }
 """Where a block has its scales in F16, and how large they are beside each other."""
 
-KINDS = (*PLAIN, *F16_SCALES, Kind.IQ1_M, Kind.MXFP4)
+KINDS: tuple[int, ...] = (*PLAIN, *F16_SCALES, Kind.IQ1_M, Kind.MXFP4, Kind.NVFP4)
 """The types that can be written."""
 
 
-def n_bytes(kind: Kind, shape: Shape) -> int:
+def n_bytes(kind: int, shape: Shape) -> int:
     """Bytes of a tensor.
 
     Raises:
@@ -64,7 +69,7 @@ def n_bytes(kind: Kind, shape: Shape) -> int:
     return prod(shape[:-1]) * row_bytes(TYPES[kind], shape[-1])
 
 
-def random_tensor(kind: Kind, shape: Shape, std: float, rng: np.random.Generator) -> Bytes:
+def random_tensor(kind: int, shape: Shape, std: float, rng: np.random.Generator) -> Bytes:
     """The bytes of a tensor of independent numbers with mean 0 and a deviation of about `std`."""
     size = n_bytes(kind, shape)
     if kind in PLAIN:
@@ -74,7 +79,7 @@ def random_tensor(kind: Kind, shape: Shape, std: float, rng: np.random.Generator
     return data
 
 
-def encoded(kind: Kind, values: NDArray[np.float32]) -> Bytes:
+def encoded(kind: int, values: NDArray[np.float32]) -> Bytes:
     """Numbers in a type that holds one per element."""
     return np.frombuffer(gguf.quants.quantize(values, kind).tobytes(), np.uint8)
 
@@ -83,7 +88,7 @@ def _random_bytes(size: int, rng: np.random.Generator) -> Bytes:
     return rng.integers(0, 1 << 64, -(-size // 8), dtype=np.uint64).view(np.uint8)[:size]
 
 
-def _plain(kind: Kind, size: int, std: float, rng: np.random.Generator) -> Bytes:
+def _plain(kind: int, size: int, std: float, rng: np.random.Generator) -> Bytes:
     """Drawn from a table of normally distributed numbers, which is faster than computing them."""
     table = encoded(kind, std * rng.standard_normal(N_PLAIN, dtype=np.float32)).view(PLAIN[kind])
     places = _random_bytes(2 * size // table.itemsize, rng).view(np.uint16)
@@ -91,18 +96,22 @@ def _plain(kind: Kind, size: int, std: float, rng: np.random.Generator) -> Bytes
 
 
 @cache
-def _unit_std(kind: Kind) -> float:
+def _unit_std(kind: int) -> float:
     """The deviation of a type's weights at a scale of 1."""
     data = _random_bytes(1024 * TYPES[kind].type_size, np.random.default_rng(0))
     blocks = data.reshape(-1, TYPES[kind].type_size)
     _set_scale(kind, blocks, 1.0)
-    return float(gguf.quants.dequantize(blocks, kind).std())
+    return float(dequantise(torch.from_numpy(blocks), kind).std())
 
 
-def _set_scale(kind: Kind, blocks: Bytes, scale: float) -> None:
+def _set_scale(kind: int, blocks: Bytes, scale: float) -> None:
     """Make weights proportional to `scale`, as far as the type can express it."""
     if kind == Kind.MXFP4:  # a power of two, E8M0
         blocks[:, 0] = 127 + floor(log2(scale))
+    elif kind == Kind.NVFP4:  # the nearest one of seven bits, E4M3
+        codes = np.arange(127)
+        numbers = np.where(codes < 8, codes / 512, (8 + codes % 8) * 2.0 ** (codes // 8 - 10))
+        blocks[:, :4] = np.abs(numbers - scale).argmin()
     elif kind == Kind.IQ1_M:  # F16, four bits each at the top of four numbers
         bits, numbers = int(np.float16(scale).view(np.uint16)), blocks[:, 48:].view(np.uint16)
         for i in range(4):

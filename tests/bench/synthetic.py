@@ -21,6 +21,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 
+from engine.gguf import TYPES
 from engine.info import FILE_TYPES
 from tests.bench.random_blocks import KINDS, PLAIN, Bytes, Shape, encoded, n_bytes
 from tests.bench.random_blocks import random_tensor as random_matrix
@@ -72,11 +73,11 @@ class Recipe:
         head: of the output head, also where that is the embedding.
     """
 
-    base: Kind
-    better: Kind
-    head: Kind
+    base: int
+    better: int
+    head: int
 
-    def kind_of(self, name: str, shape: Shape, sizes: Sizes) -> Kind:
+    def kind_of(self, name: str, shape: Shape, sizes: Sizes) -> int:
         """The type of a tensor; vectors and routers stay as they are."""
         if len(shape) == 1 or "ffn_gate_inp" in name:
             return Kind.F32
@@ -93,7 +94,7 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     yield "Q5_K_M", Recipe(Kind.Q5_K, Kind.Q6_K, Kind.Q6_K)
     for kind in KINDS:
         head = kind if kind in PLAIN or kind == Kind.Q8_0 else Kind.Q6_K
-        yield kind.name, Recipe(kind, kind, head)
+        yield TYPES[kind].name, Recipe(kind, kind, head)
 
 
 RECIPES = dict(_recipes())
@@ -129,7 +130,7 @@ def write_model(path: Path, sizes: Sizes, recipe_name: str, seed: int = 0) -> Pa
     return path
 
 
-def _random_tensor(kind: Kind, shape: Shape, rng: np.random.Generator) -> Bytes:
+def _random_tensor(kind: int, shape: Shape, rng: np.random.Generator) -> Bytes:
     """Norms are near one; matrices keep the size of what they are multiplied with."""
     if len(shape) == 1:
         return encoded(kind, 1 + 0.1 * rng.standard_normal(shape, dtype=np.float32))
