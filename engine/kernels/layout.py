@@ -48,7 +48,7 @@ class Layout:
         low: bits of q in the plane `low`: 2, 4 or 8.
         high: further bits in the plane `high`: 0, 1 or 2.
         zero: what q is counted from.
-        table: values that q stands for, signed bytes; empty if it is a number itself.
+        table: 16 values that q stands for, signed bytes; empty if it is a number itself.
         scale: what the plane `scales` holds for each row and sub-block: "f16": F16; "f16_min": F16
             scales of the rows, then F16 minima, to be added; "e8m0": powers of two; "f32": F32;
             and with an F16 factor for 256 columns: "super": bytes, signed where `signed_scale`;
@@ -118,6 +118,35 @@ IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 8
 FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers that four bits stand for (E2M1), as in GGML; the scales are halved."""
 
+
+def _eight(*values: int) -> tuple[int, ...]:
+    """A table for codes of three bits; what they never say is 0."""
+    return values + (0,) * (16 - len(values))
+
+
+IQ1_VALUES = _eight(-9, -7, -1, 1, 7, 9)
+IQ2_VALUES = _eight(-43, -25, -8, 8, 25, 43)
+IQ3_XXS_VALUES = (-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62)
+IQ3_S_VALUES = tuple(range(-15, 16, 2))
+Q1_0, Q2_0 = 41, 42  # not in every version of gguf
+
+CODED: Mapping[int, Layout] = {
+    Kind.IQ1_S: Layout(2, high=1, table=IQ1_VALUES, scale="f32"),
+    Kind.IQ1_M: Layout(2, high=1, table=IQ1_VALUES, scale="f32", sub=16),
+    Kind.IQ2_XXS: Layout(2, high=1, table=IQ2_VALUES, scale="f32"),
+    Kind.IQ2_XS: Layout(2, high=1, table=IQ2_VALUES, scale="f32", sub=16),
+    Kind.IQ2_S: Layout(2, high=1, table=IQ2_VALUES, scale="f32", sub=16),
+    Kind.IQ3_XXS: Layout(4, table=IQ3_XXS_VALUES, scale="f32"),
+    Kind.IQ3_S: Layout(4, table=IQ3_S_VALUES, scale="f32"),
+    Kind.TQ1_0: Layout(2, zero=1),
+    Kind.TQ2_0: Layout(2, zero=1),
+    Kind.NVFP4: Layout(4, table=FP4_VALUES, sub=16),
+    Q1_0: Layout(2, zero=1),
+    Q2_0: Layout(2, zero=1),
+}
+"""Types whose numbers have few values but lie in grids, digits or ways of their own; `coded` says
+which value each is, before they are packed."""
+
 LAYOUTS: Mapping[int, Layout] = {
     Kind.Q4_0: Layout(4, zero=8),
     Kind.Q4_1: Layout(4, scale="f16_min"),
@@ -132,5 +161,6 @@ LAYOUTS: Mapping[int, Layout] = {
     Kind.IQ4_NL: Layout(4, table=IQ4_VALUES),
     Kind.IQ4_XS: Layout(4, table=IQ4_VALUES, scale="super", signed_scale=True),
     Kind.MXFP4: Layout(4, table=FP4_VALUES, scale="e8m0"),
+    **CODED,
 }
 """By GGML type. `low` of eight bits is signed."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gguf.constants import GGMLQuantizationType as Kind
 from llvmlite import ir
 
-from engine.kernels.layout import BLOCK, LAYOUTS, SUPER, TILE, Layout
+from engine.kernels.layout import BLOCK, CODED, LAYOUTS, SUPER, TILE, Layout
 from engine.kernels.team import add_run
 from engine.kernels.values import I8, I16, I32, I64, VOID, Code, Value, function, vector
 
@@ -156,6 +156,23 @@ def _scales_iq4_xs(place: Place) -> list[Value]:
     return [(low | (high << 4)) - 32]
 
 
+def _coded(layout: Layout) -> Source:
+    """32 bytes of codes, then the scales as the plane has them."""
+    size, kind = (4, I32) if layout.scale == "f32" else (2, I16)
+    places = range(BLOCK, BLOCK + size * (BLOCK // layout.sub), size)
+
+    def scales(place: Place) -> list[Value]:
+        return [place.bytes(at, kind).to(I64, signed=False) for at in places]
+
+    def low(place: Place) -> Value:
+        return place.bytes(0, CODES) & ((1 << layout.low) - 1)
+
+    def high(place: Place) -> Value:
+        return place.bytes(0, CODES) >> layout.low
+
+    return Source(places.stop, 1, low, scales, high if layout.high else None)
+
+
 SOURCES: Mapping[int, Source] = {
     Kind.Q4_0: Source(18, 1, _at(2), _halves(0)),
     Kind.Q4_1: Source(20, 1, _at(4), _halves(0, 2)),
@@ -170,6 +187,7 @@ SOURCES: Mapping[int, Source] = {
     Kind.IQ4_NL: Source(18, 1, _at(2), _halves(0)),
     Kind.IQ4_XS: Source(136, 8, lambda p: p.bytes(p.index * 16 + 8), _scales_iq4_xs, supers=(0,)),
     Kind.MXFP4: Source(17, 1, _at(1), lambda place: [place.byte(0)]),
+    **{number: _coded(layout) for number, layout in CODED.items()},
 }
 
 ARGUMENTS = (
@@ -256,8 +274,7 @@ def _store_words(codes: Value, goal: Value) -> None:
 
 
 def _store_scales(layout: Layout, numbers: list[Value], scales: Value, row: Value) -> None:
-    size = 2 if layout.scale.startswith("f16") else 1
+    kind = {"f32": I32, "f16": I16, "f16_min": I16}.get(layout.scale, I8)
+    size = kind.width // 8
     for part, number in enumerate(numbers):
-        number.code.store(
-            number.to(I16 if size == 2 else I8), scales + part * size * TILE + row * size
-        )
+        number.code.store(number.to(kind), scales + part * size * TILE + row * size)
