@@ -78,7 +78,7 @@ def load_model(
         split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks.
         n_ctx: context in tokens; None is 2048, or the model's own if that is less.
         overrides: (regular expression on tensor names, device); that part goes there whole.
-        kv_type: "f32", "f16" or "bf16".
+        kv_type: "f32", "f16", "bf16", "q8_0" or "q4_0".
         cpu_threads: of all CPU ranks together; None is one per physical core.
         n_batch: prompt tokens computed at once.
         control_vectors: (GGUF of the architecture "controlvector", factor) that steer the model.

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.layers.state import KVState, RecurrentState
+from engine.gguf.types import row_bytes
+from engine.layers.state import KV_INFO, KVState, RecurrentState
 from engine.parallel.split import head_groups
+from engine.quants import WRITERS, dequantise, quantise
 
 if TYPE_CHECKING:
     from engine.layers.state import State
@@ -22,22 +24,33 @@ class LayerCache:
     """Keys and values of one layer on one rank.
 
     Attributes:
-        k: (n_head_kv of the rank, n_ctx, head_dim_k)
-        v: (n_head_kv of the rank, n_ctx, head_dim_v); a view of `k` where values are part of keys.
+        kv_type: one of `KV_TYPES`; those of GGML blocks need heads of whole blocks.
+        k: (n_head_kv of the rank, n_ctx, head_dim_k), or for types of GGML blocks their bytes,
+            uint8 (n_head_kv of the rank, n_ctx, bytes of a key).
+        v: the same of values; a view of `k` where values are part of keys.
         head_map: for each query head the row of k and v it uses; None where each row serves the
             same number of neighbouring heads.
     """
 
     def __init__(
-        self, state: KVState, rank: int, n_ctx: int, dtype: torch.dtype, device: torch.device
+        self, state: KVState, rank: int, n_ctx: int, kv_type: str, device: torch.device
     ) -> None:
-        n_kv = state.kv_heads.size(rank)
-        self.k = torch.zeros(n_kv, n_ctx, state.head_dim_k, dtype=dtype, device=device)
+        info = KV_INFO[kv_type]
+        self.kv_type = kv_type
         self.is_shared = state.v_in_k
+        self._head_dim_v = state.head_dim_v
+        self._blocks = info.number if info.number in WRITERS else None
+        dtype = DTYPES.get(kv_type, torch.uint8)
+        width_k, width_v = (
+            size if self._blocks is None else row_bytes(info, size)
+            for size in (state.head_dim_k, state.head_dim_v)
+        )
+        n_kv = state.kv_heads.size(rank)
+        self.k = torch.zeros(n_kv, n_ctx, width_k, dtype=dtype, device=device)
         self.v = (
-            self.k[..., : state.head_dim_v]
-            if state.v_in_k
-            else torch.zeros(n_kv, n_ctx, state.head_dim_v, dtype=dtype, device=device)
+            self.k[..., :width_v]
+            if self.is_shared
+            else torch.zeros(n_kv, n_ctx, width_v, dtype=dtype, device=device)
         )
         rows = head_rows(state.heads, state.kv_heads, rank)
         self.head_map = None if rows is None else torch.tensor(rows, device=device)
@@ -52,17 +65,23 @@ class LayerCache:
         v is None where values are part of keys.
         """
         stop = start + k.shape[0]
-        self.k[:, start:stop] = k.transpose(0, 1)
+        self.k[:, start:stop] = self._stored(k).transpose(0, 1)
         if v is not None:
-            self.v[:, start:stop] = v.transpose(0, 1)
+            self.v[:, start:stop] = self._stored(v).transpose(0, 1)
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Positions start to stop in F32, each (n_head_kv or n_head, stop - start, head_dim)."""
-        k = self.k[:, start:stop].float()
-        v = k[..., : self.v.shape[-1]] if self.is_shared else self.v[:, start:stop].float()
+        k = self._numbers(self.k[:, start:stop])
+        v = k[..., : self._head_dim_v] if self.is_shared else self._numbers(self.v[:, start:stop])
         if self.head_map is not None:
             k, v = k[self.head_map], v[self.head_map]
         return k, v
+
+    def _stored(self, x: Tensor) -> Tensor:
+        return x if self._blocks is None else quantise(x, self._blocks)
+
+    def _numbers(self, held: Tensor) -> Tensor:
+        return held.float() if self._blocks is None else dequantise(held, self._blocks)
 
 
 def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
@@ -95,7 +114,7 @@ class Cache:
                         for name, shape in state.shapes(rank).items()
                     }
             elif state.kv_heads.size(rank):
-                self._kv[state] = LayerCache(state, rank, n_ctx, DTYPES[kv_type], device)
+                self._kv[state] = LayerCache(state, rank, n_ctx, kv_type, device)
 
     @property
     def layers(self) -> list[LayerCache]:

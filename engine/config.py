@@ -24,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 Overflow = Literal["stop", "shift"]
-KV_TYPES = ("f32", "f16", "bf16")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 SPLIT_MODES = ("tensor", "layer")
 DEFAULT_CONTEXT = 2048
 
@@ -262,7 +262,7 @@ class LoadParams:
         split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks.
         n_ctx: context in tokens; None is 2048, or what the model was trained for if that is less.
         overrides: (regular expression on tensor names, device): parts that go there whole.
-        kv_type: how keys and values are stored: "f32", "f16" or "bf16".
+        kv_type: how keys and values are stored: "f32", "f16", "bf16", "q8_0" or "q4_0".
         cpu_threads: threads of all CPU ranks together; None is one per physical core.
         n_batch: prompt tokens computed at once.
         control_vectors: directions that steer the model; several add up.

@@ -118,6 +118,7 @@ class Planner:
         Raises:
             ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
             SplitError: the split cannot be made.
+            EngineError: the KV type does not fit the heads.
         """
         return make_plan(declare(self._file, params), params, free_bytes)
 
@@ -130,6 +131,9 @@ def make_plan(
 ) -> Plan:
     """Predict bytes per rank of a declared model; see `Planner.plan`."""
     n_ctx = declaration.hp.n_ctx
+    for state in declaration.states:
+        if isinstance(state, KVState):
+            state.check_type(params.kv_type)
     dense = _evaluate(declaration, params, n_ctx, "f32")
     if free_bytes is None or _is_roomy(dense, free_bytes):
         return dense

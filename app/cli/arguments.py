@@ -53,7 +53,9 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         "--override", action="append", default=[], metavar="REGEX=DEVICE",
         help="put parts whose tensor names match on one device; may be repeated",
     )  # fmt: skip
-    group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="KV cache numbers")
+    group.add_argument(
+        "--kv-type", choices=KV_TYPES, default="f16", help="numbers of the KV cache (default: f16)"
+    )
     group.add_argument(
         "--control-vector", action="append", default=[], metavar="FILE[=SCALE]",
         help="steer the model in the direction of this file; may be repeated",

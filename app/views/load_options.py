@@ -14,7 +14,10 @@ from engine import KV_TYPES
 
 FIRST_STOP = 512
 CONTEXT_IF_UNKNOWN = 32768
-KV_NAMES = {"f32": "F32 (exact)", "f16": "F16", "bf16": "BF16"}
+KV_NAMES = {
+    "f32": "F32 (exact)", "f16": "F16", "bf16": "BF16",
+    "q8_0": "Q8_0 (about half of F16)", "q4_0": "Q4_0 (about a quarter)",
+}  # fmt: skip
 
 
 def context_stops(n_ctx_train: int) -> list[int]:

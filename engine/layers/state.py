@@ -6,12 +6,22 @@ planner counts exactly the bytes that are allocated later.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
 
+from gguf.constants import GGMLQuantizationType
+
+from engine.config import KV_TYPES
+from engine.errors import EngineError
+from engine.gguf.types import TYPES, TypeInfo, row_bytes
 from engine.parallel.ranges import Ranges
 
 F32_BYTES = 4
-KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+KV_INFO: Mapping[str, TypeInfo] = MappingProxyType(
+    {name: TYPES[GGMLQuantizationType[name.upper()]] for name in KV_TYPES}
+)
+"""How rows of keys and of values are laid out, by KV type."""
 
 
 class KVState:
@@ -37,8 +47,26 @@ class KVState:
 
     def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
         """Bytes of `rank` for a context of `n_ctx` tokens."""
-        width = self.head_dim_k + (0 if self.v_in_k else self.head_dim_v)
-        return self.kv_heads.size(rank) * n_ctx * width * KV_BYTES[kv_type]
+        info = KV_INFO[kv_type]
+        width = row_bytes(info, self.head_dim_k)
+        if not self.v_in_k:
+            width += row_bytes(info, self.head_dim_v)
+        return self.kv_heads.size(rank) * n_ctx * width
+
+    def check_type(self, kv_type: str) -> None:
+        """Make sure that keys and values are whole blocks of a KV type.
+
+        Raises:
+            EngineError: they are not; says what to choose.
+        """
+        info = KV_INFO[kv_type]
+        for noun, size in (("keys", self.head_dim_k), ("values", self.head_dim_v)):
+            if size % info.block_size:
+                raise EngineError(
+                    f"This model's {noun} have {size} elements, but a KV cache in {info.name} "
+                    f"holds them in blocks of {info.block_size}.",
+                    "Choose the KV type f16.",
+                )
 
 
 class RecurrentState:

@@ -22,6 +22,7 @@ BAD_OPTIONS = [
     (("--ctx", "-5"), "at least 1, not -5"),
     (("--ctx", "0"), "at least 1, not 0"),
     (("--ctx", "99999999999"), "are needed to load the model"),
+    (("--kv-type", "q8_0"), "keys have 16 elements"),
     (("--threads", "0"), "at least 1, not 0"),
     (("--devices", "tpu"), "no device 'tpu'"),
     (("--devices", "cuda:77"), "no device 'cuda:77'"),

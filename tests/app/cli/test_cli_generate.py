@@ -10,6 +10,7 @@ from engine import ChatMessage, Finished, Generate, Timings, Usage, inspect_mode
 from tests.helpers.command_line import GREEDY, Run, assert_refused
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.model_draft import ModelDraft
+from tests.helpers.tiny_gguf import tiny_gguf
 
 
 def test_generate_prints_the_text_and_notes_the_rest_on_stderr(run: Run, model: Path) -> None:
@@ -52,6 +53,24 @@ def test_the_text_does_not_depend_on_the_split(
     many = run(*ask, "--devices", devices, "--split", split, "--split-mode", mode).document
     assert many["text"] == alone["text"]
     assert many["ids"] == alone["ids"]
+
+
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+def test_the_cache_may_be_quantised(run: Run, tmp_path: Path, kv_type: str) -> None:
+    """Bytes as planned, and the same text on any split."""
+    path = tiny_gguf(tmp_path / "m.gguf", head_dim=32)
+    ask = ("generate", path, "-p", "hello world", *GREEDY, "--kv-type", kv_type, "--json")
+    alone = run(*ask).document
+    assert len(alone["ids"]) == 8
+    where = ("--devices", "cpu,cpu", "--split", "3,1")
+    assert run(*ask, *where).document["text"] == alone["text"]
+    plan = run("plan", path, *where, "--kv-type", kv_type, "--ctx", "64", "--json").document
+    assert plan["kv_type"] == kv_type
+    n_elements = 2 * 64 * 2 * (32 + 32)  # in 2 layers, of 2 heads; a head per rank
+    assert (
+        sum(d["kv"] for d in plan["devices"])
+        == n_elements // 32 * {"q8_0": 34, "q4_0": 18}[kv_type]
+    )
 
 
 def test_the_prompt_goes_through_the_chat_template_unless_raw(run: Run, model: Path) -> None:

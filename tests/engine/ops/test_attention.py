@@ -73,7 +73,7 @@ def test_attention_equals_the_plain_formula(case: dict[str, Any]) -> None:
         Ranges(((0, n_head),), n_head), Ranges(((0, n_kv),), n_kv), HEAD_DIM_K, HEAD_DIM_V,
         v_in_k=case["v_in_k"],
     )  # fmt: skip
-    cache = LayerCache(state, 0, stop + 3, torch.float32, torch.device("cpu"))
+    cache = LayerCache(state, 0, stop + 3, "f32", torch.device("cpu"))
     q = rng.normal(size=(n_tokens, n_head, HEAD_DIM_K))
     k = rng.normal(size=(stop, n_kv, HEAD_DIM_K))
     v = k[..., :HEAD_DIM_V] if case["v_in_k"] else rng.normal(size=(stop, n_kv, HEAD_DIM_V))

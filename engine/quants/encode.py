@@ -1,0 +1,78 @@
+"""Numbers to GGML blocks, bit-equal to the gguf package, for the types that are written here.
+
+A block of either type is an F16 scale d, then 32 whole numbers. In Q8_0 they are signed bytes,
+x = d q; in Q4_0 nibbles, x = d (q - 8), byte j holding element j in its low half and j + 16 in its
+high half.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from torch import Tensor
+
+from engine.gguf.types import TYPES
+
+
+def quantise(x: Tensor, type_number: int) -> Tensor:
+    """The rows that are stored for numbers; what `dequantise` undoes, up to the rounding.
+
+    Args:
+        x: float32 (..., elements), rows of whole blocks.
+        type_number: a key of `WRITERS`.
+
+    Returns:
+        uint8 (..., row bytes)
+
+    Raises:
+        ValueError: no such type, no F32 numbers, or a block is cut.
+    """
+    writer = WRITERS.get(type_number)
+    if writer is None:
+        raise ValueError(f"GGML type {type_number} cannot be written")
+    info = TYPES[type_number]
+    if x.dtype != torch.float32 or x.dim() == 0 or x.shape[-1] % info.block_size:
+        raise ValueError(
+            f"{info.name} is made of F32 rows in blocks of {info.block_size}, "
+            f"not of {x.dtype} of shape {tuple(x.shape)}"
+        )
+    n_blocks = x.shape[-1] // info.block_size
+    rows = writer(x.reshape(-1, info.block_size))
+    return rows.view(*x.shape[:-1], n_blocks * info.type_size)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    """uint8 (n_blocks, 34) of float32 (n_blocks, 32)."""
+    largest = blocks.abs().amax(1, keepdim=True)
+    scale = largest / torch.full_like(largest, 127)  # by a number, CUDA multiplies with 1 / 127
+    scaled = blocks * _inverse(scale)
+    size = scaled.abs()
+    whole = size.floor()
+    whole += ((size - whole) * 2).floor_()  # halves away from zero
+    codes = whole.copysign_(scaled).to(torch.int8)
+    return torch.cat((_f16_bytes(scale), codes.view(torch.uint8)), dim=1)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    """uint8 (n_blocks, 18) of float32 (n_blocks, 32)."""
+    at = blocks.abs().argmax(1, keepdim=True)
+    scale = blocks.gather(1, at) / -8
+    codes = (blocks * _inverse(scale) + 8.5).to(torch.uint8).clamp_(max=15)
+    low, high = codes.chunk(2, dim=1)
+    return torch.cat((_f16_bytes(scale), low | high << 4), dim=1)
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    return torch.where(scale == 0, 0.0, scale.reciprocal())
+
+
+def _f16_bytes(scale: Tensor) -> Tensor:
+    """uint8 (n_blocks, 2) of float32 (n_blocks, 1)."""
+    return scale.to(torch.float16).view(torch.uint8)
+
+
+WRITERS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {Kind.Q8_0: _q8_0, Kind.Q4_0: _q4_0}
+)
+"""float32 (n_blocks, block_size) -> uint8 (n_blocks, type_size), by GGML type number."""

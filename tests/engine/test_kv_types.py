@@ -1,0 +1,190 @@
+"""Keys and values in each KV type: what is held, how close it stays, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import quants
+from gguf.constants import GGMLQuantizationType
+
+from engine import EngineError, LoadParams, Planner, load_model
+from engine.cache import LayerCache
+from engine.config import KV_TYPES
+from engine.layers.state import KVState
+from engine.parallel.ranges import Ranges
+from tests.helpers.answers import ask
+from tests.helpers.golden import golden_logits, golden_path, nmse
+from tests.helpers.tiny_gguf import tiny_gguf
+
+SPLITS = [[1], [1, 1], [3, 1]]
+BYTES = {"f32": 32 * 4, "f16": 32 * 2, "bf16": 32 * 2, "q8_0": 34, "q4_0": 18}  # of 32 elements
+BLOCKS = [kv_type for kv_type in KV_TYPES if kv_type.startswith("q")]
+TRAINED = "bitllama-3M-F16"
+LATENT = "deepseek3-mla-q4_k_m"
+
+
+def layer_cache(kv_type: str, *, v_in_k: bool = False, n_ctx: int = 24) -> LayerCache:
+    """Of four query heads on two key-value heads, keys of 64 elements and values of 32."""
+    heads, kv_heads = Ranges(((0, 4),), 4), Ranges(((0, 2),), 2)
+    state = KVState(heads, kv_heads, 64, 32, v_in_k=v_in_k)
+    cache = LayerCache(state, 0, n_ctx, kv_type, torch.device("cpu"))
+    assert cache.n_bytes == state.n_bytes(0, n_ctx, kv_type)
+    return cache
+
+
+def rows(n: int, width: int) -> torch.Tensor:
+    return torch.randn(n, 2, width, generator=torch.Generator().manual_seed(width))
+
+
+@pytest.mark.parametrize("kv_type", BLOCKS)
+@pytest.mark.parametrize("v_in_k", [False, True])
+def test_rows_are_the_blocks_of_the_gguf_package(kv_type: str, v_in_k: bool) -> None:
+    cache, kind = layer_cache(kv_type, v_in_k=v_in_k), GGMLQuantizationType[kv_type.upper()]
+    k, v = rows(9, 64), rows(9, 32)
+    cache.write(k[:5], None if v_in_k else v[:5], 0)
+    cache.write(k[5:], None if v_in_k else v[5:], 5)
+    held = {"k": (cache.k, k), "v": (cache.v, k[..., :32] if v_in_k else v)}
+    for raw, numbers in held.values():
+        wanted = quants.quantize(numbers.transpose(0, 1).contiguous().numpy(), kind)
+        assert raw.dtype == torch.uint8
+        assert raw.shape == (2, 24, wanted.shape[-1])
+        assert np.array_equal(raw[:, :9].numpy(), wanted)
+        assert not raw[:, 9:].any()
+    for (raw, _), read in zip(held.values(), cache.read(2, 9), strict=True):
+        wanted = quants.dequantize(raw[:, 2:9].contiguous().numpy(), kind)
+        assert np.array_equal(read.numpy(), wanted)
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_what_is_read_is_what_was_written(kv_type: str) -> None:
+    """Up to a part of the largest of 32 numbers.
+
+    Of blocks it is half a step (at an end of Q4_0's range a whole one) and the scale's rounding.
+    """
+    step = {
+        "f32": 0.0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 1 / 254 + 2**-11, "q4_0": 1 / 8 + 2**-11,
+    }[kv_type]  # fmt: skip
+    cache, k, v = layer_cache(kv_type), rows(9, 64), rows(9, 32)
+    cache.write(k, v, 3)
+    for read, wrote in zip(cache.read(3, 12), (k, v), strict=True):
+        largest = wrote.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True)
+        error = (read.transpose(0, 1) - wrote).unflatten(-1, (-1, 32)).abs()
+        assert (error <= 1.001 * step * largest).all()
+
+
+@pytest.mark.parametrize("split", [*SPLITS, [2, 0, 1]], ids=str)
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+def test_a_plan_is_what_is_held(tmp_path: Path, split: list[int], kv_type: str, mode: str) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", n_layer=3, n_head_kv=2, n_head=4, head_dim=64)
+    devices = ["cpu"] * len(split)
+    with load_model(path, devices, split, split_mode=mode, kv_type=kv_type, n_ctx=100) as model:
+        model.logits([1, 2, 3])
+        held = [rank.context.cache.n_bytes for rank in model.runtime.ranks]
+        assert held == [memory.predicted.kv for memory in model.memory()]
+        assert held == [memory.measured.kv for memory in model.memory()]
+    assert sum(held) == 3 * 100 * 2 * 2 * 2 * BYTES[kv_type]
+
+
+@pytest.mark.parametrize("kv_type", BLOCKS)
+def test_latents_are_held_once(kv_type: str) -> None:
+    """Keys of 96 elements, whose first 64 are the values, on every rank with heads."""
+    path, ids = model_path(LATENT), golden_logits(LATENT)[0]
+    with load_model(path, ["cpu"] * 2, [3, 1], kv_type=kv_type, n_ctx=128) as model:
+        model.logits(ids)
+        held = [memory.measured.kv for memory in model.memory()]
+        assert held == [memory.predicted.kv for memory in model.memory()]
+        assert held == [2 * 128 * 3 * BYTES[kv_type]] * 2
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "kv_type", "error", "loss"),
+    [  # NMSE of logits and relative change of perplexity: about twice what was measured
+        (TRAINED, "q8_0", 2.5e-6, 0.0002),
+        (TRAINED, "q4_0", 6e-4, 0.001),
+        (LATENT, "q8_0", 3e-4, 0.015),
+        (LATENT, "q4_0", 8e-2, 0.2),
+    ],
+)
+def test_answers_stay_close_to_those_of_an_exact_cache(
+    name: str, kv_type: str, error: float, loss: float, split: list[int]
+) -> None:
+    """A trained model's perplexity on a story changes by less than 0.02 % and 0.1 %.
+
+    The weights of the other one are random, and its logits the more sensitive.
+    """
+    ids, path = story() if name == TRAINED else golden_logits(name)[0], model_path(name)
+    with load_model(path, kv_type="f32", n_ctx=len(ids)) as model:
+        exact = model.logits(ids)
+    devices = ["cpu"] * len(split)
+    with load_model(path, devices, split, kv_type=kv_type, n_ctx=len(ids)) as model:
+        logits = model.logits(ids)
+    assert 0 < nmse(logits, exact) < error
+    assert abs(np.exp(nll(logits, ids) - nll(exact, ids)) - 1) < loss
+
+
+def model_path(name: str) -> Path:
+    return golden_path(*["trained"] * (name == TRAINED), f"{name}.gguf")
+
+
+def story() -> list[int]:
+    text = golden_path("trained", "goldens.json").read_text(encoding="utf-8")
+    ids: list[int] = json.loads(text)["models"]["bitllama-3M"]["text_ids"]
+    return ids
+
+
+def nll(logits: Any, ids: list[int]) -> float:
+    """Mean -log p of each token after the first."""
+    p = torch.from_numpy(logits[:-1]).double().log_softmax(-1)
+    return -float(p[range(len(ids) - 1), ids[1:]].mean())
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("kv_type", BLOCKS)
+def test_what_is_drawn_in_steps_is_what_one_pass_would_draw(
+    tmp_path: Path, kv_type: str, split: list[int]
+) -> None:
+    """Prompt in batches, then token by token; all of them meet rounded keys and values."""
+    path, prompt = tiny_gguf(tmp_path / "m.gguf", head_dim=32), [5, 9, 33, 17, 8, 40, 21]
+    devices = ["cpu"] * len(split)
+    with load_model(path, devices, split, kv_type=kv_type, n_ctx=32, n_batch=3) as model:
+        drawn, _ = ask(model, prompt, 12)
+        whole = model.logits(prompt + drawn)[len(prompt) - 1 : -1]
+    assert drawn == whole.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("kv_type", BLOCKS)
+@pytest.mark.parametrize(
+    ("head_dim_k", "head_dim_v", "problem"),
+    [(80, 64, "keys have 80 elements"), (64, 80, "values have 80 elements"), (32, 32, "")],
+)
+def test_heads_of_broken_blocks_are_refused(
+    kv_type: str, head_dim_k: int, head_dim_v: int, problem: str
+) -> None:
+    one = Ranges(((0, 1),), 1)
+    state = KVState(one, one, head_dim_k, head_dim_v, v_in_k=head_dim_v < head_dim_k)
+    for harmless in ("f32", "f16", "bf16"):
+        state.check_type(harmless)
+    if not problem:
+        state.check_type(kv_type)
+        return
+    sentence = f"{problem}, but .* in {kv_type.upper()} .* of 32"
+    with pytest.raises(EngineError, match=sentence) as refused:
+        state.check_type(kv_type)
+    assert refused.value.hint == "Choose the KV type f16."
+
+
+@pytest.mark.parametrize("kv_type", BLOCKS)
+def test_a_refusal_comes_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_type: str
+) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", head_dim=24)
+    monkeypatch.setattr("engine.runtime.load_rank", lambda *args: pytest.fail("read"))
+    with pytest.raises(EngineError, match="keys have 24 elements"):
+        load_model(path, ["cpu"] * 2, kv_type=kv_type)
+    with pytest.raises(EngineError, match="keys have 24 elements"):
+        Planner(path).plan(LoadParams(str(path), kv_type=kv_type))
