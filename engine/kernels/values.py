@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,6 +105,10 @@ class Value:
         """Whether both are the same."""
         return self._compare("==", other)
 
+    def differs(self, other: Value | float) -> Value:
+        """Whether they are not the same; false where one is NaN."""
+        return self._compare("!=", other)
+
     def to(self, kind: Any, *, signed: bool = True) -> Value:
         """The same number as another kind: other integers, other floats, or one for the other.
 
@@ -175,7 +179,7 @@ class Code:
             return Value(self, ir.Constant(kind, [number] * kind.count))
         return Value(self, ir.Constant(kind, number))
 
-    def table(self, kind: Any, numbers: Sequence[float]) -> Value:
+    def table(self, kind: Any, numbers: Iterable[float]) -> Value:
         """A vector of these numbers."""
         return Value(self, ir.Constant(kind, list(numbers)))
 
@@ -202,6 +206,25 @@ class Code:
     def store(self, value: Value, address: Value) -> None:
         """Write to an address, aligned or not."""
         self.builder.store(value.raw, self._pointer(address, value.kind)).align = 1
+
+    def load_part(self, address: Value, kind: Any, n: Value) -> Value:
+        """The first n elements of a vector at an address, then zeros; nothing beyond is touched."""
+        place, align = self._pointer_value(address, kind), self.constant(I32, 1)
+        mask, others = self.first(n, kind.count), self.constant(kind, 0)
+        return self.call(f"llvm.masked.load.{suffix(kind)}.p0", kind, place, align, mask, others)
+
+    def store_part(self, value: Value, address: Value, n: Value) -> None:
+        """Write the first n elements of a vector."""
+        place, align = self._pointer_value(address, value.kind), self.constant(I32, 1)
+        name = f"llvm.masked.store.{suffix(value.kind)}.p0"
+        self.call(name, VOID, value, place, align, self.first(n, value.kind.count))
+
+    def first(self, n: Value, count: int = LANES) -> Value:
+        """A vector of truth values, true for its first n."""
+        return self.table(vector(I32, count), range(count)) < self.spread(n.to(I32), count)
+
+    def _pointer_value(self, address: Value, kind: Any) -> Value:
+        return Value(self, self._pointer(address, kind))
 
     def _pointer(self, address: Value, kind: Any) -> Any:
         return self.builder.inttoptr(address.raw, kind.as_pointer())
@@ -233,7 +256,7 @@ class Code:
         self.call("llvm.prefetch.p0", VOID, self._bytes_at(address), *map(self._flag, (0, 0, 1)))
 
     def _bytes_at(self, address: Value) -> Value:
-        return Value(self, self._pointer(address, I8))
+        return self._pointer_value(address, I8)
 
     def _flag(self, number: int) -> Value:
         return self.constant(I32, number)

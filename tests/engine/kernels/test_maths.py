@@ -1,0 +1,65 @@
+"""exp and tanh of the kernels against F64, over all of F32."""
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from engine.kernels import jit, maths
+from engine.kernels.isa import Isa, supported
+from engine.kernels.lanes import each
+from engine.kernels.values import function
+
+FUNCTIONS = {"exp": maths.exp, "tanh": maths.tanh}
+Floats = NDArray[np.float32]
+
+
+def build(module: ir.Module) -> None:
+    for name in FUNCTIONS:
+        add(module, name)
+
+
+def add(module: ir.Module, name: str) -> None:
+    """`name(x, n, out)`"""
+    code, (x, n, out) = function(module, name, 3)
+    each(code, n, lambda lanes: lanes.store(FUNCTIONS[name](code, lanes.load(x)), out))
+    code.builder.ret_void()
+
+
+def computed(isa: Isa, name: str) -> Callable[[Floats], Floats]:
+    address = jit.addresses("test-maths", isa, FUNCTIONS, build)[name]
+    kernel = ctypes.CFUNCTYPE(None, *3 * [ctypes.c_int64])(address)
+
+    def compute(x: Floats) -> Floats:
+        out = np.empty_like(x)
+        kernel(x.ctypes.data, len(x), out.ctypes.data)
+        return out
+
+    return compute
+
+
+@pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
+def test_exp_is_exact_to_2e_7_and_right_at_the_ends(isa: Isa) -> None:
+    exp = computed(isa, "exp")
+    x = np.linspace(-87, 88.5, 1_000_003).astype(np.float32)
+    true = np.exp(x.astype(np.float64))
+    assert np.abs(exp(x) / true - 1).max() <= 2e-7
+    least = np.float32(2.0**-149)
+    tiny = np.linspace(-110, -87, 10_001).astype(np.float32)
+    assert np.abs(exp(tiny) - np.exp(tiny.astype(np.float64))).max() <= least
+    ends = np.array([0, -0.0, 89, 1e30, np.inf, -104.5, -1e30, -np.inf, np.nan], np.float32)
+    expected = np.array([1, 1, np.inf, np.inf, np.inf, 0, 0, 0, np.nan], np.float32)
+    np.testing.assert_array_equal(exp(ends), expected)
+
+
+@pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
+def test_tanh_is_exact_to_2e_7_and_right_at_the_ends(isa: Isa) -> None:
+    tanh = computed(isa, "tanh")
+    x = np.concatenate([np.linspace(-12, 12, 1_000_003), np.geomspace(1e-37, 1, 10_001)])
+    x = x.astype(np.float32)[x != 0]
+    assert np.abs(tanh(x) / np.tanh(x.astype(np.float64)) - 1).max() <= 2e-7
+    ends = np.array([0, 50, -50, np.inf, -np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(tanh(ends), np.tanh(ends))

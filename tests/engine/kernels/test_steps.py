@@ -1,0 +1,145 @@
+"""Norms, activations and rotation by kernels against the reference, on every processor kind."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kernels import fastcall
+from engine.kernels.isa import supported
+from engine.kernels.steps import Steps
+from engine.kernels.team import Team
+from engine.layers.ffn import Activation
+from engine.ops.reference import ReferenceOps
+
+REFERENCE = ReferenceOps()
+
+
+@pytest.fixture(scope="module", params=supported(), ids=lambda isa: isa.name)
+def steps(request: pytest.FixtureRequest) -> Steps:
+    return Steps(Team(2), request.param)
+
+
+def rows(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3 + 0.5
+
+
+SHAPES = [(1, 1), (1, 7), (3, 16), (2, 100), (5, 2048), (3, 4, 64), (2, 3, 80), (40, 2050), (0, 64)]
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "has", ["", "weight", "weight, bias", "bias", "weight, bias per head"]
+)
+def test_norms(steps: Steps, norm: str, shape: tuple[int, ...], has: str) -> None:
+    x = rows(1, *shape)
+    inner = shape[1:] if "head" in has and len(shape) == 3 else shape[-1:]
+    weight = rows(2, *inner) if "weight" in has else None
+    bias = rows(3, *inner) if "bias" in has else None
+    found = getattr(steps, norm)(x, weight, bias, 1e-5)
+    exact = getattr(REFERENCE, norm)(
+        x.double(), *(None if t is None else t.double() for t in (weight, bias)), 1e-5
+    )
+    torch.testing.assert_close(found, exact.float(), rtol=2e-6, atol=2e-6)
+
+
+def test_rows_with_gaps_between(steps: Steps) -> None:
+    """As they come from a matrix that makes queries, keys and values at once."""
+    whole = rows(1, 6, 300)
+    for x in (whole[:, 20:120], whole[:, 50:242].unflatten(1, (3, 64))):
+        found = steps.rms_norm(x, None, None, 1e-6)
+        assert found is not None
+        assert found.is_contiguous()
+        torch.testing.assert_close(found, REFERENCE.rms_norm(x, None, None, 1e-6))
+    gate, up = whole[:, :150], whole[:, 150:]
+    found = steps.gated("silu", 0.0, gate, up)
+    torch.testing.assert_close(found, REFERENCE.gated(Activation("silu"), gate, up))
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2", "oai"])
+@pytest.mark.parametrize("limit", [0.0, 2.5])
+@pytest.mark.parametrize(
+    "shape", [(1,), (3, 17), (1, 8192), (2, 5000), (2, 3, 33), (0, 4)], ids=str
+)
+def test_activations(steps: Steps, kind: Any, limit: float, shape: tuple[int, ...]) -> None:
+    act = Activation(kind, limit)
+    gate, up = rows(4, *shape) * 3, rows(5, *shape) * 2
+    exact = REFERENCE.gated(act, gate.double(), up.double()).float()
+    found = steps.gated(act.kind, act.limit, gate, up)
+    torch.testing.assert_close(found, exact, rtol=3e-6, atol=1e-6)
+    if act.kind != "oai":
+        exact = REFERENCE.activate(act, gate.double()).float()
+        found = steps.gated(act.kind, act.limit, gate, None)
+        torch.testing.assert_close(found, exact, rtol=3e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2"])
+def test_activations_of_extreme_numbers(steps: Steps, kind: Any) -> None:
+    x = torch.tensor([0, -0.0, 1e-40, 88, -88, 200, -200, 1e18, -1e18, torch.inf, torch.nan])
+    found = steps.gated(kind, 0.0, x, None)
+    torch.testing.assert_close(
+        found, REFERENCE.activate(Activation(kind), x), equal_nan=True, rtol=1e-6, atol=1e-30
+    )
+
+
+@pytest.mark.parametrize("style", ["norm", "neox"])
+@pytest.mark.parametrize(("head_dim", "n_rot"), [(64, 64), (128, 32), (80, 80), (30, 22), (9, 2)])
+@pytest.mark.parametrize("n_tokens", [1, 3, 70])
+def test_rope(steps: Steps, style: str, head_dim: int, n_rot: int, n_tokens: int) -> None:
+    x = rows(6, n_tokens, 5 * head_dim + 3)[:, 1:-2].unflatten(1, (5, head_dim))
+    angles = rows(7, n_tokens, 1, n_rot // 2)
+    found = steps.rope(x, angles.cos(), angles.sin(), style)
+    assert found is not None
+    torch.testing.assert_close(found, REFERENCE.rope(x, angles.cos(), angles.sin(), style))
+    assert torch.equal(found[..., n_rot:], x[..., n_rot:])
+
+
+def test_results_do_not_depend_on_threads_and_other_tokens(steps: Steps) -> None:
+    x, w, angles = rows(8, 300, 4, 96), rows(9, 96), rows(10, 300, 1, 48)
+
+    def results(team: Team, x: Tensor, angles: Tensor) -> list[Tensor | None]:
+        mine = Steps(team, steps.isa)
+        return [
+            mine.rms_norm(x, w, w, 1e-5),
+            mine.layer_norm(x, w, w, 1e-5),
+            mine.gated("gelu", 0.0, x, x),
+            mine.rope(x, angles.cos(), angles.sin(), "norm"),
+        ]
+
+    one, three = (results(Team(n), x, angles) for n in (1, 3))
+    single = results(Team(1), x[7:8], angles[7:8])
+    for a, b, c in zip(one, three, single, strict=True):
+        assert a is not None
+        assert b is not None
+        assert c is not None
+        assert torch.equal(a, b)
+        assert torch.equal(a[7:8], c)
+
+
+def test_what_kernels_cannot_read_is_left_to_others() -> None:
+    steps, x = Steps(Team(1)), rows(1, 4, 64)
+    assert steps.rms_norm(x.double(), None, None, 1e-5) is None
+    assert steps.rms_norm(x.T, None, None, 1e-5) is None
+    assert steps.rms_norm(x, rows(2, 63), None, 1e-5) is None
+    assert steps.rms_norm(x, rows(2, 4, 64), None, 1e-5) is None
+    assert steps.rms_norm(x, rows(2, 64), rows(2, 64).double(), 1e-5) is None
+    assert steps.rms_norm(x, None, rows(2, 128)[::2], 1e-5) is None
+    assert steps.gated("silu", 0.0, x, x[:3]) is None
+    assert steps.gated("silu", 0.0, x.T, x.T) is None
+    assert steps.gated("swish", 0.0, x, x) is None
+    heads, angles = x.reshape(4, 2, 32), rows(3, 4, 1, 16)
+    assert steps.rope(heads, angles, angles, "norm") is not None
+    assert steps.rope(heads, angles[:3], angles[:3], "norm") is None
+    assert steps.rope(heads, rows(3, 4, 1, 17), rows(3, 4, 1, 17), "norm") is None
+    assert steps.rope(x, angles, angles, "norm") is None
+
+
+def test_a_kernel_refuses_what_is_no_64_bit_integer() -> None:
+    touched = fastcall.bind(0, 2, holds_gil=True)
+    for arguments in ((1,), (1, 2, 3), ("1", 2), (1.0, 2)):
+        with pytest.raises(TypeError):
+            touched(*arguments)
+    with pytest.raises(OverflowError):
+        touched(1, 1 << 63)
