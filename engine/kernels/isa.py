@@ -17,7 +17,8 @@ from llvmlite import binding as llvm
 from engine.errors import EngineError
 from engine.kernels.values import F16, F32, I1, I8, I16, I32, INTS, LANES, LINE, Code, Value, vector
 
-EVERY_FOURTH = [range(part, 4 * LANES, 4) for part in range(4)]
+LARGEST_X = 127
+"""Activations are -127 … 127."""
 
 
 class Isa:
@@ -25,37 +26,73 @@ class Isa:
 
     Attributes:
         name: for `TANDEM_CPU`.
-        cpu: LLVM's name of a processor, for what it may use; "" for the one it runs on.
+        cpu: LLVM's name of what it may use; "" for what all processors of the family have.
         features: what LLVM shall use beyond or without, in its own words.
+        needs: what LLVM must find in a processor: all that it may use.
         signed_bytes: weights of eight bits are multiplied as signed numbers; else as unsigned ones.
         n_tokens: how many tokens a matrix is multiplied with at once at most, a power of two; what
             the registers hold.
+        part: bytes of a register.
     """
 
     name: ClassVar[str] = "generic"
     cpu: ClassVar[str] = ""
     features: ClassVar[str] = ""
-    signed_bytes: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ()
+    signed_bytes: ClassVar[bool] = False
     n_tokens: ClassVar[int] = 4
+    part: ClassVar[int] = 16
 
-    def dot(self, code: Code, total: Value, weights: Value, x: Value, *, small: bool) -> Value:
-        """total (16 × i32) += four bytes of weights times four signed bytes of x, for each row.
+    def dots(
+        self, code: Code, lines: Sequence[Value], x: Sequence[Sequence[Value]], largest: int
+    ) -> list[Value]:
+        """Sums of lines of weights times activations: for each token 16 × i32, one for each row.
 
         Args:
-            weights, x: 64 bytes.
-            small: weights are at most 63; else they are as `signed_bytes` says.
+            lines: 64 bytes each, four of every row.
+            x: for each token what the lines are multiplied with: i32 of four signed bytes.
+            largest: weights are 0 … largest; if it is negative, they are signed, up to -largest.
         """
-        products = weights.to(vector(I16, 64), signed=not small) * x.to(vector(I16, 64))
-        for part in EVERY_FOURTH:
-            total = total + products.pick(part).to(INTS)
+        zero = code.constant(vector(I32, self.part // 4), 0)
+        totals = [[zero] * len(self._parts) for _ in x]
+        for number, line in enumerate(lines):
+            weights = [line.pick(part) for part in self._parts]
+            for token, numbers in enumerate(x):
+                spread = code.spread(numbers[number], self.part // 4)
+                totals[token] = [
+                    self._add(code, total, part, spread)
+                    for total, part in zip(totals[token], weights, strict=True)
+                ]
+        return [joined(total) for total in totals]
+
+    @property
+    def _parts(self) -> list[range]:
+        """Which bytes of a line go to which register."""
+        return [range(n, n + self.part) for n in range(0, 4 * LANES, self.part)]
+
+    def _add(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
+        """A register's total plus its weights times activations, which are as long as the total.
+
+        Bytes 0 and 2 of each row first, then 1 and 3, so that the sum of two products is in place.
+        """
+        kind = vector(I16, self.part // 2)
+        w, v = weights.bits(kind), x.bits(kind)
+        for weight, number in ((w & 255, v << 8), (w >> 8, v)):
+            number = Value(code, code.builder.ashr(number.raw, code.constant(kind, 8).raw))
+            wide = vector(I32, self.part // 2)
+            products = weight.to(wide) * number.to(wide)
+            even, odd = (range(n, self.part // 2, 2) for n in range(2))
+            total = total + (products.pick(even) + products.pick(odd))
         return total
 
     def lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
         """For each of 64 bytes below 16, the entry of a table of 16 bytes."""
-        found = code.constant(LINE, table[0])
-        for index, entry in enumerate(table[1:], 1):
-            found = code.where(indices.equals(index), code.constant(LINE, entry), found)
-        return found
+        zero, entries = code.constant(LINE, 0), [code.constant(LINE, entry) for entry in table]
+        for bit in (1, 2, 4, 8):
+            is_set = code.where((indices & bit).equals(0), zero, zero ^ -1)
+            pairs = zip(entries[::2], entries[1::2], strict=True)
+            entries = [((even ^ odd) & is_set) ^ even for even, odd in pairs]
+        return entries[0]
 
     def halves(self, code: Code, bits: Value) -> Value:
         """F16 numbers (as i16) as F32, by the exponent's own arithmetic; infinities excepted."""
@@ -65,31 +102,81 @@ class Isa:
         return (size.bits(wide.kind) | ((wide & 0x8000) << 16)).bits(kind)
 
 
-class Avx2(Isa):
+class Sse4(Isa):
     """Pairs of bytes are multiplied and added in 16 bits, which may not overflow."""
+
+    name = "sse4"
+    cpu = "x86-64-v2"
+    needs: ClassVar[tuple[str, ...]] = ("ssse3", "sse4.1", "sse4.2", "popcnt", "cx16", "sahf")
+    signed_bytes = True
+
+    sign: ClassVar[str] = "llvm.x86.ssse3.psign.b.128"
+    add_pairs: ClassVar[str] = "llvm.x86.ssse3.pmadd.ub.sw.128"
+    widen: ClassVar[str] = "llvm.x86.sse2.pmadd.wd"
+    shuffle: ClassVar[str] = "llvm.x86.ssse3.pshuf.b.128"
+
+    def dots(
+        self, code: Code, lines: Sequence[Value], x: Sequence[Sequence[Value]], largest: int
+    ) -> list[Value]:
+        n_fit = 32767 // (2 * LARGEST_X * abs(largest))  # lines whose sums fit in 16 bits
+        groups = [
+            self._short_dots(
+                code, lines[n : n + n_fit], [numbers[n : n + n_fit] for numbers in x], largest < 0
+            )
+            for n in range(0, len(lines), n_fit)
+        ]
+        ones = code.constant(vector(I16, self.part // 2), 1)
+        results = []
+        for token in range(len(x)):
+            total = code.constant(INTS, 0)
+            for group in groups:
+                kind = vector(I32, self.part // 4)
+                sums = [code.call(self.widen, kind, pairs, ones) for pairs in group[token]]
+                total = total + joined(sums)
+            results.append(total)
+        return results
+
+    def _short_dots(
+        self, code: Code, lines: Sequence[Value], x: Sequence[Sequence[Value]], is_signed: bool
+    ) -> list[list[Value]]:
+        """For each token and register the sums of even and odd bytes, in 16 bits."""
+        zero = code.constant(vector(I16, self.part // 2), 0)
+        totals = [[zero] * len(self._parts) for _ in x]
+        for number, line in enumerate(lines):
+            for n, part in enumerate(self._parts):
+                weights = size = line.pick(part)
+                if is_signed:  # |w| ≤ 128 is unsigned; its sign moves to x
+                    yes = code.constant(I1, 0)
+                    size = code.call(f"llvm.abs.v{self.part}i8", weights.kind, weights, yes)
+                for token, numbers in enumerate(x):
+                    v = code.spread(numbers[number], self.part // 4).bits(weights.kind)
+                    if is_signed:
+                        v = code.call(self.sign, v.kind, v, weights)
+                    pairs = code.call(self.add_pairs, zero.kind, size, v)
+                    totals[token][n] = totals[token][n] + pairs
+        return totals
+
+    def lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
+        entries = code.table(vector(I8, self.part), list(table) * (self.part // 16))
+        found = [
+            code.call(self.shuffle, entries.kind, entries, indices.pick(part))
+            for part in self._parts
+        ]
+        return joined(found)
+
+
+class Avx2(Sse4):
+    """The same in registers of 32 bytes."""
 
     name = "avx2"
     cpu = "x86-64-v3"
+    needs = (*Sse4.needs, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
+    part = 32
 
-    def dot(self, code: Code, total: Value, weights: Value, x: Value, *, small: bool) -> Value:
-        parts = []
-        for half in (range(32), range(32, 64)):
-            w, v = weights.pick(half), x.pick(half)
-            if not small:  # |w| ≤ 128 is unsigned; its sign moves to x
-                v = code.call("llvm.x86.avx2.psign.b", v.kind, v, w)
-                w = code.call("llvm.abs.v32i8", w.kind, w, code.constant(I1, 0))
-            pairs = code.call("llvm.x86.avx2.pmadd.ub.sw", vector(I16, 16), w, v)
-            ones = code.constant(vector(I16, 16), 1)
-            parts.append(code.call("llvm.x86.avx2.pmadd.wd", vector(I32, 8), pairs, ones))
-        return total + parts[0].pick(range(16), parts[1])
-
-    def lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
-        both = code.table(vector(I8, 32), [*table, *table])
-        parts = [
-            code.call("llvm.x86.avx2.pshuf.b", both.kind, both, indices.pick(half))
-            for half in (range(32), range(32, 64))
-        ]
-        return parts[0].pick(range(64), parts[1])
+    sign = "llvm.x86.avx2.psign.b"
+    add_pairs = "llvm.x86.avx2.pmadd.ub.sw"
+    widen = "llvm.x86.avx2.pmadd.wd"
+    shuffle = "llvm.x86.avx2.pshuf.b"
 
     def halves(self, code: Code, bits: Value) -> Value:
         n = bits.kind.count
@@ -100,33 +187,31 @@ class AvxVnni(Avx2):
     """Four bytes are multiplied and added in 32 bits at once, for eight rows."""
 
     name = "avxvnni"
-    cpu = "alderlake"
+    features = "+avxvnni"
+    needs = (*Avx2.needs, "avxvnni")
     signed_bytes = False
+    dots = Isa.dots
 
-    def dot(self, code: Code, total: Value, weights: Value, x: Value, *, small: bool) -> Value:
-        parts = []
-        for lanes in (range(8), range(8, 16)):
-            values = [v.bits(INTS).pick(lanes) for v in (total, weights, x)]
-            parts.append(code.call("llvm.x86.avx512.vpdpbusd.256", values[0].kind, *values))
-        return parts[0].pick(range(16), parts[1])
+    instruction: ClassVar[str] = "llvm.x86.avx512.vpdpbusd.256"
+
+    def _add(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
+        return code.call(self.instruction, total.kind, total, weights.bits(total.kind), x)
 
 
-class Avx512(Avx2):
+class Avx512(AvxVnni):
     """The same for sixteen rows."""
 
     name = "avx512"
-    features = "-prefer-256-bit"
-    signed_bytes = False
+    cpu = "x86-64-v4"
+    features = "+avx512vnni,-prefer-256-bit"
+    needs = (
+        *Avx2.needs, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni",
+    )  # fmt: skip
     n_tokens = 8
-    cpu = "cascadelake"
+    part = 64
 
-    def dot(self, code: Code, total: Value, weights: Value, x: Value, *, small: bool) -> Value:
-        values = [v.bits(INTS) for v in (total, weights, x)]
-        return code.call("llvm.x86.avx512.vpdpbusd.512", INTS, *values)
-
-    def lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
-        all_lanes = code.table(LINE, [*table] * 4)
-        return code.call("llvm.x86.avx512.pshuf.b.512", LINE, all_lanes, indices)
+    instruction = "llvm.x86.avx512.vpdpbusd.512"
+    shuffle = "llvm.x86.avx512.pshuf.b.512"
 
 
 class Neon(Isa):
@@ -134,42 +219,35 @@ class Neon(Isa):
 
     name = "neon"
     features = "+neon,+dotprod"
+    needs = ("dotprod",)
+    signed_bytes = True
 
-    def dot(self, code: Code, total: Value, weights: Value, x: Value, *, small: bool) -> Value:
-        parts = []
-        for first in range(0, LANES, 4):
-            part = range(4 * first, 4 * first + 16)
-            sums = total.pick(range(first, first + 4))
-            both = weights.pick(part), x.pick(part)
-            parts.append(code.call("llvm.aarch64.neon.sdot.v4i32.v16i8", sums.kind, sums, *both))
-        halves = [parts[n].pick(range(8), parts[n + 1]) for n in (0, 2)]
-        return halves[0].pick(range(16), halves[1])
+    def _add(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
+        name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+        return code.call(name, total.kind, total, weights, x.bits(weights.kind))
 
     def lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
         entries = code.table(vector(I8, 16), table)
-        parts = [
-            code.call("llvm.aarch64.neon.tbl1.v16i8", entries.kind, entries, indices.pick(part))
-            for part in (range(n, n + 16) for n in range(0, 64, 16))
-        ]
-        halves = [parts[n].pick(range(32), parts[n + 1]) for n in (0, 2)]
-        return halves[0].pick(range(64), halves[1])
+        name = "llvm.aarch64.neon.tbl1.v16i8"
+        return joined(
+            [code.call(name, entries.kind, entries, indices.pick(part)) for part in self._parts]
+        )
 
     def halves(self, code: Code, bits: Value) -> Value:
         n = bits.kind.count
         return bits.bits(vector(F16, n)).to(vector(F32, n))
 
 
-ISAS: tuple[type[Isa], ...] = (Avx512, AvxVnni, Avx2, Neon, Isa)
-"""Best first."""
+def joined(parts: Sequence[Value]) -> Value:
+    """Vectors one behind the other; 1, 2 or 4 of them."""
+    while len(parts) > 1:
+        n = parts[0].kind.count
+        parts = [parts[i].pick(range(2 * n), parts[i + 1]) for i in range(0, len(parts), 2)]
+    return parts[0]
 
-NEEDS = {
-    "avx512": ("avx512vnni", "avx512vl", "avx512bw"),
-    "avxvnni": ("avxvnni",),
-    "avx2": ("avx2", "fma", "f16c"),
-    "neon": ("dotprod",),
-    "generic": (),
-}
-"""What LLVM must find in a processor."""
+
+ISAS: tuple[type[Isa], ...] = (Avx512, AvxVnni, Avx2, Sse4, Neon, Isa)
+"""Best first."""
 
 
 def supported() -> tuple[Isa, ...]:
@@ -177,7 +255,7 @@ def supported() -> tuple[Isa, ...]:
     found = llvm.get_host_cpu_features()
     if platform.machine().lower() in ("arm64", "aarch64") and platform.system() == "Darwin":
         found["dotprod"] = True  # all of Apple's have it; older LLVM do not say
-    return tuple(kind() for kind in ISAS if all(found.get(need) for need in NEEDS[kind.name]))
+    return tuple(kind() for kind in ISAS if all(found.get(need) for need in kind.needs))
 
 
 @cache

@@ -22,6 +22,13 @@ TOKEN_BYTES = BLOCK + 4 + 4 + 8
 
 LARGEST = 127
 
+TINY = 2.0**-100
+"""Blocks of smaller numbers count as zeros; 127 divided by them might be infinite."""
+
+ROUNDER, ROUNDER_BITS = 1.5 * 2.0**23, 0x4B400000
+"""A float whose last bit counts 1, and its bits: adding it rounds to the nearest, ties to even, and
+leaves the whole number in the low bits, on all processors alike."""
+
 
 @dataclass(frozen=True, slots=True)
 class Panel:
@@ -105,11 +112,12 @@ def _add_token(module: ir.Module, isa: Isa) -> None:
         at, row = panel + index * n * TOKEN_BYTES, x + index * (4 * BLOCK)
         halves = [code.load(row + 64 * h, FLOATS) for h in range(2)]
         size = code.reduced("max", code.largest(*(code.unary("fabs", half) for half in halves)))
-        inverse = code.where(size.equals(0.0), size, code.constant(F32, float(LARGEST)) / size)
-        scale = size * (1 / LARGEST)
+        inverse = code.constant(F32, float(LARGEST)) / size
+        inverse = code.where(size < TINY, code.constant(F32, 0.0), inverse)
+        scale = size * (1 / LARGEST) + (size - size)  # NaN where the largest is infinite
         sums = []
         for h, half in enumerate(halves):
-            numbers = code.unary("rint", half * code.spread(inverse)).to(INTS)
+            numbers = (half * code.spread(inverse) + ROUNDER).bits(INTS) - ROUNDER_BITS
             code.store(numbers.to(vector(I8)), at + t * BLOCK + 16 * h)
             sums.append(code.reduced("add", numbers).to(F32) * scale)
             code.store(sums[h], at + n * (BLOCK + 8) + t * 8 + 4 * h)

@@ -106,16 +106,28 @@ class Reader:
         return result
 
     def _looked_up(self, line: Value) -> Value:
-        shift = 0 if self.isa.signed_bytes else 128
-        table = [value + shift for value in self.layout.table]
+        table = [value + self.zero for value in self.layout.table]
         table = [value - 256 if value > 127 else value for value in table]
         return self.isa.lookup(self.code, table, line.bits(LINE)).bits(INTS)
 
     @property
     def zero(self) -> int:
         """What must be taken off the lines' numbers."""
-        is_shifted = bool(self.layout.table) or self.layout.low == 8
-        return 128 if is_shifted and not self.isa.signed_bytes else self.layout.zero
+        if self.isa.signed_bytes or self.layout.zero:
+            return self.layout.zero
+        if self.layout.table:
+            return -min(self.layout.table)
+        return 128 if self.layout.low == 8 else 0
+
+    @property
+    def largest(self) -> int:
+        """Size of the largest weight as `Isa.dots` wants it."""
+        layout = self.layout
+        if not layout.table and layout.low < 8:
+            return int((1 << (layout.low + layout.high)) - 1)
+        if not self.isa.signed_bytes:
+            return 255
+        return -max(map(abs, layout.table), default=128)
 
     def scales(self, tile: Tile) -> tuple[list[Value], list[Value]]:
         """Scales of the sub-blocks, and what is added for each unit of Σ x; F32 for 16 rows.
@@ -171,29 +183,22 @@ def add_block(reader: Reader, tile: Tile, panel: Value, sums: list[Variable]) ->
     lines = reader.lines(tile, ahead=len(sums) == 1)
     scales, added = reader.scales(tile)
     per_sub = len(lines) // len(scales)
+    d = [code.spread(code.load(panel + offsets.scale(token), F32)) for token in range(len(sums))]
+    for sub, scale in enumerate(scales):
+        part = range(sub * per_sub, (sub + 1) * per_sub)
+        x = [
+            [code.load(panel + (offsets.numbers(token) + LINE_COLUMNS * n), I32) for n in part]
+            for token in range(len(sums))
+        ]
+        weights = [lines[n].bits(LINE) for n in part]
+        for token, dots in enumerate(reader.isa.dots(code, weights, x, reader.largest)):
+            total = sums[token]
+            total.set(code.fma(scale, dots.to(FLOATS) * d[token], total.get()))
     for token, total in enumerate(sums):
-        at = panel + offsets.numbers(token)
-        d = code.spread(code.load(panel + offsets.scale(token), F32))
-        result = total.get()
-        for sub, scale in enumerate(scales):
-            part = range(sub * per_sub, (sub + 1) * per_sub)
-            dots = _dots(reader, [(lines[n], at + LINE_COLUMNS * n) for n in part])
-            result = code.fma(scale, dots.to(FLOATS) * d, result)
         for sub, number in enumerate(added):
             place = offsets.sum(token) if len(added) == 1 else offsets.half_sum(token, sub)
-            result = code.fma(number, code.spread(code.load(panel + place, F32)), result)
-        total.set(result)
-
-
-def _dots(reader: Reader, pairs: list[tuple[Value, Value]]) -> Value:
-    """Integer sums for 16 rows: of lines of weights times the four bytes at an address."""
-    code, layout = reader.code, reader.layout
-    is_small = not layout.table and layout.low < 8
-    total = code.constant(INTS, 0)
-    for line, address in pairs:
-        x = code.spread(code.load(address, I32)).bits(LINE)
-        total = reader.isa.dot(code, total, line.bits(LINE), x, small=is_small)
-    return total
+            x_sum = code.spread(code.load(panel + place, F32))
+            total.set(code.fma(number, x_sum, total.get()))
 
 
 def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int) -> str:

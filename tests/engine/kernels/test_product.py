@@ -1,0 +1,228 @@
+"""Products of planes and panels against float64, and the same bits however they are computed."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGMLQuantizationType as Kind
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from engine.kernels.isa import Isa, supported
+from engine.kernels.layout import LAYOUTS
+from engine.kernels.team import Team
+from tests.helpers.kernels import (
+    HALVES,
+    activations,
+    multiplied,
+    packed,
+    quantised,
+    random_rows,
+)
+from tests.helpers.planes import TYPES
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+ISAS = supported()
+N_COLUMNS = 3 * 256
+FIRST, N_BLOCKS = 3, 18  # of 24: partial super-blocks on both sides
+N_ROWS = 37
+
+TYPICAL = (Kind.Q2_K, Kind.Q4_K, Kind.Q5_1, Kind.Q6_K, Kind.Q8_0, Kind.IQ4_NL, Kind.MXFP4)
+"""One for each way in which a type is computed."""
+
+every_isa = pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+
+
+def every_type_and_isa(test: Callable[..., None]) -> Callable[..., None]:
+    """On lesser processors the types that are computed like others are left to `-m slow`."""
+    cases = [
+        pytest.param(
+            kind, isa, id=f"{kind.name}-{isa.name}",
+            marks=[] if isa is ISAS[0] or kind in TYPICAL else [pytest.mark.slow],
+        )
+        for isa in ISAS for kind in TYPES
+    ]  # fmt: skip
+    return pytest.mark.parametrize(("kind", "isa"), cases)(test)
+
+
+@pytest.fixture(scope="module")
+def team() -> Iterator[Team]:
+    team = Team(2)
+    yield team
+    team.close()
+
+
+def dequantised(raw: NDArray[np.uint8], kind: Kind) -> Doubles:
+    """The columns of the window (rows, 32 × N_BLOCKS)."""
+    return dequantize(raw, kind).astype(np.float64)[:, 32 * FIRST : 32 * (FIRST + N_BLOCKS)]
+
+
+def random_x(n_tokens: int, *, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).standard_normal((n_tokens, 32 * N_BLOCKS), np.float32)
+
+
+def windowed(raw: NDArray[np.uint8], kind: Kind, isa: Isa, team: Team) -> NDArray[np.uint8]:
+    """Planes of the window."""
+    return packed(raw, kind, isa, team, first=FIRST, n_blocks=N_BLOCKS)
+
+
+def result(
+    raw: NDArray[np.uint8], x: Floats, kind: Kind, isa: Isa, team: Team, *,
+    tiles_per_piece: int = 2, tokens_per_pass: int = 16,
+) -> Floats:  # fmt: skip
+    planes = windowed(raw, kind, isa, team)
+    return multiplied(
+        planes, len(raw), x, kind, isa, team, skip=FIRST % 8,
+        tiles_per_piece=tiles_per_piece, tokens_per_pass=tokens_per_pass,
+    )  # fmt: skip
+
+
+def coded(x: Floats, isa: Isa, team: Team) -> Doubles:
+    """What the products get to see of activations."""
+    return activations(quantised(x, isa, team), len(x), x.shape[1] // 32, isa)
+
+
+def scaled(kind: Kind, codes: int, *, factor: float = 0.01) -> NDArray[np.uint8]:
+    """Rows whose bytes are all the same, codes and inner scales, under one factor."""
+    block, size = GGML_QUANT_SIZES[kind]
+    raw = np.full((N_ROWS, N_COLUMNS // block, size), codes, np.uint8)
+    for offset in HALVES[kind.name]:
+        raw[..., offset : offset + 2] = np.array([factor], "<f2").view(np.uint8)
+    if kind == Kind.MXFP4:
+        raw[..., 0] = 120
+    return raw.reshape(N_ROWS, -1)
+
+
+@every_isa
+def test_panels_hold_the_nearest_of_255_steps(isa: Isa, team: Team) -> None:
+    x = random_x(15)
+    x[3, 64:96] = 0
+    blocks = x.reshape(15, N_BLOCKS, 32).astype(np.float64)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    seen = coded(x, isa, team).reshape(blocks.shape)
+    assert (np.abs(seen - blocks) <= largest / 127 * 0.500001).all()
+    assert (seen[3, 2] == 0).all()
+
+
+@every_isa
+def test_panels_hold_sums_of_what_the_bytes_stand_for(isa: Isa, team: Team) -> None:
+    x = random_x(1)
+    panel = quantised(x, isa, team).reshape(N_BLOCKS, 48)
+    halves = coded(x, isa, team).reshape(N_BLOCKS, 2, 16).sum(-1)
+    total, first, second = panel[:, 36:].copy().view("<f4").T
+    assert np.allclose(np.stack([first, second], 1), halves, rtol=1e-6)
+    assert np.allclose(total, halves.sum(-1), rtol=1e-6, atol=1e-5)
+
+
+@every_type_and_isa
+def test_products_are_those_of_float64(kind: Kind, isa: Isa, team: Team) -> None:
+    raw, x = random_rows(kind, N_ROWS, N_COLUMNS), random_x(17)
+    weights = dequantised(raw, kind)
+    out = result(raw, x, kind, isa, team)
+    exact = coded(x, isa, team) @ weights.T
+    assert np.abs(out - exact).max() <= 1e-6 * np.abs(exact).max()
+    ideal = x.astype(np.float64) @ weights.T
+    assert ((out - ideal) ** 2).sum() <= 1e-4 * (ideal**2).sum()
+
+
+@every_type_and_isa
+def test_activations_of_one_sign_cost_no_accuracy(kind: Kind, isa: Isa, team: Team) -> None:
+    raw, x = random_rows(kind, N_ROWS, N_COLUMNS), np.abs(random_x(3))
+    weights, seen = dequantised(raw, kind), coded(x, isa, team)
+    out = result(raw, x, kind, isa, team)
+    assert np.abs(out - seen @ weights.T).max() <= 1e-6 * (seen @ np.abs(weights).T).max()
+
+
+@every_type_and_isa
+def test_a_token_has_the_same_bits_in_any_company(kind: Kind, isa: Isa, team: Team) -> None:
+    raw, x = random_rows(kind, N_ROWS, N_COLUMNS), random_x(64)
+    planes = windowed(raw, kind, isa, team)
+    together = multiplied(planes, N_ROWS, x, kind, isa, team, skip=FIRST % 8, tokens_per_pass=64)
+    for n in (*range(1, 10), 17):
+        for start in (0, 5):
+            out = multiplied(planes, N_ROWS, x[start : start + n], kind, isa, team, skip=FIRST % 8)
+            assert np.array_equal(out, together[start : start + n]), n
+
+
+@every_isa
+def test_threads_and_pieces_change_no_bit(isa: Isa) -> None:
+    kind, x = Kind.Q5_K, random_x(33)
+    raw = random_rows(kind, 150, N_COLUMNS)
+    results = []
+    for n_threads in (1, 2, 5):
+        team = Team(n_threads)
+        results += [
+            result(raw, x, kind, isa, team, tiles_per_piece=tiles, tokens_per_pass=tokens)
+            for tiles in (1, 3, 10, 100)
+            for tokens in (8, 16, 64)
+        ]
+        team.close()
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+
+
+@every_type_and_isa
+def test_extreme_codes_do_not_overflow(kind: Kind, isa: Isa, team: Team) -> None:
+    for codes in (0x00, 0xFF, 0x80, 0x7F, 0x0F, 0xF0, 0x88, 0x77):
+        check_codes(codes, kind, isa, team)
+
+
+def check_codes(codes: int, kind: Kind, isa: Isa, team: Team) -> None:
+    raw = scaled(kind, codes)
+    x = np.ones((4, 32 * N_BLOCKS), np.float32)
+    x[1] = -1
+    x[2, ::2] = -1
+    x[3, 2::4] = x[3, 3::4] = -1
+    weights = dequantised(raw, kind)
+    out = result(raw, x, kind, isa, team)
+    exact, largest = x.astype(np.float64) @ weights.T, np.abs(weights).max() * x.shape[1]
+    assert np.abs(out - exact).max() <= 1e-6 * largest, hex(codes)
+
+
+@every_type_and_isa
+def test_zeros_give_zeros(kind: Kind, isa: Isa, team: Team) -> None:
+    raw = random_rows(kind, N_ROWS, N_COLUMNS)
+    nothing = np.zeros((3, 32 * N_BLOCKS), np.float32)
+    assert (result(raw, nothing, kind, isa, team) == 0).all()
+    if HALVES[kind.name]:
+        assert (result(scaled(kind, 0x9D, factor=0), random_x(3), kind, isa, team) == 0).all()
+
+
+@every_type_and_isa
+def test_what_is_no_number_stays_none(kind: Kind, isa: Isa, team: Team) -> None:
+    raw, x = random_rows(kind, N_ROWS, N_COLUMNS), random_x(9)
+    good, others = result(raw, x, kind, isa, team), np.arange(9) != 4
+    for bad in (np.nan, np.inf, -np.inf):
+        x[4, 77] = bad
+        out = result(raw, x, kind, isa, team)
+        assert not np.isfinite(out[4]).any()
+        assert np.array_equal(out[others], good[others])
+
+
+@every_isa
+def test_numbers_too_small_to_invert_count_as_zeros(isa: Isa, team: Team) -> None:
+    kind = Kind.Q8_0
+    x = np.full((1, 32 * N_BLOCKS), 1e-41, np.float32)
+    assert (result(random_rows(kind, N_ROWS, N_COLUMNS), x, kind, isa, team) == 0).all()
+
+
+@every_type_and_isa
+def test_a_whole_row_of_the_file(kind: Kind, isa: Isa, team: Team) -> None:
+    raw = random_rows(kind, 16, N_COLUMNS, seed=5)
+    x = np.random.default_rng(6).standard_normal((2, N_COLUMNS), np.float32)
+    out = multiplied(packed(raw, kind, isa, team), 16, x, kind, isa, team)
+    exact = coded(x, isa, team) @ dequantize(raw, kind).astype(np.float64).T
+    assert np.abs(out - exact).max() <= 1e-6 * np.abs(exact).max()
+
+
+def test_nothing_to_do_is_done(team: Team) -> None:
+    isa, kind = ISAS[0], Kind.Q4_K
+    raw, x = random_rows(kind, N_ROWS, N_COLUMNS), random_x(2)
+    assert result(raw, x[:0], kind, isa, team).shape == (0, N_ROWS)
+    assert result(raw[:0], x, kind, isa, team).shape == (2, 0)
+
+
+def test_every_layout_that_is_packed_has_a_test() -> None:
+    assert set(TYPES) <= set(LAYOUTS)

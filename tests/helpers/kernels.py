@@ -1,0 +1,148 @@
+"""Kernels called for one kind of processor, on numpy arrays."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+
+from engine.kernels import jit, pack, panels, product
+from engine.kernels.isa import ISAS, Isa
+from engine.kernels.layout import LAYOUTS
+from engine.kernels.team import Team
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+HALVES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82),
+    "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "MXFP4": (),
+}  # fmt: skip
+"""Where blocks have their F16 numbers."""
+
+
+def isa_named(name: str) -> Isa:
+    return next(kind() for kind in ISAS if kind.name == name)
+
+
+def aligned(n_bytes: int) -> Bytes:
+    """Zeros at a multiple of 64."""
+    memory = np.zeros(n_bytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + n_bytes]
+
+
+def random_rows(kind: Kind, n_rows: int, n_columns: int, *, seed: int = 0) -> Bytes:
+    """Rows of a file: any codes and scales under factors of the size that weights have."""
+    rng = np.random.default_rng(seed)
+    block, size = GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (n_rows, n_columns // block, size), np.uint8)
+    for offset in HALVES[kind.name]:
+        factors = rng.normal(0, 0.01, (*raw.shape[:2], 1)).astype("<f2")
+        raw[..., offset : offset + 2] = factors.view(np.uint8)
+    if kind == Kind.MXFP4:
+        raw[..., 0] = rng.integers(118, 124, raw.shape[:2])
+    return raw.reshape(n_rows, -1)
+
+
+def _call(address: int, n_arguments: int) -> Callable[..., None]:
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_arguments)(address)
+
+
+@cache
+def _pack(kind: Kind, isa_name: str) -> Callable[..., None]:
+    found = jit.addresses(
+        f"pack-{kind:d}", isa_named(isa_name), ["pack"], lambda m: pack.build(m, kind)
+    )
+    return _call(found["pack"], 1 + len(pack.ARGUMENTS))
+
+
+@cache
+def _quantise(isa_name: str) -> Callable[..., None]:
+    isa = isa_named(isa_name)
+    found = jit.addresses("panels", isa, ["quantise"], lambda m: panels.build(m, isa))
+    return _call(found["quantise"], 1 + len(panels.ARGUMENTS))
+
+
+@cache
+def _multiply(kind: Kind, isa_name: str) -> Callable[..., None]:
+    isa = isa_named(isa_name)
+    found = jit.addresses(
+        f"product-{kind:d}", isa, ["multiply"], lambda m: product.build(m, isa, LAYOUTS[kind])
+    )
+    return _call(found["multiply"], 1 + len(product.ARGUMENTS))
+
+
+def pack_into(
+    planes: Bytes, raw: Bytes, kind: Kind, isa: Isa, team: Team, *,
+    first: int, n_blocks: int, goal_row: int = 0,
+) -> None:  # fmt: skip
+    """Blocks of 32 columns of rows of a file, from block `first` on, become rows of planes."""
+    tile_bytes = LAYOUTS[kind].tile_bytes(n_blocks, first % 8)
+    team.wake()
+    _pack(kind, isa.name)(
+        team.address, raw.ctypes.data, raw.strides[0], len(raw), goal_row, first, n_blocks,
+        planes.ctypes.data, tile_bytes,
+    )  # fmt: skip
+
+
+def packed(
+    raw: Bytes, kind: Kind, isa: Isa, team: Team, *, first: int = 0, n_blocks: int | None = None
+) -> Bytes:
+    """The planes of all rows."""
+    if n_blocks is None:
+        block, size = GGML_QUANT_SIZES[kind]
+        n_blocks = raw.shape[1] // size * block // 32 - first
+    n_tiles = -(-len(raw) // 16)
+    planes = aligned(n_tiles * LAYOUTS[kind].tile_bytes(n_blocks, first % 8))
+    pack_into(planes, raw, kind, isa, team, first=first, n_blocks=n_blocks)
+    return planes
+
+
+def quantised(x: Floats, isa: Isa, team: Team) -> Bytes:
+    """The panels of activations (tokens, columns)."""
+    goal = aligned(panels.quantised_bytes(len(x), x.shape[1] // 32))
+    team.wake()
+    _quantise(isa.name)(
+        team.address, x.ctypes.data, x.strides[0], len(x), x.shape[1] // 32, goal.ctypes.data
+    )
+    return goal
+
+
+def multiplied(
+    planes: Bytes, n_rows: int, x: Floats, kind: Kind, isa: Isa, team: Team, *,
+    skip: int = 0, tiles_per_piece: int = 2, tokens_per_pass: int = 16,
+) -> Floats:  # fmt: skip
+    """Products (tokens, rows); what lies around them must stay as it is."""
+    n_blocks = x.shape[1] // 32
+    panel = quantised(x, isa, team)
+    out = np.full((len(x) + 1, n_rows + 3), 7.5, np.float32)
+    team.wake()
+    _multiply(kind, isa.name)(
+        team.address, planes.ctypes.data, LAYOUTS[kind].tile_bytes(n_blocks, skip), n_blocks, skip,
+        panel.ctypes.data, len(x), out.ctypes.data, out.strides[0], n_rows, -(-n_rows // 16),
+        tiles_per_piece, tokens_per_pass,
+    )  # fmt: skip
+    assert (out[:, n_rows:] == 7.5).all()
+    assert (out[len(x) :] == 7.5).all()
+    return out[: len(x), :n_rows].copy()
+
+
+def activations(panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa) -> NDArray[np.float64]:
+    """What the bytes of panels stand for, (tokens, columns), as `engine.kernels.panels` has it."""
+    x = np.empty((n_tokens, n_blocks, 32))
+    token, size = 0, isa.n_tokens
+    while token < n_tokens:
+        while size > n_tokens - token:
+            size //= 2
+        start, stop = token * n_blocks * 48, (token + size) * n_blocks * 48
+        group = panel[start:stop].reshape(n_blocks, size * 48)
+        numbers = group[:, : size * 32].reshape(n_blocks, size, 32).view(np.int8)
+        scales = group[:, size * 32 : size * 36].copy().view("<f4")
+        x[token : token + size] = (numbers * scales[..., None].astype(float)).transpose(1, 0, 2)
+        token += size
+    return x.reshape(n_tokens, n_blocks * 32)
