@@ -28,8 +28,10 @@ class LayerCache:
         k: (n_head_kv of the rank, n_ctx, head_dim_k), or for types of GGML blocks their bytes,
             uint8 (n_head_kv of the rank, n_ctx, bytes of a key).
         v: the same of values; a view of `k` where values are part of keys.
+        head_dim_v: elements of a value.
         head_map: for each query head the row of k and v it uses; None where each row serves the
             same number of neighbouring heads.
+        width: elements per token that `read` returns.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class LayerCache:
         info = KV_INFO[kv_type]
         self.kv_type = kv_type
         self.is_shared = state.v_in_k
-        self._head_dim_v = state.head_dim_v
+        self.head_dim_v = state.head_dim_v
         self._blocks = info.number if info.number in WRITERS else None
         dtype = DTYPES.get(kv_type, torch.uint8)
         width_k, width_v = (
@@ -52,8 +54,15 @@ class LayerCache:
             if self.is_shared
             else torch.zeros(n_kv, n_ctx, width_v, dtype=dtype, device=device)
         )
+        width = state.head_dim_k + (0 if self.is_shared else state.head_dim_v)
         rows = head_rows(state.heads, state.kv_heads, rank)
         self.head_map = None if rows is None else torch.tensor(rows, device=device)
+        self.width = width * self.n_row
+
+    @property
+    def n_row(self) -> int:
+        """Rows that `read` returns: key-value heads or, where they are not regular, query heads."""
+        return len(self.k) if self.head_map is None else len(self.head_map)
 
     @property
     def n_bytes(self) -> int:
@@ -72,7 +81,7 @@ class LayerCache:
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Positions start to stop in F32, each (n_head_kv or n_head, stop - start, head_dim)."""
         k = self._numbers(self.k[:, start:stop])
-        v = k[..., : self._head_dim_v] if self.is_shared else self._numbers(self.v[:, start:stop])
+        v = k[..., : self.head_dim_v] if self.is_shared else self._numbers(self.v[:, start:stop])
         if self.head_map is not None:
             k, v = k[self.head_map], v[self.head_map]
         return k, v

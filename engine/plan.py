@@ -18,7 +18,7 @@ from engine.events import MemoryUse
 from engine.gguf import GGUFFile
 from engine.info import ModelInfo, describe
 from engine.layers.module import Slot
-from engine.layers.state import KVState, RecurrentState, State
+from engine.layers.state import CPU_STEP, DEVICE_STEP, KVState, RecurrentState
 from engine.models.declare import Declaration, declare
 from engine.parallel.placement import Slices
 
@@ -220,24 +220,18 @@ def _compute_bytes(
     head_dim = max(keys, default=0)  # of latents, where those are the keys
     recurrent = (s.n_work(rank) for s in declaration.states if isinstance(s, RecurrentState))
     per_token = 6 * hp.n_embd + 3 * columns + 4 * heads * head_dim + max(recurrent, default=0)
-    repeats = declaration.devices[rank].startswith("cuda") and n_tokens > 1
-    cache_f32 = max((_read_bytes(s, rank, n_ctx, repeats) for s in declaration.states), default=0)
-    mask = 2 * n_tokens * n_ctx
+    step = CPU_STEP if declaration.devices[rank] == "cpu" else DEVICE_STEP
+    attention = max(
+        (
+            state.n_work(rank, n_tokens, n_ctx, step)
+            for state in declaration.states
+            if isinstance(state, KVState)
+        ),
+        default=0,
+    )
     unpack = UNPACK_BYTES if storage == "packed" else 0
-    values = n_tokens * per_token + mask + rows + hp.n_vocab
-    return F32_BYTES * values + cache_f32 + unpack
-
-
-def _read_bytes(state: State, rank: int, n_ctx: int, repeats: bool) -> int:
-    """What attention reads of a layer's memory, in F32.
-
-    Args:
-        repeats: keys and values are laid out once per query head.
-    """
-    n_bytes = state.n_bytes(rank, n_ctx, "f32")
-    if repeats and isinstance(state, KVState) and (n_kv := state.kv_heads.size(rank)) > 1:
-        return n_bytes * state.heads.size(rank) // n_kv
-    return n_bytes
+    values = n_tokens * per_token + attention + rows + hp.n_vocab
+    return F32_BYTES * values + unpack
 
 
 def _warnings(declaration: Declaration, params: LoadParams) -> tuple[str, ...]:

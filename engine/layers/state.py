@@ -7,6 +7,7 @@ planner counts exactly the bytes that are allocated later.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 
@@ -22,6 +23,26 @@ KV_INFO: Mapping[str, TypeInfo] = MappingProxyType(
     {name: TYPES[GGMLQuantizationType[name.upper()]] for name in KV_TYPES}
 )
 """How rows of keys and of values are laid out, by KV type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What attention works on at a time, in elements of F32.
+
+    Attributes:
+        keys: of keys and values that are read from the cache.
+        scores: of queries with these keys.
+    """
+
+    keys: int
+    scores: int
+
+
+CPU_STEP = Step(keys=1 << 21, scores=1 << 19)
+"""One head of the keys and its scores stay in a core's caches."""
+
+DEVICE_STEP = Step(keys=1 << 24, scores=1 << 24)
+"""Long enough to hide the launches."""
 
 
 class KVState:
@@ -52,6 +73,17 @@ class KVState:
         if not self.v_in_k:
             width += row_bytes(info, self.head_dim_v)
         return self.kv_heads.size(rank) * n_ctx * width
+
+    def n_work(self, rank: int, n_tokens: int, n_ctx: int, step: Step) -> int:
+        """Elements of F32 that attention of `n_tokens` tokens holds beside queries and results.
+
+        At most: what is read of the cache, twice because it may be quantised, and scores with what
+        is added to them.
+        """
+        heads = self.heads.size(rank)
+        width = heads * (self.head_dim_k + (0 if self.v_in_k else self.head_dim_v))
+        keys = min(width * n_ctx, max(width, step.keys))
+        return 2 * keys + 3 * min(heads * n_tokens * n_ctx, max(heads, step.scores))
 
     def check_type(self, kv_type: str) -> None:
         """Make sure that keys and values are whole blocks of a KV type.

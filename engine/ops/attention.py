@@ -1,19 +1,25 @@
-"""Softmax attention over a cache: by torch's kernels where they can, else step by step."""
+"""Softmax attention over a cache, a block of keys and some queries at a time.
+
+Neither all scores nor the whole cache in F32 are ever held. The softmax is taken as the blocks
+come: each query keeps its largest score so far, and sums relative to that (arXiv 1805.02867).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+
+from engine.layers.state import CPU_STEP, DEVICE_STEP
 
 if TYPE_CHECKING:
     from engine.cache import LayerCache
     from engine.layers.attention import Scores
 
-SCORE_ELEMENTS = 1 << 22
-"""Scores that are held at once where no kernel avoids them: 16 MiB, used three times over."""
+LOWEST = torch.finfo(torch.float32).min
+"""Before the first key; infinity would make NaN of a query that sees no key of a block."""
 
 
 def attend(
@@ -25,122 +31,116 @@ def attend(
     slopes: Tensor | None,
 ) -> Tensor:
     """See `ReferenceOps.attention`; q (T, n_head, head_dim), result (T, n_head, head_dim_v)."""
-    n_tokens = q.shape[0]
-    first, stop = _first_visible(scores, n_past), n_past + n_tokens
-    k, v = cache.read(first, stop)
-    q = q.transpose(0, 1)
-    if scores.softcap or sinks is not None or slopes is not None:
-        out = _explicit(q, k, v, scores, first, sinks, slopes)
-    elif n_tokens == 1:
-        out = _decode(q, k, v, scores.scale)
-    else:
-        mask = None
-        if stop - first > n_tokens or scores.window or scores.chunk:
-            mask = _mask(scores, slice(n_past, stop), slice(first, stop), q.device)
-        out = _fused(q, k, k if cache.is_shared else v, mask, scores.scale)[..., : v.shape[-1]]
-    return out.transpose(0, 1)
+    first, stop = first_visible(scores, n_past), n_past + q.shape[0]
+    step = CPU_STEP if q.device.type == "cpu" else DEVICE_STEP
+    # per row of keys and values the queries that meet it: (n_row, T, size, head_dim)
+    q = torch.unflatten(q * scores.scale, 1, (cache.n_row, -1)).transpose(0, 1).contiguous()
+    size = q.shape[2]
+    n_keys = max(1, min(step.keys // cache.width, step.scores // size))
+    slopes = None if slopes is None else slopes.view(cache.n_row, 1, -1, 1)
+    means = _Means(q, cache.head_dim_v, sinks)
+    for start in range(first, stop, n_keys):
+        keys = slice(start, min(start + n_keys, stop))
+        k, v = cache.read(keys.start, keys.stop)
+        n_queries = max(1, step.scores // (size * n_keys))
+        for queries, seen in _pieces(scores, slice(n_past, stop), keys, n_queries):
+            tokens = slice(queries.start - n_past, queries.stop - n_past)
+            columns = slice(seen.start - start, seen.stop - start)
+            mask = _mask(scores, queries, seen, q.device)
+            n_rows = max(1, step.scores // (size * _length(queries) * _length(seen)))
+            for row in range(0, cache.n_row, n_rows):
+                rows = slice(row, row + n_rows)
+                s = _scores(q[rows, tokens], k[rows, columns], scores)
+                if slopes is not None:
+                    s += slopes[rows] * _distances(queries, seen, s)
+                if mask is not None:
+                    s.masked_fill_(mask, -torch.inf)
+                means.add(rows, tokens, s, v[rows, columns])
+    return means.result()
 
 
-def _first_visible(scores: Scores, n_past: int) -> int:
-    """The first position that any query of a pass after `n_past` tokens sees."""
-    first = max(0, n_past - scores.window + 1) if scores.window else 0
-    return max(first, n_past // scores.chunk * scores.chunk) if scores.chunk else first
+class _Means:
+    """Weighted means of values for all queries, as far as the keys have come.
+
+    Args:
+        q: (n_row, T, size, head_dim), queries by the row of keys that they meet.
+        sinks: (n_row × size,), logits that take weight but have no value; or None.
+    """
+
+    def __init__(self, q: Tensor, head_dim_v: int, sinks: Tensor | None) -> None:
+        n_row, n_tokens, size, _ = q.shape
+        shape = (n_tokens, n_row, size)
+        self._sums = q.new_zeros(*shape, head_dim_v)
+        if sinks is None:
+            self._top, self._weights = q.new_full((*shape, 1), LOWEST), q.new_zeros(*shape, 1)
+        else:
+            self._top = sinks.view(1, n_row, size, 1).repeat(n_tokens, 1, 1, 1)
+            self._weights = q.new_ones(*shape, 1)
+
+    def add(self, rows: slice, tokens: slice, s: Tensor, v: Tensor) -> None:
+        """Take in some keys: their scores s (rows, T, size, S) with queries, and values v.
+
+        `s` is used up.
+        """
+        top, weights, sums = (
+            whole[tokens, rows].transpose(0, 1) for whole in (self._top, self._weights, self._sums)
+        )
+        new = torch.maximum(top, s.amax(-1, keepdim=True))
+        s.sub_(new).exp_()
+        kept = (top - new).exp_()
+        weights.mul_(kept).add_(s.sum(-1, keepdim=True))
+        sums.mul_(kept).add_((s.flatten(1, 2) @ v).view(sums.shape))
+        top.copy_(new)
+
+    def result(self) -> Tensor:
+        """(T, n_row × size, head_dim_v)"""
+        return self._sums.div_(self._weights).flatten(1, 2)
 
 
-def _mask(scores: Scores, queries: slice, keys: slice, device: torch.device) -> Tensor:
-    """(queries, keys), true where a query may look; both are intervals of positions."""
+def first_visible(scores: Scores, position: int) -> int:
+    """The first position that any query from `position` on sees."""
+    first = max(0, position - scores.window + 1) if scores.window else 0
+    return max(first, position // scores.chunk * scores.chunk) if scores.chunk else first
+
+
+def _pieces(
+    scores: Scores, queries: slice, keys: slice, n_queries: int
+) -> Iterator[tuple[slice, slice]]:
+    """Some queries at a time, and which of the keys any of them sees; all are positions."""
+    for start in range(queries.start, queries.stop, n_queries):
+        stop = min(start + n_queries, queries.stop)
+        seen = slice(max(keys.start, first_visible(scores, start)), min(keys.stop, stop))
+        if seen.start < seen.stop:
+            yield slice(start, stop), seen
+
+
+def _mask(scores: Scores, queries: slice, keys: slice, device: torch.device) -> Tensor | None:
+    """(queries, 1, keys), true where a query may not look; None if each sees all of the keys."""
+    is_first_whole = keys.stop <= queries.start + 1
+    if is_first_whole and first_visible(scores, queries.stop - 1) <= keys.start:
+        return None
     key = torch.arange(keys.start, keys.stop, device=device)
-    query = torch.arange(queries.start, queries.stop, device=device)[:, None]
-    mask = key <= query
+    query = torch.arange(queries.start, queries.stop, device=device)[:, None, None]
+    mask = key > query
     if scores.window:
-        mask &= query - key < scores.window
+        mask |= query - key >= scores.window
     if scores.chunk:
-        mask &= query // scores.chunk == key // scores.chunk
+        mask |= query // scores.chunk != key // scores.chunk
     return mask
 
 
-def _decode(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One query per head: q (n_head, 1, d), k and v (n_head_kv, S, d); (n_head, 1, d_v)."""
-    grouped = q.reshape(k.shape[0], -1, q.shape[-1])
-    weights = (grouped @ k.transpose(1, 2) * scale).softmax(-1)
-    return (weights @ v).reshape(q.shape[0], 1, v.shape[-1])
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Kernels that never hold all T × S scores; they want keys as long as values.
-
-    Without a mask the queries see each other causally.
-    """
-    is_grouped = q.shape[0] != k.shape[0]
-    if is_grouped and q.is_cuda:  # there none of them serves groups in F32
-        k, v = _repeated(k, q.shape[0]), _repeated(v, q.shape[0])
-        is_grouped = False
-    return scaled_dot_product_attention(
-        q[None], k[None], v[None], mask, is_causal=mask is None, scale=scale, enable_gqa=is_grouped
-    )[0]
-
-
-def _repeated(t: Tensor, n_head: int) -> Tensor:
-    """Keys or values (n_head_kv, S, d) for each query head; a single one is not copied."""
-    if t.shape[0] == 1:
-        return t.expand(n_head, -1, -1)
-    return t.repeat_interleave(n_head // t.shape[0], dim=0)
-
-
-def _explicit(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scores: Scores,
-    first: int,
-    sinks: Tensor | None,
-    slopes: Tensor | None,
-) -> Tensor:
-    """What the kernels cannot do: q (n_head, T, d), the last T of the keys' positions.
-
-    One group of heads and some queries at a time, so that scores take bounded memory.
-
-    Args:
-        first: position of the first key.
-
-    Returns:
-        (n_head, T, d_v)
-    """
-    n_head, n_tokens, _ = q.shape
-    size, stop = n_head // k.shape[0], first + k.shape[1]
-    step = max(1, SCORE_ELEMENTS // (size * k.shape[1]))
-    out = q.new_empty(n_head, n_tokens, v.shape[-1])
-    for start in range(0, n_tokens, step):
-        part = slice(start, min(start + step, n_tokens))
-        begin = stop - n_tokens
-        queries = slice(begin + part.start, begin + part.stop)
-        mask = _mask(scores, queries, slice(first, stop), q.device)
-        for group, (keys, values) in enumerate(zip(k, v, strict=True)):
-            heads = slice(group * size, (group + 1) * size)
-            s = _scores(q[heads, part], keys, scores)
-            if slopes is not None:
-                s = s + slopes[heads, None, None] * _distances(queries, first, keys)
-            s = s.masked_fill(~mask, -torch.inf)
-            out[heads, part] = _weights(s, None if sinks is None else sinks[heads]) @ values
-    return out
-
-
 def _scores(q: Tensor, k: Tensor, scores: Scores) -> Tensor:
-    """Scores (heads, T, S) of q (heads, T, d) and k (S, d)."""
-    s = q @ k.T * scores.scale
-    return scores.softcap * (s / scores.softcap).tanh() if scores.softcap else s
+    """Scores (rows, T, size, S) of q (rows, T, size, d), scaled, and k (rows, S, d)."""
+    s = (q.flatten(1, 2) @ k.transpose(1, 2)).view(*q.shape[:3], -1)
+    return s.div_(scores.softcap).tanh_().mul_(scores.softcap) if scores.softcap else s
 
 
-def _distances(queries: slice, first: int, k: Tensor) -> Tensor:
-    """Position of key minus position of query, (T, S), for keys (S, d) from `first` on."""
-    key = torch.arange(first, first + k.shape[0], device=k.device, dtype=k.dtype)
-    query = torch.arange(queries.start, queries.stop, device=k.device, dtype=k.dtype)
-    return key - query[:, None]
+def _distances(queries: slice, keys: slice, like: Tensor) -> Tensor:
+    """Position of key minus position of query, (T, 1, S)."""
+    key = torch.arange(keys.start, keys.stop, device=like.device, dtype=like.dtype)
+    query = torch.arange(queries.start, queries.stop, device=like.device, dtype=like.dtype)
+    return key - query[:, None, None]
 
 
-def _weights(s: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax of scores (heads, T, S), with a logit per head that takes weight but has no value."""
-    if sinks is None:
-        return s.softmax(-1)
-    sink = sinks[:, None, None].expand(-1, s.shape[1], 1)
-    return torch.cat((s, sink), dim=-1).softmax(-1)[..., :-1]
+def _length(interval: slice) -> int:
+    return int(interval.stop - interval.start)

@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.cache import LayerCache
 from engine.layers.attention import Scores
-from engine.layers.state import KVState
+from engine.layers.state import CPU_STEP, KVState, Step
 from engine.ops import attention
 from engine.parallel.ranges import Ranges
 
@@ -59,11 +61,14 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "has_sinks": draw(st.booleans()),
         "has_slopes": draw(st.booleans()),
         "v_in_k": draw(st.booleans()),
-        "held": draw(st.sampled_from([1, 40, 1 << 20])),
+        "step": Step(
+            draw(st.sampled_from([1, 100, 1 << 20])), draw(st.sampled_from([1, 40, 1 << 20]))
+        ),
         "seed": draw(st.integers(0, 99)),
     }
 
 
+@settings(deadline=None)
 @given(cases())
 def test_attention_equals_the_plain_formula(case: dict[str, Any]) -> None:
     rng = np.random.default_rng(case["seed"])
@@ -82,10 +87,69 @@ def test_attention_equals_the_plain_formula(case: dict[str, Any]) -> None:
     scores = Scores(0.7, case["window"], case["chunk"], case["softcap"])
     cache.write(tensor(k), None if case["v_in_k"] else tensor(v), 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "SCORE_ELEMENTS", case["held"])
+        patch.setattr(attention, "CPU_STEP", case["step"])
         out = attention.attend(tensor(q), cache, n_past, scores, maybe(sinks), maybe(slopes))
     expected = plain(q, k, v, n_past, scores, sinks, slopes)
     assert np.abs(out.numpy() - expected).max() < 1e-5
+
+
+class LargestResult(TorchDispatchMode):
+    """The elements of the largest tensor that any operation made; views of others do not count."""
+
+    def __init__(self, *known: torch.Tensor) -> None:
+        super().__init__()
+        self.n_elements = 0
+        self._known = {x.untyped_storage().data_ptr() for x in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in self._known:
+            self.n_elements = max(self.n_elements, out.untyped_storage().nbytes() // 4)
+        return out
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("options", [{}, {"window": 900}, {"softcap": 5.0}], ids=str)
+def test_working_memory_does_not_grow_with_what_is_cached(
+    kv_type: str, options: dict[str, Any]
+) -> None:
+    """Neither the whole cache in F32 nor all scores of a long prompt are ever made."""
+    n_head, n_kv, head_dim, n_tokens = 4, 2, 64, 300
+    state = KVState(Ranges(((0, n_head),), n_head), Ranges(((0, n_kv),), n_kv), head_dim, head_dim)
+    step, found = Step(keys=1 << 15, scores=1 << 13), []
+    for n_ctx in (1000, 16000):
+        cache = LayerCache(state, 0, n_ctx, kv_type, torch.device("cpu"))
+        q = torch.randn(n_tokens, n_head, head_dim)
+        largest = LargestResult(q, cache.k, cache.v)
+        with pytest.MonkeyPatch.context() as patch, largest:
+            patch.setattr(attention, "CPU_STEP", step)
+            attention.attend(q, cache, n_ctx - n_tokens, Scores(0.1, **options), None, None)
+        found.append(largest.n_elements)
+        assert largest.n_elements <= max(step.keys, step.scores, n_tokens * n_head * head_dim)
+        whole = 2 * n_ctx * n_kv * head_dim
+        assert (
+            2 * step.keys <= state.n_work(0, n_tokens, n_ctx, step) <= 2 * whole + 3 * step.scores
+        )
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 7, 64])
+def test_the_usual_step_gives_the_same(n_tokens: int) -> None:
+    """Against torch's own attention, on heads of a usual size and more keys than one step."""
+    n_head, n_kv, head_dim, n_past = 8, 2, 128, 9000
+    state = KVState(Ranges(((0, n_head),), n_head), Ranges(((0, n_kv),), n_kv), head_dim, head_dim)
+    cache = LayerCache(state, 0, n_past + n_tokens, "f32", torch.device("cpu"))
+    assert n_past * cache.width > CPU_STEP.keys
+    generator = torch.Generator().manual_seed(n_tokens)
+    k, v = torch.randn(2, n_past + n_tokens, n_kv, head_dim, generator=generator)
+    cache.write(k, v, 0)
+    q = torch.randn(n_tokens, n_head, head_dim, generator=generator)
+    out = attention.attend(q, cache, n_past, Scores(head_dim**-0.5), None, None)
+    mask = torch.ones(n_tokens, n_past + n_tokens, dtype=torch.bool).tril(n_past)
+    expected = scaled_dot_product_attention(
+        *(x.transpose(0, 1).double() for x in (q, k, v)), mask, enable_gqa=True
+    ).transpose(0, 1)
+    assert (out - expected).abs().max() < 1e-6
 
 
 def tensor(x: Any) -> torch.Tensor:
