@@ -20,6 +20,9 @@ from engine.kernels.isa import Isa
 
 Build = Callable[[ir.Module], None]
 
+REVISION = 1
+"""To be raised when the same text shall become other code."""
+
 _lock = threading.Lock()
 _engines: list[Any] = []  # compiled code lives as long as the program
 
@@ -38,31 +41,44 @@ def addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[s
     with _lock:
         machine = _machine(isa)
         text = _text(name, build, machine)
-        path = cache_folder() / f"{name}-{_digest(text, isa)}.o"
-        code = _read(path)
+        folder = cache_folder()
+        path = folder / f"{name}-{_digest(text, isa)}.o" if folder else None
+        code = _read(path) if path else None
         if code is None:
             code = _compile(text, machine)
-            _write(path, code)
+            if path:
+                _write(path, code)
         return _link(code, machine, names)
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: `TANDEM_KERNEL_CACHE`, or the user's cache folder."""
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept: `TANDEM_KERNEL_CACHE`, or the user's cache folder.
+
+    None if there is no such folder: some containers run as a user without a home.
+    """
     if named := os.environ.get("TANDEM_KERNEL_CACHE"):
         return Path(named)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData/Local")
-    elif sys.platform == "darwin":
-        base = str(Path.home() / "Library/Caches")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "tandem" / "kernels"
+    variable, below_home = {
+        "win32": ("LOCALAPPDATA", "AppData/Local"),
+        "darwin": ("", "Library/Caches"),
+    }.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
+    try:
+        base = Path(os.environ.get(variable) or Path.home() / below_home)
+    except RuntimeError:
+        return None
+    return base / "tandem" / "kernels"
 
 
 def assembly(isa: Isa, build: Build, triple: str = "") -> str:
     """What a module becomes, in the processor's own language; for tests and for people."""
     machine = _machine(isa, triple)
     return str(machine.emit_assembly(_optimised(_text("shown", build, machine), machine)))
+
+
+def object_file(isa: Isa, build: Build, triple: str = "") -> bytes:
+    """What a module becomes for any linker, also another system's; for tests."""
+    machine = _machine(isa, triple)
+    return _compile(_text("shown", build, machine), machine)
 
 
 def _machine(isa: Isa, triple: str = "") -> Any:
@@ -103,10 +119,8 @@ def _compile(text: str, machine: Any) -> bytes:
 
 
 def _digest(text: str, isa: Isa) -> str:
-    versions = (
-        f"{llvmlite.__version__} {isa.name} {isa.cpu} {isa.features} {llvm.get_host_cpu_name()}"
-    )
-    return hashlib.sha256(f"{versions}\n{text}".encode()).hexdigest()[:24]
+    about = (REVISION, llvmlite.__version__, isa.cpu, isa.features)
+    return hashlib.sha256(f"{about}\n{text}".encode()).hexdigest()[:24]
 
 
 def _read(path: Path) -> bytes | None:
@@ -139,4 +153,8 @@ def _link(code: bytes, machine: Any, names: Iterable[str]) -> dict[str, int]:
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
-    return {name: int(engine.get_function_address(name)) for name in names}
+    found = {name: int(engine.get_function_address(name)) for name in names}
+    for name, address in found.items():
+        if not address:
+            raise KeyError(name)
+    return found

@@ -2,9 +2,10 @@
 
 A kernel is a function `task(arguments, index)`, called once for every index below `n`. The thread
 that asks for it works too, and whoever is free takes the next index, so that a thread which the
-system holds up delays nobody but its own piece. One 64-bit word says all: a count of the jobs so
-far, how many pieces the present one has, and which is next. A thread takes a piece by exchanging
-the word, which fails if the job has changed meanwhile.
+system holds up delays nobody but its own piece. One 64-bit word says how many pieces of the present
+job nobody has taken yet, and, above, how many jobs there have been. A thread takes a piece by
+exchanging the word, which fails if another thread or job came first; so if it succeeds, all else
+that it has read about the job is right.
 
 Waking a thread takes longer than a small kernel, hence the waiting awake; it is bounded.
 """
@@ -25,9 +26,9 @@ from engine.kernels import jit
 from engine.kernels.isa import chosen
 from engine.kernels.values import I32, I64, VOID, Code, Value, Variable, function
 
-INDEX_BITS, COUNT_BITS = 24, 24
-MAX_PIECES = (1 << COUNT_BITS) - 1
-WORD, TASK, ARGUMENTS, YIELD, DONE, SIZE = 0, 64, 72, 80, 128, 192
+LEFT_BITS = 32
+MAX_PIECES = (1 << (LEFT_BITS - 1)) - 1
+WORD, TASK, ARGUMENTS, PIECES, YIELD, DONE, SIZE = 0, 64, 72, 80, 88, 128, 192
 """Offsets in bytes; what several threads write lies in cache lines of its own."""
 
 AWAKE_TURNS = 20_000
@@ -38,15 +39,16 @@ YIELD_TURNS = 2_000
 
 
 def add_run(module: ir.Module) -> None:
-    """Give a module `run(team, task, arguments, n)`, which does a job of n pieces."""
+    """Give a module `run(team, task, arguments, n)`: a job of n ≤ `MAX_PIECES` pieces, 0 too."""
     _add_step(module)
     code, (team, task, arguments, n) = function(module, "run", 4)
     word = _load(code, team + WORD)
     _store(code, task, team + TASK)
     _store(code, arguments, team + ARGUMENTS)
+    _store(code, n, team + PIECES)
     _store(code, code.number(0), team + DONE)
-    job = (word >> (INDEX_BITS + COUNT_BITS)) + 1
-    _store(code, (job << (INDEX_BITS + COUNT_BITS)) | (n << INDEX_BITS), team + WORD)
+    job = (word >> LEFT_BITS) + 1
+    _store(code, (job << LEFT_BITS) | n, team + WORD)
     with code.forever() as leave:
         leave(code.call("step", I64, team).equals(0))
     waited = code.variable(code.number(0))
@@ -75,12 +77,13 @@ def _add_step(module: ir.Module) -> None:
     code, (team,) = function(module, "step", 1, I64)
     code.builder.function.linkage = "internal"
     word = _load(code, team + WORD)
-    task, arguments = _load(code, team + TASK), _load(code, team + ARGUMENTS)
-    index = word & MAX_PIECES
-    with code.when(index >= ((word >> INDEX_BITS) & MAX_PIECES)):
+    left = word & MAX_PIECES
+    with code.when(left.equals(0)):
         code.builder.ret(code.number(0).raw)
+    task, arguments, n = (_load(code, team + at) for at in (TASK, ARGUMENTS, PIECES))
+    index = n - left
     place = code.builder.inttoptr((team + WORD).raw, I64.as_pointer())
-    taken = code.builder.cmpxchg(place, word.raw, (word + 1).raw, "seq_cst", "seq_cst")
+    taken = code.builder.cmpxchg(place, word.raw, (word - 1).raw, "seq_cst", "seq_cst")
     with code.when(Value(code, code.builder.extract_value(taken, 1))):
         kind = ir.FunctionType(VOID, [I64, I64])
         work = code.builder.inttoptr(task.raw, kind.as_pointer())
@@ -103,8 +106,11 @@ def _store(code: Code, number: Value, address: Value) -> None:
 def _pause(code: Code, team: Value, waited: Variable) -> None:
     """Let the core breathe, and now and then let the system run someone else on it."""
     waited.set(waited.get() + 1)
-    if "x86" in code.builder.module.triple:
+    family = code.builder.module.triple.split("-")[0]
+    if family in ("x86_64", "amd64"):
         code.call("llvm.x86.sse2.pause", VOID)
+    elif family in ("aarch64", "arm64"):  # YIELD does nothing on most; ISB takes about as long
+        code.call("llvm.aarch64.isb", VOID, code.constant(I32, 15))
     with code.when((waited.get() % YIELD_TURNS).equals(0)):
         kind = ir.FunctionType(I32, [])
         code.builder.call(
@@ -132,20 +138,24 @@ class _State:
 
     def __init__(self) -> None:
         self.n_asleep = 0
+        self.n_calls = 0
         self.is_closed = False
         self._condition = threading.Condition()
 
-    def sleep(self) -> None:
-        """Wait until there is work."""
+    def sleep(self, n_calls: int) -> None:
+        """Wait for a call; come back at once if there have been more than so many."""
         with self._condition:
-            if not self.is_closed:
-                self.n_asleep += 1
+            self.n_asleep += 1
+            if self.n_calls == n_calls:
                 self._condition.wait()
-                self.n_asleep -= 1
+            self.n_asleep -= 1
 
     def wake(self) -> None:
-        with self._condition:
-            self._condition.notify_all()
+        """Call all helpers. Who is about to sleep has said so or sees the call, so none is lost."""
+        self.n_calls += 1
+        if self.n_asleep:
+            with self._condition:
+                self._condition.notify_all()
 
     def close(self) -> None:
         self.is_closed = True
@@ -155,9 +165,12 @@ class _State:
 def _work(state: _State, memory: object, address: int) -> None:
     """A helper's life; `memory` is what it must not outlive."""
     take_part = _help()
-    while not state.is_closed:
+    while True:
+        n_calls = state.n_calls  # read first: closing counts as a call
+        if state.is_closed:
+            return
         take_part(address, AWAKE_TURNS)
-        state.sleep()
+        state.sleep(n_calls)
 
 
 class Team:
@@ -188,8 +201,7 @@ class Team:
 
     def wake(self) -> None:
         """Call the helpers that sleep; to be called before each job."""
-        if self._state.n_asleep:
-            self._state.wake()
+        self._state.wake()
 
     def close(self) -> None:
         """End the helpers; safe to call twice."""

@@ -1,0 +1,186 @@
+"""Compiled kernels are kept on disk and found again; nothing that happens there does harm."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from llvmlite import ir
+
+from engine.kernels import jit
+from engine.kernels.isa import chosen
+from engine.kernels.values import I64, function
+from tests.helpers.golden import REPO
+
+
+def _build(module: ir.Module) -> None:
+    """`add_three(n)` and `twice(n)`."""
+    for name in ("add_three", "twice"):
+        code, (n,) = function(module, name, 1, I64)
+        code.builder.ret((n + 3 if name == "add_three" else n * 2).raw)
+
+
+def results(name: str = "sums") -> list[int]:
+    """Both functions of a module, called with 20."""
+    found = jit.addresses(name, chosen(), ["add_three", "twice"], _build)
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+    return [kind(found[key])(20) for key in ("add_three", "twice")]
+
+
+class Compiler:
+    """Counts what is compiled."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n_modules = 0
+        compiled = jit._compile
+
+        def counting(text: str, machine: object) -> bytes:
+            self.n_modules += 1
+            return compiled(text, machine)
+
+        monkeypatch.setattr(jit, "_compile", counting)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder that does not exist yet."""
+    path = tmp_path / "deep" / "kernels"
+    monkeypatch.setenv("TANDEM_KERNEL_CACHE", str(path))
+    return path
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    return Compiler(monkeypatch)
+
+
+def test_what_was_compiled_once_is_found_again(folder: Path, compiler: Compiler) -> None:
+    assert results() == [23, 40]
+    assert [path.suffix for path in folder.iterdir()] == [".o"]
+    assert results() == [23, 40]
+    assert compiler.n_modules == 1
+
+
+def test_other_modules_and_processors_have_files_of_their_own(folder: Path) -> None:
+    isa = chosen()
+    other = type("Other", (type(isa),), {"features": isa.features + ",+sse2"})()
+    names = {
+        jit._digest(text, kind)
+        for text in ("a", "b")
+        for kind in (isa, other)
+    }  # fmt: skip
+    assert len(names) == 4
+
+
+@pytest.mark.parametrize("left", [0, 1, 31, 32, 33, -1])
+def test_a_cut_file_is_compiled_anew(folder: Path, compiler: Compiler, left: int) -> None:
+    results()
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left])
+    assert results() == [23, 40]
+    assert compiler.n_modules == 2
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("place", [0, 40, -1])
+def test_a_damaged_file_is_compiled_anew(folder: Path, compiler: Compiler, place: int) -> None:
+    results()
+    (path,) = folder.iterdir()
+    damaged = bytearray(path.read_bytes())
+    damaged[place] ^= 1
+    path.write_bytes(damaged)
+    assert results() == [23, 40]
+    assert compiler.n_modules == 2
+
+
+def test_a_folder_that_cannot_be_made_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("TANDEM_KERNEL_CACHE", str(tmp_path / "file" / "kernels"))
+    assert results() == [23, 40]
+
+
+def test_a_full_disk_does_no_harm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert results() == [23, 40]
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_in_the_place_of_a_file_does_no_harm(folder: Path, compiler: Compiler) -> None:
+    results()
+    (path,) = folder.iterdir()
+    path.unlink()
+    path.mkdir()
+    assert results() == [23, 40]
+    assert list(folder.iterdir()) == [path]
+
+
+def test_a_user_without_a_home_has_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TANDEM_KERNEL_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    assert jit.cache_folder() is None
+    assert results() == [23, 40]
+
+
+def test_the_folder_is_the_users_cache_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_KERNEL_CACHE", "named")
+    assert jit.cache_folder() == Path("named")
+    monkeypatch.setenv("TANDEM_KERNEL_CACHE", "")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert jit.cache_folder() == Path("/caches/tandem/kernels")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
+    assert jit.cache_folder() == Path("/home/me/.cache/tandem/kernels")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert jit.cache_folder() == Path("/home/me/Library/Caches/tandem/kernels")
+
+
+PROGRAM = """
+import ctypes
+from gguf.constants import GGMLQuantizationType as Kind
+from engine.kernels import jit, pack, panels, product
+from engine.kernels.isa import chosen
+from engine.kernels.layout import LAYOUTS
+isa, kind = chosen(), Kind.Q4_K
+builds = {
+    "multiply": lambda m: product.build(m, isa, LAYOUTS[kind]),
+    "pack": lambda m: pack.build(m, kind),
+    "quantise": lambda m: panels.build(m, isa),
+}
+for name, build in builds.items():
+    assert jit.addresses(name, isa, [name], build)[name]
+"""
+
+
+def start(seed: int) -> subprocess.Popen[bytes]:
+    """A program that compiles some kernels."""
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONHASHSEED": str(seed)}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment)
+
+
+def test_two_programs_at_once_write_the_same_whole_files(folder: Path) -> None:
+    programs = [start(seed) for seed in (1, 2)]
+    assert [program.wait(120) for program in programs] == [0, 0]
+    written = {path: path.read_bytes() for path in folder.iterdir()}
+    assert len(written) == 3, "the text differs from one program to the other"
+    third = start(3)
+    assert third.wait(120) == 0
+    assert {path: path.read_bytes() for path in folder.iterdir()} == written
+
+
+def test_all_that_is_wanted_is_there(folder: Path) -> None:
+    with pytest.raises(KeyError, match="thrice"):
+        jit.addresses("sums", chosen(), ["twice", "thrice"], _build)

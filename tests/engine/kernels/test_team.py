@@ -1,0 +1,223 @@
+"""Every piece of a job is done once, whoever is awake, and no thread outlives its team."""
+
+import ctypes
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from engine.kernels import jit
+from engine.kernels.isa import chosen
+from engine.kernels.team import Team, add_run
+from engine.kernels.values import I64, VOID, function
+
+Counts = NDArray[np.int64]
+Kernel = Callable[..., None]
+
+LONG = 10.0
+
+
+def _build(module: ir.Module) -> None:
+    """`count(team, counters, n, n_jobs, busy)` adds 1 to n counters, in each of so many jobs."""
+    add_run(module)
+    code, (place, index) = function(module, "add_one", 2)
+    counters, busy = code.listed(place, 2)
+    turns = code.variable(code.number(0))
+    with code.forever() as leave:
+        leave(turns.get() >= busy)
+        pointer = code.builder.inttoptr(place.raw, I64.as_pointer())
+        code.builder.load_atomic(pointer, "seq_cst", 8)  # so that the loop is not optimised away
+        turns.set(turns.get() + 1)
+    code.store(code.load(counters + index * 8, I64) + 1, counters + index * 8)
+    code.builder.ret_void()
+    code, (team, counters, n, n_jobs, busy) = function(module, "count", 5)
+    kept = code.kept([counters, busy])
+    with code.loop(code.number(0), n_jobs):
+        code.call("run", VOID, team, code.address("add_one"), kept, n)
+    code.builder.ret_void()
+
+
+@pytest.fixture(scope="module")
+def count() -> Kernel:
+    found = jit.addresses("test-team", chosen(), ["count"], _build)
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(found["count"])
+
+
+def counted(count: Kernel, team: Team, n: int, n_jobs: int = 1, busy: int = 0) -> Counts:
+    counters = np.zeros(max(n, 1), np.int64)
+    team.wake()
+    count(team.address, counters.ctypes.data, n, n_jobs, busy)
+    return counters[:n]
+
+
+def helpers() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("tandem-helper")}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3, 4, 5])
+def test_ten_thousand_jobs_do_each_piece_once(count: Kernel, n_threads: int) -> None:
+    team = Team(n_threads)
+    for n in (1, 2, 5, 23):
+        assert (counted(count, team, n, n_jobs=2500) == 2500).all()
+    team.close()
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 5])
+def test_jobs_from_python_do_each_piece_once(count: Kernel, n_threads: int) -> None:
+    team = Team(n_threads)
+    for number in range(1000):
+        n = number % 40
+        assert (counted(count, team, n, busy=number % 7 * 50) == 1).all()
+    team.close()
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_a_job_may_have_very_many_pieces(count: Kernel, n_threads: int) -> None:
+    team = Team(n_threads)
+    assert (counted(count, team, 300_000) == 1).all()
+    team.close()
+
+
+def test_more_threads_than_cores_make_progress(count: Kernel) -> None:
+    teams = [Team(5) for _ in range(2)]
+    results: list[Counts] = []
+    callers = [
+        threading.Thread(target=lambda t=team: results.append(counted(count, t, 64, 200, 100)))
+        for team in teams
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert [(result == 200).all() for result in results] == [True, True]
+    for team in teams:
+        team.close()
+
+
+def test_helpers_fall_asleep_and_take_part_again(count: Kernel) -> None:
+    team = Team(3)
+    meet = meeting()
+    for _ in range(3):
+        wait_until(lambda: team._state.n_asleep == 2)
+        assert meet(team) == [1, 1]
+        assert (counted(count, team, 50, n_jobs=20, busy=20) == 20).all()
+    team.close()
+
+
+def test_work_is_done_while_all_helpers_sleep(count: Kernel) -> None:
+    team = Team(4)
+    wait_until(lambda: team._state.n_asleep == 3)
+    counters = np.zeros(100, np.int64)
+    count(team.address, counters.ctypes.data, 100, 50, 0)  # nobody was called
+    assert (counters == 50).all()
+    team.close()
+
+
+def _build_meeting(module: ir.Module) -> None:
+    """`meet(team, seen)`: two pieces, each of which waits until the other has said hello."""
+    add_run(module)
+    code, (seen, index) = function(module, "hello", 2)
+    pointers = [
+        code.builder.inttoptr((seen + at * 8).raw, I64.as_pointer())
+        for at in (index, code.number(1) - index)
+    ]
+    code.builder.store_atomic(code.number(1).raw, pointers[0], "seq_cst", 8)
+    head, after = (code.builder.function.append_basic_block() for _ in range(2))
+    code.builder.branch(head)
+    code.builder.position_at_end(head)
+    other = code.builder.load_atomic(pointers[1], "seq_cst", 8)
+    has_come = code.builder.icmp_signed("==", other, code.number(1).raw)
+    code.builder.cbranch(has_come, after, head)
+    code.builder.position_at_end(after)
+    code.builder.ret_void()
+    code, (team, seen) = function(module, "meet", 2)
+    code.call("run", VOID, team, code.address("hello"), seen, code.number(2))
+    code.builder.ret_void()
+
+
+def meeting() -> Callable[[Team], list[int]]:
+    """A job of two pieces that ends only if two threads take one each."""
+    found = jit.addresses("test-meeting", chosen(), ["meet"], _build_meeting)
+    kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2)(found["meet"])
+
+    def meet(team: Team) -> list[int]:
+        seen = np.zeros(2, np.int64)
+        team.wake()
+        kernel(team.address, seen.ctypes.data)
+        return [int(number) for number in seen]
+
+    return meet
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 5])
+def test_a_closed_team_leaves_no_thread(count: Kernel, n_threads: int) -> None:
+    before = helpers()
+    team = Team(n_threads)
+    assert len(helpers() - before) == n_threads - 1
+    counted(count, team, 10)
+    team.close()
+    team.close()
+    wait_until(lambda: helpers() <= before)
+
+
+def test_a_team_may_be_closed_while_its_helpers_sleep() -> None:
+    before = helpers()
+    team = Team(4)
+    wait_until(lambda: team._state.n_asleep == 3)
+    team.close()
+    wait_until(lambda: helpers() <= before)
+
+
+def test_a_team_that_is_dropped_leaves_no_thread(count: Kernel) -> None:
+    before = helpers()
+    team = Team(4)
+    counted(count, team, 10)
+    del team
+    gc.collect()
+    wait_until(lambda: helpers() <= before)
+
+
+def test_teams_may_come_and_go_at_once(count: Kernel) -> None:
+    before = helpers()
+    for _ in range(50):
+        team = Team(3)
+        assert (counted(count, team, 7) == 1).all()
+        team.close()
+    wait_until(lambda: helpers() <= before)
+
+
+def test_python_runs_on_while_a_kernel_works(count: Kernel) -> None:
+    team = Team(2)
+    worker = threading.Thread(target=counted, args=(count, team, 64, 20, 200_000))
+    worker.start()
+    turns = 0
+    while worker.is_alive() and turns < 10:
+        turns += 1
+        time.sleep(0.001)
+    worker.join()
+    assert turns > 3
+    team.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="counts processor time as POSIX does")
+def test_a_team_without_work_needs_no_processor(count: Kernel) -> None:
+    team = Team(3)
+    counted(count, team, 10)
+    wait_until(lambda: team._state.n_asleep == 2)
+    start = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - start < 0.1
+    team.close()
