@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.context import Context
+    from engine.ops.experts import Groups
     from engine.ops.weights import Weight
 
 
@@ -102,13 +103,13 @@ class ExpertLinear(Module):
             slots.append(Slot(self, "scale", scale, Replicate(owners), is_matrix=False))
         return slots
 
-    def __call__(self, x: Tensor, expert: int) -> Tensor:
-        """Map x (T, n_in) to (T, n_out) with the matrix of one expert."""
+    def __call__(self, x: Tensor, groups: Groups) -> Tensor:
+        """Map each row of x (n_row, n_in) to (n_row, n_out) with the matrix of its expert."""
         assert self.weight is not None, "a rank without a slice must not compute it"
-        y = self.weight.expert(expert).matmul(x)
+        y = self.weight.grouped(x, groups)
         if self.scale is not None:
-            y = y * self.scale[expert]
-        return y if self.bias is None else y + self.bias[expert]
+            y = y * self.scale[groups.expert_of, None]
+        return y if self.bias is None else y + self.bias[groups.expert_of]
 
 
 class HeadLinear(Module):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from engine.context import Context
     from engine.layers.hparams import HParams
+    from engine.ops.experts import Groups
 
 Gating = Literal["softmax", "sigmoid", "softmax_chosen"]
 GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}
@@ -156,29 +157,25 @@ class MoE(Module):
         if not ctx.owns(self.columns):
             return None
         logits = ctx.agree(self.ffn_gate_inp(router_input), self.columns.owners())
-        weights, chosen = ctx.ops.route(self.routing, logits, self.exp_probs_b.value)
-        total = x.new_zeros(x.shape)
-        for expert in sorted(set(chosen.flatten().tolist())):
-            token, place = (chosen == expert).nonzero(as_tuple=True)
-            y = self.weighted(x[token], weights[token, place, None], expert, ctx)
-            total.index_add_(0, token, y)
-        return total
+        weights, groups = ctx.ops.assign(self.routing, logits, self.exp_probs_b.value)
+        return self.weighted_sum(x, weights, groups, ctx)
 
-    def weighted(self, x: Tensor, weight: Tensor, expert: int, ctx: Context) -> Tensor:
-        """One expert's results for its tokens x (n, n_embd), times their weights (n, 1)."""
-        return self.expert(x, expert, ctx) * weight
+    def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
+        """What each token's experts make of x (T, n_embd), times weights (T, n_used), added up."""
+        y = self.mapped(groups.rows(x), groups, ctx)
+        return ctx.ops.sum_of_experts(y, weights, groups)
 
-    def expert(self, x: Tensor, expert: int, ctx: Context) -> Tensor:
-        """Map x (n, n_embd) to one expert's summand of (n, n_embd)."""
+    def mapped(self, x: Tensor, groups: Groups, ctx: Context) -> Tensor:
+        """Map each row of x (n_row, n_embd) to its expert's summand of (n_row, n_embd)."""
         if self.is_fused:
-            gate, up = self.ffn_gate_up_exps(x, expert).chunk(2, dim=-1)
+            gate, up = self.ffn_gate_up_exps(x, groups).chunk(2, dim=-1)
             inner = ctx.ops.gated(self.act, gate, up)
         elif self.is_gated:
-            gate, up = self.ffn_gate_exps(x, expert), self.ffn_up_exps(x, expert)
+            gate, up = self.ffn_gate_exps(x, groups), self.ffn_up_exps(x, groups)
             inner = ctx.ops.gated(self.act, gate, up)
         else:
-            inner = ctx.ops.activate(self.act, self.ffn_up_exps(x, expert))
-        return self.ffn_down_exps(inner, expert)
+            inner = ctx.ops.activate(self.act, self.ffn_up_exps(x, groups))
+        return self.ffn_down_exps(inner, groups)
 
 
 def add_parts(a: Tensor | None, b: Tensor | None) -> Tensor | None:

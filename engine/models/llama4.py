@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.context import Context
+    from engine.ops.experts import Groups
 
 CHUNK = 8192
 TEMPERATURE = Temperature(0.1, 8192, offset=1)
@@ -52,8 +53,9 @@ class Llama4Attention(Attention):
 class InputWeightedMoE(MoE):
     """A token's weight for an expert is a factor on what the expert reads."""
 
-    def weighted(self, x: Tensor, weight: Tensor, expert: int, ctx: Context) -> Tensor:
-        return self.expert(x * weight, expert, ctx)
+    def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
+        y = self.mapped(groups.rows(x) * groups.weights(weights), groups, ctx)
+        return ctx.ops.sum_of_experts(y, None, groups)
 
 
 class Llama4Block(TransformerBlock):

@@ -12,6 +12,7 @@ from torch.nn.functional import gelu, normalize, relu, silu, softplus
 
 from engine.ops import recurrent
 from engine.ops.attention import attend
+from engine.ops.experts import Groups
 
 if TYPE_CHECKING:
     from engine.cache import LayerCache
@@ -92,7 +93,19 @@ class ReferenceOps:
         weights = scores.gather(-1, chosen)
         if routing.normalise:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=SMALLEST_SUM)
-        return weights * routing.scale, chosen
+        return weights if routing.scale == 1.0 else weights * routing.scale, chosen
+
+    def assign(
+        self, routing: Routing, logits: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Groups]:
+        """What `route` says, in the order of experts: weights (T, n_used) and the rows."""
+        weights, chosen = self.route(routing, logits, bias)
+        chosen, place = chosen.sort(-1)
+        return weights.gather(-1, place), Groups.of(chosen)
+
+    def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
+        """Add up each token's rows of y (n_row, n), times weights (T, n_used) if any; (T, n)."""
+        return groups.sum(y if weights is None else y * groups.weights(weights))
 
     def rope_angles(
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
@@ -124,6 +137,10 @@ class ReferenceOps:
             a, b = rotated.chunk(2, dim=-1)
             turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
         return turned if not rest.shape[-1] else torch.cat((turned, rest), dim=-1)
+
+    def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
+        """Store k and v in the cache; see `LayerCache.write`."""
+        cache.write(k, v, start)
 
     def attention(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from engine.gguf.types import TYPES
+from engine.ops.experts import Groups
 from engine.quants import dequantise
 
 CHUNK_ELEMENTS = 1 << 22
@@ -41,8 +42,8 @@ class Weight(Protocol):
         """Rows `ids` (T,) as (T, n_in); rows outside 0…n_rows-1 are zero, None if all are."""
         ...
 
-    def expert(self, index: int) -> Weight:
-        """The matrix of one expert, as a view."""
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        """The same with one matrix per expert, for x (rows of all groups, n_in)."""
         ...
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
@@ -73,10 +74,10 @@ class DenseWeight:
         return linear(x, self.data)
 
     def lookup(self, ids: Tensor, n_rows: int) -> Tensor | None:
-        return _lookup(ids, n_rows, lambda rows: self.data[rows])
+        return gathered_rows(ids, n_rows, lambda rows: self.data[rows])
 
-    def expert(self, index: int) -> DenseWeight:
-        return DenseWeight(self.data[index])
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        return torch.cat([linear(x[rows], self.data[expert]) for expert, rows in groups])
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
         matrices = self.data[:, rows]
@@ -117,13 +118,16 @@ class PackedWeight:
         return y
 
     def lookup(self, ids: Tensor, n_rows: int) -> Tensor | None:
-        return _lookup(
+        return gathered_rows(
             ids,
             n_rows,
             lambda rows: dequantise(self.raw[rows], self.type_number)[:, self.columns],
         )
 
-    def expert(self, index: int) -> PackedWeight:
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        return torch.cat([self._expert(expert).matmul(x[rows]) for expert, rows in groups])
+
+    def _expert(self, index: int) -> PackedWeight:
         return PackedWeight(self.raw[index], self.type_number, self.columns)
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
@@ -150,7 +154,7 @@ def release_scratch() -> None:
     _scratch.buffer = None
 
 
-def _lookup(ids: Tensor, n_rows: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor | None:
+def gathered_rows(ids: Tensor, n_rows: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor | None:
     """Gather the rows that are here and leave zeros for the others."""
     here = (ids >= 0) & (ids < n_rows)
     if not bool(here.any()):
