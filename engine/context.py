@@ -146,7 +146,7 @@ class Context:
         """
         cache = self.cache.kv(state)
         if k is not None:
-            cache.write(k, v, self.n_past)
+            self.ops.remember(cache, k, v, self.n_past)
         return self.ops.attention(q, cache, self.n_past, scores, sinks, slopes)
 
     def recurrent(self, state: RecurrentState) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 from llvmlite import ir
 
@@ -33,6 +34,11 @@ TANH_TERMS = (
 """Of the polynomial p for which x + x³ p(x²) is nearest to tanh below the border (minimax)."""
 
 
+def ints_like(kind: Any, element: Any = I32) -> Any:
+    """The integers as many as there are floats of a kind."""
+    return vector(element, kind.count) if isinstance(kind, ir.VectorType) else element
+
+
 def exp(code: Code, x: Value) -> Value:
     """e to the power of x; 0 and infinity for large |x|, NaN for NaN.
 
@@ -40,7 +46,7 @@ def exp(code: Code, x: Value) -> Value:
     in two halves, since a float may not hold the whole.
     """
     kind = x.kind
-    ints = vector(I32, kind.count) if isinstance(kind, ir.VectorType) else I32
+    ints = ints_like(kind)
     x = code.smallest(x, code.constant(kind, EXP_MOST))
     x = code.largest(x, code.constant(kind, EXP_LEAST))
     rounder = code.constant(kind, ROUNDER)

@@ -100,7 +100,7 @@ class Steps:
     def _norm(
         self, kernel: Calls, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor | None:
-        rows = _rows(x)
+        rows = rows_of(x)
         places = rows and _weights(weight, bias, rows)
         if rows is None or places is None:
             return None
@@ -116,8 +116,8 @@ class Steps:
             return None
         n_rows, n = 1, gate.numel()
         strides = [0, 0]
-        if not _is_plain(gate) or (up is not None and not _is_plain(up)):
-            cut = [_rows(x) for x in (gate, up) if x is not None]
+        if not is_plain(gate) or (up is not None and not is_plain(up)):
+            cut = [rows_of(x) for x in (gate, up) if x is not None]
             if gate.dim() != 2 or None in cut:
                 return None
             n_rows, n = gate.shape
@@ -131,8 +131,8 @@ class Steps:
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
         """See `ReferenceOps.rope`; x (T, n_head, head_dim), cos and sin (T, 1, n_rot / 2)."""
-        rows = _rows(x)
-        if rows is None or x.dim() != 3 or not _is_plain(cos) or not _is_plain(sin):
+        rows = rows_of(x)
+        if rows is None or x.dim() != 3 or not is_plain(cos) or not is_plain(sin):
             return None
         shape = cos.shape
         n_pairs = shape[-1]
@@ -156,7 +156,7 @@ Rows = tuple[int, int, int, int, int]
 """Of a tensor: strides of tokens and heads in bytes, then n_tokens, n_heads, n."""
 
 
-def _rows(x: Tensor) -> Rows | None:
+def rows_of(x: Tensor) -> Rows | None:
     """How kernels see x (T, n) or (T, n_head, n), if they can."""
     if x.dtype is not F32 or not x.is_cpu:
         return None
@@ -175,17 +175,17 @@ def _weights(weight: Tensor | None, bias: Tensor | None, rows: Rows) -> tuple[in
     if first is None:
         return 0, 0, 0
     shape = first.shape
-    if (shape != (n,) and shape != (n_heads, n)) or not _is_plain(first):
+    if (shape != (n,) and shape != (n_heads, n)) or not is_plain(first):
         return None
     if bias is None:
         return first.data_ptr(), 0, 0 if len(shape) == 1 else 4 * n
-    if bias.shape != shape or not _is_plain(bias):
+    if bias.shape != shape or not is_plain(bias):
         return None
     place = 0 if weight is None else weight.data_ptr()
     return place, bias.data_ptr(), 0 if len(shape) == 1 else 4 * n
 
 
-def _is_plain(x: Tensor) -> bool:
+def is_plain(x: Tensor) -> bool:
     return x.dtype is F32 and x.is_cpu and x.is_contiguous()
 
 

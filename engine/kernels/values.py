@@ -251,9 +251,10 @@ class Code:
         """Of a function of this module."""
         return Value(self, self.builder.ptrtoint(self.builder.module.globals[name], I64))
 
-    def prefetch(self, address: Value) -> None:
-        """Ask for a cache line that is read once, and soon."""
-        self.call("llvm.prefetch.p0", VOID, self._bytes_at(address), *map(self._flag, (0, 0, 1)))
+    def prefetch(self, address: Value, *, again: bool = False) -> None:
+        """Ask for a cache line that is read soon, and once or (into the second cache) again."""
+        flags = map(self._flag, (0, 2 if again else 0, 1))
+        self.call("llvm.prefetch.p0", VOID, self._bytes_at(address), *flags)
 
     def _bytes_at(self, address: Value) -> Value:
         return self._pointer_value(address, I8)

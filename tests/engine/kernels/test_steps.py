@@ -30,9 +30,7 @@ SHAPES = [(1, 1), (1, 7), (3, 16), (2, 100), (5, 2048), (3, 4, 64), (2, 3, 80), 
 
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(
-    "has", ["", "weight", "weight, bias", "bias", "weight, bias per head"]
-)
+@pytest.mark.parametrize("has", ["", "weight", "weight, bias", "bias", "weight, bias per head"])
 def test_norms(steps: Steps, norm: str, shape: tuple[int, ...], has: str) -> None:
     x = rows(1, *shape)
     inner = shape[1:] if "head" in has and len(shape) == 3 else shape[-1:]

@@ -1,0 +1,79 @@
+"""The operations on a CPU by kernels of our own, where they serve and are faster than torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from engine.kernels.cache_steps import CacheSteps
+from engine.kernels.steps import Steps
+from engine.ops.attention import first_visible
+from engine.ops.reference import ReferenceOps
+
+if TYPE_CHECKING:
+    from engine.cache import LayerCache
+    from engine.kernels.team import Team
+    from engine.layers.attention import Scores
+    from engine.layers.ffn import Activation
+
+FEW_TOKENS = 8
+"""So many read the cache one after the other; more get it as F32 once, and torch's kernels."""
+
+
+class FastOps(ReferenceOps):
+    """For one rank, whose thread alone may call it.
+
+    Results differ from the reference in the last bits. Tensors that the kernels do not serve, such
+    as those of other types, take the way of the reference.
+
+    Args:
+        team: the threads of the rank.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._steps = Steps(team)
+        self._cache_steps = CacheSteps(team)
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        y = self._steps.rms_norm(x, weight, bias, eps)
+        return super().rms_norm(x, weight, bias, eps) if y is None else y
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        y = self._steps.layer_norm(x, weight, bias, eps)
+        return super().layer_norm(x, weight, bias, eps) if y is None else y
+
+    def activate(self, act: Activation, x: Tensor) -> Tensor:
+        y = self._steps.gated(act.kind, 0.0, x, None)
+        return super().activate(act, x) if y is None else y
+
+    def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
+        y = self._steps.gated(act.kind, act.limit, gate, up)
+        return super().gated(act, gate, up) if y is None else y
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
+        y = self._steps.rope(x, cos, sin, style)
+        return super().rope(x, cos, sin, style) if y is None else y
+
+    def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
+        if not self._cache_steps.write(cache, k, v, start):
+            super().remember(cache, k, v, start)
+
+    def attention(
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        n_past: int,
+        scores: Scores,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+    ) -> Tensor:
+        n_tokens = q.shape[0]
+        if n_tokens <= FEW_TOKENS:
+            firsts = [first_visible(scores, at) for at in range(n_past, n_past + n_tokens)]
+            y = self._cache_steps.attention(q, cache, n_past, firsts, scores, sinks, slopes)
+            if y is not None:
+                return y
+        return super().attention(q, cache, n_past, scores, sinks, slopes)

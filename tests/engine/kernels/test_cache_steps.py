@@ -1,0 +1,223 @@
+"""Writing to the cache and attention over it by kernels, against the reference."""
+
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.cache import LayerCache
+from engine.kernels.attention import PIECE
+from engine.kernels.cache_steps import CacheSteps
+from engine.kernels.isa import Isa, supported
+from engine.kernels.team import Team
+from engine.layers.attention import Scores
+from engine.layers.state import KVState
+from engine.ops.attention import attend, first_visible
+from engine.parallel.ranges import Ranges
+
+TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+CPU = torch.device("cpu")
+KINDS = pytest.mark.parametrize("isa", supported(), ids=lambda isa: isa.name)
+
+
+def numbers(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layer(
+    kv_type: str,
+    n_head: int,
+    n_kv: int,
+    dim_k: int,
+    dim_v: int,
+    n_ctx: int,
+    *,
+    v_in_k: bool = False,
+) -> LayerCache:
+    """A cache full of random numbers."""
+    heads, kv_heads = (Ranges(((0, n),), n) for n in (n_head, n_kv))
+    state = KVState(heads, kv_heads, dim_k, dim_v, v_in_k=v_in_k)
+    held = LayerCache(state, 0, n_ctx, kv_type, CPU)
+    v = None if v_in_k else numbers(2, n_ctx, n_kv, dim_v)
+    held.write(numbers(1, n_ctx, n_kv, dim_k), v, 0)
+    return held
+
+
+def attended(
+    steps: CacheSteps, q: Tensor, held: LayerCache, n_past: int, scores: Scores,
+    sinks: Tensor | None = None, slopes: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    firsts = [first_visible(scores, n_past + t) for t in range(q.shape[0])]
+    found = steps.attention(q, held, n_past, firsts, scores, sinks, slopes)
+    assert found is not None
+    return found
+
+
+@KINDS
+@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize("n_tokens", [1, 3, 300])
+def test_writing_is_that_of_the_reference(isa: Isa, kv_type: str, n_tokens: int) -> None:
+    steps = CacheSteps(Team(2), isa)
+    fast, plain = (layer(kv_type, 6, 3, 96, 64, 310) for _ in range(2))
+    whole = numbers(3, n_tokens, 3 * (96 + 64)) * 5
+    k = whole[:, : 3 * 96].reshape(n_tokens, 3, 96)
+    v = whole[:, 3 * 96 :].reshape(n_tokens, 3, 64)
+    assert steps.write(fast, k, v, 7)
+    plain.write(k, v, 7)
+    assert torch.equal(fast.k, plain.k)
+    assert torch.equal(fast.v, plain.v)
+
+
+@KINDS
+@pytest.mark.parametrize("kv_type", TYPES)
+def test_hard_numbers_are_rounded_as_by_torch_and_gguf(isa: Isa, kv_type: str) -> None:
+    """Of all sizes, with ties, zeros of both signs, and the least and largest of F16."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(2000, 64)) * np.exp(rng.uniform(-22, 12, (2000, 1)))
+    x = x.astype(np.float32)
+    x[0], x[1] = 0, -0.0
+    x[2] = np.where(np.arange(64) % 2, 1, -1)
+    x[3, :4] = 65519.9, 65520, -65536, 1e9
+    x[4] = np.arange(64) * 2.0**-25
+    x[5] = np.round(x[5] * 4) / 8
+    x[6] = 1 + np.arange(64) * 2.0**-12
+    held = layer(kv_type, 1, 1, 64, 64, 2000)
+    k = torch.from_numpy(x).unsqueeze(1)
+    assert CacheSteps(Team(1), isa).write(held, k, None, 0)
+    if kv_type in ("q8_0", "q4_0"):
+        kind = gguf.GGMLQuantizationType[kv_type.upper()]
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected = torch.from_numpy(gguf.quants.quantize(x, kind))
+    else:
+        expected = k[:, 0].to(held.k.dtype)
+    assert torch.equal(held.k[0].view(torch.uint8), expected.view(torch.uint8))
+
+
+@KINDS
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16"])
+def test_heads_that_end_anywhere(isa: Isa, kv_type: str) -> None:
+    steps = CacheSteps(Team(1), isa)
+    for dim_k, dim_v in ((1, 1), (8, 6), (40, 24), (33, 100), (80, 48)):
+        held = layer(kv_type, 6, 2, dim_k, dim_v, 150)
+        k, v = numbers(4, 1, 2, dim_k), numbers(5, 1, 2, dim_v)
+        expected = layer(kv_type, 6, 2, dim_k, dim_v, 150)
+        expected.write(k, v, 140)
+        assert steps.write(held, k, v, 140)
+        assert torch.equal(held.k, expected.k)
+        assert torch.equal(held.v, expected.v)
+        q = numbers(6, 1, 6, dim_k)
+        found = attended(steps, q, held, 140, Scores(dim_k**-0.5))
+        torch.testing.assert_close(found, attend(q, held, 140, Scores(dim_k**-0.5), None, None))
+
+
+@KINDS
+@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize(
+    ("n_head", "n_kv"), [(1, 1), (4, 4), (8, 4), (7, 1), (32, 8), (19, 1), (5, 1)]
+)
+def test_attention_for_groups_of_all_sizes(isa: Isa, kv_type: str, n_head: int, n_kv: int) -> None:
+    steps = CacheSteps(Team(2), isa)
+    held = layer(kv_type, n_head, n_kv, 64, 96, 2 * PIECE + 20)
+    for n_past in (0, 1, 16, 62, PIECE - 1, PIECE, 2 * PIECE + 17):
+        q = numbers(7, 1, n_head, 64) * 2
+        found = attended(steps, q, held, n_past, Scores(0.2))
+        expected = attend(q, held, n_past, Scores(0.2), None, None)
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    size = st.sampled_from([1, 5, 64, 257, 700])
+    n_kv = draw(st.integers(1, 3))
+    return {
+        "isa": draw(st.sampled_from(supported())),
+        "kv_type": draw(st.sampled_from(TYPES)),
+        "n_kv": n_kv,
+        "n_head": n_kv * draw(st.integers(1, 9)),
+        "n_past": draw(st.integers(0, 1500)),
+        "n_tokens": draw(st.integers(1, 3)),
+        "window": draw(st.just(0) | size),
+        "chunk": draw(st.just(0) | size),
+        "softcap": draw(st.sampled_from([0.0, 2.0])),
+        "sinks": draw(st.booleans()),
+        "slopes": draw(st.booleans()),
+        "v_in_k": draw(st.booleans()),
+        "is_irregular": draw(st.booleans()),
+    }
+
+
+@given(cases())
+@settings(deadline=None, max_examples=150)
+def test_attention_is_that_of_the_reference(case: dict[str, Any]) -> None:
+    n_head, n_past, n_tokens = case["n_head"], case["n_past"], case["n_tokens"]
+    held = layer(
+        case["kv_type"], n_head, case["n_kv"], 96, 64, n_past + n_tokens, v_in_k=case["v_in_k"]
+    )
+    if case["is_irregular"]:
+        held.head_map = torch.tensor([i * i % case["n_kv"] for i in range(n_head)])
+    q = numbers(8, n_tokens, n_head, 96) * 2
+    sinks = numbers(9, n_head) if case["sinks"] else None
+    slopes = numbers(10, n_head).abs() / 50 if case["slopes"] else None
+    scores = Scores(0.15, case["window"], case["chunk"], case["softcap"])
+    found = attended(CacheSteps(Team(1), case["isa"]), q, held, n_past, scores, sinks, slopes)
+    for t in range(n_tokens):
+        expected = attend(q[t : t + 1], held, n_past + t, scores, sinks, slopes)
+        torch.testing.assert_close(found[t : t + 1], expected, rtol=2e-5, atol=8e-6)
+
+
+@KINDS
+@pytest.mark.parametrize("kv_type", TYPES)
+def test_results_do_not_depend_on_threads_and_other_tokens(isa: Isa, kv_type: str) -> None:
+    held = layer(kv_type, 12, 2, 64, 64, 1600)
+    q, scores, sinks = numbers(11, 3, 12, 64), Scores(0.125), numbers(12, 12)
+    one, three = (attended(CacheSteps(Team(n), isa), q, held, 1590, scores, sinks) for n in (1, 3))
+    assert torch.equal(one, three)
+    alone = attended(CacheSteps(Team(2), isa), q[2:], held, 1592, scores, sinks)
+    assert torch.equal(one[2:], alone)
+
+
+@KINDS
+def test_scores_far_apart_and_infinite_ones(isa: Isa) -> None:
+    """The largest score may come late, and what comes before may have no weight at all."""
+    held = layer("f32", 2, 1, 16, 16, 600)
+    held.k *= 400
+    held.k[0, 3] = -torch.inf
+    q = numbers(13, 1, 2, 16).abs() * 10
+    found = attended(CacheSteps(Team(1), isa), q, held, 599, Scores(1.0))
+    torch.testing.assert_close(found, attend(q, held, 599, Scores(1.0), None, None))
+    held.v[0, 5] = torch.nan
+    assert attended(CacheSteps(Team(1), isa), q, held, 599, Scores(1.0)).isnan().all()
+
+
+def test_a_cache_whose_memory_moves_is_found_again() -> None:
+    steps, held = CacheSteps(Team(1)), layer("f16", 2, 1, 32, 32, 40)
+    q = numbers(14, 1, 2, 32)
+    before = attended(steps, q, held, 30, Scores(0.3))
+    held.k = held.k.clone()
+    held.k[0, 30] += 1
+    after = attended(steps, q, held, 30, Scores(0.3))
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, attend(q, held, 30, Scores(0.3), None, None))
+
+
+def test_what_would_lie_outside_of_the_cache_is_refused() -> None:
+    steps, held = CacheSteps(Team(1)), layer("f16", 4, 2, 32, 32, 40)
+    x, scores = numbers(15, 3, 2, 32), Scores(0.1)
+    for start in (-1, 38, 1 << 40):
+        assert not steps.write(held, x, x, start)
+    assert not steps.write(held, x[..., :31], x, 0)
+    assert not steps.write(held, x, x[:, :1], 0)
+    assert not steps.write(held, x.double(), x, 0)
+    assert steps.write(held, x, x, 37)
+    q = numbers(16, 1, 4, 32)
+    for n_past, firsts in ((40, [0]), (-1, [0]), (5, [-1]), (5, [6])):
+        assert steps.attention(q, held, n_past, firsts, scores, None, None) is None
+    for wrong in (q[..., :31], q[:, :3], q.double(), q.mT):
+        assert steps.attention(wrong, held, 5, [0], scores, None, None) is None
+    assert steps.attention(q, held, 5, [0], scores, numbers(17, 3), None) is None
+    assert steps.attention(q, held, 5, [0], scores, None, numbers(17, 4).double()) is None

@@ -1,0 +1,68 @@
+"""What a rank on the CPU computes with, against the reference, also where no kernel serves."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cache import LayerCache
+from engine.kernels.team import Team
+from engine.layers.attention import Scores
+from engine.layers.ffn import Activation
+from engine.layers.state import KVState
+from engine.ops.fast import FEW_TOKENS, FastOps
+from engine.ops.reference import ReferenceOps
+from engine.parallel.ranges import Ranges
+
+REFERENCE = ReferenceOps()
+
+
+@pytest.fixture(scope="module")
+def fast() -> FastOps:
+    return FastOps(Team(2))
+
+
+def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_operations(fast: FastOps, dtype: torch.dtype) -> None:
+    """F64 is nothing for the kernels."""
+    x, y, w = (numbers(n, *s, dtype=dtype) for n, s in enumerate([(5, 3, 64), (5, 3, 64), (64,)]))
+    cos, sin = numbers(3, 5, 1, 32, dtype=dtype), numbers(4, 5, 1, 32, dtype=dtype)
+    silu = Activation("silu")
+    for name, arguments in (
+        ("rms_norm", (x, w, None, 1e-6)),
+        ("layer_norm", (x, w, w, 1e-6)),
+        ("activate", (silu, x)),
+        ("gated", (Activation("oai", 7.0), x, y)),
+        ("rope", (x, cos, sin, "neox")),
+    ):
+        found = getattr(fast, name)(*arguments)
+        assert found.dtype == dtype
+        torch.testing.assert_close(
+            found, getattr(REFERENCE, name)(*arguments), rtol=2e-6, atol=2e-6
+        )
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("n_tokens", [1, FEW_TOKENS, FEW_TOKENS + 1])
+def test_attention(fast: FastOps, kv_type: str, n_tokens: int) -> None:
+    state = KVState(Ranges(((0, 6),), 6), Ranges(((0, 3),), 3), 32, 32)
+    caches = [LayerCache(state, 0, 60, kv_type, torch.device("cpu")) for _ in range(2)]
+    q, k, v = numbers(1, n_tokens, 6, 32), numbers(2, 40, 3, 32), numbers(3, 40, 3, 32)
+    results = []
+    for ops, cache in zip((fast, REFERENCE), caches, strict=True):
+        ops.remember(cache, k[:30], v[:30], 0)
+        ops.remember(cache, k[30 : 30 + n_tokens], v[30 : 30 + n_tokens], 30)
+        results.append(ops.attention(q, cache, 30, Scores(0.2, window=9)))
+    assert torch.equal(caches[0].k, caches[1].k)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=2e-6)
+
+
+def test_what_kernels_do_not_serve_is_written_as_well(fast: FastOps) -> None:
+    state = KVState(Ranges(((0, 1),), 1), Ranges(((0, 1),), 1), 8, 8)
+    cache = LayerCache(state, 0, 4, "f32", torch.device("cpu"))
+    k = numbers(1, 2, 1, 8, dtype=torch.float64)
+    fast.remember(cache, k, k, 1)
+    assert torch.equal(cache.v[0, 1:3], k[:, 0].float())
