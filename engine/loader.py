@@ -16,7 +16,9 @@ from torch import Tensor
 from engine.errors import Cancelled, UnsupportedQuant
 from engine.events import LoadProgress
 from engine.layers.module import Slot
+from engine.ops.packing import load_for_kernels
 from engine.ops.weights import DenseWeight, PackedWeight, Weight
+from engine.ops.worker import Worker
 from engine.parallel.placement import Shard, Slices
 from engine.plan import slot_pieces
 from engine.quants import QUANTS, dequantise
@@ -81,9 +83,14 @@ def load_rank(
     rank: int,
     device: torch.device,
     storage: str,
+    worker: Worker | None,
     progress: Progress,
 ) -> int:
     """Fill the attributes that `slots` name with this rank's parts.
+
+    Args:
+        storage: see `engine.plan.DevicePlan`.
+        worker: of a rank that computes with the CPU's kernels, else None.
 
     Returns:
         Bytes that the rank holds.
@@ -95,8 +102,13 @@ def load_rank(
             continue
         dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
         value: Weight | Tensor
-        if slot.is_packed(storage):
+        kind = slot.holding(storage)
+        if kind == "packed":
             value = _load_packed(file, slot.tensor, pieces, dim, device, progress)
+            held += value.n_bytes
+        elif kind != "f32":
+            assert worker is not None, "only ranks with kernels hold weights for them"
+            value = load_for_kernels(file, slot, pieces, worker, progress.add)
             held += value.n_bytes
         else:
             parts = [_dequantised(file, slot.tensor, piece, progress) for piece in pieces]
@@ -104,6 +116,7 @@ def load_rank(
             held += whole.nbytes
             value = DenseWeight(whole.to(device)) if slot.is_matrix else whole.to(device)
         setattr(slot.owner, slot.attribute, value)
+        file.release(slot.tensor)
     return held
 
 

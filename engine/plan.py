@@ -7,25 +7,30 @@ that the loader later fills, so that what is predicted for weights and KV cache 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.backend import uses_kernels
 from engine.errors import OutOfDeviceMemory
 from engine.events import MemoryUse
 from engine.gguf import GGUFFile
 from engine.info import ModelInfo, describe
+from engine.kernels.extent import BF16_CHUNK, Extent, token_bytes
+from engine.kernels.layout import BLOCK, LAYOUTS
 from engine.layers.module import Slot
 from engine.layers.state import CPU_STEP, DEVICE_STEP, KVState, RecurrentState
 from engine.models.declare import Declaration, declare
-from engine.parallel.placement import Slices
+from engine.parallel.placement import Shard, Slices
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
+    from engine.layers.hparams import HParams
 
 F32_BYTES = 4
+BF16_BYTES = 2
 DENSE_FRACTION = 0.8
 """Weights are held dequantised if that takes no more than this part of any device's free memory."""
 
@@ -40,6 +45,9 @@ class DevicePlan:
     Attributes:
         asked: the wanted share, 0 to 1; the shares of all ranks sum to 1.
         effective: the share of the model's weight elements that the rank really gets.
+        storage: how matrices are held: "f32" (dequantised, fast), "packed" (as in the file,
+            dequantised on each use: slow, but small) or "kernels" (as the CPU's kernels read them:
+            as small as in the file, and fast).
         memory: predicted bytes; weights and KV cache are exact, compute is an estimate.
     """
 
@@ -47,6 +55,7 @@ class DevicePlan:
     device: str
     asked: float
     effective: float
+    storage: str
     memory: MemoryUse
 
 
@@ -56,8 +65,6 @@ class Plan:
 
     Attributes:
         n_ctx: context in tokens that the KV cache is made for.
-        storage: how matrices are held: "f32" (dequantised, fast) or "packed" (as in the file,
-            dequantised on each use: slow, but small).
         file_bytes: bytes of the file that all ranks together read.
     """
 
@@ -65,9 +72,13 @@ class Plan:
     split_mode: str
     n_ctx: int
     kv_type: str
-    storage: str
     file_bytes: int
     warnings: tuple[str, ...] = ()
+
+    @property
+    def storage(self) -> str:
+        """How the ranks hold matrices, each way once: see `DevicePlan`."""
+        return " + ".join(dict.fromkeys(d.storage for d in self.devices))
 
     @property
     def total_bytes(self) -> int:
@@ -135,7 +146,7 @@ def make_plan(
         if isinstance(state, KVState):
             state.check_type(params.kv_type)
     dense = _evaluate(declaration, params, n_ctx, "f32")
-    if free_bytes is None or _is_roomy(dense, free_bytes):
+    if free_bytes is None or "f32" not in dense.storage or _is_roomy(dense, free_bytes):
         return dense
     return _evaluate(declaration, params, n_ctx, "packed")
 
@@ -150,6 +161,7 @@ def _is_roomy(plan: Plan, free_bytes: Mapping[str, int]) -> bool:
 
 def _evaluate(declaration: Declaration, params: LoadParams, n_ctx: int, storage: str) -> Plan:
     ranks = range(len(declaration.devices))
+    storages = ["kernels" if uses_kernels(d) else storage for d in declaration.devices]
     parts = [
         [(slot, piece) for slot in declaration.slots for piece in slot_pieces(slot, r)]
         for r in ranks
@@ -161,10 +173,11 @@ def _evaluate(declaration: Declaration, params: LoadParams, n_ctx: int, storage:
             device=declaration.devices[rank],
             asked=declaration.shares[rank],
             effective=elements[rank] / max(1, sum(elements)),
+            storage=storages[rank],
             memory=MemoryUse(
-                weights=sum(held_bytes(slot, piece, storage) for slot, piece in parts[rank]),
+                weights=sum(held_bytes(slot, rank, storages[rank]) for slot in declaration.slots),
                 kv=sum(s.n_bytes(rank, n_ctx, params.kv_type) for s in declaration.states),
-                compute=_compute_bytes(declaration, params, rank, n_ctx, storage),
+                compute=_compute_bytes(declaration, params, rank, n_ctx, storages[rank]),
             ),
         )
         for rank in ranks
@@ -174,7 +187,6 @@ def _evaluate(declaration: Declaration, params: LoadParams, n_ctx: int, storage:
         split_mode=params.split_mode,
         n_ctx=n_ctx,
         kv_type=params.kv_type,
-        storage=storage,
         file_bytes=sum(packed_bytes(slot, piece) for part in parts for slot, piece in part),
         warnings=_warnings(declaration, params),
     )
@@ -185,11 +197,38 @@ def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:
     return slot.placement.pieces(slot.tensor.shape, rank)
 
 
-def held_bytes(slot: Slot, slices: Slices, storage: str) -> int:
-    """Bytes of one tensor in memory, once loaded."""
-    if slot.is_packed(storage):
-        return packed_bytes(slot, slices)
-    return F32_BYTES * _n_elements(slices)
+def held_bytes(slot: Slot, rank: int, storage: str) -> int:
+    """Bytes of one tensor on a rank, once loaded."""
+    pieces, kind = slot_pieces(slot, rank), slot.holding(storage)
+    if kind == "packed":
+        return sum(packed_bytes(slot, piece) for piece in pieces)
+    if kind == "planes":
+        return _plane_bytes(slot, pieces)
+    size = slot.tensor.type.type_size if kind == "plain" else F32_BYTES
+    return size * sum(map(_n_elements, pieces))
+
+
+def _plane_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
+    """Bytes of a matrix in planes; intervals of rows share tiles, intervals of columns do not."""
+    layout = LAYOUTS[slot.tensor.type.number]
+    return sum(
+        n_matrix * Extent.of(columns.start, columns.stop).n_bytes(layout, n_rows)
+        for n_matrix, n_rows, columns in plane_parts(slot, pieces)
+    )
+
+
+def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, slice]]:
+    """What a rank holds of a matrix: (matrices, rows of each, columns) for each part."""
+    shapes = [[part.stop - part.start for part in piece] for piece in pieces]
+    dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
+    if not pieces or dim == len(shapes[0]) - 1:
+        return [
+            (prod(shape[:-2]), shape[-2], piece[-1])
+            for shape, piece in zip(shapes, pieces, strict=True)
+        ]
+    whole = list(shapes[0])
+    whole[dim] = sum(shape[dim] for shape in shapes)
+    return [(prod(whole[:-2]), whole[-2], pieces[0][-1])]
 
 
 def packed_bytes(slot: Slot, slices: Slices) -> int:
@@ -230,8 +269,20 @@ def _compute_bytes(
         default=0,
     )
     unpack = UNPACK_BYTES if storage == "packed" else 0
+    if storage == "kernels":
+        widest = max(columns, heads * head_dim, hp.n_embd)
+        unpack = BF16_BYTES * (BF16_CHUNK + n_tokens * widest)
+        unpack += n_tokens * -(-widest // BLOCK) * token_bytes(x_bytes(hp))
     values = n_tokens * per_token + attention + rows + hp.n_vocab
     return F32_BYTES * values + unpack
+
+
+def x_bytes(hp: HParams) -> int:
+    """Bytes of a quantised activation: two where a router sends tokens to experts.
+
+    Rounding to one byte moves a router's scores by about 1 %, and two experts are often closer.
+    """
+    return 2 if any(hp.n_ff_exp) else 1
 
 
 def _warnings(declaration: Declaration, params: LoadParams) -> tuple[str, ...]:

@@ -29,11 +29,13 @@ from engine.machine import (
     torch_device,
 )
 from engine.models.declare import Declaration, declare
+from engine.ops.fast import FastOps
 from engine.ops.reference import ReferenceOps
 from engine.ops.weights import release_scratch
+from engine.ops.worker import Worker
 from engine.parallel.comm import ThreadCommunicator, ThreadGroup
 from engine.parallel.pool import RankPool
-from engine.plan import DevicePlan, Plan, make_plan
+from engine.plan import DevicePlan, Plan, make_plan, x_bytes
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
@@ -62,6 +64,7 @@ class Runtime:
 
     Attributes:
         ranks: in rank order; empty once closed.
+        workers: what the ranks on the CPU compute with, by rank, if they use its kernels.
         n_threads: CPU threads of all ranks together.
         forward_s: seconds that each rank has spent in forward passes so far, waiting for other
             ranks included. A GPU may still compute when its pass ends.
@@ -94,6 +97,7 @@ class Runtime:
         self._threads = threads = threads_per_rank(params.cpu_threads, self.plan)
         self.n_threads = threads * max(1, sum(d.type == "cpu" for d in self.devices))
         self.forward_s = [0.0] * len(self.devices)
+        self.workers: dict[int, Worker] = {}
         self._group = ThreadGroup()
         self._pool = RankPool(  # it must not know this object, which ends it when it is dropped
             len(self.devices), self._group.abort, lambda: torch.set_num_threads(threads)
@@ -130,13 +134,18 @@ class Runtime:
             mine = declaration if rank == 0 else declare(file, params)
             device = self.devices[rank]
             try:
-                weights = load_rank(file, mine.slots, rank, device, self.plan.storage, progress)
+                storage = self.plan.devices[rank].storage
+                worker = None
+                if storage == "kernels":
+                    worker = self.workers[rank] = Worker(self._threads, x_bytes(self.hp))
+                weights = load_rank(file, mine.slots, rank, device, storage, worker, progress)
                 cache = Cache(mine.states, rank, self.n_ctx, params.kv_type, device)
             except BaseException:
                 stop.set()
                 raise
             comm = ThreadCommunicator(self._group, rank, device)
-            context = Context(comm, ReferenceOps(), cache, device, [d.type for d in self.devices])
+            ops = FastOps(worker.team) if worker else ReferenceOps()
+            context = Context(comm, ops, cache, device, [d.type for d in self.devices])
             return Rank(mine.model, context, MemoryUse(weights=weights, kv=cache.n_bytes))
 
         return self._run(load, "to load the model")
@@ -163,6 +172,8 @@ class Runtime:
             model, ctx = self.ranks[rank].model, self.ranks[rank].context
             ctx.begin(n_past, len(ids), first_logit)
             logits = model.forward(whole.to(ctx.device), ctx)
+            if worker := self.workers.get(rank):
+                worker.forget()
             self.forward_s[rank] += time.perf_counter() - begun
             return logits
 
@@ -244,6 +255,9 @@ class Runtime:
         """Free everything; safe to call twice."""
         self._finalizer()
         self.ranks = []
+        for worker in self.workers.values():
+            worker.close()
+        self.workers.clear()
         release_scratch()
         release_reserves(self.devices)
 

@@ -16,3 +16,9 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)
     folder = cache.mkdir("kernels") if cache else tempfile.mkdtemp(prefix="tandem-kernels-")
     os.environ["TANDEM_KERNEL_CACHE"] = str(folder)
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute exactly: in F32, with dequantised weights."""
+    monkeypatch.setenv("TANDEM_BACKEND", "reference")

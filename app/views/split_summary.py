@@ -13,6 +13,7 @@ from engine import DeviceMemory, ModelLoaded, Plan
 
 STORAGE_TEXTS = {
     "f32": "Weights are held as F32, dequantised from the file.",
+    "kernels": "Weights are held as small as they are in the file.",
     "packed": "Weights stay packed as they are in the file.",
 }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import mmap as memory_maps
 import os
 import stat
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from mmap import ACCESS_READ, mmap
+from mmap import ACCESS_READ, PAGESIZE, mmap
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -88,6 +89,16 @@ class GGUFFile:
             raise ValueError(f"{self.path.name} is closed")
         view = np.frombuffer(self._maps[tensor.part], np.uint8, tensor.n_bytes, tensor.offset)
         return view.reshape(tensor.n_rows, tensor.row_bytes)
+
+    def release(self, tensor: TensorInfo) -> None:
+        """Let go of the memory that a tensor's bytes were read into; the file can be read again."""
+        advice = getattr(memory_maps, "MADV_DONTNEED", None)
+        if advice is None or not self._maps:
+            return
+        start = -(-tensor.offset // PAGESIZE) * PAGESIZE
+        n_bytes = (tensor.offset + tensor.n_bytes) // PAGESIZE * PAGESIZE - start
+        if n_bytes > 0:
+            self._maps[tensor.part].madvise(advice, start, n_bytes)
 
     def close(self) -> None:
         """Let go of the files; a view that is still in use keeps its file mapped until it goes."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
+from engine.kernels.extent import token_bytes
 from engine.kernels.isa import Isa
 from engine.kernels.layout import BLOCK, SUPER, TILE, Layout
-from engine.kernels.panels import TOKEN_BYTES, Panel
+from engine.kernels.panels import Panel
 from engine.kernels.team import add_run
 from engine.kernels.values import (
     F32,
@@ -177,31 +178,47 @@ class Reader:
         return [factor * s.to(FLOATS) for s in scales], [minimum * m.to(FLOATS) for m in minima]
 
 
-def add_block(reader: Reader, tile: Tile, panel: Value, sums: list[Variable]) -> None:
+def add_block(
+    reader: Reader, tile: Tile, panel: Value, offsets: Panel, sums: list[Variable]
+) -> None:
     """Add what 32 columns give for 16 rows and some tokens."""
-    code, offsets = reader.code, Panel(len(sums))
+    code = reader.code
     lines = reader.lines(tile, ahead=len(sums) == 1)
     scales, added = reader.scales(tile)
-    per_sub = len(lines) // len(scales)
-    d = [code.spread(code.load(panel + offsets.scale(token), F32)) for token in range(len(sums))]
-    for sub, scale in enumerate(scales):
-        part = range(sub * per_sub, (sub + 1) * per_sub)
-        x = [
-            [code.load(panel + (offsets.numbers(token) + LINE_COLUMNS * n), I32) for n in part]
-            for token in range(len(sums))
-        ]
-        weights = [lines[n].bits(LINE) for n in part]
-        for token, dots in enumerate(reader.isa.dots(code, weights, x, reader.largest)):
-            total = sums[token]
-            total.set(code.fma(scale, dots.to(FLOATS) * d[token], total.get()))
+    first, second = (_half_sums(reader, lines, panel, offsets, half) for half in range(2))
     for token, total in enumerate(sums):
+        d = [code.spread(code.load(panel + offsets.scale(token, half), F32)) for half in range(2)]
+        if len(scales) == 1:
+            both = code.fma(second[token], d[1], first[token] * d[0])
+            total.set(code.fma(scales[0], both, total.get()))
+        else:
+            total.set(code.fma(scales[0], first[token] * d[0], total.get()))
+            total.set(code.fma(scales[1], second[token] * d[1], total.get()))
         for sub, number in enumerate(added):
             place = offsets.sum(token) if len(added) == 1 else offsets.half_sum(token, sub)
             x_sum = code.spread(code.load(panel + place, F32))
             total.set(code.fma(number, x_sum, total.get()))
 
 
-def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int) -> str:
+def _half_sums(
+    reader: Reader, lines: list[Value], panel: Value, offsets: Panel, half: int
+) -> list[Value]:
+    """For each token, the whole numbers' products with 16 columns of 16 rows, as F32."""
+    code = reader.code
+    lines = lines[4 * half : 4 * half + 4]
+    weights = [line.bits(LINE) for line in lines]
+    totals: list[Value] = []
+    for part in range(offsets.x_bytes):
+        at = [panel + (offsets.numbers(t, part) + 16 * half) for t in range(offsets.n_tokens)]
+        x = [[code.load(a + LINE_COLUMNS * n, I32) for n in range(4)] for a in at]
+        sums = reader.isa.dots(code, weights, x, reader.largest)
+        if totals:
+            sums = [(t << 8) - t + s for t, s in zip(totals, sums, strict=True)]  # t × BASE + s
+        totals = sums
+    return [total.to(FLOATS) for total in totals]
+
+
+def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes: int = 1) -> str:
     """`tile_m(planes, n_blocks, skip, panel, out, out_stride)`: 16 rows times m tokens.
 
     Token t's results go to `out + t × out_stride`, 16 F32 each.
@@ -214,13 +231,14 @@ def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int) -> str:
     scales = high + n_blocks * layout.high_bytes
     supers = scales + n_blocks * layout.scale_bytes
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(n_tokens)]
+    offsets = Panel(n_tokens, x_bytes)
 
     def add(block: Value, factor: Value) -> None:
         tile = Tile(
             planes + block * layout.low_bytes, high + block * layout.high_bytes,
             scales + block * layout.scale_bytes, factor,
         )  # fmt: skip
-        add_block(reader, tile, panel + block * Panel(n_tokens).n_bytes, sums)
+        add_block(reader, tile, panel + block * offsets.n_bytes, offsets, sums)
 
     if layout.has_supers:
         n_super = (n_blocks + skip + (SUPER - 1)) // SUPER
@@ -248,14 +266,11 @@ the job is some tiles and some tokens, as many as stay in a core's cache; `token
 multiple of full groups."""
 
 
-def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
+def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
     """`multiply(team, *ARGUMENTS)`."""
     add_run(module)
-    sizes = _sizes(isa)
-    for size in sizes:
-        add_tile(module, isa, layout, size)
-    _add_rows(module, isa)
-    _add_task(module)
+    add_rows(module, isa, layout, x_bytes)
+    _add_task(module, x_bytes)
     code, (team, *values) = function(module, "multiply", 1 + len(ARGUMENTS))
     place = code.kept(values)
     named = dict(zip(ARGUMENTS, values, strict=True))
@@ -278,7 +293,7 @@ def _ceil(a: Value, b: Value) -> Value:
     return (a + b - 1) // b
 
 
-def _add_task(module: ir.Module) -> None:
+def _add_task(module: ir.Module, x_bytes: int = 1) -> None:
     """`task(arguments, index)`: one piece, which is some tiles for some tokens."""
     code, (place, index) = function(module, "task", 2)
     named = dict(zip(ARGUMENTS, code.listed(place, len(ARGUMENTS)), strict=True))
@@ -287,7 +302,7 @@ def _add_task(module: ir.Module) -> None:
     last_tile = code.least(first_tile + named["tiles_per_piece"], named["n_tile"])
     first_token = index // n_piece * named["tokens_per_pass"]
     last_token = code.least(first_token + named["tokens_per_pass"], named["n_tokens"])
-    panels = named["panels"] + first_token * named["n_blocks"] * TOKEN_BYTES
+    panels = named["panels"] + first_token * named["n_blocks"] * token_bytes(x_bytes)
     out = named["out"] + first_token * named["out_stride"]
     with code.loop(first_tile, last_tile) as tile:
         rows_left = named["n_rows"] - tile * TILE
@@ -299,13 +314,15 @@ def _add_task(module: ir.Module) -> None:
     code.builder.ret_void()
 
 
-def _add_rows(module: ir.Module, isa: Isa) -> None:
+def add_rows(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
     """`rows(planes, n_blocks, skip, panels, n_tokens, out, out_stride, rows_left)`: of one tile."""
+    sizes = _sizes(isa)
+    for size in sizes:
+        add_tile(module, isa, layout, size, x_bytes)
     code, (planes, n_blocks, skip, panels, n_tokens, out, stride, left) = function(
         module, "rows", 8
     )
     code.builder.function.linkage = "internal"
-    sizes = _sizes(isa)
     buffer = Value(code, code.builder.ptrtoint(code.builder.alloca(FLOATS, sizes[0]), I64))
     is_whole = left >= TILE
     goal = code.where(is_whole, out, buffer)
@@ -323,7 +340,7 @@ def _add_rows(module: ir.Module, isa: Isa) -> None:
         ):
             number = code.load(buffer + t * (4 * TILE) + row * 4, F32)
             code.store(number, out + (token + t) * stride + row * 4)
-        panel.set(panel.get() + n_blocks * (size * TOKEN_BYTES))
+        panel.set(panel.get() + n_blocks * (size * token_bytes(x_bytes)))
         done.set(token + size)
 
     with code.loop(code.number(0), n_tokens // sizes[0]):

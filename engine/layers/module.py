@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import dropwhile
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from engine.errors import InvalidGGUF
+from engine.kernels.layout import LAYOUTS
 from engine.layers.state import KVState, RecurrentState, State
 from engine.parallel.placement import Placement
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from engine.gguf import TensorInfo
 
 Shape = tuple[int, ...]
+
+Holding = Literal["f32", "packed", "planes", "plain"]
+"""F32 values; the file's blocks; planes for the CPU's kernels; values as short as in the file."""
+
+PLAIN_TYPES = ("F16", "BF16", "F32")
 
 
 class TensorSource:
@@ -102,9 +108,21 @@ class Slot:
     is_matrix: bool
     is_lookup: bool = False
 
-    def is_packed(self, storage: str) -> bool:
-        """Whether ranks hold the file's blocks; else F32 values."""
-        return self.is_lookup or (self.is_matrix and storage == "packed")
+    def holding(self, storage: str) -> Holding:
+        """How a rank holds it.
+
+        Args:
+            storage: how the rank holds matrices in general, see `engine.plan.DevicePlan`.
+        """
+        if self.is_lookup:
+            return "packed"
+        if not self.is_matrix or storage == "f32":
+            return "f32"
+        if storage == "packed":
+            return "packed"
+        if self.tensor.type.number in LAYOUTS:
+            return "planes"
+        return "plain" if self.tensor.type.name in PLAIN_TYPES else "f32"
 
 
 class Module:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from engine.kernels.cache_steps import CacheSteps
 from engine.kernels.steps import Steps
 from engine.ops.attention import first_visible
 from engine.ops.reference import ReferenceOps
+from engine.ops.routing import RoutingSteps
 
 if TYPE_CHECKING:
     from engine.cache import LayerCache
     from engine.kernels.team import Team
     from engine.layers.attention import Scores
     from engine.layers.ffn import Activation
+    from engine.layers.moe import Routing
+    from engine.layers.rope import RopeParams
+    from engine.ops.experts import Groups
+
+ANGLES = 256
+"""Positions whose angles are computed at once."""
 
 FEW_TOKENS = 8
 """So many read the cache one after the other; more get it as F32 once, and torch's kernels."""
@@ -34,6 +42,8 @@ class FastOps(ReferenceOps):
     def __init__(self, team: Team) -> None:
         self._steps = Steps(team)
         self._cache_steps = CacheSteps(team)
+        self._angles: dict[int, tuple[int, RopeParams, Tensor | None, Tensor, Tensor]] = {}
+        self._routing_steps = RoutingSteps(team)
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y = self._steps.rms_norm(x, weight, bias, eps)
@@ -52,6 +62,30 @@ class FastOps(ReferenceOps):
     def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
         y = self._steps.gated(act.kind, act.limit, gate, up)
         return super().gated(act, gate, up) if y is None else y
+
+    def assign(
+        self, routing: Routing, logits: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Groups]:
+        found = self._routing_steps.assign(routing, logits, bias)
+        return super().assign(routing, logits, bias) if found is None else found
+
+    def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
+        total = self._routing_steps.sum_of_experts(y, weights, groups)
+        return super().sum_of_experts(y, weights, groups) if total is None else total
+
+    def rope_angles(
+        self, params: RopeParams, factors: Tensor | None, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if positions.numel() != 1 or not positions.is_cpu:
+            return super().rope_angles(params, factors, positions)
+        block, index = divmod(int(positions), ANGLES)
+        known = self._angles.get(id(params))
+        if known is None or known[0] != block or known[1] is not params or known[2] is not factors:
+            near = torch.arange(block * ANGLES, (block + 1) * ANGLES)
+            known = (block, params, factors, *super().rope_angles(params, factors, near))
+            self._angles[id(params)] = known
+        cos, sin = known[3:]
+        return cos[index : index + 1], sin[index : index + 1]
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
         y = self._steps.rope(x, cos, sin, style)

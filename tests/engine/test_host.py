@@ -204,13 +204,13 @@ def test_out_of_memory_ends_only_that_answer(
     desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.run(Load(LoadParams(path, ("cpu", "cpu"))))
-    from engine.ops.reference import ReferenceOps
+    from engine.ops.fast import FastOps
 
     def exhausted(*args: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ReferenceOps, "gated", exhausted)
+        patch.setattr(FastOps, "gated", exhausted)
         failed = desk.run(Generate(ASK, sampling=SHORT))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, OutOfDeviceMemory)

@@ -100,6 +100,7 @@ def test_latents_are_held_once(kv_type: str) -> None:
         assert held == [2 * 128 * 3 * BYTES[kv_type]] * 2
 
 
+@pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize(
     ("name", "kv_type", "error", "loss"),

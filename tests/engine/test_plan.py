@@ -65,6 +65,7 @@ def test_effective_shares_follow_what_is_asked(tmp_path: Path) -> None:
         assert device.effective == pytest.approx(device.asked, abs=0.01)
 
 
+@pytest.mark.usefixtures("reference")
 def test_weights_stay_packed_where_they_would_not_fit_otherwise(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q4_0")
     params = LoadParams(str(path))

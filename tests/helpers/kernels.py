@@ -139,10 +139,11 @@ def activations(panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa) -> NDArray
     while token < n_tokens:
         while size > n_tokens - token:
             size //= 2
-        start, stop = token * n_blocks * 48, (token + size) * n_blocks * 48
-        group = panel[start:stop].reshape(n_blocks, size * 48)
+        start, stop = token * n_blocks * 52, (token + size) * n_blocks * 52
+        group = panel[start:stop].reshape(n_blocks, size * 52)
         numbers = group[:, : size * 32].reshape(n_blocks, size, 32).view(np.int8)
-        scales = group[:, size * 32 : size * 36].copy().view("<f4")
-        x[token : token + size] = (numbers * scales[..., None].astype(float)).transpose(1, 0, 2)
+        scales = group[:, size * 32 : size * 40].copy().view("<f4").reshape(n_blocks, size, 2)
+        spread = scales.repeat(16, axis=2).astype(float)
+        x[token : token + size] = (numbers * spread).transpose(1, 0, 2)
         token += size
     return x.reshape(n_tokens, n_blocks * 32)

@@ -1,5 +1,6 @@
 """Writing to the cache and attention over it by kernels, against the reference."""
 
+from functools import partial
 from typing import Any
 
 import gguf
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.cache import LayerCache
+from engine.kernels import attention, jit, store
 from engine.kernels.attention import PIECE
 from engine.kernels.cache_steps import CacheSteps
-from engine.kernels.isa import Isa, supported
+from engine.kernels.isa import ISAS, Isa, supported
 from engine.kernels.team import Team
 from engine.layers.attention import Scores
 from engine.layers.state import KVState
@@ -221,3 +223,15 @@ def test_what_would_lie_outside_of_the_cache_is_refused() -> None:
         assert steps.attention(wrong, held, 5, [0], scores, None, None) is None
     assert steps.attention(q, held, 5, [0], scores, numbers(17, 3), None) is None
     assert steps.attention(q, held, 5, [0], scores, None, numbers(17, 4).double()) is None
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q4_0"])
+def test_code_for_arm_calls_no_library(kv_type: str) -> None:
+    """Where it runs, nobody may be there to link it with one."""
+    isa = next(kind() for kind in ISAS if kind.name == "neon")
+    for build in (attention.build, store.build):
+        text = jit.assembly(
+            isa, partial(build, isa=isa, kv_type=kv_type), "aarch64-unknown-linux-gnu"
+        )
+        called = {line.split()[1] for line in text.splitlines() if line.strip().startswith("bl\t")}
+        assert called <= {line[:-1] for line in text.splitlines() if line.endswith(":")}

@@ -1,4 +1,8 @@
-"""Small models that tests break in one place each."""
+"""Small models that tests break in one place each, and the arithmetic they are computed with.
+
+What models compute is compared exactly, so these tests run on the reference path; tests of the
+CPU's kernels ask for the fixture `kernels`.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +12,18 @@ import pytest
 
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 from tests.helpers.tiny_gguf import tiny_gguf
+
+
+@pytest.fixture(autouse=True)
+def _reference(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "kernels" not in request.fixturenames:
+        monkeypatch.setenv("TANDEM_BACKEND", "reference")
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute as users do."""
+    monkeypatch.delenv("TANDEM_BACKEND", raising=False)
 
 
 @pytest.fixture(scope="module")

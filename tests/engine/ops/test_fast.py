@@ -8,6 +8,8 @@ from engine.cache import LayerCache
 from engine.kernels.team import Team
 from engine.layers.attention import Scores
 from engine.layers.ffn import Activation
+from engine.layers.moe import Routing
+from engine.layers.rope import RopeParams
 from engine.layers.state import KVState
 from engine.ops.fast import FEW_TOKENS, FastOps
 from engine.ops.reference import ReferenceOps
@@ -43,6 +45,29 @@ def test_small_operations(fast: FastOps, dtype: torch.dtype) -> None:
         torch.testing.assert_close(
             found, getattr(REFERENCE, name)(*arguments), rtol=2e-6, atol=2e-6
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_experts(fast: FastOps, dtype: torch.dtype) -> None:
+    logits, y = numbers(1, 4, 9, dtype=dtype), numbers(2, 12, 20, dtype=dtype)
+    results = []
+    for ops in (fast, REFERENCE):
+        weights, groups = ops.assign(Routing(9, 3), logits, None)
+        results.append(ops.sum_of_experts(y, weights, groups))
+    assert results[0].dtype == dtype
+    torch.testing.assert_close(*results, rtol=2e-6, atol=2e-6)
+
+
+def test_angles_of_any_position(fast: FastOps) -> None:
+    """They are computed for many positions at once, and for each rotation anew."""
+    plain, other = RopeParams(64, "norm", 1e4), RopeParams(64, "norm", 1e6)
+    for params, factors in ((plain, None), (other, None), (plain, numbers(1, 32).abs() + 1)):
+        for first in (0, 1, 255, 256, 100_000):
+            positions = torch.tensor([first])
+            found = fast.rope_angles(params, factors, positions)
+            expected = REFERENCE.rope_angles(params, factors, positions)
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+            assert found[0].shape == expected[0].shape == (1, 1, 32)
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0"])

@@ -1,0 +1,105 @@
+"""The kernels as Python functions, compiled when first asked for, once for all models.
+
+`x_bytes`, where it occurs, is how many bytes an activation has: see `engine.kernels.panels`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from llvmlite import ir
+
+from engine.kernels import experts, jit, pack, panels, plain, product, rows
+from engine.kernels.isa import chosen
+from engine.kernels.layout import LAYOUTS
+
+Kernel = Callable[..., None]
+
+
+def callable_at(address: int, arguments: Iterable[str]) -> Kernel:
+    """A kernel that takes a team and 64-bit integers; other threads run while it does."""
+    n = 1 + len(tuple(arguments))
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n)(address)
+
+
+@cache
+def quantise(x_bytes: int) -> Kernel:
+    """See `engine.kernels.panels`."""
+    isa = chosen()
+    found = jit.addresses(
+        f"panels-{x_bytes}", isa, ["quantise"], lambda m: panels.build(m, isa, x_bytes)
+    )
+    return callable_at(found["quantise"], panels.ARGUMENTS)
+
+
+@cache
+def multiply(type_number: int, x_bytes: int) -> Kernel:
+    """See `engine.kernels.product`."""
+    isa, layout = chosen(), LAYOUTS[type_number]
+
+    def build(module: ir.Module) -> None:
+        product.build(module, isa, layout, x_bytes)
+
+    found = jit.addresses(f"product-{type_number}-{x_bytes}", isa, ["multiply"], build)
+    return callable_at(found["multiply"], product.ARGUMENTS)
+
+
+@cache
+def quantise_groups(x_bytes: int) -> Kernel:
+    """See `engine.kernels.experts`."""
+    isa, name = chosen(), "quantise_groups"
+
+    def build(module: ir.Module) -> None:
+        experts.build_quantise(module, isa, x_bytes)
+
+    found = jit.addresses(f"expert-panels-{x_bytes}", isa, [name], build)
+    return callable_at(found[name], experts.QUANTISE)
+
+
+@cache
+def multiply_groups(type_number: int, x_bytes: int) -> Kernel:
+    """See `engine.kernels.experts`."""
+    isa, layout, name = chosen(), LAYOUTS[type_number], "multiply_groups"
+
+    def build(module: ir.Module) -> None:
+        experts.build_multiply(module, isa, layout, x_bytes)
+
+    found = jit.addresses(f"experts-{type_number}-{x_bytes}", isa, [name], build)
+    return callable_at(found[name], experts.MULTIPLY)
+
+
+@cache
+def _rows(type_number: int) -> dict[str, int]:
+    isa, layout, names = chosen(), LAYOUTS[type_number], ["lookup", "bf16_rows"]
+    return jit.addresses(f"rows-{type_number}", isa, names, lambda m: rows.build(m, isa, layout))
+
+
+@cache
+def lookup(type_number: int) -> Kernel:
+    """See `engine.kernels.rows`."""
+    return callable_at(_rows(type_number)["lookup"], rows.LOOKUP)
+
+
+@cache
+def bf16_rows(type_number: int) -> Kernel:
+    """See `engine.kernels.rows`."""
+    return callable_at(_rows(type_number)["bf16_rows"], rows.BF16_ROWS)
+
+
+@cache
+def pack_rows(type_number: int) -> Kernel:
+    """See `engine.kernels.pack`."""
+    found = jit.addresses(
+        f"pack-{type_number}", chosen(), ["pack"], lambda m: pack.build(m, type_number)
+    )
+    return callable_at(found["pack"], pack.ARGUMENTS)
+
+
+@cache
+def multiply_plain(kind: str) -> Kernel:
+    """See `engine.kernels.plain`."""
+    isa = chosen()
+    found = jit.addresses(f"plain-{kind}", isa, ["multiply"], lambda m: plain.build(m, isa, kind))
+    return callable_at(found["multiply"], plain.ARGUMENTS)

@@ -1,0 +1,134 @@
+"""Rows of planes as numbers again: for looking up tokens, and for matrix products of torch.
+
+The same roundings as in `engine.quants`: scale × q, then the minimum; so F32 rows are bit-equal to
+the dequantised file.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from engine.kernels.isa import Isa
+from engine.kernels.layout import BLOCK, SUPER, TILE, Layout
+from engine.kernels.product import Reader, Tile
+from engine.kernels.team import add_run
+from engine.kernels.values import (
+    F32,
+    FLOATS,
+    I64,
+    INTS,
+    VOID,
+    Value,
+    function,
+    vector,
+)
+
+LOOKUP = ("planes", "tile_bytes", "n_blocks", "skip", "ids", "n_ids", "out", "out_stride")
+"""ids are 64-bit row numbers; out is F32, (n_ids, 32 × n_blocks), rows `out_stride` bytes apart."""
+
+BF16_ROWS = ("planes", "tile_bytes", "n_blocks", "skip", "first_tile", "n_tile", "out")
+"""out is BF16, (16 × n_tile, 32 × n_blocks), without gaps; rounded to the nearest."""
+
+
+def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
+    """`lookup(team, *LOOKUP)` and `bf16_rows(team, *BF16_ROWS)`."""
+    add_run(module)
+    _add_lookup_task(module, isa, layout)
+    _add_bf16_task(module, isa, layout)
+    for name, task, arguments, n in (
+        ("lookup", "one_row", LOOKUP, "n_ids"), ("bf16_rows", "one_tile", BF16_ROWS, "n_tile"),
+    ):  # fmt: skip
+        code, (team, *values) = function(module, name, 1 + len(arguments))
+        n_piece = values[arguments.index(n)]
+        code.call("run", VOID, team, code.address(task), code.kept(values), n_piece)
+        code.builder.ret_void()
+
+
+def _tile_at(layout: Layout, planes: Value, n_blocks: Value, skip: Value, block: Value) -> Tile:
+    """Where block `block` of a tile lies."""
+    high = planes + n_blocks * layout.low_bytes
+    scales = high + n_blocks * layout.high_bytes
+    supers = scales + n_blocks * layout.scale_bytes
+    return Tile(
+        planes + block * layout.low_bytes, high + block * layout.high_bytes,
+        scales + block * layout.scale_bytes, supers + (block + skip) // SUPER * layout.super_bytes,
+    )  # fmt: skip
+
+
+def _columns(reader: Reader, tile: Tile) -> list[Value]:
+    """32 columns of 16 rows each, F32."""
+    layout = reader.layout
+    scales, added = reader.scales(tile)
+    columns = []
+    is_signed = reader.isa.signed_bytes and (bool(layout.table) or layout.low == 8)
+    for number, line in enumerate(reader.lines(tile, ahead=False)):
+        sub = number * len(scales) // 8
+        for n in range(4):
+            byte = line.bits(vector(line.kind.element, TILE)) >> (8 * n)
+            whole = byte.to(BYTES).to(INTS) if is_signed else (byte & 255) - reader.zero
+            value = whole.to(FLOATS) * scales[sub]
+            columns.append(value + added[sub] if layout.has_minimum else value)
+    return columns
+
+
+def _add_lookup_task(module: ir.Module, isa: Isa, layout: Layout) -> None:
+    """`one_row(arguments, index)`."""
+    code, (place, index) = function(module, "one_row", 2)
+    planes, tile_bytes, n_blocks, skip, ids, _, out, stride = code.listed(place, len(LOOKUP))
+    row = code.load(ids + index * 8, I64)
+    start, lane = planes + row // TILE * tile_bytes, row % TILE
+    reader = Reader(code, isa, layout)
+    buffer = code.buffer(FLOATS, BLOCK)
+    with code.loop(code.number(0), n_blocks) as block:
+        tile = _tile_at(layout, start, n_blocks, skip, block)
+        for n, column in enumerate(_columns(reader, tile)):
+            code.store(column, buffer + 64 * n)
+        goal = out + index * stride + block * (4 * BLOCK)
+        for n in range(BLOCK):
+            code.store(code.load(buffer + 64 * n + lane * 4, F32), goal + 4 * n)
+    code.builder.ret_void()
+
+
+def _add_bf16_task(module: ir.Module, isa: Isa, layout: Layout) -> None:
+    """`one_tile(arguments, index)`."""
+    code, (place, index) = function(module, "one_tile", 2)
+    planes, tile_bytes, n_blocks, skip, first, _, out = code.listed(place, len(BF16_ROWS))
+    start = planes + (first + index) * tile_bytes
+    reader = Reader(code, isa, layout)
+    row_bytes = n_blocks * (2 * BLOCK)
+    goal = out + index * row_bytes * TILE
+    with code.loop(code.number(0), n_blocks) as block:
+        columns = _columns(reader, _tile_at(layout, start, n_blocks, skip, block))
+        pairs = [_bf16_pair(*columns[n : n + 2]) for n in range(0, BLOCK, 2)]
+        for row, numbers in enumerate(transposed(pairs)):
+            code.store(numbers, goal + row_bytes * row + block * (2 * BLOCK))
+    code.builder.ret_void()
+
+
+def _bf16_pair(first: Value, second: Value) -> Value:
+    """Two columns as BF16 in 32 bits, the first one below; rounded to the nearest, ties to even."""
+    low, high = (rounded_bf16(v) for v in (first, second))
+    return (low >> 16) | (high & -65536)
+
+
+def rounded_bf16(value: Value) -> Value:
+    """Floats as 32-bit integers whose upper half is the nearest BF16; NaN may become infinite."""
+    bits = value.bits(vector(INTS.element, value.kind.count))
+    return bits + ((bits >> 16) & 1) + 0x7FFF
+
+
+def transposed(rows: list[Value]) -> list[Value]:
+    """16 vectors of 16 elements, rows for columns: halves are exchanged, then quarters, …"""
+    rows = list(rows)
+    for step in (1, 2, 4, 8):
+        for n in range(TILE):
+            if n & step:
+                continue
+            a, b = rows[n], rows[n + step]
+            lanes = range(TILE)
+            rows[n] = a.pick([TILE + i - step if i & step else i for i in lanes], b)
+            rows[n + step] = a.pick([TILE + i if i & step else i + step for i in lanes], b)
+    return rows
+
+
+BYTES = vector(ir.IntType(8), TILE)

@@ -1,0 +1,132 @@
+"""What a rank on the CPU computes with: its threads, and the activations they work on."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import inf
+
+import torch
+from torch import Tensor
+
+from engine.kernels import calls
+from engine.kernels.extent import Extent
+from engine.kernels.layout import BLOCK
+from engine.kernels.panels import quantised_bytes
+from engine.kernels.team import Team
+from engine.ops import speed
+from engine.ops.experts import Groups
+
+
+class Worker:
+    """Threads of one rank and its memory for quantised activations.
+
+    Args:
+        x_bytes: of an activation; two where a small error can have large consequences, see
+            `engine.kernels.panels`.
+
+    Several matrices often multiply the same activations (queries, keys and values; gate and up), so
+    those that were quantised last are kept: a tensor is told by being the very same object, which
+    no layer changes once it has been multiplied.
+    """
+
+    def __init__(self, n_threads: int, x_bytes: int = 1) -> None:
+        self.team = Team(n_threads)
+        self.x_bytes = x_bytes
+        self._quantise = calls.quantise(x_bytes)
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._scratch = torch.empty(0, dtype=torch.bfloat16)
+        self._last: Tensor | None = None
+        self._last_extent = Extent(0, 0, 0, 0)
+
+    @cached_property
+    def bf16_from(self) -> float:
+        """From how many tokens on quantised matrices go through torch, in BF16."""
+        return speed.bf16_from(self.n_threads) if self.x_bytes == 1 else inf
+
+    @cached_property
+    def is_bf16_fast(self) -> bool:
+        """Whether matrices that are not quantised go through torch in BF16 rather than F32."""
+        return self.x_bytes == 1 and speed.is_bf16_fast(self.n_threads)
+
+    def scratch(self, n: int) -> Tensor:
+        """Memory for n numbers in BF16, whose contents the next call changes."""
+        if self._scratch.numel() < n:
+            self._scratch = torch.empty(n, dtype=torch.bfloat16)
+        return self._scratch
+
+    @property
+    def n_threads(self) -> int:
+        return self.team.n_threads
+
+    def panels(self, x: Tensor, extent: Extent, source: Tensor | None = None) -> int:
+        """Quantise activations.
+
+        Args:
+            x: (T, columns of the extent), F32.
+            source: the tensor by which they are known, if that is not x.
+
+        Returns:
+            The address of the panels, valid until the next call.
+        """
+        source = x if source is None else source
+        if source is self._last and (
+            extent.n_blocks == self._last_extent.n_blocks and extent.lead == self._last_extent.lead
+        ):
+            return self._memory.data_ptr()
+        rows = whole_blocks(x, extent)
+        n_tokens, n_blocks = x.shape[0], extent.n_blocks
+        address = self._room(quantised_bytes(n_tokens, n_blocks, self.x_bytes))
+        self.team.wake()
+        self._quantise(
+            self.team.address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, n_blocks, address
+        )
+        self._last, self._last_extent = source, extent
+        return address
+
+    def group_panels(self, x: Tensor, extent: Extent, groups: Groups) -> int:
+        """The same for the rows of experts, each group by itself; x is (n_row, columns)."""
+        if x is self._last:
+            return self._memory.data_ptr()
+        rows, n_blocks = whole_blocks(x, extent), extent.n_blocks
+        address = self._room(quantised_bytes(groups.n_row, n_blocks, self.x_bytes))
+        self.team.wake()
+        self._quantise_groups(
+            self.team.address, rows.data_ptr(), 4 * rows.stride(0), n_blocks, address,
+            groups.table.data_ptr(), len(groups.table),
+        )  # fmt: skip
+        self._last, self._last_extent = x, extent
+        return address
+
+    def _room(self, n_bytes: int) -> int:
+        """The address of memory for panels."""
+        if self._memory.numel() < n_bytes:
+            self._memory = torch.empty(n_bytes, dtype=torch.uint8)
+        return self._memory.data_ptr()
+
+    @cached_property
+    def _quantise_groups(self) -> calls.Kernel:
+        return calls.quantise_groups(self.x_bytes)
+
+    def forget(self) -> None:
+        """Let go of the last activations."""
+        self._last = None
+
+    def release(self) -> None:
+        """Free the working memory."""
+        self.forget()
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._scratch = torch.empty(0, dtype=torch.bfloat16)
+
+    def close(self) -> None:
+        """End the threads; safe to call twice."""
+        self.release()
+        self.team.close()
+
+
+def whole_blocks(x: Tensor, extent: Extent) -> Tensor:
+    """x (T, n) with zeros where its blocks of 32 columns hold none of its own."""
+    if extent.is_exact:
+        return x if x.stride(-1) == 1 else x.contiguous()
+    rows = x.new_zeros(x.shape[0], extent.n_blocks * BLOCK)
+    rows[:, extent.lead : extent.lead + extent.n_columns] = x
+    return rows

@@ -1,0 +1,160 @@
+"""All experts in one job, against one product after another."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+
+from engine.kernels import experts, jit, panels, product
+from engine.kernels.extent import n_tiles
+from engine.kernels.isa import Isa, supported
+from engine.kernels.layout import BLOCK, LAYOUTS, Layout
+from engine.kernels.panels import quantised_bytes
+from engine.kernels.team import Team
+from engine.ops.experts import Groups
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+KINDS = [Kind.Q4_0, Kind.Q6_K, Kind.MXFP4]
+"""Scales of each block; with factors on 256 columns; in whole powers of two."""
+
+N_EXPERT, N_BLOCKS, SKIP = 7, 11, 3
+FINITE = 0xBB
+"""Bits of random bytes that leave every scale finite."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Of one kind of processor and one type: those for experts, and those for a matrix alone."""
+
+    isa: Isa
+    kind: Kind
+    x_bytes: int
+
+    def run(self, team: Team, name: str, *arguments: int) -> None:
+        isa, layout, x_bytes = self.isa, self.layout, self.x_bytes
+        names, build = {
+            "quantise": (panels.ARGUMENTS, lambda m: panels.build(m, isa, x_bytes)),
+            "multiply": (product.ARGUMENTS, lambda m: product.build(m, isa, layout, x_bytes)),
+            "quantise_groups": (
+                experts.QUANTISE, lambda m: experts.build_quantise(m, isa, x_bytes),
+            ),
+            "multiply_groups": (
+                experts.MULTIPLY, lambda m: experts.build_multiply(m, isa, layout, x_bytes),
+            ),
+        }[name]  # fmt: skip
+        assert len(arguments) == len(names)
+        key = f"{name} {self}"
+        if key not in _compiled:
+            found = jit.addresses(name, isa, [name], build)[name]
+            kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * (1 + len(names)))
+            _compiled[key] = kernel(found)
+        team.wake()
+        _compiled[key](team.address, *arguments)
+
+    def __str__(self) -> str:
+        return f"{self.isa.name} {self.kind.name} {self.x_bytes}"
+
+    def panel_bytes(self, n_row: int) -> int:
+        return quantised_bytes(n_row, N_BLOCKS, self.x_bytes)
+
+    @property
+    def layout(self) -> Layout:
+        return LAYOUTS[self.kind]
+
+    def planes(self, n_rows: int) -> Bytes:
+        """Of all experts, (N_EXPERT, n_tile, tile_bytes)."""
+        shape = N_EXPERT, n_tiles(n_rows), self.layout.tile_bytes(N_BLOCKS, SKIP)
+        planes = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        planes[..., self.layout.offsets(N_BLOCKS, SKIP)[1] :] &= FINITE
+        return planes
+
+
+_compiled: dict[str, Callable[..., None]] = {}
+every_kernel = pytest.mark.parametrize(
+    "kernels",
+    [Kernels(isa, kind, 1) for isa in supported() for kind in KINDS]
+    + [Kernels(isa, Kind.Q6_K, 2) for isa in supported()],
+    ids=str,
+)
+
+
+@pytest.fixture(params=[1, 3], scope="module")
+def team(request: pytest.FixtureRequest) -> Iterator[Team]:
+    team = Team(request.param)
+    yield team
+    team.close()
+
+
+def one_by_one(kernels: Kernels, planes: Bytes, n_rows: int, x: Floats, groups: Groups) -> Floats:
+    """Each expert's product by itself."""
+    team, out = Team(1), np.empty((len(x), n_rows), np.float32)
+    memory = np.empty(kernels.panel_bytes(len(x)), np.uint8)
+    for expert, rows in groups:
+        n, part, goal = rows.stop - rows.start, x[rows], out[rows]
+        kernels.run(
+            team, "quantise", part.ctypes.data, part.strides[0], n, N_BLOCKS, memory.ctypes.data
+        )
+        kernels.run(
+            team, "multiply", planes[expert].ctypes.data, planes.strides[1], N_BLOCKS, SKIP,
+            memory.ctypes.data, n, goal.ctypes.data, goal.strides[0], n_rows, planes.shape[1],
+            planes.shape[1], 1024,
+        )  # fmt: skip
+    team.close()
+    return out
+
+
+def at_once(
+    kernels: Kernels, team: Team, planes: Bytes, n_rows: int, x: Floats, groups: Groups,
+    sizes: tuple[int, int],
+) -> Floats:  # fmt: skip
+    """All experts in one job, in pieces of so many tiles and rows; x may be one row for all."""
+    n_row, is_shared = groups.n_row, len(x) < groups.n_row
+    out = np.full((n_row, n_rows + 3), np.nan, np.float32)
+    memory = np.empty(kernels.panel_bytes(len(x)), np.uint8)
+    where = x.ctypes.data, x.strides[0]
+    table = groups.table.data_ptr(), len(groups.table)
+    if is_shared:
+        kernels.run(team, "quantise", *where, 1, N_BLOCKS, memory.ctypes.data)
+    else:
+        kernels.run(team, "quantise_groups", *where, N_BLOCKS, memory.ctypes.data, *table)
+    kernels.run(
+        team, "multiply_groups", planes.ctypes.data, *planes.strides[:2], N_BLOCKS, SKIP,
+        memory.ctypes.data, 0 if is_shared else kernels.panel_bytes(1), out.ctypes.data,
+        out.strides[0], n_rows, planes.shape[1], *sizes, *table,
+    )  # fmt: skip
+    assert np.isnan(out[:, n_rows:]).all()
+    return out[:, :n_rows]
+
+
+@every_kernel
+@pytest.mark.parametrize(("n_rows", "sizes"), [(16, (1, 16)), (53, (3, 8))])
+@pytest.mark.parametrize("n_token", [1, 9, 70])
+def test_the_bits_are_those_of_each_expert_alone(
+    kernels: Kernels, team: Team, n_rows: int, n_token: int, sizes: tuple[int, int]
+) -> None:
+    """Expert 0 gets most tokens, and nobody goes to the last one, whose weights are no numbers."""
+    torch.manual_seed(n_token)
+    liked = torch.tensor([2.0, *[0.0] * (N_EXPERT - 2), -99.0])
+    groups = Groups.of((torch.randn(n_token, N_EXPERT) + liked).topk(3).indices.sort().values)
+    planes = kernels.planes(n_rows)
+    planes[-1] = 0xFF
+    x = torch.randn(groups.n_row, N_BLOCKS * BLOCK).numpy()
+    expected = one_by_one(kernels, planes, n_rows, x, groups)
+    assert np.isfinite(expected).all()
+    found = at_once(kernels, team, planes, n_rows, x, groups, sizes)
+    assert np.array_equal(found, expected)
+
+
+@every_kernel
+def test_one_row_for_all_experts_is_quantised_once(kernels: Kernels, team: Team) -> None:
+    groups, planes = Groups.of(torch.tensor([[0, 3, 5]])), kernels.planes(40)
+    x = torch.randn(1, N_BLOCKS * BLOCK).numpy()
+    expected = one_by_one(kernels, planes, 40, x.repeat(3, axis=0), groups)
+    assert np.array_equal(at_once(kernels, team, planes, 40, x, groups, (2, 8)), expected)

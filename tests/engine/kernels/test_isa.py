@@ -1,0 +1,173 @@
+"""Which kernels a processor gets, and that they need nothing but the processor."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llvmlite import binding as llvm
+from llvmlite import ir
+
+from engine.errors import EngineError
+from engine.kernels import jit
+from engine.kernels.isa import ISAS, Isa, Neon, chosen, supported
+from engine.kernels.values import F16, F32, function
+from tests.helpers.kernel_modules import LIKE_OTHERS, MODULES, unresolved
+from tests.helpers.kernels import isa_named
+
+V2 = ("cx16", "popcnt", "sahf", "sse4.1", "sse4.2", "ssse3")
+V3 = (*V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
+V4 = (*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+
+X86 = [kind.name for kind in ISAS if kind is not Neon]
+NEON = Neon()
+
+LINUX, LINUX_ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+WINDOWS, WINDOWS_ARM = "x86_64-pc-windows-msvc-elf", "aarch64-pc-windows-msvc-elf"
+MACOS, MACOS_ARM = "x86_64-apple-macosx10.15.0", "arm64-apple-macosx11.0.0"
+
+
+def cases(triple: str, main: str, *others: str) -> list[Any]:
+    """All modules for some kinds of processors; those like others are left to `-m slow`."""
+    return [
+        pytest.param(
+            name, isa_named(isa), triple, id=f"{name}-{isa}-{triple}",
+            marks=[pytest.mark.slow] if isa != main or name in LIKE_OTHERS else [],
+        )
+        for isa in dict.fromkeys([main, *others]) if isa for name in MODULES
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """No choice of earlier tests, and none left for later ones."""
+    monkeypatch.delenv("TANDEM_CPU", raising=False)
+    chosen.cache_clear()
+    yield monkeypatch
+    chosen.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ((), ["generic"]),
+        (("sse2", "ssse3"), ["generic"]),
+        (V2, ["sse4", "generic"]),
+        ((*V2, "avx"), ["sse4", "generic"]),
+        (V3, ["avx2", "sse4", "generic"]),
+        ((*V3, "avxvnni"), ["avxvnni", "avx2", "sse4", "generic"]),
+        (V4, ["avx2", "sse4", "generic"]),
+        ((*V4, "avx512vnni"), ["avx512", "avx2", "sse4", "generic"]),
+        ((*V4, "avx512vnni", "avxvnni"), ["avx512", "avxvnni", "avx2", "sse4", "generic"]),
+        (("neon",), ["generic"]),
+        (("neon", "dotprod"), ["neon", "generic"]),
+    ],
+)
+def test_a_processor_gets_what_it_can_do(
+    features: tuple[str, ...], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
+    monkeypatch.setattr("platform.machine", lambda: "any")
+    assert [isa.name for isa in supported()] == expected
+
+
+def test_all_of_apples_processors_multiply_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: {"neon": True})
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    assert supported()[0].name == "neon"
+
+
+def test_the_best_kind_is_chosen(fresh: pytest.MonkeyPatch) -> None:
+    assert chosen().name == supported()[0].name
+
+
+@pytest.mark.parametrize("name", [isa.name for isa in supported()])
+def test_another_kind_can_be_named(name: str, fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv("TANDEM_CPU", name)
+    assert chosen().name == name
+
+
+@pytest.mark.parametrize("name", ["pentium", "AVX2", "neon avx2"])
+def test_a_kind_that_is_none_is_refused(name: str, fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv("TANDEM_CPU", name)
+    with pytest.raises(EngineError) as refusal:
+        chosen()
+    assert str(refusal.value) == f"TANDEM_CPU is {name!r}, which is no kind of this processor."
+    assert refusal.value.hint == f"Set it to one of {', '.join(i.name for i in supported())}."
+
+
+def test_a_kind_of_other_processors_is_refused(fresh: pytest.MonkeyPatch) -> None:
+    names = {kind.name for kind in ISAS} - {isa.name for isa in supported()}
+    assert names
+    for name in names:
+        fresh.setenv("TANDEM_CPU", name)
+        with pytest.raises(EngineError):
+            chosen()
+
+
+@pytest.mark.parametrize(
+    ("triple", "expected"),
+    [
+        (LINUX, {"cosf", "__extendhfsf2"}),
+        (LINUX_ARM, {"cosf"}),
+        (WINDOWS, {"cosf", "__extendhfsf2"}),
+        (MACOS, {"cosf", "__extendhfsf2"}),
+        (MACOS_ARM, {"cosf"}),
+    ],
+)
+def test_what_is_missing_is_seen(triple: str, expected: set[str]) -> None:
+    assert unresolved(jit.object_file(isa_named("generic"), _build_needy, triple)) == expected
+
+
+def _build_needy(module: ir.Module) -> None:
+    """`needy(address)`: a cosine and a conversion that not all processors have."""
+    code, (address,) = function(module, "needy", 1)
+    code.store(code.unary("cos", code.load(address, F32)), address)
+    code.store(code.load(address + 4, F16).to(F32), address + 8)
+    code.builder.ret_void()
+
+
+@pytest.mark.parametrize(
+    ("name", "isa", "triple"),
+    [
+        *cases(LINUX, "generic", *X86),
+        *cases(LINUX_ARM, "neon", "generic"),
+        *cases(WINDOWS, "avx2", *X86),
+        *cases(WINDOWS_ARM, "", "neon"),
+        *cases(MACOS_ARM, "neon"),
+        *cases(MACOS, "", "avx2", "avx512"),
+    ],
+)
+def test_kernels_need_nothing_but_a_processor(name: str, isa: Isa, triple: str) -> None:
+    assert unresolved(jit.object_file(isa, MODULES[name](isa), triple)) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "unwanted"),
+    [
+        ("avx512", ["vpdpbusd", "%zmm", "vpshufb"], []),
+        ("avxvnni", ["{vex}\tvpdpbusd", "%ymm", "vpshufb"], ["%zmm", "%xmm16"]),
+        ("avx2", ["vpmaddubsw", "%ymm", "vpshufb", "vfmadd"], ["%zmm", "vpdpbusd"]),
+        ("sse4", ["pmaddubsw", "pshufb"], ["%ymm", "\tv", "vfmadd"]),
+        ("generic", ["pmaddwd"], ["%ymm", "\tv", "pshufb", "pmaddubsw"]),
+    ],
+)
+def test_products_use_the_instructions_meant(
+    name: str, wanted: list[str], unwanted: list[str]
+) -> None:
+    isa = isa_named(name)
+    text = "".join(
+        jit.assembly(isa, MODULES[f"product-{kind}"](isa), LINUX) for kind in ("Q4_K", "IQ4_NL")
+    )
+    assert [part for part in wanted if part not in text] == []
+    assert [part for part in unwanted if part in text] == []
+
+
+@pytest.mark.parametrize("triple", [LINUX_ARM, MACOS_ARM])
+def test_products_on_arm_multiply_four_bytes_at_once(triple: str) -> None:
+    text = "".join(
+        jit.assembly(NEON, MODULES[f"product-{kind}"](NEON), triple) for kind in ("Q4_K", "IQ4_NL")
+    )
+    assert "sdot" in text
+    assert "tbl" in text
+    assert "fcvtl" in text  # F16 by an instruction

@@ -1,0 +1,73 @@
+"""Models on the CPU's kernels: close to the reference logits, and to themselves however split."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import load_model
+from tests.helpers.golden import (
+    CASES,
+    Case,
+    golden_error,
+    golden_logits,
+    golden_models,
+    golden_path,
+    golden_root,
+    logits_in_steps,
+    nmse,
+)
+from tests.helpers.tiny_gguf import tiny_gguf
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+LEAST_BAR = 1e-3
+ROUTED_BAR = 1e-6
+"""Activations have two bytes where a router chooses experts."""
+
+SPLITS = (CASES[0], CASES[3])
+
+
+def _bars() -> dict[str, float]:
+    """The error that llama.cpp makes by rounding activations, by model; at least `LEAST_BAR`."""
+    manifest = golden_root() / "MANIFEST.json"
+    if not manifest.exists():
+        return {}
+    entries = json.loads(manifest.read_text(encoding="utf-8"))
+    key = "libllama_quantised_activations_nmse"
+    return {Path(entry["file"]).stem: max(LEAST_BAR, entry[key]) for entry in entries}
+
+
+@pytest.mark.parametrize("case", SPLITS, ids=str)
+@pytest.mark.parametrize("name", golden_models() or ["none"])
+def test_logits_are_as_close_as_llama_cpps(name: str, case: Case) -> None:
+    assert golden_error(name, case) <= _bars().get(name, LEAST_BAR)
+
+
+@pytest.mark.parametrize("name", ["mixtral-q4_k_m", "gptoss-mxfp4", "phimoe-q4_k_m"])
+def test_routed_models_are_nearly_exact(name: str) -> None:
+    assert golden_error(name, Case((1, 1))) <= ROUTED_BAR
+
+
+@pytest.mark.parametrize("quant", ["Q4_0", "Q8_0", "F16", "BF16", "F32"])
+def test_a_split_changes_no_more_than_rounding_does(tmp_path: Path, quant: str) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", quant=quant)
+    ids = [int(n) for n in np.random.default_rng(0).integers(0, 64, 20)]
+    with load_model(path, ["cpu"], n_ctx=32, kv_type="f32") as model:
+        whole = logits_in_steps(model, ids, Case((1,), n_decode=4))
+    for case in (Case((1, 1)), Case((3, 1), chunk=7), Case((2, 0, 1), n_decode=5)):
+        devices = ["cpu"] * len(case.split)
+        with load_model(path, devices, case.split, n_ctx=32, kv_type="f32") as model:
+            assert nmse(logits_in_steps(model, ids, case), whole) < 5e-4
+
+
+def test_steps_of_any_length_give_the_same_logits() -> None:
+    name = "llama-gqa-q4_k_m"
+    ids, _ = golden_logits(name)
+    with load_model(golden_path(f"{name}.gguf"), ["cpu"], n_ctx=len(ids), kv_type="f32") as model:
+        for worker in model.runtime.workers.values():
+            worker.bf16_from = float("inf")
+        once = logits_in_steps(model, ids, Case((1,)))
+        singly = logits_in_steps(model, ids, Case((1,), n_decode=len(ids) - 1))
+    assert nmse(singly, once) < 1e-5

@@ -1,0 +1,84 @@
+"""Every kernel as a module that can be compiled for any processor, and what it then calls."""
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+
+from gguf.constants import GGMLQuantizationType as Kind
+from llvmlite import ir
+
+from engine.kernels import activation, norm, pack, panels, product, rope, team
+from engine.kernels.isa import Isa
+from engine.kernels.layout import LAYOUTS
+
+Build = Callable[[ir.Module], None]
+
+TYPICAL = (Kind.Q2_K, Kind.Q4_K, Kind.Q5_1, Kind.Q6_K, Kind.Q8_0, Kind.IQ4_NL, Kind.MXFP4)
+"""One type for each way in which types are computed."""
+
+
+def _products(kind: Kind) -> Callable[[Isa], Build]:
+    return lambda isa: lambda module: product.build(module, isa, LAYOUTS[kind])
+
+
+def _packing(kind: Kind) -> Callable[[Isa], Build]:
+    return lambda isa: lambda module: pack.build(module, kind)
+
+
+MODULES: Mapping[str, Callable[[Isa], Build]] = {
+    **{f"product-{kind.name}": _products(kind) for kind in TYPICAL},
+    **{f"pack-{kind.name}": _packing(kind) for kind in TYPICAL},
+    "panels": lambda isa: lambda module: panels.build(module, isa),
+    "team": lambda isa: team._build_help,
+    "norm": lambda isa: norm.build,
+    "activation": lambda isa: activation.build,
+    "rope": lambda isa: rope.build,
+}
+"""By name: what writes it for a kind of processor."""
+
+LIKE_OTHERS = {f"{kernel}-{kind.name}" for kernel in ("product", "pack") for kind in TYPICAL} - {
+    "product-Q4_K",
+    "product-IQ4_NL",
+    "pack-Q6_K",
+}
+"""What is written by the same functions as another module."""
+
+HARMLESS = {"memset", "memcpy", "memmove", "_GLOBAL_OFFSET_TABLE_"}
+"""What every C library has, and what no library has to have."""
+
+
+def unresolved(code: bytes) -> set[str]:
+    """What an object file needs from elsewhere: ELF or Mach-O, 64 bits, little-endian."""
+    names = _of_mach_o(code) if code[:4] == b"\xcf\xfa\xed\xfe" else _of_elf(code)
+    return set(names) - HARMLESS
+
+
+def _of_elf(code: bytes) -> Iterator[str]:
+    """Symbols without a section; the tables are those of the System V ABI."""
+    assert code[:6] == b"\x7fELF\x02\x01"
+    (table,) = struct.unpack_from("<Q", code, 40)
+    size, count = struct.unpack_from("<2H", code, 58)
+    sections = [struct.unpack_from("<2I4Q2I2Q", code, table + n * size) for n in range(count)]
+    for _, kind, _, _, start, length, link, _, _, _ in sections:
+        if kind == 2:  # SHT_SYMTAB
+            for at in range(start + 24, start + length, 24):  # the first one is no symbol
+                name, _, _, section = struct.unpack_from("<I2BH", code, at)
+                if section == 0:
+                    yield _text(code, sections[link][4] + name)
+
+
+def _of_mach_o(code: bytes) -> Iterator[str]:
+    """Undefined symbols of LC_SYMTAB (`mach-o/loader.h`, `mach-o/nlist.h`), without their "_"."""
+    (n_commands,), at = struct.unpack_from("<I", code, 16), 32
+    for _ in range(n_commands):
+        command, size = struct.unpack_from("<2I", code, at)
+        if command == 2:
+            start, count, strings, _ = struct.unpack_from("<4I", code, at + 8)
+            for n in range(count):
+                name, kind, _, _, _ = struct.unpack_from("<I2BHQ", code, start + 16 * n)
+                if kind & 0x0E == 0:
+                    yield _text(code, strings + name).removeprefix("_")
+        at += size
+
+
+def _text(code: bytes, start: int) -> str:
+    return code[start : code.index(0, start)].decode()
