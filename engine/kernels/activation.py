@@ -65,13 +65,19 @@ def _add_row(module: ir.Module, kind: str) -> None:
     code.builder.function.linkage = "internal"
     limit = code.spread(bits.to(I32).bits(F32))
 
+    def below(x: Value) -> Value:
+        """At most the limit; NaN stays."""
+        return code.where(x > limit, limit, x)
+
     def emit(lanes: Lanes) -> None:
-        factor = code.largest(code.smallest(lanes.load(up), limit), limit * -1.0)
-        x = lanes.load(gate)
+        factor, x = below(lanes.load(up)), lanes.load(gate)
+        lowest = limit * -1.0
+        factor = code.where(factor < lowest, lowest, factor)
         if kind == "oai":
-            factor, x = factor + 1.0, code.smallest(x, limit)
-        y = activated(code, kind, x)
-        lanes.store((y if kind == "oai" else code.smallest(y, limit)) * factor, out)
+            y, factor = activated(code, kind, below(x)), factor + 1.0
+        else:
+            y = below(activated(code, kind, x))
+        lanes.store(y * factor, out)
 
     each(code, n, emit)
     code.builder.ret_void()
