@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.kernels import jit, routing
 from engine.kernels.fastcall import Kernel
-from engine.kernels.isa import chosen, supported
+from engine.kernels.isa import chosen as chosen_isa
+from engine.kernels.isa import supported
 from engine.kernels.steps import Calls, bits, calls
 from engine.ops.experts import Groups
 from engine.ops.reference import SMALLEST_SUM
@@ -34,6 +35,24 @@ def kernels(name: str) -> dict[str, Calls]:
     return {name: calls(found[name], n_arguments[name]) for name in names}
 
 
+class _Room(NamedTuple):
+    """Where a kernel writes the order of rows (see `Groups`), and how many experts it found."""
+
+    pair_of: Tensor
+    row_of: Tensor
+    n_found: Tensor
+    addresses: tuple[int, ...]
+
+    @classmethod
+    def of(cls, n_token: int, n_used: int) -> _Room:
+        pair_of, row_of, n_found = (
+            torch.empty(size, dtype=torch.int64)
+            for size in ((n_token * n_used,), (n_token, n_used), (1,))
+        )
+        addresses = pair_of.data_ptr(), row_of.data_ptr(), n_found.data_ptr()
+        return cls(pair_of, row_of, n_found, addresses)
+
+
 class RoutingSteps:
     """The kernels, run by one team; see `ReferenceOps.assign` and `sum_of_experts`.
 
@@ -43,7 +62,8 @@ class RoutingSteps:
 
     def __init__(self, team: Team, isa: Isa | None = None) -> None:
         self._team = team
-        self._kernels = kernels((isa or chosen()).name)
+        self._kernels = kernels((isa or chosen_isa()).name)
+        self._of_one: dict[int, _Room] = {}
 
     def assign(
         self, rule: Routing, logits: Tensor, bias: Tensor | None
@@ -54,24 +74,29 @@ class RoutingSteps:
             return None
         if not _is_plain(logits) or (bias is not None and not _is_plain(bias)):
             return None
-        n_used, n_row = rule.n_used, n_token * rule.n_used
-        n_most = min(n_expert, n_row)
+        n_used = rule.n_used
         weights = torch.empty(n_token, n_used)
-        memory = torch.empty(4 * n_row + 3 * n_most + 1, dtype=torch.int64)
-        place = memory.data_ptr()
-        chosen, expert_of, pair_of, row_of, table = (place + 8 * n_row * n for n in range(5))
-        run = self._run(rule.gating, n_token)
-        run(
+        chosen = torch.empty(n_token * n_used, dtype=torch.int64)
+        room = self._room(n_token, n_used)
+        expert_of = chosen if n_token == 1 else torch.empty_like(chosen)
+        table = torch.empty(min(n_expert, chosen.shape[0]), 3, dtype=torch.int64)
+        self._run(rule.gating, n_token)(
             self._team.address, logits.data_ptr(), n_token, n_expert, n_used,
             0 if bias is None else bias.data_ptr(), int(rule.normalise), bits(rule.scale),
-            bits(SMALLEST_SUM), rule.n_group, rule.n_group_used, weights.data_ptr(), chosen, table,
-            expert_of, pair_of, row_of, table + 24 * n_most,
+            bits(SMALLEST_SUM), rule.n_group, rule.n_group_used, weights.data_ptr(),
+            chosen.data_ptr(), table.data_ptr(), expert_of.data_ptr(), *room.addresses,
         )  # fmt: skip
-        sizes = [n_row, n_row, n_row, n_row, 3 * n_most, 1]
-        _, experts, pairs, rows, found, n_found = torch.split(memory, sizes)
-        n_group = n_used if n_token == 1 else int(n_found)
-        found = found.view(n_most, 3)[:n_group]
-        return weights, Groups(found, experts, pairs, rows.view(n_token, n_used))
+        if n_token > 1:
+            table = table[: int(room.n_found)]
+        return weights, Groups(table, expert_of, room.pair_of, room.row_of)
+
+    def _room(self, n_token: int, n_used: int) -> _Room:
+        """Memory for the order of rows; of one token they have only one order."""
+        if n_token > 1:
+            return _Room.of(n_token, n_used)
+        if n_used not in self._of_one:
+            self._of_one[n_used] = _Room.of(1, n_used)
+        return self._of_one[n_used]
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
         """Each token's rows of y (n_row, n), times weights (T, n_used) if any, added up."""
@@ -96,4 +121,4 @@ class RoutingSteps:
 
 def _is_plain(x: Tensor) -> bool:
     """Whether the kernels can read it: F32 on the CPU, without gaps."""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
+    return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()
