@@ -5,23 +5,20 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 
 from llvmlite import ir
 
-from engine.kernels import experts, jit, pack, panels, plain, product, rows
+from engine.kernels import experts, jit, pack, panels, plain, product, rows, together
+from engine.kernels.fastcall import Kernel, bind
 from engine.kernels.isa import chosen
 from engine.kernels.layout import LAYOUTS
-
-Kernel = Callable[..., None]
 
 
 def callable_at(address: int, arguments: Iterable[str]) -> Kernel:
     """A kernel that takes a team and 64-bit integers; other threads run while it does."""
-    n = 1 + len(tuple(arguments))
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n)(address)
+    return bind(address, 1 + len(tuple(arguments)), holds_gil=False)
 
 
 @cache
@@ -35,15 +32,32 @@ def quantise(x_bytes: int) -> Kernel:
 
 
 @cache
-def multiply(type_number: int, x_bytes: int) -> Kernel:
-    """See `engine.kernels.product`."""
+def _product(type_number: int, x_bytes: int) -> dict[str, int]:
     isa, layout = chosen(), LAYOUTS[type_number]
 
     def build(module: ir.Module) -> None:
         product.build(module, isa, layout, x_bytes)
 
-    found = jit.addresses(f"product-{type_number}-{x_bytes}", isa, ["multiply"], build)
-    return callable_at(found["multiply"], product.ARGUMENTS)
+    names = ["multiply", "task"]
+    return jit.addresses(f"product-{type_number}-{x_bytes}", isa, names, build)
+
+
+@cache
+def multiply(type_number: int, x_bytes: int) -> Kernel:
+    """See `engine.kernels.product`."""
+    return callable_at(_product(type_number, x_bytes)["multiply"], product.ARGUMENTS)
+
+
+def multiply_task(type_number: int, x_bytes: int) -> int:
+    """The address of that kernel's task, for `run_all`."""
+    return _product(type_number, x_bytes)["task"]
+
+
+@cache
+def run_all() -> Kernel:
+    """See `engine.kernels.together`."""
+    found = jit.addresses("together", chosen(), ["run_all"], together.build)
+    return callable_at(found["run_all"], together.ARGUMENTS)
 
 
 @cache

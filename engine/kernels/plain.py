@@ -45,8 +45,8 @@ ARGUMENTS = (
     "out_stride",
     "rows_per_piece",
 )
-"""w is (n_rows, n_columns), x (n_tokens, n_columns) F32, out (n_tokens, n_rows) F32; strides are bytes
-from row to row."""
+"""w is (n_rows, n_columns), x (n_tokens, n_columns) F32, out (n_tokens, n_rows) F32; strides are
+the bytes from row to row."""
 
 
 def build(module: ir.Module, isa: Isa, kind: str) -> None:

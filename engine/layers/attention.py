@@ -81,10 +81,12 @@ class Attention(Mixer):
 
     def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (T, heads of this rank, head_dim)."""
-        q = split_heads(self.attn_q(x), self.head_dim_k)
-        k = split_heads(self.attn_k(x), self.head_dim_k)
-        v = split_heads(self.attn_v(x), self.head_dim_v)
-        return q, k, v
+        q, k, v = ctx.ops.linears(x, self.attn_q, self.attn_k, self.attn_v)
+        return (
+            split_heads(q, self.head_dim_k),
+            split_heads(k, self.head_dim_k),
+            split_heads(v, self.head_dim_v),
+        )
 
     def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Mark queries and keys with their positions."""

@@ -65,7 +65,10 @@ class Linear(Module):
     def __call__(self, x: Tensor) -> Tensor:
         """Map x (T, n_in) to (T, n_out), each as far as this rank's slice goes."""
         assert self.weight is not None, "a rank without a slice must not compute it"
-        y = self.weight.matmul(x)
+        return self.finish(self.weight.matmul(x))
+
+    def finish(self, y: Tensor) -> Tensor:
+        """What comes of a product y (T, n_out of this rank)."""
         if self.scale is not None:
             y = y * self.scale
         return y if self.bias is None or self._is_partial else y + self.bias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,14 +11,17 @@ from torch import Tensor
 from engine.kernels.cache_steps import CacheSteps
 from engine.kernels.steps import Steps
 from engine.ops.attention import first_visible
+from engine.ops.planes import PlaneWeight
 from engine.ops.reference import ReferenceOps
 from engine.ops.routing import RoutingSteps
+from engine.ops.together import Together
 
 if TYPE_CHECKING:
     from engine.cache import LayerCache
     from engine.kernels.team import Team
     from engine.layers.attention import Scores
     from engine.layers.ffn import Activation
+    from engine.layers.linear import Linear
     from engine.layers.moe import Routing
     from engine.layers.rope import RopeParams
     from engine.ops.experts import Groups
@@ -42,8 +46,17 @@ class FastOps(ReferenceOps):
     def __init__(self, team: Team) -> None:
         self._steps = Steps(team)
         self._cache_steps = CacheSteps(team)
+        self._together: dict[tuple[Linear, ...], Together | None] = {}
         self._angles: dict[int, tuple[int, RopeParams, Tensor | None, Tensor, Tensor]] = {}
         self._routing_steps = RoutingSteps(team)
+
+    def linears(self, x: Tensor, *layers: Linear) -> Sequence[Tensor]:
+        if layers not in self._together:
+            self._together[layers] = _together(layers)
+        together = self._together[layers]
+        if together is None or x.shape[0] > together.n_tokens:
+            return super().linears(x, *layers)
+        return [layer.finish(y) for layer, y in zip(layers, together(x), strict=True)]
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y = self._steps.rms_norm(x, weight, bias, eps)
@@ -111,3 +124,12 @@ class FastOps(ReferenceOps):
             if y is not None:
                 return y
         return super().attention(q, cache, n_past, scores, sinks, slopes)
+
+
+def _together(layers: Sequence[Linear]) -> Together | None:
+    """Their matrices in one, if each is multiplied as any other."""
+    weights = [layer.weight for layer in layers]
+    planes = [weight for weight in weights if isinstance(weight, PlaneWeight)]
+    if len(planes) < len(weights) or len({weight.extent for weight in planes}) > 1:
+        return None
+    return Together(planes)

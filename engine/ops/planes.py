@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 
 from engine.kernels import calls
 from engine.kernels.extent import BF16_CHUNK, Extent, n_tiles, token_bytes
+from engine.kernels.fastcall import Kernel
 from engine.kernels.isa import chosen
 from engine.kernels.layout import BLOCK, TILE
 from engine.kernels.panels import quantised_bytes
@@ -52,12 +53,13 @@ class PlaneWeight:
         self.worker = worker
         self._multiply = calls.multiply(type_number, worker.x_bytes)
         self._address = planes.data_ptr()
+        self._planes = self._address, planes.shape[-1], extent.n_blocks, extent.skip
         self._tile_bytes = planes.shape[-1]
         per_thread = n_tiles(n_rows) // (2 * worker.n_threads)
-        self._piece = max(1, min(PIECE_BYTES // self._tile_bytes, per_thread))
+        self.n_tiles_per_piece = max(1, min(PIECE_BYTES // self._tile_bytes, per_thread))
         group = chosen().n_tokens
         per_token = extent.n_blocks * token_bytes(worker.x_bytes)
-        self._pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
+        self.n_tokens_per_pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
 
     @property
     def n_bytes(self) -> int:
@@ -73,11 +75,16 @@ class PlaneWeight:
         panels = worker.panels(x, extent)
         worker.team.wake()
         self._multiply(
-            worker.team.address, self._address, self._tile_bytes, extent.n_blocks, extent.skip,
-            panels, n_tokens, y.data_ptr(), 4 * self.n_rows, self.n_rows, n_tiles(self.n_rows),
-            self._piece, self._pass,
-        )  # fmt: skip
+            worker.team.address, *self.arguments(panels, n_tokens, y.data_ptr(), 4 * self.n_rows)
+        )
         return y
+
+    def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
+        """Of the kernel that multiplies (`engine.kernels.product`)."""
+        return (
+            *self._planes, panels, n_tokens, out, out_stride, self.n_rows, n_tiles(self.n_rows),
+            self.n_tiles_per_piece, self.n_tokens_per_pass,
+        )  # fmt: skip
 
     def _bf16_product(self, x: Tensor, y: Tensor) -> Tensor:
         """The same by torch, for many tokens: some rows at a time are turned into BF16."""
@@ -126,13 +133,13 @@ class PlaneWeight:
         self._multiply_groups(
             worker.team.address, self._address, self.planes.stride(0), self._tile_bytes,
             extent.n_blocks, extent.skip, panels, row_bytes, y.data_ptr(), 4 * self.n_rows,
-            self.n_rows, n_tiles(self.n_rows), self._piece, self._pass,
+            self.n_rows, n_tiles(self.n_rows), self.n_tiles_per_piece, self.n_tokens_per_pass,
             groups.table.data_ptr(), len(groups.table),
         )  # fmt: skip
         return y
 
     @cached_property
-    def _multiply_groups(self) -> calls.Kernel:
+    def _multiply_groups(self) -> Kernel:
         return calls.multiply_groups(self.type_number, self.worker.x_bytes)
 
     def _one(self, index: int) -> PlaneWeight:

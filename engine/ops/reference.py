@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.cache import LayerCache
     from engine.layers.attention import Scores
     from engine.layers.ffn import Activation
+    from engine.layers.linear import Linear
     from engine.layers.moe import Routing
     from engine.layers.rope import RopeParams
 
@@ -30,6 +31,10 @@ class ReferenceOps:
     gated_delta_rule = staticmethod(recurrent.gated_delta_rule)
     selective_scan = staticmethod(recurrent.selective_scan)
     state_space_scan = staticmethod(recurrent.state_space_scan)
+
+    def linears(self, x: Tensor, *layers: Linear) -> Sequence[Tensor]:
+        """What several linear maps make of the same x (T, n_in)."""
+        return [layer(x) for layer in layers]
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         """`x / sqrt(mean(x²) + eps) * weight + bias` over the last dimension."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.kernels import calls
 from engine.kernels.extent import Extent
+from engine.kernels.fastcall import Kernel
 from engine.kernels.layout import BLOCK
 from engine.kernels.panels import quantised_bytes
 from engine.kernels.team import Team
@@ -104,7 +105,7 @@ class Worker:
         return self._memory.data_ptr()
 
     @cached_property
-    def _quantise_groups(self) -> calls.Kernel:
+    def _quantise_groups(self) -> Kernel:
         return calls.quantise_groups(self.x_bytes)
 
     def forget(self) -> None:
