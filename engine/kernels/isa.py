@@ -6,10 +6,14 @@ which tests do to try the lesser ones; one that this processor lacks is refused.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 from llvmlite import binding as llvm
@@ -250,12 +254,27 @@ ISAS: tuple[type[Isa], ...] = (Avx512, AvxVnni, Avx2, Sse4, Neon, Isa)
 """Best first."""
 
 
+CPU_FACTS = Path("/proc/cpuinfo")
+
+
 def supported() -> tuple[Isa, ...]:
     """The kinds that this processor can do, best first."""
     found = llvm.get_host_cpu_features()
-    if platform.machine().lower() in ("arm64", "aarch64") and platform.system() == "Darwin":
-        found["dotprod"] = True  # all of Apple's have it; older LLVM do not say
+    if platform.machine().lower() in ("arm64", "aarch64") and _multiplies_bytes():
+        found["dotprod"] = True
     return tuple(kind() for kind in ISAS if all(found.get(need) for need in kind.needs))
+
+
+def _multiplies_bytes() -> bool:
+    """Whether an ARM processor has SDOT, by what the system says; not every LLVM asks for it."""
+    if sys.platform == "win32":
+        dot_product = 43  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+        return bool(ctypes.WinDLL("kernel32").IsProcessorFeaturePresent(dot_product))
+    if sys.platform == "darwin":
+        return True  # all of Apple's do
+    with suppress(OSError):
+        return "asimddp" in CPU_FACTS.read_text(errors="replace").split()
+    return False
 
 
 @cache

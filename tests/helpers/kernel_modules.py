@@ -6,7 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from gguf.constants import GGMLQuantizationType as Kind
 from llvmlite import ir
 
-from engine.kernels import activation, norm, pack, panels, product, rope, team
+from engine.kernels import (
+    activation,
+    attention,
+    experts,
+    fastcall,
+    norm,
+    pack,
+    panels,
+    plain,
+    product,
+    rope,
+    routing,
+    rows,
+    store,
+    team,
+)  # fmt: skip
 from engine.kernels.isa import Isa
 from engine.kernels.layout import LAYOUTS
 
@@ -16,30 +31,52 @@ TYPICAL = (Kind.Q2_K, Kind.Q4_K, Kind.Q5_1, Kind.Q6_K, Kind.Q8_0, Kind.IQ4_NL, K
 """One type for each way in which types are computed."""
 
 
-def _products(kind: Kind) -> Callable[[Isa], Build]:
-    return lambda isa: lambda module: product.build(module, isa, LAYOUTS[kind])
+Writer = Callable[[Isa], Build]
 
 
-def _packing(kind: Kind) -> Callable[[Isa], Build]:
-    return lambda isa: lambda module: pack.build(module, kind)
+def _for_types(kernel: str, build: Callable[[ir.Module, Isa, Kind], None]) -> dict[str, Writer]:
+    """A module for each type."""
+
+    def writer(kind: Kind) -> Writer:
+        return lambda isa: lambda module: build(module, isa, kind)
+
+    return {f"{kernel}-{kind.name}": writer(kind) for kind in TYPICAL}
 
 
-MODULES: Mapping[str, Callable[[Isa], Build]] = {
-    **{f"product-{kind.name}": _products(kind) for kind in TYPICAL},
-    **{f"pack-{kind.name}": _packing(kind) for kind in TYPICAL},
+def _for_kinds(
+    kernel: str, build: Callable[[ir.Module, Isa, str], None], *kinds: str
+) -> dict[str, Writer]:
+    """A module for each kind of numbers."""
+
+    def writer(kind: str) -> Writer:
+        return lambda isa: lambda module: build(module, isa, kind)
+
+    return {f"{kernel}-{kind}": writer(kind) for kind in kinds}
+
+
+MODULES: Mapping[str, Writer] = {
+    **_for_types("product", lambda m, isa, kind: product.build(m, isa, LAYOUTS[kind])),
+    **_for_types("wide-product", lambda m, isa, kind: product.build(m, isa, LAYOUTS[kind], 2)),
+    **_for_types("experts", lambda m, isa, kind: experts.build_multiply(m, isa, LAYOUTS[kind])),
+    **_for_types("rows", lambda m, isa, kind: rows.build(m, isa, LAYOUTS[kind])),
+    **_for_types("pack", lambda m, _, kind: pack.build(m, kind)),
+    **_for_kinds("plain", plain.build, "f32", "f16", "bf16"),
+    **_for_kinds("attention", attention.build, "f16", "q8_0", "q4_0"),
+    **_for_kinds("store", store.build, "f16", "q8_0", "q4_0"),
     "panels": lambda isa: lambda module: panels.build(module, isa),
+    "wide-panels": lambda isa: lambda module: panels.build(module, isa, 2),
+    "expert-panels": lambda isa: lambda module: experts.build_quantise(module, isa),
     "team": lambda isa: team._build_help,
+    "call": lambda isa: lambda module: fastcall._build(module, 3, False),
     "norm": lambda isa: norm.build,
     "activation": lambda isa: activation.build,
     "rope": lambda isa: rope.build,
+    "routing": lambda isa: routing.build,
 }
 """By name: what writes it for a kind of processor."""
 
-LIKE_OTHERS = {f"{kernel}-{kind.name}" for kernel in ("product", "pack") for kind in TYPICAL} - {
-    "product-Q4_K",
-    "product-IQ4_NL",
-    "pack-Q6_K",
-}
+_TYPED = {name for name in MODULES if name.rpartition("-")[2] in {kind.name for kind in TYPICAL}}
+LIKE_OTHERS = _TYPED - {"product-Q4_K", "product-IQ4_NL", "pack-Q6_K", "rows-Q6_K"}
 """What is written by the same functions as another module."""
 
 HARMLESS = {"memset", "memcpy", "memmove", "_GLOBAL_OFFSET_TABLE_"}

@@ -142,7 +142,7 @@ def test_products_are_those_of_the_weights_and_rounded_activations(
     planes = packed(raw, number, FIRST, N_BLOCKS, 0)
     x = np.random.default_rng(1).standard_normal((n_tokens, n_columns), dtype=np.float32)
     found = multiplied(planes, number, x)
-    blocks = x.reshape(n_tokens, N_BLOCKS, BLOCK)
+    blocks = x.reshape(n_tokens, -1, 16)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
     rounded = (np.rint(blocks * (127 / largest)) * np.float64(largest) / 127).reshape(n_tokens, -1)
     weights = dequantised(raw, number).astype(np.float64)
