@@ -80,7 +80,7 @@ def _add_scores(module: ir.Module, isa: Isa) -> None:
     with code.loop(code.number(0), count, LANES) as near:
         stop = code.least(near + LANES, count)
         with code.loop(near * ahead_stride, stop * ahead_stride, 64) as at:
-            code.prefetch(ahead + at, again=True)
+            code.prefetch(ahead + at)
 
         def tiles(size: int, head: Value) -> None:
             with code.loop(near, stop, _n_sums(isa) // size) as position:
@@ -224,7 +224,7 @@ def _add_gather(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
         sums = _begun(code, fresh, goals, state, row_bytes, n_units * cells.width // LANES)
         with code.loop(code.number(0), count) as position:
             for at in range(0, n_units * cells.n_bytes, 64):
-                code.prefetch(next_places + position * ahead_stride + at, again=True)
+                code.prefetch(next_places + position * ahead_stride + at)
             values = _values(cells, places + position * stride, n_units, left)
             for head, totals in enumerate(sums):
                 weight = code.load(weights + head * (4 * BLOCK) + position * 4, F32)

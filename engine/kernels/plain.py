@@ -28,7 +28,7 @@ from engine.kernels.values import (
 
 N_SUMS = 2
 STEP = N_SUMS * LANES
-AHEAD = 8192
+AHEAD = 16384
 
 SIZES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4}
 """Bytes of a weight."""

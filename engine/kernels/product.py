@@ -34,7 +34,7 @@ from engine.kernels.values import (
     vector,
 )
 
-AHEAD = 8192
+AHEAD = 16384
 """Bytes that a plane's weights are asked for before they are needed."""
 
 LINE_COLUMNS = 4

@@ -251,9 +251,9 @@ class Code:
         """Of a function of this module."""
         return Value(self, self.builder.ptrtoint(self.builder.module.globals[name], I64))
 
-    def prefetch(self, address: Value, *, again: bool = False) -> None:
-        """Ask for a cache line that is read soon, and once or (into the second cache) again."""
-        flags = map(self._flag, (0, 2 if again else 0, 1))
+    def prefetch(self, address: Value) -> None:
+        """Ask for a cache line that is needed soon."""
+        flags = map(self._flag, (0, 3, 1))  # to read, for all caches, data
         self.call("llvm.prefetch.p0", VOID, self._bytes_at(address), *flags)
 
     def _bytes_at(self, address: Value) -> Value:
