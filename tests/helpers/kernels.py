@@ -62,17 +62,17 @@ def _pack(kind: Kind, isa_name: str) -> Callable[..., None]:
 
 
 @cache
-def _quantise(isa_name: str) -> Callable[..., None]:
+def _quantise(isa_name: str, x_bytes: int) -> Callable[..., None]:
     isa = isa_named(isa_name)
-    found = jit.addresses("panels", isa, ["quantise"], lambda m: panels.build(m, isa))
+    found = jit.addresses("panels", isa, ["quantise"], lambda m: panels.build(m, isa, x_bytes))
     return _call(found["quantise"], 1 + len(panels.ARGUMENTS))
 
 
 @cache
-def _multiply(kind: Kind, isa_name: str) -> Callable[..., None]:
-    isa = isa_named(isa_name)
+def _multiply(kind: Kind, isa_name: str, x_bytes: int) -> Callable[..., None]:
+    isa, layout = isa_named(isa_name), LAYOUTS[kind]
     found = jit.addresses(
-        f"product-{kind:d}", isa, ["multiply"], lambda m: product.build(m, isa, LAYOUTS[kind])
+        f"product-{kind:d}", isa, ["multiply"], lambda m: product.build(m, isa, layout, x_bytes)
     )
     return _call(found["multiply"], 1 + len(product.ARGUMENTS))
 
@@ -103,11 +103,11 @@ def packed(
     return planes
 
 
-def quantised(x: Floats, isa: Isa, team: Team) -> Bytes:
+def quantised(x: Floats, isa: Isa, team: Team, x_bytes: int = 1) -> Bytes:
     """The panels of activations (tokens, columns)."""
-    goal = aligned(panels.quantised_bytes(len(x), x.shape[1] // 32))
+    goal = aligned(panels.quantised_bytes(len(x), x.shape[1] // 32, x_bytes))
     team.wake()
-    _quantise(isa.name)(
+    _quantise(isa.name, x_bytes)(
         team.address, x.ctypes.data, x.strides[0], len(x), x.shape[1] // 32, goal.ctypes.data
     )
     return goal
@@ -115,14 +115,14 @@ def quantised(x: Floats, isa: Isa, team: Team) -> Bytes:
 
 def multiplied(
     planes: Bytes, n_rows: int, x: Floats, kind: Kind, isa: Isa, team: Team, *,
-    skip: int = 0, tiles_per_piece: int = 2, tokens_per_pass: int = 16,
+    skip: int = 0, tiles_per_piece: int = 2, tokens_per_pass: int = 16, x_bytes: int = 1,
 ) -> Floats:  # fmt: skip
     """Products (tokens, rows); what lies around them must stay as it is."""
     n_blocks = x.shape[1] // 32
-    panel = quantised(x, isa, team)
+    panel = quantised(x, isa, team, x_bytes)
     out = np.full((len(x) + 1, n_rows + 3), 7.5, np.float32)
     team.wake()
-    _multiply(kind, isa.name)(
+    _multiply(kind, isa.name, x_bytes)(
         team.address, planes.ctypes.data, LAYOUTS[kind].tile_bytes(n_blocks, skip), n_blocks, skip,
         panel.ctypes.data, len(x), out.ctypes.data, out.strides[0], n_rows, -(-n_rows // 16),
         tiles_per_piece, tokens_per_pass,
@@ -132,18 +132,22 @@ def multiplied(
     return out[: len(x), :n_rows].copy()
 
 
-def activations(panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa) -> NDArray[np.float64]:
+def activations(
+    panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa, x_bytes: int = 1
+) -> NDArray[np.float64]:
     """What the bytes of panels stand for, (tokens, columns), as `engine.kernels.panels` has it."""
     x = np.empty((n_tokens, n_blocks, 32))
-    token, size = 0, isa.n_tokens
+    token, size, per_token = 0, isa.n_tokens, 32 * x_bytes + 20
     while token < n_tokens:
         while size > n_tokens - token:
             size //= 2
-        start, stop = token * n_blocks * 52, (token + size) * n_blocks * 52
-        group = panel[start:stop].reshape(n_blocks, size * 52)
-        numbers = group[:, : size * 32].reshape(n_blocks, size, 32).view(np.int8)
-        scales = group[:, size * 32 : size * 40].copy().view("<f4").reshape(n_blocks, size, 2)
-        spread = scales.repeat(16, axis=2).astype(float)
+        start, stop = token * n_blocks * per_token, (token + size) * n_blocks * per_token
+        group = panel[start:stop].reshape(n_blocks, size * per_token)
+        scales_at = size * 32 * x_bytes
+        parts = group[:, :scales_at].reshape(n_blocks, x_bytes, size, 32).view(np.int8)
+        scales = group[:, scales_at : scales_at + size * 8].copy().view("<f4")
+        spread = scales.reshape(n_blocks, size, 2).repeat(16, axis=2).astype(float)
+        numbers = parts[:, 0] if x_bytes == 1 else parts[:, 0] * 255.0 + parts[:, 1]
         x[token : token + size] = (numbers * spread).transpose(1, 0, 2)
         token += size
     return x.reshape(n_tokens, n_blocks * 32)

@@ -148,6 +148,23 @@ def test_a_token_has_the_same_bits_in_any_company(kind: Kind, isa: Isa, team: Te
 
 
 @every_isa
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q8_0, Kind.IQ4_NL], ids=lambda kind: kind.name)
+def test_activations_of_two_bytes_are_finer(kind: Kind, isa: Isa, team: Team) -> None:
+    raw, x = random_rows(kind, N_ROWS, N_COLUMNS), random_x(9)
+    planes, weights = windowed(raw, kind, isa, team), dequantised(raw, kind)
+    out = multiplied(planes, N_ROWS, x, kind, isa, team, skip=FIRST % 8, x_bytes=2)
+    seen = activations(quantised(x, isa, team, 2), 9, N_BLOCKS, isa, 2)
+    assert np.abs(seen - x).max() <= np.abs(x).max() / 32512
+    exact = seen @ weights.T
+    assert np.abs(out - exact).max() <= 1e-6 * np.abs(exact).max()
+    ideal = x.astype(np.float64) @ weights.T
+    assert ((out - ideal) ** 2).sum() <= 1e-8 * (ideal**2).sum()
+    for n in range(1, 9):
+        part = multiplied(planes, N_ROWS, x[:n], kind, isa, team, skip=FIRST % 8, x_bytes=2)
+        assert np.array_equal(part, out[:n]), n
+
+
+@every_isa
 def test_threads_and_pieces_change_no_bit(isa: Isa) -> None:
     kind, x = Kind.Q5_K, random_x(33)
     raw = random_rows(kind, 150, N_COLUMNS)
