@@ -21,7 +21,7 @@ from engine.info import ModelInfo, describe
 from engine.kernels.extent import BF16_CHUNK, Extent, token_bytes
 from engine.kernels.layout import BLOCK, LAYOUTS
 from engine.layers.module import Slot
-from engine.layers.state import CPU_STEP, DEVICE_STEP, KVState, RecurrentState
+from engine.layers.state import CPU_STEP, DEVICE_STEP, KERNELS_STEP, KVState, RecurrentState
 from engine.models.declare import Declaration, declare
 from engine.parallel.placement import Shard, Slices
 
@@ -260,6 +260,7 @@ def _compute_bytes(
     recurrent = (s.n_work(rank) for s in declaration.states if isinstance(s, RecurrentState))
     per_token = 6 * hp.n_embd + 3 * columns + 4 * heads * head_dim + max(recurrent, default=0)
     step = CPU_STEP if declaration.devices[rank] == "cpu" else DEVICE_STEP
+    step = KERNELS_STEP if storage == "kernels" else step
     attention = max(
         (
             state.n_work(rank, n_tokens, n_ctx, step)

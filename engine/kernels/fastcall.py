@@ -3,7 +3,7 @@
 CPython calls a "fastcall" function with a list of objects. A stub is compiled for each number of
 arguments, which makes 64-bit integers of them and calls a kernel. It learns which kernel, and where
 the interpreter's own functions are, from the bytes object that it is bound to, so that its code is
-the same in every process and can be kept on disk.
+the same in every process and can be kept on disk. It also adds up how long a team's kernels take.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 from llvmlite import ir
 
 from engine.kernels import jit
+from engine.kernels.clock import now
 from engine.kernels.isa import chosen
+from engine.kernels.team import TICKS
 from engine.kernels.values import I32, I64, VOID, Code, Value, function
 
 Kernel = Callable[..., None]
@@ -51,7 +53,7 @@ def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
     """A kernel as a Python function of so many integers.
 
     Args:
-        address: of a function of 64-bit integers that returns nothing.
+        address: of a function of 64-bit integers, first a team's address, that returns nothing.
         holds_gil: other Python threads wait meanwhile; for what takes a few microseconds.
 
     Returns:
@@ -89,12 +91,19 @@ def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
     with code.when(_call(code, failed, I64).differs(0)):
         code.builder.ret(code.number(0).raw)
     if holds_gil:
-        _call(code, kernel, VOID, *numbers)
+        _run(code, kernel, numbers)
     else:
         thread = _call(code, let_go, I64)
-        _call(code, kernel, VOID, *numbers)
+        _run(code, kernel, numbers)
         _call(code, take_again, VOID, thread)
     code.builder.ret(_call(code, new_int, I64, code.constant(I32, 0)).raw)
+
+
+def _run(code: Code, kernel: Value, numbers: list[Value]) -> None:
+    """Call a kernel and add the time that it takes to its team's."""
+    begun, so_far = now(code), numbers[0] + TICKS
+    _call(code, kernel, VOID, *numbers)
+    code.store(code.load(so_far, I64) + (now(code) - begun), so_far)
 
 
 def _call(code: Code, address: Value, result: Any, *values: Value) -> Value:

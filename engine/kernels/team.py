@@ -23,13 +23,15 @@ import numpy as np
 from llvmlite import ir
 
 from engine.kernels import jit
+from engine.kernels.clock import tick_s
 from engine.kernels.isa import chosen
 from engine.kernels.values import I32, I64, VOID, Code, Value, Variable, function
 
 LEFT_BITS = 32
 MAX_PIECES = (1 << (LEFT_BITS - 1)) - 1
-WORD, TASK, ARGUMENTS, PIECES, YIELD, DONE, SIZE = 0, 64, 72, 80, 88, 128, 192
-"""Offsets in bytes; what several threads write lies in cache lines of its own."""
+WORD, TASK, ARGUMENTS, PIECES, YIELD, TICKS, REST, DONE, SIZE = 0, 64, 72, 80, 88, 96, 104, 128, 192
+"""Offsets in bytes; what several threads write lies in cache lines of its own. At `TICKS`, callers
+of kernels add up the time that these take, by `engine.kernels.clock`."""
 
 AWAKE_TURNS = 20_000
 """How often a waiting thread looks for work before it sleeps; about half a millisecond."""
@@ -59,7 +61,10 @@ def add_run(module: ir.Module) -> None:
 
 
 def _build_help(module: ir.Module) -> None:
-    """`help(team, turns)` takes part in all jobs until there has been none for so many turns."""
+    """`help(team, turns)` takes part in all jobs until there has been none for so many turns.
+
+    Where the team is to rest, it does not wait.
+    """
     _add_step(module)
     code, (team, turns) = function(module, "help", 2)
     idle = code.variable(code.number(0))
@@ -68,6 +73,7 @@ def _build_help(module: ir.Module) -> None:
         with code.when(did > 0):
             idle.set(code.number(0))
         leave(idle.get() > turns)
+        leave(did.equals(0) & (_load(code, team + REST) > 0))
         _pause(code, team, idle)
     code.builder.ret_void()
 
@@ -188,6 +194,7 @@ class Team:
         self._memory = np.zeros(SIZE + 64, np.uint8)
         self.address = -(-self._memory.ctypes.data // 64) * 64
         ctypes.c_int64.from_address(self.address + YIELD).value = _yield_address()
+        self._is_resting = False
         self._state = state = _State()
         self._finalizer = weakref.finalize(self, state.close)
         for number in range(1, n_threads):
@@ -199,9 +206,26 @@ class Team:
             )
             thread.start()
 
+    @property
+    def kernel_s(self) -> float | None:
+        """Seconds that its kernels have taken so far; None where no clock is known."""
+        length = tick_s()
+        return length and length * ctypes.c_int64.from_address(self.address + TICKS).value
+
     def wake(self) -> None:
         """Call the helpers that sleep; to be called before each job."""
+        if self._is_resting:
+            self._rest(wanted=False)
         self._state.wake()
+
+    def rest(self) -> None:
+        """Let the helpers sleep at once: other threads, such as torch's, need the cores."""
+        if not self._is_resting:
+            self._rest(wanted=True)
+
+    def _rest(self, *, wanted: bool) -> None:
+        self._is_resting = wanted
+        ctypes.c_int64.from_address(self.address + REST).value = wanted
 
     def close(self) -> None:
         """End the helpers; safe to call twice."""

@@ -41,6 +41,9 @@ class Step:
 CPU_STEP = Step(keys=1 << 21, scores=1 << 19)
 """One head of the keys and its scores stay in a core's caches."""
 
+KERNELS_STEP = Step(keys=1 << 23, scores=1 << 19)
+"""On a CPU, where torch's kernel takes all keys at once if they are not too many."""
+
 DEVICE_STEP = Step(keys=1 << 24, scores=1 << 24)
 """Long enough to hide the launches."""
 

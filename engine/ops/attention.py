@@ -46,7 +46,7 @@ def attend(
         for queries, seen in _pieces(scores, slice(n_past, stop), keys, n_queries):
             tokens = slice(queries.start - n_past, queries.stop - n_past)
             columns = slice(seen.start - start, seen.stop - start)
-            mask = _mask(scores, queries, seen, q.device)
+            mask = hidden(scores, queries, seen, q.device)
             n_rows = max(1, step.scores // (size * _length(queries) * _length(seen)))
             for row in range(0, cache.n_row, n_rows):
                 rows = slice(row, row + n_rows)
@@ -114,7 +114,7 @@ def _pieces(
             yield slice(start, stop), seen
 
 
-def _mask(scores: Scores, queries: slice, keys: slice, device: torch.device) -> Tensor | None:
+def hidden(scores: Scores, queries: slice, keys: slice, device: torch.device) -> Tensor | None:
     """(queries, 1, keys), true where a query may not look; None if each sees all of the keys."""
     is_first_whole = keys.stop <= queries.start + 1
     if is_first_whole and first_visible(scores, queries.stop - 1) <= keys.start:

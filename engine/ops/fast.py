@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.kernels.cache_steps import CacheSteps
 from engine.kernels.steps import Steps
 from engine.ops.attention import first_visible
+from engine.ops.fused_attention import attend_fused, serves
 from engine.ops.planes import PlaneWeight
 from engine.ops.reference import ReferenceOps
 from engine.ops.routing import RoutingSteps
@@ -44,6 +45,7 @@ class FastOps(ReferenceOps):
     """
 
     def __init__(self, team: Team) -> None:
+        self._team = team
         self._steps = Steps(team)
         self._cache_steps = CacheSteps(team)
         self._together: dict[tuple[Linear, ...], Together | None] = {}
@@ -123,6 +125,9 @@ class FastOps(ReferenceOps):
             y = self._cache_steps.attention(q, cache, n_past, firsts, scores, sinks, slopes)
             if y is not None:
                 return y
+        elif sinks is None and slopes is None and serves(cache, scores, n_past + n_tokens):
+            self._team.rest()
+            return attend_fused(q, cache, n_past, scores)
         return super().attention(q, cache, n_past, scores, sinks, slopes)
 
 

@@ -17,7 +17,7 @@ from engine.kernels.layout import BLOCK, TILE
 from engine.kernels.panels import quantised_bytes
 from engine.ops.experts import Groups
 from engine.ops.weights import ALL, Weight, gathered_rows
-from engine.ops.worker import Worker, whole_blocks
+from engine.ops.worker import Worker
 
 PIECE_BYTES = 128 << 10
 """Weights that a thread takes at a time: enough to read ahead, few enough to end together."""
@@ -89,7 +89,7 @@ class PlaneWeight:
     def _bf16_product(self, x: Tensor, y: Tensor) -> Tensor:
         """The same by torch, for many tokens: some rows at a time are turned into BF16."""
         extent, worker = self.extent, self.worker
-        numbers = whole_blocks(x, extent).bfloat16()
+        numbers = worker.bf16(x, extent)
         n_columns = extent.n_blocks * BLOCK
         step = max(1, BF16_CHUNK // (n_columns * TILE))
         scratch = worker.scratch(step * TILE * n_columns)
@@ -102,6 +102,7 @@ class PlaneWeight:
             )  # fmt: skip
             n_rows = min(n * TILE, self.n_rows - first * TILE)
             rows = scratch[: n_rows * n_columns].view(n_rows, n_columns)
+            worker.team.rest()
             y[:, first * TILE : first * TILE + n_rows] = linear(numbers, rows)
         return y
 
@@ -191,6 +192,7 @@ class PlainWeight:
 
     def _many(self, x: Tensor) -> Tensor:
         """By torch, in BF16 where the weights are short and that is faster than F32."""
+        self.worker.team.rest()
         if self.data.dtype == torch.float32 or not self.worker.is_bf16_fast:
             return self._by_rows(x, torch.float32)
         return self._by_rows(x.bfloat16(), torch.bfloat16)

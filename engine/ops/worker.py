@@ -37,6 +37,8 @@ class Worker:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
         self._last: Tensor | None = None
+        self._last_short: Tensor | None = None
+        self._short = torch.empty(0, 0, dtype=torch.bfloat16)
         self._last_extent = Extent(0, 0, 0, 0)
 
     @cached_property
@@ -84,6 +86,13 @@ class Worker:
         self._last, self._last_extent = source, extent
         return address
 
+    def bf16(self, x: Tensor, extent: Extent) -> Tensor:
+        """Activations (T, columns of the extent) in BF16, whole blocks of them."""
+        if x is not self._last_short or self._short.shape[1] != extent.n_blocks * BLOCK:
+            self._short = whole_blocks(x, extent).bfloat16()
+            self._last_short = x
+        return self._short
+
     def group_panels(self, x: Tensor, extent: Extent, groups: Groups) -> int:
         """The same for the rows of experts, each group by itself; x is (n_row, columns)."""
         if x is self._last:
@@ -110,7 +119,8 @@ class Worker:
 
     def forget(self) -> None:
         """Let go of the last activations."""
-        self._last = None
+        self._last = self._last_short = None
+        self._short = torch.empty(0, 0, dtype=torch.bfloat16)
 
     def release(self) -> None:
         """Free the working memory."""

@@ -91,3 +91,20 @@ def test_what_kernels_do_not_serve_is_written_as_well(fast: FastOps) -> None:
     k = numbers(1, 2, 1, 8, dtype=torch.float64)
     fast.remember(cache, k, k, 1)
     assert torch.equal(cache.v[0, 1:3], k[:, 0].float())
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [Scores(0.2), Scores(0.2, window=7), Scores(0.2, chunk=16), Scores(0.2, softcap=5.0)],
+    ids=str,
+)
+@pytest.mark.parametrize("n_past", [0, 23])
+def test_attention_of_a_prompt(fast: FastOps, scores: Scores, n_past: int) -> None:
+    """With any mask, and by the reference where torch's kernel cannot."""
+    state = KVState(Ranges(((0, 6),), 6), Ranges(((0, 3),), 3), 32, 32)
+    cache = LayerCache(state, 0, 60, "f16", torch.device("cpu"))
+    cache.write(numbers(1, 60, 3, 32), numbers(2, 60, 3, 32), 0)
+    q = numbers(3, 30, 6, 32)
+    found = fast.attention(q, cache, n_past, scores)
+    expected = REFERENCE.attention(q, cache, n_past, scores)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
