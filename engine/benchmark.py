@@ -65,10 +65,10 @@ class BenchResult:
 
     Attributes:
         samples_s: seconds of each repetition.
-        overhead_s: seconds per token, of a test that only generates, in which no rank was
-            computing: handing a token to the ranks' threads, its logits back, and choosing the
-            next one. Python between the operations of a pass is not part of it. None for other
-            tests, and where a GPU computes, which goes on after the pass has been handed over.
+        overhead_s: seconds per token, of a test that only generates, outside the kernels: Python,
+            torch's small operations, waiting for other ranks, and choosing the next token. Of
+            several ranks it is that of the one with the most work. None for other tests, and where
+            a rank computes without kernels of ours.
     """
 
     test: BenchTest
@@ -84,6 +84,13 @@ class BenchResult:
     def avg_ts(self) -> float:
         """The mean of `samples_ts`."""
         return fmean(self.samples_ts)
+
+    @property
+    def overhead(self) -> float | None:
+        """`overhead_s` as a part of a token's time."""
+        if self.overhead_s is None:
+            return None
+        return self.overhead_s * self.test.n_gen / median(self.samples_s)
 
     @property
     def stddev_ts(self) -> float:
@@ -116,23 +123,25 @@ class Benchmark:
         if warm_up:
             self._measure(test, ids, min(test.n_gen, N_WARM_UP))
         samples = [self._measure(test, ids, test.n_gen) for _ in range(repetitions)]
-        overhead_s = None
-        if not test.n_prompt and all(d.type == "cpu" for d in self._runtime.devices):
-            overhead_s = median(outside for _, outside in samples) / test.n_gen
+        outside = [seconds for _, seconds in samples if seconds is not None]
+        overhead_s = median(outside) / test.n_gen if outside and not test.n_prompt else None
         return BenchResult(test, tuple(seconds for seconds, _ in samples), overhead_s)
 
-    def _measure(self, test: BenchTest, ids: list[int], n_gen: int) -> tuple[float, float]:
-        """Seconds of one repetition, and how many of them no rank was computing."""
+    def _measure(self, test: BenchTest, ids: list[int], n_gen: int) -> tuple[float, float | None]:
+        """Seconds of one repetition, and how many of them were outside the kernels."""
         self._fill(ids[: test.n_depth])
         n_prompt = test.n_depth + test.n_prompt
-        inside = max(self._runtime.forward_s)
+        before = self._runtime.kernel_s()
         begun = time.perf_counter()
         if test.n_prompt:
             self._compute(ids[:n_prompt])
         if n_gen:
             self._generate(ids[n_prompt : n_prompt + n_gen])
         seconds = time.perf_counter() - begun
-        return seconds, seconds - (max(self._runtime.forward_s) - inside)
+        after = self._runtime.kernel_s()
+        if before is None or after is None:
+            return seconds, None
+        return seconds, seconds - max(b - a for a, b in zip(before, after, strict=True))
 
     def _fill(self, ids: list[int]) -> None:
         """Bring the cache to hold `ids` and nothing else."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -66,8 +65,6 @@ class Runtime:
         ranks: in rank order; empty once closed.
         workers: what the ranks on the CPU compute with, by rank, if they use its kernels.
         n_threads: CPU threads of all ranks together.
-        forward_s: seconds that each rank has spent in forward passes so far, waiting for other
-            ranks included. A GPU may still compute when its pass ends.
 
     Raises:
         EngineError: the file, the split or a device cannot be used; nothing stays allocated.
@@ -96,7 +93,6 @@ class Runtime:
         self.ranks: list[Rank] = []
         self._threads = threads = threads_per_rank(params.cpu_threads, self.plan)
         self.n_threads = threads * max(1, sum(d.type == "cpu" for d in self.devices))
-        self.forward_s = [0.0] * len(self.devices)
         self.workers: dict[int, Worker] = {}
         self._group = ThreadGroup()
         self._pool = RankPool(  # it must not know this object, which ends it when it is dropped
@@ -168,13 +164,11 @@ class Runtime:
         whole = torch.tensor(ids)
 
         def step(rank: int) -> Tensor | None:
-            begun = time.perf_counter()
             model, ctx = self.ranks[rank].model, self.ranks[rank].context
             ctx.begin(n_past, len(ids), first_logit)
             logits = model.forward(whole.to(ctx.device), ctx)
             if worker := self.workers.get(rank):
                 worker.forget()
-            self.forward_s[rank] += time.perf_counter() - begun
             return logits
 
         (logits,) = (x for x in self._run(step, "to compute the next tokens") if x is not None)
@@ -182,6 +176,12 @@ class Runtime:
             self._resident_peak = max(self._resident_peak, _resident_bytes())
         result: Logits = logits.cpu().numpy()
         return result
+
+    def kernel_s(self) -> list[float] | None:
+        """Seconds that each rank has spent in kernels so far; None if one has none, or no clock."""
+        found = [worker.team.kernel_s for worker in self.workers.values()]
+        known = [seconds for seconds in found if seconds is not None]
+        return known if len(known) == len(self.devices) else None
 
     def save_recurrent(self) -> None:
         """Keep a copy of all recurrent states as they are now."""

@@ -43,9 +43,9 @@ REACHED compares with what the devices of a line can do together, measured at th
 memory in order, and torch's matrix product in F32 or BF16, the faster. For tg it counts the bytes
 of weights, as in the file, that a token needs, of experts only those used; for pp the operations
 of matrix products with weights.
-OVERHEAD is the time per token in which no rank was inside its forward pass: handing tokens and
-logits over, and choosing the next token; not the Python between the operations of a pass. It is
-not known for GPUs."""
+OVERHEAD is the time per token outside the kernels, and its part of the token's time: Python, small
+operations of torch, waiting for other ranks, and choosing the next token. Of several ranks it is
+that of the one with the most work. It is not known where a rank uses torch alone."""
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:

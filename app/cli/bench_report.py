@@ -134,8 +134,7 @@ class Report:
         if result is None:
             return (*setting, "-", "-", line.error)
         rate = f"{result.avg_ts:.2f} ± {result.stddev_ts:.2f}"
-        overhead = "-" if result.overhead_s is None else f"{1000 * result.overhead_s:.2f} ms"
-        return (*setting, rate, overhead, _reached_cell(self.reached(line)))
+        return (*setting, rate, _overhead_cell(result), _reached_cell(self.reached(line)))
 
     def _fields(self, line: Line) -> dict[str, Any]:
         """One line for programs, under llama-bench's names where it has the same."""
@@ -162,6 +161,7 @@ class Report:
             "stddev_ts": result.stddev_ts if result else None,
             "samples_ts": samples_ts,
             "overhead_s": result.overhead_s if result else None,
+            "overhead": result.overhead if result else None,
             **asdict(self.reached(line)),
             "error": f"{line.error} {line.hint}".strip() or None,
         }
@@ -185,6 +185,12 @@ def _csv_cell(value: Any) -> Any:
 
 def _giga(number: float) -> str:
     return f"{number / 1e9:.4g} G"
+
+
+def _overhead_cell(result: BenchResult) -> str:
+    if result.overhead_s is None or result.overhead is None:
+        return "-"
+    return f"{1000 * result.overhead_s:.2f} ms ({percent(result.overhead)})"
 
 
 def _reached_cell(reached: Reached) -> str:

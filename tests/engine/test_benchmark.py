@@ -14,17 +14,20 @@ from tests.helpers.answers import ask
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
 
-HANDOVER_S = 0.25
+OUTSIDE_S = 0.25
 
 
 class Trace:
-    """Passes (n_past, n_tokens) of a model; each takes a second a token and `HANDOVER_S` more."""
+    """Passes (n_past, n_tokens) of a model; each takes a second a token and `OUTSIDE_S` more.
+
+    The last rank spends those seconds in kernels, the others none.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes: list[tuple[int, int]] = []
         self.ids: list[int] = []
         self.logits: list[np.ndarray] = []
-        self.now = 0.0
+        self.now = self.kernel_s = 0.0
         original = Runtime.forward
 
         def forward(runtime: Runtime, ids: Sequence[int], n_past: int, first_logit: int) -> Any:
@@ -32,13 +35,17 @@ class Trace:
             self.passes.append((n_past, len(ids)))
             self.ids += ids
             self.logits.append(logits)
-            runtime.forward_s = [seconds + len(ids) for seconds in runtime.forward_s]
-            self.now += len(ids) + HANDOVER_S
+            self.kernel_s += len(ids)
+            self.now += len(ids) + OUTSIDE_S
             return logits
 
         monkeypatch.setattr(Runtime, "forward", forward)
         clock = SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr("engine.runtime.time", SimpleNamespace(perf_counter=lambda: 0.0))
+        monkeypatch.setattr(
+            Runtime,
+            "kernel_s",
+            lambda runtime: [0.0] * (len(runtime.devices) - 1) + [self.kernel_s],
+        )
         monkeypatch.setattr("engine.benchmark.time", clock)
 
 
@@ -52,28 +59,32 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_gguf(tmp_path_factory.mktemp("bench") / "m.gguf")
 
 
-def load(path: Path) -> Model:
-    return load_model(path, n_ctx=64, n_batch=8, kv_type="f32")
+def load(path: Path, n_ranks: int = 1) -> Model:
+    return load_model(path, ["cpu"] * n_ranks, n_ctx=64, n_batch=8, kv_type="f32")
 
 
 def test_a_prompt_is_computed_in_batches(path: Path, trace: Trace) -> None:
     with load(path) as model:
         result = model.bench(BenchTest(20), 2, warm_up=False)
     assert trace.passes == [(0, 8), (8, 8), (16, 4)] * 2
-    assert result.samples_s == (20 + 3 * HANDOVER_S,) * 2
+    assert result.samples_s == (20 + 3 * OUTSIDE_S,) * 2
     assert result.samples_ts == (20 / 20.75,) * 2
     assert trace.ids[:20] == trace.ids[20:]
     assert len(set(trace.ids)) > 10
-    assert result.overhead_s is None
+    assert result.overhead_s is result.overhead is None
 
 
-def test_tokens_are_computed_one_by_one_from_the_logits_before(path: Path, trace: Trace) -> None:
-    with load(path) as model:
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_tokens_are_computed_one_by_one_from_the_logits_before(
+    path: Path, trace: Trace, n_ranks: int
+) -> None:
+    with load(path, n_ranks) as model:
         result = model.bench(BenchTest(0, 6), 1, warm_up=False)
         n_vocab = model.info.n_vocab
     assert trace.passes == [(n, 1) for n in range(6)]
-    assert result.samples_s == (6 * (1 + HANDOVER_S),)
-    assert result.overhead_s == HANDOVER_S
+    assert result.samples_s == (6 * (1 + OUTSIDE_S),)
+    assert result.overhead_s == OUTSIDE_S
+    assert result.overhead == OUTSIDE_S / (1 + OUTSIDE_S)
     random = np.random.default_rng(0).integers(0, n_vocab, 6)
     best = [int(row[0].argmax()) for row in trace.logits]
     assert trace.ids[1:] == [(b + r) % n_vocab for b, r in zip(best, random[:5], strict=False)]
@@ -84,7 +95,7 @@ def test_what_is_cached_before_is_not_measured_and_kept(path: Path, trace: Trace
         result = model.bench(BenchTest(4, 3, 10), 3, warm_up=False)
     fill, measured = [(0, 8), (8, 2)], [(10, 4), (14, 1), (15, 1), (16, 1)]
     assert trace.passes == fill + 3 * measured
-    assert result.samples_s == (7 + 4 * HANDOVER_S,) * 3
+    assert result.samples_s == (7 + 4 * OUTSIDE_S,) * 3
 
 
 def test_a_warm_up_generates_little_and_does_not_count(path: Path, trace: Trace) -> None:
@@ -104,8 +115,8 @@ def test_a_state_that_cannot_be_cut_is_brought_back_before_the_clock_starts(
         assert trace.passes == [(0, 8), (8, 1), (9, 1), *[(n, 1) for n in (10, 11, 12)],
                                 (9, 1), *[(n, 1) for n in (10, 11, 12)]]  # fmt: skip
         prompts = model.bench(BenchTest(5, 0, 10), 2, warm_up=False)
-    assert tokens.samples_s == (3 * (1 + HANDOVER_S),) * 2
-    assert prompts.samples_s == (5 + 2 * HANDOVER_S,) * 2  # the last token apart, as in an answer
+    assert tokens.samples_s == (3 * (1 + OUTSIDE_S),) * 2
+    assert prompts.samples_s == (5 + 2 * OUTSIDE_S,) * 2  # the last token apart, as in an answer
 
 
 def test_answers_are_the_same_after_a_benchmark(path: Path) -> None:
@@ -122,6 +133,24 @@ def test_on_several_ranks_real_time_passes(path: Path) -> None:
     assert len(result.samples_s) == 3
     assert result.overhead_s is not None
     assert 0 < result.overhead_s < max(result.samples_s) / 8
+
+
+def test_what_kernels_take_is_no_overhead(tmp_path: Path) -> None:
+    path = tiny_gguf(
+        tmp_path / "large.gguf", n_embd=1024, n_ff=4096, n_head=8, n_head_kv=8, quant="Q8_0"
+    )
+    with load_model(path, cpu_threads=1) as model:
+        result = model.bench(BenchTest(0, 8), 3)
+    assert result.overhead is not None
+    assert 0.01 < result.overhead < 0.8
+
+
+@pytest.mark.usefixtures("reference")
+def test_without_kernels_python_cannot_be_told_from_arithmetic(path: Path) -> None:
+    with load(path) as model:
+        result = model.bench(BenchTest(0, 4), 1)
+    assert result.samples_s
+    assert result.overhead_s is result.overhead is None
 
 
 def test_mean_and_deviation_are_those_of_the_rates() -> None:

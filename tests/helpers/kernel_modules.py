@@ -9,6 +9,7 @@ from llvmlite import ir
 from engine.kernels import (
     activation,
     attention,
+    clock,
     experts,
     fastcall,
     norm,
@@ -67,6 +68,7 @@ MODULES: Mapping[str, Writer] = {
     "wide-panels": lambda isa: lambda module: panels.build(module, isa, 2),
     "expert-panels": lambda isa: lambda module: experts.build_quantise(module, isa),
     "team": lambda isa: team._build_help,
+    "clock": lambda isa: clock.build,
     "call": lambda isa: lambda module: fastcall._build(module, 3, False),
     "norm": lambda isa: norm.build,
     "activation": lambda isa: activation.build,

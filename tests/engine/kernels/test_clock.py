@@ -1,0 +1,40 @@
+"""What kernels take is added up for each team, by a clock that goes as Python's does."""
+
+import time
+
+import pytest
+from llvmlite import ir
+
+from engine.kernels import fastcall, jit
+from engine.kernels.clock import tick_s
+from engine.kernels.isa import chosen
+from engine.kernels.team import Team
+from engine.kernels.values import I64, function
+
+TURNS = 20_000_000
+
+pytestmark = pytest.mark.skipif(tick_s() is None, reason="no clock is known for this processor")
+
+
+def _build(module: ir.Module) -> None:
+    """`wait(team, turns)` counts so far."""
+    code, (team, turns) = function(module, "wait", 2)
+    with code.loop(code.number(0), turns):
+        pointer = code.builder.inttoptr(team.raw, I64.as_pointer())
+        code.builder.load_atomic(pointer, "seq_cst", 8)  # so that the loop is not optimised away
+    code.builder.ret_void()
+
+
+@pytest.mark.parametrize("holds_gil", [True, False])
+def test_the_time_of_calls_is_that_of_their_team(*, holds_gil: bool) -> None:
+    address = jit.addresses("test-clock", chosen(), ["wait"], _build)["wait"]
+    wait = fastcall.bind(address, 2, holds_gil=holds_gil)
+    team, other = Team(1), Team(1)
+    assert team.kernel_s == 0
+    begun = time.perf_counter()
+    wait(team.address, TURNS)
+    wait(team.address, TURNS)
+    seconds = time.perf_counter() - begun
+    time.sleep(seconds)
+    assert team.kernel_s == pytest.approx(seconds, rel=0.1)
+    assert other.kernel_s == 0
