@@ -103,6 +103,7 @@ class Runtime:
         self._allocated_at_load: dict[str, int] = {}
         try:
             self.ranks = self._load(file, params, declaration, on_progress, is_cancelled)
+            self._warm_up()
         except BaseException:
             self.close()
             raise
@@ -112,6 +113,14 @@ class Runtime:
                 for layer, direction in directions.items()
             }
         self._watch_memory()
+
+    def _warm_up(self) -> None:
+        """Compile and measure now what the first token and the first prompt would wait for."""
+        if not self.workers:
+            return
+        self._pass([0], 0, 0)
+        for worker in self.workers.values():
+            worker.prepare()
 
     def _load(
         self,
@@ -161,6 +170,9 @@ class Runtime:
         """
         if not self.ranks:
             raise EngineError("The model has been unloaded.", "Load it again.")
+        return self._pass(ids, n_past, first_logit)
+
+    def _pass(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
         whole = torch.tensor(ids)
 
         def step(rank: int) -> Tensor | None:

@@ -42,7 +42,7 @@ def _kernels(isa_name: str, kv_type: str) -> tuple[Calls, Calls]:
     found = []
     for name, module in (("store", store), ("attend", attention)):
         build = partial(module.build, isa=isa, kv_type=kv_type)
-        address = jit.addresses(f"{name}-{kv_type}", isa, [name], build)[name]
+        address = jit.own_addresses(f"{name}-{kv_type}", isa, [name], build)[name]
         found.append(calls(address, len(module.ARGUMENTS)))
     return found[0], found[1]
 

@@ -25,7 +25,7 @@ def callable_at(address: int, arguments: Iterable[str]) -> Kernel:
 def quantise(x_bytes: int) -> Kernel:
     """See `engine.kernels.panels`."""
     isa = chosen()
-    found = jit.addresses(
+    found = jit.own_addresses(
         f"panels-{x_bytes}", isa, ["quantise"], lambda m: panels.build(m, isa, x_bytes)
     )
     return callable_at(found["quantise"], panels.ARGUMENTS)
@@ -39,7 +39,7 @@ def _product(type_number: int, x_bytes: int) -> dict[str, int]:
         product.build(module, isa, layout, x_bytes)
 
     names = ["multiply", "task"]
-    return jit.addresses(f"product-{type_number}-{x_bytes}", isa, names, build)
+    return jit.own_addresses(f"product-{type_number}-{x_bytes}", isa, names, build)
 
 
 @cache
@@ -56,7 +56,7 @@ def multiply_task(type_number: int, x_bytes: int) -> int:
 @cache
 def run_all() -> Kernel:
     """See `engine.kernels.together`."""
-    found = jit.addresses("together", chosen(), ["run_all"], together.build)
+    found = jit.own_addresses("together", chosen(), ["run_all"], together.build)
     return callable_at(found["run_all"], together.ARGUMENTS)
 
 
@@ -68,7 +68,7 @@ def quantise_groups(x_bytes: int) -> Kernel:
     def build(module: ir.Module) -> None:
         experts.build_quantise(module, isa, x_bytes)
 
-    found = jit.addresses(f"expert-panels-{x_bytes}", isa, [name], build)
+    found = jit.own_addresses(f"expert-panels-{x_bytes}", isa, [name], build)
     return callable_at(found[name], experts.QUANTISE)
 
 
@@ -80,14 +80,16 @@ def multiply_groups(type_number: int, x_bytes: int) -> Kernel:
     def build(module: ir.Module) -> None:
         experts.build_multiply(module, isa, layout, x_bytes)
 
-    found = jit.addresses(f"experts-{type_number}-{x_bytes}", isa, [name], build)
+    found = jit.own_addresses(f"experts-{type_number}-{x_bytes}", isa, [name], build)
     return callable_at(found[name], experts.MULTIPLY)
 
 
 @cache
 def _rows(type_number: int) -> dict[str, int]:
     isa, layout, names = chosen(), LAYOUTS[type_number], ["lookup", "bf16_rows"]
-    return jit.addresses(f"rows-{type_number}", isa, names, lambda m: rows.build(m, isa, layout))
+    return jit.own_addresses(
+        f"rows-{type_number}", isa, names, lambda m: rows.build(m, isa, layout)
+    )
 
 
 @cache
@@ -105,7 +107,7 @@ def bf16_rows(type_number: int) -> Kernel:
 @cache
 def pack_rows(type_number: int) -> Kernel:
     """See `engine.kernels.pack`."""
-    found = jit.addresses(
+    found = jit.own_addresses(
         f"pack-{type_number}", chosen(), ["pack"], lambda m: pack.build(m, type_number)
     )
     return callable_at(found["pack"], pack.ARGUMENTS)
@@ -115,5 +117,7 @@ def pack_rows(type_number: int) -> Kernel:
 def multiply_plain(kind: str) -> Kernel:
     """See `engine.kernels.plain`."""
     isa = chosen()
-    found = jit.addresses(f"plain-{kind}", isa, ["multiply"], lambda m: plain.build(m, isa, kind))
+    found = jit.own_addresses(
+        f"plain-{kind}", isa, ["multiply"], lambda m: plain.build(m, isa, kind)
+    )
     return callable_at(found["multiply"], plain.ARGUMENTS)

@@ -72,8 +72,11 @@ def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
 
 @cache
 def _stub(n_arguments: int, holds_gil: bool) -> int:
-    return jit.addresses(
-        f"call-{n_arguments}", chosen(), ["call"], lambda m: _build(m, n_arguments, holds_gil)
+    return jit.own_addresses(
+        f"call-{n_arguments}-{'held' if holds_gil else 'free'}",
+        chosen(),
+        ["call"],
+        lambda m: _build(m, n_arguments, holds_gil),
     )["call"]
 
 

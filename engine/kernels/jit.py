@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,46 @@ def addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[s
     with _lock:
         machine = _machine(isa)
         text = _text(name, build, machine)
-        folder = cache_folder()
-        path = folder / f"{name}-{_digest(text, isa)}.o" if folder else None
-        code = _read(path) if path else None
-        if code is None:
-            code = _compile(text, machine)
-            if path:
-                _write(path, code)
+        code = _stored(f"{name}-{_digest(text, isa)}", lambda: _compile(text, machine))
         return _link(code, machine, names)
+
+
+def own_addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[str, int]:
+    """The same for a module of this package, which its name tells from all others of it.
+
+    What is on disk is then found by the package's source, without writing the module anew, which
+    takes longer than to load it.
+    """
+    sources = _sources()
+    if not sources:
+        return addresses(name, isa, names, build)
+    with _lock:
+        machine = _machine(isa)
+        known = f"{name}-{_digest(f'{machine.triple} {sources}', isa)}"
+        code = _stored(known, lambda: _compile(_text(name, build, machine), machine))
+        return _link(code, machine, names)
+
+
+@cache
+def _sources() -> str:
+    """A hash of this package's source files; empty where they are not beside the program."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest() if files else ""
+
+
+def _stored(name: str, make: Callable[[], bytes]) -> bytes:
+    """Compiled code from disk, or made and kept there."""
+    folder = cache_folder()
+    path = folder / f"{name}.o" if folder else None
+    code = _read(path) if path else None
+    if code is None:
+        code = make()
+        if path:
+            _write(path, code)
+    return code
 
 
 def cache_folder() -> Path | None:

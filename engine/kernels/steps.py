@@ -58,7 +58,7 @@ def kernels(name: str) -> Kernels:
         ("activation", activation.KINDS, activation.ARGUMENTS, activation.build),
         ("rope", rope.STYLES, rope.ARGUMENTS, rope.build),
     ):
-        at = jit.addresses(group, isa, functions, build)
+        at = jit.own_addresses(group, isa, functions, build)
         found.append({function: calls(at[function], len(arguments)) for function in functions})
     return Kernels(*found)
 

@@ -126,7 +126,7 @@ def _pause(code: Code, team: Value, waited: Variable) -> None:
 
 @cache
 def _help() -> Callable[[int, int], None]:
-    address = jit.addresses("team", chosen(), ["help"], _build_help)["help"]
+    address = jit.own_addresses("team", chosen(), ["help"], _build_help)["help"]
     return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address)
 
 

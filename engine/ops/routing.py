@@ -30,7 +30,7 @@ def kernels(name: str) -> dict[str, Calls]:
     """Compile them, once for a kind of processor."""
     isa = next(kind for kind in supported() if kind.name == name)
     names = (*routing.GATINGS, "sum_of_experts")
-    found = jit.addresses("routing", isa, names, routing.build)
+    found = jit.own_addresses("routing", isa, names, routing.build)
     n_arguments = dict.fromkeys(names, len(routing.ASSIGN)) | {"sum_of_experts": len(routing.SUM)}
     return {name: calls(found[name], n_arguments[name]) for name in names}
 

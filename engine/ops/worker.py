@@ -41,6 +41,10 @@ class Worker:
         self._short = torch.empty(0, 0, dtype=torch.bfloat16)
         self._last_extent = Extent(0, 0, 0, 0)
 
+    def prepare(self) -> None:
+        """Measure now what prompts depend on."""
+        _ = self.bf16_from, self.is_bf16_fast
+
     @cached_property
     def bf16_from(self) -> float:
         """From how many tokens on quantised matrices go through torch, in BF16."""
