@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from engine import load_model
+from tests.engine.models.test_trained import EXACT, LOSS, golden, load, nll
 from tests.helpers.golden import (
     CASES,
     Case,
@@ -71,3 +72,21 @@ def test_steps_of_any_length_give_the_same_logits() -> None:
         once = logits_in_steps(model, ids, Case((1,)))
         singly = logits_in_steps(model, ids, Case((1,), n_decode=len(ids) - 1))
     assert nmse(singly, once) < 1e-5
+
+
+PERPLEXITY_BAR = 0.005
+TRAINED = {file: model for file, (model, *_) in (EXACT | LOSS).items()}
+
+
+@pytest.mark.parametrize("split", [[1], [3, 1]], ids=str)
+@pytest.mark.parametrize("file", TRAINED)
+def test_perplexity_stays_that_of_the_reference(
+    file: str, split: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = golden(TRAINED[file])["text_ids"]
+    with load(file, split) as model:
+        found = nll(model, ids)
+    monkeypatch.setenv("TANDEM_BACKEND", "reference")
+    with load(file, [1]) as model:
+        expected = nll(model, ids)
+    assert abs(np.exp(found - expected) - 1) <= PERPLEXITY_BAR
