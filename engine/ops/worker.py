@@ -99,7 +99,7 @@ class Worker:
 
     def group_panels(self, x: Tensor, extent: Extent, groups: Groups) -> int:
         """The same for the rows of experts, each group by itself; x is (n_row, columns)."""
-        if x is self._last:
+        if x is self._last and extent == self._last_extent:
             return self._memory.data_ptr()
         rows, n_blocks = whole_blocks(x, extent), extent.n_blocks
         address = self._room(quantised_bytes(groups.n_row, n_blocks, self.x_bytes))
@@ -140,6 +140,8 @@ class Worker:
 
 def whole_blocks(x: Tensor, extent: Extent) -> Tensor:
     """x (T, n) with zeros where its blocks of 32 columns hold none of its own."""
+    is_fit = x.dim() == 2 and x.shape[1] == extent.n_columns and x.dtype is torch.float32
+    assert is_fit, "kernels read memory unchecked"
     if extent.is_exact:
         return x if x.stride(-1) == 1 else x.contiguous()
     rows = x.new_zeros(x.shape[0], extent.n_blocks * BLOCK)
