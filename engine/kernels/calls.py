@@ -22,13 +22,18 @@ def callable_at(address: int, arguments: Iterable[str]) -> Kernel:
 
 
 @cache
-def quantise(x_bytes: int) -> Kernel:
-    """See `engine.kernels.panels`."""
+def quantise_address(x_bytes: int) -> int:
+    """Of the kernel in `engine.kernels.panels`."""
     isa = chosen()
     found = jit.own_addresses(
         f"panels-{x_bytes}", isa, ["quantise"], lambda m: panels.build(m, isa, x_bytes)
     )
-    return callable_at(found["quantise"], panels.ARGUMENTS)
+    return found["quantise"]
+
+
+def quantise(x_bytes: int) -> Kernel:
+    """See `engine.kernels.panels`."""
+    return callable_at(quantise_address(x_bytes), panels.ARGUMENTS)
 
 
 @cache
@@ -49,15 +54,15 @@ def multiply(type_number: int, x_bytes: int) -> Kernel:
 
 
 def multiply_task(type_number: int, x_bytes: int) -> int:
-    """The address of that kernel's task, for `run_all`."""
+    """The address of that kernel's task, for `multiply_all`."""
     return _product(type_number, x_bytes)["task"]
 
 
 @cache
-def run_all() -> Kernel:
+def multiply_all() -> Kernel:
     """See `engine.kernels.together`."""
-    found = jit.own_addresses("together", chosen(), ["run_all"], together.build)
-    return callable_at(found["run_all"], together.ARGUMENTS)
+    found = jit.own_addresses("together", chosen(), ["multiply_all"], together.build)
+    return callable_at(found["multiply_all"], together.ARGUMENTS)
 
 
 @cache

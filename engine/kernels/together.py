@@ -1,31 +1,51 @@
-"""Several kernels' jobs as one: what is shared among the threads once need not wait in between."""
+"""Several matrices times the same few tokens as one job: the threads need not wait in between.
+
+The tokens are quantised before, where they are not yet.
+"""
 
 from __future__ import annotations
 
 from llvmlite import ir
 
+from engine.kernels.panels import ARGUMENTS as QUANTISE
+from engine.kernels.product import ARGUMENTS as MULTIPLY
 from engine.kernels.team import add_run
-from engine.kernels.values import I64, VOID, function
+from engine.kernels.values import I64, VOID, Code, Value, function
 
 JOB = ("task", "arguments", "n_piece")
-"""Of one job, 64-bit integers: the address of its kernel's task, of its arguments, and how many
-pieces it has."""
+"""Of one product, 64-bit integers: the address of its kernel's task, of its arguments
+(`engine.kernels.product`), and how many pieces it has."""
 
 JOB_BYTES = 8 * len(JOB)
 
-ARGUMENTS = ("jobs", "n_job")
+ARGUMENTS = ("jobs", "n_job", "quantise", *QUANTISE, "out", "out_stride")
+"""Of one call. `quantise`: the address of that kernel, or 0 where the panels are there already; then
+come its arguments. Results of all jobs are written side by side into rows `out_stride` bytes
+apart; panels and results are entered into the jobs' arguments here."""
 
 
 def build(module: ir.Module) -> None:
-    """`run_all(team, jobs, n_job)`: all pieces of all jobs, in their order."""
+    """`multiply_all(team, *ARGUMENTS)`."""
     add_run(module)
     _add_piece(module)
-    code, (team, jobs, n_job) = function(module, "run_all", 3)
-    total = code.variable(code.number(0))
-    with code.loop(code.number(0), n_job) as job:
-        total.set(total.get() + code.load(jobs + job * JOB_BYTES + 16, I64))
-    code.call("run", VOID, team, code.address("piece"), jobs, total.get())
+    code, (team, *values) = function(module, "multiply_all", 1 + len(ARGUMENTS))
+    given = dict(zip(ARGUMENTS, values, strict=True))
+    with code.when(given["quantise"].differs(0)):
+        _call(code, given["quantise"], team, *(given[name] for name in QUANTISE))
+    total, out = code.variable(code.number(0)), code.variable(given["out"])
+    with code.loop(code.number(0), given["n_job"]) as job:
+        _, arguments, n_piece = code.listed(given["jobs"] + job * JOB_BYTES, len(JOB))
+        for name in ("panels", "n_tokens", "out_stride"):
+            code.store(given[name], _place(arguments, name))
+        code.store(out.get(), _place(arguments, "out"))
+        out.set(out.get() + code.load(_place(arguments, "n_rows"), I64) * 4)
+        total.set(total.get() + n_piece)
+    code.call("run", VOID, team, code.address("piece"), given["jobs"], total.get())
     code.builder.ret_void()
+
+
+def _place(arguments: Value, name: str) -> Value:
+    return arguments + 8 * MULTIPLY.index(name)
 
 
 def _add_piece(module: ir.Module) -> None:
@@ -38,7 +58,12 @@ def _add_piece(module: ir.Module) -> None:
         left.set(left.get() - n_piece)
         entry.set(entry.get() + JOB_BYTES)
     task, arguments, _ = code.listed(entry.get(), len(JOB))
-    kind = ir.FunctionType(VOID, [I64, I64])
-    work = code.builder.inttoptr(task.raw, kind.as_pointer())
-    code.builder.call(work, [arguments.raw, left.get().raw])
+    _call(code, task, arguments, left.get())
     code.builder.ret_void()
+
+
+def _call(code: Code, address: Value, *values: Value) -> None:
+    """Call the function at an address."""
+    kind = ir.FunctionType(VOID, [I64] * len(values))
+    kernel = code.builder.inttoptr(address.raw, kind.as_pointer())
+    code.builder.call(kernel, [value.raw for value in values])

@@ -67,6 +67,11 @@ class Linear(Module):
         assert self.weight is not None, "a rank without a slice must not compute it"
         return self.finish(self.weight.matmul(x))
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing follows the product."""
+        return self.scale is None and self.bias is None
+
     def finish(self, y: Tensor) -> Tensor:
         """What comes of a product y (T, n_out of this rank)."""
         if self.scale is not None:

@@ -48,17 +48,21 @@ class FastOps(ReferenceOps):
         self._team = team
         self._steps = Steps(team)
         self._cache_steps = CacheSteps(team)
-        self._together: dict[tuple[Linear, ...], Together | None] = {}
+        self._together: dict[tuple[Linear, ...], tuple[Together | None, bool]] = {}
         self._angles: dict[int, tuple[int, RopeParams, Tensor | None, Tensor, Tensor]] = {}
         self._routing_steps = RoutingSteps(team)
 
     def linears(self, x: Tensor, *layers: Linear) -> Sequence[Tensor]:
         if layers not in self._together:
-            self._together[layers] = _together(layers)
-        together = self._together[layers]
+            are_bare = all(layer.is_bare for layer in layers)
+            self._together[layers] = _together(layers), are_bare
+        together, are_bare = self._together[layers]
         if together is None or x.shape[0] > together.n_tokens:
             return super().linears(x, *layers)
-        return [layer.finish(y) for layer, y in zip(layers, together(x), strict=True)]
+        products = together(x)
+        if are_bare:
+            return products
+        return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y = self._steps.rms_norm(x, weight, bias, eps)

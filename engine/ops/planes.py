@@ -16,6 +16,7 @@ from engine.kernels.isa import chosen
 from engine.kernels.layout import BLOCK, TILE
 from engine.kernels.panels import quantised_bytes
 from engine.ops.experts import Groups
+from engine.ops.together import Together
 from engine.ops.weights import ALL, Weight, gathered_rows
 from engine.ops.worker import Worker
 
@@ -67,9 +68,9 @@ class PlaneWeight:
 
     def matmul(self, x: Tensor) -> Tensor:
         n_tokens, extent, worker = x.shape[0], self.extent, self.worker
+        if n_tokens <= self.n_tokens_per_pass and n_tokens < worker.bf16_from:
+            return self._alone.joined(x)
         y = torch.empty(n_tokens, self.n_rows)
-        if not n_tokens:
-            return y
         if n_tokens >= worker.bf16_from:
             return self._bf16_product(x, y)
         panels = worker.panels(x, extent)
@@ -78,6 +79,15 @@ class PlaneWeight:
             worker.team.address, *self.arguments(panels, n_tokens, y.data_ptr(), 4 * self.n_rows)
         )
         return y
+
+    @cached_property
+    def _alone(self) -> Together:
+        return Together([self])
+
+    @property
+    def n_pieces(self) -> int:
+        """Of the job of a few tokens."""
+        return -(-n_tiles(self.n_rows) // self.n_tiles_per_piece)
 
     def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
         """Of the kernel that multiplies (`engine.kernels.product`)."""

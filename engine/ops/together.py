@@ -1,22 +1,18 @@
-"""Several matrices in planes times the same activations, as one job of a rank's threads."""
+"""Matrices in planes times the same few tokens, as one call of a kernel."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engine.kernels import calls
-from engine.kernels.extent import n_tiles
-from engine.kernels.product import ARGUMENTS
-from engine.kernels.together import JOB
-from engine.ops.planes import PlaneWeight
 
-PANELS, N_TOKENS, OUT, OUT_STRIDE = (
-    ARGUMENTS.index(name) for name in ("panels", "n_tokens", "out", "out_stride")
-)
+if TYPE_CHECKING:
+    from engine.ops.planes import PlaneWeight
 
 
 class Together:
@@ -24,32 +20,31 @@ class Together:
 
     Args:
         weights: of one rank, with the same columns.
+
+    Attributes:
+        n_tokens: at most.
     """
 
     def __init__(self, weights: Sequence[PlaneWeight]) -> None:
         first = weights[0]
-        self.weights = tuple(weights)
-        self.n_tokens = first.n_tokens_per_pass
+        self.n_tokens = min(weight.n_tokens_per_pass for weight in weights)
         self._worker, self._extent = first.worker, first.extent
         self._rows = [weight.n_rows for weight in weights]
         self._width = sum(self._rows)
+        self._planes = [weight.planes for weight in weights]  # what the arguments point to
         self._arguments = [array("q", weight.arguments(0, 0, 0, 0)) for weight in weights]
-        self._jobs = array("q")
+        self._table = array("q")
         for weight, arguments in zip(weights, self._arguments, strict=True):
             task = calls.multiply_task(weight.type_number, self._worker.x_bytes)
-            n_piece = -(-n_tiles(weight.n_rows) // weight.n_tiles_per_piece)
-            self._jobs.extend((task, arguments.buffer_info()[0], n_piece))
-        self._run = calls.run_all()
+            self._table.extend((task, arguments.buffer_info()[0], weight.n_pieces))
+        self._jobs = self._table.buffer_info()[0], len(weights)
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
         """The product with each matrix, for x (T, n_in), T ≤ `n_tokens`."""
-        n_tokens, worker = x.shape[0], self._worker
-        y = torch.empty(n_tokens, self._width)
-        panels, out, stride = worker.panels(x, self._extent), y.data_ptr(), 4 * self._width
-        for arguments, n_rows in zip(self._arguments, self._rows, strict=True):
-            arguments[PANELS], arguments[N_TOKENS] = panels, n_tokens
-            arguments[OUT], arguments[OUT_STRIDE] = out, stride
-            out += 4 * n_rows
-        worker.team.wake()
-        self._run(worker.team.address, self._jobs.buffer_info()[0], len(self._jobs) // len(JOB))
-        return torch.split_with_sizes(y, self._rows, 1)
+        return self.joined(x).split_with_sizes(self._rows, 1)
+
+    def joined(self, x: Tensor) -> Tensor:
+        """The products side by side."""
+        y = torch.empty(x.shape[0], self._width)
+        self._worker.multiply(x, self._extent, self._jobs, y.data_ptr(), 4 * self._width)
+        return y

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.kernels import calls
-from engine.kernels.extent import Extent
+from engine.kernels.extent import Extent, token_bytes
 from engine.kernels.fastcall import Kernel
 from engine.kernels.layout import BLOCK
-from engine.kernels.panels import quantised_bytes
 from engine.kernels.team import Team
 from engine.ops import speed
 from engine.ops.experts import Groups
@@ -32,9 +31,14 @@ class Worker:
 
     def __init__(self, n_threads: int, x_bytes: int = 1) -> None:
         self.team = Team(n_threads)
+        self._address = self.team.address
         self.x_bytes = x_bytes
         self._quantise = calls.quantise(x_bytes)
+        self._quantise_address = calls.quantise_address(x_bytes)
+        self._multiply_all = calls.multiply_all()
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._panels = self._n_bytes = 0
+        self._token_bytes = token_bytes(x_bytes)
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
         self._last: Tensor | None = None
         self._last_short: Tensor | None = None
@@ -65,6 +69,33 @@ class Worker:
     def n_threads(self) -> int:
         return self.team.n_threads
 
+    def multiply(
+        self, x: Tensor, extent: Extent, jobs: tuple[int, int], out: int, out_stride: int
+    ) -> None:
+        """Have products of activations computed, which are quantised before if they are new.
+
+        Args:
+            x: (T, columns of the extent), F32.
+            jobs: their address and how many they are, see `engine.kernels.together`.
+            out: the address of the results' first row, and how many bytes rows are apart.
+        """
+        quantise, rows = 0, x
+        if not self._has(x, extent):
+            rows = whole_blocks(x, extent)
+            quantise = self._quantise_address
+            self._room(x.shape[0], extent)
+            self._last, self._last_extent = x, extent
+        self.team.wake()
+        self._multiply_all(
+            self._address, *jobs, quantise, rows.data_ptr(), 4 * rows.stride(0), x.shape[0],
+            extent.n_blocks, self._panels, out, out_stride,
+        )  # fmt: skip
+
+    def _has(self, x: Tensor, extent: Extent) -> bool:
+        """Whether the panels are those of x."""
+        last = self._last_extent
+        return x is self._last and (extent.n_blocks, extent.lead) == (last.n_blocks, last.lead)
+
     def panels(self, x: Tensor, extent: Extent, source: Tensor | None = None) -> int:
         """Quantise activations.
 
@@ -76,16 +107,13 @@ class Worker:
             The address of the panels, valid until the next call.
         """
         source = x if source is None else source
-        if source is self._last and (
-            extent.n_blocks == self._last_extent.n_blocks and extent.lead == self._last_extent.lead
-        ):
-            return self._memory.data_ptr()
-        rows = whole_blocks(x, extent)
-        n_tokens, n_blocks = x.shape[0], extent.n_blocks
-        address = self._room(quantised_bytes(n_tokens, n_blocks, self.x_bytes))
+        if self._has(source, extent):
+            return self._panels
+        rows, n_tokens = whole_blocks(x, extent), x.shape[0]
+        address = self._room(n_tokens, extent)
         self.team.wake()
         self._quantise(
-            self.team.address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, n_blocks, address
+            self._address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, extent.n_blocks, address
         )
         self._last, self._last_extent = source, extent
         return address
@@ -100,22 +128,24 @@ class Worker:
     def group_panels(self, x: Tensor, extent: Extent, groups: Groups) -> int:
         """The same for the rows of experts, each group by itself; x is (n_row, columns)."""
         if x is self._last and extent == self._last_extent:
-            return self._memory.data_ptr()
+            return self._panels
         rows, n_blocks = whole_blocks(x, extent), extent.n_blocks
-        address = self._room(quantised_bytes(groups.n_row, n_blocks, self.x_bytes))
+        address = self._room(groups.n_row, extent)
         self.team.wake()
         self._quantise_groups(
-            self.team.address, rows.data_ptr(), 4 * rows.stride(0), n_blocks, address,
+            self._address, rows.data_ptr(), 4 * rows.stride(0), n_blocks, address,
             groups.table.data_ptr(), len(groups.table),
         )  # fmt: skip
         self._last, self._last_extent = x, extent
         return address
 
-    def _room(self, n_bytes: int) -> int:
-        """The address of memory for panels."""
-        if self._memory.numel() < n_bytes:
+    def _room(self, n_rows: int, extent: Extent) -> int:
+        """The address of memory for panels of so many tokens."""
+        n_bytes = n_rows * extent.n_blocks * self._token_bytes
+        if self._n_bytes < n_bytes:
             self._memory = torch.empty(n_bytes, dtype=torch.uint8)
-        return self._memory.data_ptr()
+            self._panels, self._n_bytes = self._memory.data_ptr(), n_bytes
+        return self._panels
 
     @cached_property
     def _quantise_groups(self) -> Kernel:
@@ -130,6 +160,7 @@ class Worker:
         """Free the working memory."""
         self.forget()
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._panels = self._n_bytes = 0
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
 
     def close(self) -> None:
