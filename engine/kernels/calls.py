@@ -59,10 +59,20 @@ def multiply_task(type_number: int, x_bytes: int) -> int:
 
 
 @cache
+def _together() -> dict[str, int]:
+    return jit.own_addresses("together", chosen(), together.NAMES, together.build)
+
+
+@cache
 def multiply_all() -> Kernel:
     """See `engine.kernels.together`."""
-    found = jit.own_addresses("together", chosen(), ["multiply_all"], together.build)
-    return callable_at(found["multiply_all"], together.ARGUMENTS)
+    return callable_at(_together()["multiply_all"], together.ARGUMENTS)
+
+
+@cache
+def multiply_gated() -> Kernel:
+    """See `engine.kernels.together`."""
+    return callable_at(_together()["multiply_gated"], together.GATED)
 
 
 @cache

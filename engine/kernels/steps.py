@@ -32,11 +32,13 @@ class Calls(NamedTuple):
 
     short: Kernel
     long: Kernel
+    address: int
 
 
 def calls(address: int, n_arguments: int) -> Calls:
     """Of a kernel that takes so many integers after the team."""
-    return Calls(*(bind(address, 1 + n_arguments, holds_gil=held) for held in (True, False)))
+    short, long = (bind(address, 1 + n_arguments, holds_gil=held) for held in (True, False))
+    return Calls(short, long, address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,12 @@ def kernels(name: str) -> Kernels:
 def bits(number: float) -> int:
     """A float's F32 bits."""
     return int.from_bytes(struct.pack("<f", number), "little")
+
+
+@cache
+def _limit(kind: str, limit: float) -> int:
+    """As activations want it: infinite for none."""
+    return bits(limit if limit or kind == "oai" else inf)
 
 
 class Steps:
@@ -109,6 +117,11 @@ class Steps:
         run(self._address, x.data_ptr(), *rows, *places, bits(eps), out.data_ptr())
         return out
 
+    def activation(self, kind: str, limit: float) -> tuple[int, int] | None:
+        """The address of an activation's kernel and its argument `limit`, for other kernels."""
+        kernel = self._activations.get(kind)
+        return kernel and (kernel.address, _limit(kind, limit))
+
     def gated(self, kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor | None:
         """See `ReferenceOps.gated`, and `activate` where up is None; both of any one shape."""
         kernel = self._activations.get(kind)
@@ -125,7 +138,7 @@ class Steps:
         out = _empty(gate)
         self._fitting(kernel, out)(
             self._address, gate.data_ptr(), strides[0], 0 if up is None else up.data_ptr(),
-            strides[-1], n_rows, n, bits(limit if limit or kind == "oai" else inf), out.data_ptr(),
+            strides[-1], n_rows, n, _limit(kind, limit), out.data_ptr(),
         )  # fmt: skip
         return out
 

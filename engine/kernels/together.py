@@ -1,6 +1,7 @@
 """Several matrices times the same few tokens as one job: the threads need not wait in between.
 
-The tokens are quantised before, where they are not yet.
+The tokens are quantised before, where they are not yet. An activation may follow that makes one of
+two products.
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ JOB = ("task", "arguments", "n_piece")
 (`engine.kernels.product`), and how many pieces it has."""
 
 JOB_BYTES = 8 * len(JOB)
+NAMES = ("multiply_all", "multiply_gated")
 
 ARGUMENTS = ("jobs", "n_job", "quantise", *QUANTISE, "out", "out_stride")
-"""Of one call. `quantise`: the address of that kernel, or 0 where the panels are there already; then
-come its arguments. Results of all jobs are written side by side into rows `out_stride` bytes
-apart; panels and results are entered into the jobs' arguments here."""
+"""Of one call. `quantise`: the address of that kernel, or 0 where the panels are there already, and
+then its arguments. Results of all jobs are written side by side into rows `out_stride` bytes apart.
+Panels and results are entered into the jobs' arguments here."""
+
+GATED = ("activation", "limit", "result", *ARGUMENTS)
+"""Of a call with two jobs of equally many rows, gate and up. `activation`: the address of a kernel
+of `engine.kernels.activation`, then its limit and, without gaps, its result."""
 
 
 def build(module: ir.Module) -> None:
-    """`multiply_all(team, *ARGUMENTS)`."""
+    """`multiply_all(team, *ARGUMENTS)` and `multiply_gated(team, *GATED)`."""
     add_run(module)
     _add_piece(module)
     code, (team, *values) = function(module, "multiply_all", 1 + len(ARGUMENTS))
@@ -41,6 +47,20 @@ def build(module: ir.Module) -> None:
         out.set(out.get() + code.load(_place(arguments, "n_rows"), I64) * 4)
         total.set(total.get() + n_piece)
     code.call("run", VOID, team, code.address("piece"), given["jobs"], total.get())
+    code.builder.ret_void()
+    _add_gated(module)
+
+
+def _add_gated(module: ir.Module) -> None:
+    code, (team, *values) = function(module, "multiply_gated", 1 + len(GATED))
+    given = dict(zip(GATED, values, strict=True))
+    code.call("multiply_all", VOID, team, *(given[name] for name in ARGUMENTS))
+    gate, stride, n_tokens = given["out"], given["out_stride"], given["n_tokens"]
+    n = stride // 8
+    _call(
+        code, given["activation"], team, gate, stride, gate + n * 4, stride, n_tokens, n,
+        given["limit"], given["result"],
+    )  # fmt: skip
     code.builder.ret_void()
 
 

@@ -60,8 +60,7 @@ class FFN(Module):
         """The activations (T, columns of this rank)."""
         if self.ffn_gate is None:
             return ctx.ops.activate(self.act, self.ffn_up(x))
-        gate, up = ctx.ops.linears(x, self.ffn_gate, self.ffn_up)
-        return ctx.ops.gated(self.act, gate, up)
+        return ctx.ops.gated_linears(self.act, x, self.ffn_gate, self.ffn_up)
 
     @property
     def bias(self) -> Tensor | None:

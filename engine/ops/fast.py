@@ -53,16 +53,27 @@ class FastOps(ReferenceOps):
         self._routing_steps = RoutingSteps(team)
 
     def linears(self, x: Tensor, *layers: Linear) -> Sequence[Tensor]:
-        if layers not in self._together:
-            are_bare = all(layer.is_bare for layer in layers)
-            self._together[layers] = _together(layers), are_bare
-        together, are_bare = self._together[layers]
+        together, are_bare = self._joined(layers)
         if together is None or x.shape[0] > together.n_tokens:
             return super().linears(x, *layers)
         products = together(x)
         if are_bare:
             return products
         return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
+
+    def gated_linears(self, act: Activation, x: Tensor, gate: Linear, up: Linear) -> Tensor:
+        together, are_bare = self._joined((gate, up))
+        kernel = self._steps.activation(act.kind, act.limit)
+        if together is None or not are_bare or kernel is None or x.shape[0] > together.n_tokens:
+            return super().gated_linears(act, x, gate, up)
+        return together.gated(x, *kernel)
+
+    def _joined(self, layers: tuple[Linear, ...]) -> tuple[Together | None, bool]:
+        """Their matrices in one, if that can be, and whether nothing follows the products."""
+        if layers not in self._together:
+            are_bare = all(layer.is_bare for layer in layers)
+            self._together[layers] = _together(layers), are_bare
+        return self._together[layers]
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y = self._steps.rms_norm(x, weight, bias, eps)

@@ -70,6 +70,10 @@ class ReferenceOps:
             gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
         return gate * up
 
+    def gated_linears(self, act: Activation, x: Tensor, gate: Linear, up: Linear) -> Tensor:
+        """`act(gate(x)) * up(x)` for x (T, n_in)."""
+        return self.gated(act, *self.linears(x, gate, up))
+
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
         """xIELU, element by element (see `engine.models.apertus.Xielu`)."""
         below = (x.clamp(max=eps).expm1() - x) * negative

@@ -37,6 +37,7 @@ class Together:
         for weight, arguments in zip(weights, self._arguments, strict=True):
             task = calls.multiply_task(weight.type_number, self._worker.x_bytes)
             self._table.extend((task, arguments.buffer_info()[0], weight.n_pieces))
+        self._multiply, self._multiply_gated = calls.multiply_all(), calls.multiply_gated()
         self._jobs = self._table.buffer_info()[0], len(weights)
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
@@ -45,6 +46,28 @@ class Together:
 
     def joined(self, x: Tensor) -> Tensor:
         """The products side by side."""
+        worker = self._worker
         y = torch.empty(x.shape[0], self._width)
-        self._worker.multiply(x, self._extent, self._jobs, y.data_ptr(), 4 * self._width)
+        activations = worker.activations(x, self._extent)
+        worker.team.wake()
+        self._multiply(
+            worker.team.address, *self._jobs, *activations, y.data_ptr(), 4 * self._width
+        )
+        return y
+
+    def gated(self, x: Tensor, activation: int, limit: int) -> Tensor:
+        """`act(first product) * second product`, of two matrices with equally many rows.
+
+        Args:
+            activation: the address of a kernel of `engine.kernels.activation`.
+            limit: as that wants it.
+        """
+        worker, n_tokens = self._worker, x.shape[0]
+        y = torch.empty(n_tokens, self._rows[0])
+        activations = worker.activations(x, self._extent)
+        worker.team.wake()
+        self._multiply_gated(
+            worker.team.address, activation, limit, y.data_ptr(), *self._jobs, *activations,
+            worker.inner(n_tokens * self._width), 4 * self._width,
+        )  # fmt: skip
         return y

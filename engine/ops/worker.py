@@ -35,12 +35,13 @@ class Worker:
         self.x_bytes = x_bytes
         self._quantise = calls.quantise(x_bytes)
         self._quantise_address = calls.quantise_address(x_bytes)
-        self._multiply_all = calls.multiply_all()
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._panels = self._n_bytes = 0
         self._token_bytes = token_bytes(x_bytes)
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
+        self._inner = torch.empty(0)
         self._last: Tensor | None = None
+        self._rows: Tensor | None = None
         self._last_short: Tensor | None = None
         self._short = torch.empty(0, 0, dtype=torch.bfloat16)
         self._last_extent = Extent(0, 0, 0, 0)
@@ -65,31 +66,32 @@ class Worker:
             self._scratch = torch.empty(n, dtype=torch.bfloat16)
         return self._scratch
 
+    def inner(self, n: int) -> int:
+        """The address of memory for n numbers in F32, whose contents the next call changes."""
+        if self._inner.numel() < n:
+            self._inner = torch.empty(n)
+        return self._inner.data_ptr()
+
     @property
     def n_threads(self) -> int:
         return self.team.n_threads
 
-    def multiply(
-        self, x: Tensor, extent: Extent, jobs: tuple[int, int], out: int, out_stride: int
-    ) -> None:
-        """Have products of activations computed, which are quantised before if they are new.
+    def activations(self, x: Tensor, extent: Extent) -> tuple[int, ...]:
+        """What `multiply_all` wants to know of x (T, columns of the extent), F32.
 
-        Args:
-            x: (T, columns of the extent), F32.
-            jobs: their address and how many they are, see `engine.kernels.together`.
-            out: the address of the results' first row, and how many bytes rows are apart.
+        It must be given to it, since x counts as quantised from now on.
+
+        Returns:
+            Its arguments from `quantise` to `panels`.
         """
-        quantise, rows = 0, x
-        if not self._has(x, extent):
-            rows = whole_blocks(x, extent)
-            quantise = self._quantise_address
-            self._room(x.shape[0], extent)
-            self._last, self._last_extent = x, extent
-        self.team.wake()
-        self._multiply_all(
-            self._address, *jobs, quantise, rows.data_ptr(), 4 * rows.stride(0), x.shape[0],
-            extent.n_blocks, self._panels, out, out_stride,
-        )  # fmt: skip
+        n_tokens, n_blocks = x.shape[0], extent.n_blocks
+        if self._has(x, extent):
+            return 0, 0, 0, n_tokens, n_blocks, self._panels
+        self._rows = rows = whole_blocks(x, extent)  # kept until it is read
+        self._last, self._last_extent = x, extent
+        panels = self._room(n_tokens, extent)
+        stride = 4 * rows.stride(0)
+        return self._quantise_address, rows.data_ptr(), stride, n_tokens, n_blocks, panels
 
     def _has(self, x: Tensor, extent: Extent) -> bool:
         """Whether the panels are those of x."""
@@ -153,7 +155,7 @@ class Worker:
 
     def forget(self) -> None:
         """Let go of the last activations."""
-        self._last = self._last_short = None
+        self._last = self._rows = self._last_short = None
         self._short = torch.empty(0, 0, dtype=torch.bfloat16)
 
     def release(self) -> None:
@@ -162,6 +164,7 @@ class Worker:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._panels = self._n_bytes = 0
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
+        self._inner = torch.empty(0)
 
     def close(self) -> None:
         """End the threads; safe to call twice."""

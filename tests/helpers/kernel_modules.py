@@ -22,6 +22,7 @@ from engine.kernels import (
     rows,
     store,
     team,
+    together,
 )  # fmt: skip
 from engine.kernels.isa import Isa
 from engine.kernels.layout import LAYOUTS
@@ -70,6 +71,7 @@ MODULES: Mapping[str, Writer] = {
     "team": lambda isa: team._build_help,
     "clock": lambda isa: clock.build,
     "call": lambda isa: lambda module: fastcall._build(module, 3, False),
+    "together": lambda isa: together.build,
     "norm": lambda isa: norm.build,
     "activation": lambda isa: activation.build,
     "rope": lambda isa: rope.build,

@@ -1,0 +1,94 @@
+"""Matrices that are multiplied in one call give the same bits as each alone."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from torch import Tensor
+
+from engine.kernels.extent import Extent
+from engine.kernels.isa import chosen
+from engine.layers.ffn import Activation
+from engine.layers.linear import Linear
+from engine.ops.fast import FastOps
+from engine.ops.planes import PlaneWeight
+from engine.ops.worker import Worker
+from engine.parallel.placement import Replicate
+from tests.helpers.kernels import multiplied, packed, random_rows
+
+N_COLUMNS = 512
+
+
+@pytest.fixture(params=[1, 2])
+def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    worker = Worker(2, x_bytes=request.param)
+    yield worker
+    worker.close()
+
+
+class Matrix:
+    """A random one in planes, and the kernel's own product with it."""
+
+    def __init__(self, kind: Kind, n_rows: int, worker: Worker, seed: int = 0) -> None:
+        raw = random_rows(kind, n_rows, N_COLUMNS, seed=seed)
+        self.kind, self.n_rows, self.worker = kind, n_rows, worker
+        self.planes = packed(raw, kind, chosen(), worker.team)
+        tiles = torch.from_numpy(self.planes).view(-(-n_rows // 16), -1)
+        weight = PlaneWeight(tiles, kind, n_rows, Extent.of(0, N_COLUMNS), worker)
+        self.linear = Linear(N_COLUMNS, n_rows, Replicate((0,)))
+        self.linear.weight = weight
+
+    def product(self, x: Tensor) -> Tensor:
+        x_bytes, team = self.worker.x_bytes, self.worker.team
+        return torch.from_numpy(
+            multiplied(
+                self.planes, self.n_rows, x.numpy(), self.kind, chosen(), team, x_bytes=x_bytes
+            )
+        )
+
+
+def numbers(n_tokens: int, seed: int = 0) -> Tensor:
+    rows = np.random.default_rng(seed).standard_normal((n_tokens, N_COLUMNS), np.float32)
+    return torch.from_numpy(rows)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, 20])
+def test_products_of_several_types(worker: Worker, n_tokens: int) -> None:
+    kinds = (Kind.Q4_K, Kind.Q4_K, Kind.Q6_K)
+    matrices = [Matrix(k, n, worker, n) for k, n in zip(kinds, (96, 32, 40), strict=True)]
+    ops, layers = FastOps(worker.team), [matrix.linear for matrix in matrices]
+    for seed in range(2):
+        x = numbers(n_tokens, seed)
+        for _ in range(2):  # the second time they are quantised already
+            for matrix, y in zip(matrices, ops.linears(x, *layers), strict=True):
+                assert torch.equal(y, matrix.product(x))
+        for matrix in matrices:
+            assert torch.equal(matrix.linear(x), matrix.product(x))
+
+
+def test_activations_of_other_blocks_are_quantised_anew(worker: Worker) -> None:
+    x = numbers(1)[:, :256]
+    whole = Matrix(Kind.Q8_0, 32, worker)
+    weight = whole.linear.weight
+    assert isinstance(weight, PlaneWeight)
+    shifted = PlaneWeight(weight.planes, Kind.Q8_0, 32, Extent(0, N_COLUMNS // 32, 5, 256), worker)
+    same = PlaneWeight(weight.planes, Kind.Q8_0, 32, Extent(0, N_COLUMNS // 32, 0, 256), worker)
+    padded = torch.zeros(2, N_COLUMNS)
+    padded[0, 5 : 5 + 256], padded[1, :256] = x, x
+    for _ in range(2):
+        assert torch.equal(shifted.matmul(x), whole.product(padded[:1]))
+        assert torch.equal(same.matmul(x), whole.product(padded[1:]))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, 20])
+@pytest.mark.parametrize("act", [Activation("silu"), Activation("oai", 0.5)], ids=str)
+def test_an_activation_between_two(worker: Worker, act: Activation, n_tokens: int) -> None:
+    gate, up = Matrix(Kind.Q4_K, 200, worker, 1), Matrix(Kind.Q6_K, 200, worker, 2)
+    ops, x = FastOps(worker.team), numbers(n_tokens)
+    y = ops.gated_linears(act, x, gate.linear, up.linear)
+    assert torch.equal(y, ops.gated(act, gate.product(x), up.product(x)))
+    gate.linear.bias = torch.ones(200)
+    y = FastOps(worker.team).gated_linears(act, x, gate.linear, up.linear)
+    assert torch.equal(y, ops.gated(act, gate.product(x) + 1, up.product(x)))
