@@ -94,7 +94,8 @@ class Runtime:
         self._threads = threads = threads_per_rank(params.cpu_threads, self.plan)
         self.n_threads = threads * max(1, sum(d.type == "cpu" for d in self.devices))
         self.workers: dict[int, Worker] = {}
-        self._group = ThreadGroup()
+        n_native = sum(d.storage == "kernels" for d in self.plan.devices)
+        self._group = ThreadGroup(is_awake=n_native > 1)
         self._pool = RankPool(  # it must not know this object, which ends it when it is dropped
             len(self.devices), self._group.abort, lambda: torch.set_num_threads(threads)
         )

@@ -44,19 +44,19 @@ def add_run(module: ir.Module) -> None:
     """Give a module `run(team, task, arguments, n)`: a job of n ≤ `MAX_PIECES` pieces, 0 too."""
     _add_step(module)
     code, (team, task, arguments, n) = function(module, "run", 4)
-    word = _load(code, team + WORD)
-    _store(code, task, team + TASK)
-    _store(code, arguments, team + ARGUMENTS)
-    _store(code, n, team + PIECES)
-    _store(code, code.number(0), team + DONE)
+    word = load(code, team + WORD)
+    store(code, task, team + TASK)
+    store(code, arguments, team + ARGUMENTS)
+    store(code, n, team + PIECES)
+    store(code, code.number(0), team + DONE)
     job = (word >> LEFT_BITS) + 1
-    _store(code, (job << LEFT_BITS) | n, team + WORD)
+    store(code, (job << LEFT_BITS) | n, team + WORD)
     with code.forever() as leave:
         leave(code.call("step", I64, team).equals(0))
     waited = code.variable(code.number(0))
     with code.forever() as leave:
-        leave(_load(code, team + DONE) >= n)
-        _pause(code, team, waited)
+        leave(load(code, team + DONE) >= n)
+        pause(code, team, waited)
     code.builder.ret_void()
 
 
@@ -73,8 +73,8 @@ def _build_help(module: ir.Module) -> None:
         with code.when(did > 0):
             idle.set(code.number(0))
         leave(idle.get() > turns)
-        leave(did.equals(0) & (_load(code, team + REST) > 0))
-        _pause(code, team, idle)
+        leave(did.equals(0) & (load(code, team + REST) > 0))
+        pause(code, team, idle)
     code.builder.ret_void()
 
 
@@ -82,11 +82,11 @@ def _add_step(module: ir.Module) -> None:
     """`step(team)` does one piece of the present job and returns 1, or 0 if none is left."""
     code, (team,) = function(module, "step", 1, I64)
     code.builder.function.linkage = "internal"
-    word = _load(code, team + WORD)
+    word = load(code, team + WORD)
     left = word & MAX_PIECES
     with code.when(left.equals(0)):
         code.builder.ret(code.number(0).raw)
-    task, arguments, n = (_load(code, team + at) for at in (TASK, ARGUMENTS, PIECES))
+    task, arguments, n = (load(code, team + at) for at in (TASK, ARGUMENTS, PIECES))
     index = n - left
     place = code.builder.inttoptr((team + WORD).raw, I64.as_pointer())
     taken = code.builder.cmpxchg(place, word.raw, (word - 1).raw, "seq_cst", "seq_cst")
@@ -99,25 +99,32 @@ def _add_step(module: ir.Module) -> None:
     code.builder.ret(code.number(1).raw)
 
 
-def _load(code: Code, address: Value) -> Value:
+def load(code: Code, address: Value) -> Value:
+    """What several threads write, a 64-bit integer."""
     place = code.builder.inttoptr(address.raw, I64.as_pointer())
     return Value(code, code.builder.load_atomic(place, "seq_cst", 8))
 
 
-def _store(code: Code, number: Value, address: Value) -> None:
+def store(code: Code, number: Value, address: Value) -> None:
+    """Write what several threads read; all see all such writes in one order."""
     place = code.builder.inttoptr(address.raw, I64.as_pointer())
     code.builder.store_atomic(number.raw, place, "seq_cst", 8)
 
 
-def _pause(code: Code, team: Value, waited: Variable) -> None:
-    """Let the core breathe, and now and then let the system run someone else on it."""
+def pause(code: Code, team: Value, waited: Variable, yield_turns: int = YIELD_TURNS) -> None:
+    """Let the core breathe, and now and then let the system run someone else on it.
+
+    Args:
+        team: or what else has the system's function at `YIELD`.
+        waited: how many turns so far; it is counted here.
+    """
     waited.set(waited.get() + 1)
     family = code.builder.module.triple.split("-")[0]
     if family in ("x86_64", "amd64"):
         code.call("llvm.x86.sse2.pause", VOID)
     elif family in ("aarch64", "arm64"):  # YIELD does nothing on most; ISB takes about as long
         code.call("llvm.aarch64.isb", VOID, code.constant(I32, 15))
-    with code.when((waited.get() % YIELD_TURNS).equals(0)):
+    with code.when((waited.get() % yield_turns).equals(0)):
         kind = ir.FunctionType(I32, [])
         code.builder.call(
             code.builder.inttoptr(code.load(team + YIELD, I64).raw, kind.as_pointer()), []
@@ -130,7 +137,7 @@ def _help() -> Callable[[int, int], None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address)
 
 
-def _yield_address() -> int:
+def yield_address() -> int:
     """The system's function that lets another thread run."""
     if sys.platform == "win32":
         library, name = ctypes.WinDLL("kernel32"), "SwitchToThread"
@@ -193,7 +200,7 @@ class Team:
         self.n_threads = n_threads
         self._memory = np.zeros(SIZE + 64, np.uint8)
         self.address = -(-self._memory.ctypes.data // 64) * 64
-        ctypes.c_int64.from_address(self.address + YIELD).value = _yield_address()
+        ctypes.c_int64.from_address(self.address + YIELD).value = yield_address()
         self._is_resting = False
         self._state = state = _State()
         self._finalizer = weakref.finalize(self, state.close)

@@ -7,13 +7,15 @@ rank, so all members end with the same bits, whatever the number of ranks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.errors import CommError
+from engine.kernels.meeting import ADDED, NO_NUMBERS, OTHERS_SLEEP, Board
+from engine.kernels.steps import is_plain
 
 Group = tuple[int, ...]
 
@@ -22,6 +24,12 @@ STALL_TIMEOUT_S = 300.0
 
 A rank may well compute for minutes while another waits, but it passes one in every block.
 """
+
+AWAKE_TURNS = 30_000
+"""How often a waiting rank looks for the others before it sleeps; about a millisecond."""
+
+MOST_ADDED = 1 << 18
+"""Numbers of a value that each rank adds up by one thread; torch has several."""
 
 
 class Communicator(Protocol):
@@ -56,80 +64,155 @@ class _Progress:
         self.count = 0
 
 
-class _Barrier:
-    """Like `threading.Barrier`, but its timeout runs only while nobody makes progress."""
+class _Meeting:
+    """Where the members of one group exchange values; who waits for the others sleeps.
+
+    Two sets of slots alternate: a member can only be writing the next set while a slower one still
+    reads this one, because the set after that needs all of them in the round in between.
+
+    A member that waits has a timeout, which runs only while nobody makes progress.
+    """
 
     def __init__(self, size: int, progress: _Progress) -> None:
-        self._size = size
+        self.slots: tuple[list[Tensor | None], list[Tensor | None]] = ([None] * size, [None] * size)
         self._progress = progress
+        self._rounds = [0] * size
         self._condition = threading.Condition()
         self._n_waiting = 0
-        self._round = 0
+        self._n_complete = 0
         self._is_broken = False
 
-    def wait(self) -> None:
-        """Return when all members have come.
+    def exchange(
+        self, seat: int, x: Tensor | None, out: Tensor | None = None
+    ) -> tuple[Sequence[Tensor | None], bool]:
+        """Show `x` to the others.
+
+        Args:
+            out: see `place_for`.
+
+        Returns:
+            The values of all members, and whether `out` has their sum.
 
         Raises:
             threading.BrokenBarrierError: it was aborted, or all ranks stand still.
         """
+        number, slots = self._enter(seat, x)
         with self._condition:
-            entered = self._round
             self._n_waiting += 1
-            if self._n_waiting == self._size and not self._is_broken:
+            if self._n_waiting == len(self._rounds) and not self._is_broken:
                 self._n_waiting = 0
-                self._round += 1
+                self._n_complete = number
                 self._condition.notify_all()
-            while entered == self._round and not self._is_broken:
-                seen = self._progress.count
-                if not self._condition.wait(STALL_TIMEOUT_S) and seen == self._progress.count:
-                    self._break()
-            if entered == self._round:
-                raise threading.BrokenBarrierError
+            self._sleep_until(lambda: self._n_complete >= number)
+        return slots, False
+
+    def place_for(self, x: Tensor | None) -> Tensor | None:
+        """Memory for the sum, if values like x may be added up in the exchange itself."""
+        return None
 
     def abort(self) -> None:
         """Wake all who wait, with an error; for good."""
         with self._condition:
             self._break()
 
+    def clear(self) -> None:
+        """Let go of what was exchanged."""
+        for slots in self.slots:
+            slots[:] = [None] * len(slots)
+
+    def _enter(self, seat: int, x: Tensor | None) -> tuple[int, list[Tensor | None]]:
+        """The number of a member's next round, and its slots."""
+        self._rounds[seat] = number = self._rounds[seat] + 1
+        slots = self.slots[number & 1]
+        slots[seat] = x
+        return number, slots
+
+    def _sleep_until(self, is_complete: Callable[[], bool]) -> None:
+        """Wait, with the condition held, until a round is complete."""
+        while not (complete := is_complete()) and not self._is_broken:
+            seen = self._progress.count
+            if not self._condition.wait(STALL_TIMEOUT_S) and seen == self._progress.count:
+                self._break()
+        if not complete and not is_complete():
+            raise threading.BrokenBarrierError
+
     def _break(self) -> None:
         self._is_broken = True
         self._condition.notify_all()
 
 
-class _Meeting:
-    """Where the members of one group exchange values.
-
-    Two sets of slots alternate: a member can only be writing the next set while a slower one still
-    reads this one, because the set after that needs all of them at the barrier in between.
-    """
+class _AwakeMeeting(_Meeting):
+    """The same for ranks that compute on the CPU: they wait awake at first, and add up natively."""
 
     def __init__(self, size: int, progress: _Progress) -> None:
-        self.barrier = _Barrier(size, progress)
-        self.phases = [0] * size
-        self.slots: tuple[list[Tensor | None], list[Tensor | None]] = ([None] * size, [None] * size)
+        super().__init__(size, progress)
+        self._board = Board(size)
 
-    def clear(self) -> None:
-        for slots in self.slots:
-            slots[:] = [None] * len(slots)
+    def exchange(
+        self, seat: int, x: Tensor | None, out: Tensor | None = None
+    ) -> tuple[Sequence[Tensor | None], bool]:
+        number, slots = self._enter(seat, x)
+        if x is None:
+            shown = 0, 0, 0
+        elif out is None:
+            shown = 0, NO_NUMBERS, 0
+        else:
+            shown = x.data_ptr(), x.numel(), out.data_ptr()
+        found = self._board.meet(seat, number, *shown, AWAKE_TURNS)
+        if not found:
+            self._sleep(seat, number)
+            found = self._board.meet(seat, number, *shown, 0)
+        if found & OTHERS_SLEEP:
+            with self._condition:
+                self._condition.notify_all()
+        return slots, bool(found & ADDED)
+
+    def place_for(self, x: Tensor | None) -> Tensor | None:
+        if x is None or x.numel() > MOST_ADDED or not is_plain(x):
+            return None
+        return torch.empty_like(x)
+
+    def _sleep(self, seat: int, number: int) -> None:
+        """Wait until a round is complete."""
+        board = self._board
+        with self._condition:
+            board.count_asleep(seat, number, 1)
+            try:
+                self._sleep_until(lambda: board.count_asleep(seat, number, 0) != 0)
+            finally:
+                board.count_asleep(seat, number, -1)
+
+    def _break(self) -> None:
+        self._board.break_off()
+        super()._break()
 
 
 class ThreadGroup:
-    """The shared side of all communicators of one model."""
+    """The shared side of all communicators of one model.
 
-    def __init__(self) -> None:
+    Args:
+        is_awake: ranks wait for each other awake for a while, which takes kernels for the CPU.
+    """
+
+    def __init__(self, *, is_awake: bool = False) -> None:
+        self._kind = _AwakeMeeting if is_awake else _Meeting
         self._lock = threading.Lock()
         self._meetings: dict[Group, _Meeting] = {}
         self._is_aborted = False
         self.progress = _Progress()
 
     def meeting(self, group: Group) -> _Meeting:
+        """Where the members of a group find each other."""
+        return self._meetings.get(group) or self._new_meeting(group)
+
+    def _new_meeting(self, group: Group) -> _Meeting:
         with self._lock:
             meeting = self._meetings.get(group)
             if meeting is None:
-                meeting = self._meetings[group] = _Meeting(len(group), self.progress)
+                meeting = self._kind(len(group), self.progress)
                 if self._is_aborted:
-                    meeting.barrier.abort()
+                    meeting.abort()
+                self._meetings[group] = meeting
             return meeting
 
     def abort(self) -> None:
@@ -137,7 +220,7 @@ class ThreadGroup:
         with self._lock:
             self._is_aborted = True
             for meeting in self._meetings.values():
-                meeting.barrier.abort()
+                meeting.abort()
 
     def settle(self) -> None:
         """Let go of what was exchanged, once no rank is inside a collective; undoes an abort."""
@@ -162,8 +245,14 @@ class ThreadCommunicator:
         if len(group) == 1:
             assert x is not None, "a group of one has nobody else to give a value"
             return x
+        meeting = self._shared.meeting(group)
+        out = meeting.place_for(x)
+        values, is_added = self._exchange(meeting, x, group, out)
+        if is_added:
+            assert out is not None, "nothing is added without a place for it"
+            return out
         total: Tensor | None = None
-        for value in self._exchange(x, group):
+        for value in values:
             if value is not None:
                 value = value.to(self.device)
                 total = value if total is None else total + value
@@ -171,7 +260,7 @@ class ThreadCommunicator:
         return total
 
     def gather(self, x: Tensor | None, group: Group) -> Tensor | None:
-        values = self._exchange(x, group) if len(group) > 1 else [x]
+        values = self._shown(x, group)
         return self._join(values) if self.rank == group[0] else None
 
     def _join(self, values: Sequence[Tensor | None]) -> Tensor:
@@ -179,21 +268,22 @@ class ThreadCommunicator:
         return present[0] if len(present) == 1 else torch.cat(present, dim=-1)
 
     def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
-        value = self._exchange(x, group)[group.index(source)] if len(group) > 1 else x
+        value = self._shown(x, group)[group.index(source)]
         assert value is not None, "the source must have a value"
         return value.to(self.device)
 
-    def _exchange(self, x: Tensor | None, group: Group) -> Sequence[Tensor | None]:
-        """Show `x` to the group; returns the values of all members, in group order."""
+    def _shown(self, x: Tensor | None, group: Group) -> Sequence[Tensor | None]:
+        """The values of all members, in group order; nobody else is needed for a group of one."""
+        if len(group) == 1:
+            return [x]
+        return self._exchange(self._shared.meeting(group), x, group)[0]
+
+    def _exchange(
+        self, meeting: _Meeting, x: Tensor | None, group: Group, out: Tensor | None = None
+    ) -> tuple[Sequence[Tensor | None], bool]:
         if x is not None and x.is_cuda:
             torch.cuda.current_stream(x.device).synchronize()  # peers read it from other streams
-        meeting = self._shared.meeting(group)
-        index = group.index(self.rank)
-        slots = meeting.slots[meeting.phases[index]]
-        meeting.phases[index] ^= 1
-        slots[index] = x
         try:
-            meeting.barrier.wait()
+            return meeting.exchange(group.index(self.rank), x, out)
         except threading.BrokenBarrierError:
             raise CommError(self.rank, "lost the other ranks in the middle of a step") from None
-        return slots
