@@ -45,25 +45,20 @@ YIELD_TURNS = 50
 waited for may need this core."""
 
 MEET = ("head", "round", "address", "n", "out", "turns")
-WATCH = ("head", "first", "stop", "round", "turns")
 COUNT_ASLEEP = ("head", "round", "change")
 """Arguments behind the seat. `turns` is how often a waiting thread looks before it gives up."""
 
 
 def build(module: ir.Module) -> None:
-    """`meet`, `watch` and `count_asleep`: see the methods of `Board`."""
+    """`meet` and `count_asleep`: see the methods of `Board`."""
     _add_are_here(module)
     _add_wait(module)
     _add_sum(module)
     _build_meet(module)
-    code, (seat, head, first, stop, number, turns) = function(module, "watch", 1 + len(WATCH))
-    store(code, code.call("wait", I64, head, first, stop, number, turns), seat + RESULT)
-    code.builder.ret_void()
     code, (seat, head, number, change) = function(module, "count_asleep", 1 + len(COUNT_ASLEEP))
     place = code.builder.inttoptr((head + N_ASLEEP).raw, I64.as_pointer())
     code.builder.atomic_rmw("add", place, change.raw, "seq_cst")
-    everyone = code.number(0), load(code, head + N_SEAT)
-    store(code, code.call("are_here", I64, head, *everyone, number), seat + RESULT)
+    store(code, code.call("are_here", I64, head, number), seat + RESULT)
     code.builder.ret_void()
 
 
@@ -73,22 +68,22 @@ def _build_meet(module: ir.Module) -> None:
     store(code, address, seat + shown)
     store(code, n, seat + shown + 8)
     store(code, number, seat + ROUND)
-    n_seat = load(code, head + N_SEAT)
-    result = code.variable(code.call("wait", I64, head, code.number(0), n_seat, number, turns))
+    result = code.variable(code.call("wait", I64, head, number, turns))
     with code.when(result.get() > 0):
         asleep = (load(code, head + N_ASLEEP) > 0).to(I64, signed=False)
-        added = code.call("add_up", I64, head + HEAD_BYTES + shown, n_seat, n, out)
+        n_seat, first = load(code, head + N_SEAT), head + HEAD_BYTES + shown
+        added = code.call("add_up", I64, first, n_seat, n, out)
         result.set(added * ADDED + asleep * OTHERS_SLEEP + COMPLETE)
     store(code, result.get(), seat + RESULT)
     code.builder.ret_void()
 
 
 def _add_are_here(module: ir.Module) -> None:
-    """`are_here(head, first, stop, round)`: 1 if these members have arrived in it, else 0."""
-    code, (head, first, stop, number) = function(module, "are_here", 4, I64)
+    """`are_here(head, round)`: 1 if all members have arrived in it, else 0."""
+    code, (head, number) = function(module, "are_here", 2, I64)
     code.builder.function.linkage = "internal"
     with (
-        code.loop(first, stop) as index,
+        code.loop(code.number(0), load(code, head + N_SEAT)) as index,
         code.when(load(code, head + HEAD_BYTES + index * SEAT_BYTES + ROUND) < number),
     ):
         code.builder.ret(code.number(0).raw)
@@ -96,12 +91,12 @@ def _add_are_here(module: ir.Module) -> None:
 
 
 def _add_wait(module: ir.Module) -> None:
-    """`wait(head, first, stop, round, turns)`: the same, awake; 0 as well if it is broken off."""
-    code, (head, first, stop, number, turns) = function(module, "wait", 5, I64)
+    """`wait(head, round, turns)`: the same, awake; 0 as well if it is broken off."""
+    code, (head, number, turns) = function(module, "wait", 3, I64)
     code.builder.function.linkage = "internal"
     waited = code.variable(code.number(0))
     with code.forever() as leave:
-        here = code.call("are_here", I64, head, first, stop, number)
+        here = code.call("are_here", I64, head, number)
         with code.when(here > 0):
             code.builder.ret(here.raw)
         leave(waited.get() >= turns)
@@ -123,22 +118,25 @@ def _add_sum(module: ir.Module) -> None:
         count = load(code, shown + index * SEAT_BYTES + 8)
         with code.when(count.differs(n) & count.differs(0)):
             code.builder.ret(code.number(0).raw)
-    n_added = code.variable(code.number(0))
+    n_added, so_far = code.variable(code.number(0)), code.variable(out)
     with code.loop(code.number(0), n_seat) as index:
         x = load(code, shown + index * SEAT_BYTES)
         with code.when(load(code, shown + index * SEAT_BYTES + 8) > 0):
-            with code.either(n_added.get().equals(0)) as (is_first, is_other):
+            with code.either(n_added.get() < 1) as (is_first, is_other):
                 with is_first:
-                    each(code, n, lambda at: at.store(at.load(x), out))
+                    so_far.set(x)
                 with is_other:
-                    each(code, n, lambda at: at.store(at.load(out) + at.load(x), out))
+                    left = so_far.get()
+                    each(code, n, lambda at: at.store(at.load(left) + at.load(x), out))
+                    so_far.set(out)
             n_added.set(n_added.get() + 1)
+    with code.when(n_added.get().equals(1)):
+        each(code, n, lambda at: at.store(at.load(so_far.get()), out))
     code.builder.ret(code.number(1).raw)
 
 
 class _Kernels(NamedTuple):
     meet: Kernel
-    watch: Kernel
     count_asleep: Kernel
 
 
@@ -148,7 +146,6 @@ def _kernels() -> _Kernels:
     found = jit.addresses("meeting", chosen(), _Kernels._fields, build)
     return _Kernels(
         bind(found["meet"], 1 + len(MEET), holds_gil=False),
-        bind(found["watch"], 1 + len(WATCH), holds_gil=False),
         bind(found["count_asleep"], 1 + len(COUNT_ASLEEP), holds_gil=True),
     )
 
@@ -168,7 +165,7 @@ class Board:
         self._words[YIELD // 8] = yield_address()
         self._seats = [self._head + HEAD_BYTES + n * SEAT_BYTES for n in range(n_seats)]
         self._starts = [(HEAD_BYTES + n * SEAT_BYTES) // 8 for n in range(n_seats)]
-        self._meet, self._watch, self._count_asleep = _kernels()
+        self._meet, self._count_asleep = _kernels()
 
     def meet(self, seat: int, number: int, x: int, n: int, out: int, turns: int) -> int:
         """Arrive in a round, wait for all and add up what they show.
@@ -182,15 +179,6 @@ class Board:
         """
         self._meet(self._seats[seat], self._head, number, x, n, out, turns)
         return self._words[self._starts[seat] + RESULT // 8]
-
-    def watch(self, seat: int, first: int, stop: int, number: int, turns: int) -> int:
-        """Wait until the seats from `first` to below `stop` have arrived in a round."""
-        self._watch(self._seats[seat], self._head, first, stop, number, turns)
-        return self._words[self._starts[seat] + RESULT // 8]
-
-    def arrive(self, seat: int, number: int) -> None:
-        """Arrive in a round with nothing to show, and do not wait."""
-        self._words[self._starts[seat] + ROUND // 8] = number
 
     def count_asleep(self, seat: int, number: int, change: int) -> int:
         """Note how many more sleep now, and then look whether all have arrived in a round."""

@@ -28,7 +28,7 @@ A rank may well compute for minutes while another waits, but it passes one in ev
 AWAKE_TURNS = 30_000
 """How often a waiting rank looks for the others before it sleeps; about a millisecond."""
 
-MOST_ADDED = 1 << 18
+MOST_ADDED = 1 << 17
 """Numbers of a value that each rank adds up by one thread; torch has several."""
 
 
