@@ -45,18 +45,18 @@ class DevicePlan:
     Attributes:
         asked: the wanted share, 0 to 1; the shares of all ranks sum to 1.
         effective: the share of the model's weight elements that the rank really gets.
+        memory: predicted bytes; weights and KV cache are exact, compute is an estimate.
         storage: how matrices are held: "f32" (dequantised, fast), "packed" (as in the file,
             dequantised on each use: slow, but small) or "kernels" (as the CPU's kernels read them:
             as small as in the file, and fast).
-        memory: predicted bytes; weights and KV cache are exact, compute is an estimate.
     """
 
     rank: int
     device: str
     asked: float
     effective: float
-    storage: str
     memory: MemoryUse
+    storage: str = "f32"
 
 
 @dataclass(frozen=True, slots=True)

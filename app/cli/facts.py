@@ -9,6 +9,12 @@ from app.cli.arguments import add_json, add_load, add_model, load_params, model_
 from app.cli.output import percent, size, table, write, write_json
 from engine import SPLIT_MODES, Inspection, Plan, Planner, cuda_status, inspect_model, list_devices
 
+HELD = {
+    "f32": "as F32",
+    "packed": "packed, as in the file",
+    "kernels": "as small as in the file",
+}
+
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
@@ -135,7 +141,7 @@ def run_plan(args: argparse.Namespace) -> None:
     ]  # fmt: skip
     headers = ("RANK", "DEVICE", "ASKED", "GETS", "WEIGHTS", "KV", "COMPUTE", "TOTAL")
     write(table(headers, rows, frozenset(range(2, 8))))
-    write(f"{plan.n_ctx} tokens of context, weights held as {plan.storage}")
+    write(f"{plan.n_ctx} tokens of context, weights held {HELD.get(plan.storage, plan.storage)}")
     for warning in plan.warnings:
         write(warning)
     for device, missing in short.items():

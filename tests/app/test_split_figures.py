@@ -46,7 +46,7 @@ def plan_for(split: SplitSettings, total: int = 10 * GIB) -> Plan:
         DevicePlan(i, d, s, s, MemoryUse(int(total * s * 0.8), int(total * s * 0.2)))
         for i, (d, s) in enumerate(zip(params.devices, shares, strict=True))
     )
-    return Plan(devices, params.split_mode, 2048, "f16", "packed", total)
+    return Plan(devices, params.split_mode, 2048, "f16", total)
 
 
 def rows_of(

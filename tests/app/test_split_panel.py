@@ -67,8 +67,8 @@ class CountingPlanner:
             end = round(asked * 8) / 8
             part, before = end - before, end
             memory = MemoryUse(int(10 * GIB * part), int(n_ctx * part * 1024**2))
-            rows.append(DevicePlan(rank, device, share, part, memory))
-        return Plan(tuple(rows), params.split_mode, n_ctx, params.kv_type, "packed", 10 * GIB)
+            rows.append(DevicePlan(rank, device, share, part, memory, "packed"))
+        return Plan(tuple(rows), params.split_mode, n_ctx, params.kv_type, 10 * GIB)
 
 
 class RefusingPlanner(CountingPlanner):

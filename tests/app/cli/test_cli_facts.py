@@ -141,4 +141,4 @@ def test_a_plan_shows_a_row_for_each_rank(run: Run, model: Path) -> None:
     ]  # fmt: skip
     assert rows[0].startswith("0     cpu     75.0 %")
     assert rows[1].startswith("1     cpu     25.0 %")
-    assert rows[2] == "512 tokens of context, weights held as f32"
+    assert rows[2] == "512 tokens of context, weights held as small as in the file"
