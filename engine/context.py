@@ -52,6 +52,7 @@ class Context:
         self.first_logit = 0
         self._comm = comm
         self._kinds = kinds
+        self._are_alike = len(set(kinds)) == 1
         self.cache = cache
         self._group: Group = ()
         self.positions = torch.empty(0)
@@ -107,7 +108,7 @@ class Context:
         Each of them has computed x from the same bits, but kinds of devices round differently, and
         a choice that depends on the last bit must be the same everywhere. All of `ranks` call it.
         """
-        if len({self._kinds[rank] for rank in ranks}) == 1:
+        if self._are_alike or len({self._kinds[rank] for rank in ranks}) == 1:
             return x
         return self._comm.broadcast(x, ranks[0], ranks)
 

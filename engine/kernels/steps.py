@@ -112,7 +112,7 @@ class Steps:
         places = rows and _weights(weight, bias, rows)
         if rows is None or places is None:
             return None
-        out = _empty(x)
+        out = torch.empty_like(x) if x.is_contiguous() else _empty(x)
         run = self._fitting(kernel, out)
         run(self._address, x.data_ptr(), *rows, *places, bits(eps), out.data_ptr())
         return out

@@ -156,14 +156,15 @@ class RowNormAttention(Attention):
         self.attn_k_norm = RMSNorm(n_k, hp.norm_eps, Shard(0, split.kv_heads))
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        is_owner = ctx.owns(self.split.heads)
-        q = self.attn_q_norm.sharded(self.attn_q(x) if is_owner else None, ctx)
-        k = self.attn_k_norm.sharded(self.attn_k(x) if is_owner else None, ctx)
-        if q is None or k is None:
+        q = k = v = None
+        if ctx.owns(self.split.heads):
+            q, k, v = ctx.ops.linears(x, self.attn_q, self.attn_k, self.attn_v)
+        q, k = self.attn_q_norm.sharded(q, ctx), self.attn_k_norm.sharded(k, ctx)
+        if q is None or k is None or v is None:
             return None
         q, k = split_heads(q, self.head_dim_k), split_heads(k, self.head_dim_k)
         q, k = self.rotate(q, k, ctx)
-        v = split_heads(self.attn_v(x), self.head_dim_v)
+        v = split_heads(v, self.head_dim_v)
         return self.finish(self.attend(q, k, v, ctx), x, ctx)
 
 

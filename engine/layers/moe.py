@@ -123,6 +123,7 @@ class MoE(Module):
     ) -> None:  # fmt: skip
         n_embd, n_ff, n = width or hp.n_embd, hp.n_ff_exp[layer], routing.n_expert
         self.columns, self.act = split.experts, act
+        self.owners = split.experts.owners()
         self.routing = replace(routing, n_used=hp.n_expert_used[layer])
         everyone, columns = Replicate(split.group), split.experts
         self.ffn_gate_inp = Linear(hp.n_embd, n, everyone)
@@ -156,7 +157,7 @@ class MoE(Module):
         """The weighted experts alone; both inputs (T, n_embd)."""
         if not ctx.owns(self.columns):
             return None
-        logits = ctx.agree(self.ffn_gate_inp(router_input), self.columns.owners())
+        logits = ctx.agree(self.ffn_gate_inp(router_input), self.owners)
         weights, groups = ctx.ops.assign(self.routing, logits, self.exp_probs_b.value)
         return self.weighted_sum(x, weights, groups, ctx)
 

@@ -38,6 +38,7 @@ class Norm(Module, ABC):
         self.affine = affine
         self.optional = optional
         self.is_absent = False
+        self.n_owners = len(placement.owners())
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         """Both `name.weight` and a bare `name` occur in files."""
@@ -76,11 +77,13 @@ class RMSNorm(Norm):
         """Normalise vectors that are cut over the group, at the cost of one number per token.
 
         Every rank of the group calls it; one without a slice passes None. Elements that several
-        ranks hold (key-value heads) count once.
+        ranks hold (key-value heads) count once. Where one rank holds all, it needs no others.
 
         Args:
             x: (T, elements of this rank)
         """
+        if self.n_owners == 1:
+            return None if x is None else self.apply(x, ctx)
         assert isinstance(self.placement, Shard)
         (ranges,) = self.placement.segments
         n = self.shape[0]

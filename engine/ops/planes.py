@@ -136,22 +136,28 @@ class PlaneWeight:
         y = torch.empty(groups.n_row, self.n_rows)
         is_shared = x.stride(0) == 0  # one token, the same for all its experts
         if is_shared:
-            panels, row_bytes = worker.panels(x[:1], extent, x), 0
+            panels, row_bytes = worker.shared_panels(x, extent), 0
         else:
             panels = worker.group_panels(x, extent, groups)
             row_bytes = quantised_bytes(1, extent.n_blocks, worker.x_bytes)
+        planes, cut = self._of_groups
         worker.team.wake()
         self._multiply_groups(
-            worker.team.address, self._address, self.planes.stride(0), self._tile_bytes,
-            extent.n_blocks, extent.skip, panels, row_bytes, y.data_ptr(), 4 * self.n_rows,
-            self.n_rows, n_tiles(self.n_rows), self.n_tiles_per_piece, self.n_tokens_per_pass,
-            groups.table.data_ptr(), len(groups.table),
+            worker.team.address, *planes, panels, row_bytes, y.data_ptr(), *cut,
+            groups.table.data_ptr(), groups.table.shape[0],
         )  # fmt: skip
         return y
 
     @cached_property
     def _multiply_groups(self) -> Kernel:
         return calls.multiply_groups(self.type_number, self.worker.x_bytes)
+
+    @cached_property
+    def _of_groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Its arguments that are always the same: `planes` to `skip`, `out_stride` to the cut."""
+        address, *others = self._planes
+        cut = n_tiles(self.n_rows), self.n_tiles_per_piece, self.n_tokens_per_pass
+        return (address, self.planes.stride(0), *others), (4 * self.n_rows, self.n_rows, *cut)
 
     def _one(self, index: int) -> PlaneWeight:
         return PlaneWeight(

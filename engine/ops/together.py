@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 class Together:
     """Products of a few tokens; for many, the time between jobs does not count.
+
+    What is computed from one token alone lies in the same memory each time: it is valid until the
+    next call with one token, so that a layer may use it but nobody may keep it.
 
     Args:
         weights: of one rank, with the same columns.
@@ -42,18 +46,31 @@ class Together:
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
         """The product with each matrix, for x (T, n_in), T ≤ `n_tokens`."""
-        return self.joined(x).split_with_sizes(self._rows, 1)
+        if x.shape[0] != 1:
+            return self.joined(x).split_with_sizes(self._rows, 1)
+        y, parts = self._of_one
+        self._compute(x, y)
+        return parts
+
+    @cached_property
+    def _of_one(self) -> tuple[Tensor, Sequence[Tensor]]:
+        """Memory for the products with one token, and its parts."""
+        y = torch.empty(1, self._width)
+        return y, y.split_with_sizes(self._rows, 1)
 
     def joined(self, x: Tensor) -> Tensor:
-        """The products side by side."""
-        worker = self._worker
+        """The products side by side, in memory of their own."""
         y = torch.empty(x.shape[0], self._width)
+        self._compute(x, y)
+        return y
+
+    def _compute(self, x: Tensor, y: Tensor) -> None:
+        worker = self._worker
         activations = worker.activations(x, self._extent)
         worker.team.wake()
         self._multiply(
             worker.team.address, *self._jobs, *activations, y.data_ptr(), 4 * self._width
         )
-        return y
 
     def gated(self, x: Tensor, activation: int, limit: int) -> Tensor:
         """`act(first product) * second product`, of two matrices with equally many rows.
@@ -63,7 +80,7 @@ class Together:
             limit: as that wants it.
         """
         worker, n_tokens = self._worker, x.shape[0]
-        y = torch.empty(n_tokens, self._rows[0])
+        y = self._gated_of_one if n_tokens == 1 else torch.empty(n_tokens, self._rows[0])
         activations = worker.activations(x, self._extent)
         worker.team.wake()
         self._multiply_gated(
@@ -71,3 +88,7 @@ class Together:
             worker.inner(n_tokens * self._width), 4 * self._width,
         )  # fmt: skip
         return y
+
+    @cached_property
+    def _gated_of_one(self) -> Tensor:
+        return torch.empty(1, self._rows[0])

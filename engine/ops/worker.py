@@ -98,18 +98,16 @@ class Worker:
         last = self._last_extent
         return x is self._last and (extent.n_blocks, extent.lead) == (last.n_blocks, last.lead)
 
-    def panels(self, x: Tensor, extent: Extent, source: Tensor | None = None) -> int:
+    def panels(self, x: Tensor, extent: Extent) -> int:
         """Quantise activations.
 
         Args:
             x: (T, columns of the extent), F32.
-            source: the tensor by which they are known, if that is not x.
 
         Returns:
             The address of the panels, valid until the next call.
         """
-        source = x if source is None else source
-        if self._has(source, extent):
+        if self._has(x, extent):
             return self._panels
         rows, n_tokens = whole_blocks(x, extent), x.shape[0]
         address = self._room(n_tokens, extent)
@@ -117,7 +115,15 @@ class Worker:
         self._quantise(
             self._address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, extent.n_blocks, address
         )
-        self._last, self._last_extent = source, extent
+        self._last, self._last_extent = x, extent
+        return address
+
+    def shared_panels(self, x: Tensor, extent: Extent) -> int:
+        """The same for one token, of which x (n_row, columns) shows only copies."""
+        if self._has(x, extent):
+            return self._panels
+        address = self.panels(x[:1], extent)
+        self._last = x
         return address
 
     def bf16(self, x: Tensor, extent: Extent) -> Tensor:
