@@ -52,7 +52,6 @@ class Context:
         self.first_logit = 0
         self._comm = comm
         self._kinds = kinds
-        self._are_alike = len(set(kinds)) == 1
         self.cache = cache
         self._group: Group = ()
         self.positions = torch.empty(0)
@@ -82,7 +81,7 @@ class Context:
     def enter(self, x: Tensor | None, group: Group) -> Tensor | None:
         """Move x to `group` if it is not there yet; None on the ranks outside."""
         previous, self._group = self._group, group
-        if not set(group) <= set(previous):
+        if group != previous and not set(group) <= set(previous):
             source = previous[0]
             involved = tuple(sorted({source, *group}))
             if self.rank in involved:
@@ -108,7 +107,7 @@ class Context:
         Each of them has computed x from the same bits, but kinds of devices round differently, and
         a choice that depends on the last bit must be the same everywhere. All of `ranks` call it.
         """
-        if self._are_alike or len({self._kinds[rank] for rank in ranks}) == 1:
+        if len(ranks) == 1 or len({self._kinds[rank] for rank in ranks}) == 1:
             return x
         return self._comm.broadcast(x, ranks[0], ranks)
 

@@ -182,7 +182,9 @@ class CacheSteps:
         if n_heads not in layer.heads:
             layer.heads[n_heads] = layer.make_heads(n_heads)
         heads = layer.heads[n_heads]
-        vectors = _address(sinks, n_heads), _address(slopes, n_heads)
+        vectors: tuple[int | None, ...] = 0, 0
+        if sinks is not None or slopes is not None:
+            vectors = _address(sinks, n_heads), _address(slopes, n_heads)
         if heads is None or not layer.is_served or not is_plain(q) or None in vectors:
             return None
         if head_dim != layer.k.head_dim or not 0 <= n_past <= layer.k.n_ctx - n_tokens:
