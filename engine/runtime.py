@@ -18,6 +18,7 @@ from engine.context import Context
 from engine.control import read_control_vectors
 from engine.errors import EngineError, OutOfDeviceMemory
 from engine.events import DeviceMemory, LoadProgress, MemoryUse
+from engine.kernels import turn
 from engine.layers.state import RecurrentState
 from engine.loader import Progress, check_types, load_rank
 from engine.machine import (
@@ -209,7 +210,7 @@ class Runtime:
 
         def guarded(rank: int) -> T:
             try:
-                with torch.inference_mode():
+                with torch.inference_mode(), turn.taking_part():
                     return fn(rank)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):

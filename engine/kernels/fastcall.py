@@ -16,7 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from engine.kernels import jit
+from engine.kernels import jit, turn
 from engine.kernels.clock import now
 from engine.kernels.isa import chosen
 from engine.kernels.team import TICKS
@@ -32,7 +32,7 @@ NEEDS = (
     "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_BadArgument", "PyEval_SaveThread",
     "PyEval_RestoreThread", "PyLong_FromLong",
 )  # fmt: skip
-"""Of the interpreter, in the order in which a stub finds them, after the kernel."""
+"""Of the interpreter, in the order in which a stub finds them, after the kernel and the turn."""
 
 
 class _Method(ctypes.Structure):
@@ -60,7 +60,7 @@ def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
         A function; it raises TypeError or OverflowError where an argument is no 64-bit integer.
     """
     places = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in NEEDS)
-    known = struct.pack(f"{1 + len(NEEDS)}q", address, *places)
+    known = struct.pack(f"{2 + len(NEEDS)}q", address, turn.address(), *places)
     method = _Method(b"kernel", _stub(n_arguments, holds_gil), METH_FASTCALL, None)
     _methods.append(method)
     make = ctypes.pythonapi["PyCFunction_NewEx"]
@@ -83,8 +83,8 @@ def _stub(n_arguments: int, holds_gil: bool) -> int:
 def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
     """`call(known, objects, n)`, which returns an int object, or 0 where an error is set."""
     code, (known, objects, n) = function(module, "call", 3, I64)
-    kernel, as_int, failed, refuse, let_go, take_again, new_int = code.listed(
-        known + BYTES_START, 1 + len(NEEDS)
+    kernel, whose_turn, as_int, failed, refuse, let_go, take_again, new_int = code.listed(
+        known + BYTES_START, 2 + len(NEEDS)
     )
     with code.when(n.differs(n_arguments)):
         _call(code, refuse, I32)
@@ -97,7 +97,9 @@ def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
         _run(code, kernel, numbers)
     else:
         thread = _call(code, let_go, I64)
+        turn.give(code, whose_turn, thread)
         _run(code, kernel, numbers)
+        turn.take(code, whose_turn, thread)
         _call(code, take_again, VOID, thread)
     code.builder.ret(_call(code, new_int, I64, code.constant(I32, 0)).raw)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError
+from engine.kernels import turn
 from engine.kernels.meeting import ADDED, NO_NUMBERS, OTHERS_SLEEP, Board
 from engine.kernels.steps import is_plain
 
@@ -175,6 +176,7 @@ class _AwakeMeeting(_Meeting):
     def _sleep(self, seat: int, number: int) -> None:
         """Wait until a round is complete."""
         board = self._board
+        turn.give_up()
         with self._condition:
             board.count_asleep(seat, number, 1)
             try:
