@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gguf.constants import GGMLQuantizationType as Kind
 
@@ -102,12 +102,19 @@ class Layout:
         Args:
             skip: blocks of the first 256 columns that are not here.
         """
-        high = n_blocks * self.low_bytes
-        scales = high + n_blocks * self.high_bytes
-        supers = scales + n_blocks * self.scale_bytes
+        high, scales, supers = self.starts(0, n_blocks)
         n_super = -(-(n_blocks + skip) // SUPER)
         end = supers + n_super * self.super_bytes
         return high, scales, supers, -(-end // LINE_BYTES) * LINE_BYTES
+
+    def starts(self, tile: Any, n_blocks: Any) -> tuple[Any, Any, Any]:
+        """Where `high`, `scales` and `supers` begin behind the start of a tile.
+
+        Numbers, or what a kernel computes with in their place.
+        """
+        high = tile + n_blocks * self.low_bytes
+        scales = high + n_blocks * self.high_bytes
+        return high, scales, scales + n_blocks * self.scale_bytes
 
     def tile_bytes(self, n_blocks: int, skip: int) -> int:
         """Bytes of 16 rows."""

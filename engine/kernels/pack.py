@@ -219,9 +219,7 @@ def _add_task(module: ir.Module, layout: Layout, source: Source) -> None:
     begin = tile_number * TILE - goal_row  # of the tile, counted in rows of `raw`
     begin_here = code.where(begin < 0, code.number(0), begin)
     tile = planes + tile_number * tile_bytes
-    high = tile + n_blocks * layout.low_bytes
-    scales = high + n_blocks * layout.high_bytes
-    supers = scales + n_blocks * layout.scale_bytes
+    high, scales, supers = layout.starts(tile, n_blocks)
     with code.loop(begin_here, code.least(n_rows, begin + TILE)) as raw_row:
         row, start = raw_row - begin, raw + raw_row * row_bytes
         with code.loop(code.number(0), n_blocks) as block:

@@ -227,9 +227,7 @@ def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes
     code, (planes, n_blocks, skip, panel, out, stride) = function(module, name, 6)
     code.builder.function.linkage = "internal"
     reader = Reader(code, isa, layout)
-    high = planes + n_blocks * layout.low_bytes
-    scales = high + n_blocks * layout.high_bytes
-    supers = scales + n_blocks * layout.scale_bytes
+    high, scales, supers = layout.starts(planes, n_blocks)
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(n_tokens)]
     offsets = Panel(n_tokens, x_bytes)
 

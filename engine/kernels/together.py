@@ -11,7 +11,7 @@ from llvmlite import ir
 from engine.kernels.panels import ARGUMENTS as QUANTISE
 from engine.kernels.product import ARGUMENTS as MULTIPLY
 from engine.kernels.team import add_run
-from engine.kernels.values import I64, VOID, Code, Value, function
+from engine.kernels.values import I64, VOID, Value, function
 
 JOB = ("task", "arguments", "n_piece")
 """Of one product, 64-bit integers: the address of its kernel's task, of its arguments
@@ -37,7 +37,7 @@ def build(module: ir.Module) -> None:
     code, (team, *values) = function(module, "multiply_all", 1 + len(ARGUMENTS))
     given = dict(zip(ARGUMENTS, values, strict=True))
     with code.when(given["quantise"].differs(0)):
-        _call(code, given["quantise"], team, *(given[name] for name in QUANTISE))
+        code.call_at(given["quantise"], VOID, team, *(given[name] for name in QUANTISE))
     total, out = code.variable(code.number(0)), code.variable(given["out"])
     with code.loop(code.number(0), given["n_job"]) as job:
         _, arguments, n_piece = code.listed(given["jobs"] + job * JOB_BYTES, len(JOB))
@@ -57,8 +57,8 @@ def _add_gated(module: ir.Module) -> None:
     code.call("multiply_all", VOID, team, *(given[name] for name in ARGUMENTS))
     gate, stride, n_tokens = given["out"], given["out_stride"], given["n_tokens"]
     n = stride // 8
-    _call(
-        code, given["activation"], team, gate, stride, gate + n * 4, stride, n_tokens, n,
+    code.call_at(
+        given["activation"], VOID, team, gate, stride, gate + n * 4, stride, n_tokens, n,
         given["limit"], given["result"],
     )  # fmt: skip
     code.builder.ret_void()
@@ -78,12 +78,5 @@ def _add_piece(module: ir.Module) -> None:
         left.set(left.get() - n_piece)
         entry.set(entry.get() + JOB_BYTES)
     task, arguments, _ = code.listed(entry.get(), len(JOB))
-    _call(code, task, arguments, left.get())
+    code.call_at(task, VOID, arguments, left.get())
     code.builder.ret_void()
-
-
-def _call(code: Code, address: Value, *values: Value) -> None:
-    """Call the function at an address."""
-    kind = ir.FunctionType(VOID, [I64] * len(values))
-    kernel = code.builder.inttoptr(address.raw, kind.as_pointer())
-    code.builder.call(kernel, [value.raw for value in values])

@@ -268,6 +268,12 @@ class Code:
         function = module.globals.get(name) or ir.Function(module, kind, name)
         return Value(self, self.builder.call(function, [v.raw for v in values]))
 
+    def call_at(self, address: Value, result: Any, *values: Value) -> Value:
+        """Call the function at an address."""
+        kind = ir.FunctionType(result, [value.kind for value in values])
+        pointer = self.builder.inttoptr(address.raw, kind.as_pointer())
+        return Value(self, self.builder.call(pointer, [value.raw for value in values]))
+
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a × b + c, rounded once where the processor can."""
         return self.call(f"llvm.fmuladd.{suffix(a.kind)}", a.kind, a, b, c)
