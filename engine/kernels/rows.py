@@ -17,14 +17,16 @@ from engine.kernels.values import (
     FLOATS,
     I64,
     INTS,
+    LANES,
     VOID,
     Value,
     function,
     vector,
 )
 
-LOOKUP = ("planes", "tile_bytes", "n_blocks", "skip", "ids", "n_ids", "out", "out_stride")
-"""ids are 64-bit row numbers; out is F32, (n_ids, 32 × n_blocks), rows `out_stride` bytes apart."""
+LOOKUP = ("planes", "tile_bytes", "n_blocks", "skip", "n_rows", "ids", "n_ids", "out", "out_stride")
+"""ids are 64-bit row numbers; out is F32, (n_ids, 32 × n_blocks), rows `out_stride` bytes apart:
+zeros where there is no such row."""
 
 BF16_ROWS = ("planes", "tile_bytes", "n_blocks", "skip", "first_tile", "n_tile", "out")
 """out is BF16, (16 × n_tile, 32 × n_blocks), without gaps; rounded to the nearest."""
@@ -46,9 +48,7 @@ def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
 
 def _tile_at(layout: Layout, planes: Value, n_blocks: Value, skip: Value, block: Value) -> Tile:
     """Where block `block` of a tile lies."""
-    high = planes + n_blocks * layout.low_bytes
-    scales = high + n_blocks * layout.high_bytes
-    supers = scales + n_blocks * layout.scale_bytes
+    high, scales, supers = layout.starts(planes, n_blocks)
     return Tile(
         planes + block * layout.low_bytes, high + block * layout.high_bytes,
         scales + block * layout.scale_bytes, supers + (block + skip) // SUPER * layout.super_bytes,
@@ -74,8 +74,15 @@ def _columns(reader: Reader, tile: Tile) -> list[Value]:
 def _add_lookup_task(module: ir.Module, isa: Isa, layout: Layout) -> None:
     """`one_row(arguments, index)`."""
     code, (place, index) = function(module, "one_row", 2)
-    planes, tile_bytes, n_blocks, skip, ids, _, out, stride = code.listed(place, len(LOOKUP))
+    planes, tile_bytes, n_blocks, skip, n_rows, ids, _, out, stride = code.listed(
+        place, len(LOOKUP)
+    )
     row = code.load(ids + index * 8, I64)
+    with code.when((row < 0) | (row >= n_rows)):
+        nothing = code.constant(FLOATS, 0.0)
+        with code.loop(code.number(0), n_blocks * BLOCK, LANES) as column:
+            code.store(nothing, out + index * stride + column * 4)
+        code.builder.ret_void()
     start, lane = planes + row // TILE * tile_bytes, row % TILE
     reader = Reader(code, isa, layout)
     buffer = code.buffer(FLOATS, BLOCK)

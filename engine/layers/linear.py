@@ -214,10 +214,8 @@ class Embedding(Module):
         (ranges,) = self.placement.segments
         if not ctx.join(ranges.owners()):
             return None
-        start, stop = ranges.spans[ctx.rank]
-        found = None
-        if self.weight is not None:
-            found = self.weight.lookup(ids - start, stop - start)
+        start, _ = ranges.spans[ctx.rank]
+        found = None if self.weight is None else self.weight.lookup(ids - start if start else ids)
         return ctx.all_reduce(found)
 
 

@@ -53,11 +53,10 @@ class PlaneWeight:
         self.extent = extent
         self.worker = worker
         self._multiply = calls.multiply(type_number, worker.x_bytes)
-        self._address = planes.data_ptr()
-        self._planes = self._address, planes.shape[-1], extent.n_blocks, extent.skip
-        self._tile_bytes = planes.shape[-1]
+        tile_bytes = planes.shape[-1]
+        self._planes = planes.data_ptr(), tile_bytes, extent.n_blocks, extent.skip
         per_thread = n_tiles(n_rows) // (2 * worker.n_threads)
-        self.n_tiles_per_piece = max(1, min(PIECE_BYTES // self._tile_bytes, per_thread))
+        self.n_tiles_per_piece = max(1, min(PIECE_BYTES // tile_bytes, per_thread))
         group = chosen().n_tokens
         per_token = extent.n_blocks * token_bytes(worker.x_bytes)
         self.n_tokens_per_pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
@@ -107,8 +106,7 @@ class PlaneWeight:
             n = min(step, n_tiles(self.n_rows) - first)
             worker.team.wake()
             calls.bf16_rows(self.type_number)(
-                worker.team.address, self._address, self._tile_bytes, extent.n_blocks, extent.skip,
-                first, n, scratch.data_ptr(),
+                worker.team.address, *self._planes, first, n, scratch.data_ptr(),
             )  # fmt: skip
             n_rows = min(n * TILE, self.n_rows - first * TILE)
             rows = scratch[: n_rows * n_columns].view(n_rows, n_columns)
@@ -116,18 +114,14 @@ class PlaneWeight:
             y[:, first * TILE : first * TILE + n_rows] = linear(numbers, rows)
         return y
 
-    def lookup(self, ids: Tensor, n_rows: int) -> Tensor | None:
-        return gathered_rows(ids, n_rows, self._rows)
-
-    def _rows(self, ids: Tensor) -> Tensor:
-        """Some rows in F32, (len(ids), n_columns)."""
+    def lookup(self, ids: Tensor) -> Tensor:
         extent, worker = self.extent, self.worker
         ids = ids.to(torch.int64).contiguous()
         rows = torch.empty(ids.shape[0], extent.n_blocks * BLOCK)
         worker.team.wake()
         calls.lookup(self.type_number)(
-            worker.team.address, self._address, self._tile_bytes, extent.n_blocks, extent.skip,
-            ids.data_ptr(), ids.shape[0], rows.data_ptr(), 4 * rows.stride(0),
+            worker.team.address, *self._planes, self.n_rows, ids.data_ptr(), ids.shape[0],
+            rows.data_ptr(), 4 * rows.stride(0),
         )  # fmt: skip
         return rows[:, extent.lead : extent.lead + extent.n_columns]
 
@@ -168,7 +162,7 @@ class PlaneWeight:
         numbers = torch.arange(self.n_rows)[rows]
         heads = []
         for head in range(self.planes.shape[0]):
-            matrix = self._one(head)._rows(numbers)
+            matrix = self._one(head).lookup(numbers)
             heads.append(x[:, head] @ (matrix if transposed else matrix.T))
         return torch.stack(heads, dim=1)
 
@@ -225,8 +219,9 @@ class PlainWeight:
             y[:, start : start + step] = linear(x, rows)
         return y
 
-    def lookup(self, ids: Tensor, n_rows: int) -> Tensor | None:
-        return gathered_rows(ids, n_rows, lambda rows: self.data[rows].float())
+    def lookup(self, ids: Tensor) -> Tensor:
+        data = self.data
+        return gathered_rows(ids, len(data), lambda rows: data.index_select(0, rows).float())
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         return torch.cat([self._one(expert).matmul(x[rows]) for expert, rows in groups])
@@ -259,9 +254,8 @@ class JoinedColumns:
             total = total + part.matmul(piece)
         return total
 
-    def lookup(self, ids: Tensor, n_rows: int) -> Tensor | None:
-        found = [rows for p in self.parts if (rows := p.lookup(ids, n_rows)) is not None]
-        return torch.cat(found, dim=-1) if found else None
+    def lookup(self, ids: Tensor) -> Tensor:
+        return torch.cat([part.lookup(ids) for part in self.parts], dim=-1)
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         pieces = torch.split(x, list(self.widths), dim=-1)

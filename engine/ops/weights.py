@@ -38,8 +38,8 @@ class Weight(Protocol):
         """`x Wᵀ` for x (T, n_in) in F32; (T, n_out)."""
         ...
 
-    def lookup(self, ids: Tensor, n_rows: int) -> Tensor | None:
-        """Rows `ids` (T,) as (T, n_in); rows outside 0…n_rows-1 are zero, None if all are."""
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Rows `ids` (T,) as (T, n_in); zeros where there is no such row."""
         ...
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
@@ -73,8 +73,8 @@ class DenseWeight:
     def matmul(self, x: Tensor) -> Tensor:
         return linear(x, self.data)
 
-    def lookup(self, ids: Tensor, n_rows: int) -> Tensor | None:
-        return gathered_rows(ids, n_rows, lambda rows: self.data[rows])
+    def lookup(self, ids: Tensor) -> Tensor:
+        return gathered_rows(ids, len(self.data), lambda rows: self.data.index_select(0, rows))
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         return torch.cat([linear(x[rows], self.data[expert]) for expert, rows in groups])
@@ -117,12 +117,12 @@ class PackedWeight:
             y[:, start : start + step] = linear(x, rows[:, self.columns])
         return y
 
-    def lookup(self, ids: Tensor, n_rows: int) -> Tensor | None:
-        return gathered_rows(
-            ids,
-            n_rows,
-            lambda rows: dequantise(self.raw[rows], self.type_number)[:, self.columns],
-        )
+    def lookup(self, ids: Tensor) -> Tensor:
+        def rows_of(rows: Tensor) -> Tensor:
+            raw = self.raw.index_select(0, rows)
+            return dequantise(raw, self.type_number)[:, self.columns]
+
+        return gathered_rows(ids, len(self.raw), rows_of)
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         return torch.cat([self._expert(expert).matmul(x[rows]) for expert, rows in groups])
@@ -154,14 +154,8 @@ def release_scratch() -> None:
     _scratch.buffer = None
 
 
-def gathered_rows(ids: Tensor, n_rows: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor | None:
+def gathered_rows(ids: Tensor, n_rows: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
     """Gather the rows that are here and leave zeros for the others."""
     here = (ids >= 0) & (ids < n_rows)
-    if not bool(here.any()):
-        return None
-    if bool(here.all()):
-        return rows_of(ids)
-    found = rows_of(ids[here])
-    result = found.new_zeros((ids.shape[0], found.shape[1]))
-    result[here] = found
-    return result
+    rows = rows_of(ids.clamp(0, n_rows - 1))
+    return rows.where(here[:, None], rows.new_zeros(()))
