@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engine.layers.attention import Scores
     from engine.layers.rope import Rope
     from engine.layers.state import KVState, RecurrentState
+    from engine.ops.recorder import Recorder
     from engine.ops.reference import ReferenceOps
 
 
@@ -35,6 +36,7 @@ class Context:
         positions: of this pass's tokens, (T,).
         directions: what is added to the residual stream after a block, by its number.
         side: what an architecture hands its blocks beside the residual stream, for one pass.
+        recorder: what records this pass, if it is recorded.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Context:
         self.cache = cache
         self._group: Group = ()
         self.positions = torch.empty(0)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.recorder: Recorder | None = None
         self.directions: dict[int, Tensor] = {}
         self.side: dict[str, Tensor] = {}
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
@@ -67,7 +71,11 @@ class Context:
         self.side.clear()
         if n_past == 0:
             self.cache.reset()
-        self.positions = torch.arange(n_past, n_past + n_tokens, device=self.device)
+        self.ops.begin(n_past, n_tokens)
+        if n_tokens == 1:
+            self.positions = self._position.fill_(n_past)
+        else:
+            self.positions = torch.arange(n_past, n_past + n_tokens, device=self.device)
 
     def owns(self, ranges: Ranges) -> bool:
         """Whether this rank has a slice."""
@@ -113,7 +121,10 @@ class Context:
 
     def gather(self, x: Tensor | None) -> Tensor | None:
         """Join slices of the last dimension on the first rank of the group; None elsewhere."""
-        return self._comm.gather(x, self._group)
+        group = self._group
+        if self.recorder is None:
+            return self._comm.gather(x, group)
+        return self.recorder.live(lambda: self._comm.gather(x, group))
 
     def rope(self, x: Tensor, rope: Rope) -> Tensor:
         """Rotate x (T, n_head, head_dim) by the positions of this pass."""

@@ -18,7 +18,6 @@ from engine.context import Context
 from engine.control import read_control_vectors
 from engine.errors import EngineError, OutOfDeviceMemory
 from engine.events import DeviceMemory, LoadProgress, MemoryUse
-from engine.kernels import turn
 from engine.layers.state import RecurrentState
 from engine.loader import Progress, check_types, load_rank
 from engine.machine import (
@@ -36,23 +35,17 @@ from engine.ops.worker import Worker
 from engine.parallel.comm import ThreadCommunicator, ThreadGroup
 from engine.parallel.pool import RankPool
 from engine.plan import DevicePlan, Plan, make_plan, x_bytes
+from engine.rank import Rank
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.gguf import GGUFFile
-    from engine.models.base import CausalLM
 
 Logits = NDArray[np.float32]
 T = TypeVar("T")
 
-
-class Rank:
-    """What one rank holds: its slices of the weights, its part of the cache."""
-
-    def __init__(self, model: CausalLM, context: Context, held: MemoryUse) -> None:
-        self.model = model
-        self.context = context
-        self.held = held
+RECORDED = 2
+"""Which of the tokens that are computed singly is recorded."""
 
 
 class Runtime:
@@ -64,7 +57,6 @@ class Runtime:
 
     Attributes:
         ranks: in rank order; empty once closed.
-        workers: what the ranks on the CPU compute with, by rank, if they use its kernels.
         n_threads: CPU threads of all ranks together.
 
     Raises:
@@ -94,7 +86,7 @@ class Runtime:
         self.ranks: list[Rank] = []
         self._threads = threads = threads_per_rank(params.cpu_threads, self.plan)
         self.n_threads = threads * max(1, sum(d.type == "cpu" for d in self.devices))
-        self.workers: dict[int, Worker] = {}
+        self._n_single = 0
         n_native = sum(d.storage == "kernels" for d in self.plan.devices)
         self._group = ThreadGroup(is_awake=n_native > 1)
         self._pool = RankPool(  # it must not know this object, which ends it when it is dropped
@@ -105,23 +97,28 @@ class Runtime:
         self._allocated_at_load: dict[str, int] = {}
         try:
             self.ranks = self._load(file, params, declaration, on_progress, is_cancelled)
+            for rank, device in zip(self.ranks, self.devices, strict=True):
+                rank.context.directions = {
+                    layer: torch.from_numpy(direction).to(device)
+                    for layer, direction in directions.items()
+                }
             self._warm_up()
         except BaseException:
             self.close()
             raise
-        for rank, device in zip(self.ranks, self.devices, strict=True):
-            rank.context.directions = {
-                layer: torch.from_numpy(direction).to(device)
-                for layer, direction in directions.items()
-            }
         self._watch_memory()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """What the ranks on the CPU compute with that use its kernels."""
+        return [rank.worker for rank in self.ranks if rank.worker]
 
     def _warm_up(self) -> None:
         """Compile and measure now what the first token and the first prompt would wait for."""
         if not self.workers:
             return
         self._pass([0], 0, 0)
-        for worker in self.workers.values():
+        for worker in self.workers:
             worker.prepare()
 
     def _load(
@@ -140,20 +137,23 @@ class Runtime:
         def load(rank: int) -> Rank:
             mine = declaration if rank == 0 else declare(file, params)
             device = self.devices[rank]
+            worker: Worker | None = None
             try:
                 storage = self.plan.devices[rank].storage
-                worker = None
                 if storage == "kernels":
-                    worker = self.workers[rank] = Worker(self._threads, x_bytes(self.hp))
+                    worker = Worker(self._threads, x_bytes(self.hp))
                 weights = load_rank(file, mine.slots, rank, device, storage, worker, progress)
                 cache = Cache(mine.states, rank, self.n_ctx, params.kv_type, device)
             except BaseException:
                 stop.set()
+                if worker:
+                    worker.close()
                 raise
             comm = ThreadCommunicator(self._group, rank, device)
             ops = FastOps(worker.team) if worker else ReferenceOps()
             context = Context(comm, ops, cache, device, [d.type for d in self.devices])
-            return Rank(mine.model, context, MemoryUse(weights=weights, kv=cache.n_bytes))
+            held = MemoryUse(weights=weights, kv=cache.n_bytes)
+            return Rank(mine.model, context, held, worker)
 
         return self._run(load, "to load the model")
 
@@ -175,25 +175,35 @@ class Runtime:
         return self._pass(ids, n_past, first_logit)
 
     def _pass(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        whole = torch.tensor(ids)
-
-        def step(rank: int) -> Tensor | None:
-            model, ctx = self.ranks[rank].model, self.ranks[rank].context
-            ctx.begin(n_past, len(ids), first_logit)
-            logits = model.forward(whole.to(ctx.device), ctx)
-            if worker := self.workers.get(rank):
-                worker.forget()
-            return logits
-
-        (logits,) = (x for x in self._run(step, "to compute the next tokens") if x is not None)
+        found = self._run(self._step(ids, n_past, first_logit), "to compute the next tokens")
+        (logits,) = (x for x in found if x is not None)
         if len(ids) > 1:  # reading it costs as much as a small model's token
             self._resident_peak = max(self._resident_peak, _resident_bytes())
         result: Logits = logits.cpu().numpy()
         return result
 
+    def _step(
+        self, ids: Sequence[int], n_past: int, first_logit: int
+    ) -> Callable[[int], Tensor | None]:
+        """What each rank does: single tokens are recorded once and then repeated."""
+        ranks, whole = self.ranks, torch.tensor(ids)
+        if len(ids) > 1 or first_logit or not self.workers:
+            return lambda rank: ranks[rank].compute(whole, n_past, first_logit)
+        self._n_single += 1
+        if all(rank.recording for rank in ranks):
+            return lambda rank: ranks[rank].repeat(ids[0], n_past)
+        if self._n_single == RECORDED:
+            return lambda rank: ranks[rank].record(ids[0], n_past)
+        return lambda rank: ranks[rank].compute(whole, n_past, 0)
+
+    def _forget_recordings(self) -> None:
+        self._n_single = 0
+        for rank in self.ranks:
+            rank.recording = None
+
     def kernel_s(self) -> list[float] | None:
         """Seconds that each rank has spent in kernels so far; None if one has none, or no clock."""
-        found = [worker.team.kernel_s for worker in self.workers.values()]
+        found = [worker.team.kernel_s for worker in self.workers]
         known = [seconds for seconds in found if seconds is not None]
         return known if len(known) == len(self.devices) else None
 
@@ -210,7 +220,7 @@ class Runtime:
 
         def guarded(rank: int) -> T:
             try:
-                with torch.inference_mode(), turn.taking_part():
+                with torch.inference_mode():
                     return fn(rank)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -220,6 +230,9 @@ class Runtime:
         self._set_threads()
         try:
             return self._pool.run(guarded)
+        except BaseException:
+            self._forget_recordings()  # the places where ranks meet in them are of no use now
+            raise
         finally:
             self._group.settle()
 
@@ -268,10 +281,9 @@ class Runtime:
     def close(self) -> None:
         """Free everything; safe to call twice."""
         self._finalizer()
-        self.ranks = []
-        for worker in self.workers.values():
+        for worker in self.workers:
             worker.close()
-        self.workers.clear()
+        self.ranks = []
         release_scratch()
         release_reserves(self.devices)
 

@@ -46,15 +46,19 @@ HEADS = 8
 
 ARGUMENTS = (
     "q", "k", "k_stride", "k_head_stride", "v", "v_stride", "v_head_stride", "head_dim_k",
-    "head_dim_v", "first", "stop", "groups", "n_groups", "n_heads", "scale", "softcap", "sinks",
-    "slopes", "work", "out",
+    "head_dim_v", "span", "groups", "n_groups", "n_heads", "scale", "softcap", "sinks", "slopes",
+    "work", "out",
 )  # fmt: skip
 """Of one call. q is (n_heads, head_dim_k) F32, out (n_heads, head_dim_v) F32. k and v are rows of
-the cache for each position, `k_stride` bytes apart, and `k_head_stride` from head to head; the
-query is at the last of the positions first … stop - 1. groups: (n_groups, 3) 64-bit integers, a
+the cache for each position, `k_stride` bytes apart, and `k_head_stride` from head to head. span:
+the address of two 64-bit integers, first and stop; the query is at the last of the positions
+first … stop - 1. groups: (n_groups, 3) 64-bit integers, a
 key-value head, the first of the query heads that it serves, and how many these are, up to HEADS.
 scale and softcap are the bits of F32; sinks and slopes (n_heads,) F32, or 0. work: `work_bytes` of
 memory."""
+
+INNER = ("first", "stop", *ARGUMENTS)
+"""What pieces know."""
 
 FEW_PIECES = 4
 """Of a head, that the caller puts together alone."""
@@ -70,15 +74,16 @@ def build(module: ir.Module, isa: Isa, kv_type: str) -> None:
     """`attend(team, *ARGUMENTS)`."""
     add_run(module)
     add_parts(module, isa, kv_type)
-    with piece(module, "attend", ARGUMENTS) as (code, given, index):
+    with piece(module, "attend", INNER) as (code, given, index):
         _emit_piece(code, given, index)
     _add_head(module)
-    with piece(module, "merge", ARGUMENTS) as (code, given, index):
+    with piece(module, "merge", INNER) as (code, given, index):
         _, head, n = code.listed(given["groups"] + index * 24, 3)
         with code.loop(head, head + n) as one:
             code.call("head", VOID, *_merged(given, one))
     code, (team, *values) = function(module, "attend", 1 + len(ARGUMENTS))
-    place, given = code.kept(values), dict(zip(ARGUMENTS, values, strict=True))
+    values = [*code.listed(values[ARGUMENTS.index("span")], 2), *values]
+    place, given = code.kept(values), dict(zip(INNER, values, strict=True))
     n_pieces, n_groups = _n_pieces(given), given["n_groups"]
     share(code, "attend", team, place, n_groups * n_pieces)
     with code.either(n_pieces > FEW_PIECES) as (many, few):

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 SHORT_READ = 1 << 18
 """Elements of the cache that are read in about 0.1 ms; for so long a call keeps Python's lock."""
 
+MOST_TOKENS = 8
+"""That attention takes at once."""
+
 DTYPES = {
     "f32": F32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
     "q4_0": torch.uint8,
@@ -113,7 +116,7 @@ class Heads:
     Attributes:
         places: the arguments of `attend` from `k` to `head_dim_v`.
         cut: those from `groups` to `n_heads`.
-        work_bytes: memory that attention needs for each piece of the context.
+        work_bytes: memory that attention needs for the whole context.
     """
 
     def __init__(self, k: Rows, v: Rows, rows: Sequence[int]) -> None:
@@ -123,7 +126,7 @@ class Heads:
             v.head_dim,
         )  # fmt: skip
         self.cut = self._groups.ctypes.data, len(self._groups), len(rows)
-        self.work_bytes = attention.work_bytes(len(rows), v.head_dim, 1)
+        self.work_bytes = attention.work_bytes(len(rows), v.head_dim, k.n_ctx)
 
 
 def _groups(rows: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -151,6 +154,20 @@ class CacheSteps:
         self._isa_name = (isa or chosen()).name
         self._layers: WeakKeyDictionary[LayerCache, Layer] = WeakKeyDictionary()
         self._work = torch.empty(0, dtype=torch.uint8)
+        self._words = words = np.zeros(1, np.int64)  # the position of the first token
+        self._position_word, self._position_address = words.data, words.ctypes.data
+        self._spans: dict[tuple[int, int], Spans] = {}
+
+    @property
+    def memory(self) -> Tensor:
+        """What calls have written to beside their results."""
+        return self._work
+
+    def move(self, n_past: int) -> None:
+        """Say where a token is for which calls are repeated."""
+        self._position_word[0] = n_past
+        for spans in self._spans.values():
+            spans.set(n_past, 1)
 
     def write(self, held: LayerCache, k: Tensor, v: Tensor | None, start: int) -> bool:
         """See `LayerCache.write`; whether it was done."""
@@ -159,24 +176,21 @@ class CacheSteps:
         second = () if v is None else _writing(v, layer.v, start)
         if not layer.is_served or first is None or second is None:
             return False
+        self._position_word[0] = start
         run = layer.store.short
         if k.numel() > SHORT:
             self._team.wake()
             run = layer.store.long
-        run(self._address, *first)
+        run(self._address, *first, self._position_address)
         if second:
-            run(self._address, *second)
+            run(self._address, *second, self._position_address)
         return True
 
     def attention(
-        self, q: Tensor, held: LayerCache, n_past: int, firsts: Sequence[int], scores: Scores,
+        self, q: Tensor, held: LayerCache, n_past: int, scores: Scores,
         sinks: Tensor | None, slopes: Tensor | None,
     ) -> Tensor | None:  # fmt: skip
-        """See `ReferenceOps.attention`; one token after the other.
-
-        Args:
-            firsts: the first position that each token sees.
-        """
+        """See `ReferenceOps.attention`; one of up to `MOST_TOKENS` tokens after the other."""
         layer = self._layer(held)
         n_tokens, n_heads, head_dim = q.shape
         if n_heads not in layer.heads:
@@ -187,22 +201,31 @@ class CacheSteps:
             vectors = _address(sinks, n_heads), _address(slopes, n_heads)
         if heads is None or not layer.is_served or not is_plain(q) or None in vectors:
             return None
-        if head_dim != layer.k.head_dim or not 0 <= n_past <= layer.k.n_ctx - n_tokens:
+        if head_dim != layer.k.head_dim or n_tokens > MOST_TOKENS:
+            return None
+        if not 0 <= n_past <= layer.k.n_ctx - n_tokens:
             return None
         out = torch.empty(n_tokens, n_heads, layer.v.head_dim)
         query, goal = q.data_ptr(), out.data_ptr()
         factors = bits(scores.scale), bits(scores.softcap)
-        for first, stop in zip(firsts, range(n_past + 1, n_past + n_tokens + 1), strict=True):
-            if not 0 <= first < stop:
-                return None
-            work = self._memory(-(-(stop - first) // attention.PIECE) * heads.work_bytes)
-            self._fitting(layer, stop - first)(
-                self._address, query, *heads.places, first, stop, *heads.cut, *factors, *vectors,
-                work, goal,
+        work, spans = self._memory(heads.work_bytes), self._spans_of(scores)
+        spans.set(n_past, n_tokens)
+        run = self._fitting(layer, n_past + n_tokens)
+        for span in spans.addresses[:n_tokens]:
+            run(
+                self._address, query, *heads.places, span, *heads.cut, *factors, *vectors, work,
+                goal,
             )  # fmt: skip
             query += 4 * n_heads * head_dim
             goal += 4 * n_heads * layer.v.head_dim
         return out
+
+    def _spans_of(self, scores: Scores) -> Spans:
+        key = scores.window, scores.chunk
+        spans = self._spans.get(key)
+        if spans is None:
+            spans = self._spans[key] = Spans(scores)
+        return spans
 
     def _layer(self, held: LayerCache) -> Layer:
         layer = self._layers.get(held)
@@ -225,6 +248,28 @@ class CacheSteps:
         return layer.attend.long
 
 
+class Spans:
+    """The positions that tokens see, for layers that are alike in that.
+
+    Attributes:
+        addresses: for each of up to `MOST_TOKENS` tokens, where the first position stands and the
+            one after the last.
+    """
+
+    def __init__(self, scores: Scores) -> None:
+        self._scores = scores
+        self._numbers = np.zeros((MOST_TOKENS, 2), np.int64)
+        self._words = self._numbers.reshape(-1).data
+        start, step = self._numbers.ctypes.data, self._numbers.strides[0]
+        self.addresses = [start + step * n for n in range(MOST_TOKENS)]
+
+    def set(self, n_past: int, n_tokens: int) -> None:
+        """Write those of tokens after `n_past` others."""
+        for n in range(n_tokens):
+            self._words[2 * n] = self._scores.first_visible(n_past + n)
+            self._words[2 * n + 1] = n_past + n + 1
+
+
 def _writing(x: Tensor, cells: Rows, start: int) -> tuple[int, ...] | None:
     """The arguments of `store` for x, if it fits."""
     rows = rows_of(x)
@@ -232,8 +277,7 @@ def _writing(x: Tensor, cells: Rows, start: int) -> tuple[int, ...] | None:
         return None
     if not 0 <= start <= cells.n_ctx - rows[2]:
         return None
-    place = cells.address + start * cells.stride
-    return x.data_ptr(), *rows, place, cells.stride, cells.head_stride
+    return x.data_ptr(), *rows, cells.address, cells.stride, cells.head_stride
 
 
 def _address(vector: Tensor | None, n: int) -> int | None:

@@ -3,7 +3,8 @@
 CPython calls a "fastcall" function with a list of objects. A stub is compiled for each number of
 arguments, which makes 64-bit integers of them and calls a kernel. It learns which kernel, and where
 the interpreter's own functions are, from the bytes object that it is bound to, so that its code is
-the same in every process and can be kept on disk. It also adds up how long a team's kernels take.
+the same in every process and can be kept on disk. It also adds up how long a team's kernels take,
+and notes them where they are to be repeated.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import ctypes
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from llvmlite import ir
 
-from engine.kernels import jit, turn
+from engine.kernels import jit
 from engine.kernels.clock import now
 from engine.kernels.isa import chosen
-from engine.kernels.team import TICKS
+from engine.kernels.log import MOST_ARGUMENTS, note
+from engine.kernels.team import LOG, TICKS
 from engine.kernels.values import I32, I64, VOID, Code, Value, function
 
 Kernel = Callable[..., None]
@@ -32,7 +33,7 @@ NEEDS = (
     "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_BadArgument", "PyEval_SaveThread",
     "PyEval_RestoreThread", "PyLong_FromLong",
 )  # fmt: skip
-"""Of the interpreter, in the order in which a stub finds them, after the kernel and the turn."""
+"""Of the interpreter, in the order in which a stub finds them, after the kernel."""
 
 
 class _Method(ctypes.Structure):
@@ -59,8 +60,9 @@ def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
     Returns:
         A function; it raises TypeError or OverflowError where an argument is no 64-bit integer.
     """
+    assert n_arguments <= MOST_ARGUMENTS, "it could not be repeated"
     places = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in NEEDS)
-    known = struct.pack(f"{2 + len(NEEDS)}q", address, turn.address(), *places)
+    known = struct.pack(f"{1 + len(NEEDS)}q", address, *places)
     method = _Method(b"kernel", _stub(n_arguments, holds_gil), METH_FASTCALL, None)
     _methods.append(method)
     make = ctypes.pythonapi["PyCFunction_NewEx"]
@@ -83,36 +85,28 @@ def _stub(n_arguments: int, holds_gil: bool) -> int:
 def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
     """`call(known, objects, n)`, which returns an int object, or 0 where an error is set."""
     code, (known, objects, n) = function(module, "call", 3, I64)
-    kernel, whose_turn, as_int, failed, refuse, let_go, take_again, new_int = code.listed(
-        known + BYTES_START, 2 + len(NEEDS)
+    kernel, as_int, failed, refuse, let_go, take_again, new_int = code.listed(
+        known + BYTES_START, 1 + len(NEEDS)
     )
     with code.when(n.differs(n_arguments)):
-        _call(code, refuse, I32)
+        code.call_at(refuse, I32)
         code.builder.ret(code.number(0).raw)
     items = code.listed(objects, n_arguments)
-    numbers = [_call(code, as_int, I64, item) for item in items]
-    with code.when(_call(code, failed, I64).differs(0)):
+    numbers = [code.call_at(as_int, I64, item) for item in items]
+    with code.when(code.call_at(failed, I64).differs(0)):
         code.builder.ret(code.number(0).raw)
+    note(code, code.load(numbers[0] + LOG, I64), kernel, numbers)
     if holds_gil:
         _run(code, kernel, numbers)
     else:
-        thread = _call(code, let_go, I64)
-        turn.give(code, whose_turn, thread)
+        thread = code.call_at(let_go, I64)
         _run(code, kernel, numbers)
-        turn.take(code, whose_turn, thread)
-        _call(code, take_again, VOID, thread)
-    code.builder.ret(_call(code, new_int, I64, code.constant(I32, 0)).raw)
+        code.call_at(take_again, VOID, thread)
+    code.builder.ret(code.call_at(new_int, I64, code.constant(I32, 0)).raw)
 
 
 def _run(code: Code, kernel: Value, numbers: list[Value]) -> None:
     """Call a kernel and add the time that it takes to its team's."""
     begun, so_far = now(code), numbers[0] + TICKS
-    _call(code, kernel, VOID, *numbers)
+    code.call_at(kernel, VOID, *numbers)
     code.store(code.load(so_far, I64) + (now(code) - begun), so_far)
-
-
-def _call(code: Code, address: Value, result: Any, *values: Value) -> Value:
-    """Call the function at an address."""
-    kind = ir.FunctionType(result, [value.kind for value in values])
-    pointer = code.builder.inttoptr(address.raw, kind.as_pointer())
-    return Value(code, code.builder.call(pointer, [value.raw for value in values]))

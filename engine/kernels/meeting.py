@@ -23,6 +23,7 @@ from engine.kernels import jit
 from engine.kernels.fastcall import Kernel, bind
 from engine.kernels.isa import chosen
 from engine.kernels.lanes import each
+from engine.kernels.log import Finish, Log
 from engine.kernels.team import TICKS, YIELD, load, pause, store, yield_address
 from engine.kernels.values import I64, function
 
@@ -46,7 +47,8 @@ waited for may need this core."""
 
 MEET = ("head", "round", "address", "n", "out", "turns")
 COUNT_ASLEEP = ("head", "round", "change")
-"""Arguments behind the seat. `turns` is how often a waiting thread looks before it gives up."""
+"""Arguments behind the seat. `round` is a number from 1, or 0 for the seat's next; `turns` is how
+often a waiting thread looks before it gives up."""
 
 
 def build(module: ir.Module) -> None:
@@ -63,10 +65,11 @@ def build(module: ir.Module) -> None:
 
 
 def _build_meet(module: ir.Module) -> None:
-    code, (seat, head, number, address, n, out, turns) = function(module, "meet", 1 + len(MEET))
+    code, (seat, head, given, address, n, out, turns) = function(module, "meet", 1 + len(MEET))
+    number = code.where(given.equals(0), load(code, seat + ROUND) + 1, given)
     shown = (number & 1) * 16 + SHOWN
     store(code, address, seat + shown)
-    store(code, n, seat + shown + 8)
+    store(code, code.where((n > 0) & address.equals(0), code.number(0), n), seat + shown + 8)
     store(code, number, seat + ROUND)
     result = code.variable(code.call("wait", I64, head, number, turns))
     with code.when(result.get() > 0):
@@ -138,15 +141,17 @@ def _add_sum(module: ir.Module) -> None:
 class _Kernels(NamedTuple):
     meet: Kernel
     count_asleep: Kernel
+    meet_address: int
 
 
 @cache
 def _kernels() -> _Kernels:
     """Waiting lets go of Python's lock."""
-    found = jit.addresses("meeting", chosen(), _Kernels._fields, build)
+    found = jit.own_addresses("meeting", chosen(), ["meet", "count_asleep"], build)
     return _Kernels(
         bind(found["meet"], 1 + len(MEET), holds_gil=False),
         bind(found["count_asleep"], 1 + len(COUNT_ASLEEP), holds_gil=True),
+        found["meet"],
     )
 
 
@@ -165,25 +170,43 @@ class Board:
         self._words[YIELD // 8] = yield_address()
         self._seats = [self._head + HEAD_BYTES + n * SEAT_BYTES for n in range(n_seats)]
         self._starts = [(HEAD_BYTES + n * SEAT_BYTES) // 8 for n in range(n_seats)]
-        self._meet, self._count_asleep = _kernels()
+        self._meet, self._count_asleep, self._meet_address = _kernels()
+
+    def round(self, seat: int) -> int:
+        """The one in which a seat has arrived last; 0 for none."""
+        return self._words[self._starts[seat] + ROUND // 8]
+
+    def result(self, seat: int) -> int:
+        """What the last call for a seat has come to."""
+        return self._words[self._starts[seat] + RESULT // 8]
 
     def meet(self, seat: int, number: int, x: int, n: int, out: int, turns: int) -> int:
         """Arrive in a round, wait for all and add up what they show.
 
         Args:
             number: of the round, from 1.
-            x: address of n F32 numbers, which stay as they are until the next round is complete.
-            n: 0 for nothing, or `NO_NUMBERS`. Nothing is added unless all who show something show
-                as much, this seat too.
+            x: address of n F32 numbers, which stay as they are until the next round is complete;
+                0 for a seat that shows nothing.
+            n: as many as the others show, 0 if that is not known, or `NO_NUMBERS`. Nothing is
+                added here unless all who show something show n.
             out: address for the sum.
         """
         self._meet(self._seats[seat], self._head, number, x, n, out, turns)
-        return self._words[self._starts[seat] + RESULT // 8]
+        return self.result(seat)
+
+    def note(self, log: Log, seat: int, x: int, n: int, out: int, turns: int, end: Finish) -> None:
+        """Note a meeting to be repeated, in the round that is then the next.
+
+        Args:
+            end: called where a repetition has not come to just `COMPLETE | ADDED`.
+        """
+        arguments = self._seats[seat], self._head, 0, x, n, out, turns
+        log.add_checked(self._meet_address, arguments, end)
 
     def count_asleep(self, seat: int, number: int, change: int) -> int:
         """Note how many more sleep now, and then look whether all have arrived in a round."""
         self._count_asleep(self._seats[seat], self._head, number, change)
-        return self._words[self._starts[seat] + RESULT // 8]
+        return self.result(seat)
 
     def break_off(self) -> None:
         """Let those who wait give up, for good."""

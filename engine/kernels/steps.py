@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels import activation, jit, norm, rope
+from engine.kernels import activation, jit, norm, pairwise, rope
 from engine.kernels.fastcall import Kernel, bind
 from engine.kernels.isa import Isa, chosen, supported
 from engine.kernels.team import Team
@@ -48,6 +48,7 @@ class Kernels:
     norms: dict[str, Calls]
     activations: dict[str, Calls]
     turns: dict[str, Calls]
+    pairwise: dict[str, Calls]
 
 
 @cache
@@ -59,6 +60,7 @@ def kernels(name: str) -> Kernels:
         ("norm", norm.NAMES, norm.ARGUMENTS, norm.build),
         ("activation", activation.KINDS, activation.ARGUMENTS, activation.build),
         ("rope", rope.STYLES, rope.ARGUMENTS, rope.build),
+        ("pairwise", pairwise.NAMES, pairwise.ARGUMENTS, pairwise.build),
     ):
         at = jit.own_addresses(group, isa, functions, build)
         found.append({function: calls(at[function], len(arguments)) for function in functions})
@@ -92,6 +94,7 @@ class Steps:
         self._rms, self._layer = found.norms["rms_norm"], found.norms["layer_norm"]
         self._activations = found.activations
         self._turns = found.turns
+        self._pairwise = found.pairwise
 
     def rms_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
@@ -155,6 +158,19 @@ class Steps:
         run = self._fitting(self._turns[style], out)
         places = cos.data_ptr(), sin.data_ptr(), out.data_ptr()
         run(self._address, x.data_ptr(), *rows, n_pairs, *places)
+        return out
+
+    def pairwise(self, name: str, x: Tensor, y: Tensor) -> Tensor | None:
+        """x + y ("add") or x * y ("multiply"), where shapes differ in leading ones only."""
+        long, short = (x, y) if x.dim() >= y.dim() else (y, x)
+        extra = long.dim() - short.dim()
+        if long.shape[extra:] != short.shape or long.shape[:extra].count(1) != extra:
+            return None
+        if not is_plain(x) or not is_plain(y):
+            return None
+        out = torch.empty_like(long)
+        run = self._fitting(self._pairwise[name], out)
+        run(self._address, x.data_ptr(), y.data_ptr(), x.numel(), out.data_ptr())
         return out
 
     def _fitting(self, kernel: Calls, out: Tensor) -> Kernel:

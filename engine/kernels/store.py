@@ -8,14 +8,15 @@ from engine.kernels.cells import CELLS, PlainCells
 from engine.kernels.isa import Isa
 from engine.kernels.jobs import Named, add_kernel, ceil_div, piece, rows_per_piece
 from engine.kernels.team import add_run
-from engine.kernels.values import FLOATS, VOID, Code, Value, function
+from engine.kernels.values import FLOATS, I64, VOID, Code, Value, function
 
 ARGUMENTS = (
     "x", "token_stride", "head_stride", "n_tokens", "n_heads", "n", "cells", "cells_token_stride",
-    "cells_head_stride",
+    "cells_head_stride", "position",
 )  # fmt: skip
 """Of one call: x is F32, (n_tokens, n_heads, n), with strides in bytes; `cells` is where the first
-token's first head goes. For types of blocks, n is a multiple of 32."""
+head of position 0 goes, and `position` the address of the first token's. For types of blocks, n is
+a multiple of 32."""
 
 
 def build(module: ir.Module, isa: Isa, kv_type: str) -> None:
@@ -25,10 +26,11 @@ def build(module: ir.Module, isa: Isa, kv_type: str) -> None:
     with piece(module, "store", ARGUMENTS) as (code, given, index):
         per_piece = rows_per_piece(code, given["n_heads"] * given["n"])
         stop = code.least((index + 1) * per_piece, given["n_tokens"])
+        start = code.load(given["position"], I64)
         tokens = code.loop(index * per_piece, stop)
         with tokens as token, code.loop(code.number(0), given["n_heads"]) as head:
             x = given["x"] + token * given["token_stride"] + head * given["head_stride"]
-            at = token * given["cells_token_stride"] + head * given["cells_head_stride"]
+            at = (start + token) * given["cells_token_stride"] + head * given["cells_head_stride"]
             code.call("row", VOID, x, given["n"], given["cells"] + at)
     add_kernel(module, "store", ARGUMENTS, _n_pieces)
 

@@ -29,12 +29,15 @@ from engine.kernels.values import I32, I64, VOID, Code, Value, Variable, functio
 
 LEFT_BITS = 32
 MAX_PIECES = (1 << (LEFT_BITS - 1)) - 1
-WORD, TASK, ARGUMENTS, PIECES, YIELD, TICKS, REST, DONE, SIZE = 0, 64, 72, 80, 88, 96, 104, 128, 192
+WORD, TASK, ARGUMENTS, PIECES, YIELD, TICKS, REST, LOG, DONE = 0, 64, 72, 80, 88, 96, 104, 112, 128
+SIZE = 192
 """Offsets in bytes; what several threads write lies in cache lines of its own. At `TICKS`, callers
-of kernels add up the time that these take, by `engine.kernels.clock`."""
+of kernels add up the time that these take, by `engine.kernels.clock`; at `LOG` is the address of
+where they note them, or 0."""
 
-AWAKE_TURNS = 20_000
-"""How often a waiting thread looks for work before it sleeps; about half a millisecond."""
+AWAKE_TURNS = 60_000
+"""How often a waiting thread looks for work before it sleeps; one or two milliseconds, longer than
+ranks wait awake for each other, so that who comes first finds its helpers awake."""
 
 YIELD_TURNS = 2_000
 """After so many turns the system may run another thread here."""
@@ -91,9 +94,7 @@ def _add_step(module: ir.Module) -> None:
     place = code.builder.inttoptr((team + WORD).raw, I64.as_pointer())
     taken = code.builder.cmpxchg(place, word.raw, (word - 1).raw, "seq_cst", "seq_cst")
     with code.when(Value(code, code.builder.extract_value(taken, 1))):
-        kind = ir.FunctionType(VOID, [I64, I64])
-        work = code.builder.inttoptr(task.raw, kind.as_pointer())
-        code.builder.call(work, [arguments.raw, index.raw])
+        code.call_at(task, VOID, arguments, index)
         done = code.builder.inttoptr((team + DONE).raw, I64.as_pointer())
         code.builder.atomic_rmw("add", done, code.number(1).raw, "seq_cst")
     code.builder.ret(code.number(1).raw)
@@ -125,10 +126,7 @@ def pause(code: Code, team: Value, waited: Variable, yield_turns: int = YIELD_TU
     elif family in ("aarch64", "arm64"):  # YIELD does nothing on most; ISB takes about as long
         code.call("llvm.aarch64.isb", VOID, code.constant(I32, 15))
     with code.when((waited.get() % yield_turns).equals(0)):
-        kind = ir.FunctionType(I32, [])
-        code.builder.call(
-            code.builder.inttoptr(code.load(team + YIELD, I64).raw, kind.as_pointer()), []
-        )
+        code.call_at(code.load(team + YIELD, I64), I32)
 
 
 @cache
@@ -218,6 +216,10 @@ class Team:
         """Seconds that its kernels have taken so far; None where no clock is known."""
         length = tick_s()
         return length and length * ctypes.c_int64.from_address(self.address + TICKS).value
+
+    def note_calls(self, log: int) -> None:
+        """Have calls of kernels noted in the log at an address; no longer if it is 0."""
+        ctypes.c_int64.from_address(self.address + LOG).value = log
 
     def wake(self) -> None:
         """Call the helpers that sleep; to be called before each job."""

@@ -36,6 +36,11 @@ class Scores:
     chunk: int = 0
     softcap: float = 0.0
 
+    def first_visible(self, position: int) -> int:
+        """The first position that any query from `position` on sees."""
+        first = max(0, position - self.window + 1) if self.window else 0
+        return max(first, position // self.chunk * self.chunk) if self.chunk else first
+
 
 class Attention(Mixer):
     """Multi-head attention, cut by heads (arXiv 2305.13245); biases load where a file has them.

@@ -31,7 +31,7 @@ def attend(
     slopes: Tensor | None,
 ) -> Tensor:
     """See `ReferenceOps.attention`; q (T, n_head, head_dim), result (T, n_head, head_dim_v)."""
-    first, stop = first_visible(scores, n_past), n_past + q.shape[0]
+    first, stop = scores.first_visible(n_past), n_past + q.shape[0]
     step = CPU_STEP if q.device.type == "cpu" else DEVICE_STEP
     # per row of keys and values the queries that meet it: (n_row, T, size, head_dim)
     q = torch.unflatten(q * scores.scale, 1, (cache.n_row, -1)).transpose(0, 1).contiguous()
@@ -97,19 +97,13 @@ class _Means:
         return self._sums.div_(self._weights).flatten(1, 2)
 
 
-def first_visible(scores: Scores, position: int) -> int:
-    """The first position that any query from `position` on sees."""
-    first = max(0, position - scores.window + 1) if scores.window else 0
-    return max(first, position // scores.chunk * scores.chunk) if scores.chunk else first
-
-
 def _pieces(
     scores: Scores, queries: slice, keys: slice, n_queries: int
 ) -> Iterator[tuple[slice, slice]]:
     """Some queries at a time, and which of the keys any of them sees; all are positions."""
     for start in range(queries.start, queries.stop, n_queries):
         stop = min(start + n_queries, queries.stop)
-        seen = slice(max(keys.start, first_visible(scores, start)), min(keys.stop, stop))
+        seen = slice(max(keys.start, scores.first_visible(start)), min(keys.stop, stop))
         if seen.start < seen.stop:
             yield slice(start, stop), seen
 
@@ -117,7 +111,7 @@ def _pieces(
 def hidden(scores: Scores, queries: slice, keys: slice, device: torch.device) -> Tensor | None:
     """(queries, 1, keys), true where a query may not look; None if each sees all of the keys."""
     is_first_whole = keys.stop <= queries.start + 1
-    if is_first_whole and first_visible(scores, queries.stop - 1) <= keys.start:
+    if is_first_whole and scores.first_visible(queries.stop - 1) <= keys.start:
         return None
     key = torch.arange(keys.start, keys.stop, device=device)
     query = torch.arange(queries.start, queries.stop, device=device)[:, None, None]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engine.kernels.cache_steps import CacheSteps
+from engine.kernels.cache_steps import MOST_TOKENS, CacheSteps
+from engine.kernels.log import refuse
 from engine.kernels.steps import Steps
-from engine.ops.attention import first_visible
 from engine.ops.fused_attention import attend_fused, serves
 from engine.ops.planes import PlaneWeight
 from engine.ops.reference import ReferenceOps
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 ANGLES = 256
 """Positions whose angles are computed at once."""
 
-FEW_TOKENS = 8
+FEW_TOKENS = MOST_TOKENS
 """So many read the cache one after the other; more get it as F32 once, and torch's kernels."""
 
 
@@ -49,8 +50,20 @@ class FastOps(ReferenceOps):
         self._steps = Steps(team)
         self._cache_steps = CacheSteps(team)
         self._together: dict[tuple[Linear, ...], tuple[Together | None, bool]] = {}
-        self._angles: dict[int, tuple[int, RopeParams, Tensor | None, Tensor, Tensor]] = {}
+        self._angles: dict[tuple[int, int], _Angles] = {}
+        self._n_past = 0
         self._routing_steps = RoutingSteps(team)
+
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        return (self._cache_steps.memory,)
+
+    def begin(self, n_past: int, n_tokens: int) -> None:
+        if n_tokens == 1:
+            self._n_past = n_past
+            self._cache_steps.move(n_past)
+            for angles in self._angles.values():
+                angles.move(n_past)
 
     def linears(self, x: Tensor, *layers: Linear) -> Sequence[Tensor]:
         together, are_bare = self._joined(layers)
@@ -106,16 +119,13 @@ class FastOps(ReferenceOps):
     def rope_angles(
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if positions.numel() != 1 or not positions.is_cpu:
+        if positions.numel() != 1:
             return super().rope_angles(params, factors, positions)
-        block, index = divmod(int(positions), ANGLES)
-        known = self._angles.get(id(params))
-        if known is None or known[0] != block or known[1] is not params or known[2] is not factors:
-            near = torch.arange(block * ANGLES, (block + 1) * ANGLES)
-            known = (block, params, factors, *super().rope_angles(params, factors, near))
-            self._angles[id(params)] = known
-        cos, sin = known[3:]
-        return cos[index : index + 1], sin[index : index + 1]
+        key = id(params), id(factors)
+        if key not in self._angles:
+            self._angles[key] = _Angles(partial(super().rope_angles, params, factors))
+            self._angles[key].move(self._n_past)
+        return self._angles[key].one
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
         y = self._steps.rope(x, cos, sin, style)
@@ -123,6 +133,7 @@ class FastOps(ReferenceOps):
 
     def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         if not self._cache_steps.write(cache, k, v, start):
+            refuse("no kernel writes such a cache")
             super().remember(cache, k, v, start)
 
     def attention(
@@ -136,14 +147,40 @@ class FastOps(ReferenceOps):
     ) -> Tensor:
         n_tokens = q.shape[0]
         if n_tokens <= FEW_TOKENS:
-            firsts = [first_visible(scores, at) for at in range(n_past, n_past + n_tokens)]
-            y = self._cache_steps.attention(q, cache, n_past, firsts, scores, sinks, slopes)
+            y = self._cache_steps.attention(q, cache, n_past, scores, sinks, slopes)
             if y is not None:
                 return y
         elif sinks is None and slopes is None and serves(cache, scores, n_past + n_tokens):
             self._team.rest()
             return attend_fused(q, cache, n_past, scores)
+        refuse("no kernel reads such a cache")
         return super().attention(q, cache, n_past, scores, sinks, slopes)
+
+
+class _Angles:
+    """A rotation's angles of the present token, always in the same memory.
+
+    Args:
+        compute: cosines and sines of positions.
+
+    Attributes:
+        one: cosines and sines, each (1, 1, n_rot / 2).
+    """
+
+    def __init__(self, compute: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        self._compute = compute
+        self._block = -1
+        self._near = self.one = compute(torch.zeros(1, dtype=torch.int64))
+
+    def move(self, position: int) -> None:
+        """Go to another position; many neighbours are computed at once."""
+        block, index = divmod(position, ANGLES)
+        if block != self._block:
+            self._block = block
+            start = block * ANGLES
+            self._near = self._compute(torch.arange(start, start + ANGLES))
+        for one, near in zip(self.one, self._near, strict=True):
+            one.copy_(near[index : index + 1])
 
 
 def _together(layers: Sequence[Linear]) -> Together | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.layers.state import KERNELS_STEP
-from engine.ops.attention import first_visible, hidden
+from engine.ops.attention import hidden
 
 if TYPE_CHECKING:
     from engine.cache import LayerCache
@@ -23,7 +23,7 @@ def serves(cache: LayerCache, scores: Scores, n_keys: int) -> bool:
 
 def attend_fused(q: Tensor, cache: LayerCache, n_past: int, scores: Scores) -> Tensor:
     """See `ReferenceOps.attention`, without sinks and slopes."""
-    first, stop = first_visible(scores, n_past), n_past + q.shape[0]
+    first, stop = scores.first_visible(n_past), n_past + q.shape[0]
     k, v = cache.read(first, stop)
     unseen = None
     if first < n_past or scores.window or scores.chunk:

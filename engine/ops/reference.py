@@ -32,6 +32,14 @@ class ReferenceOps:
     selective_scan = staticmethod(recurrent.selective_scan)
     state_space_scan = staticmethod(recurrent.state_space_scan)
 
+    def begin(self, n_past: int, n_tokens: int) -> None:
+        """A pass over so many tokens after `n_past` cached ones begins."""
+
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        """What is used beside what a pass allocates."""
+        return ()
+
     def linears(self, x: Tensor, *layers: Linear) -> Sequence[Tensor]:
         """What several linear maps make of the same x (T, n_in)."""
         return [layer(x) for layer in layers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from math import inf
 
@@ -71,6 +72,11 @@ class Worker:
         if self._inner.numel() < n:
             self._inner = torch.empty(n)
         return self._inner.data_ptr()
+
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        """What kernels use of it for few tokens, as it is now."""
+        return self._memory, self._inner
 
     @property
     def n_threads(self) -> int:

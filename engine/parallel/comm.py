@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.errors import CommError
-from engine.kernels import turn
+from engine.kernels.log import Log, present, present_log, refuse
 from engine.kernels.meeting import ADDED, NO_NUMBERS, OTHERS_SLEEP, Board
 from engine.kernels.steps import is_plain
 
@@ -111,6 +112,10 @@ class _Meeting:
         """Memory for the sum, if values like x may be added up in the exchange itself."""
         return None
 
+    def note(self, log: Log, seat: int, x: Tensor | None, out: Tensor) -> None:
+        """Note an exchange that made `out` the sum, to be repeated with what then lies there."""
+        refuse("ranks exchange values in Python")
+
     def abort(self) -> None:
         """Wake all who wait, with an error; for good."""
         with self._condition:
@@ -123,10 +128,14 @@ class _Meeting:
 
     def _enter(self, seat: int, x: Tensor | None) -> tuple[int, list[Tensor | None]]:
         """The number of a member's next round, and its slots."""
-        self._rounds[seat] = number = self._rounds[seat] + 1
+        number = self._next_round(seat)
         slots = self.slots[number & 1]
         slots[seat] = x
         return number, slots
+
+    def _next_round(self, seat: int) -> int:
+        self._rounds[seat] += 1
+        return self._rounds[seat]
 
     def _sleep_until(self, is_complete: Callable[[], bool]) -> None:
         """Wait, with the condition held, until a round is complete."""
@@ -159,14 +168,39 @@ class _AwakeMeeting(_Meeting):
             shown = 0, NO_NUMBERS, 0
         else:
             shown = x.data_ptr(), x.numel(), out.data_ptr()
-        found = self._board.meet(seat, number, *shown, AWAKE_TURNS)
+        self._board.meet(seat, number, *shown, AWAKE_TURNS)
+        return slots, bool(self._finish(seat, shown) & ADDED)
+
+    def note(self, log: Log, seat: int, x: Tensor | None, out: Tensor) -> None:
+        shown = 0 if x is None else x.data_ptr(), out.numel(), out.data_ptr()
+        log.kept.append(out)
+        self._board.note(log, seat, *shown, AWAKE_TURNS, partial(self._finish_again, seat, shown))
+
+    def _next_round(self, seat: int) -> int:
+        return self._board.round(seat) + 1  # where repeated calls count as well
+
+    def _finish(self, seat: int, shown: tuple[int, int, int]) -> int:
+        """Wait as long as it takes, wake those who do, and tell what a meeting has come to."""
+        board = self._board
+        found = board.result(seat)
         if not found:
+            number = board.round(seat)
             self._sleep(seat, number)
-            found = self._board.meet(seat, number, *shown, 0)
+            found = board.meet(seat, number, *shown, 0)
         if found & OTHERS_SLEEP:
             with self._condition:
                 self._condition.notify_all()
-        return slots, bool(found & ADDED)
+        return found
+
+    def _finish_again(self, seat: int, shown: tuple[int, int, int]) -> None:
+        """The same for a meeting that was repeated: the sum is all that it is for.
+
+        Raises:
+            threading.BrokenBarrierError: it was aborted, or all ranks stand still.
+        """
+        self._progress.count += 1
+        if not self._finish(seat, shown) & ADDED:
+            raise threading.BrokenBarrierError
 
     def place_for(self, x: Tensor | None) -> Tensor | None:
         if x is None or x.numel() > MOST_ADDED or not is_plain(x):
@@ -176,7 +210,6 @@ class _AwakeMeeting(_Meeting):
     def _sleep(self, seat: int, number: int) -> None:
         """Wait until a round is complete."""
         board = self._board
-        turn.give_up()
         with self._condition:
             board.count_asleep(seat, number, 1)
             try:
@@ -247,6 +280,22 @@ class ThreadCommunicator:
         if len(group) == 1:
             assert x is not None, "a group of one has nobody else to give a value"
             return x
+        return self._noted(x, group, lambda: self._sum(x, group))
+
+    def _noted(self, x: Tensor | None, group: Group, compute: Callable[[], Tensor]) -> Tensor:
+        """The sum of what the members show, from `compute`, which is not noted itself."""
+        log = present()
+        if log is None:
+            return compute()
+        with present_log(None):
+            total = compute().clone()
+        if total.numel() <= MOST_ADDED and all(t is None or is_plain(t) for t in (x, total)):
+            self._shared.meeting(group).note(log, group.index(self.rank), x, total)
+        else:
+            refuse("ranks exchange what no kernel adds up")
+        return total
+
+    def _sum(self, x: Tensor | None, group: Group) -> Tensor:
         meeting = self._shared.meeting(group)
         out = meeting.place_for(x)
         values, is_added = self._exchange(meeting, x, group, out)
@@ -262,6 +311,7 @@ class ThreadCommunicator:
         return total
 
     def gather(self, x: Tensor | None, group: Group) -> Tensor | None:
+        refuse("slices are joined in Python")
         values = self._shown(x, group)
         return self._join(values) if self.rank == group[0] else None
 
@@ -270,6 +320,11 @@ class ThreadCommunicator:
         return present[0] if len(present) == 1 else torch.cat(present, dim=-1)
 
     def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
+        return self._noted(
+            x if self.rank == source else None, group, lambda: self._sent(x, source, group)
+        )
+
+    def _sent(self, x: Tensor | None, source: int, group: Group) -> Tensor:
         value = self._shown(x, group)[group.index(source)]
         assert value is not None, "the source must have a value"
         return value.to(self.device)

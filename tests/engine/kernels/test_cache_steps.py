@@ -16,10 +16,12 @@ from engine.kernels import attention, jit, store
 from engine.kernels.attention import PIECE
 from engine.kernels.cache_steps import CacheSteps
 from engine.kernels.isa import ISAS, Isa, supported
+from engine.kernels.log import Log
+from engine.kernels.replay import Replay
 from engine.kernels.team import Team
 from engine.layers.attention import Scores
 from engine.layers.state import KVState
-from engine.ops.attention import attend, first_visible
+from engine.ops.attention import attend
 from engine.parallel.ranges import Ranges
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
@@ -54,8 +56,7 @@ def attended(
     steps: CacheSteps, q: Tensor, held: LayerCache, n_past: int, scores: Scores,
     sinks: Tensor | None = None, slopes: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    firsts = [first_visible(scores, n_past + t) for t in range(q.shape[0])]
-    found = steps.attention(q, held, n_past, firsts, scores, sinks, slopes)
+    found = steps.attention(q, held, n_past, scores, sinks, slopes)
     assert found is not None
     return found
 
@@ -196,6 +197,26 @@ def test_scores_far_apart_and_infinite_ones(isa: Isa) -> None:
     assert attended(CacheSteps(Team(1), isa), q, held, 599, Scores(1.0)).isnan().all()
 
 
+def test_a_token_elsewhere_takes_the_same_calls() -> None:
+    """Only what `move` writes says where it is, for layers with and without a window."""
+    steps, held = CacheSteps(Team(1)), layer("f16", 4, 2, 32, 32, 600)
+    kinds = [Scores(0.3), Scores(0.3, window=20), Scores(0.3, chunk=256)]
+    q, k = numbers(18, 1, 4, 32), numbers(19, 1, 2, 32)
+    log = Log()
+    steps._team.note_calls(log.address)
+    steps.write(held, k, k, 100)
+    outs = [attended(steps, q, held, 100, scores) for scores in kinds]
+    steps._team.note_calls(0)
+    replay = Replay(log, steps._team)
+    for n_past in (0, 19, 300, 599):
+        held.k[:, n_past] = 0
+        steps.move(n_past)
+        replay.run(0, log.n_used)
+        assert torch.equal(held.k[:, n_past], k[0].half())
+        for scores, out in zip(kinds, outs, strict=True):
+            assert torch.equal(out, attended(CacheSteps(Team(1)), q, held, n_past, scores))
+
+
 def test_a_cache_whose_memory_moves_is_found_again() -> None:
     steps, held = CacheSteps(Team(1)), layer("f16", 2, 1, 32, 32, 40)
     q = numbers(14, 1, 2, 32)
@@ -217,12 +238,13 @@ def test_what_would_lie_outside_of_the_cache_is_refused() -> None:
     assert not steps.write(held, x.double(), x, 0)
     assert steps.write(held, x, x, 37)
     q = numbers(16, 1, 4, 32)
-    for n_past, firsts in ((40, [0]), (-1, [0]), (5, [-1]), (5, [6])):
-        assert steps.attention(q, held, n_past, firsts, scores, None, None) is None
+    for n_past in (40, -1, 1 << 40):
+        assert steps.attention(q, held, n_past, scores, None, None) is None
+    assert steps.attention(q.expand(9, -1, -1), held, 0, scores, None, None) is None
     for wrong in (q[..., :31], q[:, :3], q.double(), q.mT):
-        assert steps.attention(wrong, held, 5, [0], scores, None, None) is None
-    assert steps.attention(q, held, 5, [0], scores, numbers(17, 3), None) is None
-    assert steps.attention(q, held, 5, [0], scores, None, numbers(17, 4).double()) is None
+        assert steps.attention(wrong, held, 5, scores, None, None) is None
+    assert steps.attention(q, held, 5, scores, numbers(17, 3), None) is None
+    assert steps.attention(q, held, 5, scores, None, numbers(17, 4).double()) is None
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q4_0"])

@@ -43,6 +43,20 @@ def test_norms(steps: Steps, norm: str, shape: tuple[int, ...], has: str) -> Non
     torch.testing.assert_close(found, exact.float(), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 17), (0, 3), (1, 2048), (70, 1001)], ids=str)
+def test_sums_and_products(steps: Steps, shape: tuple[int, ...]) -> None:
+    x, y = rows(6, *shape), rows(7, *shape)
+    for other in (y, y[None]):
+        added, product = (steps.pairwise(name, x, other) for name in ("add", "multiply"))
+        assert added is not None
+        assert product is not None
+        assert torch.equal(added, x + other)
+        assert torch.equal(product, x * other)
+    for wrong in (y.double(), rows(7, *shape, 2), rows(7, *shape, 2)[..., 0], y[..., None]):
+        if shape != (1,) and shape[0]:
+            assert steps.pairwise("add", x, wrong) is None
+
+
 def test_rows_with_gaps_between(steps: Steps) -> None:
     """As they come from a matrix that makes queries, keys and values at once."""
     whole = rows(1, 6, 300)

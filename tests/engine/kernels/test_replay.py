@@ -1,0 +1,141 @@
+"""Kernels called again from a log do what they did, with the numbers that are there then."""
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kernels import log as logs
+from engine.kernels.fastcall import bind
+from engine.kernels.log import CHECKED, MOST_ARGUMENTS, Log, present, present_log, refuse
+from engine.kernels.meeting import ADDED, COMPLETE, Board
+from engine.kernels.replay import Replay
+from engine.kernels.steps import Steps
+from engine.kernels.team import Team
+
+
+def test_calls_are_repeated_in_their_order() -> None:
+    team, log = Team(2), Log()
+    steps = Steps(team)
+    x, y = torch.randn(1, 3000), torch.randn(1, 3000)
+    steps.pairwise("add", x, y)
+    assert log.n_used == 0, "nothing is noted before it is asked for"
+    team.note_calls(log.address)
+    total = steps.pairwise("add", x, y)
+    assert total is not None
+    normal = steps.rms_norm(total, None, None, 1e-5)
+    team.note_calls(0)
+    steps.pairwise("multiply", x, y)
+    assert log.n_used == len(log.words) == (2 + 5) + (2 + 12)
+    replay = Replay(log, team)
+    for _ in range(3):
+        x.normal_()
+        y.normal_()
+        replay.run(0, log.n_used)
+        assert torch.equal(total, x + y)
+        expected = Steps(team).rms_norm(total, None, None, 1e-5)
+        assert expected is not None
+        assert torch.equal(normal, expected)
+    x.normal_()
+    before = normal.clone()
+    replay.run(0, 7)
+    assert torch.equal(total, x + y)
+    assert torch.equal(normal, before), "that call was left out"
+
+
+def test_time_counts_as_the_teams() -> None:
+    team, log = Team(1), Log()
+    steps, x = Steps(team), torch.randn(1, 60_000)
+    team.note_calls(log.address)
+    kept = [steps.pairwise("add", x, x) for _ in range(200)]
+    team.note_calls(0)
+    before = team.kernel_s
+    Replay(log, team).run(0, log.n_used)
+    if before is not None:
+        assert team.kernel_s > before + len(kept) * 1e-7
+
+
+def test_a_log_that_is_full_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "N_WORD", 20)
+    team, log, x = Team(1), Log(), torch.randn(4)
+    team.note_calls(log.address)
+    for _ in range(3):
+        Steps(team).pairwise("add", x, x)
+    team.note_calls(0)
+    log.add_checked(1, [2, 3], lambda: None)
+    log.check_room()
+    assert "too many" in log.refusal
+    assert not log.finishes
+
+
+def test_the_first_refusal_counts_and_only_for_the_present_log() -> None:
+    refuse("nobody listens")
+    log = Log()
+    with present_log(log):
+        assert present() is log
+        with present_log(None):
+            refuse("not now")
+        thread = threading.Thread(target=refuse, args=("elsewhere",))
+        thread.start()
+        thread.join()
+        assert log.refusal == ""
+        refuse("first")
+        refuse("second")
+    assert log.refusal == "first"
+    assert present() is None
+
+
+def test_a_kernel_has_at_most_so_many_arguments() -> None:
+    bind(1, MOST_ARGUMENTS, holds_gil=True)
+    with pytest.raises(AssertionError, match="repeated"):
+        bind(1, MOST_ARGUMENTS + 1, holds_gil=True)
+
+
+class Seat:
+    """One of two that meet again and again, from a log."""
+
+    def __init__(self, board: Board, seat: int, turns: int) -> None:
+        self.team, self.log = Team(1), Log()
+        self.x, self.out = torch.zeros(5), torch.zeros(5)
+        self.n_finished = 0
+        self._board, self._seat = board, seat
+        places = self.x.data_ptr(), 5, self.out.data_ptr()
+        board.note(self.log, seat, *places, turns, self._finish)
+        self._places = places
+
+    def _finish(self) -> None:
+        self.n_finished += 1
+        found = 0
+        while not found & COMPLETE:
+            number = self._board.round(self._seat)
+            found = self._board.meet(self._seat, number, *self._places, 1000)
+        assert found & ADDED
+
+    def run(self, number: int) -> Tensor:
+        self.x.fill_(number)
+        Replay(self.log, self.team).run(0, self.log.n_used)
+        return self.out
+
+
+@pytest.mark.parametrize("turns", [1, 1 << 30], ids=["stops", "waits"])
+def test_meetings_repeat_in_new_rounds(turns: int) -> None:
+    board, everyone = Board(2), threading.Barrier(2)
+    sums: list[list[float]] = [[], []]
+    seats = [Seat(board, n, turns) for n in range(2)]
+
+    def work(seat: int) -> None:
+        for number in range(300):
+            everyone.wait(60)  # nobody reads what the last round was about
+            sums[seat].append(float(seats[seat].run((seat + 1) * number).mean()))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sums == [[3.0 * n for n in range(300)]] * 2
+    assert board.round(0) == board.round(1) == 300
+    if turns > 1:
+        assert seats[0].n_finished == seats[1].n_finished == 0
+    assert int(seats[0].log.words[1]) == CHECKED + 7
