@@ -1,0 +1,71 @@
+"""What each rank has to do for one token: what memory it reads, what it computes, whom it meets.
+
+Made from a file's header and a split; `engine.planning.speed` turns it into seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """One token on one rank, in one block or at one end of the model.
+
+    Attributes:
+        read_bytes: of weights, as the rank holds them; of routed experts only those that a token
+            goes to, of an embedding one row.
+        flop: multiplications and additions with weights.
+        kv_bytes: of keys and values that are read for each position that the token sees.
+        window: the most positions that it sees; 0 for all.
+        n_op: matrices that the token is multiplied with: what costs time however small they are.
+    """
+
+    read_bytes: float = 0.0
+    flop: float = 0.0
+    kv_bytes: float = 0.0
+    window: int = 0
+    n_op: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoad:
+    """Neighbouring blocks that are alike.
+
+    Attributes:
+        count: how many.
+        group: the ranks that compute them, one block after the other, each together.
+        ranks: what each rank of the group does in one of them.
+        n_reduce: sums over the group in one block, of a residual stream each.
+    """
+
+    count: int
+    group: tuple[int, ...]
+    ranks: Mapping[int, RankLoad]
+    n_reduce: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """One token of a whole model.
+
+    Attributes:
+        blocks: in order.
+        embedding, head: of the ranks that have rows of them.
+        n_embd: numbers of the residual stream, of which a sum or a move is one.
+        n_vocab: numbers that the head's ranks make together.
+    """
+
+    blocks: tuple[BlockLoad, ...]
+    embedding: Mapping[int, RankLoad]
+    head: Mapping[int, RankLoad]
+    n_embd: int
+    n_vocab: int
+
+    @property
+    def n_move(self) -> int:
+        """How often the stream moves to other ranks."""
+        groups = [block.group for block in self.blocks]
+        return sum(not set(after) <= set(before) for before, after in pairwise(groups))
