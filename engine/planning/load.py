@@ -8,6 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
+
+DEQUANTISED = "packed"
+"""The kind of weights that are dequantised on each use; the others are called as their GGML type,
+such as "Q4_K", and "F32" where they were dequantised at load."""
+
+
+class Weights(NamedTuple):
+    """What one token has to do with weights of one kind.
+
+    Attributes:
+        kind: how they are held: a GGML type, or `DEQUANTISED`.
+        read_bytes, flop: the parts of `RankLoad.read_bytes` and `RankLoad.flop`.
+    """
+
+    kind: str
+    read_bytes: float
+    flop: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +39,11 @@ class RankLoad:
         kv_bytes: of keys and values that are read for each position that the token sees.
         window: the most positions that it sees; 0 for all.
         n_op: matrices that the token is multiplied with: what costs time however small they are.
+        kinds: `read_bytes` and `flop` once more, by how weights are held; what is missing there
+            counts as F32.
+        kv_flop: multiplications and additions with keys and values for each of these positions.
+        batch_bytes: of weights that a batch of many tokens reads: of all routed experts; 0 where
+            that is `read_bytes`.
     """
 
     read_bytes: float = 0.0
@@ -28,11 +51,17 @@ class RankLoad:
     kv_bytes: float = 0.0
     window: int = 0
     n_op: int = 0
+    kinds: tuple[Weights, ...] = ()
+    kv_flop: float = 0.0
+    batch_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLoad:
-    """Neighbouring blocks that are alike.
+    """Neighbouring blocks that are alike, or one after the other the same part of each of them.
+
+    Ranks wait for each other at the end, so what lies between two sums (a mixer, then an FFN) is a
+    part of its own where ranks have different shares of it.
 
     Attributes:
         count: how many.
