@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import floor
 
@@ -39,8 +40,25 @@ class Ranges:
 
     def scaled(self, factor: int) -> Ranges:
         """The same cut in units `factor` times finer."""
-        spans = tuple((start * factor, stop * factor) for start, stop in self.spans)
-        return Ranges(spans, self.total * factor)
+        return _scaled(self, factor)
+
+
+@lru_cache(maxsize=1 << 14)
+def _scaled(ranges: Ranges, factor: int) -> Ranges:
+    spans = tuple((start * factor, stop * factor) for start, stop in ranges.spans)
+    return Ranges(spans, ranges.total * factor)
+
+
+@lru_cache(maxsize=1 << 14)
+def _from_counts(counts: tuple[int, ...], total: int, unit: int) -> Ranges:
+    """So many units for each rank; the last one may be short. The blocks of a model repeat them."""
+    stops = [min(stop * unit, total) for stop in accumulate(counts)]
+    return Ranges(tuple(pairwise([0, *stops])), total)
+
+
+def nothing(n_ranks: int) -> Ranges:
+    """The cut of a part that a block does not have."""
+    return _from_counts((0,) * n_ranks, 0, 1)
 
 
 class Apportioner:
@@ -56,23 +74,28 @@ class Apportioner:
     def cut(self, shares: Sequence[float], total: int, unit: int = 1) -> Ranges:
         """Divide `total` by `shares` (which sum to 1) at multiples of `unit`.
 
-        A share of 0 always gets nothing; the last unit may be a short one.
+        A share of 0 always gets nothing; the last unit may be a short one. A total of 0 leaves the
+        error as it is.
         """
+        if not total:
+            return nothing(len(shares))
         wanted = [s * total + c if s else 0.0 for s, c in zip(shares, self._carry, strict=True)]
-        counts = _round([w / unit for w in wanted], shares, -(-total // unit))
-        stops = [min(stop * unit, total) for stop in accumulate(counts)]
-        spans = tuple(pairwise([0, *stops]))
-        for rank, (start, stop) in enumerate(spans):
-            self._carry[rank] = wanted[rank] - (stop - start)
-        return Ranges(spans, total)
+        units = [w / unit for w in wanted] if unit > 1 else wanted
+        ranges = _from_counts(tuple(_round(units, shares, -(-total // unit))), total, unit)
+        self._carry = [w - (b - a) for w, (a, b) in zip(wanted, ranges.spans, strict=True)]
+        return ranges
 
 
 def _round(wanted: Sequence[float], shares: Sequence[float], total: int) -> list[int]:
     """Whole numbers near `wanted` that sum to `total`; ranks without a share stay at 0."""
-    counts = [max(0, floor(w)) for w in wanted]
-    while (missing := total - sum(counts)) != 0:
-        step = 1 if missing > 0 else -1
-        movable = [r for r, s in enumerate(shares) if s > 0 and counts[r] + step >= 0]
-        rank = max(movable, key=lambda r: (step * (wanted[r] - counts[r]), -r))
+    counts = [floor(w) if w > 0 else 0 for w in wanted]
+    missing = total - sum(counts)
+    step = 1 if missing > 0 else -1
+    for _ in range(abs(missing)):
+        rank, most = 0, float("-inf")
+        for r, count in enumerate(counts):
+            gap = step * (wanted[r] - count)
+            if gap > most and shares[r] > 0 and count + step >= 0:
+                rank, most = r, gap
         counts[rank] += step
     return counts

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.parallel.ranges import Apportioner, Ranges
+from engine.parallel.ranges import Apportioner, Ranges, nothing
 from engine.parallel.shares import Shares, ShareTable
 
 COLUMN_UNIT = 32
@@ -88,6 +88,11 @@ class ModelSplit:
         """The ranks that have a slice of any block."""
         return tuple(sorted({rank for block in self.blocks for rank in block.group}))
 
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The ranks that have a slice of anything; the others hold and compute nothing."""
+        return tuple(sorted({*self.used, *self.embedding.owners(), *self.output.owners()}))
+
 
 def cut_model(
     table: ShareTable, blocks: Sequence[BlockDims], n_vocab: int, *, tied: bool = False
@@ -113,7 +118,8 @@ def cut_model(
         columns = ffn.cut(shares.ffn, dims.n_ff, COLUMN_UNIT)
         inner = experts.cut(shares.experts, dims.n_ff_exp, COLUMN_UNIT)
         common = shared.cut(shares.shared, dims.n_ff_shexp, COLUMN_UNIT)
-        owners = {r for cut in (heads, state_heads, columns, inner, common) for r in cut.owners()}
+        parts = (heads, state_heads, columns, inner, common)
+        owners = {rank for part in parts if part.total for rank in part.owners()}
         group = tuple(sorted(owners))
         cuts.append(
             BlockSplit(group, heads, kv_heads, state_heads, state_groups, columns, inner, common)
@@ -135,8 +141,7 @@ class _HeadCutter:
     ) -> tuple[Ranges, Ranges]:
         """The heads and the groups of each rank."""
         if not n_head:
-            empty = Ranges(((0, 0),) * len(shares), 0)
-            return empty, empty
+            return nothing(len(shares)), nothing(len(shares))
         size = n_head // n_group
         if sum(s > 0 for s in shares) <= n_group:
             groups = self._by_group.cut(shares, n_group, unit)
