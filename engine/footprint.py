@@ -1,0 +1,172 @@
+"""How many bytes tensors take on a rank, in the file and in memory, and what computing takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from engine.kernels.extent import BF16_CHUNK, Extent, token_bytes
+from engine.kernels.layout import BLOCK, LAYOUTS
+from engine.layers.state import (
+    CPU_STEP,
+    DEVICE_STEP,
+    KERNELS_STEP,
+    RecurrentState,
+    State,
+    attention_work,
+)
+from engine.parallel.placement import Shard, Slices
+
+if TYPE_CHECKING:
+    from engine.layers.hparams import HParams
+    from engine.layers.module import Slot
+
+F32_BYTES = 4
+BF16_BYTES = 2
+
+UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
+"""Working memory of a packed matrix while it is dequantised in chunks."""
+
+
+def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:
+    """The parts of a tensor that a rank holds; empty if none."""
+    return slot.placement.pieces(slot.tensor.shape, rank)
+
+
+def n_elements(slices: Slices) -> int:
+    """Elements of a part of a tensor."""
+    return prod([part.stop - part.start for part in slices])
+
+
+def packed_bytes(slot: Slot, slices: Slices) -> int:
+    """Bytes of the file's blocks that cover a slice."""
+    kind = slot.tensor.type
+    columns = slices[-1]
+    n_blocks: int = -(-columns.stop // kind.block_size) - columns.start // kind.block_size
+    return n_elements(slices[:-1]) * n_blocks * kind.type_size
+
+
+def held_bytes(slot: Slot, rank: int, storage: str) -> int:
+    """Bytes of one tensor on a rank, once loaded.
+
+    Args:
+        storage: how the rank holds matrices, see `engine.plan.DevicePlan`.
+    """
+    return bytes_of_pieces(slot, slot_pieces(slot, rank), storage)
+
+
+def bytes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> int:
+    """Bytes of these parts of one tensor, once loaded; see `held_bytes`."""
+    kind = slot.holding(storage)
+    if kind == "packed":
+        return sum(packed_bytes(slot, piece) for piece in pieces)
+    if kind == "planes":
+        return _plane_bytes(slot, pieces)
+    size = slot.tensor.type.type_size if kind == "plain" else F32_BYTES
+    return size * sum(map(n_elements, pieces))
+
+
+def _plane_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
+    """Bytes of a matrix in planes; intervals of rows share tiles, intervals of columns do not."""
+    layout = LAYOUTS[slot.tensor.type.number]
+    return sum(
+        n_matrix * Extent.of(columns.start, columns.stop).n_bytes(layout, n_rows)
+        for n_matrix, n_rows, columns in plane_parts(slot, pieces)
+    )
+
+
+def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, slice]]:
+    """What a rank holds of a matrix: (matrices, rows of each, columns) for each part."""
+    shapes = [[part.stop - part.start for part in piece] for piece in pieces]
+    dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
+    if not pieces or dim == len(shapes[0]) - 1:
+        return [
+            (prod(shape[:-2]), shape[-2], piece[-1])
+            for shape, piece in zip(shapes, pieces, strict=True)
+        ]
+    whole = list(shapes[0])
+    whole[dim] = sum(shape[dim] for shape in shapes)
+    return [(prod(whole[:-2]), whole[-2], pieces[0][-1])]
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """Sizes of what one rank computes with, each the largest that it meets in any block.
+
+    Attributes:
+        columns: of an FFN, of experts or of the shared expert.
+        width: elements of all its query heads, or of its query heads against latents.
+        recurrent: elements per token that a recurrent layer needs, see `RecurrentState.n_work`.
+        caches: what attention meets, each once: (query heads, elements of their keys and values).
+        rows: of the output head.
+    """
+
+    columns: int = 0
+    width: int = 0
+    recurrent: int = 0
+    caches: frozenset[tuple[int, int]] = frozenset()
+    rows: int = 0
+
+    @classmethod
+    def of_states(cls, states: Iterable[State], rank: int) -> Working:
+        """What `rank` computes with where these are its memories."""
+        return cls.largest([_of_state(state, rank) for state in states])
+
+    @classmethod
+    def largest(cls, several: Iterable[Working]) -> Working:
+        """Of what is met one after the other."""
+        found = list(several)
+        if len(found) == 1:
+            return found[0]
+        return cls(
+            max((w.columns for w in found), default=0),
+            max((w.width for w in found), default=0),
+            max((w.recurrent for w in found), default=0),
+            frozenset().union(*(w.caches for w in found)),
+            max((w.rows for w in found), default=0),
+        )
+
+
+def _of_state(state: State, rank: int) -> Working:
+    if isinstance(state, RecurrentState):
+        return Working(recurrent=state.n_work(rank))
+    heads = state.heads.size(rank)
+    if not heads:
+        return Working()
+    return Working(width=heads * state.head_dim_k, caches=frozenset({(heads, state.row)}))
+
+
+def compute_bytes(
+    working: Working, hp: HParams, n_tokens: int, n_ctx: int, device: str, storage: str
+) -> int:
+    """An estimate of the largest working set of one pass, from the sizes of its tensors.
+
+    Args:
+        n_tokens: that are computed at once.
+    """
+    if working == Working():
+        return 0
+    per_token = 6 * hp.n_embd + 3 * working.columns + 4 * working.width + working.recurrent
+    step = CPU_STEP if device == "cpu" else DEVICE_STEP
+    step = KERNELS_STEP if storage == "kernels" else step
+    attention = max(
+        (attention_work(heads, row, n_tokens, n_ctx, step) for heads, row in working.caches),
+        default=0,
+    )
+    unpack = UNPACK_BYTES if storage == "packed" else 0
+    if storage == "kernels":
+        widest = max(working.columns, working.width, hp.n_embd)
+        unpack = BF16_BYTES * (BF16_CHUNK + n_tokens * widest)
+        unpack += n_tokens * -(-widest // BLOCK) * token_bytes(x_bytes(hp))
+    values = n_tokens * per_token + attention + working.rows + hp.n_vocab
+    return F32_BYTES * values + unpack
+
+
+def x_bytes(hp: HParams) -> int:
+    """Bytes of a quantised activation: two where a router sends tokens to experts.
+
+    Rounding to one byte moves a router's scores by about 1 %, and two experts are often closer.
+    """
+    return 2 if any(hp.n_ff_exp) else 1
