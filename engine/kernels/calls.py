@@ -43,7 +43,7 @@ def _product(type_number: int, x_bytes: int) -> dict[str, int]:
     def build(module: ir.Module) -> None:
         product.build(module, isa, layout, x_bytes)
 
-    names = ["multiply", "task"]
+    names = ["multiply", "multiply_piece"]
     return jit.own_addresses(f"product-{type_number}-{x_bytes}", isa, names, build)
 
 
@@ -53,9 +53,9 @@ def multiply(type_number: int, x_bytes: int) -> Kernel:
     return callable_at(_product(type_number, x_bytes)["multiply"], product.ARGUMENTS)
 
 
-def multiply_task(type_number: int, x_bytes: int) -> int:
-    """The address of that kernel's task, for `multiply_all`."""
-    return _product(type_number, x_bytes)["task"]
+def multiply_piece(type_number: int, x_bytes: int) -> int:
+    """The address of a piece of that kernel, for `multiply_all`."""
+    return _product(type_number, x_bytes)["multiply_piece"]
 
 
 @cache

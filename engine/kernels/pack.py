@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from gguf.constants import GGMLQuantizationType as Kind
 from llvmlite import ir
 
+from engine.kernels.jobs import Named, add_kernel, ceil_div, piece
 from engine.kernels.layout import BLOCK, CODED, LAYOUTS, SUPER, TILE, Layout
 from engine.kernels.team import add_run
-from engine.kernels.values import I8, I16, I32, I64, VOID, Code, Value, function, vector
+from engine.kernels.values import I8, I16, I32, I64, Code, Value, vector
 
 CODES = vector(I8, BLOCK)
 HALF = vector(I8, BLOCK // 2)
@@ -201,20 +202,16 @@ are `tile_bytes` apart."""
 def build(module: ir.Module, type_number: int) -> None:
     """`pack(team, *ARGUMENTS)`; all other rows of the tiles it touches are left as they are."""
     add_run(module)
-    _add_task(module, LAYOUTS[type_number], SOURCES[type_number])
-    code, (team, *values) = function(module, "pack", 1 + len(ARGUMENTS))
-    n_rows, goal_row = (values[ARGUMENTS.index(name)] for name in ("n_rows", "goal_row"))
-    n_tile = (goal_row % TILE + n_rows + (TILE - 1)) // TILE
-    code.call("run", VOID, team, code.address("task"), code.kept(values), n_tile)
-    code.builder.ret_void()
-
-
-def _add_task(module: ir.Module, layout: Layout, source: Source) -> None:
-    """`task(arguments, index)`: the rows of one tile, the first one that gets any being 0."""
-    code, (place, index) = function(module, "task", 2)
-    raw, row_bytes, n_rows, goal_row, first, n_blocks, planes, tile_bytes = code.listed(
-        place, len(ARGUMENTS)
+    with piece(module, "pack", ARGUMENTS) as (code, given, index):
+        _emit_tile(code, LAYOUTS[type_number], SOURCES[type_number], given, index)
+    add_kernel(
+        module, "pack", ARGUMENTS, lambda _, g: ceil_div(g["goal_row"] % TILE + g["n_rows"], TILE)
     )
+
+
+def _emit_tile(code: Code, layout: Layout, source: Source, given: Named, index: Value) -> None:
+    """The rows of one tile, the first one that gets any being 0."""
+    raw, row_bytes, n_rows, goal_row, first, n_blocks, planes, tile_bytes = given.values()
     tile_number = goal_row // TILE + index
     begin = tile_number * TILE - goal_row  # of the tile, counted in rows of `raw`
     begin_here = code.where(begin < 0, code.number(0), begin)
@@ -239,7 +236,6 @@ def _add_task(module: ir.Module, layout: Layout, source: Source) -> None:
                 for part, offset in enumerate(source.supers):
                     goal = supers + n * layout.super_bytes + (part * 2 * TILE) + row * 2
                     code.store(code.load(at + offset, I16), goal)
-    code.builder.ret_void()
 
 
 def _store_low(layout: Layout, codes: Value, goal: Value) -> None:

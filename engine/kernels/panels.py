@@ -18,6 +18,7 @@ from llvmlite import ir
 
 from engine.kernels.extent import token_bytes
 from engine.kernels.isa import Isa
+from engine.kernels.jobs import add_kernel, ceil_div, piece
 from engine.kernels.layout import BLOCK
 from engine.kernels.team import add_run
 from engine.kernels.values import F32, FLOATS, I8, INTS, VOID, Value, function, vector
@@ -77,27 +78,14 @@ def build(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
     """`quantise(team, *ARGUMENTS)`; few tokens are done by the caller alone."""
     add_run(module)
     add_some_tokens(module, isa, x_bytes)
-    _add_task(module, isa, x_bytes)
-    code, (team, *values) = function(module, "quantise", 1 + len(ARGUMENTS))
-    place = code.kept(values)
-    n_piece = (values[ARGUMENTS.index("n_tokens")] + (isa.n_tokens - 1)) // isa.n_tokens
-    with code.either(n_piece.equals(1)) as (alone, shared):
-        with alone:
-            code.call("task", VOID, place, code.number(0))
-        with shared:
-            code.call("run", VOID, team, code.address("task"), place, n_piece)
-    code.builder.ret_void()
-
-
-def _add_task(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
-    """`task(arguments, index)`: as many tokens as a panel has at most."""
-    code, (place, index) = function(module, "task", 2)
-    x, stride, n_tokens, n_blocks, panels = code.listed(place, len(ARGUMENTS))
-    first = index * isa.n_tokens
-    n = code.least(n_tokens - first, code.number(isa.n_tokens))
-    goal = panels + first * n_blocks * token_bytes(x_bytes)
-    code.call("some_tokens", VOID, x + first * stride, stride, n, n_blocks, goal)
-    code.builder.ret_void()
+    with piece(module, "quantise", ARGUMENTS) as (code, given, index):
+        first, stride = index * isa.n_tokens, given["x_stride"]
+        n = code.least(given["n_tokens"] - first, code.number(isa.n_tokens))
+        goal = given["panels"] + first * given["n_blocks"] * token_bytes(x_bytes)
+        code.call(
+            "some_tokens", VOID, given["x"] + first * stride, stride, n, given["n_blocks"], goal
+        )
+    add_kernel(module, "quantise", ARGUMENTS, lambda _, g: ceil_div(g["n_tokens"], isa.n_tokens))
 
 
 def add_some_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:

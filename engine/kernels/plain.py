@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from llvmlite import ir
 
 from engine.kernels.isa import Isa
+from engine.kernels.jobs import Named, add_kernel, ceil_div, piece
 from engine.kernels.team import add_run
 from engine.kernels.values import (
     F32,
@@ -55,12 +56,11 @@ def build(module: ir.Module, isa: Isa, kind: str) -> None:
     for n_tokens, n_rows in _groups(isa):
         for count in {n_rows, 1}:
             _add_block(module, isa, kind, count, n_tokens)
-    _add_task(module, isa)
-    code, (team, *values) = function(module, "multiply", 1 + len(ARGUMENTS))
-    rows, per_piece = (values[ARGUMENTS.index(name)] for name in ("n_rows", "rows_per_piece"))
-    n_piece = (rows + per_piece - 1) // per_piece
-    code.call("run", VOID, team, code.address("task"), code.kept(values), n_piece)
-    code.builder.ret_void()
+    with piece(module, "multiply", ARGUMENTS) as (code, given, index):
+        _emit_piece(code, isa, given, index)
+    add_kernel(
+        module, "multiply", ARGUMENTS, lambda _, g: ceil_div(g["n_rows"], g["rows_per_piece"])
+    )
 
 
 def _groups(isa: Isa) -> tuple[tuple[int, int], ...]:
@@ -120,14 +120,13 @@ def _added(code: Code, sums: list[Variable]) -> Value:
     return code.reduced("add", a + b)
 
 
-def _add_task(module: ir.Module, isa: Isa) -> None:
-    """`task(arguments, index)`: some rows times all tokens."""
-    code, (place, index) = function(module, "task", 2)
-    w, w_stride, n_rows, n_columns, x, x_stride, n_tokens, out, stride, per_piece = code.listed(
-        place, len(ARGUMENTS)
-    )
-    first = index * per_piece
-    last = code.least(first + per_piece, n_rows)
+def _emit_piece(code: Code, isa: Isa, given: Named, index: Value) -> None:
+    """Some rows times all tokens."""
+    w, w_stride, x, x_stride = (given[name] for name in ("w", "w_stride", "x", "x_stride"))
+    n_columns, n_tokens = given["n_columns"], given["n_tokens"]
+    out, stride = given["out"], given["out_stride"]
+    first = index * given["rows_per_piece"]
+    last = code.least(first + given["rows_per_piece"], given["n_rows"])
 
     def rows(
         first: Value, last: Value, n_row: int, tokens: tuple[Value, Value], n_token: int
@@ -146,4 +145,3 @@ def _add_task(module: ir.Module, isa: Isa) -> None:
         if n_row > 1:
             rows(together, last, 1, (begin, end), n_token)
         begin = end
-    code.builder.ret_void()

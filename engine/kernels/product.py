@@ -14,6 +14,7 @@ from llvmlite import ir
 
 from engine.kernels.extent import token_bytes
 from engine.kernels.isa import Isa
+from engine.kernels.jobs import Named, add_kernel, ceil_div, piece
 from engine.kernels.layout import BLOCK, SUPER, TILE, Layout
 from engine.kernels.panels import Panel
 from engine.kernels.team import add_run
@@ -268,18 +269,9 @@ def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None
     """`multiply(team, *ARGUMENTS)`."""
     add_run(module)
     add_rows(module, isa, layout, x_bytes)
-    _add_task(module, x_bytes)
-    code, (team, *values) = function(module, "multiply", 1 + len(ARGUMENTS))
-    place = code.kept(values)
-    named = dict(zip(ARGUMENTS, values, strict=True))
-    n_piece = _ceil(named["n_tile"], named["tiles_per_piece"])
-    n_pass = _ceil(named["n_tokens"], named["tokens_per_pass"])
-    with code.either((n_piece * n_pass).equals(1)) as (alone, shared):
-        with alone:
-            code.call("task", VOID, place, code.number(0))
-        with shared:
-            code.call("run", VOID, team, code.address("task"), place, n_piece * n_pass)
-    code.builder.ret_void()
+    with piece(module, "multiply", ARGUMENTS) as (code, named, index):
+        _emit_piece(code, named, index, x_bytes)
+    add_kernel(module, "multiply", ARGUMENTS, _n_pieces)
 
 
 def _sizes(isa: Isa) -> list[int]:
@@ -287,18 +279,21 @@ def _sizes(isa: Isa) -> list[int]:
     return [1 << n for n in reversed(range(isa.n_tokens.bit_length()))]
 
 
-def _ceil(a: Value, b: Value) -> Value:
-    return (a + b - 1) // b
+def _n_runs(named: Named) -> Value:
+    """Pieces that the tiles are cut into."""
+    return ceil_div(named["n_tile"], named["tiles_per_piece"])
 
 
-def _add_task(module: ir.Module, x_bytes: int = 1) -> None:
-    """`task(arguments, index)`: one piece, which is some tiles for some tokens."""
-    code, (place, index) = function(module, "task", 2)
-    named = dict(zip(ARGUMENTS, code.listed(place, len(ARGUMENTS)), strict=True))
-    n_piece = _ceil(named["n_tile"], named["tiles_per_piece"])
-    first_tile = index % n_piece * named["tiles_per_piece"]
+def _n_pieces(code: Code, named: Named) -> Value:
+    return _n_runs(named) * ceil_div(named["n_tokens"], named["tokens_per_pass"])
+
+
+def _emit_piece(code: Code, named: Named, index: Value, x_bytes: int) -> None:
+    """Some tiles for some tokens."""
+    n_runs = _n_runs(named)
+    first_tile = index % n_runs * named["tiles_per_piece"]
     last_tile = code.least(first_tile + named["tiles_per_piece"], named["n_tile"])
-    first_token = index // n_piece * named["tokens_per_pass"]
+    first_token = index // n_runs * named["tokens_per_pass"]
     last_token = code.least(first_token + named["tokens_per_pass"], named["n_tokens"])
     panels = named["panels"] + first_token * named["n_blocks"] * token_bytes(x_bytes)
     out = named["out"] + first_token * named["out_stride"]
@@ -309,7 +304,6 @@ def _add_task(module: ir.Module, x_bytes: int = 1) -> None:
             named["skip"], panels, last_token - first_token, out + tile * (4 * TILE),
             named["out_stride"], rows_left,
         )  # fmt: skip
-    code.builder.ret_void()
 
 
 def add_rows(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.kernels.isa import Isa
+from engine.kernels.jobs import Named, add_kernel, piece
 from engine.kernels.layout import BLOCK, SUPER, TILE, Layout
 from engine.kernels.product import Reader, Tile
 from engine.kernels.team import add_run
@@ -18,9 +19,7 @@ from engine.kernels.values import (
     I64,
     INTS,
     LANES,
-    VOID,
     Value,
-    function,
     vector,
 )
 
@@ -35,15 +34,12 @@ BF16_ROWS = ("planes", "tile_bytes", "n_blocks", "skip", "first_tile", "n_tile",
 def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
     """`lookup(team, *LOOKUP)` and `bf16_rows(team, *BF16_ROWS)`."""
     add_run(module)
-    _add_lookup_task(module, isa, layout)
-    _add_bf16_task(module, isa, layout)
-    for name, task, arguments, n in (
-        ("lookup", "one_row", LOOKUP, "n_ids"), ("bf16_rows", "one_tile", BF16_ROWS, "n_tile"),
-    ):  # fmt: skip
-        code, (team, *values) = function(module, name, 1 + len(arguments))
-        n_piece = values[arguments.index(n)]
-        code.call("run", VOID, team, code.address(task), code.kept(values), n_piece)
-        code.builder.ret_void()
+    with piece(module, "lookup", LOOKUP) as (code, given, index):
+        _emit_lookup(Reader(code, isa, layout), given, index)
+    with piece(module, "bf16_rows", BF16_ROWS) as (code, given, index):
+        _emit_bf16(Reader(code, isa, layout), given, index)
+    add_kernel(module, "lookup", LOOKUP, lambda _, given: given["n_ids"])
+    add_kernel(module, "bf16_rows", BF16_ROWS, lambda _, given: given["n_tile"])
 
 
 def _tile_at(layout: Layout, planes: Value, n_blocks: Value, skip: Value, block: Value) -> Tile:
@@ -71,12 +67,10 @@ def _columns(reader: Reader, tile: Tile) -> list[Value]:
     return columns
 
 
-def _add_lookup_task(module: ir.Module, isa: Isa, layout: Layout) -> None:
-    """`one_row(arguments, index)`."""
-    code, (place, index) = function(module, "one_row", 2)
-    planes, tile_bytes, n_blocks, skip, n_rows, ids, _, out, stride = code.listed(
-        place, len(LOOKUP)
-    )
+def _emit_lookup(reader: Reader, given: Named, index: Value) -> None:
+    """One row."""
+    code, layout = reader.code, reader.layout
+    planes, tile_bytes, n_blocks, skip, n_rows, ids, _, out, stride = given.values()
     row = code.load(ids + index * 8, I64)
     with code.when((row < 0) | (row >= n_rows)):
         nothing = code.constant(FLOATS, 0.0)
@@ -84,7 +78,6 @@ def _add_lookup_task(module: ir.Module, isa: Isa, layout: Layout) -> None:
             code.store(nothing, out + index * stride + column * 4)
         code.builder.ret_void()
     start, lane = planes + row // TILE * tile_bytes, row % TILE
-    reader = Reader(code, isa, layout)
     buffer = code.buffer(FLOATS, BLOCK)
     with code.loop(code.number(0), n_blocks) as block:
         tile = _tile_at(layout, start, n_blocks, skip, block)
@@ -93,15 +86,13 @@ def _add_lookup_task(module: ir.Module, isa: Isa, layout: Layout) -> None:
         goal = out + index * stride + block * (4 * BLOCK)
         for n in range(BLOCK):
             code.store(code.load(buffer + 64 * n + lane * 4, F32), goal + 4 * n)
-    code.builder.ret_void()
 
 
-def _add_bf16_task(module: ir.Module, isa: Isa, layout: Layout) -> None:
-    """`one_tile(arguments, index)`."""
-    code, (place, index) = function(module, "one_tile", 2)
-    planes, tile_bytes, n_blocks, skip, first, _, out = code.listed(place, len(BF16_ROWS))
+def _emit_bf16(reader: Reader, given: Named, index: Value) -> None:
+    """The rows of one tile."""
+    code, layout = reader.code, reader.layout
+    planes, tile_bytes, n_blocks, skip, first, _, out = given.values()
     start = planes + (first + index) * tile_bytes
-    reader = Reader(code, isa, layout)
     row_bytes = n_blocks * (2 * BLOCK)
     goal = out + index * row_bytes * TILE
     with code.loop(code.number(0), n_blocks) as block:
@@ -109,7 +100,6 @@ def _add_bf16_task(module: ir.Module, isa: Isa, layout: Layout) -> None:
         pairs = [_bf16_pair(*columns[n : n + 2]) for n in range(0, BLOCK, 2)]
         for row, numbers in enumerate(transposed(pairs)):
             code.store(numbers, goal + row_bytes * row + block * (2 * BLOCK))
-    code.builder.ret_void()
 
 
 def _bf16_pair(first: Value, second: Value) -> Value:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
@@ -67,11 +67,11 @@ class PlaneWeight:
 
     def matmul(self, x: Tensor) -> Tensor:
         n_tokens, extent, worker = x.shape[0], self.extent, self.worker
-        if n_tokens <= self.n_tokens_per_pass and n_tokens < worker.bf16_from:
+        if n_tokens >= worker.bf16_from:
+            return self._bf16_product(x)
+        if n_tokens <= self.n_tokens_per_pass:
             return self._alone.joined(x)
         y = torch.empty(n_tokens, self.n_rows)
-        if n_tokens >= worker.bf16_from:
-            return self._bf16_product(x, y)
         panels = worker.panels(x, extent)
         worker.team.wake()
         self._multiply(
@@ -95,10 +95,10 @@ class PlaneWeight:
             self.n_tiles_per_piece, self.n_tokens_per_pass,
         )  # fmt: skip
 
-    def _bf16_product(self, x: Tensor, y: Tensor) -> Tensor:
+    def _bf16_product(self, x: Tensor) -> Tensor:
         """The same by torch, for many tokens: some rows at a time are turned into BF16."""
         extent, worker = self.extent, self.worker
-        numbers = worker.bf16(x, extent)
+        numbers, y = worker.bf16(x, extent), torch.empty(x.shape[0], self.n_rows)
         n_columns = extent.n_blocks * BLOCK
         step = max(1, BF16_CHUNK // (n_columns * TILE))
         scratch = worker.scratch(step * TILE * n_columns)
@@ -248,27 +248,21 @@ class JoinedColumns:
         return sum(part.n_bytes for part in self.parts)
 
     def matmul(self, x: Tensor) -> Tensor:
-        pieces = torch.split(x, list(self.widths), dim=-1)
-        total = self.parts[0].matmul(pieces[0])
-        for part, piece in zip(self.parts[1:], pieces[1:], strict=True):
-            total = total + part.matmul(piece)
-        return total
+        return self._summed(x, lambda part, piece: part.matmul(piece))
 
     def lookup(self, ids: Tensor) -> Tensor:
         return torch.cat([part.lookup(ids) for part in self.parts], dim=-1)
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
-        pieces = torch.split(x, list(self.widths), dim=-1)
-        total = self.parts[0].grouped(pieces[0], groups)
-        for part, piece in zip(self.parts[1:], pieces[1:], strict=True):
-            total = total + part.grouped(piece, groups)
-        return total
+        return self._summed(x, lambda part, piece: part.grouped(piece, groups))
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
         if transposed:
             return torch.cat([p.per_head(x, rows, transposed=True) for p in self.parts], dim=-1)
-        pieces = torch.split(x, list(self.widths), dim=-1)
-        total = self.parts[0].per_head(pieces[0], rows)
-        for part, piece in zip(self.parts[1:], pieces[1:], strict=True):
-            total = total + part.per_head(piece, rows)
-        return total
+        return self._summed(x, lambda part, piece: part.per_head(piece, rows))
+
+    def _summed(self, x: Tensor, product: Callable[[Weight, Tensor], Tensor]) -> Tensor:
+        """The sum of what each part makes of its columns of x."""
+        return reduce(
+            torch.add, map(product, self.parts, torch.split(x, list(self.widths), dim=-1))
+        )

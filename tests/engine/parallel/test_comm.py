@@ -18,8 +18,8 @@ CPU = torch.device("cpu")
 class Ranks:
     """A pool and the communicators of its ranks."""
 
-    def __init__(self, n: int) -> None:
-        self.group = ThreadGroup()
+    def __init__(self, n: int, *, is_awake: bool = False) -> None:
+        self.group = ThreadGroup(is_awake=is_awake)
         self.comms = [ThreadCommunicator(self.group, rank, CPU) for rank in range(n)]
         self.pool = RankPool(n, self.group.abort, lambda: None)
 
@@ -122,10 +122,13 @@ def test_a_rank_that_never_comes_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     ranks.pool.close()
 
 
-def test_a_rank_that_is_busy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_awake", [False, True])
+def test_a_rank_that_is_busy_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, *, is_awake: bool
+) -> None:
     """In a layer split one rank computes block after block by itself while the next waits."""
     monkeypatch.setattr("engine.parallel.comm.STALL_TIMEOUT_S", 0.2)
-    ranks = Ranks(2)
+    ranks = Ranks(2, is_awake=is_awake)
 
     def step(comm: ThreadCommunicator) -> Tensor:
         if comm.rank == 0:
