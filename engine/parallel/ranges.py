@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import floor
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,9 @@ class Ranges:
 
     spans: tuple[tuple[int, int], ...]
     total: int
+
+    def __hash__(self) -> int:
+        return hash(self.spans)
 
     def size(self, rank: int) -> int:
         start, stop = self.spans[rank]
@@ -81,21 +84,28 @@ class Apportioner:
             return nothing(len(shares))
         wanted = [s * total + c if s else 0.0 for s, c in zip(shares, self._carry, strict=True)]
         units = [w / unit for w in wanted] if unit > 1 else wanted
-        ranges = _from_counts(tuple(_round(units, shares, -(-total // unit))), total, unit)
+        ranges = _from_counts(
+            tuple(largest_remainder(units, shares, -(-total // unit))), total, unit
+        )
         self._carry = [w - (b - a) for w, (a, b) in zip(wanted, ranges.spans, strict=True)]
         return ranges
 
 
-def _round(wanted: Sequence[float], shares: Sequence[float], total: int) -> list[int]:
+def largest_remainder(wanted: Sequence[float], shares: Sequence[float], total: int) -> list[int]:
     """Whole numbers near `wanted` that sum to `total`; ranks without a share stay at 0."""
-    counts = [floor(w) if w > 0 else 0 for w in wanted]
+    counts = [int(w) if w > 0 else 0 for w in wanted]
     missing = total - sum(counts)
-    step = 1 if missing > 0 else -1
-    for _ in range(abs(missing)):
-        rank, most = 0, float("-inf")
-        for r, count in enumerate(counts):
-            gap = step * (wanted[r] - count)
-            if gap > most and shares[r] > 0 and count + step >= 0:
-                rank, most = r, gap
-        counts[rank] += step
+    if missing:
+        step = 1 if missing > 0 else -1
+        gaps = [
+            step * (w - c) if s else -inf for w, c, s in zip(wanted, counts, shares, strict=True)
+        ]
+        while missing:
+            rank = gaps.index(max(gaps))
+            if counts[rank] + step >= 0:
+                counts[rank] += step
+                missing -= step
+                gaps[rank] = step * (wanted[rank] - counts[rank])
+            else:
+                gaps[rank] = -inf
     return counts

@@ -107,6 +107,7 @@ def cut_model(
     attention, state = _HeadCutter(n_ranks), _HeadCutter(n_ranks)
     ffn, experts, shared = (Apportioner(n_ranks) for _ in range(3))
     cuts: list[BlockSplit] = []
+    groups: dict[tuple[Ranges, ...], tuple[int, ...]] = {}
     for shares, dims in zip(table.blocks, blocks, strict=True):
         if dims.kv_of is None:
             heads, kv_heads = attention.cut(shares.attention, dims.n_head, dims.n_head_kv)
@@ -118,9 +119,10 @@ def cut_model(
         columns = ffn.cut(shares.ffn, dims.n_ff, COLUMN_UNIT)
         inner = experts.cut(shares.experts, dims.n_ff_exp, COLUMN_UNIT)
         common = shared.cut(shares.shared, dims.n_ff_shexp, COLUMN_UNIT)
-        parts = (heads, state_heads, columns, inner, common)
-        owners = {rank for part in parts if part.total for rank in part.owners()}
-        group = tuple(sorted(owners))
+        parts = heads, state_heads, columns, inner, common
+        group = groups.get(parts)
+        if group is None:
+            group = groups[parts] = tuple(sorted({r for part in parts for r in part.owners()}))
         cuts.append(
             BlockSplit(group, heads, kv_heads, state_heads, state_groups, columns, inner, common)
         )
@@ -143,7 +145,7 @@ class _HeadCutter:
         if not n_head:
             return nothing(len(shares)), nothing(len(shares))
         size = n_head // n_group
-        if sum(s > 0 for s in shares) <= n_group:
+        if len(shares) - shares.count(0.0) <= n_group:
             groups = self._by_group.cut(shares, n_group, unit)
             return groups.scaled(size), groups
         heads = self._by_head.cut(shares, n_head)

@@ -1,9 +1,11 @@
 """Rounding shares to units."""
 
+from math import floor
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.parallel.ranges import Apportioner, Ranges
+from engine.parallel.ranges import Apportioner, Ranges, largest_remainder
 
 splits = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 
@@ -63,3 +65,31 @@ def test_an_uneven_last_unit_is_not_counted_as_a_whole_one() -> None:
 def test_scaling_refines_the_same_cut() -> None:
     assert Ranges(((0, 1), (1, 3)), 3).scaled(4) == Ranges(((0, 4), (4, 12)), 12)
     assert Ranges(((0, 1), (1, 1), (1, 3)), 3).owners() == (0, 2)
+
+
+@given(
+    st.lists(st.floats(-3, 40), min_size=1, max_size=5),
+    st.lists(st.booleans(), min_size=5, max_size=5).filter(any),
+    st.integers(0, 60),
+)
+def test_what_is_missing_goes_where_most_of_a_unit_was_cut_off(
+    wanted: list[float], has_share: list[bool], total: int
+) -> None:
+    """One unit at a time, the first rank before others that are as far off."""
+    shares = [1.0 if has else 0.0 for has in has_share[: len(wanted)]]
+    if not any(shares):
+        shares[0] = 1.0
+    wanted = [w if s else 0.0 for w, s in zip(wanted, shares, strict=True)]
+    expected = [max(0, floor(w)) for w in wanted]
+    while missing := total - sum(expected):
+        step = 1 if missing > 0 else -1
+        able = [r for r, s in enumerate(shares) if s and expected[r] + step >= 0]
+        expected[max(able, key=lambda r: (step * (wanted[r] - expected[r]), -r))] += step
+    assert largest_remainder(wanted, shares, total) == expected
+
+
+def test_a_block_without_a_part_changes_nothing_for_the_next() -> None:
+    alone, between = Apportioner(2), Apportioner(2)
+    for total in (5, 5, 5, 5):
+        between.cut([0.7, 0.3], 0)
+        assert between.cut([0.7, 0.3], total) == alone.cut([0.7, 0.3], total)
