@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         cuda_status,
         list_devices,
         parse_devices,
+        parse_target,
     )
     from engine.errors import (
         Cancelled,
@@ -136,6 +137,7 @@ __all__ = [
     "load_tokenizer",
     "measure_device",
     "parse_devices",
+    "parse_target",
     "perplexity",
     "read_model_info",
     "token_work",
@@ -147,7 +149,7 @@ _HOME = {
     "config": ("KV_TYPES", "SPLIT_MODES", "ControlVector", "LoadParams", "SamplingParams"),
     "devices": (
         "DeviceInfo", "DeviceMonitor", "DeviceSnapshot", "cuda_status", "list_devices",
-        "parse_devices",
+        "parse_devices", "parse_target",
     ),
     "errors": (
         "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",

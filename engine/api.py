@@ -8,9 +8,10 @@ model.close()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 import engine.environment  # noqa: F401 before torch, which reads it
 from engine.benchmark import Benchmark, BenchResult, BenchTest
 from engine.config import ControlVector, LoadParams, SamplingParams
-from engine.devices import parse_devices
+from engine.devices import parse_devices, parse_target
 from engine.errors import EngineError, OutOfDeviceMemory, PromptError, SplitError, TemplateError
 from engine.events import (
     ChatMessage,
@@ -43,6 +44,7 @@ from engine.text import (
 
 ProgressSink = Callable[[LoadProgress], None]
 IsCancelled = Callable[[], bool]
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def _ignore(_: LoadProgress) -> None:
@@ -66,6 +68,11 @@ def load_model(
     n_batch: int = 512,
     control_vectors: Sequence[tuple[str | Path, float]] = (),
     control_layers: tuple[int, int] | None = None,
+    groups: Sequence[int] | None = None,
+    n_cpu_blocks: int = 0,
+    n_cpu_moe: int = 0,
+    kv_on_host: bool = False,
+    reserve: Mapping[str, int] = NOTHING,
     on_progress: ProgressSink = _ignore,
     is_cancelled: IsCancelled = _never,
 ) -> Model:
@@ -75,14 +82,18 @@ def load_model(
         path: the file, or any part of a split one.
         devices: one entry per rank ("cpu", "cuda:0", …); a repeated one is a virtual device.
         split: relative share of each rank, such as [3, 1]; None is even.
-        split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks.
+        split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks, "groups" gives
+            whole blocks to groups of ranks and cuts them inside.
         n_ctx: context in tokens; None is 2048, or the model's own if that is less.
-        overrides: (regular expression on tensor names, device); that part goes there whole.
+        overrides: (regular expression on tensor names, device, or rank as "#0"); that part goes
+            there whole.
         kv_type: "f32", "f16", "bf16", "q8_0" or "q4_0".
         cpu_threads: of all CPU ranks together; None is one per physical core.
         n_batch: prompt tokens computed at once.
         control_vectors: (GGUF of the architecture "controlvector", factor) that steer the model.
         control_layers: first and last layer that are steered; None is all but layer 0.
+        groups, n_cpu_blocks, n_cpu_moe, kv_on_host: see `LoadParams`.
+        reserve: bytes that have to stay free, by device.
 
     Raises:
         EngineError: the file, the split or a device cannot be used, or it was cancelled.
@@ -93,12 +104,17 @@ def load_model(
         split=None if split is None else _numbers(split),
         split_mode=split_mode,
         n_ctx=n_ctx,
-        overrides=tuple((pattern, parse_devices(device)[0]) for pattern, device in overrides),
+        overrides=tuple((pattern, parse_target(target)) for pattern, target in overrides),
         kv_type=kv_type,
         cpu_threads=cpu_threads,
         n_batch=n_batch,
         control_vectors=tuple(ControlVector(str(p), float(scale)) for p, scale in control_vectors),
         control_layers=control_layers,
+        groups=None if groups is None else tuple(groups),
+        n_cpu_blocks=n_cpu_blocks,
+        n_cpu_moe=n_cpu_moe,
+        kv_on_host=kv_on_host,
+        reserve=tuple((parse_devices(device)[0], n) for device, n in reserve.items()),
     )
     return Model(params, on_progress, is_cancelled)
 

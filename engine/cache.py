@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.gguf.types import row_bytes
+from engine.host_memory import HostTensor
 from engine.layers.state import KV_INFO, KVState, RecurrentState
 from engine.parallel.split import head_groups
 from engine.quants import WRITERS, dequantise, quantise
@@ -32,7 +33,11 @@ class LayerCache:
         head_map: for each query head the row of k and v it uses; None where each row serves the
             same number of neighbouring heads.
         width: elements per token that `read` returns.
+        is_on_host: `k` and `v` lie in the host's memory, wherever attention is computed.
     """
+
+    is_on_host = False
+    _memory: tuple[HostTensor, ...] = ()
 
     def __init__(
         self, state: KVState, rank: int, n_ctx: int, kv_type: str, device: torch.device
@@ -48,11 +53,11 @@ class LayerCache:
             for size in (state.head_dim_k, state.head_dim_v)
         )
         n_kv = state.kv_heads.size(rank)
-        self.k = torch.zeros(n_kv, n_ctx, width_k, dtype=dtype, device=device)
+        self.k = self._zeros((n_kv, n_ctx, width_k), dtype, device)
         self.v = (
             self.k[..., :width_v]
             if self.is_shared
-            else torch.zeros(n_kv, n_ctx, width_v, dtype=dtype, device=device)
+            else self._zeros((n_kv, n_ctx, width_v), dtype, device)
         )
         width = state.head_dim_k + (0 if self.is_shared else state.head_dim_v)
         rows = head_rows(state.heads, state.kv_heads, rank)
@@ -74,23 +79,51 @@ class LayerCache:
         v is None where values are part of keys.
         """
         stop = start + k.shape[0]
-        self.k[:, start:stop] = self._stored(k).transpose(0, 1)
+        self.k[:, start:stop].copy_(self._stored(k).transpose(0, 1))
         if v is not None:
-            self.v[:, start:stop] = self._stored(v).transpose(0, 1)
+            self.v[:, start:stop].copy_(self._stored(v).transpose(0, 1))
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Positions start to stop in F32, each (n_head_kv or n_head, stop - start, head_dim)."""
-        k = self._numbers(self.k[:, start:stop])
-        v = k[..., : self.head_dim_v] if self.is_shared else self._numbers(self.v[:, start:stop])
+        k = self._numbers(self._fetched(self.k[:, start:stop]))
+        if self.is_shared:
+            v = k[..., : self.head_dim_v]
+        else:
+            v = self._numbers(self._fetched(self.v[:, start:stop]))
         if self.head_map is not None:
             k, v = k[self.head_map], v[self.head_map]
         return k, v
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def _fetched(self, held: Tensor) -> Tensor:
+        """Some positions of k or v, where attention is computed."""
+        return held
 
     def _stored(self, x: Tensor) -> Tensor:
         return x if self._blocks is None else quantise(x, self._blocks)
 
     def _numbers(self, held: Tensor) -> Tensor:
         return held.float() if self._blocks is None else dequantise(held, self._blocks)
+
+
+class HostLayerCache(LayerCache):
+    """The same in the host's memory: what attention reads is copied to its device each time."""
+
+    is_on_host = True
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        self._device = device
+        held = HostTensor(shape, dtype, device)
+        self._memory = (*self._memory, held)
+        return held.value
+
+    def _fetched(self, held: Tensor) -> Tensor:
+        goal = torch.empty(held.shape, dtype=held.dtype, device=self._device)
+        for head, source in zip(goal, held, strict=True):  # each lies in one piece
+            head.copy_(source, non_blocking=True)
+        return goal
 
 
 def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
@@ -105,13 +138,18 @@ def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
 class Cache:
     """All that the layers of one rank remember.
 
+    Args:
+        kv_on_host: keys and values lie in the host's memory.
+
     Attributes:
         layers: keys and values in the order of the layers that have some on this rank.
     """
 
     def __init__(
-        self, states: Iterable[State], rank: int, n_ctx: int, kv_type: str, device: torch.device
-    ) -> None:
+        self, states: Iterable[State], rank: int, n_ctx: int, kv_type: str, device: torch.device,
+        *, kv_on_host: bool = False,
+    ) -> None:  # fmt: skip
+        layer_type = HostLayerCache if kv_on_host else LayerCache
         self._kv: dict[KVState, LayerCache] = {}
         self._recurrent: dict[RecurrentState, dict[str, Tensor]] = {}
         self._saved: dict[RecurrentState, dict[str, Tensor]] = {}
@@ -123,7 +161,7 @@ class Cache:
                         for name, shape in state.shapes(rank).items()
                     }
             elif state.kv_heads.size(rank):
-                self._kv[state] = LayerCache(state, rank, n_ctx, kv_type, device)
+                self._kv[state] = layer_type(state, rank, n_ctx, kv_type, device)
 
     @property
     def layers(self) -> list[LayerCache]:
@@ -150,6 +188,11 @@ class Cache:
     def restore(self) -> None:
         """Go back to what was saved last; any number of times."""
         _copy(self._saved, self._recurrent)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of `n_bytes` those in the host's memory, where the rank computes elsewhere."""
+        return sum(layer.n_bytes for layer in self.layers if layer.is_on_host)
 
     @property
     def n_bytes(self) -> int:

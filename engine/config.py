@@ -10,8 +10,9 @@ Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str or tupl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import groupby
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar
@@ -25,7 +26,7 @@ __all__ = [
 
 Overflow = Literal["stop", "shift"]
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
-SPLIT_MODES = ("tensor", "layer")
+SPLIT_MODES = ("tensor", "layer", "groups")
 DEFAULT_CONTEXT = 2048
 
 T = TypeVar("T")
@@ -259,9 +260,18 @@ class LoadParams:
         path: any part of a GGUF file.
         devices: one entry per rank; a repeated device is a virtual one.
         split: relative share of each rank, such as (3, 1); None is even.
-        split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks.
+        split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks, "groups" gives
+            whole blocks to groups of ranks and cuts them inside.
+        groups: sizes of the groups of neighbouring ranks, such as (2, 2); None makes groups of
+            neighbours on the same kind of device, or pairs where all are of one kind. Other modes
+            take no notice.
         n_ctx: context in tokens; None is 2048, or what the model was trained for if that is less.
-        overrides: (regular expression on tensor names, device): parts that go there whole.
+        n_cpu_blocks: so many blocks go to the CPU whole, from the first on; the others are split.
+        n_cpu_moe: the experts of so many blocks go to the CPU, from the first on.
+        kv_on_host: keys and values of GPUs lie in the host's memory, and are fetched when needed.
+        overrides: (regular expression on tensor names, device, or rank as "#0"): parts that go
+            there whole, whatever else says where; later ones win.
+        reserve: (device, bytes): what has to stay free there.
         kv_type: how keys and values are stored: "f32", "f16", "bf16", "q8_0" or "q4_0".
         cpu_threads: threads of all CPU ranks together; None is one per physical core.
         n_batch: prompt tokens computed at once.
@@ -283,6 +293,11 @@ class LoadParams:
     n_batch: int = 512
     control_vectors: tuple[ControlVector, ...] = ()
     control_layers: tuple[int, int] | None = None
+    groups: tuple[int, ...] | None = None
+    n_cpu_blocks: int = 0
+    n_cpu_moe: int = 0
+    kv_on_host: bool = False
+    reserve: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -292,10 +307,30 @@ class LoadParams:
         _count("n_ctx", self.n_ctx)
         _count("cpu_threads", self.cpu_threads)
         _count("n_batch", self.n_batch)
+        for size in self.groups or ():
+            _count("groups", size or 0)
+        _count("n_cpu_blocks", self.n_cpu_blocks, least=0)
+        _count("n_cpu_moe", self.n_cpu_moe, least=0)
+        for _, n_bytes in self.reserve:
+            _count("reserve", n_bytes, least=0)
         if self.control_layers is not None:
             first, last = self.control_layers
             if not 0 <= first <= last:
                 raise _rejected("control_layers", "a first and a last layer", self.control_layers)
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        """The device of each rank: those that were asked for, then what else takes a part."""
+        takers = ["cpu"] if self.n_cpu_blocks or self.n_cpu_moe else []
+        takers += [target for _, target in self.overrides if not target.startswith("#")]
+        return self.devices + tuple(dict.fromkeys(d for d in takers if d not in self.devices))
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """The groups, as asked or else chosen; empty in other modes."""
+        if self.split_mode != "groups":
+            return ()
+        return default_groups(self.devices) if self.groups is None else self.groups
 
     def context_for(self, n_ctx_train: int) -> int:
         """The context length that is meant for a model trained with `n_ctx_train`."""
@@ -304,12 +339,20 @@ class LoadParams:
         return min(DEFAULT_CONTEXT, n_ctx_train or DEFAULT_CONTEXT)
 
 
+def default_groups(devices: Sequence[str]) -> tuple[int, ...]:
+    """Sizes: neighbours on the same kind of device are a group; pairs where all are of one kind."""
+    runs = [len(list(run)) for _, run in groupby(devices, lambda device: device.split(":")[0])]
+    if len(runs) > 1:
+        return tuple(runs)
+    return (2,) * (len(devices) // 2) + (1,) * (len(devices) % 2)
+
+
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise _rejected(name, " or ".join(f"'{choice}'" for choice in choices), value)
 
 
-def _count(name: str, value: object) -> None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _count(name: str, value: object, least: int = 1) -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
     if value is not None and not is_count:
-        raise _rejected(name, "a whole number of at least 1", value)
+        raise _rejected(name, f"a whole number of at least {least}", value)

@@ -25,11 +25,16 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of one device by purpose."""
+    """Bytes on one device by purpose.
+
+    Attributes:
+        host_kv: keys and values that lie in the host's memory instead; not in `total`.
+    """
 
     weights: int = 0
     kv: int = 0
     compute: int = 0
+    host_kv: int = 0
 
     @property
     def total(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import psutil
 import torch
@@ -11,7 +11,7 @@ import torch
 from engine.devices import cuda_status, require_devices
 from engine.devices.host import usable_cores
 from engine.errors import NoDevice
-from engine.plan import Plan
+from engine.plan import DevicePlan, Plan
 
 SMALL_BYTES = 64 << 20
 """Weights of a rank up to this size stay in the caches of one core's neighbourhood."""
@@ -33,6 +33,23 @@ def torch_device(name: str) -> torch.device:
     if not torch.cuda.is_available():
         raise NoDevice(name, cuda_status().rstrip(".") or "PyTorch sees no GPU")
     return torch.device(name)
+
+
+def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.device]:
+    """The torch device of each rank; a rank that holds nothing is kept off its GPU.
+
+    Whatever is done on a GPU, be it asking for its free memory, takes hundreds of MB there.
+
+    Raises:
+        NoDevice: one does not exist here.
+    """
+    idle = [name for rank, name in enumerate(names) if rank not in holders and name != "cpu"]
+    if idle:
+        require_devices(idle)
+    return [
+        torch_device(name) if rank in holders else torch.device("cpu")
+        for rank, name in enumerate(names)
+    ]
 
 
 def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
@@ -61,11 +78,16 @@ def threads_per_rank(cpu_threads: int | None, plan: Plan) -> int:
     A small model is done sooner by one thread than by waiting for a second at every operation,
     above all on a machine that has other things to do.
     """
-    on_cpu = [d for d in plan.devices if d.device == "cpu"]
+    on_cpu = busy_on_cpu(plan)
     if cpu_threads is None and all(d.memory.weights < SMALL_BYTES for d in on_cpu):
         return 1
     asked = min(cpu_threads or usable_cores(), os.cpu_count() or 1)
     return max(1, asked // max(1, len(on_cpu)))
+
+
+def busy_on_cpu(plan: Plan) -> list[DevicePlan]:
+    """The ranks on the CPU that have something to do."""
+    return [d for d in plan.devices if d.device == "cpu" and d.memory.total]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

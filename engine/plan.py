@@ -7,14 +7,14 @@ that the loader later fills, so that what is predicted for weights and KV cache 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.backend import uses_kernels
-from engine.errors import OutOfDeviceMemory
+from engine.errors import GIB, OutOfDeviceMemory
 from engine.events import MemoryUse
 from engine.gguf import GGUFFile
 from engine.info import ModelInfo, describe
@@ -66,6 +66,7 @@ class Plan:
     Attributes:
         n_ctx: context in tokens that the KV cache is made for.
         file_bytes: bytes of the file that all ranks together read.
+        reserve: (device, bytes) that have to stay free.
     """
 
     devices: tuple[DevicePlan, ...]
@@ -74,6 +75,7 @@ class Plan:
     kv_type: str
     file_bytes: int
     warnings: tuple[str, ...] = ()
+    reserve: tuple[tuple[str, int], ...] = ()
 
     @property
     def storage(self) -> str:
@@ -82,14 +84,32 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        return sum(d.memory.total for d in self.devices)
+        return sum(self.bytes_by_device().values())
 
     def bytes_by_device(self) -> dict[str, int]:
-        """Predicted bytes of each physical device; virtual ranks on one device add up."""
+        """Predicted bytes of each physical device; virtual ranks on one device add up.
+
+        What GPUs keep in the host's memory counts for "cpu".
+        """
         total: dict[str, int] = defaultdict(int)
         for device in self.devices:
             total[device.device] += device.memory.total
+            if device.memory.host_kv:
+                total["cpu"] += device.memory.host_kv
         return dict(total)
+
+    def shortages(self, free_bytes: Mapping[str, int]) -> dict[str, int]:
+        """The bytes that devices lack, beside what has to stay free; devices with enough are out.
+
+        Args:
+            free_bytes: free memory by device; others are taken to have enough.
+        """
+        usable = beside_reserve(free_bytes, self.reserve)
+        return {
+            device: needed - usable[device]
+            for device, needed in self.bytes_by_device().items()
+            if device in usable and needed > max(0, usable[device])
+        }
 
     def check_fits(self, free_bytes: Mapping[str, int]) -> None:
         """Compare with what is free.
@@ -97,15 +117,28 @@ class Plan:
         Raises:
             OutOfDeviceMemory: names the device that lacks most.
         """
-        short = {
-            device: needed - free_bytes[device]
-            for device, needed in self.bytes_by_device().items()
-            if device in free_bytes and needed > free_bytes[device]
-        }
+        short = self.shortages(free_bytes)
         if short:
             device = max(short, key=lambda d: short[d])
-            free = free_bytes[device]
-            raise OutOfDeviceMemory(device, free + short[device], free, "to load the model")
+            kept = dict(self.reserve).get(device, 0)
+            doing = "to load the model"
+            if kept:
+                doing += f" and keep {kept / GIB:.2f} GiB in reserve"
+            needed = self.bytes_by_device()[device] + kept
+            raise OutOfDeviceMemory(device, needed, free_bytes[device], doing)
+
+
+def beside_reserve(
+    free_bytes: Mapping[str, int], reserve: Iterable[tuple[str, int]]
+) -> dict[str, int]:
+    """What may be used of free memory, by device; below 0 where less is free than reserved."""
+    kept = dict(reserve)
+    return {device: free - kept.get(device, 0) for device, free in free_bytes.items()}
+
+
+def keeps_kv_on_host(params: LoadParams, device: str) -> bool:
+    """Whether the keys and values of a rank on `device` lie in the host's memory."""
+    return params.kv_on_host and device != "cpu"
 
 
 class Planner:
@@ -146,7 +179,9 @@ def make_plan(
         if isinstance(state, KVState):
             state.check_type(params.kv_type)
     dense = _evaluate(declaration, params, n_ctx, "f32")
-    if free_bytes is None or "f32" not in dense.storage or _is_roomy(dense, free_bytes):
+    if free_bytes is None or "f32" not in dense.storage:
+        return dense
+    if _is_roomy(dense, beside_reserve(free_bytes, params.reserve)):
         return dense
     return _evaluate(declaration, params, n_ctx, "packed")
 
@@ -174,11 +209,7 @@ def _evaluate(declaration: Declaration, params: LoadParams, n_ctx: int, storage:
             asked=declaration.shares[rank],
             effective=elements[rank] / max(1, sum(elements)),
             storage=storages[rank],
-            memory=MemoryUse(
-                weights=sum(held_bytes(slot, rank, storages[rank]) for slot in declaration.slots),
-                kv=sum(s.n_bytes(rank, n_ctx, params.kv_type) for s in declaration.states),
-                compute=_compute_bytes(declaration, params, rank, n_ctx, storages[rank]),
-            ),
+            memory=_memory(declaration, params, rank, n_ctx, storages[rank]),
         )
         for rank in ranks
     )
@@ -189,6 +220,23 @@ def _evaluate(declaration: Declaration, params: LoadParams, n_ctx: int, storage:
         kv_type=params.kv_type,
         file_bytes=sum(packed_bytes(slot, piece) for part in parts for slot, piece in part),
         warnings=_warnings(declaration, params),
+        reserve=params.reserve,
+    )
+
+
+def _memory(
+    declaration: Declaration, params: LoadParams, rank: int, n_ctx: int, storage: str
+) -> MemoryUse:
+    remembered = sum(s.n_bytes(rank, n_ctx, params.kv_type) for s in declaration.states)
+    on_host = 0
+    if keeps_kv_on_host(params, declaration.devices[rank]):
+        states = (s for s in declaration.states if isinstance(s, KVState))
+        on_host = sum(s.n_bytes(rank, n_ctx, params.kv_type) for s in states)
+    return MemoryUse(
+        weights=sum(held_bytes(slot, rank, storage) for slot in declaration.slots),
+        kv=remembered - on_host,
+        compute=_compute_bytes(declaration, params, rank, n_ctx, storage),
+        host_kv=on_host,
     )
 
 

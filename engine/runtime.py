@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -21,11 +22,12 @@ from engine.events import DeviceMemory, LoadProgress, MemoryUse
 from engine.layers.state import RecurrentState
 from engine.loader import Progress, check_types, load_rank
 from engine.machine import (
+    busy_on_cpu,
     free_bytes,
     is_out_of_memory,
     release_reserves,
     threads_per_rank,
-    torch_device,
+    torch_devices,
 )
 from engine.models.declare import Declaration, declare
 from engine.ops.fast import FastOps
@@ -34,7 +36,7 @@ from engine.ops.weights import release_scratch
 from engine.ops.worker import Worker
 from engine.parallel.comm import ThreadCommunicator, ThreadGroup
 from engine.parallel.pool import RankPool
-from engine.plan import DevicePlan, Plan, make_plan, x_bytes
+from engine.plan import DevicePlan, Plan, keeps_kv_on_host, make_plan, x_bytes
 from engine.rank import Rank
 
 if TYPE_CHECKING:
@@ -73,11 +75,12 @@ class Runtime:
         declaration = declare(file, params)
         check_types(str(file.path), declaration.slots)
         self.hp = declaration.hp
-        self.devices = [torch_device(name) for name in declaration.devices]
+        holders = declaration.split.holders
+        self.devices = torch_devices(declaration.devices, holders)
         directions = read_control_vectors(
             params.control_vectors, params.control_layers, self.hp.n_embd, self.hp.n_layer
         )
-        free = free_bytes(declaration.devices)
+        free = free_bytes(["cpu", *(declaration.devices[rank] for rank in holders)])
         self.plan: Plan = make_plan(declaration, params, free)
         self.plan.check_fits(free)
         self.n_ctx = self.plan.n_ctx
@@ -85,7 +88,7 @@ class Runtime:
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self.ranks: list[Rank] = []
         self._threads = threads = threads_per_rank(params.cpu_threads, self.plan)
-        self.n_threads = threads * max(1, sum(d.type == "cpu" for d in self.devices))
+        self.n_threads = threads * max(1, len(busy_on_cpu(self.plan)))
         self._n_single = 0
         n_native = sum(d.storage == "kernels" for d in self.plan.devices)
         self._group = ThreadGroup(is_awake=n_native > 1)
@@ -141,9 +144,13 @@ class Runtime:
             try:
                 storage = self.plan.devices[rank].storage
                 if storage == "kernels":
-                    worker = Worker(self._threads, x_bytes(self.hp))
+                    is_idle = rank not in declaration.split.holders
+                    worker = Worker(1 if is_idle else self._threads, x_bytes(self.hp))
                 weights = load_rank(file, mine.slots, rank, device, storage, worker, progress)
-                cache = Cache(mine.states, rank, self.n_ctx, params.kv_type, device)
+                cache = Cache(
+                    mine.states, rank, self.n_ctx, params.kv_type, device,
+                    kv_on_host=keeps_kv_on_host(params, device.type),
+                )  # fmt: skip
             except BaseException:
                 stop.set()
                 if worker:
@@ -152,7 +159,7 @@ class Runtime:
             comm = ThreadCommunicator(self._group, rank, device)
             ops = FastOps(worker.team) if worker else ReferenceOps()
             context = Context(comm, ops, cache, device, [d.type for d in self.devices])
-            held = MemoryUse(weights=weights, kv=cache.n_bytes)
+            held = MemoryUse(weights, cache.n_bytes - cache.host_bytes, host_kv=cache.host_bytes)
             return Rank(mine.model, context, held, worker)
 
         return self._run(load, "to load the model")
@@ -256,9 +263,11 @@ class Runtime:
         """
         result = []
         for plan, rank in zip(self.plan.devices, self.ranks, strict=True):
-            compute = self._measured_compute(plan.device) * plan.memory.compute
-            compute //= max(1, sum(d.memory.compute for d in self._on(plan.device)))
-            measured = MemoryUse(rank.held.weights, rank.held.kv, compute)
+            compute = plan.memory.compute
+            if compute:  # a GPU without a share must not be asked
+                compute *= self._measured_compute(plan.device)
+                compute //= sum(d.memory.compute for d in self._on(plan.device))
+            measured = replace(rank.held, compute=compute)
             result.append(DeviceMemory(plan.device, plan.memory, measured))
         return result
 

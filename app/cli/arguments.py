@@ -13,6 +13,7 @@ from engine import (
     LoadParams,
     SamplingParams,
     parse_devices,
+    parse_target,
 )
 
 SAMPLING_OPTIONS = {
@@ -47,12 +48,29 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--split", metavar="LIST", help="relative share of each device, such as 3,1 (default: even)"
     )
-    group.add_argument("--split-mode", choices=SPLIT_MODES, default="tensor", help="how to cut")
+    group.add_argument(
+        "--split-mode", choices=SPLIT_MODES, default="tensor",
+        help="tensor: each block is cut; layer: whole blocks to devices; groups: whole blocks to "
+        "groups of devices, and cut inside (default: tensor)",
+    )  # fmt: skip
+    group.add_argument(
+        "--groups", type=group_sizes, metavar="LIST",
+        help="sizes of the groups of neighbouring devices, such as 2,2 (default: by kind of "
+        "device, else pairs)",
+    )  # fmt: skip
     group.add_argument("--ctx", type=int, metavar="N", help="context in tokens")
     group.add_argument(
-        "--override", action="append", default=[], metavar="REGEX=DEVICE",
-        help="put parts whose tensor names match on one device; may be repeated",
+        "--n-cpu-blocks", type=int, default=0, metavar="N", help="the first N blocks on the CPU"
+    )
+    group.add_argument(
+        "--n-cpu-moe", type=int, default=0, metavar="N",
+        help="the experts of the first N blocks on the CPU",
     )  # fmt: skip
+    group.add_argument(
+        "--kv-on-host", action="store_true", help="keep the KV cache of GPUs in the host's memory"
+    )
+    add_override(group)
+    add_reserve(group)
     group.add_argument(
         "--kv-type", choices=KV_TYPES, default="f16", help="numbers of the KV cache (default: f16)"
     )
@@ -64,6 +82,23 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         "--control-layers", metavar="FIRST-LAST", help="steer only after these layers"
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads of all ranks together")
+
+
+def add_override(group: argparse._ArgumentGroup) -> None:
+    """Where parts of the model go that are named one by one."""
+    group.add_argument(
+        "--override", action="append", default=[], metavar="REGEX=DEVICE", type=override,
+        help="put parts whose tensor names match on one device, or on one rank as in "
+        "'attn=#0'; may be repeated",
+    )  # fmt: skip
+
+
+def add_reserve(group: argparse._ArgumentGroup) -> None:
+    """What has to stay free."""
+    group.add_argument(
+        "--reserve", action="append", default=[], metavar="DEVICE=MIB", type=reserve,
+        help="keep so much of a device's memory free, such as cuda:0=1024; may be repeated",
+    )  # fmt: skip
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -114,11 +149,16 @@ def load_params(args: argparse.Namespace) -> LoadParams:
         split=None if args.split is None else split_shares(args.split),
         split_mode=args.split_mode,
         n_ctx=args.ctx,
-        overrides=tuple(override(text) for text in args.override),
+        overrides=tuple(args.override),
         kv_type=args.kv_type,
         cpu_threads=args.threads,
         control_vectors=tuple(_control_vector(text) for text in args.control_vector),
         control_layers=None if args.control_layers is None else _layers(args.control_layers),
+        groups=args.groups,
+        n_cpu_blocks=args.n_cpu_blocks,
+        n_cpu_moe=args.n_cpu_moe,
+        kv_on_host=args.kv_on_host,
+        reserve=tuple(args.reserve),
     )
 
 
@@ -148,17 +188,49 @@ def split_shares(text: str) -> tuple[float, ...]:
 
 
 def override(text: str) -> tuple[str, str]:
-    """REGEX=DEVICE as a pair.
+    """REGEX=DEVICE, or REGEX=#RANK, as a pair.
 
     Raises:
         EngineError: it is something else.
     """
-    pattern, equals, device = text.rpartition("=")
-    if not equals or not pattern or not device:
+    pattern, equals, target = text.rpartition("=")
+    if not equals or not pattern or not target:
         raise EngineError(
             f"The override '{text}' is not REGEX=DEVICE.", "For example 'ffn_.*_exps=cpu'."
         )
-    return pattern, parse_devices(device)[0]
+    return pattern, parse_target(target)
+
+
+def group_sizes(text: str) -> tuple[int, ...]:
+    """The numbers in "2,2".
+
+    Raises:
+        EngineError: they are no whole numbers.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise EngineError(
+            f"The groups '{text}' are not a list of whole numbers.", "For example --groups 2,2."
+        ) from None
+
+
+def reserve(text: str) -> tuple[str, int]:
+    """DEVICE=MIB as a device and bytes.
+
+    Raises:
+        EngineError: it is something else.
+    """
+    device, _, amount = text.rpartition("=")
+    try:
+        n_bytes = int(amount) << 20
+    except ValueError:
+        n_bytes = -1
+    if not device or n_bytes < 0:
+        raise EngineError(
+            f"The reserve '{text}' is not DEVICE=MIB.", "For example --reserve cuda:0=1024."
+        )
+    return parse_devices(device)[0], n_bytes
 
 
 def _control_vector(text: str) -> ControlVector:

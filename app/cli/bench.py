@@ -12,7 +12,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
-from app.cli.arguments import add_json, add_model, model_path, override, split_shares
+from app.cli.arguments import (
+    add_json,
+    add_model,
+    add_override,
+    add_reserve,
+    group_sizes,
+    model_path,
+    split_shares,
+)
 from app.cli.bench_report import Line, Report
 from app.cli.loading import open_model
 from app.cli.output import note, write, write_json
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 Options with several values are crossed with each other. Commas separate them, or semicolons where
-one value has commas itself (--devices, --split, --pg); each option may also be repeated:
+one value has commas itself (--devices, --split, --groups, --pg); each option may be repeated:
   tandem bench m.gguf -p 128,512 --devices 'cpu;cpu,cpu' --split-mode tensor,layer --threads 1,2
 A combination that cannot be loaded or run becomes a line that says why, and the others go on.
 
@@ -65,14 +73,19 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to load")
     _add_list(how, ("--devices",), _devices, "one device per rank (default: cpu)")
     _add_list(how, ("--split",), _splits, "relative shares, such as 3,1, or 'even' (default)")
-    _add_list(how, ("--split-mode",), _choices(SPLIT_MODES), "tensor, layer (default: tensor)")
+    modes = f"{', '.join(SPLIT_MODES)} (default: tensor)"
+    _add_list(how, ("--split-mode",), _choices(SPLIT_MODES), modes)
+    _add_list(how, ("--groups",), _groups, "sizes of groups of devices, such as 2,2, or 'auto'")
+    _add_list(how, ("--n-cpu-blocks",), _integers, "so many first blocks on the CPU (default: 0)")
+    _add_list(how, ("--n-cpu-moe",), _integers, "experts of so many on the CPU (default: 0)")
     _add_list(how, ("--kv-type",), _choices(KV_TYPES), f"{', '.join(KV_TYPES)} (default: f16)")
     _add_list(how, ("-t", "--threads"), _integers, "CPU threads of all ranks together")
     _add_list(how, ("-b", "--batch"), _integers, "prompt tokens at once (default: 512)")
     how.add_argument(
-        "--override", action="append", default=[], metavar="REGEX=DEVICE", type=override,
-        help="put parts whose tensor names match on one device; may be repeated",
-    )  # fmt: skip
+        "--kv-on-host", action="store_true", help="keep the KV cache of GPUs in the host's memory"
+    )
+    add_override(how)
+    add_reserve(how)
     form = parser.add_mutually_exclusive_group()
     add_json(form)
     form.add_argument("--csv", action="store_true", help="print a header and one row per line")
@@ -115,6 +128,10 @@ def _splits(text: str) -> list[tuple[float, ...] | None]:
     return [None if part == "even" else split_shares(part) for part in text.split(";")]
 
 
+def _groups(text: str) -> list[tuple[int, ...] | None]:
+    return [None if part == "auto" else group_sizes(part) for part in text.split(";")]
+
+
 def _choices(known: Sequence[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         values = text.split(",")
@@ -150,13 +167,18 @@ def _settings(args: argparse.Namespace) -> list[LoadParams]:
         args.kv_type or ["f16"],
         args.threads or [None],
         args.batch or [512],
+        args.groups or [None],
+        args.n_cpu_blocks or [0],
+        args.n_cpu_moe or [0],
     )
     found = (
         LoadParams(
             path=args.model, devices=devices, split=split, split_mode=mode, kv_type=kv_type,
-            cpu_threads=threads, n_batch=batch, overrides=tuple(args.override),
+            cpu_threads=threads, n_batch=batch, groups=groups if mode == "groups" else None,
+            n_cpu_blocks=n_blocks, n_cpu_moe=n_moe, overrides=tuple(args.override),
+            kv_on_host=args.kv_on_host, reserve=tuple(args.reserve),
         )
-        for devices, split, mode, kv_type, threads, batch in crossed
+        for devices, split, mode, kv_type, threads, batch, groups, n_blocks, n_moe in crossed
     )  # fmt: skip
     return list(dict.fromkeys(found))
 
@@ -175,7 +197,7 @@ def _tests(args: argparse.Namespace) -> list[BenchTest]:
 def _speeds(settings: Sequence[LoadParams]) -> dict[str, DeviceSpeed]:
     """The speed of each device that is here; loading says what is wrong with the others."""
     speeds = {}
-    for device in sorted({device for params in settings for device in params.devices}):
+    for device in sorted({device for params in settings for device in params.all_devices}):
         _progress(f"Measuring {device}")
         try:
             speeds[device] = engine.measure_device(device)

@@ -79,7 +79,7 @@ class Report:
         test, result = line.test, line.result
         if result is None or (test.n_prompt and test.n_gen):
             return Reached()
-        used = set(line.params.devices)
+        used = set(line.params.all_devices)
         speeds = [self._speeds[d] for d in used if d in self._speeds]
         is_known = len(speeds) == len(used)
         if test.n_gen:
@@ -128,7 +128,7 @@ class Report:
         params, result = line.params, line.result
         n_threads = "" if line.n_threads is None else str(line.n_threads)
         setting = (
-            ",".join(params.devices), shares(line.split), params.split_mode, params.kv_type,
+            ",".join(params.devices), shares(line.split), _mode_cell(params), params.kv_type,
             n_threads, str(params.n_batch), str(line.test),
         )  # fmt: skip
         if result is None:
@@ -148,6 +148,11 @@ class Report:
             "devices": params.devices,
             "split": line.split,
             "split_mode": params.split_mode,
+            "groups": params.group_sizes,
+            "n_cpu_blocks": params.n_cpu_blocks,
+            "n_cpu_moe": params.n_cpu_moe,
+            "kv_on_host": params.kv_on_host,
+            "overrides": tuple(f"{pattern}={target}" for pattern, target in params.overrides),
             "type_kv": params.kv_type,
             "n_threads": line.n_threads,
             "n_batch": params.n_batch,
@@ -175,6 +180,17 @@ class Report:
 def shares(split: Sequence[float]) -> str:
     """A split as it is written on the command line."""
     return ",".join(f"{share:g}" for share in split)
+
+
+def _mode_cell(params: LoadParams) -> str:
+    """How blocks are cut and what lies elsewhere."""
+    mode = f"{params.split_mode} {shares(params.group_sizes)}".rstrip()
+    moved = (
+        (params.n_cpu_blocks, f"{params.n_cpu_blocks} blocks on CPU"),
+        (params.n_cpu_moe, f"experts of {params.n_cpu_moe} on CPU"),
+        (params.kv_on_host, "KV on host"),
+    )
+    return "; ".join([mode, *(text for is_so, text in moved if is_so)])
 
 
 def _csv_cell(value: Any) -> Any:

@@ -7,7 +7,16 @@ from contextlib import closing
 
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
 from app.cli.output import percent, size, table, write, write_json
-from engine import SPLIT_MODES, Inspection, Plan, Planner, cuda_status, inspect_model, list_devices
+from engine import (
+    SPLIT_MODES,
+    Inspection,
+    LoadParams,
+    Plan,
+    Planner,
+    cuda_status,
+    inspect_model,
+    list_devices,
+)
 
 HELD = {
     "f32": "as F32",
@@ -126,11 +135,12 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 def run_plan(args: argparse.Namespace) -> None:
     free = {device.id: device.free_bytes for device in list_devices()}
-    with closing(Planner(model_path(args.model))) as planner:
-        plan = planner.plan(load_params(args), free)
-    short = {d: n - free[d] for d, n in plan.bytes_by_device().items() if n > free.get(d, n)}
+    params = load_params(args)
+    with closing(Planner(params.path)) as planner:
+        plan = planner.plan(params, free)
+    short = plan.shortages(free)
     if args.json:
-        write_json(_plan_document(plan, free, short))
+        write_json(_plan_document(plan, params, free, short))
         return
     rows = [
         (
@@ -141,14 +151,21 @@ def run_plan(args: argparse.Namespace) -> None:
     ]  # fmt: skip
     headers = ("RANK", "DEVICE", "ASKED", "GETS", "WEIGHTS", "KV", "COMPUTE", "TOTAL")
     write(table(headers, rows, frozenset(range(2, 8))))
-    write(f"{plan.n_ctx} tokens of context, weights held {HELD.get(plan.storage, plan.storage)}")
+    held = ", ".join(HELD[storage] for storage in plan.storage.split(" + "))
+    write(f"{plan.n_ctx} tokens of context, weights held {held}")
+    if on_host := sum(d.memory.host_kv for d in plan.devices):
+        write(f"{size(on_host)} of keys and values lie in the host's memory")
+    for device, n_bytes in plan.reserve:
+        write(f"{size(n_bytes)} of {device} are kept free")
     for warning in plan.warnings:
         write(warning)
     for device, missing in short.items():
         write(f"{device} is {size(missing)} short: choose a smaller context or another split.")
 
 
-def _plan_document(plan: Plan, free: dict[str, int], short: dict[str, int]) -> dict[str, object]:
+def _plan_document(
+    plan: Plan, params: LoadParams, free: dict[str, int], short: dict[str, int]
+) -> dict[str, object]:
     return {
         "devices": [
             {
@@ -160,11 +177,18 @@ def _plan_document(plan: Plan, free: dict[str, int], short: dict[str, int]) -> d
                 "kv": d.memory.kv,
                 "compute": d.memory.compute,
                 "total": d.memory.total,
+                "host_kv": d.memory.host_kv,
                 "free": free.get(d.device),
             }
             for d in plan.devices
         ],
         "split_mode": plan.split_mode,
+        "groups": params.group_sizes,
+        "n_cpu_blocks": params.n_cpu_blocks,
+        "n_cpu_moe": params.n_cpu_moe,
+        "kv_on_host": params.kv_on_host,
+        "overrides": params.overrides,
+        "reserve": dict(params.reserve),
         "n_ctx": plan.n_ctx,
         "kv_type": plan.kv_type,
         "storage": plan.storage,

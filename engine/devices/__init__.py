@@ -10,7 +10,7 @@ NVML and psutil are asked; torch is never imported here. Without a driver there 
 
 from engine.devices.catalog import cuda_status, list_devices
 from engine.devices.monitor import DeviceMonitor
-from engine.devices.selection import parse_devices, require_devices
+from engine.devices.selection import parse_devices, parse_target, require_devices
 from engine.devices.types import DeviceInfo, DeviceKind, DeviceSnapshot
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "cuda_status",
     "list_devices",
     "parse_devices",
+    "parse_target",
     "require_devices",
 ]

@@ -9,9 +9,10 @@ from engine.devices.catalog import cuda_status, list_devices
 from engine.devices.types import DeviceInfo
 from engine.errors import NoDevice
 
-__all__ = ["parse_devices", "require_devices"]
+__all__ = ["parse_devices", "parse_target", "require_devices"]
 
 GPU_ID = re.compile(r"(?:cuda|gpu):([0-9]+)")
+RANK = re.compile(r"#[0-9]+")
 
 
 def parse_devices(devices: str | Sequence[str]) -> list[str]:
@@ -27,6 +28,16 @@ def parse_devices(devices: str | Sequence[str]) -> list[str]:
     if not ids:
         raise NoDevice("", "name at least one, such as cpu or cuda:0")
     return ids
+
+
+def parse_target(target: str) -> str:
+    """Where an override puts a part: the id of a device, or a rank as in "#1".
+
+    Raises:
+        NoDevice: it has another form.
+    """
+    name = target.strip()
+    return f"#{int(name[1:])}" if RANK.fullmatch(name) else _parse_device(name)
 
 
 def _parse_device(entry: str) -> str:

@@ -14,7 +14,8 @@ from engine.layers.hparams import HParams
 from engine.layers.module import Module, Slot, TensorSource
 from engine.layers.state import State
 from engine.models.registry import model_class
-from engine.parallel.shares import Shares, apply_overrides, normalise, share_table
+from engine.parallel.patterns import wanted_shares
+from engine.parallel.shares import Shares
 from engine.parallel.split import BlockDims, ModelSplit, cut_model
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Declaration:
     """A model whose tensors are found but not read.
 
     Attributes:
-        devices: the device of each rank; overrides may have added one without a share.
+        devices: the device of each rank; what is moved may have added one without a share.
         shares: the wanted share of each rank.
         dims: the sizes by which each block is cut.
         slots: every tensor of every layer, with its placement.
@@ -55,25 +56,20 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
     cls = model_class(file.meta.architecture, str(file.path))
     hp = HParams.read(file, cls.traits)
     hp = cls.refine(replace(hp, n_ctx=params.context_for(hp.n_ctx_train)))
-    shares = normalise(params.split, len(params.devices))
-    added = tuple(dict.fromkeys(d for _, d in params.overrides if d not in params.devices))
-    devices = params.devices + added
-    shares += (0.0,) * len(added)
-    table = share_table(params.split_mode, shares, hp.n_layer, tied=hp.tied)
-    table = apply_overrides(
-        table, params.overrides, devices, file.tensors.keys(), recurrent=hp.recurrent
+    wanted = wanted_shares(
+        params, hp.n_layer, tied=hp.tied, tensors=file.tensors.keys(), recurrent=hp.recurrent
     )
-    if hp.tied:
-        table = replace(table, output=table.embedding)
     dims = tuple(cls.block_for(hp, layer).dims(hp, layer) for layer in range(hp.n_layer))
-    split = cut_model(table, dims, hp.n_vocab, tied=hp.tied)
+    split = cut_model(wanted.table, dims, hp.n_vocab, tied=hp.tied)
     source = TensorSource(str(file.path), file.tensors)
     cls.adapt(source, hp)
     model = cls(hp, split)
     slots = tuple(model.bind(source))
     _check_all_used(file, source, hp)
     _check_alike(file, model, slots)
-    return Declaration(model, hp, split, devices, shares, dims, slots, tuple(model.states()))
+    return Declaration(
+        model, hp, split, wanted.devices, wanted.shares, dims, slots, tuple(model.states())
+    )
 
 
 Place = tuple[str, type[Module]]

@@ -2,15 +2,18 @@
 
 For each block and part (attention, recurrent layer, FFN, experts, shared expert) and for the two
 ends of the model (embedding, output head) the table holds the share of every rank. Tensor
-parallelism has the same fractions everywhere, a layer split is one-hot per block, an override is
-one-hot for the parts it names.
+parallelism has the same fractions everywhere, a layer split is one-hot per block, groups have
+fractions of their own in their blocks, and an override is one-hot for the parts it names.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
 
 from engine.errors import SplitError
 from engine.gguf.tensors import split_name
@@ -80,28 +83,41 @@ def normalise(split: Sequence[float] | None, n_ranks: int) -> Shares:
     return tuple(s / largest / total for s in split)
 
 
-def share_table(mode: str, shares: Shares, n_layer: int, *, tied: bool) -> ShareTable:
+def share_table(
+    mode: str, shares: Shares, n_layer: int, *, tied: bool, groups: Sequence[int] = ()
+) -> ShareTable:
     """The pattern of a split mode.
 
     Args:
-        mode: "tensor" (the same fractions everywhere) or "layer" (whole blocks, in rank order).
+        mode: "tensor" (the same fractions everywhere), "layer" (whole blocks, in rank order) or
+            "groups" (whole blocks to groups of ranks, and fractions inside each).
         shares: the wanted share of each rank.
         tied: the output head is the embedding, so both ends must be cut alike.
+        groups: sizes of the groups of the first ranks; the ranks behind them have no share.
     """
     if mode == "tensor":
         return ShareTable((BlockShares.alike(shares),) * n_layer, shares, shares)
-    owners = _layer_owners(shares, n_layer)
-    hot = [_one_hot(rank, len(shares)) for rank in owners]
-    first, last = (hot[0], hot[-1]) if hot else (shares, shares)
-    return ShareTable(tuple(BlockShares.alike(h) for h in hot), last if tied else first, last)
+    rows = _by_block(shares, groups if mode == "groups" else (1,) * len(shares), max(1, n_layer))
+    first, last = rows[0].ffn, rows[-1].ffn
+    return ShareTable(tuple(rows[:n_layer]), last if tied else first, last)
 
 
-def _layer_owners(shares: Shares, n_layer: int) -> list[int]:
-    cut = Apportioner(len(shares)).cut(shares, n_layer)
-    return [rank for rank in range(len(shares)) for _ in range(cut.size(rank))]
+def _by_block(shares: Shares, groups: Sequence[int], n_layer: int) -> list[BlockShares]:
+    """Whole blocks to neighbouring groups of ranks, as many as their shares together say."""
+    stops = list(accumulate(groups))
+    totals = [sum(shares[stop - size : stop]) for stop, size in zip(stops, groups, strict=True)]
+    cut = Apportioner(len(groups)).cut(totals, n_layer)
+    rows = []
+    for group, (stop, size, total) in enumerate(zip(stops, groups, totals, strict=True)):
+        if cut.size(group):
+            inside = range(stop - size, stop)
+            row = tuple(s / total if r in inside else 0.0 for r, s in enumerate(shares))
+            rows += [BlockShares.alike(row)] * cut.size(group)
+    return rows
 
 
-def _one_hot(rank: int, n_ranks: int) -> Shares:
+def one_hot(rank: int, n_ranks: int) -> Shares:
+    """All for one rank."""
     return tuple(1.0 if r == rank else 0.0 for r in range(n_ranks))
 
 
@@ -115,25 +131,21 @@ def apply_overrides(
     """Put the parts whose tensors match a pattern on one device, whole.
 
     Args:
-        overrides: (regular expression on GGUF tensor names, device); later ones win.
+        overrides: (regular expression on GGUF tensor names, device or "#" and a rank); later ones
+            win.
         devices: the device of each rank; the first rank on the named device takes the part.
         tensors: the names in the file.
         recurrent: the blocks that have a recurrent layer in place of attention; their `attn_…`
             tensors belong to it.
 
     Raises:
-        SplitError: a pattern that is no regular expression or matches no part, or a device that
-            no rank is on.
+        SplitError: a pattern that is no regular expression or matches no part, or a device or
+            rank that is not in use.
     """
-    for pattern, device in overrides:
-        if device not in devices:
-            raise SplitError(
-                f"The override '{pattern}={device}' names a device that is not in use.",
-                f"Use one of: {', '.join(devices)}.",
-            )
-        found = list(filter(_compile(pattern).search, tensors))
-        hot = _one_hot(list(devices).index(device), len(devices))
-        moved = _moved(table, found, hot, recurrent)
+    names, kinds = tuple(tensors), tuple(recurrent)
+    for pattern, target in overrides:
+        hot = one_hot(_rank_of(pattern, target, devices), len(devices))
+        moved = _moved(table, parts_named(pattern, names, kinds), hot)
         if moved is table:
             raise SplitError(
                 f"The override '{pattern}' matches no tensor that can be moved.",
@@ -143,27 +155,90 @@ def apply_overrides(
     return table
 
 
-def _moved(
-    table: ShareTable, names: Iterable[str], hot: Shares, recurrent: Sequence[bool]
-) -> ShareTable:
-    """`table` with the parts of these tensors one-hot; `table` itself if there are none."""
-    blocks, ends = list(table.blocks), {}
-    for name in names:
-        if name in _ENDS:
-            ends[_ENDS[name]] = hot
-        elif (found := _part_of(name, recurrent)) is not None and found[0] < len(blocks):
-            layer, part = found
-            blocks[layer] = replace(blocks[layer], **{part: hot})
-    if not ends and all(a is b for a, b in zip(blocks, table.blocks, strict=True)):
-        return table
-    return replace(table, blocks=tuple(blocks), **ends)
+def _rank_of(pattern: str, target: str, devices: Sequence[str]) -> int:
+    """The rank that an override names by its device or by its number."""
+    if not target.startswith("#"):
+        if target in devices:
+            return list(devices).index(target)
+        raise SplitError(
+            f"The override '{pattern}={target}' names a device that is not in use.",
+            f"Use one of: {', '.join(devices)}.",
+        )
+    number = target[1:]
+    if number.isascii() and number.isdigit() and int(number) < len(devices):
+        return int(number)
+    raise SplitError(
+        f"The override '{pattern}={target}' names a rank that there is not.",
+        f"Ranks are counted in the order of the devices, #0 to #{len(devices) - 1}.",
+    )
 
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What can be moved by itself.
+
+    Attributes:
+        blocks: the parts by block, such as (3, {"ffn"}).
+        ends: "embedding", "output" or both.
+    """
+
+    blocks: tuple[tuple[int, frozenset[str]], ...]
+    ends: frozenset[str]
+
+
+@lru_cache(maxsize=64)
+def parts_named(pattern: str, names: tuple[str, ...], recurrent: tuple[bool, ...]) -> Parts:
+    """The parts that have a tensor whose name matches; see `apply_overrides`.
+
+    Raises:
+        SplitError: the pattern is no regular expression.
+    """
+    matches = _compile(pattern).search
+    blocks: dict[int, set[str]] = defaultdict(set)
+    for name, place in _places(names, recurrent):
+        if matches(name):
+            blocks[place[0]].add(place[1])
+    ends = blocks.pop(END, set())
+    return Parts(
+        tuple((layer, frozenset(parts)) for layer, parts in sorted(blocks.items())),
+        frozenset(ends),
+    )
+
+
+def _moved(table: ShareTable, parts: Parts, hot: Shares) -> ShareTable:
+    """`table` with these parts one-hot; `table` itself if it has none of them."""
+    blocks = list(table.blocks)
+    inside = [(layer, moved) for layer, moved in parts.blocks if layer < len(blocks)]
+    if not inside and not parts.ends:
+        return table
+    made: dict[tuple[int, frozenset[str]], BlockShares] = {}  # equal rows stay one object
+    for layer, moved in inside:
+        key = id(blocks[layer]), moved
+        if key not in made:
+            made[key] = replace(table.blocks[layer], **dict.fromkeys(moved, hot))
+        blocks[layer] = made[key]
+    return replace(table, blocks=tuple(blocks), **dict.fromkeys(parts.ends, hot))
+
+
+END = -1
+"""Stands for the block of what lies at the ends of a model."""
 
 _ENDS = {"token_embd.weight": "embedding", "output.weight": "output"}
 
 
+@lru_cache(maxsize=8)
+def _places(
+    names: tuple[str, ...], recurrent: tuple[bool, ...]
+) -> tuple[tuple[str, tuple[int, str]], ...]:
+    """The tensors that can be moved, each with its block and the part of it."""
+    found = ((name, _part_of(name, recurrent)) for name in names)
+    return tuple((name, place) for name, place in found if place is not None)
+
+
 def _part_of(name: str, recurrent: Sequence[bool]) -> tuple[int, str] | None:
     """The block and the part of it that a tensor belongs to; None if it cannot be moved."""
+    if name in _ENDS:
+        return END, _ENDS[name]
     found = split_name(name)
     if found is None:
         return None

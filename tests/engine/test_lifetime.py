@@ -132,12 +132,12 @@ def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
     original = runtime.Cache
     tripped = threading.Event()
 
-    def fail_on_one(states: object, rank: int, *rest: object) -> object:
+    def fail_on_one(states: object, rank: int, *rest: object, **options: object) -> object:
         if rank == 1:
             tripped.set()
             raise MemoryError
         tripped.wait(5)
-        return original(states, rank, *rest)  # type: ignore[arg-type]
+        return original(states, rank, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runtime, "Cache", fail_on_one)
     for _ in range(10):

@@ -24,6 +24,7 @@ class Case:
 
     Attributes:
         split: the share of each rank.
+        mode: the split mode.
         chunk: tokens of the prompt computed at once; 0 for all.
         n_decode: tokens at the end that are computed one by one.
     """
@@ -37,7 +38,8 @@ class Case:
         split = ":".join(f"{share:g}" for share in self.split)
         steps = f" {self.chunk} at a time" if self.chunk else ""
         decode = f", last {self.n_decode} singly" if self.n_decode else ""
-        return f"{split}{' by layers' if self.mode == 'layer' else ''}{steps}{decode}"
+        mode = {"tensor": "", "layer": " by layers", "groups": " by groups"}[self.mode]
+        return f"{split}{mode}{steps}{decode}"
 
 
 CASES = (
@@ -64,11 +66,29 @@ def golden_path(*parts: str) -> Path:
 
 def golden_models() -> dict[str, str]:
     """Names and architectures of all models with logits; none without the set on this machine."""
+    return {Path(entry["file"]).stem: entry["arch"] for entry in _entries()}
+
+
+def routed_models() -> set[str]:
+    """The names of those that have experts."""
+    return {Path(entry["file"]).stem for entry in _entries() if entry["experts"]}
+
+
+LEAST_BAR = 1e-3
+
+
+def kernel_bars() -> dict[str, float]:
+    """The error that llama.cpp makes by rounding activations, by model; at least `LEAST_BAR`."""
+    key = "libllama_quantised_activations_nmse"
+    return {Path(entry["file"]).stem: max(LEAST_BAR, entry[key]) for entry in _entries()}
+
+
+def _entries() -> list[dict[str, Any]]:
     manifest = golden_root() / "MANIFEST.json"
     if not manifest.exists():
-        return {}
-    entries = json.loads(manifest.read_text(encoding="utf-8"))
-    return {Path(entry["file"]).stem: entry["arch"] for entry in entries}
+        return []
+    entries: list[dict[str, Any]] = json.loads(manifest.read_text(encoding="utf-8"))
+    return entries
 
 
 def nmse(a: Any, b: Any) -> float:

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from engine import BenchResult, BenchTest, DeviceSpeed, EngineError, Model, token_work
+from engine import (
+    BenchResult,
+    BenchTest,
+    DeviceSpeed,
+    EngineError,
+    Model,
+    read_model_info,
+    token_work,
+)
 from tests.helpers.command_line import Run, assert_refused
 
 SPEED = DeviceSpeed("cpu", 2, bytes_per_s=4e10, f32_flop_per_s=1e11, bf16_flop_per_s=5e11)
@@ -83,19 +91,20 @@ def running(n_ranks: int, n_threads: int) -> int:
 def test_every_setting_is_crossed_with_every_other(run: Run, model: Path) -> None:
     arguments = [
         "--devices", "cpu;cpu,cpu", "--devices", "cpu,cpu,cpu", "--split", "even",
-        "--split-mode", "tensor,layer", "--kv-type", "f16,f32", "--threads", "1", "-t", "2",
+        "--split-mode", "tensor,layer,groups", "--kv-type", "f16,f32", "--threads", "1", "-t", "2",
         "--batch", "4,8",
     ]  # fmt: skip
     document = run("bench", model, "-p", 5, "-n", 1, "-r", 1, *arguments, "--json").document
-    results = document["results"]
+    results, n_layer = document["results"], read_model_info(model).n_layer
     assert [
         (len(r["devices"]), r["split_mode"], r["type_kv"], r["n_threads"], r["n_batch"], name)
         for r, name in zip(results, names(results), strict=True)
     ] == [
-        (n_ranks, mode, kv_type, running(n_ranks, n_threads), n_batch, name)
+        (n_ranks, mode, kv_type, running(n_busy, n_threads), n_batch, name)
         for n_ranks, mode, kv_type, n_threads, n_batch, name in itertools.product(
-            (1, 2, 3), ("tensor", "layer"), ("f16", "f32"), (1, 2), (4, 8), ("pp5", "tg1")
+            (1, 2, 3), ("tensor", "layer", "groups"), ("f16", "f32"), (1, 2), (4, 8), ("pp5", "tg1")
         )
+        for n_busy in [min(n_ranks, n_layer) if mode == "layer" else n_ranks]
     ]
     assert all(r["error"] is None for r in results)
 
@@ -246,6 +255,10 @@ def test_the_machine_is_measured(run: Run, model: Path, monkeypatch: pytest.Monk
         (("--split", "many"), "'many' is not a list of numbers"),
         (("--devices", "cpu;tpu"), "no device 'tpu'"),
         (("--override", "ffn"), "'ffn' is not REGEX=DEVICE"),
+        (("--groups", "2,x"), "'2,x' are not a list of whole numbers"),
+        (("--split-mode", "groups", "--groups", "0,1"), "at least 1, not 0"),
+        (("--n-cpu-moe", "-1"), "at least 0, not -1"),
+        (("--reserve", "cpu"), "'cpu' is not DEVICE=MIB"),
         (("-p", "0", "-n", "0"), "nothing to measure"),
         (("-n", "-1"), "negative number of tokens"),
         (("-d", "-1"), "negative number of tokens"),
@@ -280,3 +293,23 @@ def test_files_that_are_no_models_are_one_line(
     assert_refused(run("bench", folder / "absent.gguf", "--json"), "There is no file")
     assert_refused(run("bench", vocabulary), "holds no weights")
     assert_refused(run("bench", foreign, "--csv"), "architecture 'mumble'")
+
+
+def test_modes_are_crossed_and_shown(run: Run, model: Path) -> None:
+    """Groups that do not fit the devices are a line that says so, and modes without them one."""
+    arguments = (
+        "--devices", "cpu,cpu,cpu", "--split-mode", "tensor,groups", "--groups", "2,1;auto;2,2",
+        "--n-cpu-blocks", "0,1", "--reserve", "cpu=1", "-p", "0", "-n", "1", "-r", "1",
+    )  # fmt: skip
+    results = run("bench", model, *arguments, "--json").document["results"]
+    seen = [(r["split_mode"], r["groups"], r["n_cpu_blocks"], bool(r["error"])) for r in results]
+    assert seen == [
+        ("tensor", [], 0, False), ("tensor", [], 1, False),
+        ("groups", [2, 1], 0, False), ("groups", [2, 1], 1, False),
+        ("groups", [2, 1], 0, False), ("groups", [2, 1], 1, False),
+        ("groups", [2, 2], 0, True), ("groups", [2, 2], 1, True),
+    ]  # fmt: skip
+    out = run("bench", model, *arguments).out
+    assert "groups 2,1; 1 blocks on CPU" in out
+    assert "The groups 2,2 are of 4 ranks, but there are 3 devices." in out
+    assert "2,1" in run("bench", model, *arguments, "--csv").out

@@ -34,7 +34,10 @@ def test_inspect_tells_what_the_file_says(run: Run, model: Path, draft: ModelDra
     assert {t["name"]: tuple(t["shape"]) for t in document["tensors"]} == {
         name: tensor.shape for name, tensor in draft.tensors.items()
     }
-    assert (document["problem"], document["split"]["modes"]) == ("", ["tensor", "layer"])
+    assert (document["problem"], document["split"]["modes"]) == (
+        "",
+        ["tensor", "layer", "groups"],
+    )
     attention, ffn, _ = document["split"]["parts"]
     assert (attention["name"], attention["n_layer"], attention["n_pieces"]) == ("attention", 2, 4)
     assert (ffn["n_pieces"], ffn["unit"]) == (3, "32 columns")
@@ -90,6 +93,9 @@ PLANS = [
     (("cpu",) * 6, None, ("--ctx", "100")),
     (("cpu", "cpu"), (1, 2), ("--split-mode", "layer", "--kv-type", "bf16")),
     (("cpu", "cpu"), (1, 1), ("--override", "attn=cpu", "--ctx", "64")),
+    (("cpu", "cpu"), (0, 1), ("--override", "ffn=#0")),
+    (("cpu",) * 3, (1, 2, 1), ("--split-mode", "groups", "--groups", "1,2")),
+    (("cpu",) * 3, None, ("--split-mode", "groups", "--n-cpu-blocks", "1")),
 ]
 
 
@@ -112,7 +118,9 @@ def test_a_plan_is_what_a_load_then_measures(
         n_ctx=int(given["--ctx"]) if "--ctx" in given else None,
         split_mode=given.get("--split-mode", "tensor"),
         kv_type=given.get("--kv-type", "f16"),
-        overrides=[("attn", "cpu")] if "--override" in given else [],
+        overrides=[given["--override"].split("=")] if "--override" in given else [],
+        groups=[int(n) for n in given["--groups"].split(",")] if "--groups" in given else None,
+        n_cpu_blocks=int(given.get("--n-cpu-blocks", 0)),
     )
     with loaded:
         measured = [(m.device, m.measured.weights, m.measured.kv) for m in loaded.memory()]
@@ -120,6 +128,30 @@ def test_a_plan_is_what_a_load_then_measures(
     assert [(d["device"], d["weights"], d["kv"]) for d in plan["devices"]] == measured
     assert plan["total_bytes"] == sum(d["total"] for d in plan["devices"])
     assert plan["fits"]
+
+
+def test_a_plan_shows_where_everything_was_asked_to_be(run: Run, model: Path) -> None:
+    options = (
+        "--devices", "cuda:0,cuda:1,cuda:2", "--split-mode", "groups", "--n-cpu-blocks", "1",
+        "--kv-on-host", "--override", "attn=#0", "--reserve", "cuda:0=512",
+    )  # fmt: skip
+    document = run("plan", model, *options, "--json").document
+    assert document["split_mode"] == "groups"
+    assert document["groups"] == [2, 1]
+    assert document["n_cpu_blocks"] == 1
+    assert document["kv_on_host"] is True
+    assert document["overrides"] == [["attn", "#0"]]
+    assert document["reserve"] == {"cuda:0": 512 << 20}
+    devices = document["devices"]
+    assert [d["device"] for d in devices] == ["cuda:0", "cuda:1", "cuda:2", "cpu"]
+    assert [d["kv"] for d in devices] == [0] * 4
+    assert [bool(d["host_kv"]) for d in devices] == [True, False, False, False]
+    total = sum(d["total"] + d["host_kv"] for d in devices)
+    assert document["total_bytes"] == total
+    out = run("plan", model, *options).out
+    assert "weights held as F32, as small as in the file" in out
+    assert "of keys and values lie in the host's memory" in out
+    assert "512.00 MiB of cuda:0 are kept free" in out
 
 
 def test_a_plan_says_what_does_not_fit(run: Run, model: Path) -> None:

@@ -1,6 +1,5 @@
 """Models on the CPU's kernels: close to the reference logits, and to themselves however split."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,13 @@ from engine import load_model
 from tests.engine.models.test_trained import EXACT, LOSS, golden, load, nll
 from tests.helpers.golden import (
     CASES,
+    LEAST_BAR,
     Case,
     golden_error,
     golden_logits,
     golden_models,
     golden_path,
-    golden_root,
+    kernel_bars,
     logits_in_steps,
     nmse,
 )
@@ -23,27 +23,16 @@ from tests.helpers.tiny_gguf import tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
-LEAST_BAR = 1e-3
 ROUTED_BAR = 1e-6
 """Activations have two bytes where a router chooses experts."""
 
 SPLITS = (CASES[0], CASES[3])
 
 
-def _bars() -> dict[str, float]:
-    """The error that llama.cpp makes by rounding activations, by model; at least `LEAST_BAR`."""
-    manifest = golden_root() / "MANIFEST.json"
-    if not manifest.exists():
-        return {}
-    entries = json.loads(manifest.read_text(encoding="utf-8"))
-    key = "libllama_quantised_activations_nmse"
-    return {Path(entry["file"]).stem: max(LEAST_BAR, entry[key]) for entry in entries}
-
-
 @pytest.mark.parametrize("case", SPLITS, ids=str)
 @pytest.mark.parametrize("name", golden_models() or ["none"])
 def test_logits_are_as_close_as_llama_cpps(name: str, case: Case) -> None:
-    assert golden_error(name, case) <= _bars().get(name, LEAST_BAR)
+    assert golden_error(name, case) <= kernel_bars().get(name, LEAST_BAR)
 
 
 @pytest.mark.parametrize("name", ["mixtral-q4_k_m", "gptoss-mxfp4", "phimoe-q4_k_m"])
