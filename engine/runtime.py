@@ -117,10 +117,11 @@ class Runtime:
         return [rank.worker for rank in self.ranks if rank.worker]
 
     def _warm_up(self) -> None:
-        """Compile and measure now what the first token and the first prompt would wait for."""
+        """Compile, record and measure now what the first tokens and the first prompt wait for."""
         if not self.workers:
             return
-        self._pass([0], 0, 0)
+        for _ in range(RECORDED):
+            self._pass([0], 0, 0)
         for worker in self.workers:
             worker.prepare()
 
