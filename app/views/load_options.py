@@ -14,9 +14,9 @@ from engine import KV_TYPES
 
 FIRST_STOP = 512
 CONTEXT_IF_UNKNOWN = 32768
-KV_NAMES = {
-    "f32": "F32 (exact)", "f16": "F16", "bf16": "BF16",
-    "q8_0": "Q8_0 (about half of F16)", "q4_0": "Q4_0 (about a quarter)",
+KV_HINTS = {
+    "f32": "Exact, twice as large as F16", "f16": "Half of F32", "bf16": "Half of F32, less exact",
+    "q8_0": "About half of F16", "q4_0": "About a quarter of F16",
 }  # fmt: skip
 
 
@@ -50,7 +50,9 @@ class LoadOptions(QWidget):
         self.kv_type = QComboBox()
         self.kv_type.setAccessibleName("Type of the KV cache")
         for kv_type in KV_TYPES:
-            self.kv_type.addItem(KV_NAMES.get(kv_type, kv_type.upper()), kv_type)
+            self.kv_type.addItem(kv_type.upper(), kv_type)
+            hint, role = KV_HINTS.get(kv_type), Qt.ItemDataRole.ToolTipRole
+            self.kv_type.setItemData(self.kv_type.count() - 1, hint, role)
         self.threads = QSpinBox()
         self.threads.setAccessibleName("CPU threads")
         self.threads.setRange(0, MAX_THREADS)

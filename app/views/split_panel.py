@@ -25,7 +25,7 @@ from app.views.split_header import SplitHeader
 from app.views.split_summary import MemoryComparison, SplitSummary
 from engine import DeviceInfo, DeviceSnapshot, LoadParams, ModelInfo, ModelLoaded, Planner
 
-MIN_WIDTH = 340
+MIN_WIDTH = 360
 
 
 class SplitPanel(QWidget):

@@ -1,0 +1,37 @@
+"""The split panel at its narrowest: nothing is cut off at the right."""
+
+import pytest
+from PySide6.QtWidgets import QApplication, QScrollArea
+from pytestqt.qtbot import QtBot
+
+from app.theme import apply_theme
+from app.views.split_panel import MIN_WIDTH, SplitPanel
+from engine import DeviceInfo, read_model_info
+from tests.helpers.golden import REPO
+
+GIB = 1 << 30
+CPU = DeviceInfo("cpu", "cpu", "Intel(R) Xeon(R) Platinum Processor", 32 * GIB, 24 * GIB)
+GPUS = [
+    DeviceInfo(f"cuda:{i}", "cuda", "NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB, uuid=f"GPU-{i}")
+    for i in range(3)
+]
+DEMO = REPO / "resources" / "demo" / "tandem-demo.gguf"
+
+
+@pytest.mark.parametrize("mode", ["single", "tensor", "layer"])
+@pytest.mark.parametrize("devices", [[CPU], [*GPUS, CPU]], ids=["cpu", "gpus"])
+def test_everything_fits(
+    qapp: QApplication, qtbot: QtBot, devices: list[DeviceInfo], mode: str
+) -> None:
+    apply_theme(qapp, "dark")
+    panel = SplitPanel()
+    qtbot.addWidget(panel)
+    panel.set_devices(devices)
+    panel.set_model(read_model_info(DEMO))
+    panel.restore(panel.state() | {"mode": mode})
+    panel.resize(MIN_WIDTH, 300)  # so low that it scrolls
+    panel.show()
+    qapp.processEvents()
+    scroll = panel.findChild(QScrollArea)
+    assert scroll.widget().minimumSizeHint().width() <= scroll.viewport().width()
+    assert scroll.widget().width() == scroll.viewport().width()
