@@ -75,14 +75,14 @@ class Nvml:
         self.close()
 
     def close(self) -> None:
-        self._ask("nvmlShutdown")
+        self.ask("nvmlShutdown")
 
     def driver_version(self) -> str:
-        return _text(self._ask("nvmlSystemGetDriverVersion"))
+        return _text(self.ask("nvmlSystemGetDriverVersion"))
 
     def cuda_major(self) -> int | None:
         """The newest major version of CUDA that the driver runs."""
-        version = self._ask("nvmlSystemGetCudaDriverVersion_v2")
+        version = self.ask("nvmlSystemGetCudaDriverVersion_v2")
         return None if version is None else int(version) // 1000
 
     def gpus(self) -> list[Gpu]:
@@ -123,8 +123,8 @@ class Nvml:
         except DeviceError as error:
             return DeviceSnapshot(device, now, 0, 0, 0, problem=str(error))
         lib, handle = self._lib, gpu.handle
-        load = self._ask("nvmlDeviceGetUtilizationRates", handle)
-        power_mw = self._ask("nvmlDeviceGetPowerUsage", handle)
+        load = self.ask("nvmlDeviceGetUtilizationRates", handle)
+        power_mw = self.ask("nvmlDeviceGetPowerUsage", handle)
         return DeviceSnapshot(
             device,
             now,
@@ -132,10 +132,10 @@ class Nvml:
             memory.total_bytes,
             memory.free_bytes,
             load_percent=None if load is None else float(load.gpu),
-            temperature_c=self._ask("nvmlDeviceGetTemperatureV", handle, lib.NVML_TEMPERATURE_GPU),
+            temperature_c=self.ask("nvmlDeviceGetTemperatureV", handle, lib.NVML_TEMPERATURE_GPU),
             power_w=None if power_mw is None else power_mw / 1000,
             own_bytes=self._own_bytes(handle),
-            clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, lib.NVML_CLOCK_SM),
+            clock_mhz=self.ask("nvmlDeviceGetClockInfo", handle, lib.NVML_CLOCK_SM),
         )
 
     def _open(self, index: int) -> Gpu | None:
@@ -146,12 +146,12 @@ class Nvml:
             if error.value == self._lib.NVML_ERROR_NO_PERMISSION:
                 return None
             return Gpu(None, "NVIDIA GPU", problem=self._problem(error))
-        pci = self._ask("nvmlDeviceGetPciInfo", handle)
-        capability = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
+        pci = self.ask("nvmlDeviceGetPciInfo", handle)
+        capability = self.ask("nvmlDeviceGetCudaComputeCapability", handle)
         return Gpu(
             handle=handle,
-            name=_text(self._ask("nvmlDeviceGetName", handle)) or "NVIDIA GPU",
-            uuid=_text(self._ask("nvmlDeviceGetUUID", handle)),
+            name=_text(self.ask("nvmlDeviceGetName", handle)) or "NVIDIA GPU",
+            uuid=_text(self.ask("nvmlDeviceGetUUID", handle)),
             pci_bus=_text(pci.busId).upper() if pci else "",
             compute_capability=".".join(map(str, capability or ())),
         )
@@ -162,7 +162,7 @@ class Nvml:
         In a container the driver may name processes by numbers that mean nothing here; then a list
         without this process says nothing, and neither does Windows, which gives no sizes.
         """
-        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        processes = self.ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if processes is None:
             return None
         own = [process.usedGpuMemory for process in processes if process.pid == os.getpid()]
@@ -170,7 +170,7 @@ class Nvml:
             return None
         return None if None in own else sum(own)
 
-    def _ask(self, function: str, *args: Any) -> Any:
+    def ask(self, function: str, *args: Any) -> Any:
         """The driver's answer, or None where this GPU or driver has none."""
         try:
             return getattr(self._lib, function)(*args)

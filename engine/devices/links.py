@@ -1,0 +1,155 @@
+"""What connects the GPUs: slots, NVLink, and whether one can read another's memory; no torch.
+
+A slot of an idle GPU is often switched to a lower generation; then it says so here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+from engine.devices.catalog import numbered_gpus
+from engine.devices.nvml import Gpu, Nvml
+from engine.errors import DeviceError
+
+__all__ = ["Link", "LinkKind", "Pcie", "Topology", "read_topology"]
+
+log = logging.getLogger(__name__)
+
+LinkKind = Literal["nvlink", "p2p", "host"]
+
+ANCESTORS: Mapping[int, str] = {
+    0: "the same board", 10: "one PCIe switch", 20: "several PCIe switches",
+    30: "one host bridge", 40: "several host bridges of one CPU", 50: "several CPUs",
+}  # fmt: skip
+"""NVML's levels of what two GPUs have in common, NVML_TOPOLOGY_…"""
+
+PEER_READ, PEER_WRITE, PEER_NVLINK = 0, 1, 2
+"""NVML_P2P_CAPS_INDEX_…; the binding has a tuple in place of the first."""
+
+PEER_PROBLEMS: Mapping[int, str] = {
+    1: "the chipset does not support it", 2: "these GPUs do not support it",
+    3: "the way between them does not support it", 4: "the driver's settings forbid it",
+    5: "it is not supported",
+}  # fmt: skip
+"""NVML_P2P_STATUS_… other than OK (0) and UNKNOWN."""
+
+MOST_NVLINKS = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Pcie:
+    """A GPU's slot, now and at most; 0 where the driver does not tell."""
+
+    generation: int = 0
+    width: int = 0
+    max_generation: int = 0
+    max_width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What connects two GPUs.
+
+    Attributes:
+        a, b: their ids.
+        kind: the fastest way: NVLink, each other's memory over PCIe, or the host's memory.
+        n_nvlink: NVLinks between them, or from one of them to a switch that has both.
+        nvlink_version: of these; 0 where there are none or the driver does not tell.
+        ancestor: what both hang on; "" where the driver does not tell.
+        peer_problem: why neither reads the other's memory; "" where they can.
+    """
+
+    a: str
+    b: str
+    kind: LinkKind
+    n_nvlink: int = 0
+    nvlink_version: int = 0
+    ancestor: str = ""
+    peer_problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All GPUs that CUDA shows to this process: the slot of each, by id, and every pair."""
+
+    pcie: Mapping[str, Pcie]
+    links: tuple[Link, ...]
+
+
+def read_topology() -> Topology:
+    """Ask the driver; without one there is nothing."""
+    try:
+        with Nvml() as nvml:
+            gpus = {name: gpu for name, gpu in numbered_gpus(nvml).items() if not gpu.problem}
+            pcie = {name: _pcie(nvml, gpu) for name, gpu in gpus.items()}
+            pairs = combinations(gpus.items(), 2)
+            links = [_link(nvml, a, b, gpu_a, gpu_b) for (a, gpu_a), (b, gpu_b) in pairs]
+            return Topology(pcie, tuple(links))
+    except DeviceError as error:
+        log.info("no links are listed: %s", error)
+        return Topology({}, ())
+
+
+def _pcie(nvml: Nvml, gpu: Gpu) -> Pcie:
+    def asked(function: str) -> int:
+        return int(nvml.ask(f"nvmlDeviceGet{function}", gpu.handle) or 0)
+
+    return Pcie(
+        asked("CurrPcieLinkGeneration"), asked("CurrPcieLinkWidth"),
+        asked("MaxPcieLinkGeneration"), asked("MaxPcieLinkWidth"),
+    )  # fmt: skip
+
+
+def _link(nvml: Nvml, a: str, b: str, gpu_a: Gpu, gpu_b: Gpu) -> Link:
+    n_nvlink, version = _nvlinks(nvml, gpu_a, gpu_b)
+    problem = _peer_problem(nvml, gpu_a, gpu_b)
+    kind: LinkKind = "host" if problem else "nvlink" if n_nvlink else "p2p"
+    level = nvml.ask("nvmlDeviceGetTopologyCommonAncestor", gpu_a.handle, gpu_b.handle)
+    ancestor = "" if level is None else ANCESTORS.get(int(level), "")
+    return Link(a, b, kind, n_nvlink, version, ancestor, problem)
+
+
+def _peer_problem(nvml: Nvml, gpu_a: Gpu, gpu_b: Gpu) -> str:
+    """Why they cannot read and write each other's memory, or ""."""
+    for index in (PEER_READ, PEER_WRITE):
+        for one, other in ((gpu_a, gpu_b), (gpu_b, gpu_a)):
+            status = nvml.ask("nvmlDeviceGetP2PStatus", one.handle, other.handle, index)
+            if status != 0:
+                unknown = "the driver does not tell"
+                return unknown if status is None else PEER_PROBLEMS.get(int(status), unknown)
+    return ""
+
+
+def _nvlinks(nvml: Nvml, gpu_a: Gpu, gpu_b: Gpu) -> tuple[int, int]:
+    """How many NVLinks lead from one to the other, and their version."""
+    active = [
+        link for link in range(MOST_NVLINKS)
+        if nvml.ask("nvmlDeviceGetNvLinkState", gpu_a.handle, link)
+    ]  # fmt: skip
+    ends = [nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", gpu_a.handle, link) for link in active]
+    direct = [
+        link for link, end in zip(active, ends, strict=True)
+        if end is not None and _same_bus(_text(end.busId), gpu_b.pci_bus)
+    ]  # fmt: skip
+    used = direct
+    if not direct and active:
+        status = nvml.ask("nvmlDeviceGetP2PStatus", gpu_a.handle, gpu_b.handle, PEER_NVLINK)
+        used = active if status == 0 else []  # by way of a switch
+    if not used:
+        return 0, 0
+    version = nvml.ask("nvmlDeviceGetNvLinkVersion", gpu_a.handle, used[0])
+    return len(used), int(version or 0)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _same_bus(a: str, b: str) -> bool:
+    """Whether two PCI bus ids are the same; the domain may be written with four or eight digits."""
+    parts = [bus.upper().partition(":") for bus in (a, b)]
+    return parts[0][2] == parts[1][2] and parts[0][0][-4:] == parts[1][0][-4:]

@@ -1,0 +1,133 @@
+"""What is known of devices and of what connects them: speeds are predicted from these numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRate:
+    """How fast a device multiplies with weights of one kind.
+
+    Attributes:
+        bytes_per_s: of weights, as held, for one token.
+        thread_bytes_per_s: the same by one thread of a CPU.
+        flop_per_s: multiplications and additions for many tokens at once.
+    """
+
+    bytes_per_s: float
+    thread_bytes_per_s: float
+    flop_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What one device can do.
+
+    Attributes:
+        device: its id; ranks with the same one share it.
+        bytes_per_s: reading weights that nothing else is known of, and keys and values.
+        flop_per_s: products of matrices for many tokens.
+        op_s: what each matrix costs a token beside its bytes: starting, ending, and the small steps
+            between matrices.
+        routed_op_s: the same in a block whose tokens go to different experts.
+        host_s: between two tokens: sampling, Python.
+        n_threads: of a CPU, all of them; 0 for a GPU.
+        thread_bytes_per_s: `bytes_per_s` of one of them; 0 where there are none.
+        unpack_bytes: memory traffic for each quantised weight and batch of a prompt, where matrices
+            are dequantised before they are multiplied.
+        rates: by kind of weights.
+    """
+
+    device: str
+    bytes_per_s: float
+    flop_per_s: float
+    op_s: float = 0.0
+    routed_op_s: float = 0.0
+    host_s: float = 0.0
+    n_threads: int = 0
+    thread_bytes_per_s: float = 0.0
+    unpack_bytes: float = 0.0
+    rates: Mapping[str, WeightRate] = field(default_factory=dict)
+
+    def rate(self, kind: str) -> WeightRate:
+        """How fast it is with weights of a kind."""
+        known = self.rates.get(kind)
+        if known is not None:
+            return known
+        one = self.thread_bytes_per_s or self.bytes_per_s
+        return WeightRate(self.bytes_per_s, one, self.flop_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """What connects two devices: Hockney's model (Parallel Computing 20, 1994).
+
+    Attributes:
+        latency_s: of a sum over the two, or of a move from one to the other, of very few bytes.
+        bytes_per_s: in one direction, while the other is in use as well.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+
+class Links:
+    """What connects the devices of a machine.
+
+    Args:
+        pairs: by two ids in any order; the same id twice is for ranks that share a device.
+        other: for pairs that are not named.
+    """
+
+    def __init__(
+        self, pairs: Mapping[tuple[str, str], LinkFacts], other: LinkFacts | None = None
+    ) -> None:
+        self._pairs = {tuple(sorted(pair)): facts for pair, facts in pairs.items()}
+        self._other = other or HOST_STAGED
+        self._sums: dict[tuple[tuple[str, ...], float], float] = {}
+
+    def between(self, a: str, b: str) -> LinkFacts:
+        """The link of two devices."""
+        known = self._pairs.get((a, b) if a <= b else (b, a))
+        if known is not None:
+            return known
+        return SHARED_MEMORY if a == b else self._other
+
+    def all_reduce_s(self, devices: Sequence[str], n_bytes: float) -> float:
+        """Seconds of a sum that all of `devices` get, each of `n_bytes`.
+
+        Either everyone sends all to everyone, or parts go around in a ring, whichever is sooner
+        (Thakur, Rabenseifner and Gropp, Int. J. High Perf. Computing Appl. 19, 2005); the slowest
+        pair counts.
+        """
+        n = len(devices)
+        if n < 2:
+            return 0.0
+        key = tuple(devices), n_bytes
+        found = self._sums.get(key)
+        if found is None:
+            links = [self.between(a, b) for a, b in combinations(devices, 2)]
+            latency = max(link.latency_s for link in links)
+            payload = n_bytes / min(link.bytes_per_s for link in links)
+            found = min(
+                latency + (n - 1) * payload, 2 * (n - 1) * latency + 2 * (n - 1) / n * payload
+            )
+            self._sums[key] = found
+        return found
+
+    def move_s(self, a: str, b: str, n_bytes: float) -> float:
+        """Seconds to bring `n_bytes` from one device to another."""
+        link = self.between(a, b)
+        return link.latency_s + n_bytes / link.bytes_per_s
+
+
+SHARED_MEMORY = LinkFacts(11e-6, 5e9)
+"""Ranks that are threads on one CPU: 2 × 2048 numbers in 11 µs; see tests/bench/LOG.md."""
+
+HOST_STAGED = LinkFacts(13e-6, 13e9)
+"""GPUs that reach each other by way of the host's memory: an estimate until it is measured."""

@@ -1,0 +1,224 @@
+"""Devices that are not here, to plan for: "2x3090,1x3060" becomes a list of devices and what is
+known of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import combinations
+
+from engine.devices.links import Link, LinkKind, Pcie, Topology
+from engine.devices.types import DeviceInfo
+from engine.errors import EngineError
+from engine.planning.cards import CARDS, GIB, HOSTS, RESERVED_BYTES, Card
+from engine.planning.facts import CPU, SHARED_MEMORY, DeviceFacts, LinkFacts, Links
+from engine.planning.link_classes import CLASSES, nvlink_facts
+
+MOST_DEVICES = 16
+SIMULATED = "These devices are simulated: plans can be made for them, but nothing can be loaded."
+ENTRY = re.compile(r"(?:(?P<count>\d{1,3})\s*[xX×*]\s*)?(?P<name>\S.*)")
+NVLINK_VERSION = 3
+NVLINK_LINK_BYTES = 25e9
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A simulated machine.
+
+    Attributes:
+        text: as it was written.
+        devices: as `list_devices` would give them, the CPU last. They count as usable, so that a
+            window can plan for them; loading on them must be refused, with `SIMULATED`.
+        facts: by device.
+        links: of all pairs.
+        topology: the same as the driver would tell it.
+    """
+
+    text: str
+    devices: tuple[DeviceInfo, ...]
+    facts: Mapping[str, DeviceFacts]
+    links: Links
+    topology: Topology
+
+    @property
+    def free_bytes(self) -> dict[str, int]:
+        """Free memory by device."""
+        return {device.id: device.free_bytes for device in self.devices}
+
+    def list_devices(self) -> list[DeviceInfo]:
+        """In the place of `engine.devices.list_devices`."""
+        return list(self.devices)
+
+
+def parse_rig(text: str) -> Rig:
+    """A machine from cards and how many of each, such as "2x3090,1x3060" or "4x4090@p2p".
+
+    One entry may be a processor. Behind an @ stands how GPUs reach each other: nvlink, p2p, host or
+    shm; without it, as the cards' drivers let them.
+
+    Raises:
+        EngineError: an entry is unknown, or there is none, or there are too many.
+    """
+    cards_text, _, way = text.partition("@")
+    way = way.strip().lower()
+    if way and way not in CLASSES:
+        raise EngineError(
+            f"'{way}' is no way for GPUs to reach each other.", f"Use {', '.join(CLASSES)}."
+        )
+    gpus: list[Card] = []
+    host = HOSTS[0]
+    for entry in cards_text.split(","):
+        count, card = _entry(entry)
+        if not card.n_cores:
+            gpus += [card] * count
+            _check_count(gpus)
+        elif count == 1:
+            host = card
+        else:
+            raise EngineError(
+                "A machine has one CPU.", f"Write {entry.split('x')[-1].strip()} once."
+            )
+    return _build(text.strip(), gpus, host, way)
+
+
+def _entry(text: str) -> tuple[int, Card]:
+    match = ENTRY.fullmatch(text.strip())
+    if match is None:
+        raise EngineError("A rig needs cards.", "For example 2x3090,1x3060.")
+    count = int(match["count"] or 1)
+    if not count:
+        raise EngineError(f"'{text.strip()}' is no card at all.", "Write at least 1x.")
+    return count, find_card(match["name"])
+
+
+def _check_count(gpus: Sequence[Card]) -> None:
+    if len(gpus) > MOST_DEVICES:
+        raise EngineError(f"A rig has at most {MOST_DEVICES} GPUs.", "Write fewer of them.")
+
+
+def find_card(name: str) -> Card:
+    """The card that a person means: "3090", "rtx 4060 ti" or "7900xtx".
+
+    Raises:
+        EngineError: there is none; suggests what may be meant.
+    """
+    known = _names()
+    card = known.get(_plain(name))
+    if card is not None:
+        return card
+    near = get_close_matches(_plain(name), known, n=3, cutoff=0.6)
+    if near:
+        names = dict.fromkeys(known[key].name for key in near)
+        hint = f"Did you mean {' or '.join(names)}?"
+    else:
+        hint = f"Known are {', '.join(card.name for card in (*CARDS, *HOSTS))}."
+    raise EngineError(f"The card '{name.strip()[:60]}' is not known.", hint)
+
+
+def known_card(name: str) -> Card | None:
+    """The card that a driver calls `name`, such as "NVIDIA GeForce RTX 3090"; None if unknown.
+
+    A Ti or SUPER is another card than the one without, and so is a laptop's.
+    """
+    words = _words(name)
+    found = [card for card in (*CARDS, *HOSTS) if _is_part(_model(card), words)]
+    best = max(found, key=lambda card: len(_model(card)), default=None)
+    if best is None or VARIANTS & (set(words) - set(_model(best))):
+        return None
+    return best
+
+
+VARIANTS = {"ti", "super", "laptop", "max", "mobile"}
+NUMBER = re.compile(r"\d.")
+MEMORY_SIZE = re.compile(r"\d+gb")
+
+
+def _model(card: Card) -> list[str]:
+    """The words of its name without the size of its memory, which drivers leave out."""
+    return [word for word in _words(card.name) if not MEMORY_SIZE.fullmatch(word)]
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
+
+
+def _is_part(words: Sequence[str], of: Sequence[str]) -> bool:
+    """Whether some words stand in others, next to each other."""
+    n = len(words)
+    return any(list(of[at : at + n]) == list(words) for at in range(len(of) - n + 1))
+
+
+def _names() -> dict[str, Card]:
+    """All names that a card may be written with, as `_plain` makes them: "3090" for "RTX 3090"."""
+    known: dict[str, Card] = {}
+    for card in (*CARDS, *HOSTS):
+        for words in (_words(card.name), _model(card)):
+            number = next(at for at, word in enumerate(words) if NUMBER.search(word))
+            for begin in range(number + 1):
+                known.setdefault("".join(words[begin:]), card)
+    return known
+
+
+def _plain(name: str) -> str:
+    """A name without what people write in different ways."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _build(text: str, gpus: Sequence[Card], host: Card, way: str) -> Rig:
+    cards = {f"cuda:{number}": card for number, card in enumerate(gpus)}
+    devices = [_gpu_info(device, card) for device, card in cards.items()]
+    devices.append(_host_info(host))
+    facts = {device: card.facts(device) for device, card in cards.items()}
+    facts[CPU] = host.facts(CPU)
+    pairs: dict[tuple[str, str], LinkFacts] = {(CPU, CPU): SHARED_MEMORY}
+    links: list[Link] = []
+    for device, card in cards.items():
+        pairs[device, CPU] = LinkFacts(CLASSES["host"].latency_s, card.pcie_bytes_per_s)
+    for a, b in combinations(cards, 2):
+        kind = way or _usual_way(cards[a], cards[b])
+        pairs[a, b] = _facts(kind, cards[a], cards[b])
+        links.append(_link(a, b, kind, cards[a], cards[b]))
+    pcie = {device: Pcie(*card.pcie, *card.pcie) for device, card in cards.items()}
+    return Rig(text, tuple(devices), facts, Links(pairs), Topology(pcie, tuple(links)))
+
+
+def _gpu_info(device: str, card: Card) -> DeviceInfo:
+    total = round(card.memory_gib * GIB)
+    number = int(device.partition(":")[2])
+    return DeviceInfo(
+        device, "cuda", card.name, total, total - RESERVED_BYTES,
+        uuid=f"GPU-simulated-{number}", pci_bus=f"00000000:{number + 1:02X}:00.0",
+        compute_capability=card.capability,
+    )  # fmt: skip
+
+
+def _host_info(host: Card) -> DeviceInfo:
+    total = round(host.memory_gib * GIB)
+    return DeviceInfo(
+        CPU, "cpu", host.name, total, total - 4 * RESERVED_BYTES, n_cores=host.n_cores,
+    )  # fmt: skip
+
+
+def _usual_way(a: Card, b: Card) -> str:
+    """As drivers let them: a bridge is something that has to be bought."""
+    if not (a.has_peer_access and b.has_peer_access):
+        return "host"
+    return "nvlink" if min(a.nvlink_gb_per_s, b.nvlink_gb_per_s) > 100 else "p2p"
+
+
+def _facts(way: str, a: Card, b: Card) -> LinkFacts:
+    nvlink = 1e9 * min(a.nvlink_gb_per_s, b.nvlink_gb_per_s)
+    if way == "nvlink" and nvlink:
+        return nvlink_facts(nvlink)
+    return CLASSES[way].facts(min(a.pcie_bytes_per_s, b.pcie_bytes_per_s))
+
+
+def _link(a: str, b: str, way: str, card_a: Card, card_b: Card) -> Link:
+    kind: LinkKind = "nvlink" if way == "nvlink" else "p2p" if way == "p2p" else "host"
+    nvlink = 1e9 * min(card_a.nvlink_gb_per_s, card_b.nvlink_gb_per_s)
+    n_nvlink = max(1, round(nvlink / NVLINK_LINK_BYTES)) if kind == "nvlink" else 0
+    problem = "" if kind != "host" else "these GPUs do not support it"
+    return Link(a, b, kind, n_nvlink, NVLINK_VERSION if n_nvlink else 0, "one host bridge", problem)

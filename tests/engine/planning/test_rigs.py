@@ -1,0 +1,131 @@
+"""Simulated devices: what a person may write, and what comes of it."""
+
+import pytest
+
+from engine import EngineError, list_devices
+from engine.planning.cards import CARDS, HOSTS, pcie_bytes_per_s
+from engine.planning.rigs import find_card, known_card, parse_rig
+
+
+def names(text: str) -> list[str]:
+    return [device.name for device in parse_rig(text).devices]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3090", ["RTX 3090"]),
+        ("2x3090,1x3060", ["RTX 3090", "RTX 3090", "RTX 3060"]),
+        (" 2 X rtx 3090 , H200", ["RTX 3090", "RTX 3090", "H200"]),
+        ("2×4060 ti", ["RTX 4060 Ti 16GB"] * 2),
+        ("7900XTX,9070 xt", ["RX 7900 XTX", "RX 9070 XT"]),
+        ("A100-40GB,a100", ["A100 40GB", "A100"]),
+        ("rtx pro 6000", ["RTX PRO 6000"]),
+    ],
+)
+def test_cards_are_found_by_what_people_write(text: str, expected: list[str]) -> None:
+    assert names(text)[:-1] == expected
+
+
+def test_there_is_always_a_cpu_and_it_comes_last() -> None:
+    assert names("3090")[-1] == HOSTS[0].name
+    assert names("epyc 9654,2x4090") == ["RTX 4090", "RTX 4090", "EPYC 9654"]
+    assert names("7950X") == ["Ryzen 9 7950X"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"),
+    [
+        ("", "needs cards", "For example"),
+        ("2x3090,,3060", "needs cards", "For example"),
+        ("3091", "'3091' is not known", "RTX 3090"),
+        ("2x rtx3o90", "'rtx3o90' is not known", "Did you mean RTX 3090"),
+        ("toaster", "'toaster' is not known", "Known are"),
+        ("2x", "is not known", "Known are"),
+        ("0x3090", "no card at all", "1x"),
+        ("17x3090", "at most 16", "fewer"),
+        ("9x3090,8x3060", "at most 16", "fewer"),
+        ("2x7950X", "one CPU", "once"),
+        ("2x3090@pigeon", "'pigeon' is no way", "nvlink"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_in_a_sentence(text: str, problem: str, hint: str) -> None:
+    with pytest.raises(EngineError, match=problem) as caught:
+        parse_rig(text)
+    assert hint in caught.value.hint
+
+
+def test_devices_look_like_real_ones() -> None:
+    rig = parse_rig("2x3090,1x3060")
+    assert [d.id for d in rig.devices] == ["cuda:0", "cuda:1", "cuda:2", "cpu"]
+    assert {type(d) for d in rig.list_devices()} == {type(d) for d in list_devices()}
+    gib = 1 << 30
+    assert [d.total_bytes // gib for d in rig.devices[:3]] == [24, 24, 12]
+    assert all(0 < rig.free_bytes[d.id] < d.total_bytes for d in rig.devices)
+    assert len({d.uuid for d in rig.devices}) == 4
+    assert set(rig.facts) == {d.id for d in rig.devices}
+    assert rig.facts["cuda:0"].bytes_per_s > 2 * rig.facts["cuda:2"].bytes_per_s
+
+
+def test_gpus_reach_each_other_as_their_drivers_let_them() -> None:
+    def kinds(text: str) -> set[str]:
+        return {link.kind for link in parse_rig(text).topology.links}
+
+    assert kinds("2x3090") == {"host"}
+    assert kinds("2x3090@p2p") == {"p2p"}
+    assert kinds("2xa6000") == {"p2p"}
+    assert kinds("4xH100") == {"nvlink"}
+    assert kinds("a6000,3090") == {"host"}
+    assert len(parse_rig("4x3090").topology.links) == 6
+
+
+def test_a_better_way_is_sooner() -> None:
+    rigs = [parse_rig(f"2x3090@{way}") for way in ("nvlink", "p2p", "host", "shm")]
+    times = [rig.links.all_reduce_s(["cuda:0", "cuda:1"], 1 << 20) for rig in rigs]
+    assert times == sorted(times)
+    assert len(set(times)) == 4
+    narrow = parse_rig("2x4060ti@p2p").links.between("cuda:0", "cuda:1")
+    wide = parse_rig("2x4090@p2p").links.between("cuda:0", "cuda:1")
+    assert wide.bytes_per_s == pytest.approx(2 * narrow.bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("driver", "card"),
+    [
+        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA GeForce RTX 4060 Ti", "RTX 4060 Ti 16GB"),
+        ("NVIDIA GeForce RTX 4060", None),
+        ("NVIDIA GeForce RTX 4070 SUPER", None),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
+        ("NVIDIA RTX 6000 Ada Generation", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("Tesla V100-PCIE-32GB", "V100"),
+        ("NVIDIA H200", "H200"),
+        ("AMD Ryzen 9 7950X 16-Core Processor", "Ryzen 9 7950X"),
+        ("", None),
+    ],
+)
+def test_a_driver_s_name_is_understood(driver: str, card: str | None) -> None:
+    found = known_card(driver)
+    assert (found.name if found else None) == card
+
+
+def test_every_card_is_found_and_plausible() -> None:
+    """A slip of a digit would be seen: bytes for each operation lie in a narrow range."""
+    for card in CARDS:
+        assert find_card(card.name) is card
+        assert known_card(f"NVIDIA GeForce {card.name}") is not None
+        assert 30 < 1000 * card.tflop_per_s / card.gb_per_s < 400
+        assert 1 <= card.memory_gib <= 256
+        assert 0.5 < card.streaming < 1
+    assert len({card.name for card in (*CARDS, *HOSTS)}) == len(CARDS) + len(HOSTS)
+
+
+def test_slots_give_what_is_measured_of_them() -> None:
+    """26 GB/s on PCIe 4.0 x16, 53 on 5.0; generations that nobody has yet count as the last."""
+    assert pcie_bytes_per_s(4, 16) == pytest.approx(26e9, rel=0.03)
+    assert pcie_bytes_per_s(5, 16) == pytest.approx(53e9, rel=0.03)
+    assert pcie_bytes_per_s(9, 16) == pcie_bytes_per_s(6, 16)
