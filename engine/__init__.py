@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from engine.host import EngineHost, ThreadHost
     from engine.info import Inspection, ModelInfo, TensorSummary, inspect_model, read_model_info
     from engine.machine_speed import DeviceSpeed, measure_device
-    from engine.plan import DevicePlan, Plan, Planner
+    from engine.plan import DevicePlan, Plan
+    from engine.planning.planner import Planner
     from engine.scoring import Perplexity, perplexity
     from engine.text import ChatTemplate, load_tokenizer
     from engine.work import TokenWork, token_work
@@ -166,7 +167,8 @@ _HOME = {
     "info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
     "machine_speed": ("DeviceSpeed", "measure_device"),
     "scoring": ("Perplexity", "perplexity"),
-    "plan": ("DevicePlan", "Plan", "Planner"),
+    "plan": ("DevicePlan", "Plan"),
+    "planning.planner": ("Planner",),
     "text": ("ChatTemplate", "load_tokenizer"),
     "work": ("TokenWork", "token_work"),
 }  # fmt: skip

@@ -117,16 +117,16 @@ class Working:
     @classmethod
     def largest(cls, several: Iterable[Working]) -> Working:
         """Of what is met one after the other."""
-        found = list(several)
-        if len(found) == 1:
-            return found[0]
-        return cls(
-            max((w.columns for w in found), default=0),
-            max((w.width for w in found), default=0),
-            max((w.recurrent for w in found), default=0),
-            frozenset().union(*(w.caches for w in found)),
-            max((w.rows for w in found), default=0),
-        )
+        columns = width = recurrent = rows = 0
+        caches: frozenset[tuple[int, int]] = frozenset()
+        for one in several:
+            columns = max(columns, one.columns)
+            width = max(width, one.width)
+            recurrent = max(recurrent, one.recurrent)
+            rows = max(rows, one.rows)
+            if not one.caches <= caches:
+                caches |= one.caches
+        return cls(columns, width, recurrent, caches, rows)
 
 
 def _of_state(state: State, rank: int) -> Working:

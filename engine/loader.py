@@ -20,7 +20,7 @@ from engine.ops.packing import load_for_kernels
 from engine.ops.weights import DenseWeight, PackedWeight, Weight
 from engine.ops.worker import Worker
 from engine.parallel.placement import Shard, Slices
-from engine.plan import slot_pieces
+from engine.footprint import slot_pieces
 from engine.quants import QUANTS, dequantise
 
 if TYPE_CHECKING:

@@ -1,41 +1,37 @@
 """Where the bytes of a model will go, from its header alone: no torch, no weights.
 
-`Planner` opens a file once and then evaluates plans; one evaluation walks the same declarations
-that the loader later fills, so that what is predicted for weights and KV cache is exact.
+A plan walks the same declarations that the loader later fills, so that what is predicted for
+weights and KV cache is exact.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.backend import uses_kernels
 from engine.errors import GIB, OutOfDeviceMemory
 from engine.events import MemoryUse
-from engine.gguf import GGUFFile
-from engine.info import ModelInfo, describe
-from engine.kernels.extent import BF16_CHUNK, Extent, token_bytes
-from engine.kernels.layout import BLOCK, LAYOUTS
-from engine.layers.module import Slot
-from engine.layers.state import CPU_STEP, DEVICE_STEP, KERNELS_STEP, KVState, RecurrentState
-from engine.models.declare import Declaration, declare
-from engine.parallel.placement import Shard, Slices
+from engine.footprint import (
+    Working,
+    bytes_of_pieces,
+    compute_bytes,
+    n_elements,
+    packed_bytes,
+    slot_pieces,
+)
+from engine.layers.state import KVState, RecurrentState
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.layers.hparams import HParams
+    from engine.models.declare import Declaration
+    from engine.parallel.shares import Shares
 
-F32_BYTES = 4
-BF16_BYTES = 2
 DENSE_FRACTION = 0.8
 """Weights are held dequantised if that takes no more than this part of any device's free memory."""
-
-UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
-"""Working memory of a packed matrix while it is dequantised in chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,49 +137,79 @@ def keeps_kv_on_host(params: LoadParams, device: str) -> bool:
     return params.kv_on_host and device != "cpu"
 
 
-class Planner:
-    """Evaluates plans for one file.
+@dataclass(frozen=True, slots=True)
+class RankSize:
+    """What one rank of a split model holds.
 
-    Raises:
-        ModelFileError: the file is missing or is no GGUF.
+    Attributes:
+        weights: bytes.
+        kv: bytes of keys and values.
+        state: bytes of recurrent states.
+        elements: of all matrices.
+        file_bytes: bytes of the file that it reads.
+        working: sizes of what it computes with.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self._file = GGUFFile.open(path)
-        self.info: ModelInfo = describe(self._file)
-
-    def plan(self, params: LoadParams, free_bytes: Mapping[str, int] | None = None) -> Plan:
-        """Predict bytes per rank.
-
-        Args:
-            free_bytes: free memory by device; decides how weights are held. Without it they are
-                taken to be dequantised.
-
-        Raises:
-            ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
-            SplitError: the split cannot be made.
-            EngineError: the KV type does not fit the heads.
-        """
-        return make_plan(declare(self._file, params), params, free_bytes)
-
-    def close(self) -> None:
-        self._file.close()
+    weights: int
+    kv: int
+    state: int
+    elements: int
+    file_bytes: int
+    working: Working
 
 
 def make_plan(
     declaration: Declaration, params: LoadParams, free_bytes: Mapping[str, int] | None
 ) -> Plan:
-    """Predict bytes per rank of a declared model; see `Planner.plan`."""
-    n_ctx = declaration.hp.n_ctx
+    """Predict bytes per rank of a declared model.
+
+    Args:
+        free_bytes: free memory by device; decides how weights are held. Without it they are taken
+            to be dequantised.
+
+    Raises:
+        EngineError: the KV type does not fit the heads.
+    """
     for state in declaration.states:
         if isinstance(state, KVState):
             state.check_type(params.kv_type)
-    dense = _evaluate(declaration, params, n_ctx, "f32")
+
+    def sizes(storages: Sequence[str]) -> list[RankSize]:
+        return [
+            _rank_size(declaration, rank, storage, params.kv_type)
+            for rank, storage in enumerate(storages)
+        ]
+
+    return choose_plan(
+        params, declaration.hp, declaration.devices, declaration.shares, sizes, free_bytes
+    )
+
+
+def choose_plan(
+    params: LoadParams,
+    hp: HParams,
+    devices: Sequence[str],
+    shares: Shares,
+    sizes: Callable[[tuple[str, ...]], Sequence[RankSize]],
+    free_bytes: Mapping[str, int] | None,
+) -> Plan:
+    """A plan that holds weights dequantised where there is room for it.
+
+    Args:
+        sizes: what each rank holds, by how each of them holds matrices.
+        free_bytes: see `make_plan`.
+    """
+
+    def plan(storage: str) -> Plan:
+        storages = tuple("kernels" if uses_kernels(d) else storage for d in devices)
+        return _plan(params, hp, devices, shares, storages, sizes(storages))
+
+    dense = plan("f32")
     if free_bytes is None or "f32" not in dense.storage:
         return dense
     if _is_roomy(dense, beside_reserve(free_bytes, params.reserve)):
         return dense
-    return _evaluate(declaration, params, n_ctx, "packed")
+    return plan("packed")
 
 
 def _is_roomy(plan: Plan, free_bytes: Mapping[str, int]) -> bool:
@@ -194,148 +220,73 @@ def _is_roomy(plan: Plan, free_bytes: Mapping[str, int]) -> bool:
     )
 
 
-def _evaluate(declaration: Declaration, params: LoadParams, n_ctx: int, storage: str) -> Plan:
-    ranks = range(len(declaration.devices))
-    storages = ["kernels" if uses_kernels(d) else storage for d in declaration.devices]
-    parts = [
-        [(slot, piece) for slot in declaration.slots for piece in slot_pieces(slot, r)]
-        for r in ranks
-    ]
-    elements = [sum(_n_elements(p) for slot, p in part if slot.is_matrix) for part in parts]
-    devices = tuple(
-        DevicePlan(
-            rank=rank,
-            device=declaration.devices[rank],
-            asked=declaration.shares[rank],
-            effective=elements[rank] / max(1, sum(elements)),
-            storage=storages[rank],
-            memory=_memory(declaration, params, rank, n_ctx, storages[rank]),
-        )
-        for rank in ranks
-    )
+def _plan(
+    params: LoadParams, hp: HParams, devices: Sequence[str], shares: Shares,
+    storages: Sequence[str], sizes: Sequence[RankSize],
+) -> Plan:  # fmt: skip
+    elements = max(1, sum(size.elements for size in sizes))
     return Plan(
-        devices=devices,
+        devices=tuple(
+            DevicePlan(
+                rank=rank,
+                device=device,
+                asked=shares[rank],
+                effective=sizes[rank].elements / elements,
+                storage=storages[rank],
+                memory=_memory(params, hp, device, storages[rank], sizes[rank]),
+            )
+            for rank, device in enumerate(devices)
+        ),
         split_mode=params.split_mode,
-        n_ctx=n_ctx,
+        n_ctx=hp.n_ctx,
         kv_type=params.kv_type,
-        file_bytes=sum(packed_bytes(slot, piece) for part in parts for slot, piece in part),
-        warnings=_warnings(declaration, params),
+        file_bytes=sum(size.file_bytes for size in sizes),
+        warnings=_warnings(hp, params),
         reserve=params.reserve,
     )
 
 
 def _memory(
-    declaration: Declaration, params: LoadParams, rank: int, n_ctx: int, storage: str
+    params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize
 ) -> MemoryUse:
-    remembered = sum(s.n_bytes(rank, n_ctx, params.kv_type) for s in declaration.states)
-    on_host = 0
-    if keeps_kv_on_host(params, declaration.devices[rank]):
-        states = (s for s in declaration.states if isinstance(s, KVState))
-        on_host = sum(s.n_bytes(rank, n_ctx, params.kv_type) for s in states)
+    is_on_host = keeps_kv_on_host(params, device)
+    n_tokens = min(params.n_batch, hp.n_ctx)
     return MemoryUse(
-        weights=sum(held_bytes(slot, rank, storage) for slot in declaration.slots),
-        kv=remembered - on_host,
-        compute=_compute_bytes(declaration, params, rank, n_ctx, storage),
-        host_kv=on_host,
+        weights=size.weights,
+        kv=size.state + (0 if is_on_host else size.kv),
+        compute=compute_bytes(size.working, hp, n_tokens, hp.n_ctx, device, storage),
+        host_kv=size.kv if is_on_host else 0,
     )
 
 
-def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:
-    """The parts of a tensor that a rank holds; empty if none."""
-    return slot.placement.pieces(slot.tensor.shape, rank)
-
-
-def held_bytes(slot: Slot, rank: int, storage: str) -> int:
-    """Bytes of one tensor on a rank, once loaded."""
-    pieces, kind = slot_pieces(slot, rank), slot.holding(storage)
-    if kind == "packed":
-        return sum(packed_bytes(slot, piece) for piece in pieces)
-    if kind == "planes":
-        return _plane_bytes(slot, pieces)
-    size = slot.tensor.type.type_size if kind == "plain" else F32_BYTES
-    return size * sum(map(_n_elements, pieces))
-
-
-def _plane_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
-    """Bytes of a matrix in planes; intervals of rows share tiles, intervals of columns do not."""
-    layout = LAYOUTS[slot.tensor.type.number]
-    return sum(
-        n_matrix * Extent.of(columns.start, columns.stop).n_bytes(layout, n_rows)
-        for n_matrix, n_rows, columns in plane_parts(slot, pieces)
+def _rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -> RankSize:
+    split, n_ctx = declaration.split, declaration.hp.n_ctx
+    parts = [(slot, slot_pieces(slot, rank)) for slot in declaration.slots]
+    bytes_of = {KVState: 0, RecurrentState: 0}
+    for state in declaration.states:
+        bytes_of[type(state)] += state.n_bytes(rank, n_ctx, kv_type)
+    columns = (
+        Working(columns=max(b.ffn.size(rank), b.experts.size(rank), b.shared.size(rank)))
+        for b in split.blocks
     )
-
-
-def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, slice]]:
-    """What a rank holds of a matrix: (matrices, rows of each, columns) for each part."""
-    shapes = [[part.stop - part.start for part in piece] for piece in pieces]
-    dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
-    if not pieces or dim == len(shapes[0]) - 1:
-        return [
-            (prod(shape[:-2]), shape[-2], piece[-1])
-            for shape, piece in zip(shapes, pieces, strict=True)
-        ]
-    whole = list(shapes[0])
-    whole[dim] = sum(shape[dim] for shape in shapes)
-    return [(prod(whole[:-2]), whole[-2], pieces[0][-1])]
-
-
-def packed_bytes(slot: Slot, slices: Slices) -> int:
-    """Bytes of the file's blocks that cover a slice."""
-    kind = slot.tensor.type
-    columns = slices[-1]
-    n_blocks: int = -(-columns.stop // kind.block_size) - columns.start // kind.block_size
-    return _n_elements(slices[:-1]) * n_blocks * kind.type_size
-
-
-def _n_elements(slices: Slices) -> int:
-    return prod(int(part.stop - part.start) for part in slices)
-
-
-def _compute_bytes(
-    declaration: Declaration, params: LoadParams, rank: int, n_ctx: int, storage: str
-) -> int:
-    """An estimate of the largest working set of one pass, from the sizes of its tensors."""
-    hp, split = declaration.hp, declaration.split
-    blocks = [b for b in split.blocks if rank in b.group]
-    rows = split.output.size(rank)
-    if not blocks and not rows:
-        return 0
-    n_tokens = min(params.n_batch, n_ctx)
-    columns = max((max(b.ffn.size(rank), b.experts.size(rank)) for b in blocks), default=0)
-    heads = max((b.heads.size(rank) for b in blocks), default=0)
-    keys = (s.head_dim_k for s in declaration.states if isinstance(s, KVState))
-    head_dim = max(keys, default=0)  # of latents, where those are the keys
-    recurrent = (s.n_work(rank) for s in declaration.states if isinstance(s, RecurrentState))
-    per_token = 6 * hp.n_embd + 3 * columns + 4 * heads * head_dim + max(recurrent, default=0)
-    step = CPU_STEP if declaration.devices[rank] == "cpu" else DEVICE_STEP
-    step = KERNELS_STEP if storage == "kernels" else step
-    attention = max(
-        (
-            state.n_work(rank, n_tokens, n_ctx, step)
-            for state in declaration.states
-            if isinstance(state, KVState)
+    return RankSize(
+        weights=sum(bytes_of_pieces(slot, pieces, storage) for slot, pieces in parts),
+        kv=bytes_of[KVState],
+        state=bytes_of[RecurrentState],
+        elements=sum(sum(map(n_elements, p)) for slot, p in parts if slot.is_matrix),
+        file_bytes=sum(packed_bytes(slot, piece) for slot, pieces in parts for piece in pieces),
+        working=Working.largest(
+            [
+                *columns,
+                Working(rows=split.output.size(rank)),
+                Working.of_states(declaration.states, rank),
+            ]
         ),
-        default=0,
     )
-    unpack = UNPACK_BYTES if storage == "packed" else 0
-    if storage == "kernels":
-        widest = max(columns, heads * head_dim, hp.n_embd)
-        unpack = BF16_BYTES * (BF16_CHUNK + n_tokens * widest)
-        unpack += n_tokens * -(-widest // BLOCK) * token_bytes(x_bytes(hp))
-    values = n_tokens * per_token + attention + rows + hp.n_vocab
-    return F32_BYTES * values + unpack
 
 
-def x_bytes(hp: HParams) -> int:
-    """Bytes of a quantised activation: two where a router sends tokens to experts.
-
-    Rounding to one byte moves a router's scores by about 1 %, and two experts are often closer.
-    """
-    return 2 if any(hp.n_ff_exp) else 1
-
-
-def _warnings(declaration: Declaration, params: LoadParams) -> tuple[str, ...]:
-    n_ctx, trained = declaration.hp.n_ctx, declaration.hp.n_ctx_train
+def _warnings(hp: HParams, params: LoadParams) -> tuple[str, ...]:
+    n_ctx, trained = hp.n_ctx, hp.n_ctx_train
     if n_ctx < params.context_for(trained):
         return (f"The model knows no positions beyond {n_ctx}, so its context is that long.",)
     if trained and n_ctx > trained:

@@ -19,6 +19,7 @@ from engine.context import Context
 from engine.control import read_control_vectors
 from engine.errors import EngineError, OutOfDeviceMemory
 from engine.events import DeviceMemory, LoadProgress, MemoryUse
+from engine.footprint import x_bytes
 from engine.layers.state import RecurrentState
 from engine.loader import Progress, check_types, load_rank
 from engine.machine import (
@@ -36,7 +37,7 @@ from engine.ops.weights import release_scratch
 from engine.ops.worker import Worker
 from engine.parallel.comm import ThreadCommunicator, ThreadGroup
 from engine.parallel.pool import RankPool
-from engine.plan import DevicePlan, Plan, keeps_kv_on_host, make_plan, x_bytes
+from engine.plan import DevicePlan, Plan, keeps_kv_on_host, make_plan
 from engine.rank import Rank
 
 if TYPE_CHECKING:

@@ -77,6 +77,10 @@ class Attention(Mixer):
     def bias(self) -> Tensor | None:
         return self.attn_output.bias
 
+    def attended(self) -> KVState:
+        """The keys and values that queries meet."""
+        return self.cache
+
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         if not ctx.owns(self.split.heads):
             return None
@@ -153,6 +157,8 @@ class RowNormAttention(Attention):
 
     The rows are cut over the ranks, so every rank of the group takes part in their norms.
     """
+
+    n_reduce = 2
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)

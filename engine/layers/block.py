@@ -44,6 +44,10 @@ class Block(Module, ABC):
         """The sizes by which block `layer` is cut; without any, no rank sees it."""
         return BlockDims()
 
+    def reduces(self) -> tuple[int, ...]:
+        """How often the ranks of its group meet, for each thing that it adds to the stream."""
+        return ()
+
     @abstractmethod
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map the residual stream x (T, n_embd) to the next block's."""
@@ -70,6 +74,9 @@ class MixerBlock(Block):
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
         return cls.mixer_type.dims(hp, layer)
+
+    def reduces(self) -> tuple[int, ...]:
+        return (1 + self.mixer.n_reduce,)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         return x + self.mix(x, ctx)
@@ -109,6 +116,9 @@ class FFNBlock(Block):
             n_ff_shexp=hp.n_ff_shexp[layer],
         )
 
+    def reduces(self) -> tuple[int, ...]:
+        return (1 + self.ffn.n_reduce,)
+
     def make_ffn(self) -> FFN | MoE:
         """Routed experts where the layer has them, else one FFN."""
         return self.make_experts() if self.hp.n_ff_exp[self.layer] else self.make_dense()
@@ -141,6 +151,9 @@ class TransformerBlock(FFNBlock, MixerBlock):
     A variant names another mixer or activation, or overrides `mix`, `feed` or what makes the FFN.
     """
 
+    def reduces(self) -> tuple[int, ...]:
+        return (*MixerBlock.reduces(self), *FFNBlock.reduces(self))
+
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         x = x + self.mix(x, ctx)
         return x + self.feed(x, ctx)
@@ -155,6 +168,9 @@ class ParallelBlock(TransformerBlock):
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
         del self.ffn_norm
+
+    def reduces(self) -> tuple[int, ...]:
+        return (1 + self.mixer.n_reduce + self.ffn.n_reduce,)
 
     def ffn_input(self, x: Tensor, normed: Tensor, ctx: Context) -> Tensor:
         """What the FFN reads, of the stream x and what the mixer reads."""

@@ -36,9 +36,14 @@ SILU, GELU, RELU2 = Activation("silu"), Activation("gelu"), Activation("relu2")
 
 
 class FFN(Module):
-    """`down(act(gate(x)) * up(x))` (Shazeer 2020), or `down(act(up(x)))` without a gate."""
+    """`down(act(gate(x)) * up(x))` (Shazeer 2020), or `down(act(up(x)))` without a gate.
+
+    Attributes:
+        n_reduce: how often the ranks meet inside it.
+    """
 
     is_nameless = True
+    n_reduce = 0
 
     def __init__(
         self, n_embd: int, n_ff: int, columns: Ranges, group: Group, act: Activation = SILU,

@@ -32,6 +32,7 @@ class Mamba(Mixer):
     """
 
     has_norms: ClassVar[bool] = False
+    n_reduce = 1
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)

@@ -22,9 +22,13 @@ class Mixer(Module, ABC):
 
     Args:
         rope: rotates queries and keys of this layer; None where positions are not rotated.
+
+    Attributes:
+        n_reduce: how often the ranks meet inside it.
     """
 
     is_nameless = True
+    n_reduce = 0
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         self.hp = hp

@@ -120,6 +120,10 @@ class LatentAttention(Mixer):
     def bias(self) -> Tensor | None:
         return self.attn_output.bias
 
+    def attended(self) -> KVState:
+        """The keys and values that queries meet."""
+        return self.cache
+
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         """Some files have the joint matrix beside the two that it is made of."""
         joint, sizes = f"{name}.attn_kv_b.weight", self.sizes

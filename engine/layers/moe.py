@@ -112,9 +112,13 @@ class MoE(Module):
         is_gated: experts are `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
         shared_act: the shared expert's activation; None for the experts' own.
         width: elements that routed experts read and write, where not those of the stream.
+
+    Attributes:
+        n_reduce: how often the ranks meet inside it.
     """
 
     is_nameless = True
+    n_reduce = 0
 
     def __init__(
         self, hp: HParams, split: BlockSplit, layer: int, routing: Routing,

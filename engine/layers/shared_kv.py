@@ -106,6 +106,11 @@ class SharedKVAttention(NormedQueries):
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
         return replace(super().dims(hp, layer), kv_of=kv_source(hp, layer))
 
+    def attended(self) -> KVState:
+        """Those of the other layer, which are of the same size and cut alike."""
+        split = self.split
+        return KVState(split.heads, split.kv_heads, self.head_dim_k, self.head_dim_v)
+
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         if not ctx.owns(self.split.heads):
             return None

@@ -80,13 +80,14 @@ class KVState:
     def n_work(self, rank: int, n_tokens: int, n_ctx: int, step: Step) -> int:
         """Elements of F32 that attention of `n_tokens` tokens holds beside queries and results.
 
-        At most: what is read of the cache, twice because it may be quantised, and scores with what
-        is added to them.
+        See `attention_work`.
         """
-        heads = self.heads.size(rank)
-        width = heads * (self.head_dim_k + (0 if self.v_in_k else self.head_dim_v))
-        keys = min(width * n_ctx, max(width, step.keys))
-        return 2 * keys + 3 * min(heads * n_tokens * n_ctx, max(heads, step.scores))
+        return attention_work(self.heads.size(rank), self.row, n_tokens, n_ctx, step)
+
+    @property
+    def row(self) -> int:
+        """Elements of a key and its value, as they are held."""
+        return self.head_dim_k + (0 if self.v_in_k else self.head_dim_v)
 
     def check_type(self, kv_type: str) -> None:
         """Make sure that keys and values are whole blocks of a KV type.
@@ -102,6 +103,21 @@ class KVState:
                     f"holds them in blocks of {info.block_size}.",
                     "Choose the KV type f16.",
                 )
+
+
+def attention_work(heads: int, row: int, n_tokens: int, n_ctx: int, step: Step) -> int:
+    """Elements of F32 that attention of `n_tokens` tokens holds beside queries and results.
+
+    At most: what is read of the cache, twice because it may be quantised, and scores with what is
+    added to them.
+
+    Args:
+        heads: query heads.
+        row: elements of a key and its value.
+    """
+    width = heads * row
+    keys = min(width * n_ctx, max(width, step.keys))
+    return 2 * keys + 3 * min(heads * n_tokens * n_ctx, max(heads, step.scores))
 
 
 class RecurrentState:

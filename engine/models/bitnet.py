@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class BitNetAttention(Attention):
     """Normalises the heads' outputs together; they are cut, so every rank takes part."""
 
+    n_reduce = 1
+
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
         n_out = self.attn_output.shape[1]
@@ -40,6 +42,8 @@ class BitNetAttention(Attention):
 
 class BitNetFFN(FFN):
     """Normalises the gated activations."""
+
+    n_reduce = 1
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:
         super().__init__(hp.n_embd, hp.n_ff[layer], split.ffn, split.group)

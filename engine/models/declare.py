@@ -53,23 +53,49 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
         ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
         SplitError: the split cannot be made.
     """
-    cls = model_class(file.meta.architecture, str(file.path))
-    hp = HParams.read(file, cls.traits)
-    hp = cls.refine(replace(hp, n_ctx=params.context_for(hp.n_ctx_train)))
+    cls, hp = read_sizes(file, params)
     wanted = wanted_shares(
         params, hp.n_layer, tied=hp.tied, tensors=file.tensors.keys(), recurrent=hp.recurrent
     )
-    dims = tuple(cls.block_for(hp, layer).dims(hp, layer) for layer in range(hp.n_layer))
+    dims = block_dims(cls, hp)
     split = cut_model(wanted.table, dims, hp.n_vocab, tied=hp.tied)
+    model, _, slots = bind_model(file, cls, hp, split)
+    return Declaration(
+        model, hp, split, wanted.devices, wanted.shares, dims, slots, tuple(model.states())
+    )
+
+
+def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HParams]:
+    """The class of the model in `file`, and its sizes with the context that is asked for.
+
+    Raises:
+        ModelFileError: the architecture is unknown, or sizes contradict each other.
+    """
+    cls = model_class(file.meta.architecture, str(file.path))
+    hp = HParams.read(file, cls.traits)
+    return cls, cls.refine(replace(hp, n_ctx=params.context_for(hp.n_ctx_train)))
+
+
+def block_dims(cls: type[CausalLM], hp: HParams) -> tuple[BlockDims, ...]:
+    """The sizes by which each block is cut."""
+    return tuple(cls.block_for(hp, layer).dims(hp, layer) for layer in range(hp.n_layer))
+
+
+def bind_model(
+    file: GGUFFile, cls: type[CausalLM], hp: HParams, split: ModelSplit
+) -> tuple[CausalLM, TensorSource, tuple[Slot, ...]]:
+    """Declare a model that is cut already and find its tensors.
+
+    Raises:
+        InvalidGGUF: one is missing or misshapen, or has no place.
+    """
     source = TensorSource(str(file.path), file.tensors)
     cls.adapt(source, hp)
     model = cls(hp, split)
     slots = tuple(model.bind(source))
     _check_all_used(file, source, hp)
     _check_alike(file, model, slots)
-    return Declaration(
-        model, hp, split, wanted.devices, wanted.shares, dims, slots, tuple(model.states())
-    )
+    return model, source, slots
 
 
 Place = tuple[str, type[Module]]

@@ -9,7 +9,7 @@ import pytest
 
 from engine import LoadParams, load_model
 from engine.errors import ModelFileError
-from engine.plan import Planner
+from engine import Planner
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 

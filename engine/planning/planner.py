@@ -1,0 +1,41 @@
+"""What a front end asks: plans of one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.gguf import GGUFFile
+from engine.info import ModelInfo, describe
+from engine.planning.evaluator import Evaluation, Evaluator
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+    from engine.plan import Plan
+
+
+class Planner:
+    """Evaluates plans for one file, fast enough to follow a drag.
+
+    Raises:
+        ModelFileError: the file is missing or is no GGUF.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = GGUFFile.open(path)
+        self._evaluator = Evaluator(self._file)
+        self.info: ModelInfo = describe(self._file)
+
+    def plan(self, params: LoadParams, free_bytes: Mapping[str, int] | None = None) -> Plan:
+        """Predict bytes per rank; see `Evaluator.evaluate`."""
+        return self.evaluate(params, free_bytes).plan
+
+    def evaluate(
+        self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
+    ) -> Evaluation:
+        """Predict bytes per rank and what each has to do; see `Evaluator.evaluate`."""
+        return self._evaluator.evaluate(params, free_bytes)
+
+    def close(self) -> None:
+        self._file.close()

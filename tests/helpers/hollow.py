@@ -1,0 +1,83 @@
+"""Large models of which there is only the header: for what plans and draws, and never computes."""
+
+import os
+from pathlib import Path
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from tests.helpers import raw_gguf
+from tests.helpers.model_draft import encoded
+
+F32, Q4_K, Q6_K = GGMLQuantizationType.F32, GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q6_K
+
+Tensor = tuple[tuple[int, ...], GGMLQuantizationType]
+
+
+def hollow_moe(
+    path: Path,
+    *,
+    n_layer: int = 80,
+    n_embd: int = 8192,
+    n_head: int = 64,
+    n_head_kv: int = 8,
+    n_expert: int = 128,
+    n_ff_exp: int = 1536,
+    n_vocab: int = 151936,
+) -> Path:
+    """A Qwen 3 MoE in Q4_K and Q6_K, mixed as in Q4_K_M; the weights are a hole in the file.
+
+    It takes no room on disks whose files may have holes.
+    """
+    meta = {
+        "general.architecture": "qwen3moe",
+        "general.name": "hollow",
+        "qwen3moe.block_count": n_layer,
+        "qwen3moe.context_length": 131072,
+        "qwen3moe.embedding_length": n_embd,
+        "qwen3moe.feed_forward_length": 4 * n_ff_exp,
+        "qwen3moe.attention.head_count": n_head,
+        "qwen3moe.attention.head_count_kv": n_head_kv,
+        "qwen3moe.attention.layer_norm_rms_epsilon": 1e-6,
+        "qwen3moe.expert_count": n_expert,
+        "qwen3moe.expert_used_count": min(8, n_expert),
+        "qwen3moe.expert_feed_forward_length": n_ff_exp,
+    }
+    tensors: dict[str, Tensor] = {
+        "token_embd.weight": ((n_vocab, n_embd), Q4_K),
+        "output_norm.weight": ((n_embd,), F32),
+        "output.weight": ((n_vocab, n_embd), Q6_K),
+    }
+    n_q, n_kv = n_embd, n_embd // n_head * n_head_kv
+    for layer in range(n_layer):
+        better = Q6_K if layer % 3 == 0 else Q4_K
+        block: dict[str, Tensor] = {
+            "attn_norm": ((n_embd,), F32),
+            "attn_q": ((n_q, n_embd), Q4_K),
+            "attn_k": ((n_kv, n_embd), Q4_K),
+            "attn_v": ((n_kv, n_embd), better),
+            "attn_output": ((n_embd, n_q), Q4_K),
+            "attn_q_norm": ((n_embd // n_head,), F32),
+            "attn_k_norm": ((n_embd // n_head,), F32),
+            "ffn_norm": ((n_embd,), F32),
+            "ffn_gate_inp": ((n_expert, n_embd), F32),
+            "ffn_gate_exps": ((n_expert, n_ff_exp, n_embd), Q4_K),
+            "ffn_up_exps": ((n_expert, n_ff_exp, n_embd), Q4_K),
+            "ffn_down_exps": ((n_expert, n_embd, n_ff_exp), better),
+        }
+        tensors |= {f"blk.{layer}.{name}.weight": tensor for name, tensor in block.items()}
+    entries, offset = [], 0
+    for name, (shape, kind) in tensors.items():
+        entries.append(raw_gguf.tensor(name, shape[::-1], kind, offset))
+        offset += -(-_n_bytes(shape, kind) // 32) * 32
+    header = raw_gguf.gguf([encoded(key, value) for key, value in meta.items()], entries)
+    path.write_bytes(header)
+    os.truncate(path, len(header) + offset)
+    return path
+
+
+def _n_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
+    block_size, type_size = GGML_QUANT_SIZES[kind]
+    n = 1
+    for size in shape:
+        n *= size
+    return n // block_size * type_size
