@@ -77,6 +77,11 @@ class Context:
         else:
             self.positions = torch.arange(n_past, n_past + n_tokens, device=self.device)
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for others so far, but for repeated tokens."""
+        return self._comm.waited_s
+
     def owns(self, ranges: Ranges) -> bool:
         """Whether this rank has a slice."""
         return ranges.size(self.rank) > 0

@@ -20,6 +20,7 @@ import numpy as np
 from llvmlite import ir
 
 from engine.kernels import jit
+from engine.kernels.clock import tick_s
 from engine.kernels.fastcall import Kernel, bind
 from engine.kernels.isa import chosen
 from engine.kernels.lanes import each
@@ -193,6 +194,11 @@ class Board:
         """
         self._meet(self._seats[seat], self._head, number, x, n, out, turns)
         return self.result(seat)
+
+    def called_s(self, seat: int) -> float | None:
+        """Seconds that calls for a seat have taken, but for repeated ones; None without a clock."""
+        length = tick_s()
+        return length and length * self._words[self._starts[seat] + TICKS // 8]
 
     def note(self, log: Log, seat: int, x: int, n: int, out: int, turns: int, end: Finish) -> None:
         """Note a meeting to be repeated, in the round that is then the next.

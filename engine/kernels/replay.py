@@ -8,11 +8,12 @@ import numpy as np
 from llvmlite import ir
 
 from engine.kernels import jit
+from engine.kernels.clock import now
 from engine.kernels.fastcall import Kernel, bind
 from engine.kernels.isa import chosen
 from engine.kernels.log import CHECKED, MOST_ARGUMENTS, Log
 from engine.kernels.meeting import ADDED, COMPLETE, RESULT
-from engine.kernels.team import Team
+from engine.kernels.team import WAITED, Team
 from engine.kernels.values import I64, VOID, function
 
 ARGUMENTS = ("calls", "place", "stop")
@@ -22,17 +23,20 @@ after the call at which word it stopped. `stop`: up to which word."""
 
 def build(module: ir.Module) -> None:
     """`replay(team, *ARGUMENTS)`."""
-    code, (_, calls, place, stop) = function(module, "replay", 1 + len(ARGUMENTS))
+    code, (team, calls, place, stop) = function(module, "replay", 1 + len(ARGUMENTS))
     at = code.variable(code.load(place, I64))
     with code.forever() as leave:
         leave(at.get() >= stop)
         here = calls + at.get() * 8
         kernel, count, first = code.listed(here, 3)
         n = count & (CHECKED - 1)
+        begun = now(code)
         for number in range(1, MOST_ARGUMENTS + 1):
             with code.when(n.equals(number)):
                 code.call_at(kernel, VOID, *code.listed(here + 16, number))
         with code.when(count >= CHECKED):
+            so_far = team + WAITED
+            code.store(code.load(so_far, I64) + (now(code) - begun), so_far)
             result = code.load(first + RESULT, I64)
             with code.when(result.differs(COMPLETE | ADDED)):
                 code.store(at.get(), place)

@@ -29,11 +29,11 @@ from engine.kernels.values import I32, I64, VOID, Code, Value, Variable, functio
 
 LEFT_BITS = 32
 MAX_PIECES = (1 << (LEFT_BITS - 1)) - 1
-WORD, TASK, ARGUMENTS, PIECES, YIELD, TICKS, REST, LOG, DONE = 0, 64, 72, 80, 88, 96, 104, 112, 128
-SIZE = 192
+WORD, TASK, ARGUMENTS, PIECES, YIELD = 0, 64, 72, 80, 88
+TICKS, REST, LOG, WAITED, DONE, SIZE = 96, 104, 112, 120, 128, 192
 """Offsets in bytes; what several threads write lies in cache lines of its own. At `TICKS`, callers
-of kernels add up the time that these take, by `engine.kernels.clock`; at `LOG` is the address of
-where they note them, or 0."""
+of kernels add up the time that these take, by `engine.kernels.clock`, and at `WAITED` how much of
+that was waiting for other ranks; at `LOG` is the address of where they note them, or 0."""
 
 AWAKE_TURNS = 60_000
 """How often a waiting thread looks for work before it sleeps; one or two milliseconds, longer than
@@ -213,9 +213,18 @@ class Team:
 
     @property
     def kernel_s(self) -> float | None:
-        """Seconds that its kernels have taken so far; None where no clock is known."""
+        """Seconds that its kernels have worked so far; None where no clock is known."""
         length = tick_s()
-        return length and length * ctypes.c_int64.from_address(self.address + TICKS).value
+        return length and length * (self._word(TICKS) - self._word(WAITED))
+
+    @property
+    def waited_s(self) -> float | None:
+        """Seconds that repeated calls have waited for other ranks; None where no clock is known."""
+        length = tick_s()
+        return length and length * self._word(WAITED)
+
+    def _word(self, offset: int) -> int:
+        return ctypes.c_int64.from_address(self.address + offset).value
 
     def note_calls(self, log: int) -> None:
         """Have calls of kernels noted in the log at an address; no longer if it is 0."""

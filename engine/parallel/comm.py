@@ -7,7 +7,9 @@ rank, so all members end with the same bits, whatever the number of ranks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -42,6 +44,11 @@ class Communicator(Protocol):
     """
 
     rank: int
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for others so far, but for repeated calls."""
+        ...
 
     def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
         """Sum over the group; every member gets the result, with the same bits."""
@@ -82,6 +89,7 @@ class _Meeting:
         self._condition = threading.Condition()
         self._n_waiting = 0
         self._n_complete = 0
+        self._slept_s = [0.0] * size
         self._is_broken = False
 
     def exchange(
@@ -99,7 +107,7 @@ class _Meeting:
             threading.BrokenBarrierError: it was aborted, or all ranks stand still.
         """
         number, slots = self._enter(seat, x)
-        with self._condition:
+        with self._sleeping(seat):
             self._n_waiting += 1
             if self._n_waiting == len(self._rounds) and not self._is_broken:
                 self._n_waiting = 0
@@ -115,6 +123,10 @@ class _Meeting:
     def note(self, log: Log, seat: int, x: Tensor | None, out: Tensor) -> None:
         """Note an exchange that made `out` the sum, to be repeated with what then lies there."""
         refuse("ranks exchange values in Python")
+
+    def waited_s(self, seat: int) -> float:
+        """Seconds that a member has waited here, but for repeated calls."""
+        return self._slept_s[seat]
 
     def abort(self) -> None:
         """Wake all who wait, with an error; for good."""
@@ -136,6 +148,16 @@ class _Meeting:
     def _next_round(self, seat: int) -> int:
         self._rounds[seat] += 1
         return self._rounds[seat]
+
+    @contextmanager
+    def _sleeping(self, seat: int) -> Iterator[None]:
+        """Hold the condition, and count the time as waiting."""
+        begun = time.perf_counter()
+        try:
+            with self._condition:
+                yield
+        finally:
+            self._slept_s[seat] += time.perf_counter() - begun
 
     def _sleep_until(self, is_complete: Callable[[], bool]) -> None:
         """Wait, with the condition held, until a round is complete."""
@@ -202,6 +224,9 @@ class _AwakeMeeting(_Meeting):
         if not self._finish(seat, shown) & ADDED:
             raise threading.BrokenBarrierError
 
+    def waited_s(self, seat: int) -> float:
+        return self._slept_s[seat] + (self._board.called_s(seat) or 0.0)
+
     def place_for(self, x: Tensor | None) -> Tensor | None:
         if x is None or x.numel() > MOST_ADDED or not is_plain(x):
             return None
@@ -210,7 +235,7 @@ class _AwakeMeeting(_Meeting):
     def _sleep(self, seat: int, number: int) -> None:
         """Wait until a round is complete."""
         board = self._board
-        with self._condition:
+        with self._sleeping(seat):
             board.count_asleep(seat, number, 1)
             try:
                 self._sleep_until(lambda: board.count_asleep(seat, number, 0) != 0)
@@ -250,6 +275,11 @@ class ThreadGroup:
                 self._meetings[group] = meeting
             return meeting
 
+    def waited_s(self, rank: int) -> float:
+        """Seconds that a rank has waited for others so far, but for repeated calls."""
+        meetings = list(self._meetings.items())
+        return sum(m.waited_s(group.index(rank)) for group, m in meetings if rank in group)
+
     def abort(self) -> None:
         """Wake every rank that waits, with an error; called when one of them has failed."""
         with self._lock:
@@ -274,6 +304,10 @@ class ThreadCommunicator:
         self.rank = rank
         self.device = device
         self._shared = shared
+
+    @property
+    def waited_s(self) -> float:
+        return self._shared.waited_s(self.rank)
 
     def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
         self._shared.progress.count += 1

@@ -1,0 +1,81 @@
+"""Where a token's time goes on each rank: computing, waiting for the others, and what is left.
+
+Read off clocks that run anyway, so a sample costs some microseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from engine.rank import Rank
+    from engine.runtime import Runtime
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """Seconds of one rank.
+
+    Attributes:
+        computed_s: in kernels.
+        waited_s: for other ranks, until all have met and their sum is there.
+    """
+
+    computed_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTimes:
+    """One token.
+
+    Attributes:
+        position: its place in the context.
+        seconds: from its id to its logits; what a rank neither computes nor waits is Python's.
+    """
+
+    position: int
+    seconds: float
+    ranks: tuple[RankTimes, ...]
+
+
+class _Clock(NamedTuple):
+    """Seconds of one rank so far; `worked_s` is None where only waiting is known."""
+
+    worked_s: float | None
+    waited_s: float
+
+
+def timed(runtime: Runtime, position: int, compute: Callable[[], T]) -> tuple[T, TokenTimes]:
+    """Compute a token on a runtime and say what took how long.
+
+    On ranks without a clock for their kernels (GPUs, the reference) all that is not waiting counts
+    as computing.
+    """
+    before = [_clock(rank) for rank in runtime.ranks]
+    begun = time.perf_counter()
+    result = compute()
+    seconds = time.perf_counter() - begun
+    after = [_clock(rank) for rank in runtime.ranks]
+    ranks = tuple(_times(a, b, seconds) for a, b in zip(before, after, strict=True))
+    return result, TokenTimes(position, seconds, ranks)
+
+
+def _clock(rank: Rank) -> _Clock:
+    waited = rank.context.waited_s
+    if rank.worker is None:
+        return _Clock(None, waited)
+    team = rank.worker.team
+    return _Clock(team.kernel_s, waited + (team.waited_s or 0.0))
+
+
+def _times(before: _Clock, after: _Clock, seconds: float) -> RankTimes:
+    waited = min(seconds, after.waited_s - before.waited_s)
+    if before.worked_s is None or after.worked_s is None:
+        return RankTimes(seconds - waited, waited)
+    return RankTimes(min(seconds - waited, after.worked_s - before.worked_s), waited)

@@ -1,0 +1,68 @@
+"""Where a token's time goes: what is said adds up, and waiting is told from computing."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import Model, load_model
+from engine.timeline import TokenTimes, timed
+from tests.helpers.tiny_gguf import tiny_gguf
+
+
+@pytest.fixture(params=["kernels", "reference"])
+def model(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Model]:
+    if request.param == "reference":
+        monkeypatch.setenv("TANDEM_BACKEND", "reference")
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=3)
+    with load_model(path, ["cpu", "cpu"], n_ctx=64) as loaded:
+        yield loaded
+
+
+def tokens(model: Model, n: int, start: int = 0) -> list[TokenTimes]:
+    runtime = model.runtime
+    return [
+        timed(runtime, at, lambda at=at: runtime.forward([at], at, 0))[1]
+        for at in range(start, start + n)
+    ]
+
+
+def test_parts_fit_into_the_whole(model: Model) -> None:
+    for times in tokens(model, 8):
+        assert len(times.ranks) == 2
+        for rank in times.ranks:
+            assert rank.computed_s > 0
+            assert rank.waited_s >= 0
+            assert rank.computed_s + rank.waited_s <= times.seconds * (1 + 1e-9)
+    assert times.position == 7
+
+
+@pytest.mark.parametrize("how", ["computed", "repeated"])
+def test_who_is_quick_waits_for_who_is_slow(
+    model: Model, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = model.runtime.ranks[1]
+    if how == "computed":
+        model.runtime._forget_recordings()
+        model.runtime._n_single = 100
+    tokens(model, 3)
+    name = "repeat" if slow.recording else "compute"
+    assert (name == "repeat") == (how == "repeated" and slow.worker is not None)
+    original = getattr(slow, name)
+
+    def delayed(*args: object) -> torch.Tensor | None:
+        time.sleep(0.05)
+        result: torch.Tensor | None = original(*args)
+        return result
+
+    monkeypatch.setattr(slow, name, delayed)
+    (times,) = tokens(model, 1, 3)
+    quick, late = times.ranks
+    assert times.seconds > 0.05
+    assert 0.03 < quick.waited_s <= times.seconds
+    assert quick.computed_s < 0.02
+    assert late.waited_s < 0.02
