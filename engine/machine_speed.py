@@ -1,10 +1,12 @@
-"""How fast a device can read memory and multiply matrices: what a model's speed is held against."""
+"""How fast a device can read memory and multiply matrices: what a model's speed is held against,
+and what it is predicted from.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import engine.environment  # noqa: F401 before torch, which reads it
 
@@ -12,9 +14,14 @@ import engine.environment  # noqa: F401 before torch, which reads it
 import torch
 from torch import Tensor
 
+from engine.devices import DeviceInfo
 from engine.devices.host import usable_cores
 from engine.errors import EngineError
 from engine.machine import free_bytes, is_out_of_memory, release_reserves, torch_device
+from engine.planning.cards import CORES_PER_BANDWIDTH
+from engine.planning.facts import DeviceFacts, WeightRate
+from engine.planning.machine_file import MachineFile, expected_facts
+from engine.weight_speed import measurable, measure_weights
 
 READ_BYTES = 512 << 20
 """Read at a time: more than any cache holds."""
@@ -79,6 +86,60 @@ def measure_device(name: str) -> DeviceSpeed:
     finally:
         torch.set_num_threads(n_before)
         release_reserves([device])
+
+
+def measure_facts(
+    info: DeviceInfo, kinds: Iterable[str] = (), file: MachineFile | None = None
+) -> DeviceFacts:
+    """What speeds on a device are predicted from: measured now, or kept of an earlier time.
+
+    It takes some seconds, and about one for each kind of weights that was not measured before. What
+    is not measured (the time of an operation, of what happens between tokens) is an expectation.
+
+    Args:
+        kinds: of weights; on a GPU all are expected to be read alike.
+        file: keeps what is measured.
+
+    Raises:
+        NoDevice: the device does not exist here.
+        EngineError: it has no memory left to measure with.
+    """
+    file = file or MachineFile()
+    found = file.device(info) or file.keep_device(info, _facts(info))
+    missing = [kind for kind in measurable(kinds) if kind not in found.rates]
+    if info.kind == "cpu" and missing:
+        rates = _weight_rates(missing, found.n_threads)
+        found = file.keep_device(info, replace(found, rates=rates))
+    return found
+
+
+def _facts(info: DeviceInfo) -> DeviceFacts:
+    """What is measured of a device whatever runs there."""
+    speed, expected = measure_device(info.id), expected_facts(info)
+    if info.kind == "cpu":
+        return replace(
+            expected,
+            bytes_per_s=speed.bytes_per_s,
+            thread_bytes_per_s=speed.bytes_per_s / min(speed.n_threads, CORES_PER_BANDWIDTH),
+            flop_per_s=speed.flop_per_s,
+            n_threads=speed.n_threads,
+        )
+    # a sum reads as fast as anything can, and products of matrices reach what was measured
+    bandwidth = min(speed.bytes_per_s, expected.bytes_per_s)
+    return replace(expected, bytes_per_s=bandwidth, flop_per_s=speed.flop_per_s)
+
+
+def _weight_rates(kinds: Iterable[str], n_threads: int) -> dict[str, WeightRate]:
+    n_before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(n_threads)
+        return measure_weights(kinds, n_threads, min(READ_BYTES, free_bytes(["cpu"])["cpu"] // 4))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise EngineError("cpu has no memory left to measure its speed with.") from None
+    finally:
+        torch.set_num_threads(n_before)
 
 
 def _read_speed(device: torch.device, n_free: int) -> float:

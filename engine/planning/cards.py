@@ -91,6 +91,9 @@ class Card:
         )  # fmt: skip
 
 
+UNKNOWN_CPU_BYTES, UNKNOWN_CORE_FLOP = 50e9, 6e10
+"""Bytes/s of memory in two channels, operations/s of one core: a guess until it is measured."""
+
 CORES_PER_BANDWIDTH = 6
 """Cores that use up the memory's speed of a desktop computer, about; larger ones have more."""
 

@@ -72,11 +72,13 @@ def slot_bytes_per_s(slot: Pcie) -> float:
     return pcie_bytes_per_s(generation, slot.width or slot.max_width or USUAL_SLOT.width)
 
 
-def expected_links(topology: Topology) -> Links:
-    """All links of a machine, as to be expected."""
+def expected_links(
+    topology: Topology, measured: Mapping[tuple[str, str], LinkFacts] | None = None
+) -> Links:
+    """All links of a machine, as to be expected where they were not measured."""
     pairs = {(link.a, link.b): link_facts(link, topology.pcie) for link in topology.links}
     host = {
         (device, CPU): LinkFacts(CLASSES["host"].latency_s, slot_bytes_per_s(slot))
         for device, slot in topology.pcie.items()
     }
-    return Links({**pairs, **host, (CPU, CPU): SHARED_MEMORY})
+    return Links({**pairs, **host, (CPU, CPU): SHARED_MEMORY, **(measured or {})})

@@ -98,3 +98,10 @@ class ModelLoad:
         """How often the stream moves to other ranks."""
         groups = [block.group for block in self.blocks]
         return sum(not set(after) <= set(before) for before, after in pairwise(groups))
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of weights that occur."""
+        ranks = [*self.embedding.values(), *self.head.values()]
+        ranks += [load for block in self.blocks for load in block.ranks.values()]
+        return frozenset(weights.kind for load in ranks for weights in load.kinds)

@@ -12,10 +12,14 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine.devices.links import Topology
 from engine.devices.types import DeviceInfo
 from engine.json_file import cache_folder, read_json, write_json
 from engine.planning.calibration import package_version
-from engine.planning.facts import DeviceFacts, LinkFacts, WeightRate
+from engine.planning.cards import CARDS, GIB, UNKNOWN_CORE_FLOP, UNKNOWN_CPU_BYTES, Card
+from engine.planning.facts import DeviceFacts, LinkFacts, Links, WeightRate
+from engine.planning.link_classes import expected_links
+from engine.planning.rigs import known_card
 
 FILE_NAME = "machine.json"
 MOST_ENTRIES = 64
@@ -142,3 +146,32 @@ def _made(kind: type[T], entry: Mapping[str, Any]) -> T | None:
         if not is_number or not (0 < value < 1e30 if needs_more else 0 <= value < 1e30):
             return None
     return made
+
+
+def known_facts(info: DeviceInfo, file: MachineFile | None = None) -> DeviceFacts:
+    """What was measured of a device, else what its maker says of it, else a guess."""
+    measured = file.device(info) if file else None
+    return measured or expected_facts(info)
+
+
+def expected_facts(info: DeviceInfo) -> DeviceFacts:
+    """What to expect of a device that nobody has measured here.
+
+    A GPU that is not in the table counts as the slowest one with at least its memory.
+    """
+    card = known_card(info.name)
+    if card is not None and bool(card.n_cores) == (info.kind == "cpu"):
+        return card.facts(info.id)
+    if info.kind == "cpu":
+        n_cores = max(1, info.n_cores)
+        name = Card(info.name, 0, UNKNOWN_CPU_BYTES / 1e9, n_cores * UNKNOWN_CORE_FLOP / 1e12)
+        return replace(name, n_cores=n_cores).facts(info.id)
+    large = [card for card in CARDS if card.memory_gib * GIB * 1.01 >= info.total_bytes]
+    return min(large or CARDS[-1:], key=lambda card: card.gb_per_s).facts(info.id)
+
+
+def known_links(
+    devices: Sequence[DeviceInfo], topology: Topology, file: MachineFile | None = None
+) -> Links:
+    """What was measured between devices, else what is to be expected of links of their class."""
+    return expected_links(topology, file.links(devices) if file else {})

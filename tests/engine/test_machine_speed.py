@@ -3,8 +3,12 @@
 import pytest
 import torch
 
-from engine import EngineError, NoDevice, measure_device
+from engine import EngineError, NoDevice, list_devices, measure_device
+from engine.devices import DeviceInfo
 from engine.devices.host import usable_cores
+from engine.machine_speed import measure_facts
+from engine.planning.machine_file import MachineFile
+from engine.weight_speed import Probe, measurable, measure_weights
 
 
 @pytest.fixture(autouse=True)
@@ -13,6 +17,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.machine_speed.READ_BYTES", 32 << 20)
     monkeypatch.setattr("engine.machine_speed.MATMUL_SIZES", {"cpu": (64, 256, 256)})
     monkeypatch.setattr("engine.machine_speed.MIN_SECONDS", 0.01)
+    monkeypatch.setattr("engine.weight_speed.MIN_SECONDS", 0.01)
+    monkeypatch.setattr("engine.weight_speed.N_ROWS", 64)
+    monkeypatch.setattr("engine.weight_speed.N_COLUMNS", 256)
 
 
 def test_the_cpu_is_measured_with_all_its_cores() -> None:
@@ -47,3 +54,55 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("engine.machine_speed._seconds", fail)
     with pytest.raises(EngineError, match="cpu has no memory left"):
         measure_device("cpu")
+
+
+def test_kinds_of_weights_are_measured_by_the_kernels_that_multiply_them() -> None:
+    rates = measure_weights(["Q4_K", "F16", "no such type", "Q4_K"], 2, 1 << 16)
+    assert list(rates) == ["Q4_K", "F16"]
+    for rate in rates.values():
+        assert 1e6 < rate.thread_bytes_per_s <= rate.bytes_per_s < 1e13
+        assert 1e6 < rate.flop_per_s < 1e15
+    assert measurable(["BF16", "F32", "IQ1_S", "F64"]) == ["BF16", "F32", "IQ1_S"]
+
+
+def test_a_probe_has_as_many_matrices_as_fit_and_at_least_one() -> None:
+    probe = Probe("F16", 1, 5 * 64 * 256 * 2 + 7)
+    assert len(probe._weights) == 5
+    assert len(Probe("F16", 1, 0)._weights) == 1
+    single = probe.with_threads(1)
+    assert len(single._weights) == 5
+    for one in (probe, single):
+        one.close()
+
+
+def test_facts_of_a_device_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, file = list_devices()[-1], MachineFile()
+    calls: list[tuple[str, ...]] = []
+
+    def spy(kinds: list[str], *rest: int) -> object:
+        calls.append(tuple(kinds))
+        return measure_weights(kinds, *rest)
+
+    monkeypatch.setattr("engine.machine_speed.measure_weights", spy)
+    first = measure_facts(cpu, ["Q8_0"], file)
+    assert (first.device, first.n_threads, list(first.rates)) == ("cpu", usable_cores(), ["Q8_0"])
+    monkeypatch.setattr("engine.machine_speed.measure_device", None)
+    assert measure_facts(cpu, ["Q8_0", "packed"], file) == first
+    both = measure_facts(cpu, ["Q8_0", "F16"], file)
+    assert both.rates["Q8_0"] == first.rates["Q8_0"]
+    assert set(both.rates) == {"Q8_0", "F16"}
+    assert calls == [("Q8_0",), ("F16",)]
+
+
+def test_facts_of_a_device_that_is_not_here_are_refused() -> None:
+    with pytest.raises(NoDevice, match="cuda:77"):
+        measure_facts(DeviceInfo("cuda:77", "cuda", "RTX 3090", 1, 1))
+
+
+def test_a_lack_of_memory_for_weights_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> float:
+        raise MemoryError
+
+    monkeypatch.setattr("engine.machine_speed.measure_weights", fail)
+    with pytest.raises(EngineError, match="cpu has no memory left"):
+        measure_facts(list_devices()[-1], ["F16"])
