@@ -39,7 +39,7 @@ def extras(model: dict[str, object]) -> dict[str, bool]:
 @given(
     model=sizes(),
     split=st.lists(st.integers(0, 5), min_size=2, max_size=5).filter(any),
-    mode=st.sampled_from(["tensor", "tensor", "layer"]),
+    mode=st.sampled_from(["tensor", "tensor", "layer", "groups"]),
     seed=st.integers(0, 99),
 )
 def test_any_split_equals_one_rank_and_the_plain_reference(

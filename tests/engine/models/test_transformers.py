@@ -24,6 +24,7 @@ SPLITS: dict[str, dict[str, Any]] = {
     "uneven": {"devices": ["cpu"] * 3, "split": [3, 1, 2]},
     "an empty rank": {"devices": ["cpu"] * 3, "split": [5, 0, 1]},
     "by layers": {"devices": ["cpu"] * 2, "split_mode": "layer"},
+    "by groups": {"devices": ["cpu"] * 3, "split_mode": "groups", "groups": [2, 1]},
 }
 BY_NAME = {family.name: family for family in FAMILIES}
 

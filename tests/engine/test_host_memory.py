@@ -1,0 +1,140 @@
+"""Keys and values in the host's memory, read by attention that is computed elsewhere."""
+
+import gc
+import mmap
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.cache import Cache, HostLayerCache, LayerCache
+from engine.config import KV_TYPES
+from engine.host_memory import HostTensor
+from engine.layers.attention import Scores
+from engine.layers.state import KVState, RecurrentState
+from engine.ops.reference import ReferenceOps
+from engine.parallel.ranges import Ranges
+
+CPU = torch.device("cpu")
+
+
+def state(*, v_in_k: bool = False, whole_groups: bool = True) -> KVState:
+    """Four query heads on two key-value heads; without whole groups, the first has three."""
+    heads = Ranges(((0, 4), (4, 4)) if whole_groups else ((0, 3), (3, 4)), 4)
+    kv_heads = Ranges(((0, 2), (2, 2)) if whole_groups else ((0, 2), (1, 2)), 2)
+    return KVState(heads, kv_heads, 64, 32, v_in_k=v_in_k)
+
+
+def rows(n: int, heads: int, width: int) -> torch.Tensor:
+    return torch.randn(n, heads, width, generator=torch.Generator().manual_seed(width))
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("v_in_k", [False, True])
+@pytest.mark.parametrize("whole_groups", [True, False])
+def test_attention_gives_the_same_bits(kv_type: str, v_in_k: bool, whole_groups: bool) -> None:
+    n_head = 4 if whole_groups else 3
+    results = []
+    for kind in (LayerCache, HostLayerCache):
+        layout = state(v_in_k=v_in_k, whole_groups=whole_groups)
+        cache = kind(layout, 0, 24, kv_type, CPU)
+        k, v = rows(20, 2, 64), None if v_in_k else rows(20, 2, 32)
+        cache.write(k[:13], None if v is None else v[:13], 0)
+        cache.write(k[13:], None if v is None else v[13:], 13)
+        q = rows(7, n_head, 64)
+        results.append(ReferenceOps().attention(q, cache, 13, Scores(0.125, window=9)))
+        assert cache.n_bytes == layout.n_bytes(0, 24, kv_type)
+    assert results[0].equal(results[1])
+    assert results[0].abs().sum() > 0
+
+
+def test_what_is_read_is_a_copy_where_attention_is_computed() -> None:
+    """Held in one place, computed with in another: a device without numbers shows which."""
+    cache = HostLayerCache(state(), 0, 24, "f16", torch.device("meta"))
+    cache.write(rows(5, 2, 64), rows(5, 2, 32), 0)
+    assert cache.k.is_cpu
+    assert cache.v.is_cpu
+    k, v = cache.read(1, 5)
+    assert k.is_meta
+    assert v.is_meta
+    assert (k.shape, v.shape) == ((2, 4, 64), (2, 4, 32))
+
+
+@pytest.mark.parametrize("kv_on_host", [False, True])
+def test_only_keys_and_values_move_to_the_host(kv_on_host: bool) -> None:
+    heads = Ranges(((0, 4),), 4)
+    recurrent = RecurrentState(s=(heads, (8, 8)))
+    keys = KVState(heads, Ranges(((0, 2),), 2), 64, 32)
+    cache = Cache([keys, recurrent], 0, 24, "f16", torch.device("meta"), kv_on_host=kv_on_host)
+    assert cache.recurrent(recurrent)["s"].is_meta
+    assert cache.kv(keys).k.is_cpu == kv_on_host
+    assert cache.host_bytes == (keys.n_bytes(0, 24, "f16") if kv_on_host else 0)
+    assert cache.n_bytes == keys.n_bytes(0, 24, "f16") + recurrent.n_bytes(0, 24, "f16")
+
+
+class FakeCuda:
+    """CUDA's functions that pin memory, and what they were called with."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.pinned: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, n_bytes: int, flags: int) -> int:  # noqa: N802
+        assert flags == 1
+        self.pinned[address] = n_bytes
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        del self.pinned[address]
+        return 0
+
+
+def on_gpu(monkeypatch: pytest.MonkeyPatch, code: int) -> tuple[FakeCuda, list[Any], Any]:
+    """A fake of CUDA, the devices that it was called for, and one of those."""
+    cuda, used = FakeCuda(code), []
+
+    class Using:
+        def __init__(self, device: Any) -> None:
+            used.append(device)
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "device", Using)
+    return cuda, used, SimpleNamespace(type="cuda", index=1)
+
+
+def test_pages_are_pinned_as_long_as_they_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, used, device = on_gpu(monkeypatch, 0)
+    held = HostTensor((3, 1000), torch.float16, device)
+    ((address, n_bytes),) = cuda.pinned.items()
+    assert address == held.value.data_ptr()
+    assert address % mmap.PAGESIZE == 0
+    assert n_bytes == held.value.nbytes == 6000
+    assert held.is_pinned
+    assert not held.value.any()
+    del held
+    gc.collect()
+    assert cuda.pinned == {}
+    assert used == [device, device], "the current GPU may be another one"
+
+
+def test_memory_that_cannot_be_pinned_serves_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda, _, device = on_gpu(monkeypatch, 2)
+    launched = []
+    make = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *a, **o: launched.append(o["device"]) or make(1))
+    held = HostTensor((2, 8), torch.uint8, device)
+    assert not held.is_pinned
+    assert "could not be pinned" in caplog.text
+    assert launched == [device], "CUDA's error is taken here, not at a later launch"
+    held.value.fill_(7)
+    assert int(held.value.sum()) == 7 * 16
+    del held
+    gc.collect()
+    assert len(cuda.pinned) == 1, "what was never pinned must not be let go"
