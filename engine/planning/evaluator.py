@@ -95,6 +95,14 @@ class Evaluator:
         chosen = costs[tuple(device.storage for device in plan.devices)]
         return Evaluation(plan, tally.load(chosen, hp), split)
 
+    def dims(self, params: LoadParams) -> Sequence[BlockDims]:
+        """The sizes by which each block is cut.
+
+        Raises:
+            ModelFileError: as `evaluate`.
+        """
+        return self._model(*self._sizes_for(params)).dims
+
     def _sizes_for(self, params: LoadParams) -> tuple[type[CausalLM], HParams]:
         """The class of the model, and its sizes with the context that is asked for."""
         found = self._sizes.get(params.n_ctx)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from engine.gguf import GGUFFile
 from engine.info import ModelInfo, describe
 from engine.planning.evaluator import Evaluation, Evaluator
+from engine.planning.positions import Positions, positions_of
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
@@ -36,6 +37,18 @@ class Planner:
     ) -> Evaluation:
         """Predict bytes per rank and what each has to do; see `Evaluator.evaluate`."""
         return self._evaluator.evaluate(params, free_bytes)
+
+    def positions(
+        self, params: LoadParams, handle: int, free_bytes: Mapping[str, int] | None = None
+    ) -> Positions:
+        """Where the handle between ranks `handle` and `handle` + 1 can go.
+
+        Raises:
+            ModelFileError: as `plan`.
+            SplitError: the present split is none.
+        """
+        dims = self._evaluator.dims(params)
+        return positions_of(params, handle, dims, lambda asked: self.plan(asked, free_bytes))
 
     def close(self) -> None:
         self._file.close()
