@@ -77,8 +77,8 @@ class Apportioner:
     def cut(self, shares: Sequence[float], total: int, unit: int = 1) -> Ranges:
         """Divide `total` by `shares` (which sum to 1) at multiples of `unit`.
 
-        A share of 0 always gets nothing; the last unit may be a short one. A total of 0 leaves the
-        error as it is.
+        A share of 0 always gets nothing, and a rank's error stays as it is meanwhile; the last unit
+        may be a short one. A total of 0 leaves all errors as they are.
         """
         if not total:
             return nothing(len(shares))
@@ -87,7 +87,10 @@ class Apportioner:
         ranges = _from_counts(
             tuple(largest_remainder(units, shares, -(-total // unit))), total, unit
         )
-        self._carry = [w - (b - a) for w, (a, b) in zip(wanted, ranges.spans, strict=True)]
+        self._carry = [
+            w - (b - a) if s else c
+            for w, (a, b), s, c in zip(wanted, ranges.spans, shares, self._carry, strict=True)
+        ]
         return ranges
 
 

@@ -139,6 +139,23 @@ def test_parts_can_be_put_on_one_device(run: Run, model: Path) -> None:
     assert moved["ids"] == plain["ids"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--split-mode", "groups", "--groups", "1,2"),
+        ("--split-mode", "groups", "--split", "0,1,1", "--n-cpu-blocks", "1"),
+        ("--override", "attn=#2", "--override", "ffn=#1", "--kv-on-host", "--reserve", "cpu=1"),
+    ],
+    ids=" ".join,
+)
+def test_wherever_parts_lie_the_answer_is_the_same(
+    run: Run, model: Path, options: tuple[str, ...]
+) -> None:
+    ask = ("generate", model, "-p", "hello", *GREEDY, "--kv-type", "f32", "--json")
+    plain = run(*ask).document
+    assert run(*ask, "--devices", "cpu,cpu,cpu", *options).document["ids"] == plain["ids"]
+
+
 def test_a_control_vector_steers_by_its_scale(run: Run, model: Path, folder: Path) -> None:
     """The file is the one of the library's tests; here it must arrive with scale and layers."""
     n_embd = inspect_model(model).info.n_embd

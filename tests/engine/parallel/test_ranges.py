@@ -55,6 +55,31 @@ def test_two_blocks_make_up_for_each_other() -> None:
     assert sum(sizes) == 2
 
 
+def test_a_rank_that_sits_blocks_out_is_owed_as_much_as_before() -> None:
+    """Each second block is whole on one rank, as an override has it."""
+    rounder, got = Apportioner(3), [0, 0, 0]
+    for _ in range(12):
+        shared = rounder.cut([0.5, 0.25, 0.25], 2)
+        got = [g + shared.size(r) for r, g in enumerate(got)]
+        assert rounder.cut([1, 0, 0], 2).spans == ((0, 2), (2, 2), (2, 2))
+    assert got == [12, 6, 6]
+
+
+@given(splits, st.lists(st.none() | st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 40))
+def test_the_sum_follows_the_shares_whatever_lies_between(
+    split: list[int], between: list[int | None], total: int
+) -> None:
+    """Now and then a block is whole on one rank."""
+    rounder, got = Apportioner(len(split)), [0] * len(split)
+    for owner in between:
+        if owner is not None and owner < len(split):
+            rounder.cut([float(r == owner) for r in range(len(split))], total)
+        ranges = rounder.cut(shares_of(split), total)
+        got = [g + ranges.size(r) for r, g in enumerate(got)]
+    for share, count in zip(shares_of(split), got, strict=True):
+        assert abs(share * total * len(between) - count) < 2
+
+
 def test_an_uneven_last_unit_is_not_counted_as_a_whole_one() -> None:
     """172 columns are five units of 32 and one of 12: the rank that gets the short one is owed."""
     rounder = Apportioner(2)
