@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,38 +20,39 @@ import engine.environment  # noqa: F401 before torch, which reads it
 from engine.benchmark import Benchmark, BenchResult, BenchTest
 from engine.config import ControlVector, LoadParams, SamplingParams
 from engine.devices import parse_devices, parse_target
-from engine.errors import EngineError, OutOfDeviceMemory, PromptError, SplitError, TemplateError
+from engine.errors import EngineError, ModelFileError, SplitError
 from engine.events import (
-    ChatMessage,
     ContextShifted,
     DeviceMemory,
     Event,
     Generate,
     LoadProgress,
+    StateLoaded,
+    StateProgress,
+    StateSaved,
 )
 from engine.generate import Generation, Session
 from engine.gguf import GGUFFile
+from engine.gguf.identity import file_stamp, model_hash
 from engine.info import ModelInfo, describe
 from engine.plan import Plan
+from engine.prompts import Prompt, Prompts
 from engine.runtime import Logits, Runtime
-from engine.text import (
-    NO_VOCABULARY,
-    ChatTemplate,
-    Tokenizer,
-    chat_template_from_metadata,
-    has_vocabulary,
-)
+from engine.state_file import StateFiles
+from engine.text import ChatTemplate, Tokenizer
 
 ProgressSink = Callable[[LoadProgress], None]
+StateSink = Callable[[StateProgress], None]
 IsCancelled = Callable[[], bool]
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-def _ignore(_: LoadProgress) -> None:
-    pass
+def ignore(_: object) -> None:
+    """What progress is told to when nobody wants to know."""
 
 
-def _never() -> bool:
+def never() -> bool:
+    """Nobody will cancel it."""
     return False
 
 
@@ -73,8 +74,8 @@ def load_model(
     n_cpu_moe: int = 0,
     kv_on_host: bool = False,
     reserve: Mapping[str, int] = NOTHING,
-    on_progress: ProgressSink = _ignore,
-    is_cancelled: IsCancelled = _never,
+    on_progress: ProgressSink = ignore,
+    is_cancelled: IsCancelled = never,
 ) -> Model:
     """Load a GGUF over one or several ranks.
 
@@ -124,28 +125,27 @@ class Model:
 
     Attributes:
         info: what the file says about itself.
+        model_hash: the same for the same contents under another name, see `engine.gguf.identity`.
         n_ctx: context in tokens.
-        n_threads: CPU threads of all ranks together.
-        warnings: sentences that a person should see.
+        params: how it is loaded and split now.
         runtime: its ranks; tests and tools look inside.
     """
 
     def __init__(
         self,
         params: LoadParams,
-        on_progress: ProgressSink = _ignore,
-        is_cancelled: IsCancelled = _never,
+        on_progress: ProgressSink = ignore,
+        is_cancelled: IsCancelled = never,
     ) -> None:
         self.params = params
         with GGUFFile.open(params.path) as file:
             self.info: ModelInfo = describe(file)
-            self._tokenizer = _tokenizer(file)
-            self._template = _template(file, self._tokenizer)
+            self._stamp = file_stamp(file)
+            self.model_hash = model_hash(file)
+            self._prompts = Prompts(file, self.info.name)
             self.runtime = Runtime(file, params, on_progress, is_cancelled)
-        self._session = Session(self.runtime)
         self.n_ctx = self.runtime.n_ctx
-        self.n_threads = self.runtime.n_threads
-        self.warnings = self.runtime.plan.warnings + self._text_warnings()
+        self._session = Session(self.runtime)
 
     def __enter__(self) -> Self:
         return self
@@ -159,18 +159,23 @@ class Model:
         return self.runtime.plan
 
     @property
+    def n_threads(self) -> int:
+        """CPU threads of all ranks together."""
+        return self.runtime.n_threads
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences that a person should see."""
+        return self.plan.warnings + self._prompts.warnings
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The file's tokenizer.
 
         Raises:
             PromptError: the file has none.
         """
-        if self._tokenizer is None:
-            raise PromptError(
-                f"{self.info.name} has no vocabulary, so it can neither read nor write text.",
-                "Pick a file with a tokenizer.",
-            )
-        return self._tokenizer
+        return self._prompts.tokenizer
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -179,10 +184,7 @@ class Model:
         Raises:
             PromptError: the file has no vocabulary.
         """
-        if self._template is None:
-            _ = self.tokenizer
-            raise AssertionError("a tokenizer always comes with a template")
-        return self._template
+        return self._prompts.template
 
     def logits(self, ids: Sequence[int]) -> Logits:
         """Logits after each of `ids`, as a fresh sequence; what was in the cache is forgotten.
@@ -215,7 +217,7 @@ class Model:
         self,
         prompt: str | Sequence[int],
         params: SamplingParams = SamplingParams(),  # noqa: B008 frozen
-        is_cancelled: IsCancelled = _never,
+        is_cancelled: IsCancelled = never,
     ) -> Iterator[Event]:
         """Continue a text, in which special tokens are recognised, or token ids.
 
@@ -225,75 +227,159 @@ class Model:
         Raises:
             EngineError: the prompt cannot be used, or a device failed.
         """
-        ids = self._encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
-        n_keep = 1 if self._tokenizer and self._tokenizer.add_bos else 0
-        generation = Generation(self._session, self._tokenizer, params, n_keep, is_cancelled)
-        yield from generation.run(ids)
+        yield from self._run(self._prompts.plain(prompt), params, is_cancelled)
 
-    def answer(self, request: Generate, is_cancelled: IsCancelled = _never) -> Iterator[Event]:
+    def answer(self, request: Generate, is_cancelled: IsCancelled = never) -> Iterator[Event]:
         """Do what a `Generate` command asks; see `generate`."""
         if request.prompt is not None:
             yield from self.generate(request.prompt, request.sampling, is_cancelled)
             return
-        if not request.messages:
-            raise PromptError("There is no message to answer.", "Write something first.")
-        messages, n_keep = list(request.messages), 0
-        ids = self._encode_chat(messages, continue_last=request.continue_last)
-        if request.sampling.on_overflow == "shift":
-            n_before, n_last = len(ids), 1 + request.continue_last
-            while len(ids) >= self.n_ctx - self._reserve() and _drop_oldest(messages, n_last):
-                ids = self._encode_chat(messages, continue_last=request.continue_last)
-            if len(ids) < n_before:
-                yield ContextShifted(n_before - len(ids))
-            n_keep = self._n_system(messages, ids, continue_last=request.continue_last)
+        prompt = self._prompts.chat(request, self.n_ctx)
+        if prompt.n_dropped:
+            yield ContextShifted(prompt.n_dropped)
         stops = self.chat_template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
-        generation = Generation(self._session, self._tokenizer, sampling, n_keep, is_cancelled)
-        yield from generation.run(ids)
+        yield from self._run(prompt, sampling, is_cancelled)
 
-    def _reserve(self) -> int:
-        """Tokens that a shifted prompt leaves for the answer."""
-        return max(1, self.n_ctx // 8)
+    def _run(
+        self, prompt: Prompt, params: SamplingParams, is_cancelled: IsCancelled
+    ) -> Iterator[Event]:
+        tokenizer = self._prompts.found
+        generation = Generation(self._session, tokenizer, params, prompt.n_keep, is_cancelled)
+        yield from generation.run(prompt.ids)
 
-    def _encode_chat(self, messages: Sequence[ChatMessage], *, continue_last: bool) -> list[int]:
-        template = self.chat_template
-        turns = [{"role": m.role, "content": m.content} for m in messages]
-        last = turns.pop()["content"] if continue_last else ""
-        return self._encode(template.render(turns, add_generation_prompt=True) + last)
+    def resplit(
+        self,
+        split: Sequence[float] | None,
+        *,
+        devices: Sequence[str] | str | None = None,
+        split_mode: str | None = None,
+        overrides: Sequence[tuple[str, str]] | None = None,
+        on_progress: ProgressSink = ignore,
+        is_cancelled: IsCancelled = never,
+    ) -> None:
+        """Split the loaded model anew; what is in the cache stays, and an answer goes on.
 
-    def _encode(self, text: str) -> list[int]:
-        """Token ids of a prompt: begun once, whoever wrote the beginning, and not ended."""
-        tokenizer = self.tokenizer
-        bos, eos = tokenizer.bos_id, tokenizer.eos_id
-        has_bos = bos is not None and text.startswith(tokenizer.token_text(bos))
-        ids = tokenizer.encode(text, add_special=not has_bos, parse_special=True)
-        if tokenizer.add_eos and not has_bos and ids and ids[-1] == eos:
-            ids.pop()
-        return ids
+        Args:
+            split: relative share of each rank; None is even.
+            devices, split_mode, overrides: see `load_model`; None leaves them as they are.
 
-    def _n_system(
-        self, messages: Sequence[ChatMessage], ids: Sequence[int], *, continue_last: bool
-    ) -> int:
-        """How many tokens at the start of a chat prompt belong to the system prompt."""
-        others = [ChatMessage(m.role, "?") if m.role != "system" else m for m in messages]
-        try:
-            with_others = self._encode_chat(others, continue_last=continue_last)
-        except TemplateError:  # it insists on what the messages say
-            return 0
-        n = 0
-        for a, b in zip(with_others, ids, strict=False):
-            if a != b:
-                break
-            n += 1
-        return min(n, self.n_ctx // 2)
+        Raises:
+            EngineError: see `split_as`.
+        """
+        changes: dict[str, Any] = {"split": None if split is None else _numbers(split)}
+        if devices is not None:
+            changes["devices"] = tuple(parse_devices(devices))
+        if split_mode is not None:
+            changes["split_mode"] = split_mode
+        if overrides is not None:
+            changes["overrides"] = tuple((p, parse_target(target)) for p, target in overrides)
+        self.split_as(replace(self.params, **changes), on_progress, is_cancelled)
 
-    def _text_warnings(self) -> tuple[str, ...]:
-        if self._tokenizer is None:
-            return (NO_VOCABULARY,)
-        warnings = tuple(self._tokenizer.warnings)
-        if self.chat_template.is_fallback:
-            warnings += ("This model has no chat template: plain text is used instead.",)
-        return warnings
+    def split_as(
+        self,
+        params: LoadParams,
+        on_progress: ProgressSink = ignore,
+        is_cancelled: IsCancelled = never,
+    ) -> None:
+        """Split the loaded model as `params` say, which may differ from its own in nothing else.
+
+        No device holds more weights, keys and values meanwhile than the larger of what it holds
+        before and after, and one block's beside them. If it fails, the model goes on as before; if
+        even that is impossible, because the file cannot be read any more, it is closed.
+
+        Raises:
+            EngineError: the split cannot be made, a device is full, the file is gone or has
+                changed, or it was cancelled.
+        """
+        self._check_same(params)
+        with GGUFFile.open(params.path) as file:
+            if file_stamp(file) != self._stamp:
+                raise ModelFileError(
+                    params.path,
+                    f"{Path(params.path).name} has changed since the model was loaded.",
+                    "Load it again.",
+                )
+            n_past = len(self._session.ids)
+            runtime = Runtime(file, params, on_progress, is_cancelled, self.runtime, n_past)
+        self.runtime, self.params = runtime, params
+        self._session.move(runtime)
+
+    def _check_same(self, params: LoadParams) -> None:
+        self._check_loaded()
+        for name in ("path", "n_ctx", "kv_type", "control_vectors", "control_layers"):
+            if getattr(params, name) != getattr(self.params, name):
+                raise SplitError(
+                    f"A loaded model can be split anew, but its '{name}' cannot change.",
+                    "Load it again for that.",
+                )
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens in the cache."""
+        return len(self._session.ids)
+
+    @property
+    def is_loaded(self) -> bool:
+        """False once it is closed."""
+        return bool(self.runtime.ranks)
+
+    def _check_loaded(self) -> None:
+        if not self.is_loaded:
+            raise EngineError("The model has been unloaded.", "Load it again.")
+
+    def save_state(
+        self,
+        path: str | Path,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        on_progress: StateSink = ignore,
+        is_cancelled: IsCancelled = never,
+    ) -> StateSaved:
+        """Save what is in the cache, so that any split of this model can go on from it.
+
+        An earlier file of that name is replaced as a whole, or stays.
+
+        Args:
+            start: leave out the positions before; loading it needs these in the cache.
+            stop: leave out the tokens from there on. Models with recurrent states can only be
+                saved whole.
+
+        Raises:
+            StateFileError: nothing is in the cache, or the file cannot be written.
+        """
+        files = self._state_files()
+        n_tokens, n_bytes = files.save(Path(path), start, stop, on_progress, is_cancelled)
+        return StateSaved(str(path), n_tokens, n_bytes)
+
+    def load_state(
+        self,
+        path: str | Path,
+        *,
+        n_tokens: int | None = None,
+        on_progress: StateSink = ignore,
+        is_cancelled: IsCancelled = never,
+    ) -> StateLoaded:
+        """Bring back what was saved, in place of what is in the cache.
+
+        A prompt that begins with the same tokens then computes only the rest. Nothing changes
+        before the file is found to be in order and of this model.
+
+        Args:
+            n_tokens: of the first so many; None is all that the context holds. Models with
+                recurrent states can only be loaded whole.
+
+        Raises:
+            StateFileError: the file is damaged, or of another model or KV type.
+            ContextOverflow: the context is too short for it.
+        """
+        self._state_files().load(Path(path), n_tokens, on_progress, is_cancelled)
+        return StateLoaded(str(path), tuple(self._session.ids))
+
+    def _state_files(self) -> StateFiles:
+        self._check_loaded()
+        return StateFiles(self.runtime, self._session, self.info.name, self.model_hash)
 
     def memory(self) -> list[DeviceMemory]:
         """Predicted and measured bytes of each rank."""
@@ -309,83 +395,3 @@ def _numbers(split: Sequence[float]) -> tuple[float, ...]:
         return tuple(float(share) for share in split)
     except (TypeError, ValueError):
         raise SplitError(f"The split {split!r} is not a list of numbers.") from None
-
-
-def _tokenizer(file: GGUFFile) -> Tokenizer | None:
-    return Tokenizer.from_metadata(file.meta) if has_vocabulary(file.meta) else None
-
-
-def _template(file: GGUFFile, tokenizer: Tokenizer | None) -> ChatTemplate | None:
-    return None if tokenizer is None else chat_template_from_metadata(file.meta, tokenizer)
-
-
-def _drop_oldest(messages: list[ChatMessage], n_last: int) -> bool:
-    """Remove the oldest question and its answer, but no system prompt and none of the last.
-
-    Returns:
-        False if there is nothing to remove.
-    """
-    for index, message in enumerate(messages[:-n_last]):
-        if message.role != "system":
-            del messages[index]
-            if messages[index].role == "assistant" and index < len(messages) - n_last:
-                del messages[index]
-            return True
-    return False
-
-
-def replace_model(
-    old: Model | None,
-    params: LoadParams,
-    on_progress: ProgressSink,
-    is_cancelled: IsCancelled,
-    hold: Callable[[Model | None], None],
-    is_closing: IsCancelled = _never,
-) -> None:
-    """Load a model in place of another, and keep that one if the new one fails.
-
-    Where both fit, the old one is freed last. Where not, it makes room first and is loaded again
-    after a failure.
-
-    Args:
-        hold: told of every change of what is loaded.
-        is_closing: whether bringing back the old model is no longer of use.
-
-    Raises:
-        EngineError: the new model was not loaded.
-    """
-    try:
-        new = Model(params, on_progress, is_cancelled)
-    except OutOfDeviceMemory:
-        if old is None:
-            raise
-    else:
-        hold(new)
-        if old is not None:
-            old.close()
-        return
-    hold(None)
-    old.close()
-    try:
-        hold(Model(params, on_progress, is_cancelled))
-    except EngineError as error:
-        _reload(old, on_progress, hold, error, is_closing)
-        raise
-
-
-def _reload(
-    old: Model,
-    on_progress: ProgressSink,
-    hold: Callable[[Model | None], None],
-    error: EngineError,
-    is_closing: IsCancelled,
-) -> None:
-    """Bring back what made room in vain; if even that fails, the hint says so."""
-    try:
-        hold(Model(old.params, on_progress, is_closing))
-    except EngineError:
-        lost = f"{old.info.name} was unloaded to make room and could not be loaded again."
-        error.hint = f"{error.hint} {lost}".strip()
-
-
-__all__ = ["Model", "load_model", "replace_model"]

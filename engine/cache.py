@@ -149,19 +149,68 @@ class Cache:
         self, states: Iterable[State], rank: int, n_ctx: int, kv_type: str, device: torch.device,
         *, kv_on_host: bool = False,
     ) -> None:  # fmt: skip
-        layer_type = HostLayerCache if kv_on_host else LayerCache
+        self.kv_on_host = kv_on_host
+        self._rank, self._n_ctx, self._kv_type, self._device = rank, n_ctx, kv_type, device
         self._kv: dict[KVState, LayerCache] = {}
         self._recurrent: dict[RecurrentState, dict[str, Tensor]] = {}
         self._saved: dict[RecurrentState, dict[str, Tensor]] = {}
         for state in states:
-            if isinstance(state, RecurrentState):
-                for tensors in (self._recurrent, self._saved):
-                    tensors[state] = {
-                        name: torch.zeros(shape, device=device)
-                        for name, shape in state.shapes(rank).items()
-                    }
-            elif state.kv_heads.size(rank):
-                self._kv[state] = layer_type(state, rank, n_ctx, kv_type, device)
+            self.add(state)
+
+    def add(self, state: State) -> None:
+        """Make room for one more layer, of which nothing is known yet."""
+        if isinstance(state, RecurrentState):
+            for tensors in (self._recurrent, self._saved):
+                tensors[state] = {
+                    name: torch.zeros(shape, device=self._device)
+                    for name, shape in state.shapes(self._rank).items()
+                }
+        elif state.kv_heads.size(self._rank):
+            layer_type = HostLayerCache if self.kv_on_host else LayerCache
+            self._kv[state] = layer_type(
+                state, self._rank, self._n_ctx, self._kv_type, self._device
+            )
+
+    def room(self, state: State) -> tuple[torch.device, int]:
+        """Where `add` takes memory for a layer, and how many bytes."""
+        is_on_host = self.kv_on_host and isinstance(state, KVState)
+        device = torch.device("cpu") if is_on_host else self._device
+        return device, state.n_bytes(self._rank, self._n_ctx, self._kv_type)
+
+    def shape_of(self, state: State) -> object:
+        """Equal where another cache, for which `take` may be called, has the same."""
+        return *self.room(state), state.held_by(self._rank)
+
+    def drop(self, state: State) -> None:
+        """Free what a layer remembers, if it does."""
+        if isinstance(state, RecurrentState):
+            self._recurrent.pop(state, None)
+            self._saved.pop(state, None)
+        else:
+            self._kv.pop(state, None)
+
+    def take(self, state: State, other: Cache, theirs: State) -> None:
+        """Take what a layer of another cache remembers, which has the same shape, as it is."""
+        if isinstance(state, RecurrentState):
+            assert isinstance(theirs, RecurrentState)
+            self._recurrent[state] = other._recurrent.pop(theirs)
+            self._saved[state] = other._saved.pop(theirs)
+        elif state.kv_heads.size(self._rank):
+            assert isinstance(theirs, KVState)
+            self._kv[state] = other._kv.pop(theirs)
+
+    def tensors(self, state: State, *, saved: bool = False) -> dict[str, Tensor]:
+        """What a layer remembers on this rank, by the names of `state.cuts()`.
+
+        Args:
+            saved: what `restore` would bring back; keys and values need no such copy.
+        """
+        if isinstance(state, RecurrentState):
+            return (self._saved if saved else self._recurrent)[state]
+        layer = self._kv.get(state)
+        if layer is None or saved:
+            return {}
+        return {"k": layer.k} if layer.is_shared else {"k": layer.k, "v": layer.v}
 
     @property
     def layers(self) -> list[LayerCache]:

@@ -17,6 +17,7 @@
     ├─ PromptError
     │  ├─ ContextOverflow(n_tokens, n_ctx)
     │  └─ TemplateError
+    ├─ StateFileError(path)
     ├─ Cancelled
     └─ EngineCrashed
 
@@ -189,6 +190,14 @@ class ContextOverflow(PromptError):
 
 class TemplateError(PromptError):
     """The model's chat template is broken or rejects the conversation."""
+
+
+class StateFileError(EngineError):
+    """The state of a conversation cannot be saved or brought back."""
+
+    def __init__(self, path: str | Path, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.path = str(path)
 
 
 class Cancelled(EngineError):

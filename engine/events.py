@@ -4,7 +4,13 @@ A host answers every command with any number of progress events and exactly one 
 
     Load      LoadProgress*                       ModelLoaded | Failed
     Unload                                        ModelUnloaded | Failed
+    Resplit   LoadProgress*                       ModelResplit | Failed
     Generate  PrefillProgress* ContextShifted* TokenText*   Finished | Failed
+    SaveState StateProgress*                      StateSaved | Failed
+    LoadState StateProgress*                      StateLoaded | Failed
+
+Commands are done one after another, but a `Resplit` that is next in line is done in the middle of a
+`Generate`, between two tokens: its events come among those of the answer, which then goes on.
 
 `HostEvent.generation` is the number that `EngineHost.submit` returned, so that a receiver can drop
 what belongs to a command it no longer cares about. A cancelled load ends in `Failed(Cancelled)`;
@@ -111,6 +117,8 @@ class ModelLoaded:
     Attributes:
         memory: one entry per rank, in rank order.
         warnings: sentences a person should see, such as a missing chat template.
+        model_hash: the same for the same contents under another name; what was saved of a
+            conversation fits only that.
     """
 
     info: ModelInfo
@@ -119,6 +127,45 @@ class ModelLoaded:
     memory: tuple[DeviceMemory, ...]
     seconds: float
     warnings: tuple[str, ...] = ()
+    model_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResplit:
+    """The model answers from other devices or shares, with all that it had in its cache.
+
+    Attributes:
+        model: what is loaded now; `seconds` are those of the re-split.
+        n_tokens: in the cache.
+    """
+
+    model: ModelLoaded
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateProgress:
+    """Bytes of a conversation's state written or read so far."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """The state of the first `n_tokens` tokens is in a file of `n_bytes`."""
+
+    path: str
+    n_tokens: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoaded:
+    """The cache holds these tokens: an answer to what begins with them computes only the rest."""
+
+    path: str
+    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +225,11 @@ Event = (
     EngineReady
     | LoadProgress
     | ModelLoaded
+    | ModelResplit
     | ModelUnloaded
+    | StateProgress
+    | StateSaved
+    | StateLoaded
     | PrefillProgress
     | ContextShifted
     | TokenText
@@ -228,4 +279,28 @@ class Unload:
     """Free the model."""
 
 
-Command = Load | Generate | Unload
+@dataclass(frozen=True, slots=True)
+class Resplit:
+    """Split the loaded model as `params` say, which differ from its own in nothing else.
+
+    The conversation goes on. If it fails, the old split stays; see `Failed.is_model_lost`.
+    """
+
+    params: LoadParams
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Save what is in the cache; an earlier file of that name is replaced as a whole or not."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """Bring back what was saved, in place of what is in the cache, or fail and change nothing."""
+
+    path: str
+
+
+Command = Load | Resplit | Generate | SaveState | LoadState | Unload

@@ -36,10 +36,30 @@ class Session:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self.n_ctx = runtime.n_ctx
+        self.n_ctx = runtime.n_ctx  # another split does not change it
         self.ids: list[int] = []
         self._saved: list[int] = []
         self._turn = 0
+
+    @property
+    def n_saved(self) -> int:
+        """Of how many of the cached tokens the recurrent states are that were saved last."""
+        n = len(self._saved)
+        return n if self.ids[:n] == self._saved else 0
+
+    def move(self, runtime: Runtime) -> None:
+        """Go on with a runtime that holds the same as the one before."""
+        self._runtime = runtime
+
+    def hold(self, ids: Sequence[int], n_saved: int) -> None:
+        """Note that the cache was filled from elsewhere; answers that used it cannot go on.
+
+        Args:
+            n_saved: of how many of `ids` the saved recurrent states are.
+        """
+        self.begin()
+        self.ids = list(ids)
+        self._saved = self.ids[:n_saved]
 
     def check(self, ids: Sequence[int]) -> None:
         """Raises:

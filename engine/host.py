@@ -23,9 +23,12 @@ from engine.events import (
     Generate,
     HostEvent,
     Load,
-    LoadProgress,
+    LoadState,
     ModelLoaded,
+    ModelResplit,
     ModelUnloaded,
+    Resplit,
+    SaveState,
 )
 
 if TYPE_CHECKING:
@@ -62,6 +65,7 @@ class ThreadHost:
     def __init__(self, on_event: EventSink) -> None:
         self._on_event = on_event
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
+        self._next: list[tuple[int, Command] | None] = []  # taken from the queue, but not yet done
         self._generation = 0
         self._cancelled_up_to = 0
         self._is_closing = False
@@ -102,9 +106,26 @@ class ThreadHost:
                 "Install it again.",
             )
             self._send(0, Failed(self._import_error))
-        while (item := self._commands.get()) is not None:
+        while (item := self._take()) is not None:
             self._answer(*item)
         self._free()
+
+    def _take(self) -> tuple[int, Command] | None:
+        return self._next.pop() if self._next else self._commands.get()
+
+    def _resplit_between(self) -> None:
+        """Do those `Resplit` that are next in line, in the middle of an answer."""
+        while True:
+            if not self._next:
+                try:
+                    self._next.append(self._commands.get_nowait())
+                except queue.Empty:
+                    return
+            item = self._next[0]
+            if item is None or not isinstance(item[1], Resplit):
+                return
+            self._next.pop()
+            self._answer(*item)
 
     def _answer(self, generation: int, command: Command) -> None:
         had_model = self._model is not None
@@ -126,6 +147,10 @@ class ThreadHost:
             self._load(generation, command)
         elif isinstance(command, Generate):
             self._generate(generation, command)
+        elif isinstance(command, Resplit):
+            self._resplit(generation, command)
+        elif isinstance(command, SaveState | LoadState):
+            self._move_state(generation, command)
         else:
             self._free()
             self._send(generation, ModelUnloaded())
@@ -133,10 +158,7 @@ class ThreadHost:
     def _load(self, generation: int, command: Load) -> None:
         if self._import_error is not None:
             raise self._import_error
-        from engine.api import replace_model
-
-        def on_progress(progress: LoadProgress) -> None:
-            self._send(generation, progress)
+        from engine.replace import replace_model
 
         if self._is_cancelled(generation):
             raise Cancelled("Loading")
@@ -144,34 +166,65 @@ class ThreadHost:
         replace_model(
             self._model,
             command.params,
-            on_progress,
+            lambda progress: self._send(generation, progress),
             lambda: self._is_cancelled(generation),
             self._hold,
             lambda: self._is_closing,
         )
-        model = self._model
-        assert model is not None
-        self._send(
-            generation,
-            ModelLoaded(
-                info=model.info,
-                params=command.params,
-                n_ctx=model.n_ctx,
-                memory=tuple(model.memory()),
-                seconds=time.perf_counter() - start,
-                warnings=model.warnings,
-            ),
+        self._send(generation, self._described(start))
+
+    def _described(self, start: float) -> ModelLoaded:
+        """What is loaded, by work that began at `start`."""
+        model = self._loaded()
+        return ModelLoaded(
+            info=model.info,
+            params=model.params,
+            n_ctx=model.n_ctx,
+            memory=tuple(model.memory()),
+            seconds=time.perf_counter() - start,
+            warnings=model.warnings,
+            model_hash=model.model_hash,
         )
+
+    def _loaded(self) -> Model:
+        """Raises:
+        EngineError: there is no model.
+        """
+        if self._model is None:
+            raise EngineError("No model is loaded.", "Open a GGUF file first.")
+        return self._model
+
+    def _resplit(self, generation: int, command: Resplit) -> None:
+        model, start = self._loaded(), time.perf_counter()
+        try:
+            model.split_as(
+                command.params,
+                lambda progress: self._send(generation, progress),
+                lambda: self._is_cancelled(generation),
+            )
+        finally:
+            if not model.is_loaded:
+                self._model = None
+        self._send(generation, ModelResplit(self._described(start), model.n_cached))
+
+    def _move_state(self, generation: int, command: SaveState | LoadState) -> None:
+        model = self._loaded()
+        move = model.save_state if isinstance(command, SaveState) else model.load_state
+        done: Event = move(
+            command.path,
+            on_progress=lambda progress: self._send(generation, progress),
+            is_cancelled=lambda: self._is_cancelled(generation),
+        )
+        self._send(generation, done)
 
     def _hold(self, model: Model | None) -> None:
         """Keep track of what is loaded at every moment of a replacement."""
         self._model = model
 
     def _generate(self, generation: int, command: Generate) -> None:
-        if self._model is None:
-            raise EngineError("No model is loaded.", "Open a GGUF file first.")
-        for event in self._model.answer(command, lambda: self._is_cancelled(generation)):
+        for event in self._loaded().answer(command, lambda: self._is_cancelled(generation)):
             self._send(generation, event)
+            self._resplit_between()
 
     def _free(self) -> None:
         if self._model is not None:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from engine.errors import Cancelled, UnsupportedQuant
 from engine.events import LoadProgress
+from engine.footprint import slot_pieces
 from engine.layers.module import Slot
 from engine.ops.packing import load_for_kernels
 from engine.ops.weights import DenseWeight, PackedWeight, Weight
 from engine.ops.worker import Worker
 from engine.parallel.placement import Shard, Slices
-from engine.footprint import slot_pieces
 from engine.quants import QUANTS, dequantise
 
 if TYPE_CHECKING:
@@ -35,15 +35,21 @@ PROGRESS_INTERVAL_S = 0.04
 
 
 class Progress:
-    """Counts the bytes that all ranks have read, and passes on that someone wants to stop."""
+    """Counts the bytes that all ranks have read, and passes on that someone wants to stop.
+
+    Args:
+        doing: what is stopped then, as the first word of a sentence.
+    """
 
     def __init__(
         self,
         total_bytes: int,
         on_progress: Callable[[LoadProgress], None],
         is_cancelled: Callable[[], bool],
+        doing: str = "Loading",
     ) -> None:
         self._total = total_bytes
+        self._doing = doing
         self._done = 0
         self._on_progress = on_progress
         self._is_cancelled = is_cancelled
@@ -56,14 +62,20 @@ class Progress:
         Raises:
             Cancelled: the person has asked to stop.
         """
-        if self._is_cancelled():
-            raise Cancelled("Loading")
+        self.check()
         with self._lock:
             self._done += n_bytes
             now = time.monotonic()
             if now >= self._next_report or self._done >= self._total:
                 self._next_report = now + PROGRESS_INTERVAL_S
                 self._on_progress(LoadProgress(self._done, self._total))
+
+    def check(self) -> None:
+        """Raises:
+        Cancelled: the person has asked to stop.
+        """
+        if self._is_cancelled():
+            raise Cancelled(self._doing)
 
 
 def check_types(path: str, slots: Sequence[Slot]) -> None:
@@ -85,17 +97,13 @@ def load_rank(
     storage: str,
     worker: Worker | None,
     progress: Progress,
-) -> int:
+) -> None:
     """Fill the attributes that `slots` name with this rank's parts.
 
     Args:
         storage: see `engine.plan.DevicePlan`.
         worker: of a rank that computes with the CPU's kernels, else None.
-
-    Returns:
-        Bytes that the rank holds.
     """
-    held = 0
     for slot in slots:
         pieces = slot_pieces(slot, rank)
         if not pieces:
@@ -105,19 +113,15 @@ def load_rank(
         kind = slot.holding(storage)
         if kind == "packed":
             value = _load_packed(file, slot.tensor, pieces, dim, device, progress)
-            held += value.n_bytes
         elif kind != "f32":
             assert worker is not None, "only ranks with kernels hold weights for them"
             value = load_for_kernels(file, slot, pieces, worker, progress.add)
-            held += value.n_bytes
         else:
             parts = [_dequantised(file, slot.tensor, piece, progress) for piece in pieces]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-            held += whole.nbytes
             value = DenseWeight(whole.to(device)) if slot.is_matrix else whole.to(device)
         setattr(slot.owner, slot.attribute, value)
         file.release(slot.tensor)
-    return held
 
 
 def _load_packed(

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.events import MemoryUse
+from engine.ops.fast import FastOps
 from engine.ops.recorder import Recorder, Recording
+from engine.ops.reference import ReferenceOps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.context import Context
-    from engine.events import MemoryUse
-    from engine.models.base import CausalLM
+    from engine.models.declare import Declaration
+    from engine.ops.weights import Weight
     from engine.ops.worker import Worker
 
 
@@ -22,20 +25,46 @@ class Rank:
     """Slices of the weights and a part of the cache, on one device.
 
     Args:
-        held: bytes of these.
+        declaration: of the model, with modules of its own, whose attributes are its slices.
+        storage: how it holds matrices, see `engine.plan.DevicePlan`.
         worker: what it computes with, where it uses the CPU's kernels.
     """
 
     def __init__(
-        self, model: CausalLM, context: Context, held: MemoryUse, worker: Worker | None
+        self, declaration: Declaration, storage: str, context: Context, worker: Worker | None
     ) -> None:
-        self.model = model
+        self.model = declaration.model
+        self.slots = declaration.slots
+        self.states = declaration.states
+        self.storage = storage
         self.context = context
-        self.held = held
         self.worker = worker
         self.recording: Recording | None = None
         self.refusal = "" if worker else "its device has no kernels that can be repeated"
         self._id = torch.zeros(1, dtype=torch.int64)
+
+    @property
+    def number(self) -> int:
+        """Its place among all ranks."""
+        return self.context.rank
+
+    @property
+    def device(self) -> torch.device:
+        return self.context.device
+
+    @property
+    def held(self) -> MemoryUse:
+        """Bytes of weights and of the cache."""
+        values = (self.value(index) for index in range(len(self.slots)))
+        weights = sum(bytes_of(value) for value in values if value is not None)
+        on_host = self.context.cache.host_bytes
+        return MemoryUse(weights, self.context.cache.n_bytes - on_host, host_kv=on_host)
+
+    def value(self, index: int) -> Weight | Tensor | None:
+        """What it holds of a slot; None if it has no part of it, or not yet."""
+        slot = self.slots[index]
+        value: Weight | Tensor | None = getattr(slot.owner, slot.attribute)
+        return value
 
     def compute(self, ids: Tensor, n_past: int, first_logit: int) -> Tensor | None:
         """Run ids (T,) after `n_past` cached tokens: `CausalLM.forward`."""
@@ -81,3 +110,25 @@ class Rank:
     def _forget(self) -> None:
         if self.worker is not None:
             self.worker.forget()
+
+    def let_go(self) -> None:
+        """Forget what holds on to weights and caches beside the places where they belong."""
+        self.recording = None
+        self.context.ops = make_ops(self.worker)
+        if self.worker is not None:
+            self.worker.release()
+
+    def close(self) -> None:
+        """End its threads; safe to call twice."""
+        if self.worker is not None:
+            self.worker.close()
+
+
+def make_ops(worker: Worker | None) -> ReferenceOps:
+    """The arithmetic of a rank that computes with `worker`."""
+    return FastOps(worker.team) if worker else ReferenceOps()
+
+
+def bytes_of(value: Weight | Tensor) -> int:
+    """Bytes of a slot's value."""
+    return value.nbytes if isinstance(value, Tensor) else value.n_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from engine.cache import Cache
 from engine.context import Context
-from engine.control import read_control_vectors
+from engine.control import Direction, read_control_vectors
 from engine.errors import EngineError, OutOfDeviceMemory
-from engine.events import DeviceMemory, LoadProgress, MemoryUse
+from engine.events import DeviceMemory, LoadProgress
 from engine.footprint import x_bytes
 from engine.layers.state import RecurrentState
 from engine.loader import Progress, check_types, load_rank
@@ -31,18 +31,18 @@ from engine.machine import (
     torch_devices,
 )
 from engine.models.declare import Declaration, declare
-from engine.ops.fast import FastOps
-from engine.ops.reference import ReferenceOps
 from engine.ops.weights import release_scratch
 from engine.ops.worker import Worker
 from engine.parallel.comm import ThreadCommunicator, ThreadGroup
 from engine.parallel.pool import RankPool
 from engine.plan import DevicePlan, Plan, keeps_kv_on_host, make_plan
-from engine.rank import Rank
+from engine.rank import Rank, make_ops
+from engine.resplit import DOING, Side, Transfer
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.gguf import GGUFFile
+    from engine.layers.state import State
 
 Logits = NDArray[np.float32]
 T = TypeVar("T")
@@ -57,6 +57,9 @@ class Runtime:
     Args:
         on_progress: called from several threads, one at a time.
         is_cancelled: asked between chunks of weights.
+        donor: a runtime of the same file with another split, from which this one takes weights and
+            the first `n_past` positions of the cache. It is closed, or if this one fails, goes on
+            as before.
 
     Attributes:
         ranks: in rank order; empty once closed.
@@ -72,16 +75,17 @@ class Runtime:
         params: LoadParams,
         on_progress: Callable[[LoadProgress], None],
         is_cancelled: Callable[[], bool],
+        donor: Runtime | None = None,
+        n_past: int = 0,
     ) -> None:
         declaration = declare(file, params)
         check_types(str(file.path), declaration.slots)
         self.hp = declaration.hp
         holders = declaration.split.holders
         self.devices = torch_devices(declaration.devices, holders)
-        directions = read_control_vectors(
-            params.control_vectors, params.control_layers, self.hp.n_embd, self.hp.n_layer
-        )
         free = free_bytes(["cpu", *(declaration.devices[rank] for rank in holders)])
+        if donor is not None:
+            free = donor.returned(free)
         self.plan: Plan = make_plan(declaration, params, free)
         self.plan.check_fits(free)
         self.n_ctx = self.plan.n_ctx
@@ -99,14 +103,19 @@ class Runtime:
         self._finalizer = weakref.finalize(self, self._pool.close)
         self._resident_at_load = self._resident_peak = 0
         self._allocated_at_load: dict[str, int] = {}
+        self.directions: Mapping[int, Direction] = (
+            read_control_vectors(
+                params.control_vectors, params.control_layers, self.hp.n_embd, self.hp.n_layer
+            )
+            if donor is None
+            else donor.directions
+        )
+        opener = _Opener(self, file, params, declaration)
         try:
-            self.ranks = self._load(file, params, declaration, on_progress, is_cancelled)
-            for rank, device in zip(self.ranks, self.devices, strict=True):
-                rank.context.directions = {
-                    layer: torch.from_numpy(direction).to(device)
-                    for layer, direction in directions.items()
-                }
-            self._warm_up()
+            if donor is None:
+                self._load(opener, on_progress, is_cancelled)
+            else:
+                self._take_over(donor, n_past, opener, on_progress, is_cancelled)
         except BaseException:
             self.close()
             raise
@@ -117,6 +126,34 @@ class Runtime:
         """What the ranks on the CPU compute with that use its kernels."""
         return [rank.worker for rank in self.ranks if rank.worker]
 
+    def _load(
+        self, opener: _Opener, on_progress: Callable[[LoadProgress], None],
+        is_cancelled: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        stop = threading.Event()
+        progress = Progress(
+            self.plan.file_bytes, on_progress, lambda: stop.is_set() or is_cancelled()
+        )
+
+        def load(number: int) -> Rank:
+            try:
+                return opener.loaded(number, progress)
+            except BaseException:
+                stop.set()
+                raise
+
+        self.ranks = self._run(load, "to load the model")
+        self._steer()
+        self._warm_up()
+
+    def _steer(self) -> None:
+        """Show the ranks what control vectors add."""
+        for rank in self.ranks:
+            rank.context.directions = {
+                layer: torch.from_numpy(direction).to(rank.device)
+                for layer, direction in self.directions.items()
+            }
+
     def _warm_up(self) -> None:
         """Compile, record and measure now what the first tokens and the first prompt wait for."""
         if not self.workers:
@@ -126,45 +163,47 @@ class Runtime:
         for worker in self.workers:
             worker.prepare()
 
-    def _load(
-        self,
-        file: GGUFFile,
-        params: LoadParams,
-        declaration: Declaration,
-        on_progress: Callable[[LoadProgress], None],
-        is_cancelled: Callable[[], bool],
-    ) -> list[Rank]:
-        stop = threading.Event()
-        progress = Progress(
-            self.plan.file_bytes, on_progress, lambda: stop.is_set() or is_cancelled()
+    def _take_over(
+        self, donor: Runtime, n_past: int, opener: _Opener,
+        on_progress: Callable[[LoadProgress], None], is_cancelled: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """Become what `donor` is, on other ranks; there is no pass that its cache would lose."""
+        self.ranks = self._run(opener.empty, DOING)
+        transfer = Transfer(
+            opener.file, donor._side(), self._side(), n_past, on_progress, is_cancelled
         )
+        try:
+            transfer.run()
+            self._steer()
+            for worker in self.workers:
+                worker.prepare()
+        except BaseException as error:
+            donor._take_back(transfer, error)
+            raise
+        donor.close()
 
-        def load(rank: int) -> Rank:
-            mine = declaration if rank == 0 else declare(file, params)
-            device = self.devices[rank]
-            worker: Worker | None = None
-            try:
-                storage = self.plan.devices[rank].storage
-                if storage == "kernels":
-                    is_idle = rank not in declaration.split.holders
-                    worker = Worker(1 if is_idle else self._threads, x_bytes(self.hp))
-                weights = load_rank(file, mine.slots, rank, device, storage, worker, progress)
-                cache = Cache(
-                    mine.states, rank, self.n_ctx, params.kv_type, device,
-                    kv_on_host=keeps_kv_on_host(params, device.type),
-                )  # fmt: skip
-            except BaseException:
-                stop.set()
-                if worker:
-                    worker.close()
-                raise
-            comm = ThreadCommunicator(self._group, rank, device)
-            ops = FastOps(worker.team) if worker else ReferenceOps()
-            context = Context(comm, ops, cache, device, [d.type for d in self.devices])
-            held = MemoryUse(weights, cache.n_bytes - cache.host_bytes, host_kv=cache.host_bytes)
-            return Rank(mine.model, context, held, worker)
+    def _side(self) -> Side:
+        return Side(self.ranks, lambda fn: self._run(fn, DOING))
 
-        return self._run(load, "to load the model")
+    def _take_back(self, transfer: Transfer, error: BaseException) -> None:
+        """Have again what was given away in vain."""
+        self._forget_recordings()
+        try:
+            transfer.undo()
+        except BaseException:  # noqa: BLE001 the first failure is the one to tell
+            self.close()
+            if isinstance(error, EngineError):
+                error.hint = "The old split could not be restored either: load the model again."
+
+    def returned(self, free: Mapping[str, int]) -> dict[str, int]:
+        """Free memory by device, once what this model holds is free as well."""
+        total = dict(free)
+        for rank in self.ranks:
+            held, device = rank.held, str(rank.device)
+            for name, n_bytes in ((device, held.weights + held.kv), ("cpu", held.host_kv)):
+                if name in total:
+                    total[name] += n_bytes
+        return total
 
     def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
         """Run tokens after `n_past` cached ones.
@@ -292,11 +331,56 @@ class Runtime:
     def close(self) -> None:
         """Free everything; safe to call twice."""
         self._finalizer()
-        for worker in self.workers:
-            worker.close()
+        for rank in self.ranks:
+            rank.close()
         self.ranks = []
         release_scratch()
         release_reserves(self.devices)
+
+
+class _Opener:
+    """Makes the ranks of a runtime, each on its own thread."""
+
+    def __init__(
+        self, runtime: Runtime, file: GGUFFile, params: LoadParams, declaration: Declaration
+    ) -> None:
+        self.file = file
+        self._runtime, self._params, self._declaration = runtime, params, declaration
+
+    def empty(self, number: int) -> Rank:
+        """A rank without weights and with a cache that has no layers."""
+        first = self._declaration
+        return self._opened(number, first if number == 0 else declare(self.file, self._params), ())
+
+    def loaded(self, number: int, progress: Progress) -> Rank:
+        """A rank that has all it needs."""
+        first = self._declaration
+        mine = first if number == 0 else declare(self.file, self._params)
+        rank = self._opened(number, mine, mine.states)
+        try:
+            load_rank(
+                self.file, rank.slots, number, rank.device, rank.storage, rank.worker, progress
+            )
+        except BaseException:
+            rank.close()
+            raise
+        return rank
+
+    def _opened(self, number: int, declaration: Declaration, states: Iterable[State]) -> Rank:
+        runtime = self._runtime
+        device, storage = runtime.devices[number], runtime.plan.devices[number].storage
+        cache = Cache(
+            states, number, runtime.n_ctx, self._params.kv_type, device,
+            kv_on_host=keeps_kv_on_host(self._params, device.type),
+        )  # fmt: skip
+        worker: Worker | None = None
+        if storage == "kernels":
+            is_idle = number not in declaration.split.holders
+            worker = Worker(1 if is_idle else runtime._threads, x_bytes(runtime.hp))
+        comm = ThreadCommunicator(runtime._group, number, device)
+        kinds = [d.type for d in runtime.devices]
+        context = Context(comm, make_ops(worker), cache, device, kinds)
+        return Rank(declaration, storage, context, worker)
 
 
 def _resident_bytes() -> int:

@@ -188,6 +188,11 @@ class Metadata:
         return self._store.path
 
     @property
+    def data(self) -> bytes:
+        """The header's bytes up to the end of the metadata."""
+        return self._store.data
+
+    @property
     def architecture(self) -> str:
         """`general.architecture`, such as "llama".
 

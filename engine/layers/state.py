@@ -17,6 +17,7 @@ from engine.config import KV_TYPES
 from engine.errors import EngineError
 from engine.gguf.types import TYPES, TypeInfo, row_bytes
 from engine.parallel.ranges import Ranges
+from engine.parallel.recut import Segments
 
 F32_BYTES = 4
 KV_INFO: Mapping[str, TypeInfo] = MappingProxyType(
@@ -68,6 +69,14 @@ class KVState:
         self.head_dim_k = head_dim_k
         self.head_dim_v = head_dim_v
         self.v_in_k = v_in_k
+
+    def cuts(self) -> dict[str, Segments]:
+        """How the first dimension of keys, and of values if they are held too, lies on ranks."""
+        return dict.fromkeys("k" if self.v_in_k else "kv", (self.kv_heads,))
+
+    def held_by(self, rank: int) -> object:
+        """Equal for ranks, also of different cuts, that remember the same."""
+        return self.heads.spans[rank], self.kv_heads.spans[rank]
 
     def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
         """Bytes of `rank` for a context of `n_ctx` tokens."""
@@ -130,13 +139,30 @@ class RecurrentState:
     def __init__(self, **tensors: tuple[Ranges | tuple[Ranges, ...], tuple[int, ...]]) -> None:
         self._tensors = tensors
 
+    def cuts(self) -> dict[str, Segments]:
+        """How the units of each tensor lie on ranks."""
+        return {
+            name: (cuts,) if isinstance(cuts, Ranges) else cuts
+            for name, (cuts, _) in self._tensors.items()
+        }
+
+    def held_by(self, rank: int) -> object:
+        """Equal for ranks, also of different cuts, that remember the same."""
+        return tuple(cut.spans[rank] for cuts in self.cuts().values() for cut in cuts)
+
     def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor on `rank`: its units first."""
-        shapes = {}
-        for name, (cuts, shape) in self._tensors.items():
-            segments = (cuts,) if isinstance(cuts, Ranges) else cuts
-            shapes[name] = (sum(segment.size(rank) for segment in segments), *shape)
-        return shapes
+        return {
+            name: (sum(segment.size(rank) for segment in segments), *self._tensors[name][1])
+            for name, segments in self.cuts().items()
+        }
+
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The same for a rank that has all units, each once."""
+        return {
+            name: (sum(segment.total for segment in segments), *self._tensors[name][1])
+            for name, segments in self.cuts().items()
+        }
 
     def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
         """Bytes of `rank`, with a copy to go back to; context and KV type do not matter."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 ANGLES = 256
 """Positions whose angles are computed at once."""
 
+EXACT = ReferenceOps()
+
 FEW_TOKENS = MOST_TOKENS
 """So many read the cache one after the other; more get it as F32 once, and torch's kernels."""
 
@@ -123,7 +125,7 @@ class FastOps(ReferenceOps):
             return super().rope_angles(params, factors, positions)
         key = id(params), id(factors)
         if key not in self._angles:
-            self._angles[key] = _Angles(partial(super().rope_angles, params, factors))
+            self._angles[key] = _Angles(partial(EXACT.rope_angles, params, factors))
             self._angles[key].move(self._n_past)
         return self._angles[key].one
 

@@ -1,0 +1,162 @@
+"""From a text or a chat to the token ids that a model is asked with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.errors import PromptError, TemplateError
+from engine.text import (
+    NO_VOCABULARY,
+    ChatTemplate,
+    Tokenizer,
+    chat_template_from_metadata,
+    has_vocabulary,
+)
+
+if TYPE_CHECKING:
+    from engine.events import ChatMessage, Generate
+    from engine.gguf import GGUFFile
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model is asked.
+
+    Attributes:
+        n_keep: tokens at the start that a full context never drops.
+        n_dropped: tokens of the oldest messages that were left out.
+    """
+
+    ids: list[int]
+    n_keep: int = 0
+    n_dropped: int = 0
+
+
+class Prompts:
+    """Writes the prompts of one model.
+
+    Args:
+        name: of the model, for messages.
+    """
+
+    def __init__(self, file: GGUFFile, name: str) -> None:
+        self._name = name
+        self.found: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
+        if has_vocabulary(file.meta):
+            self.found = Tokenizer.from_metadata(file.meta)
+            self._template = chat_template_from_metadata(file.meta, self.found)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer.
+
+        Raises:
+            PromptError: the file has none.
+        """
+        if self.found is None:
+            raise PromptError(
+                f"{self._name} has no vocabulary, so it can neither read nor write text.",
+                "Pick a file with a tokenizer.",
+            )
+        return self.found
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The file's chat template, or a plain one if it has none.
+
+        Raises:
+            PromptError: the file has no vocabulary.
+        """
+        if self._template is None:
+            _ = self.tokenizer
+            raise AssertionError("a tokenizer always comes with a template")
+        return self._template
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences that a person should see."""
+        if self.found is None:
+            return (NO_VOCABULARY,)
+        warnings = tuple(self.found.warnings)
+        if self.template.is_fallback:
+            warnings += ("This model has no chat template: plain text is used instead.",)
+        return warnings
+
+    def plain(self, prompt: str | Sequence[int]) -> Prompt:
+        """A text, in which special tokens are recognised, or token ids as they are."""
+        ids = self._encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        return Prompt(ids, n_keep=1 if self.found and self.found.add_bos else 0)
+
+    def chat(self, request: Generate, n_ctx: int) -> Prompt:
+        """The messages of a request; where it says so, the oldest are dropped to fit `n_ctx`.
+
+        An eighth of the context is left for the answer then.
+
+        Raises:
+            PromptError: there are none, or the template does not take them.
+        """
+        if not request.messages:
+            raise PromptError("There is no message to answer.", "Write something first.")
+        messages, goes_on = list(request.messages), request.continue_last
+        ids = self._encode_chat(messages, continue_last=goes_on)
+        if request.sampling.on_overflow != "shift":
+            return Prompt(ids)
+        n_before, n_last = len(ids), 1 + goes_on
+        while len(ids) >= n_ctx - max(1, n_ctx // 8) and _drop_oldest(messages, n_last):
+            ids = self._encode_chat(messages, continue_last=goes_on)
+        n_system = self._n_system(messages, ids, continue_last=goes_on)
+        return Prompt(ids, min(n_system, n_ctx // 2), n_before - len(ids))
+
+    def _encode_chat(self, messages: Sequence[ChatMessage], *, continue_last: bool) -> list[int]:
+        turns = [{"role": m.role, "content": m.content} for m in messages]
+        last = turns.pop()["content"] if continue_last else ""
+        return self._encode(self.template.render(turns, add_generation_prompt=True) + last)
+
+    def _encode(self, text: str) -> list[int]:
+        """Token ids of a prompt: begun once, whoever wrote the beginning, and not ended."""
+        tokenizer = self.tokenizer
+        bos, eos = tokenizer.bos_id, tokenizer.eos_id
+        has_bos = bos is not None and text.startswith(tokenizer.token_text(bos))
+        ids = tokenizer.encode(text, add_special=not has_bos, parse_special=True)
+        if tokenizer.add_eos and not has_bos and ids and ids[-1] == eos:
+            ids.pop()
+        return ids
+
+    def _n_system(
+        self, messages: Sequence[ChatMessage], ids: Sequence[int], *, continue_last: bool
+    ) -> int:
+        """How many tokens at the start of a chat prompt belong to the system prompt."""
+        others = [_other(m) if m.role != "system" else m for m in messages]
+        try:
+            with_others = self._encode_chat(others, continue_last=continue_last)
+        except TemplateError:  # it insists on what the messages say
+            return 0
+        n = 0
+        for a, b in zip(with_others, ids, strict=False):
+            if a != b:
+                break
+            n += 1
+        return n
+
+
+def _other(message: ChatMessage) -> ChatMessage:
+    """A message of the same role that says something else."""
+    return type(message)(message.role, "?")
+
+
+def _drop_oldest(messages: list[ChatMessage], n_last: int) -> bool:
+    """Remove the oldest question and its answer, but no system prompt and none of the last.
+
+    Returns:
+        False if there is nothing to remove.
+    """
+    for index, message in enumerate(messages[:-n_last]):
+        if message.role != "system":
+            del messages[index]
+            if messages[index].role == "assistant" and index < len(messages) - n_last:
+                del messages[index]
+            return True
+    return False

@@ -1,0 +1,66 @@
+"""Loading a model in place of another one, so that there is always one where that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from engine.api import IsCancelled, Model, ProgressSink, never
+from engine.errors import EngineError, OutOfDeviceMemory
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+
+
+def replace_model(
+    old: Model | None,
+    params: LoadParams,
+    on_progress: ProgressSink,
+    is_cancelled: IsCancelled,
+    hold: Callable[[Model | None], None],
+    is_closing: IsCancelled = never,
+) -> None:
+    """Load a model in place of another, and keep that one if the new one fails.
+
+    Where both fit, the old one is freed last. Where not, it makes room first and is loaded again
+    after a failure.
+
+    Args:
+        hold: told of every change of what is loaded.
+        is_closing: whether bringing back the old model is no longer of use.
+
+    Raises:
+        EngineError: the new model was not loaded.
+    """
+    try:
+        new = Model(params, on_progress, is_cancelled)
+    except OutOfDeviceMemory:
+        if old is None:
+            raise
+    else:
+        hold(new)
+        if old is not None:
+            old.close()
+        return
+    hold(None)
+    old.close()
+    try:
+        hold(Model(params, on_progress, is_cancelled))
+    except EngineError as error:
+        _reload(old, on_progress, hold, error, is_closing)
+        raise
+
+
+def _reload(
+    old: Model,
+    on_progress: ProgressSink,
+    hold: Callable[[Model | None], None],
+    error: EngineError,
+    is_closing: IsCancelled,
+) -> None:
+    """Bring back what made room in vain; if even that fails, the hint says so."""
+    try:
+        hold(Model(old.params, on_progress, is_closing))
+    except EngineError:
+        lost = f"{old.info.name} was unloaded to make room and could not be loaded again."
+        error.hint = f"{error.hint} {lost}".strip()

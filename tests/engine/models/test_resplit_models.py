@@ -1,0 +1,97 @@
+"""Whatever a model remembers survives every change of its split, bit for bit.
+
+A state file has it as a single rank would, so two files are alike if and only if two caches hold
+the same. The models are random ones of `tests.helpers.hf_models`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import Model, load_model
+from tests.helpers.answers import ask
+from tests.helpers.golden import golden_logits, golden_path
+from tests.helpers.hf_models import FAMILIES
+from tests.helpers.tiny_gguf import tiny_gguf
+
+SPLITS: dict[str, dict[str, Any]] = {
+    "uneven": {"devices": ["cpu"] * 3, "split": [3, 1, 2], "split_mode": "tensor"},
+    "one rank": {"devices": ["cpu"], "split": None, "split_mode": "tensor"},
+    "more ranks than heads": {"devices": ["cpu"] * 5, "split": None, "split_mode": "tensor"},
+    "by layers": {"devices": ["cpu"] * 2, "split": [1, 2], "split_mode": "layer"},
+    "an empty rank": {"devices": ["cpu"] * 3, "split": [5, 0, 1], "split_mode": "tensor"},
+}
+BY_NAME = {family.name: family for family in FAMILIES}
+TYPICAL = (
+    "llama", "qwen3moe", "gemma3", "gemma4-shared-kv", "gpt-oss", "deepseek2", "qwen3next",
+    "qwen35", "kimi-linear", "jamba", "mamba2", "falcon-h1", "lfm2", "bloom", "llama4",
+)  # fmt: skip
+"""One for each kind of thing that is remembered, or read."""
+
+GOLDEN = ("deepseek3-mla-q4_k_m", "mamba-q5_0", "qwen3next-q4_k_m", "gemma3-q4_0")
+PROMPT, NEXT = 11, [7, 3, 9, 4, 2]
+
+
+NAMES = [pytest.param(name, marks=() if name in TYPICAL else pytest.mark.slow) for name in BY_NAME]
+
+
+def state_of(model: Model, path: Path) -> bytes:
+    model.save_state(path)
+    return path.read_bytes()
+
+
+def probe(model: Model) -> Any:
+    """Logits of some further tokens: two at once, then one by one, until they are repeated."""
+    n = model.n_cached
+    rows = [model.runtime.forward(NEXT[:2], n, 0)]
+    rows += [model.runtime.forward([token], n + 2 + i, 0) for i, token in enumerate(NEXT[2:])]
+    return np.concatenate(rows)
+
+
+def check_walk(path: Path, ids: list[int], folder: Path, **options: Any) -> None:
+    """Go from split to split and back to the first one, with a conversation in the cache."""
+    first = next(iter(SPLITS))
+    with load_model(path, **SPLITS[first], **options) as model:
+        ask(model, ids[:PROMPT], 4)
+        n_cached, state = model.n_cached, state_of(model, folder / "state")
+        before = probe(model)
+        for name in (*list(SPLITS)[1:], first):
+            model.load_state(folder / "state")  # to before the probe
+            model.resplit(**SPLITS[name])
+            assert model.n_cached == n_cached
+            assert state_of(model, folder / "after") == state, name
+            for memory in model.memory():
+                assert memory.measured.weights == memory.predicted.weights, name
+                assert memory.measured.kv == memory.predicted.kv, name
+            with load_model(path, **SPLITS[name], **options) as fresh:
+                assert fresh.load_state(folder / "state").ids == tuple(model._session.ids)
+                assert state_of(fresh, folder / "fresh") == state, name
+                assert np.array_equal(found := probe(model), probe(fresh)), name
+        assert np.array_equal(found, before), "a → b → a"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_remembered_survives_every_split(name: str, tmp_path: Path) -> None:
+    ids, _ = BY_NAME[name].build(tmp_path / "m.gguf")
+    check_walk(tmp_path / "m.gguf", ids, tmp_path, n_ctx=64)
+
+
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("name", ["llama", "qwen35", "jamba", "deepseek2"])
+def test_the_same_without_kernels(name: str, tmp_path: Path) -> None:
+    ids, _ = BY_NAME[name].build(tmp_path / "m.gguf")
+    check_walk(tmp_path / "m.gguf", ids, tmp_path, n_ctx=64)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "bf16", "q8_0", "q4_0"])
+def test_any_type_of_keys_and_values(kv_type: str, tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", n_head=6, n_head_kv=3, head_dim=32, quant="Q4_0")
+    check_walk(path, list(range(5, 25)), tmp_path, n_ctx=64, kv_type=kv_type)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_quantised_models(name: str, tmp_path: Path) -> None:
+    ids, _ = golden_logits(name)
+    check_walk(golden_path(f"{name}.gguf"), ids, tmp_path, n_ctx=128)
