@@ -15,9 +15,9 @@ from engine.parallel.shares import (
     Shares,
     ShareTable,
     apply_overrides,
+    movable_tensors,
     normalise,
     one_hot,
-    parts_named,
     share_table,
 )
 
@@ -112,7 +112,7 @@ def _with_experts(table: ShareTable, n: int, hot: Shares) -> ShareTable:
 
 
 def _require_experts(tensors: tuple[str, ...], recurrent: tuple[bool, ...]) -> None:
-    if not parts_named(EXPERTS, tensors, recurrent).blocks:
+    if not movable_tensors(tensors, recurrent).matching(EXPERTS).blocks:
         raise SplitError(
             "This model has no experts that could go to the CPU.",
             "Put whole blocks there, with --n-cpu-blocks.",

@@ -142,10 +142,10 @@ def apply_overrides(
         SplitError: a pattern that is no regular expression or matches no part, or a device or
             rank that is not in use.
     """
-    names, kinds = tuple(tensors), tuple(recurrent)
+    movable = movable_tensors(tuple(tensors), tuple(recurrent))
     for pattern, target in overrides:
         hot = one_hot(_rank_of(pattern, target, devices), len(devices))
-        moved = _moved(table, parts_named(pattern, names, kinds), hot)
+        moved = _moved(table, movable.matching(pattern), hot)
         if moved is table:
             raise SplitError(
                 f"The override '{pattern}' matches no tensor that can be moved.",
@@ -186,23 +186,44 @@ class Parts:
     ends: frozenset[str]
 
 
-@lru_cache(maxsize=64)
-def parts_named(pattern: str, names: tuple[str, ...], recurrent: tuple[bool, ...]) -> Parts:
-    """The parts that have a tensor whose name matches; see `apply_overrides`.
+class Movable:
+    """The tensors of a file that can be moved, and what patterns have found among them.
 
-    Raises:
-        SplitError: the pattern is no regular expression.
+    Args:
+        places: the name of each, its block and the part of that; `END` for the ends.
     """
-    matches = _compile(pattern).search
-    blocks: dict[int, set[str]] = defaultdict(set)
-    for name, place in _places(names, recurrent):
-        if matches(name):
-            blocks[place[0]].add(place[1])
-    ends = blocks.pop(END, set())
-    return Parts(
-        tuple((layer, frozenset(parts)) for layer, parts in sorted(blocks.items())),
-        frozenset(ends),
-    )
+
+    def __init__(self, places: Iterable[tuple[str, tuple[int, str]]]) -> None:
+        self._places = tuple(places)
+        self._found: dict[str, Parts] = {}
+
+    def matching(self, pattern: str) -> Parts:
+        """The parts that have a tensor whose name matches.
+
+        Raises:
+            SplitError: the pattern is no regular expression.
+        """
+        if pattern not in self._found:
+            if len(self._found) >= MOST_PATTERNS:
+                self._found.clear()
+            self._found[pattern] = self._search(_compile(pattern))
+        return self._found[pattern]
+
+    def _search(self, pattern: re.Pattern[str]) -> Parts:
+        blocks: dict[int, set[str]] = defaultdict(set)
+        for name, (layer, part) in self._places:
+            if pattern.search(name):
+                blocks[layer].add(part)
+        ends = frozenset(blocks.pop(END, ()))
+        inside = sorted(blocks.items())
+        return Parts(tuple((layer, frozenset(parts)) for layer, parts in inside), ends)
+
+
+@lru_cache(maxsize=8)
+def movable_tensors(names: tuple[str, ...], recurrent: tuple[bool, ...]) -> Movable:
+    """Those of a file with these tensors; see `apply_overrides`."""
+    places = ((name, part_of(name, recurrent)) for name in names)
+    return Movable((name, place) for name, place in places if place is not None)
 
 
 def _moved(table: ShareTable, parts: Parts, hot: Shares) -> ShareTable:
@@ -223,20 +244,17 @@ def _moved(table: ShareTable, parts: Parts, hot: Shares) -> ShareTable:
 END = -1
 """Stands for the block of what lies at the ends of a model."""
 
+MOST_PATTERNS = 4096
+"""That are remembered for a file."""
+
 _ENDS = {"token_embd.weight": "embedding", "output.weight": "output"}
 
 
-@lru_cache(maxsize=8)
-def _places(
-    names: tuple[str, ...], recurrent: tuple[bool, ...]
-) -> tuple[tuple[str, tuple[int, str]], ...]:
-    """The tensors that can be moved, each with its block and the part of it."""
-    found = ((name, _part_of(name, recurrent)) for name in names)
-    return tuple((name, place) for name, place in found if place is not None)
+def part_of(name: str, recurrent: Sequence[bool]) -> tuple[int, str] | None:
+    """The block and the part of it that a tensor belongs to; None if it cannot be moved.
 
-
-def _part_of(name: str, recurrent: Sequence[bool]) -> tuple[int, str] | None:
-    """The block and the part of it that a tensor belongs to; None if it cannot be moved."""
+    At the ends of the model the block is `END`.
+    """
     if name in _ENDS:
         return END, _ENDS[name]
     found = split_name(name)

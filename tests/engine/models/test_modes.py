@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.gguf import GGUFFile
-from engine.parallel.shares import parts_named
+from engine.parallel.shares import movable_tensors
 from tests.helpers.golden import (
     LEAST_BAR,
     TOLERANCE,
@@ -74,8 +74,8 @@ def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
 def error_of(name: str, mode: Mode) -> float:
     """The NMSE of a model's logits."""
     with GGUFFile.open(golden_path(f"{name}.gguf")) as file:
-        names = tuple(file.tensors)
-    found = (parts_named(pattern, names, ()) for pattern, _ in mode.overrides)
+        movable = movable_tensors(tuple(file.tensors), ())
+    found = (movable.matching(pattern) for pattern, _ in mode.overrides)
     overrides = [
         override
         for override, parts in zip(mode.overrides, found, strict=True)

@@ -209,9 +209,9 @@ def test_a_rank_that_there_is_not_is_refused(target: str) -> None:
 
 
 def test_a_table_follows_a_mouse() -> None:
-    """80 blocks with 20 overrides; the bound is loose because machines are noisy."""
+    """80 blocks, each pinned by an override; the bound is loose because machines are noisy."""
     tensors = dict.fromkeys(names(80))
-    overrides = tuple((rf"blk\.{i}\.ffn_.*_exps", "#1") for i in range(20))
+    overrides = tuple((rf"blk\.{i}\.ffn_.*_exps", "#1") for i in range(80))
     params = [
         LoadParams(
             "m.gguf", ("cuda:0",) * 4, (n, 2, 3, 4), "groups", overrides=overrides, n_cpu_moe=30
@@ -223,4 +223,4 @@ def test_a_table_follows_a_mouse() -> None:
         start = time.perf_counter()
         wanted_shares(each, 80, tied=False, tensors=tensors.keys(), recurrent=(False,) * 80)
         seconds.append(time.perf_counter() - start)
-    assert min(seconds[1:]) < 0.002
+    assert min(seconds[1:]) < 0.004
