@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from engine.gguf import GGUFFile
 from engine.info import ModelInfo, describe
 from engine.planning.evaluator import Evaluation, Evaluator
+from engine.planning.placement import PlacementMap, placement_map
 from engine.planning.positions import Positions, positions_of
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class Planner:
         """
         dims = self._evaluator.dims(params)
         return positions_of(params, handle, dims, lambda asked: self.plan(asked, free_bytes))
+
+    def placement(self, params: LoadParams) -> PlacementMap:
+        """Where every tensor goes; see `placement_map`."""
+        return placement_map(self._file, params)
 
     def close(self) -> None:
         self._file.close()
