@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +59,43 @@ def test_any_split_equals_one_rank_and_the_plain_reference(
     scale = np.abs(expected).max()
     assert np.abs(alone - expected).max() < 2e-5 * scale
     assert np.abs(together - alone).max() < 2e-5 * scale
+
+
+@st.composite
+def patterns(draw: st.DrawFn) -> dict[str, Any]:
+    """Groups of ranks, blocks on the CPU, and parts on ranks of their own."""
+    groups = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    n_ranks = sum(groups)
+    split = st.lists(st.integers(0, 4), min_size=n_ranks, max_size=n_ranks).filter(any)
+    names = ("attn", "ffn", r"blk\.0\.", r"blk\.0\.attn_k", "token_embd", "token_embd|ffn", ".")
+    ranks = st.integers(0, n_ranks - 1).map("#{}".format)
+    return {
+        "devices": ["cpu"] * n_ranks,
+        "split": draw(split),
+        "split_mode": "groups",
+        "groups": groups,
+        "n_cpu_blocks": draw(st.integers(0, 2)),
+        "overrides": draw(st.lists(st.tuples(st.sampled_from(names), ranks), max_size=3)),
+        "kv_on_host": draw(st.booleans()),
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(model=sizes(), pattern=patterns(), seed=st.integers(0, 99))
+def test_any_pattern_of_shares_equals_the_plain_reference(
+    model: dict[str, object], pattern: dict[str, Any], seed: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = tiny_gguf(
+            Path(folder) / "m.gguf", tokenizer=False, seed=seed, **model, **extras(model)
+        )
+        expected = PlainLlama(path).logits(IDS)
+        with load_model(path, kv_type="f32", **pattern) as many:
+            logits = many.logits(IDS)
+            for memory in many.memory():
+                assert memory.measured.weights == memory.predicted.weights
+                assert memory.measured.kv == memory.predicted.kv
+    assert np.abs(logits - expected).max() < 2e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("storage", ["f32", "packed"])
