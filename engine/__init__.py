@@ -17,10 +17,14 @@ if TYPE_CHECKING:
         DeviceInfo,
         DeviceMonitor,
         DeviceSnapshot,
+        Link,
+        Pcie,
+        Topology,
         cuda_status,
         list_devices,
         parse_devices,
         parse_target,
+        read_topology,
     )
     from engine.errors import (
         Cancelled,
@@ -72,18 +76,31 @@ if TYPE_CHECKING:
     )
     from engine.host import EngineHost, ThreadHost
     from engine.info import Inspection, ModelInfo, TensorSummary, inspect_model, read_model_info
-    from engine.machine_speed import DeviceSpeed, measure_device
+    from engine.link_speed import LinkSpeed, measure_link
+    from engine.machine_speed import DeviceSpeed, measure_device, measure_facts
     from engine.plan import DevicePlan, Plan
+    from engine.planning.calibration import Calibration
+    from engine.planning.evaluator import Evaluation
+    from engine.planning.facts import DeviceFacts, LinkFacts, Links
+    from engine.planning.forecast import Forecast, forecast
+    from engine.planning.machine_file import MachineFile, known_facts, known_links
+    from engine.planning.placement import PlacementMap, TensorPlace
     from engine.planning.planner import Planner
+    from engine.planning.prediction import Prediction, RankTime
+    from engine.planning.rigs import SIMULATED, Rig, parse_rig
+    from engine.planning.speed import SpeedModel
     from engine.scoring import Perplexity, perplexity
     from engine.text import ChatTemplate, load_tokenizer
     from engine.work import TokenWork, token_work
 
+
 __all__ = [
     "KV_TYPES",
+    "SIMULATED",
     "SPLIT_MODES",
     "BenchResult",
     "BenchTest",
+    "Calibration",
     "Cancelled",
     "ChatMessage",
     "ChatTemplate",
@@ -93,6 +110,7 @@ __all__ = [
     "ContextShifted",
     "ControlVector",
     "DeviceError",
+    "DeviceFacts",
     "DeviceInfo",
     "DeviceMemory",
     "DeviceMonitor",
@@ -103,17 +121,24 @@ __all__ = [
     "EngineError",
     "EngineHost",
     "EngineReady",
+    "Evaluation",
     "Event",
     "Failed",
     "Finished",
+    "Forecast",
     "Generate",
     "HostEvent",
     "Inspection",
     "InvalidGGUF",
+    "Link",
+    "LinkFacts",
+    "LinkSpeed",
+    "Links",
     "Load",
     "LoadParams",
     "LoadProgress",
     "LoadState",
+    "MachineFile",
     "MemoryUse",
     "MissingShard",
     "Model",
@@ -124,39 +149,54 @@ __all__ = [
     "ModelUnloaded",
     "NoDevice",
     "OutOfDeviceMemory",
+    "Pcie",
     "Perplexity",
+    "PlacementMap",
     "Plan",
     "Planner",
+    "Prediction",
     "PrefillProgress",
     "PromptError",
+    "RankTime",
     "Resplit",
+    "Rig",
     "SamplingParams",
     "SaveState",
+    "SpeedModel",
     "SplitError",
     "StateFileError",
     "StateLoaded",
     "StateProgress",
     "StateSaved",
     "TemplateError",
+    "TensorPlace",
     "TensorSummary",
     "ThreadHost",
     "Timings",
     "TokenText",
     "TokenWork",
+    "Topology",
     "Unload",
     "UnsupportedArchitecture",
     "UnsupportedQuant",
     "Usage",
     "cuda_status",
+    "forecast",
     "inspect_model",
+    "known_facts",
+    "known_links",
     "list_devices",
     "load_model",
     "load_tokenizer",
     "measure_device",
+    "measure_facts",
+    "measure_link",
     "parse_devices",
+    "parse_rig",
     "parse_target",
     "perplexity",
     "read_model_info",
+    "read_topology",
     "token_work",
 ]
 
@@ -165,8 +205,8 @@ _HOME = {
     "benchmark": ("BenchResult", "BenchTest"),
     "config": ("KV_TYPES", "SPLIT_MODES", "ControlVector", "LoadParams", "SamplingParams"),
     "devices": (
-        "DeviceInfo", "DeviceMonitor", "DeviceSnapshot", "cuda_status", "list_devices",
-        "parse_devices", "parse_target",
+        "DeviceInfo", "DeviceMonitor", "DeviceSnapshot", "Link", "Pcie", "Topology", "cuda_status",
+        "list_devices", "parse_devices", "parse_target", "read_topology",
     ),
     "errors": (
         "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",
@@ -183,12 +223,22 @@ _HOME = {
     ),
     "host": ("EngineHost", "ThreadHost"),
     "info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
-    "machine_speed": ("DeviceSpeed", "measure_device"),
+    "machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),
     "scoring": ("Perplexity", "perplexity"),
     "plan": ("DevicePlan", "Plan"),
+    "planning.placement": ("PlacementMap", "TensorPlace"),
     "planning.planner": ("Planner",),
     "text": ("ChatTemplate", "load_tokenizer"),
     "work": ("TokenWork", "token_work"),
+    "link_speed": ("LinkSpeed", "measure_link"),
+    "planning.calibration": ("Calibration",),
+    "planning.evaluator": ("Evaluation",),
+    "planning.facts": ("DeviceFacts", "LinkFacts", "Links"),
+    "planning.forecast": ("Forecast", "forecast"),
+    "planning.machine_file": ("MachineFile", "known_facts", "known_links"),
+    "planning.prediction": ("Prediction", "RankTime"),
+    "planning.rigs": ("SIMULATED", "Rig", "parse_rig"),
+    "planning.speed": ("SpeedModel",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -7,13 +7,24 @@ from contextlib import closing
 
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
 from app.cli.output import percent, size, table, write, write_json
+from app.cli.simulate import (
+    Machine,
+    add_simulate,
+    machine_of,
+    measured,
+    speed_document,
+    speed_text,
+)
 from engine import (
     SPLIT_MODES,
+    Evaluation,
+    Forecast,
     Inspection,
     LoadParams,
     Plan,
     Planner,
     cuda_status,
+    forecast,
     inspect_model,
     list_devices,
 )
@@ -130,17 +141,23 @@ def _how_to_split(found: Inspection) -> list[tuple[str, str]]:
 def add_plan(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_load(parser)
+    add_simulate(parser)
     add_json(parser)
 
 
 def run_plan(args: argparse.Namespace) -> None:
-    free = {device.id: device.free_bytes for device in list_devices()}
-    params = load_params(args)
+    machine = machine_of(args)
+    params, free = load_params(args), machine.free_bytes
     with closing(Planner(params.path)) as planner:
-        plan = planner.plan(params, free)
+        evaluation = planner.evaluate(params, free)
+    if args.measure:
+        machine = measured(machine, params, sorted(evaluation.load.kinds))
+    plan = evaluation.plan
+    speed = _speed(evaluation, params, machine, args.prompt)
     short = plan.shortages(free)
     if args.json:
-        write_json(_plan_document(plan, params, free, short))
+        document = _plan_document(plan, params, free, short)
+        write_json({**document, "speed": speed and speed_document(speed)})
         return
     rows = [
         (
@@ -161,6 +178,17 @@ def run_plan(args: argparse.Namespace) -> None:
         write(warning)
     for device, missing in short.items():
         write(f"{device} is {size(missing)} short: choose a smaller context or another split.")
+    if speed is not None:
+        write(("" if short else "It fits.\n") + "Predicted speed:\n" + speed_text(speed))
+
+
+def _speed(
+    evaluation: Evaluation, params: LoadParams, machine: Machine, n_prompt: int | None
+) -> Forecast | None:
+    """How fast it would be; None for devices that are not here."""
+    if any(device.device not in machine.facts for device in evaluation.plan.devices):
+        return None
+    return forecast(evaluation, params, machine.facts, machine.links, n_prompt)
 
 
 def _plan_document(

@@ -4,11 +4,13 @@
     cuda_status() -> str                 why no GPU can be used
     parse_devices("cpu,cuda:0") -> ids
     DeviceMonitor().snapshot() -> [DeviceSnapshot]
+    read_topology() -> Topology          slots of GPUs, and what connects each two
 
 NVML and psutil are asked; torch is never imported here. Without a driver there is just the CPU.
 """
 
 from engine.devices.catalog import cuda_status, list_devices
+from engine.devices.links import Link, Pcie, Topology, read_topology
 from engine.devices.monitor import DeviceMonitor
 from engine.devices.selection import parse_devices, parse_target, require_devices
 from engine.devices.types import DeviceInfo, DeviceKind, DeviceSnapshot
@@ -18,9 +20,13 @@ __all__ = [
     "DeviceKind",
     "DeviceMonitor",
     "DeviceSnapshot",
+    "Link",
+    "Pcie",
+    "Topology",
     "cuda_status",
     "list_devices",
     "parse_devices",
     "parse_target",
+    "read_topology",
     "require_devices",
 ]

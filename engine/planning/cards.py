@@ -91,7 +91,7 @@ class Card:
         )  # fmt: skip
 
 
-UNKNOWN_CPU_BYTES, UNKNOWN_CORE_FLOP = 50e9, 6e10
+UNKNOWN_CPU_BYTES, UNKNOWN_CORE_FLOP = 50e9, 1.5e11
 """Bytes/s of memory in two channels, operations/s of one core: a guess until it is measured."""
 
 CORES_PER_BANDWIDTH = 6

@@ -70,10 +70,16 @@ class LinkFacts:
     Attributes:
         latency_s: of a sum over the two, or of a move from one to the other, of very few bytes.
         bytes_per_s: in one direction, while the other is in use as well.
+        covered_bytes: so many are sent within the latency.
     """
 
     latency_s: float
     bytes_per_s: float
+    covered_bytes: float = 0.0
+
+    def payload_s(self, n_bytes: float) -> float:
+        """Seconds of some bytes beside the latency."""
+        return max(0.0, n_bytes - self.covered_bytes) / self.bytes_per_s
 
 
 class Links:
@@ -113,7 +119,7 @@ class Links:
         if found is None:
             links = [self.between(a, b) for a, b in combinations(devices, 2)]
             latency = max(link.latency_s for link in links)
-            payload = n_bytes / min(link.bytes_per_s for link in links)
+            payload = max(link.payload_s(n_bytes) for link in links)
             found = min(
                 latency + (n - 1) * payload, 2 * (n - 1) * latency + 2 * (n - 1) / n * payload
             )
@@ -123,10 +129,10 @@ class Links:
     def move_s(self, a: str, b: str, n_bytes: float) -> float:
         """Seconds to bring `n_bytes` from one device to another."""
         link = self.between(a, b)
-        return link.latency_s + n_bytes / link.bytes_per_s
+        return link.latency_s + link.payload_s(n_bytes)
 
 
-SHARED_MEMORY = LinkFacts(11e-6, 5e9)
+SHARED_MEMORY = LinkFacts(11e-6, 3e9, 32 << 10)
 """Ranks that are threads on one CPU: 2 × 2048 numbers in 11 µs; see tests/bench/LOG.md."""
 
 HOST_STAGED = LinkFacts(13e-6, 13e9)

@@ -176,7 +176,7 @@ class _Run:
         targets = [rank for rank in after if rank != source]
         links = [self._links.between(self._ids[source], self._ids[rank]) for rank in targets]
         seconds = max(link.latency_s for link in links)
-        seconds += sum(n_bytes / link.bytes_per_s for link in links)
+        seconds += sum(link.payload_s(n_bytes) for link in links)
         self.totals.add_link({source, *after}, seconds)
 
     def gather(self, head: Sequence[int], n_bytes: float) -> None:
@@ -187,7 +187,7 @@ class _Run:
         if self._ids[first] != CPU:
             links.append(self._links.between(self._ids[first], CPU))
         seconds = max((link.latency_s for link in links), default=0.0)
-        seconds += sum(part / link.bytes_per_s for link in links)
+        seconds += sum(link.payload_s(part) for link in links)
         self.totals.add_link(set(head), seconds)
 
     def _work(self, rank: int, load: RankLoad | None) -> _Work:

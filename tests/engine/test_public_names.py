@@ -14,7 +14,8 @@ TORCH_FREE = [
     "engine", "engine.config", "engine.devices", "engine.errors", "engine.events", "engine.gguf",
     "engine.host", "engine.info", "engine.models.declare", "engine.models.registry", "engine.plan",
     "engine.sampler", "engine.text", "engine.scoring", "engine.work", "engine.benchmark",
-    "app.__main__",
+    "engine.planning.calibration", "engine.planning.forecast", "engine.planning.machine_file",
+    "engine.planning.rigs", "app.__main__",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from engine.devices.torch_build import TorchBuild
 
 GIB = 1 << 30
 CODES = {
+    "NVML_ERROR_INVALID_ARGUMENT": 2,
     "NVML_ERROR_NOT_SUPPORTED": 3,
     "NVML_ERROR_NO_PERMISSION": 4,
     "NVML_ERROR_DRIVER_NOT_LOADED": 9,
@@ -35,6 +36,10 @@ class FakeGpu:
         self.total, self.used = gib * GIB, GIB
         self.processes: list[types.SimpleNamespace] = []
         self.errors: dict[str, int] = {}  # function, or "*" for all, -> error code
+        self.pcie = (1, 16, 4, 16)  # generation and width now (it rests), and at most
+        self.nvlinks: list[str] = []  # where each active link leads: a PCI bus
+        self.peers: dict[str, int] = {}  # PCI bus -> NVML_P2P_STATUS, 5 where it is not named
+        self.nvlink_peers: set[str] = set()  # PCI buses that NVLinks reach, also by a switch
 
 
 class FakeDriver(types.ModuleType):
@@ -113,6 +118,40 @@ class FakeDriver(types.ModuleType):
     def nvmlDeviceGetClockInfo(self, gpu, clock):
         assert clock == self.NVML_CLOCK_SM
         return self.answer(gpu, "clock", 2520)
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, gpu):
+        return self.answer(gpu, "pcie", gpu.pcie[0])
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, gpu):
+        return self.answer(gpu, "pcie", gpu.pcie[1])
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, gpu):
+        return self.answer(gpu, "pcie", gpu.pcie[2])
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, gpu):
+        return self.answer(gpu, "pcie", gpu.pcie[3])
+
+    def nvmlDeviceGetNvLinkState(self, gpu, link):
+        if link >= 18:
+            raise FakeNVMLError(CODES["NVML_ERROR_INVALID_ARGUMENT"])
+        return self.answer(gpu, "nvlink", int(link < len(gpu.nvlinks)))
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, gpu, link):
+        bus = types.SimpleNamespace(busId=gpu.nvlinks[link].encode())
+        return self.answer(gpu, "remote", bus)
+
+    def nvmlDeviceGetNvLinkVersion(self, gpu, link):
+        return self.answer(gpu, "version", 4)
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one, other):
+        return self.answer(one, "ancestor", 30)
+
+    def nvmlDeviceGetP2PStatus(self, one, other, index):
+        assert isinstance(index, int), "the real binding takes nothing else"
+        status = one.peers.get(other.pci_bus, 5)
+        if index == 2:
+            status = 0 if other.pci_bus in one.nvlink_peers else 5
+        return self.answer(one, "peer", status)
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu):
         return self.answer(gpu, "processes", gpu.processes)

@@ -1,0 +1,97 @@
+"""Predicted speed beside measured speed, on one CPU rank.
+
+    python -m tests.bench.prediction MODEL [...] [--rounds N] [--threads N] [-n TOKENS] [-p TOKENS]
+
+In each round what predictions are made from is measured (each kind of weights once) and then the
+model, so that both share a noisy machine's fate. Shown are the medians of the rounds, predicted
+over measured, and the ratio's quartiles over single rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from statistics import median, quantiles
+
+from engine import BenchTest, LoadParams, list_devices, load_model
+from engine.devices.host import usable_cores
+from engine.planning.facts import DeviceFacts, Links, WeightRate
+from engine.planning.load import ModelLoad
+from engine.planning.machine_file import expected_facts
+from engine.planning.planner import Planner
+from engine.planning.prediction import Prediction
+from engine.planning.speed import SpeedModel
+from engine.weight_speed import Probe, measurable
+
+PROBE_BYTES = 256 << 20
+HEADINGS = ("model", "test", "predicted", "measured", "ratio", "quartiles")
+
+
+def load_of(path: str) -> ModelLoad:
+    """What a token takes, from the file's header."""
+    with closing(Planner(path)) as planner:
+        return planner.evaluate(LoadParams(path)).load
+
+
+def facts_now(probes: Sequence[Probe], base: DeviceFacts) -> DeviceFacts:
+    """What the device does at this moment, each kind of weights once."""
+    rates = {}
+    for probe in probes:
+        one = probe.bytes_per_s()
+        rates[probe.kind] = WeightRate(one, one / base.n_threads, probe.flop_per_s())
+    return replace(base, rates=rates)
+
+
+def compare(path: str, test: BenchTest, rounds: int, n_threads: int) -> list[str]:
+    """One line of the table."""
+    load, cpu = load_of(path), list_devices()[-1]
+    base = replace(expected_facts(cpu), n_threads=n_threads)
+    predict: Callable[[SpeedModel], Prediction]
+    if test.n_prompt:
+        predict = lambda speed: speed.prefill(load, test.n_prompt, 512)  # noqa: E731
+    else:
+        predict = lambda speed: speed.decode(load, test.n_gen // 2)  # noqa: E731
+    predicted, measured = [], []
+    with ExitStack() as stack:
+        kinds = measurable(sorted(load.kinds))
+        probes = [stack.enter_context(closing(Probe(k, n_threads, PROBE_BYTES))) for k in kinds]
+        model = stack.enter_context(
+            load_model(path, ["cpu"], n_ctx=max(256, test.n_ctx), cpu_threads=n_threads)
+        )
+        model.bench(test, 1, warm_up=True)
+        for _ in range(rounds):
+            facts = facts_now(probes, base)
+            predicted.append(predict(SpeedModel([facts], Links({}), n_threads)).tokens_per_s)
+            measured.append(model.bench(test, 1, warm_up=False).avg_ts)
+    ratios = [a / b for a, b in zip(predicted, measured, strict=True)]
+    low, _, high = quantiles(ratios, n=4)
+    return [
+        path.rpartition("/")[2], str(test), f"{median(predicted):.2f}", f"{median(measured):.2f}",
+        f"{median(predicted) / median(measured):.2f}", f"{low:.2f} {high:.2f}",
+    ]  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("-n", type=int, default=8, help="tokens to generate in a round")
+    parser.add_argument("-p", type=int, default=0, help="tokens of a prompt, in place of these")
+    args = parser.parse_args(argv)
+    _write(HEADINGS)
+    test = BenchTest(n_prompt=args.p) if args.p else BenchTest(n_gen=args.n)
+    for path in args.models:
+        _write(compare(path, test, max(2, args.rounds), args.threads))
+
+
+def _write(row: Sequence[str]) -> None:
+    sys.stdout.write("".join(text.ljust(14) for text in row).rstrip() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
