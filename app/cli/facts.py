@@ -6,6 +6,7 @@ import argparse
 from contextlib import closing
 
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
+from app.cli.links import measure, measured_document, measured_text, topology_text
 from app.cli.output import percent, size, table, write, write_json
 from app.cli.simulate import (
     Machine,
@@ -27,6 +28,7 @@ from engine import (
     forecast,
     inspect_model,
     list_devices,
+    read_topology,
 )
 
 HELD = {
@@ -38,18 +40,29 @@ HELD = {
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
+    parser.add_argument(
+        "--measure", action="store_true",
+        help="measure devices and links, and keep that for predictions of speed",
+    )  # fmt: skip
 
 
 def run_devices(args: argparse.Namespace) -> None:
-    devices = list_devices()
+    devices, topology = list_devices(), read_topology()
+    if args.measure:
+        measure(devices)
     if args.json:
-        write_json({"devices": devices, "cuda": cuda_status()})
+        found = measured_document(devices)
+        links = {"pcie": topology.pcie, "links": topology.links}
+        write_json({"devices": devices, "cuda": cuda_status(), **links, "measured": found})
         return
     rows = [
         (d.id, d.name, size(d.total_bytes), size(d.free_bytes), "" if d.usable else d.reason)
         for d in devices
     ]
     write(table(("DEVICE", "NAME", "MEMORY", "FREE", ""), rows, frozenset({2, 3})))
+    for text in (topology_text(topology), measured_text(devices)):
+        if text:
+            write("\n" + text)
     if status := cuda_status():
         write(status)
 

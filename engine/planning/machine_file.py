@@ -63,6 +63,12 @@ class MachineFile:
             self._save()
         return facts
 
+    def forget_device(self, info: DeviceInfo) -> None:
+        """Let it be measured anew."""
+        with self._lock:
+            if self._devices.pop(_device_key(info), None) is not None:
+                self._save()
+
     def link(self, a: DeviceInfo, b: DeviceInfo) -> LinkFacts | None:
         """What was measured between two devices."""
         with self._lock:

@@ -1,0 +1,90 @@
+"""`devices`: links between GPUs of a made-up driver, and measurements."""
+
+from pathlib import Path
+
+import pytest
+
+from engine import EngineError, LinkSpeed
+from tests.helpers.command_line import Run
+from tests.helpers.fake_nvml import FakeDriver, FakeGpu, install
+
+BUSES = [f"00000000:{bus:02x}:00.0" for bus in (1, 2, 3)]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TANDEM_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """Two GPUs with NVLink and one that only the host reaches."""
+    gpus = [FakeGpu(f"H100 {n}", f"GPU-{n}", bus=n, gib=80) for n in (1, 2, 3)]
+    first, second, third = gpus
+    first.peers, second.peers = {BUSES[1]: 0}, {BUSES[0]: 0}
+    first.nvlinks = [BUSES[1]] * 4
+    third.pcie = (3, 8, 4, 16)
+    return install(FakeDriver(gpus), monkeypatch)
+
+
+def test_links_are_shown(run: Run, driver: FakeDriver) -> None:
+    lines = [" ".join(line.split()) for line in run("devices").out.splitlines()]
+    assert "cuda:0 cuda:1 4 × NVLink 4 one host bridge" in lines
+    assert "cuda:0 cuda:2 by the host's memory: it is not supported one host bridge" in lines
+    assert "cuda:2 3.0 x8 (4.0 x16)" in lines
+    assert not any("MEASURED" in line for line in lines)
+
+
+def test_links_are_in_the_document(run: Run, driver: FakeDriver) -> None:
+    document = run("devices", "--json").document
+    assert document["pcie"]["cuda:2"] == {
+        "generation": 3, "width": 8, "max_generation": 4, "max_width": 16,
+    }  # fmt: skip
+    kinds = {(link["a"], link["b"]): link["kind"] for link in document["links"]}
+    assert kinds == {
+        ("cuda:0", "cuda:1"): "nvlink", ("cuda:0", "cuda:2"): "host", ("cuda:1", "cuda:2"): "host",
+    }  # fmt: skip
+    assert document["measured"] == {"devices": {}, "links": []}
+
+
+def test_what_is_measured_is_shown_and_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "machine_speed.READ_BYTES": 1 << 20,
+        "machine_speed.MATMUL_SIZES": {"cpu": (8, 64, 64)},
+        "machine_speed.MIN_SECONDS": 0.01,
+        "link_speed.LARGE_BYTES": 1 << 18,
+        "link_speed.N_ROUNDS": 2,
+    }.items():
+        monkeypatch.setattr(f"engine.{name}", value)
+    first = run("devices", "--measure", "--json").document["measured"]
+    assert first["devices"]["cpu"]["bytes_per_s"] > 0
+    (link,) = first["links"]
+    assert (link["a"], link["b"]) == ("cpu", "cpu")
+    assert 0 < link["latency_s"] < 0.1
+    assert run("devices", "--json").document["measured"] == first
+    assert "GB/s" in run("devices").out
+    again = run("devices", "--measure", "--json").document["measured"]
+    assert again["devices"]["cpu"]["bytes_per_s"] != first["devices"]["cpu"]["bytes_per_s"]
+
+
+def test_what_cannot_be_measured_is_said_and_left_out(
+    run: Run, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(device: object, *_: object) -> None:
+        raise EngineError("It has no memory left.")
+
+    def link(a: str, b: str) -> LinkSpeed:
+        if "cuda:2" in (a, b):
+            raise EngineError(f"{a} cannot reach {b}.")
+        return LinkSpeed(a, b, {8192: 2e-6}, 1e9)
+
+    monkeypatch.setattr("engine.measure_facts", fail)
+    monkeypatch.setattr("engine.measure_link", link)
+    outcome = run("devices", "--measure", "--json")
+    assert outcome.err.count("no memory left") == 4
+    assert "cuda:2 cannot reach cpu." in outcome.err
+    links = outcome.document["measured"]["links"]
+    assert {(found["a"], found["b"]) for found in links} == {
+        ("cuda:0", "cuda:1"), ("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cpu"),
+    }  # fmt: skip

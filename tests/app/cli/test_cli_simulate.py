@@ -1,0 +1,97 @@
+"""`plan`: predicted speed, on this machine and on one that is not here."""
+
+from pathlib import Path
+
+import pytest
+
+from engine import DeviceFacts, MachineFile, list_devices
+from tests.helpers.command_line import Run, assert_refused
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TANDEM_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_rig_gets_a_plan_on_all_its_gpus(run: Run, model: Path) -> None:
+    document = run("plan", model, "--simulate", "2x3090,1x3060", "--json").document
+    assert [d["device"] for d in document["devices"]] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [d["free"] >> 30 for d in document["devices"]] == [23, 23, 11]
+    assert document["fits"]
+    for test in ("prefill", "decode"):
+        found = document["speed"][test]
+        assert found["tokens_per_s"] == pytest.approx(found["n_tokens"] / found["seconds"])
+        assert sum(found["path"].values()) == pytest.approx(found["seconds"])
+        assert [r["device"] for r in found["ranks"]] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert document["speed"]["decode"]["n_tokens"] == 1
+
+
+def test_people_see_whether_it_fits_and_what_limits(run: Run, model: Path) -> None:
+    out = run("plan", model, "--simulate", "3090,3060", "--prompt", "100").out
+    assert "It fits." in out
+    assert "a prompt of 100 tokens: " in out
+    assert "of the time." in out
+    assert out.splitlines()[-2].split()[1] == "cuda:0"
+    short = run("plan", model, "--simulate", "3060", "--ctx", "99999999999").out
+    assert "It fits." not in short
+    assert "cuda:0 is " in short
+
+
+def test_devices_of_a_rig_can_be_chosen(run: Run, model: Path) -> None:
+    options = ("--simulate", "2x3090", "--json", "--devices")
+    one = run("plan", model, *options, "cuda:1").document
+    assert [d["device"] for d in one["devices"]] == ["cuda:1"]
+    mixed = run("plan", model, *options, "cuda:0,cpu").document
+    assert [d["device"] for d in mixed["devices"]] == ["cuda:0", "cpu"]
+    cpu = run("plan", model, "--simulate", "7950x", "--json").document
+    assert [d["device"] for d in cpu["devices"]] == ["cpu"]
+
+
+def test_a_better_link_is_sooner(run: Run, model: Path) -> None:
+    speeds = [
+        run("plan", model, "--simulate", f"4x4090@{way}", "--json").document["speed"]["decode"]
+        for way in ("p2p", "host", "shm")
+    ]
+    times = [speed["seconds"] for speed in speeds]
+    assert times == sorted(times)
+    assert speeds[-1]["path"]["link_s"] > speeds[0]["path"]["link_s"]
+    assert "links" in speeds[-1]["reason"]
+
+
+def test_a_rig_that_cannot_be_meant_is_refused(run: Run, model: Path) -> None:
+    assert_refused(run("plan", model, "--simulate", "3091"), "Did you mean RTX 3090?")
+    assert_refused(run("plan", model, "--simulate", ""), "For example 2x3090,1x3060.")
+
+
+def test_a_device_that_the_rig_does_not_have_has_no_speed(run: Run, model: Path) -> None:
+    document = run("plan", model, "--simulate", "3090", "--devices", "cuda:5", "--json").document
+    assert document["speed"] is None
+    assert document["devices"][0]["free"] is None
+
+
+def test_what_was_measured_here_counts(run: Run, model: Path, home: Path) -> None:
+    cpu = list_devices()[-1]
+    slow = DeviceFacts("cpu", 1e3, 1e15, n_threads=1, thread_bytes_per_s=1e3)
+    before = run("plan", model, "--json").document["speed"]["decode"]
+    MachineFile.of_user().keep_device(cpu, slow)
+    after = run("plan", model, "--json").document["speed"]["decode"]
+    assert after["seconds"] > 100 * before["seconds"]
+    assert after["reason"].startswith("Limited by memory bandwidth")
+
+
+def test_this_machine_is_measured_where_that_is_asked_for(
+    run: Run, model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def measure(device: object, kinds: object, file: MachineFile) -> None:
+        asked.append((device, kinds))
+        file.keep_device(list_devices()[-1], DeviceFacts("cpu", 1e3, 1e15))
+
+    monkeypatch.setattr("engine.measure_facts", measure)
+    speed = run("plan", model, "--measure", "--json").document["speed"]["decode"]
+    assert [(device.id, kinds) for device, kinds in asked] == [("cpu", ["F32"])]
+    assert speed["reason"].startswith("Limited by memory bandwidth")
+    run("plan", model, "--measure", "--simulate", "3090")
+    assert len(asked) == 1
