@@ -31,10 +31,17 @@ from engine import (
     Load,
     LoadParams,
     LoadProgress,
+    LoadState,
     ModelLoaded,
+    ModelResplit,
     ModelUnloaded,
     PrefillProgress,
+    Resplit,
     SamplingParams,
+    SaveState,
+    StateLoaded,
+    StateProgress,
+    StateSaved,
     TokenText,
     Unload,
 )
@@ -47,7 +54,10 @@ CLOSE_S = 5.0
 
 
 class EngineState(Enum):
-    """What the engine is busy with; `EngineClient.model` says what it holds."""
+    """What the engine is busy with; `EngineClient.model` says what it holds.
+
+    LOADING is also a model that is split anew, in the middle of an answer or not.
+    """
 
     EMPTY = "empty"
     LOADING = "loading"
@@ -69,6 +79,12 @@ class EngineClient(QObject):
     load_progress = Signal(float)  # 0 to 1
     loaded = Signal(object)  # ModelLoaded
     load_failed = Signal(object)  # EngineError; Cancelled when a person stopped it
+    resplit_done = Signal(object)  # ModelResplit; `load_progress` tells how far it is
+    resplit_failed = Signal(object)  # EngineError; the old split is there unless `model` is None
+    state_progress = Signal(float)  # 0 to 1, of what is saved or loaded
+    state_saved = Signal(object)  # StateSaved
+    state_loaded = Signal(object)  # StateLoaded
+    state_failed = Signal(object)  # EngineError that ended either
     unloaded = Signal()
     prefill = Signal(int, int)  # tokens done, of how many
     shifted = Signal(int)  # tokens dropped
@@ -87,6 +103,8 @@ class EngineClient(QObject):
         self._lock = threading.Lock()
         self._is_awake = False
         self._load_number = self._answer_number = self._unload_number = -1
+        self._resplit_number = -1
+        self._state_numbers: set[int] = set()
         self._model: ModelLoaded | None = None
         self._state = EngineState.EMPTY
         self._rate = _Rate()
@@ -123,6 +141,19 @@ class EngineClient(QObject):
         self._load_number = host.submit(Load(params))
         self._settle()
 
+    def resplit(self, params: LoadParams) -> None:
+        """Split the model anew; a running answer goes on with the new split."""
+        self._resplit_number = self._running().submit(Resplit(params))
+        self._settle()
+
+    def save_state(self, path: str) -> None:
+        """Save what is in the cache, once nothing else runs."""
+        self._state_numbers.add(self._running().submit(SaveState(path)))
+
+    def load_state(self, path: str) -> None:
+        """Bring back what was saved, once nothing else runs."""
+        self._state_numbers.add(self._running().submit(LoadState(path)))
+
     def generate(
         self,
         messages: Sequence[ChatMessage],
@@ -140,7 +171,7 @@ class EngineClient(QObject):
         self._settle()
 
     def cancel(self) -> None:
-        """Stop loading or answering; the closing signal follows."""
+        """Stop whatever is under way or waits; the closing signals follow."""
         self._running().cancel()
 
     def unload(self) -> None:
@@ -222,6 +253,10 @@ class EngineClient(QObject):
             self._on_load_event(event)
         elif number == self._answer_number:
             self._on_answer_event(event)
+        elif number == self._resplit_number:
+            self._on_resplit_event(event)
+        elif number in self._state_numbers:
+            self._on_state_event(number, event)
         elif number == self._unload_number and isinstance(event, ModelUnloaded):
             self._model = None
             self._settle()
@@ -233,6 +268,8 @@ class EngineClient(QObject):
         """Know what the engine holds after a command that was replaced, without telling anyone."""
         if isinstance(event, ModelLoaded):
             self._model = event
+        elif isinstance(event, ModelResplit):
+            self._model = event.model
         elif isinstance(event, ModelUnloaded) or (
             isinstance(event, Failed) and event.is_model_lost
         ):
@@ -253,6 +290,30 @@ class EngineClient(QObject):
             self._settle()
             self.load_failed.emit(event.error)
 
+    def _on_resplit_event(self, event: Event) -> None:
+        if isinstance(event, LoadProgress):
+            self.load_progress.emit(event.done_bytes / max(event.total_bytes, 1))
+            return
+        self._resplit_number = -1
+        self._note_model(event)
+        self._settle()
+        if isinstance(event, ModelResplit):
+            self.resplit_done.emit(event)
+        elif isinstance(event, Failed):
+            self.resplit_failed.emit(event.error)
+
+    def _on_state_event(self, number: int, event: Event) -> None:
+        if isinstance(event, StateProgress):
+            self.state_progress.emit(event.done_bytes / max(event.total_bytes, 1))
+            return
+        self._state_numbers.discard(number)
+        if isinstance(event, StateSaved):
+            self.state_saved.emit(event)
+        elif isinstance(event, StateLoaded):
+            self.state_loaded.emit(event)
+        elif isinstance(event, Failed):
+            self.state_failed.emit(event.error)
+
     def _on_answer_event(self, event: Event) -> None:
         if isinstance(event, PrefillProgress):
             self.prefill.emit(event.done, event.total)
@@ -272,7 +333,7 @@ class EngineClient(QObject):
         """The state that follows from what is under way and what is loaded."""
         if self._state is EngineState.CLOSED:
             return
-        if self._load_number >= 0:
+        if self._load_number >= 0 or self._resplit_number >= 0:
             self._set_state(EngineState.LOADING)
         elif self._answer_number >= 0:
             self._set_state(EngineState.GENERATING)

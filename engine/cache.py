@@ -142,7 +142,7 @@ class Cache:
         kv_on_host: keys and values lie in the host's memory.
 
     Attributes:
-        layers: keys and values in the order of the layers that have some on this rank.
+        layers: keys and values of the layers that have some on this rank, as they were added.
     """
 
     def __init__(

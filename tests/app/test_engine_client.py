@@ -16,9 +16,15 @@ from engine import (
     Event,
     Failed,
     Finished,
+    Load,
     LoadParams,
+    ModelResplit,
     PrefillProgress,
+    Resplit,
     SamplingParams,
+    StateFileError,
+    StateLoaded,
+    StateSaved,
     TokenText,
 )
 from tests.helpers.fake_host import FakeHost, Script, model_loaded
@@ -155,6 +161,93 @@ def test_what_a_replaced_load_left_behind_is_known(
     with qtbot.waitSignal(client.load_failed):
         client.cancel()
     assert (client.model.info.path if client.model else None) == left
+
+
+SPLIT = LoadParams(PARAMS.path, ("cpu", "cpu"), (3, 1))
+
+
+def test_a_model_is_there_while_it_is_split_anew(qtbot: QtBot, client: EngineClient) -> None:
+    seen: list[tuple[str, bool]] = []
+    progress: list[float] = []
+    loaded(qtbot, client)
+    client.state_changed.connect(lambda state: seen.append((state.value, bool(client.model))))
+    client.load_progress.connect(progress.append)
+    with qtbot.waitSignal(client.resplit_done) as done:
+        client.resplit(SPLIT)
+    assert seen == [("loading", True), ("ready", True)]
+    assert progress
+    assert client.model is not None
+    assert client.model is done.args[0].model
+    assert client.model.params == SPLIT
+
+
+def test_an_answer_goes_on_over_a_resplit(
+    qtbot: QtBot, client: EngineClient, script: Script
+) -> None:
+    """It is not cancelled, and what comes of both is told in any order."""
+    loaded(qtbot, client)
+    script.hold, script.hold_after = True, 1
+    generate(client)
+    qtbot.waitUntil(lambda: client.state is EngineState.GENERATING)
+    client.resplit(SPLIT)
+    number = client._resplit_number
+    assert client.state is EngineState.LOADING
+    with qtbot.waitSignal(client.resplit_done):
+        client._host.send(number, ModelResplit(model_loaded(SPLIT), 5))  # type: ignore[union-attr]
+    assert client.state is EngineState.GENERATING
+    assert client.model is not None
+    assert client.model.params == SPLIT
+    with qtbot.waitSignal(client.finished):
+        client.cancel()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_failed_resplit_keeps_the_model_unless_it_is_lost(
+    qtbot: QtBot, client: EngineClient, script: Script, is_lost: bool
+) -> None:
+    loaded(qtbot, client)
+    script.load_error, script.loses_model = EngineError("Too large."), is_lost
+    with qtbot.waitSignal(client.resplit_failed) as failed:
+        client.resplit(SPLIT)
+    assert str(failed.args[0]) == "Too large."
+    assert (client.model is None) == is_lost
+    assert client.state is (EngineState.EMPTY if is_lost else EngineState.READY)
+    if client.model:
+        assert client.model.params == PARAMS
+
+
+def test_the_last_of_several_resplits_is_told(qtbot: QtBot, client: EngineClient) -> None:
+    loaded(qtbot, client)
+    done: list[object] = []
+    client.resplit_done.connect(done.append)
+    client.resplit(LoadParams(PARAMS.path, ("cpu",) * 3))
+    with qtbot.waitSignal(client.resplit_done):
+        client.resplit(SPLIT)
+    assert len(done) == 1
+    assert client.model is not None
+    assert client.model.params == SPLIT
+    assert [type(c) for c in client._host.commands] == [Load, Resplit, Resplit]  # type: ignore[union-attr]
+
+
+def test_states_are_saved_and_loaded(qtbot: QtBot, client: EngineClient, script: Script) -> None:
+    loaded(qtbot, client)
+    progress: list[float] = []
+    client.state_progress.connect(progress.append)
+    told: list[StateSaved | StateLoaded] = []
+    client.state_saved.connect(told.append)
+    client.state_loaded.connect(told.append)
+    client.save_state("/chats/1.state")
+    client.load_state("/chats/2.state")
+    qtbot.waitUntil(lambda: len(told) == 2)
+    assert told == [
+        StateSaved("/chats/1.state", 20, 4096), StateLoaded("/chats/2.state", (1, 2, 3)),
+    ]  # fmt: skip
+    assert progress == [0.5, 0.5]
+    assert client.state is EngineState.READY
+    script.state_error = StateFileError("/chats/2.state", "It is damaged.")
+    with qtbot.waitSignal(client.state_failed) as failed:
+        client.load_state("/chats/2.state")
+    assert failed.args[0].path == "/chats/2.state"
 
 
 def test_the_timer_sleeps_when_nothing_happens_and_wakes_again(

@@ -11,6 +11,7 @@ import pytest
 from engine import (
     Cancelled,
     ChatMessage,
+    Command,
     EngineCrashed,
     EngineError,
     EngineReady,
@@ -22,10 +23,18 @@ from engine import (
     Load,
     LoadParams,
     LoadProgress,
+    LoadState,
     ModelLoaded,
+    ModelResplit,
     ModelUnloaded,
     OutOfDeviceMemory,
+    Resplit,
     SamplingParams,
+    SaveState,
+    StateFileError,
+    StateLoaded,
+    StateProgress,
+    StateSaved,
     ThreadHost,
     TokenText,
     Unload,
@@ -36,6 +45,11 @@ from tests.helpers.tiny_gguf import tiny_gguf
 LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_overflow="shift")
 SHORT = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 ASK = (ChatMessage("user", "hello"),)
+
+
+CLOSING = (
+    ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Failed,
+)  # fmt: skip
 
 
 class Desk:
@@ -56,10 +70,16 @@ class Desk:
         while True:
             found = self.next()
             assert found.generation == generation
-            if isinstance(found.event, ModelLoaded | ModelUnloaded | Finished | Failed):
+            if isinstance(found.event, CLOSING):
                 return found.event
 
-    def run(self, command: Load | Generate | Unload) -> Event:
+    def closing_any(self) -> HostEvent:
+        """Skip to the event that ends any command."""
+        while not isinstance((found := self.next()).event, CLOSING):
+            pass
+        return found
+
+    def run(self, command: Command) -> Event:
         return self.closing(self.host.submit(command))
 
 
@@ -159,6 +179,107 @@ def test_a_load_cancelled_midway_keeps_the_old_model(
     assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
 
 
+def test_a_model_is_split_anew_and_remembers(desk: Desk, path: str) -> None:
+    before = desk.run(Load(LoadParams(path, ("cpu", "cpu"), (3, 1))))
+    assert isinstance(before, ModelLoaded)
+    assert isinstance(first := desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    params = LoadParams(path, ("cpu",) * 3, (1, 2, 1))
+    generation = desk.host.submit(Resplit(params))
+    seen = []
+    while isinstance((found := desk.next()).event, LoadProgress):
+        seen.append(found)
+    assert seen
+    assert {event.generation for event in [*seen, found]} == {generation}
+    assert isinstance(found.event, ModelResplit)
+    assert found.event.model.params == params
+    assert found.event.model.model_hash == before.model_hash != ""
+    assert [m.device for m in found.event.model.memory] == ["cpu"] * 3
+    assert found.event.n_tokens == first.usage.prompt_tokens + 4
+    second = desk.run(Generate(ASK, sampling=SHORT))
+    assert isinstance(second, Finished)
+    assert second.usage.cached_tokens == first.usage.prompt_tokens - 1
+
+
+def test_an_answer_goes_on_over_a_resplit(desk: Desk, path: str) -> None:
+    """The one that is next in line is done between two tokens, the one behind it is not."""
+    desk.run(Load(LoadParams(path)))
+    text = desk.host.submit(Generate(ASK, sampling=LONG))
+    while not isinstance(desk.next().event, TokenText):
+        pass
+    first = desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 2)))
+    second = desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 3)))
+    waiting = desk.host.submit(Generate(ASK, sampling=SHORT))
+    late = desk.host.submit(Resplit(LoadParams(path)))
+    order = []
+    while len(order) < 2:
+        found = desk.next()
+        assert found.generation in (text, first, second)
+        if isinstance(found.event, ModelResplit):
+            order.append(found.generation)
+    assert order == [first, second]
+    while not isinstance(found := desk.next().event, TokenText):
+        assert not isinstance(found, CLOSING)
+    desk.host.cancel()
+    ends = [desk.closing_any() for _ in range(3)]
+    assert [end.generation for end in ends] == [text, waiting, late]
+    assert [type(end.event) for end in ends] == [Finished, Finished, Failed]
+
+
+def test_a_resplit_that_fails_or_is_cancelled_changes_nothing(
+    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = desk.run(Resplit(LoadParams(path)))
+    assert isinstance(failed, Failed)
+    assert "No model is loaded" in str(failed.error)
+    desk.run(Load(LoadParams(path)))
+    for bad in (LoadParams(path, n_ctx=32), LoadParams(path, ("cpu",), (1, 2))):
+        failed = desk.run(Resplit(bad))
+        assert isinstance(failed, Failed)
+        assert not failed.is_model_lost
+    running = desk.host.submit(Generate(ASK, sampling=SHORT))
+    waiting = desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 2)))
+    desk.host.cancel()
+    ends = {end.generation: end.event for end in (desk.closing_any(), desk.closing_any())}
+    assert isinstance(ends[running], Finished)
+    assert isinstance(cancelled := ends[waiting], Failed)
+    assert isinstance(cancelled.error, Cancelled)
+    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    monkeypatch.setattr("engine.resplit.Transfer.undo", lambda self: 1 / 0)
+    monkeypatch.setattr("engine.resplit.load_rank", lambda *args: 1 / 0)
+    lost = desk.run(Resplit(LoadParams(path, ("cpu",) * 2)))
+    assert isinstance(lost, Failed)
+    assert lost.is_model_lost
+    failed = desk.run(Generate(ASK))
+    assert isinstance(failed, Failed)
+    assert "No model is loaded" in str(failed.error)
+
+
+def test_a_state_goes_to_a_file_and_comes_back(desk: Desk, path: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "chat.state")
+    for command in (SaveState(file), LoadState(file)):
+        failed = desk.run(command)
+        assert isinstance(failed, Failed)
+        assert "No model is loaded" in str(failed.error)
+    desk.run(Load(LoadParams(path, ("cpu", "cpu"))))
+    first = desk.run(Generate(ASK, sampling=SHORT))
+    assert isinstance(first, Finished)
+    generation = desk.host.submit(SaveState(file))
+    assert isinstance(desk.next().event, StateProgress)
+    saved = desk.closing(generation)
+    n = first.usage.prompt_tokens + 4
+    assert saved == StateSaved(file, n, Path(file).stat().st_size)
+    desk.run(Load(LoadParams(path)))
+    loaded = desk.run(LoadState(file))
+    assert isinstance(loaded, StateLoaded)
+    assert len(loaded.ids) == n
+    again = desk.run(Generate(ASK, sampling=SHORT))
+    assert isinstance(again, Finished)
+    assert again.usage.cached_tokens == first.usage.prompt_tokens - 1
+    failed = desk.run(LoadState(str(tmp_path / "none")))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, StateFileError)
+
+
 def test_a_model_makes_room_for_one_that_does_not_fit_beside_it(
     desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +350,8 @@ def test_closing_while_generating_ends_in_time(path: str) -> None:
 
 def test_commands_and_events_can_cross_a_process(path: str, desk: Desk) -> None:
     loaded = desk.run(Load(LoadParams(path)))
-    for thing in (Load(LoadParams(path)), Generate(ASK), Unload(), HostEvent(1, loaded)):
+    commands = Load(LoadParams(path)), Generate(ASK), Unload(), Resplit(LoadParams(path))
+    for thing in (*commands, SaveState("x"), LoadState("x"), HostEvent(1, loaded)):
         assert pickle.loads(pickle.dumps(thing)) == thing
 
 
@@ -243,6 +365,7 @@ ERRORS = [
     error_module.OutOfDeviceMemory("cpu", 2, 1, "to load"),
     error_module.CommError(1, "stalled"),
     error_module.ContextOverflow(5, 4),
+    error_module.StateFileError("chat.state", "It is damaged."),
     error_module.Cancelled("Loading"),
 ]
 

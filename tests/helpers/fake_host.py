@@ -19,10 +19,17 @@ from engine import (
     Load,
     LoadParams,
     LoadProgress,
+    LoadState,
     MemoryUse,
     ModelInfo,
     ModelLoaded,
+    ModelResplit,
     ModelUnloaded,
+    Resplit,
+    SaveState,
+    StateLoaded,
+    StateProgress,
+    StateSaved,
     Timings,
     TokenText,
     Usage,
@@ -70,6 +77,7 @@ class Script:
     load_error: EngineError | None = None
     loses_model: bool = False
     answer_error: EngineError | None = None
+    state_error: EngineError | None = None
     warnings: tuple[str, ...] = ()
     hold: bool = False
     hold_after: int = 0
@@ -119,10 +127,25 @@ class FakeHost:
                 self._load(number, command)
             elif isinstance(command, Generate):
                 self._generate(number)
+            elif isinstance(command, Resplit):
+                self._load(number, command)
+            elif isinstance(command, SaveState | LoadState):
+                self._move_state(number, command)
             else:
                 self.send(number, ModelUnloaded())
 
-    def _load(self, number: int, command: Load) -> None:
+    def _move_state(self, number: int, command: SaveState | LoadState) -> None:
+        self.send(number, StateProgress(1, 2))
+        if self._pause(number, 1):
+            self.send(number, Failed(Cancelled("Saving")))
+        elif self.script.state_error is not None:
+            self.send(number, Failed(self.script.state_error))
+        elif isinstance(command, SaveState):
+            self.send(number, StateSaved(command.path, 20, 4096))
+        else:
+            self.send(number, StateLoaded(command.path, (1, 2, 3)))
+
+    def _load(self, number: int, command: Load | Resplit) -> None:
         script = self.script
         for step in range(script.n_load_steps):
             self.send(number, LoadProgress(step, script.n_load_steps))
@@ -132,7 +155,9 @@ class FakeHost:
         if script.load_error is not None:
             self.send(number, Failed(script.load_error, script.loses_model))
         else:
-            self.send(number, model_loaded(command.params, script.warnings))
+            loaded = model_loaded(command.params, script.warnings)
+            is_new = isinstance(command, Load)
+            self.send(number, loaded if is_new else ModelResplit(loaded, n_tokens=20))
 
     def _generate(self, number: int) -> None:
         script, n_done = self.script, 0
