@@ -156,7 +156,7 @@ class GatedDeltaNet(DeltaNet):
         self.ssm_dt = Vector((n,), Shard(0, self.values), (".bias",))
         self.ssm_a = Vector((n,), Shard(0, self.values), ("",))
         self.out_proj = Linear(n * dim, hp.n_embd, Shard(1, self.values), split.group)
-        self.state = RecurrentState(conv=self.ssm_conv1d.memory, matrix=(heads, (dim, dim)))
+        self.state = RecurrentState(conv=self.ssm_conv1d.memory, matrix=(self.values, (dim, dim)))
 
     @classmethod
     def sizes_of(cls, hp: HParams, layer: int) -> DeltaSizes:

@@ -1,11 +1,13 @@
 """Logits against llama.cpp's where parts of a model lie in unusual places."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from engine import load_model
 from engine.gguf import GGUFFile
 from engine.parallel.shares import movable_tensors
 from tests.helpers.golden import (
@@ -13,9 +15,11 @@ from tests.helpers.golden import (
     TOLERANCE,
     Case,
     golden_error,
+    golden_logits,
     golden_models,
     golden_path,
     kernel_bars,
+    nmse,
     routed_models,
 )
 
@@ -100,6 +104,55 @@ def test_logits_of_all_models_equal_llama_cpp(name: str, mode: str) -> None:
 @pytest.mark.parametrize(("name", "mode"), pairs(ON_KERNELS))
 def test_the_kernels_are_as_close_wherever_parts_lie(name: str, mode: str) -> None:
     assert error_of(name, MODES[mode]) <= kernel_bars().get(name, LEAST_BAR)
+
+
+STATIONS: tuple[dict[str, Any], ...] = (
+    {"devices": ("cpu",) * 3, "split_mode": "groups", "groups": (2, 1)},
+    {"devices": ("cpu",) * 3, "split_mode": "groups", "groups": (1, 2), "split": (2.0, 1.0, 1.0)},
+    {"devices": ("cpu",) * 2, "split": (0.0, 1.0), "n_cpu_blocks": 1},
+    {"devices": ("cpu",) * 2, "split": (0.0, 1.0), "n_cpu_moe": 1, "kv_on_host": True},
+    {"devices": ("cpu",) * 3, "overrides": (("attn", "#2"), ("_exps", "#0"))},
+    {"devices": ("cpu",), "reserve": (("cpu", 1 << 20),)},
+)
+"""What a loaded model is told to become, one after the other."""
+
+
+def error_on_the_way(name: str, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Some tokens are computed in each mode, after those that the modes before have cached."""
+    monkeypatch.setattr("engine.runtime.keeps_kv_on_host", lambda params, _: params.kv_on_host)
+    ids, expected = golden_logits(name)
+    is_routed = name in routed_models()
+    stations = [s for s in STATIONS if is_routed or not ("n_cpu_moe" in s or "_exps" in str(s))]
+    step, rows = len(ids) // (len(stations) + 1), []
+    with load_model(golden_path(f"{name}.gguf"), n_ctx=len(ids), kv_type="f32") as model:
+        session, plain = model._session, model.params
+        turn = session.begin()
+        for number, station in enumerate(({}, *stations)):
+            model.split_as(replace(plain, **station))
+            stop = len(ids) if number == len(stations) else (number + 1) * step
+            rows.append(session.forward(ids[number * step : stop - 1], 0, turn))
+            rows.append(session.forward(ids[stop - 1 : stop], 0, turn))
+            assert len(model.memory()) == len(model.params.all_devices)
+    return nmse(np.concatenate(rows), expected)
+
+
+@pytest.mark.parametrize("name", ["gemma4-e2b-q5_1", "mixtral-q4_k_m", "qwen35moe-q4_k_m"])
+def test_a_conversation_goes_on_in_every_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert error_on_the_way(name, monkeypatch) <= TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", golden_models() or ["none"])
+def test_a_conversation_with_any_model_goes_on_in_every_mode(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert error_on_the_way(name, monkeypatch) <= TOLERANCE
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("name", ["llama-gqa-q4_k_m", "mixtral-q4_k_m", "qwen35moe-q4_k_m"])
+def test_the_kernels_go_on_in_every_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert error_on_the_way(name, monkeypatch) <= kernel_bars().get(name, LEAST_BAR)
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
