@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from engine.planning.calibration import Calibration
     from engine.planning.evaluator import Evaluation
     from engine.planning.facts import DeviceFacts, LinkFacts, Links
-    from engine.planning.forecast import Forecast, forecast
+    from engine.planning.forecast import Forecast, Forecaster
     from engine.planning.machine_file import MachineFile, known_facts, known_links
     from engine.planning.placement import PlacementMap, TensorPlace
     from engine.planning.planner import Planner
@@ -126,6 +126,7 @@ __all__ = [
     "Failed",
     "Finished",
     "Forecast",
+    "Forecaster",
     "Generate",
     "HostEvent",
     "Inspection",
@@ -181,7 +182,6 @@ __all__ = [
     "UnsupportedQuant",
     "Usage",
     "cuda_status",
-    "forecast",
     "inspect_model",
     "known_facts",
     "known_links",
@@ -234,7 +234,7 @@ _HOME = {
     "planning.calibration": ("Calibration",),
     "planning.evaluator": ("Evaluation",),
     "planning.facts": ("DeviceFacts", "LinkFacts", "Links"),
-    "planning.forecast": ("Forecast", "forecast"),
+    "planning.forecast": ("Forecast", "Forecaster"),
     "planning.machine_file": ("MachineFile", "known_facts", "known_links"),
     "planning.prediction": ("Prediction", "RankTime"),
     "planning.rigs": ("SIMULATED", "Rig", "parse_rig"),

@@ -22,6 +22,7 @@ from app.cli.arguments import (
     split_shares,
 )
 from app.cli.bench_report import Line, Report
+from app.cli.learning import learn
 from app.cli.loading import open_model
 from app.cli.output import note, write, write_json
 from engine import (
@@ -154,6 +155,7 @@ def run_bench(args: argparse.Namespace) -> None:
     finally:  # what was measured before an interrupt is worth something
         if lines:
             _show(report, lines, args)
+    learn(path, info.quant, lines)
     if all(line.result is None for line in lines):
         raise EngineError("None of the tests could be run.", "The lines above say why.")
 

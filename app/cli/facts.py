@@ -8,24 +8,14 @@ from contextlib import closing
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
 from app.cli.links import measure, measured_document, measured_text, topology_text
 from app.cli.output import percent, size, table, write, write_json
-from app.cli.simulate import (
-    Machine,
-    add_simulate,
-    machine_of,
-    measured,
-    speed_document,
-    speed_text,
-)
+from app.cli.simulate import add_simulate, forecaster_of, measured, speed_document, speed_text
 from engine import (
     SPLIT_MODES,
-    Evaluation,
-    Forecast,
     Inspection,
     LoadParams,
     Plan,
     Planner,
     cuda_status,
-    forecast,
     inspect_model,
     list_devices,
     read_topology,
@@ -159,14 +149,14 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(args: argparse.Namespace) -> None:
-    machine = machine_of(args)
+    machine = forecaster_of(args)
     params, free = load_params(args), machine.free_bytes
     with closing(Planner(params.path)) as planner:
-        evaluation = planner.evaluate(params, free)
-    if args.measure:
+        evaluation, quant = planner.evaluate(params, free), planner.info.quant
+    if args.measure and args.simulate is None:
         machine = measured(machine, params, sorted(evaluation.load.kinds))
     plan = evaluation.plan
-    speed = _speed(evaluation, params, machine, args.prompt)
+    speed = machine.forecast(evaluation, params, quant, args.prompt)
     short = plan.shortages(free)
     if args.json:
         document = _plan_document(plan, params, free, short)
@@ -193,15 +183,6 @@ def run_plan(args: argparse.Namespace) -> None:
         write(f"{device} is {size(missing)} short: choose a smaller context or another split.")
     if speed is not None:
         write(("" if short else "It fits.\n") + "Predicted speed:\n" + speed_text(speed))
-
-
-def _speed(
-    evaluation: Evaluation, params: LoadParams, machine: Machine, n_prompt: int | None
-) -> Forecast | None:
-    """How fast it would be; None for devices that are not here."""
-    if any(device.device not in machine.facts for device in evaluation.plan.devices):
-        return None
-    return forecast(evaluation, params, machine.facts, machine.links, n_prompt)
 
 
 def _plan_document(

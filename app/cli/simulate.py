@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 
 import engine  # names that need torch are resolved when they are used
 from app.cli.output import note, percent, table
-from engine import (
-    DeviceFacts,
-    DeviceInfo,
-    Forecast,
-    Links,
-    LoadParams,
-    MachineFile,
-    Prediction,
-    known_facts,
-    known_links,
-    list_devices,
-    parse_rig,
-    read_topology,
-)
+from engine import Forecast, Forecaster, LoadParams, MachineFile, Prediction, parse_rig
 
 HEADERS = ("RANK", "DEVICE", "READS", "MULTIPLIES", "FIXED", "WAITS", "LINKS", "IDLE", "")
 CAUSES = {
@@ -31,73 +18,45 @@ CAUSES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What plans are made for.
-
-    Attributes:
-        facts: by device, of all of them.
-        is_simulated: the devices are not here.
-    """
-
-    devices: Sequence[DeviceInfo]
-    facts: Mapping[str, DeviceFacts]
-    links: Links
-    is_simulated: bool
-
-    @property
-    def free_bytes(self) -> dict[str, int]:
-        """Free memory by device."""
-        return {device.id: device.free_bytes for device in self.devices}
-
-
 def add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    group = parser.add_argument_group("predicted speed")
+    group.add_argument(
         "--simulate", metavar="RIG",
         help="plan for devices that are not here, such as 2x3090,1x3060 or 4x4090@p2p; "
         "without --devices for all its GPUs",
     )  # fmt: skip
-    parser.add_argument(
-        "--prompt", type=int, metavar="N", help="tokens of the prompt whose speed is predicted"
+    group.add_argument(
+        "--prompt", type=int, metavar="N", help="tokens of the prompt (default: 512)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--measure", action="store_true",
         help="measure this machine's devices first, where that was not done before",
     )  # fmt: skip
 
 
-def machine_of(args: argparse.Namespace) -> Machine:
+def forecaster_of(args: argparse.Namespace) -> Forecaster:
     """The devices that are meant; of a rig all GPUs, where `args.devices` is left as it is.
 
     Raises:
         EngineError: the rig cannot be understood.
     """
     if args.simulate is None:
-        return this_machine()
+        return Forecaster.of_machine()
     rig = parse_rig(args.simulate)
     gpus = [device.id for device in rig.devices if device.kind == "cuda"]
     if args.devices == "cpu" and gpus:
         args.devices = ",".join(gpus)
-    return Machine(rig.devices, rig.facts, rig.links, is_simulated=True)
+    return Forecaster.of_rig(rig)
 
 
-def this_machine() -> Machine:
-    """The devices that are here, with what is known of them."""
-    devices, file = list_devices(), MachineFile.of_user()
-    facts = {device.id: known_facts(device, file) for device in devices}
-    return Machine(devices, facts, known_links(devices, read_topology(), file), is_simulated=False)
-
-
-def measured(machine: Machine, params: LoadParams, kinds: Sequence[str]) -> Machine:
-    """The machine with what was measured now of the devices in use."""
-    if machine.is_simulated:
-        return machine
+def measured(found: Forecaster, params: LoadParams, kinds: Sequence[str]) -> Forecaster:
+    """This machine once more, when the devices in use have been measured."""
     file = MachineFile.of_user()
-    for device in machine.devices:
-        if device.id in params.devices:
+    for device in found.devices.values():
+        if device.id in params.all_devices:
             note(f"Measuring {device.id} …")
             engine.measure_facts(device, kinds, file)
-    return this_machine()
+    return Forecaster.of_machine()
 
 
 def speed_text(found: Forecast) -> str:
@@ -114,20 +73,14 @@ def speed_text(found: Forecast) -> str:
 
 def _rows(prediction: Prediction) -> list[tuple[str, ...]]:
     """Where the time of a token goes."""
-    return [
-        (
-            str(rank.rank), rank.device,
-            *(
-                percent(prediction.part(seconds))
-                for seconds in (
-                    rank.memory_s, rank.compute_s, rank.fixed_s, rank.wait_s, rank.link_s,
-                    rank.idle_s,
-                )
-            ),
-            CAUSES[rank.limited_by],
-        )
-        for rank in prediction.ranks
-    ]  # fmt: skip
+    rows = []
+    for rank in prediction.ranks:
+        seconds = (
+            rank.memory_s, rank.compute_s, rank.fixed_s, rank.wait_s, rank.link_s, rank.idle_s,
+        )  # fmt: skip
+        parts = (percent(prediction.part(part)) for part in seconds)
+        rows.append((str(rank.rank), rank.device, *parts, CAUSES[rank.limited_by]))
+    return rows
 
 
 def speed_document(found: Forecast) -> dict[str, object]:

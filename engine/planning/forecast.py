@@ -1,21 +1,28 @@
-"""How fast a planned split would be: prompt and answer, and what limits them."""
+"""How fast a planned split would be, from all that is known of devices, links and earlier runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.devices import DeviceInfo, list_devices, read_topology
+from engine.planning.calibration import DECODE, PREFILL, Calibration, Subject, device_set
 from engine.planning.facts import DeviceFacts, Links
+from engine.planning.machine_file import MachineFile, known_facts, known_links
 from engine.planning.prediction import Prediction
 from engine.planning.speed import SpeedModel
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.planning.evaluator import Evaluation
+    from engine.planning.rigs import Rig
 
 PROMPT_TOKENS = 512
 """Of a prompt that is predicted where nobody says how long."""
+
+MOST_MODELS = 16
+"""Sets of ranks that a forecaster remembers what it worked out for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +38,125 @@ class Forecast:
     decode: Prediction
 
 
-def forecast(
-    evaluation: Evaluation,
-    params: LoadParams,
-    facts: Mapping[str, DeviceFacts],
-    links: Links,
-    n_prompt: int | None = None,
-) -> Forecast:
-    """Predict the speed of an evaluated split.
+class Forecaster:
+    """Predicts for one machine, and learns from what runs on it.
 
     Args:
-        facts: of every device of the plan, by its id.
-        n_prompt: tokens of the prompt; None for `PROMPT_TOKENS`, or less where the context is.
+        devices: all of them.
+        facts: of each, by its id.
+        calibration: None where nothing can be learnt, as of simulated devices.
+
+    One thread at a time may use it.
     """
-    plan = evaluation.plan
-    speed = SpeedModel([facts[d.device] for d in plan.devices], links, params.cpu_threads)
-    n = min(n_prompt or PROMPT_TOKENS, max(1, plan.n_ctx - 1))
-    return Forecast(
-        prefill=speed.prefill(evaluation.load, n, min(params.n_batch, n)),
-        decode=speed.decode(evaluation.load, n),
-    )
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceInfo],
+        facts: Mapping[str, DeviceFacts],
+        links: Links,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self.devices = {device.id: device for device in devices}
+        self._facts = facts
+        self._links = links
+        self._calibration = calibration
+        self._models: dict[tuple[tuple[str, ...], int | None], SpeedModel] = {}
+
+    @classmethod
+    def of_machine(cls) -> Forecaster:
+        """For the devices that are here, with what was measured and learnt before."""
+        devices, file = list_devices(), MachineFile.of_user()
+        facts = {device.id: known_facts(device, file) for device in devices}
+        links = known_links(devices, read_topology(), file)
+        return cls(devices, facts, links, Calibration.of_user())
+
+    @classmethod
+    def of_rig(cls, rig: Rig) -> Forecaster:
+        """For simulated devices."""
+        return cls(rig.devices, rig.facts, rig.links)
+
+    @property
+    def free_bytes(self) -> dict[str, int]:
+        """Free memory by device."""
+        return {device.id: device.free_bytes for device in self.devices.values()}
+
+    def forecast(
+        self,
+        evaluation: Evaluation,
+        params: LoadParams,
+        quant: str = "",
+        n_prompt: int | None = None,
+    ) -> Forecast | None:
+        """Predict the speed of an evaluated split; None where a device of it is not known.
+
+        Args:
+            quant: of the model, by which earlier runs are told apart.
+            n_prompt: tokens of the prompt; None for `PROMPT_TOKENS`, or less where the context is.
+        """
+        speed = self._speed(evaluation, params)
+        if speed is None:
+            return None
+        n = max(1, min(n_prompt or PROMPT_TOKENS, evaluation.plan.n_ctx - 1))
+        prefill = speed.prefill(evaluation.load, n, min(params.n_batch, n))
+        decode = speed.decode(evaluation.load, n)
+        if self._calibration is not None:
+            subject = self._subject(evaluation, params, quant)
+            prefill = self._calibration.corrected(subject(PREFILL), prefill)
+            decode = self._calibration.corrected(subject(DECODE), decode)
+        return Forecast(prefill, decode)
+
+    def learn_prefill(
+        self,
+        evaluation: Evaluation,
+        params: LoadParams,
+        quant: str,
+        n_tokens: int,
+        seconds: float,
+        position: int = 0,
+    ) -> None:
+        """Learn from a prompt that was computed after `position` cached tokens."""
+        speed = self._speed(evaluation, params)
+        if speed is None or self._calibration is None or n_tokens < 1:
+            return
+        n_batch = min(params.n_batch, n_tokens)
+        predicted = speed.prefill(evaluation.load, n_tokens, n_batch, position)
+        subject = self._subject(evaluation, params, quant)(PREFILL)
+        self._calibration.note(subject, predicted.seconds, seconds)
+
+    def learn_decode(
+        self,
+        evaluation: Evaluation,
+        params: LoadParams,
+        quant: str,
+        seconds: float,
+        position: int = 0,
+    ) -> None:
+        """Learn from the time of one token after `position` others, the mean of several."""
+        speed = self._speed(evaluation, params)
+        if speed is None or self._calibration is None:
+            return
+        predicted = speed.decode(evaluation.load, position)
+        subject = self._subject(evaluation, params, quant)(DECODE)
+        self._calibration.note(subject, predicted.seconds, seconds)
+
+    def _speed(self, evaluation: Evaluation, params: LoadParams) -> SpeedModel | None:
+        ids = tuple(device.device for device in evaluation.plan.devices)
+        if any(device not in self._facts for device in ids):
+            return None
+        key = ids, params.cpu_threads
+        found = self._models.get(key)
+        if found is None:
+            if len(self._models) >= MOST_MODELS:
+                self._models.clear()
+            facts = [self._facts[device] for device in ids]
+            found = self._models[key] = SpeedModel(facts, self._links, params.cpu_threads)
+        return found
+
+    def _subject(
+        self, evaluation: Evaluation, params: LoadParams, quant: str
+    ) -> Callable[[str], Subject]:
+        """What a run counts for, by test."""
+        ranks = [self.devices[device.device] for device in evaluation.plan.devices]
+        about = f"{quant} {params.split_mode}".strip()
+        devices = device_set(ranks)
+        return lambda test: Subject(devices, test, about)

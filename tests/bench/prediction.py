@@ -2,9 +2,9 @@
 
     python -m tests.bench.prediction MODEL [...] [--rounds N] [--threads N] [-n TOKENS] [-p TOKENS]
 
-In each round what predictions are made from is measured (each kind of weights once) and then the
-model, so that both share a noisy machine's fate. Shown are the medians of the rounds, predicted
-over measured, and the ratio's quartiles over single rounds.
+In each round what predictions are made from is measured (each kind of weights once), then the model,
+then the former again, so that both share a noisy machine's fate. Shown are the medians of predicted
+and measured tokens/s, and of the rounds' ratios of these, with their quartiles.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from engine.planning.speed import SpeedModel
 from engine.weight_speed import Probe, measurable
 
 PROBE_BYTES = 256 << 20
+NO_LIMIT = 1e15
+"""Operations/s that are not looked at."""
+
 HEADINGS = ("model", "test", "predicted", "measured", "ratio", "quartiles")
 
 
@@ -36,12 +39,13 @@ def load_of(path: str) -> ModelLoad:
         return planner.evaluate(LoadParams(path)).load
 
 
-def facts_now(probes: Sequence[Probe], base: DeviceFacts) -> DeviceFacts:
+def facts_now(probes: Sequence[Probe], base: DeviceFacts, *, is_prompt: bool) -> DeviceFacts:
     """What the device does at this moment, each kind of weights once."""
     rates = {}
     for probe in probes:
         one = probe.bytes_per_s()
-        rates[probe.kind] = WeightRate(one, one / base.n_threads, probe.flop_per_s())
+        many = probe.flop_per_s() if is_prompt else NO_LIMIT
+        rates[probe.kind] = WeightRate(one, one / base.n_threads, many)
     return replace(base, rates=rates)
 
 
@@ -54,7 +58,7 @@ def compare(path: str, test: BenchTest, rounds: int, n_threads: int) -> list[str
         predict = lambda speed: speed.prefill(load, test.n_prompt, 512)  # noqa: E731
     else:
         predict = lambda speed: speed.decode(load, test.n_gen // 2)  # noqa: E731
-    predicted, measured = [], []
+    predicted, measured, ratios = [], [], []
     with ExitStack() as stack:
         kinds = measurable(sorted(load.kinds))
         probes = [stack.enter_context(closing(Probe(k, n_threads, PROBE_BYTES))) for k in kinds]
@@ -62,15 +66,23 @@ def compare(path: str, test: BenchTest, rounds: int, n_threads: int) -> list[str
             load_model(path, ["cpu"], n_ctx=max(256, test.n_ctx), cpu_threads=n_threads)
         )
         model.bench(test, 1, warm_up=True)
+        is_prompt = test.n_prompt > 0
+
+        def seconds() -> float:
+            facts = facts_now(probes, base, is_prompt=is_prompt)
+            return 1 / predict(SpeedModel([facts], Links({}), n_threads)).tokens_per_s
+
+        before = seconds()
         for _ in range(rounds):
-            facts = facts_now(probes, base)
-            predicted.append(predict(SpeedModel([facts], Links({}), n_threads)).tokens_per_s)
             measured.append(model.bench(test, 1, warm_up=False).avg_ts)
-    ratios = [a / b for a, b in zip(predicted, measured, strict=True)]
+            after = seconds()
+            predicted.append(2 / (before + after))
+            ratios.append(predicted[-1] / measured[-1])
+            before = after
     low, _, high = quantiles(ratios, n=4)
     return [
         path.rpartition("/")[2], str(test), f"{median(predicted):.2f}", f"{median(measured):.2f}",
-        f"{median(predicted) / median(measured):.2f}", f"{low:.2f} {high:.2f}",
+        f"{median(ratios):.2f}", f"{low:.2f} {high:.2f}",
     ]  # fmt: skip
 
 

@@ -15,6 +15,13 @@ from tests.helpers.tiny_gguf import tiny_gguf
 
 
 @pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What commands keep for the next time stays out of the user's folders."""
+    monkeypatch.setenv("TANDEM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
 def no_left_overs() -> Iterator[None]:
     """Every model that a command loads is closed: no rank thread lives on."""
     before = set(threading.enumerate())

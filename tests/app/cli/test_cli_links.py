@@ -1,7 +1,5 @@
 """`devices`: links between GPUs of a made-up driver, and measurements."""
 
-from pathlib import Path
-
 import pytest
 
 from engine import EngineError, LinkSpeed
@@ -9,12 +7,6 @@ from tests.helpers.command_line import Run
 from tests.helpers.fake_nvml import FakeDriver, FakeGpu, install
 
 BUSES = [f"00000000:{bus:02x}:00.0" for bus in (1, 2, 3)]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TANDEM_HOME", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture

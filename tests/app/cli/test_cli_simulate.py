@@ -8,12 +8,6 @@ from engine import DeviceFacts, MachineFile, list_devices
 from tests.helpers.command_line import Run, assert_refused
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TANDEM_HOME", str(tmp_path))
-    return tmp_path
-
-
 def test_a_rig_gets_a_plan_on_all_its_gpus(run: Run, model: Path) -> None:
     document = run("plan", model, "--simulate", "2x3090,1x3060", "--json").document
     assert [d["device"] for d in document["devices"]] == ["cuda:0", "cuda:1", "cuda:2"]
@@ -95,3 +89,24 @@ def test_this_machine_is_measured_where_that_is_asked_for(
     assert speed["reason"].startswith("Limited by memory bandwidth")
     run("plan", model, "--measure", "--simulate", "3090")
     assert len(asked) == 1
+
+
+def test_what_a_benchmark_measures_corrects_the_next_prediction(run: Run, model: Path) -> None:
+    def predicted() -> dict[str, float]:
+        speed = run("plan", model, "--prompt", "16", "--json").document["speed"]
+        return {test: speed[test]["tokens_per_s"] for test in ("prefill", "decode")}
+
+    cpu = list_devices()[-1]
+    wrong = DeviceFacts("cpu", 3e6, 3e8, n_threads=1, thread_bytes_per_s=3e6)
+    MachineFile.of_user().keep_device(cpu, wrong)
+    before = predicted()
+    bench = run("bench", model, "-p", "16", "-n", "8", "-r", "3", "--json").document
+    after = predicted()
+    measured = {
+        "prefill" if line["n_prompt"] else "decode": line["avg_ts"] for line in bench["results"]
+    }
+    for test, speed in measured.items():
+        assert before[test] < speed / 5
+        assert speed / 4 < after[test] < 4 * speed
+    simulated = run("plan", model, "--simulate", "3090", "--json").document
+    assert simulated["speed"]["decode"]["tokens_per_s"] > 0
