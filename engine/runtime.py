@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.backend import uses_kernels
 from engine.cache import Cache
 from engine.context import Context
 from engine.control import Direction, read_control_vectors
@@ -374,8 +375,8 @@ class _Opener:
             kv_on_host=keeps_kv_on_host(self._params, device.type),
         )  # fmt: skip
         worker: Worker | None = None
-        if storage == "kernels":
-            is_idle = number not in declaration.split.holders
+        is_idle = number not in declaration.split.holders
+        if storage == "kernels" or (is_idle and uses_kernels(device.type)):
             worker = Worker(1 if is_idle else runtime._threads, x_bytes(runtime.hp))
         comm = ThreadCommunicator(runtime._group, number, device)
         kinds = [d.type for d in runtime.devices]
