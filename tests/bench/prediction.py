@@ -2,9 +2,9 @@
 
     python -m tests.bench.prediction MODEL [...] [--rounds N] [--threads N] [-n TOKENS] [-p TOKENS]
 
-In each round what predictions are made from is measured (each kind of weights once), then the model,
-then the former again, so that both share a noisy machine's fate. Shown are the medians of predicted
-and measured tokens/s, and of the rounds' ratios of these, with their quartiles.
+In each round what predictions are made from is measured (each kind of weights once), then the
+model, then the former again, so that both share a noisy machine's fate. Shown are the medians of
+predicted and measured tokens/s, and of the rounds' ratios of these, with their quartiles.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_what_a_benchmark_measures_corrects_the_next_prediction(run: Run, model:
         return {test: speed[test]["tokens_per_s"] for test in ("prefill", "decode")}
 
     cpu = list_devices()[-1]
-    wrong = DeviceFacts("cpu", 3e6, 3e8, n_threads=1, thread_bytes_per_s=3e6)
+    wrong = DeviceFacts("cpu", 3e7, 3e9, n_threads=1, thread_bytes_per_s=3e7)
     MachineFile.of_user().keep_device(cpu, wrong)
     before = predicted()
     bench = run("bench", model, "-p", "16", "-n", "8", "-r", "3", "--json").document
@@ -106,7 +106,7 @@ def test_what_a_benchmark_measures_corrects_the_next_prediction(run: Run, model:
         "prefill" if line["n_prompt"] else "decode": line["avg_ts"] for line in bench["results"]
     }
     for test, speed in measured.items():
-        assert before[test] < speed / 5
+        assert before[test] < speed / 2
         assert speed / 4 < after[test] < 4 * speed
     simulated = run("plan", model, "--simulate", "3090", "--json").document
     assert simulated["speed"]["decode"]["tokens_per_s"] > 0
