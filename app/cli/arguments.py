@@ -59,6 +59,22 @@ def add_load(parser: argparse.ArgumentParser) -> None:
         "device, else pairs)",
     )  # fmt: skip
     group.add_argument("--ctx", type=int, metavar="N", help="context in tokens")
+    _add_offload(group)
+    group.add_argument(
+        "--kv-type", choices=KV_TYPES, default="f16", help="numbers of the KV cache (default: f16)"
+    )
+    group.add_argument(
+        "--control-vector", action="append", default=[], metavar="FILE[=SCALE]",
+        help="steer the model in the direction of this file; may be repeated",
+    )  # fmt: skip
+    group.add_argument(
+        "--control-layers", metavar="FIRST-LAST", help="steer only after these layers"
+    )
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads of all ranks together")
+
+
+def _add_offload(group: argparse._ArgumentGroup) -> None:
+    """What lies elsewhere than the split says."""
     group.add_argument(
         "--n-cpu-blocks", type=int, default=0, metavar="N", help="the first N blocks on the CPU"
     )
@@ -71,17 +87,6 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     )
     add_override(group)
     add_reserve(group)
-    group.add_argument(
-        "--kv-type", choices=KV_TYPES, default="f16", help="numbers of the KV cache (default: f16)"
-    )
-    group.add_argument(
-        "--control-vector", action="append", default=[], metavar="FILE[=SCALE]",
-        help="steer the model in the direction of this file; may be repeated",
-    )  # fmt: skip
-    group.add_argument(
-        "--control-layers", metavar="FIRST-LAST", help="steer only after these layers"
-    )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads of all ranks together")
 
 
 def add_override(group: argparse._ArgumentGroup) -> None:
