@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 
 import psutil
 import torch
@@ -66,10 +69,33 @@ def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
 
 
 def release_reserves(devices: Sequence[torch.device]) -> None:
-    """Give freed GPU memory back; touches no device but these."""
-    for device in {d for d in devices if d.type == "cuda"}:
-        with torch.cuda.device(device):
-            torch.cuda.empty_cache()
+    """Give freed memory back to the system; touches no device but these."""
+    for device in set(devices):
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.empty_cache()
+        else:
+            trim_heap()
+
+
+def trim_heap() -> None:
+    """Give what this process has freed back to the system, where the C library keeps it."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """The GNU C library's `malloc_trim`; others keep less."""
+    if not sys.platform.startswith("linux"):
+        return None
+    found = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if found is None:
+        return None
+    found.argtypes = [ctypes.c_size_t]
+    trim: Callable[[int], int] = found
+    return trim
 
 
 def threads_per_rank(cpu_threads: int | None, plan: Plan) -> int:

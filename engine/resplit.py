@@ -22,6 +22,7 @@ from engine.footprint import held_bytes, packed_bytes, slot_pieces
 from engine.gguf.tensors import split_name
 from engine.layers.state import KVState
 from engine.loader import Progress, load_rank
+from engine.machine import trim_heap
 from engine.ops.planes import JoinedColumns, PlainWeight, PlaneWeight
 from engine.parallel.placement import Shard
 from engine.parallel.recut import Move, next_move, runs
@@ -113,6 +114,7 @@ class Transfer:
             for index in range(len(rank.slots)):
                 _set(rank, index, None)
             rank.let_go()
+        trim_heap()
         for index in reversed(self._carried):
             self._carry(self._new, self._old, index)
         progress = Progress(0, lambda _: None, lambda: False)
@@ -144,6 +146,7 @@ class Transfer:
 
     def _make_room(self, move: Move) -> None:
         """Free weights of the old split as far as the next block needs it."""
+        n_on_heap = 0
         for device, n_bytes in move.adds.items():
             slots = self._spare.get(device, deque())
             while slots and self._held[device] + n_bytes > self._limits[device]:
@@ -151,7 +154,10 @@ class Transfer:
                 _set(self._old.ranks[number], index, None)
                 self._freed[number].append(index)
                 self._held[device] -= n_freed
+                n_on_heap += n_freed if device == "cpu" else 0
             self._held[device] += n_bytes
+        if n_on_heap:
+            trim_heap()
 
     def _load(self, rank: Rank, indices: Sequence[int], progress: Progress) -> None:
         slots = [rank.slots[index] for index in indices]

@@ -6,11 +6,13 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from engine import Cancelled, EngineError, Model, PromptError, SamplingParams, load_model
 from engine.loader import Progress
+from engine.machine import trim_heap
 from engine.ops.weights import DenseWeight
 from engine.parallel.comm import ThreadCommunicator, ThreadGroup
 from engine.parallel.pool import RankPool
@@ -71,6 +73,18 @@ def test_a_dropped_model_is_freed_with_its_threads(path: Path, n: int) -> None:
     gc.collect()
     assert alive() is None
     assert threading.active_count() == threads
+
+
+def test_what_was_freed_in_small_pieces_goes_back_to_the_system() -> None:
+    """The C library would keep it, between the pieces that are still in use."""
+    process = psutil.Process()
+    pieces = [torch.ones(16 << 10) for _ in range(2000)]
+    full = process.memory_info().rss
+    kept = pieces[::20]
+    del pieces
+    trim_heap()
+    assert full - process.memory_info().rss > 60 << 20
+    assert len(kept) == 100
 
 
 def test_a_closed_model_says_so(path: Path) -> None:

@@ -4,12 +4,15 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine import (
     Cancelled,
@@ -409,8 +412,6 @@ def test_splits_that_cannot_be_meant_are_refused(
 
 @pytest.mark.parametrize("change", [{"n_ctx": 32}, {"kv_type": "f32"}, {"path": "other.gguf"}])
 def test_only_the_split_can_change(model: Model, change: dict[str, Any]) -> None:
-    from dataclasses import replace
-
     with pytest.raises(SplitError, match=f"'{next(iter(change))}' cannot change"):
         model.split_as(replace(model.params, **change))
 
@@ -442,3 +443,44 @@ def test_an_empty_cache_is_no_obstacle(path: Path) -> None:
     with load_model(path) as model:
         model.resplit(None, devices=["cpu"] * 3)
         assert ask(model, PROMPT, 6) == (expected, 0)
+
+
+SPLITS = st.fixed_dictionaries(
+    {
+        "split": st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any).map(tuple),
+        "split_mode": st.sampled_from(["tensor", "layer", "groups"]),
+        "n_cpu_moe": st.integers(0, 3),
+        "n_cpu_blocks": st.integers(0, 3),
+        "overrides": st.sampled_from(
+            [(), ((r"blk\.[02]\.attn", "#0"),), ((r"ffn_up_exps", "cpu"), (r"output", "#0"))]
+        ),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Model, Path, Any]]:
+    """A model with experts, the state of a conversation, and what it says next."""
+    (family,) = (f for f in FAMILIES if f.name == "mixtral")
+    folder = tmp_path_factory.mktemp("moe")
+    ids, _ = family.build(folder / "m.gguf")
+    with load_model(folder / "m.gguf", n_ctx=64) as model:
+        ask(model, ids[:12], 3)
+        model.save_state(folder / "state")
+        yield model, folder / "state", next_logits(model)
+
+
+@settings(max_examples=25, deadline=None)
+@given(wanted=SPLITS)
+def test_any_pattern_of_shares_can_follow_any_other(
+    moe: tuple[Model, Path, Any], wanted: dict[str, Any]
+) -> None:
+    model, state, expected = moe
+    devices = ("cpu",) * len(wanted["split"])
+    model.split_as(replace(model.params, devices=devices, **wanted))
+    model.save_state(state.with_name("after"))
+    assert state.with_name("after").read_bytes() == state.read_bytes()
+    assert np.abs(next_logits(model) - expected).max() < 5e-2
+    for memory in model.memory():
+        assert memory.measured.weights == memory.predicted.weights
+        assert memory.measured.kv == memory.predicted.kv

@@ -22,6 +22,7 @@ SPLITS: dict[str, dict[str, Any]] = {
     "more ranks than heads": {"devices": ["cpu"] * 5, "split": None, "split_mode": "tensor"},
     "by layers": {"devices": ["cpu"] * 2, "split": [1, 2], "split_mode": "layer"},
     "an empty rank": {"devices": ["cpu"] * 3, "split": [5, 0, 1], "split_mode": "tensor"},
+    "in groups": {"devices": ["cpu"] * 4, "split": [1, 2, 2, 1], "split_mode": "groups"},
 }
 BY_NAME = {family.name: family for family in FAMILIES}
 TYPICAL = (
