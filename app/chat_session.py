@@ -38,6 +38,8 @@ class ChatSession(QObject):
     answer_closed = Signal(int)  # index in the open chat
     busy_changed = Signal(bool)
     draft_restored = Signal(str)
+    answering = Signal(str)  # id of the chat, before the engine is asked
+    deleted = Signal(str)
     noticed = Signal(object)  # Notice
 
     def __init__(
@@ -114,6 +116,7 @@ class ChatSession(QObject):
             self._notice(str(error), kind="error")
             return
         self.chats.remove(chat)
+        self.deleted.emit(chat.id)
         if chat is self.current:
             self._show(Conversation(system_prompt=system_prompt))
         self.chats_changed.emit()
@@ -247,6 +250,7 @@ class ChatSession(QObject):
         prompt = self.current.prompt(continue_last=continue_last)
         self.current.messages[-1].problem = ""
         self._autosave.start()
+        self.answering.emit(self.current.id)
         self._client.generate(prompt, self._sampling(), continue_last=continue_last)
         self.busy_changed.emit(True)
 

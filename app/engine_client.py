@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 DRAIN_MS = 40
 RATE_WINDOW_S = 1.0
 CLOSE_S = 5.0
+POLL_S = 0.02
 
 
 class EngineState(Enum):
@@ -137,7 +138,7 @@ class EngineClient(QObject):
     def load(self, params: LoadParams) -> None:
         """Load a model in place of the one there is; a running answer ends first."""
         host = self._running()
-        host.cancel()
+        self._end_what_runs(host)
         self._load_number = host.submit(Load(params))
         self._settle()
 
@@ -174,9 +175,21 @@ class EngineClient(QObject):
         """Stop whatever is under way or waits; the closing signals follow."""
         self._running().cancel()
 
+    def finish_states(self, seconds: float) -> None:
+        """Wait until what is being saved is saved, but no longer than that."""
+        deadline = time.monotonic() + seconds
+        while self._state_numbers and time.monotonic() < deadline:
+            self._drain()
+            time.sleep(POLL_S)
+
+    def _end_what_runs(self, host: EngineHost) -> None:
+        """But not a state that is being saved: it is of the model that is about to go."""
+        if self._state in (EngineState.LOADING, EngineState.GENERATING):
+            host.cancel()
+
     def unload(self) -> None:
         host = self._running()
-        host.cancel()
+        self._end_what_runs(host)
         self._unload_number = host.submit(Unload())
 
     def shutdown(self) -> bool:

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QApplication
 
 from app import paths
 from app.chat.store import ChatStore
+from app.chat_cache import GIB, ChatCache
 from app.chat_presenter import ChatPresenter
 from app.chat_session import ChatSession
 from app.crash import CrashReporter
@@ -83,6 +84,7 @@ class Shell(QObject):
         self.chat_presenter.flush()
         self.poller.stop()
         self.models.close()
+        self.chat_cache.close()
         self.client.shutdown()
         self.session.close()
         geometry, state = self.window.layout_state()
@@ -120,6 +122,8 @@ class Shell(QObject):
             allow_shift=lambda: panel.set_field("on_overflow", "shift"),
             parent=self,
         )
+        n_gib = self.settings.current.chat_cache_gib
+        self.chat_cache = ChatCache(paths.chat_caches_dir(), self.client, n_gib * GIB, self)
         self.poller = DevicePoller(self)
         self.garbage = GarbageCollector(self._is_idle, self)
         self.crashes = CrashReporter(self)
@@ -135,6 +139,9 @@ class Shell(QObject):
     def _wire(self) -> None:
         for source in (self.model_presenter, self.chat_presenter, self.crashes):
             source.noticed.connect(self._notify)
+        self.session.answering.connect(self.chat_cache.enter)
+        self.session.deleted.connect(self.chat_cache.delete)
+        self.models.replacing.connect(self.chat_cache.leave)
         self.model_presenter.changed.connect(self.chat_presenter.show_context)
         self.poller.snapshots.connect(self.split.set_snapshots)
         self.poller.snapshots.connect(self.monitor.add_snapshots)

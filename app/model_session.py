@@ -24,6 +24,7 @@ class ModelSession(QObject):
 
     selected = Signal(object)  # ModelInfo
     loading = Signal(object)  # ModelInfo
+    replacing = Signal()  # what is loaded is about to go
     progressed = Signal(float)  # 0 to 1
     loaded = Signal(object)  # ModelLoaded
     emptied = Signal(object)  # ModelInfo that could be loaded again, or None
@@ -71,6 +72,7 @@ class ModelSession(QObject):
         except EngineError as error:
             self.noticed.emit(Notice.of(error))
             return
+        self.replacing.emit()
         self._client.load(params)
         self.loading.emit(self._info)
 
@@ -81,6 +83,7 @@ class ModelSession(QObject):
 
     @Slot()
     def eject(self) -> None:
+        self.replacing.emit()
         self._client.unload()
 
     def close(self) -> None:

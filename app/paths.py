@@ -28,6 +28,11 @@ def chats_dir() -> Path:
     return data_dir() / "chats"
 
 
+def chat_caches_dir() -> Path:
+    """What can be computed again: the engine's caches of chats."""
+    return _place(QStandardPaths.StandardLocation.CacheLocation) / "chat-caches"
+
+
 def settings_file() -> Path:
     return config_dir() / "settings.json"
 

@@ -37,6 +37,7 @@ class Settings:
     Attributes:
         sampling: changed fields of `SamplingParams` by name.
         plans: split settings by model path, in the split panel's own form.
+        chat_cache_gib: disk that computed chats may take; 0 for none.
         geometry, window_state: Qt's window layout, base64.
         unknown: keys of other versions, written back untouched.
     """
@@ -46,6 +47,7 @@ class Settings:
     sampling: Mapping[str, Any] = _option({}, "Sampling")
     recent_models: tuple[str, ...] = _option((), "Recent models")
     plans: Mapping[str, Any] = _option({}, "Split of each model")
+    chat_cache_gib: int = _option(4, "Disk for caches of chats, GiB")
     last_chat: str = _option("", "Chat that was open")
     geometry: str = _option("", "Window geometry")
     window_state: str = _option("", "Window layout")

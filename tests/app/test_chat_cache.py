@@ -1,0 +1,152 @@
+"""Chats that are opened again: what the engine had computed of them is still there."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app import chat_cache, paths
+from app.main import Shell
+from app.theme import apply_theme
+from engine import Finished, SamplingParams
+from tests.helpers.shell_driver import ask
+
+WAIT_MS = 30_000
+FIRST, SECOND = "What is tensor parallelism?", "How do I split a model over two devices?"
+
+
+@pytest.fixture(autouse=True)
+def _short_chats_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_cache, "MIN_TOKENS", 4)
+
+
+def opened(qapp: QApplication, qtbot: QtBot) -> Shell:
+    """A window with the demo model."""
+    shell = Shell(qapp)
+    shell.start()
+    shell.window.sampling.set_params(SamplingParams(temperature=0, max_tokens=24))
+    model = paths.demo_model()
+    assert model is not None
+    with qtbot.waitSignal(shell.client.loaded, timeout=WAIT_MS):
+        shell.models.open(str(model))
+    return shell
+
+
+def close(shell: Shell) -> None:
+    shell.window.close()
+    shell.window.deleteLater()
+    shell.deleteLater()
+
+
+@pytest.fixture
+def shell(qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
+    made = opened(qapp, qtbot)
+    yield made
+    close(made)
+    apply_theme(qapp, "dark")
+
+
+def n_cached(qtbot: QtBot, shell: Shell, question: str) -> int:
+    """Ask, and tell how many tokens of the prompt had not to be computed."""
+    found: list[Finished] = []
+    shell.client.finished.connect(found.append)
+    ask(qtbot, shell, question)
+    shell.client.finished.disconnect(found.append)
+    return found[-1].usage.cached_tokens
+
+
+def files() -> list[Path]:
+    folder = paths.chat_caches_dir()
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def test_two_chats_in_turn_compute_only_what_is_new(shell: Shell, qtbot: QtBot) -> None:
+    n_cached(qtbot, shell, FIRST)
+    first = shell.session.current.id
+    shell.session.new_chat("")
+    n_cached(qtbot, shell, SECOND)
+    second = shell.session.current.id
+    qtbot.waitUntil(lambda: len(files()) == 1, timeout=WAIT_MS)
+    assert files()[0].name.startswith(first)
+    shell.session.open_chat(first)
+    assert n_cached(qtbot, shell, "And how much does it cost?") > 20
+    shell.session.open_chat(second)
+    assert n_cached(qtbot, shell, "And over three?") > 20
+
+
+def test_a_new_window_goes_on_where_the_old_one_was(qapp: QApplication, qtbot: QtBot) -> None:
+    shell = opened(qapp, qtbot)
+    n_cached(qtbot, shell, FIRST)
+    chat = shell.session.current.id
+    close(shell)
+    assert [path.name.partition("-")[0] for path in files()] == [chat]
+    again = opened(qapp, qtbot)
+    try:
+        assert again.session.current.id == chat
+        assert n_cached(qtbot, again, "And what is it for?") > 20
+    finally:
+        close(again)
+        apply_theme(qapp, "dark")
+
+
+def test_a_model_that_goes_leaves_its_cache(shell: Shell, qtbot: QtBot) -> None:
+    n_cached(qtbot, shell, FIRST)
+    with qtbot.waitSignal(shell.client.unloaded, timeout=WAIT_MS):
+        shell.models.eject()
+    assert len(files()) == 1
+    with qtbot.waitSignal(shell.client.loaded, timeout=WAIT_MS):
+        shell.models.load()
+    assert n_cached(qtbot, shell, "And what is it for?") > 20
+
+
+@pytest.mark.parametrize("harm", ["empty", "cut", "noise"])
+def test_a_broken_file_only_costs_time(shell: Shell, qtbot: QtBot, harm: str) -> None:
+    n_cached(qtbot, shell, FIRST)
+    first = shell.session.current.id
+    shell.session.new_chat("")
+    n_cached(qtbot, shell, SECOND)
+    qtbot.waitUntil(lambda: len(files()) == 1, timeout=WAIT_MS)
+    (path,) = files()
+    data = path.read_bytes()
+    path.write_bytes({"empty": b"", "cut": data[:-100], "noise": os.urandom(3000)}[harm])
+    shell.session.open_chat(first)
+    assert n_cached(qtbot, shell, "And how much does it cost?") < 20
+    assert not path.exists()
+    answer = shell.session.current.messages[-1]
+    assert answer.content
+    assert not answer.problem
+
+
+def test_a_deleted_chat_leaves_nothing(shell: Shell, qtbot: QtBot) -> None:
+    n_cached(qtbot, shell, FIRST)
+    first = shell.session.current.id
+    shell.session.new_chat("")
+    n_cached(qtbot, shell, SECOND)
+    qtbot.waitUntil(lambda: len(files()) == 1, timeout=WAIT_MS)
+    shell.session.delete(first, "")
+    assert files() == []
+
+
+def test_the_folder_stays_small(shell: Shell, qtbot: QtBot) -> None:
+    n_cached(qtbot, shell, FIRST)
+    shell.session.new_chat("")
+    n_cached(qtbot, shell, SECOND)
+    qtbot.waitUntil(lambda: len(files()) == 1, timeout=WAIT_MS)
+    (oldest,) = files()
+    os.utime(oldest, (1, 1))
+    shell.chat_cache._max_bytes = oldest.stat().st_size * 3 // 2
+    shell.session.new_chat("")
+    n_cached(qtbot, shell, FIRST)
+    qtbot.waitUntil(lambda: len(files()) == 1 and not oldest.exists(), timeout=WAIT_MS)
+
+
+def test_nothing_is_kept_where_nothing_may_be(shell: Shell, qtbot: QtBot) -> None:
+    shell.chat_cache._max_bytes = 0
+    n_cached(qtbot, shell, FIRST)
+    shell.session.new_chat("")
+    n_cached(qtbot, shell, SECOND)
+    shell.chat_cache.close()
+    assert files() == []
