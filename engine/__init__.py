@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from engine.planning.speed import SpeedModel
     from engine.scoring import Perplexity, perplexity
     from engine.text import ChatTemplate, load_tokenizer
+    from engine.timeline import RankTimes, TokenTimes
     from engine.work import TokenWork, token_work
 
 
@@ -159,6 +160,7 @@ __all__ = [
     "PrefillProgress",
     "PromptError",
     "RankTime",
+    "RankTimes",
     "Resplit",
     "Rig",
     "SamplingParams",
@@ -175,6 +177,7 @@ __all__ = [
     "ThreadHost",
     "Timings",
     "TokenText",
+    "TokenTimes",
     "TokenWork",
     "Topology",
     "Unload",
@@ -229,6 +232,7 @@ _HOME = {
     "planning.placement": ("PlacementMap", "TensorPlace"),
     "planning.planner": ("Planner",),
     "text": ("ChatTemplate", "load_tokenizer"),
+    "timeline": ("RankTimes", "TokenTimes"),
     "work": ("TokenWork", "token_work"),
     "link_speed": ("LinkSpeed", "measure_link"),
     "planning.calibration": ("Calibration",),

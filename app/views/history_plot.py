@@ -60,7 +60,7 @@ class HistoryPlot(QWidget):
         layout.setSpacing(2)
         layout.addLayout(header)
         layout.addWidget(self.plot, 1)
-        layout.addLayout(_time_labels())
+        layout.addLayout(time_labels())
         self.setAccessibleName(title)
         self.apply_theme()
 
@@ -160,7 +160,8 @@ class HistoryPlot(QWidget):
         self.plot.getAxis("left").setTicks([ticks])
 
 
-def _time_labels() -> QHBoxLayout:
+def time_labels() -> QHBoxLayout:
+    """What stands below a graph of the last two minutes."""
     row = QHBoxLayout()
     row.setContentsMargins(AXIS_WIDTH, 0, 0, 0)
     sides = (Qt.AlignmentFlag.AlignLeft, Qt.AlignmentFlag.AlignHCenter, Qt.AlignmentFlag.AlignRight)

@@ -1,4 +1,4 @@
-"""Memory, load and speed over the last two minutes.
+"""Memory, load, speed and what ranks spend their time with, over the last two minutes.
 
 The window shares its interpreter with the engine, so drawing is paid for in tokens: everything is
 drawn once per reading of the devices, and not at all while the panel is hidden.
@@ -21,7 +21,8 @@ from app.split_figures import rank_labels
 from app.theme import theme_signals
 from app.units import GIB
 from app.views.history_plot import WINDOW_S, HistoryPlot
-from engine import DeviceSnapshot
+from app.views.timeline_plot import TimelinePlot
+from engine import DeviceSnapshot, TokenTimes
 
 CAPACITY: Final = 512
 RATE: Final = "rate"
@@ -30,7 +31,10 @@ RATE_FADES_S: Final = 1.5
 
 
 class MonitorPanel(QWidget):
-    """Three graphs with one time axis; fed with snapshots, rates and message marks."""
+    """Graphs with one time axis; fed with snapshots, rates, message marks and times of tokens.
+
+    The timeline of ranks shows once there is one.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -41,10 +45,12 @@ class MonitorPanel(QWidget):
         self._rate, self._rate_s = 0.0, -math.inf
         self._has_ended = False
         self._colours: dict[str, int] = {}
+        self._ranks: tuple[str, ...] = ()
         self._now_s = 0.0
         self.memory = HistoryPlot("Memory", "GiB")
         self.load = HistoryPlot("Load", "%", top=100.0)
         self.speed = HistoryPlot("Tokens per second", "tok/s")
+        self.timeline = TimelinePlot()
         self._build()
         theme_signals().changed.connect(self._on_theme)
 
@@ -73,6 +79,16 @@ class MonitorPanel(QWidget):
         if not self._has_ended:
             self._rate, self._rate_s = tokens_per_s, time.monotonic()
 
+    def set_ranks(self, devices: Sequence[str]) -> None:
+        """The device of every rank of the model that is loaded now; none without a model."""
+        self._ranks = tuple(devices)
+        self.timeline.set_ranks(rank_labels(devices))
+        self.timeline.hide()
+
+    def add_times(self, times: TokenTimes) -> None:
+        """What the ranks did while one token was computed; drawn with the next reading."""
+        self.timeline.add(time.monotonic(), times)
+
     def mark_message(self) -> None:
         """Mark this moment with a line."""
         self._marks.append(time.monotonic())
@@ -91,6 +107,19 @@ class MonitorPanel(QWidget):
         self.speed.show_history(self._rate_history, {RATE: 0}, now)
         self.speed.set_marks([now - mark for mark in self._marks if 0 <= now - mark <= WINDOW_S])
         self._show_latest()
+        self._show_timeline()
+
+    def _show_timeline(self) -> None:
+        if not self.timeline.has_data:
+            return
+        self.timeline.show()
+        places = list(self._colours)
+        colours = [
+            (places.index(device) if device in places else len(places))
+            + self._ranks[:rank].count(device)
+            for rank, device in enumerate(self._ranks)
+        ]
+        self.timeline.show_until(self._now_s, colours)
 
     def _show_latest(self) -> None:
         names = dict(zip(self._colours, rank_labels(list(self._colours)), strict=True))
@@ -112,6 +141,7 @@ class MonitorPanel(QWidget):
         for plot in (self.memory, self.load, self.speed):
             plot.apply_theme()
         self._show_latest()
+        self._show_timeline()
 
     def _build(self) -> None:
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
@@ -121,6 +151,8 @@ class MonitorPanel(QWidget):
         layout.setSpacing(24)
         for plot in (self.memory, self.load, self.speed):
             layout.addWidget(plot, 1)
+        layout.addWidget(self.timeline, 1)
+        self.timeline.hide()
         self.load.link_x(self.memory)
         self.speed.link_x(self.memory)
         self.setMinimumHeight(120)
