@@ -24,8 +24,12 @@ def test_the_readme_shows_the_main_commands() -> None:
 
 @pytest.mark.parametrize("arguments", commands(), ids=" ".join)
 def test_a_command_of_the_readme_works(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setenv("TANDEM_HOME", str(tmp_path))
     monkeypatch.chdir(README.parent)
     assert main(arguments) == 0
     assert capsys.readouterr().out.strip()
