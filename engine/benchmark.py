@@ -7,13 +7,15 @@ one, each chosen from the logits of the one before. Not measured: tokenizer and 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.errors import EngineError
+from engine.errors import Cancelled, EngineError
+from engine.timeline import RankTimes, timed
 
 if TYPE_CHECKING:
     from engine.generate import Session
@@ -69,11 +71,14 @@ class BenchResult:
             torch's small operations, waiting for other ranks, and choosing the next token. Of
             several ranks it is that of the one with the most work. None for other tests, and where
             a rank computes without kernels of ours.
+        ranks: of a test that only generates, what each rank spends on a token, on average; what is
+            left of a token's time is Python's.
     """
 
     test: BenchTest
     samples_s: tuple[float, ...]
     overhead_s: float | None = None
+    ranks: tuple[RankTimes, ...] = ()
 
     @property
     def samples_ts(self) -> tuple[float, ...]:
@@ -97,16 +102,43 @@ class BenchResult:
         """The standard deviation of `samples_ts`, of a sample; 0 for a single repetition."""
         return stdev(self.samples_ts) if len(self.samples_s) > 1 else 0.0
 
+    @property
+    def token_s(self) -> float:
+        """Seconds of a token on average, of a test that only generates."""
+        return fmean(self.samples_s) / self.test.n_gen
+
+
+class _Measured(NamedTuple):
+    """One repetition.
+
+    Attributes:
+        outside_s: how many of the seconds were outside the kernels.
+        ranks: what each rank spent on all tokens that were generated.
+    """
+
+    seconds: float
+    outside_s: float | None
+    ranks: tuple[RankTimes, ...]
+
 
 class Benchmark:
     """Runs tests on one model; what its session has cached is forgotten.
 
     Tokens are random but the same each time, so that routed experts vary as in a text.
+
+    Args:
+        is_cancelled: asked before each token and each batch of a prompt.
     """
 
-    def __init__(self, session: Session, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        session: Session,
+        runtime: Runtime,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._session = session
         self._runtime = runtime
+        self._is_cancelled = is_cancelled
         self._turn = session.begin()
 
     def run(self, test: BenchTest, repetitions: int, *, warm_up: bool) -> BenchResult:
@@ -123,25 +155,32 @@ class Benchmark:
         if warm_up:
             self._measure(test, ids, min(test.n_gen, N_WARM_UP))
         samples = [self._measure(test, ids, test.n_gen) for _ in range(repetitions)]
-        outside = [seconds for _, seconds in samples if seconds is not None]
-        overhead_s = median(outside) / test.n_gen if outside and not test.n_prompt else None
-        return BenchResult(test, tuple(seconds for seconds, _ in samples), overhead_s)
+        seconds = tuple(sample.seconds for sample in samples)
+        if test.n_prompt:
+            return BenchResult(test, seconds)
+        outside = [sample.outside_s for sample in samples if sample.outside_s is not None]
+        overhead_s = median(outside) / test.n_gen if outside else None
+        return BenchResult(test, seconds, overhead_s, _means(samples, test.n_gen))
 
-    def _measure(self, test: BenchTest, ids: list[int], n_gen: int) -> tuple[float, float | None]:
-        """Seconds of one repetition, and how many of them were outside the kernels."""
+    def _measure(self, test: BenchTest, ids: list[int], n_gen: int) -> _Measured:
+        """One repetition."""
         self._fill(ids[: test.n_depth])
         n_prompt = test.n_depth + test.n_prompt
         before = self._runtime.kernel_s()
         begun = time.perf_counter()
         if test.n_prompt:
             self._compute(ids[:n_prompt])
+        ranks: tuple[RankTimes, ...] = ()
         if n_gen:
-            self._generate(ids[n_prompt : n_prompt + n_gen])
+            wanted = ids[n_prompt : n_prompt + n_gen]
+            _, times = timed(self._runtime, n_prompt, lambda: self._generate(wanted))
+            ranks = times.ranks
         seconds = time.perf_counter() - begun
         after = self._runtime.kernel_s()
         if before is None or after is None:
-            return seconds, None
-        return seconds, seconds - max(b - a for a, b in zip(before, after, strict=True))
+            return _Measured(seconds, None, ranks)
+        inside = max(b - a for a, b in zip(before, after, strict=True))
+        return _Measured(seconds, seconds - inside, ranks)
 
     def _fill(self, ids: list[int]) -> None:
         """Bring the cache to hold `ids` and nothing else."""
@@ -152,6 +191,7 @@ class Benchmark:
     def _compute(self, ids: list[int]) -> None:
         """Compute what is not cached of `ids`, in batches."""
         for chunk in self._session.chunks(ids):
+            self._check()
             self._session.forward(chunk, len(chunk) - 1, self._turn)
 
     def _generate(self, ids: list[int]) -> None:
@@ -162,5 +202,21 @@ class Benchmark:
         """
         token = ids[0]
         for step in ids:
+            self._check()
             logits = self._session.forward([token], 0, self._turn)[0]
             token = (int(logits.argmax()) + step) % len(logits)
+
+    def _check(self) -> None:
+        if self._is_cancelled():
+            raise Cancelled("Measuring")
+
+
+def _means(samples: Sequence[_Measured], n_gen: int) -> tuple[RankTimes, ...]:
+    """Of each rank, per token."""
+    return tuple(
+        RankTimes(
+            fmean(times.computed_s for times in of_rank) / n_gen,
+            fmean(times.waited_s for times in of_rank) / n_gen,
+        )
+        for of_rank in zip(*(sample.ranks for sample in samples), strict=True)
+    )

@@ -11,20 +11,17 @@ repeated in turn, since a machine is busier at one time than at another.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import inf
 from statistics import median
 from typing import NamedTuple, Protocol
 
 from engine.config import LoadParams
 from engine.errors import Cancelled
+from engine.planning.line_search import minimise
 from engine.planning.tuned import Goal, Sample, Speeds, Trial, difference
-
-GOLDEN = (5**0.5 - 1) / 2
-"""Of a bracket, what is left after a step of the search."""
 
 HOPELESS = 1.5
 """What is expected to take so many times as long as the best so far is not tried."""
@@ -272,14 +269,10 @@ class Search:
         return split
 
     def _balanced(self, family: Family, split: Split) -> Split | None:
-        """Where all ranks would be busy for the same time if that went with their shares."""
         candidate = self._space.candidate(family, split)
         at = None if candidate is None else self._known.get(candidate.key)
         sample = None if at is None else self.trials[at].sample
-        if sample is None or len(sample.busy_s) != len(split) or min(sample.busy_s) <= 0:
-            return None
-        speeds = [share / busy for share, busy in zip(split, sample.busy_s, strict=True)]
-        return tuple(speed / sum(speeds) for speed in speeds) if sum(speeds) > 0 else None
+        return None if sample is None else balanced(split, sample.busy_s)
 
     def _repeat_best(self) -> None:
         """Measure the best few again, in turn and back."""
@@ -355,56 +348,13 @@ def expected_trials(families: Sequence[Family]) -> int:
     return len(tried) + len(kinds) + steps + n_final(len(families))
 
 
-def minimise(cost: Callable[[int], float], n: int, start: int, step: int, least: int) -> int:
-    """The position from 0 to n - 1 with the lowest cost that was found.
-
-    From `start` it goes downhill with growing steps until there is a bracket, and divides that
-    until its parts are no longer than `least`. Costs are asked for again, so they should be kept.
+def balanced(split: Split, busy_s: Sequence[float]) -> Split | None:
+    """The split with which all ranks would be busy for the same time if that went with shares.
 
     Args:
-        cost: infinite where a position is not possible.
+        busy_s: seconds that each rank is busy now; None comes of it where one is not known.
     """
-    low, best, high = _bracket(cost, n, start, step)
-    while True:
-        is_right = high - best >= best - low
-        part = high - best if is_right else best - low
-        if part <= least or part < 2:
-            return best
-        move = max(1, round((1 - GOLDEN) * part))
-        probe = best + move if is_right else best - move
-        if cost(probe) < cost(best):
-            low, best, high = (best, probe, high) if is_right else (low, probe, best)
-        elif is_right:
-            high = probe
-        else:
-            low = probe
-
-
-def _bracket(cost: Callable[[int], float], n: int, start: int, step: int) -> tuple[int, int, int]:
-    """Positions in order of which the middle one is the best, or the end of the way."""
-    low, best, high = max(0, start - step), start, min(n - 1, start + step)
-    if min(cost(low), cost(high)) >= cost(best):
-        return low, best, high
-    sign = -1 if cost(low) < cost(high) else 1
-    behind, best = best, low if sign < 0 else high
-    for ahead in _ahead(best, sign * step, n):
-        if cost(ahead) >= cost(best):
-            return (ahead, best, behind) if sign < 0 else (behind, best, ahead)
-        behind, best = best, ahead
-    return (best, best, behind) if sign < 0 else (behind, best, best)
-
-
-def _ahead(position: int, step: int, n: int) -> Iterator[int]:
-    """Further and further positions, up to the end."""
-    end = n - 1 if step > 0 else 0
-    size = float(step)
-    while position != end:
-        size /= GOLDEN
-        position = min(max(position + round(size), 0), n - 1)
-        yield position
-
-
-def ranges(flags: Sequence[bool]) -> list[tuple[int, int]]:
-    """First and last index of each run of true ones."""
-    edges = [at for at, (a, b) in enumerate(pairwise([False, *flags, False])) if a != b]
-    return [(first, stop - 1) for first, stop in zip(edges[::2], edges[1::2], strict=True)]
+    if len(busy_s) != len(split) or min(busy_s) <= 0 or min(split) <= 0:
+        return None
+    speeds = [share / busy for share, busy in zip(split, busy_s, strict=True)]
+    return tuple(speed / sum(speeds) for speed in speeds)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import BenchResult, BenchTest, EngineError, Model, load_model
+from engine import BenchResult, BenchTest, Cancelled, EngineError, Model, load_model
 from engine.runtime import Runtime
 from tests.helpers.answers import ask
 from tests.helpers.hf_models import FAMILIES
@@ -143,6 +143,31 @@ def test_what_kernels_take_is_no_overhead(tmp_path: Path) -> None:
         result = model.bench(BenchTest(0, 8), 3)
     assert result.overhead is not None
     assert 0.01 < result.overhead < 0.8
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"]])
+def test_what_ranks_spend_is_a_part_of_the_time(path: Path, devices: list[str]) -> None:
+    with load_model(path, devices) as model:
+        result = model.bench(BenchTest(n_gen=6), 3)
+        both = model.bench(BenchTest(n_prompt=4, n_gen=6), 1)
+    assert both.ranks == ()
+    assert len(result.ranks) == len(devices)
+    for rank in result.ranks:
+        assert rank.computed_s > 0
+        assert 0 < rank.computed_s + rank.waited_s <= result.token_s
+    if len(devices) == 1:
+        assert result.ranks[0].waited_s == 0
+    else:
+        assert max(rank.waited_s for rank in result.ranks) > 0
+
+
+@pytest.mark.parametrize("test", [BenchTest(n_gen=20), BenchTest(n_prompt=20)])
+def test_it_can_be_cancelled_between_passes(path: Path, trace: Trace, test: BenchTest) -> None:
+    with load_model(path, n_batch=1) as model:
+        with pytest.raises(Cancelled):
+            model.bench(test, is_cancelled=lambda: len(trace.passes) == 9)
+        assert len(trace.passes) == 9
+        assert model.bench(BenchTest(n_gen=2), 1).avg_ts > 0, "and used again"
 
 
 @pytest.mark.usefixtures("reference")

@@ -10,6 +10,7 @@ import pytest
 
 from engine.config import LoadParams
 from engine.errors import Cancelled
+from engine.planning.line_search import minimise, ranges
 from engine.planning.search import (
     Candidate,
     Clock,
@@ -17,8 +18,6 @@ from engine.planning.search import (
     Infeasible,
     Search,
     expected_trials,
-    minimise,
-    ranges,
 )
 from engine.planning.tuned import Goal, Sample, Speeds, Trial, best_of, explained
 
