@@ -202,16 +202,20 @@ class Model:
         session.ids.clear()
         return np.concatenate([session.forward(c, 0, turn) for c in session.chunks(ids)])
 
-    def bench(self, test: BenchTest, repetitions: int = 5, *, warm_up: bool = True) -> BenchResult:
+    def bench(
+        self, test: BenchTest, repetitions: int = 5, *, warm_up: bool = True,
+        is_cancelled: IsCancelled = never,
+    ) -> BenchResult:  # fmt: skip
         """Measure how fast prompts or tokens are computed; what was in the cache is forgotten.
 
         Args:
             warm_up: run it once before, with few tokens to generate, without counting that.
 
         Raises:
-            EngineError: the context is too short for it, or a device failed.
+            EngineError: the context is too short for it, a device failed, or it was cancelled.
         """
-        return Benchmark(self._session, self.runtime).run(test, repetitions, warm_up=warm_up)
+        bench = Benchmark(self._session, self.runtime, is_cancelled)
+        return bench.run(test, repetitions, warm_up=warm_up)
 
     def generate(
         self,
