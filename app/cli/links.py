@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations_with_replacement
 from typing import Any
 
-import engine  # names that need torch are resolved when they are used
 from app.cli.output import note, table
+from app.links import measure_links, slot_text, way_text
 from engine import (
     DeviceFacts,
     DeviceInfo,
-    EngineError,
     Link,
     LinkFacts,
     MachineFile,
     Pcie,
     Topology,
 )
-
-LINK_NAMES = {"nvlink": "NVLink", "p2p": "PCIe, directly", "host": "by the host's memory"}
 
 
 def topology_text(topology: Topology) -> str:
@@ -35,40 +31,18 @@ def topology_text(topology: Topology) -> str:
 
 
 def _slot(pcie: Pcie) -> str:
-    def shown(generation: int, width: int) -> str:
-        return f"{generation}.0 x{width}" if generation and width else "?"
-
-    now = shown(pcie.generation, pcie.width)
-    return f"{now} ({shown(pcie.max_generation, pcie.max_width)})"
+    most = slot_text(pcie.max_generation, pcie.max_width)
+    return f"{slot_text(pcie.generation, pcie.width)} ({most})"
 
 
 def _way(link: Link) -> str:
-    name = LINK_NAMES[link.kind]
-    if link.n_nvlink:
-        version = f" {link.nvlink_version}" if link.nvlink_version else ""
-        return f"{link.n_nvlink} × {name}{version}"
-    return f"{name}: {link.peer_problem}" if link.peer_problem else name
+    problem = f": {link.peer_problem}" if link.peer_problem and not link.n_nvlink else ""
+    return way_text(link) + problem
 
 
 def measure(devices: Sequence[DeviceInfo]) -> None:
     """Measure devices and links between them, and keep it; what fails is said and left out."""
-    file = MachineFile.of_user()
-    usable = [device for device in devices if device.usable]
-    for device in usable:
-        note(f"Measuring {device.id} …")
-        try:
-            file.forget_device(device)
-            engine.measure_facts(device, (), file)
-        except EngineError as error:
-            note(str(error))
-    for a, b in combinations_with_replacement(usable, 2):
-        if a is b and a.kind != "cpu":
-            continue
-        note(f"Measuring {a.id} with {b.id} …")
-        try:
-            file.keep_link(a, b, engine.measure_link(a.id, b.id).facts)
-        except EngineError as error:
-            note(str(error))
+    measure_links(devices, note)
 
 
 def measured_text(devices: Sequence[DeviceInfo]) -> str:

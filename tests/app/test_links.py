@@ -1,0 +1,244 @@
+"""The page of links: what the driver tells and what was measured, drawn and in a table."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QColor
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.links import Edge, LinksPicture, Node, links_picture, measure_links, read_links
+from app.links_presenter import LinksPresenter
+from app.theme import apply_theme, theme
+from app.views.links_panel import LinksPanel
+from engine import (
+    DeviceInfo,
+    EngineError,
+    LinkFacts,
+    Links,
+    Pcie,
+    Prediction,
+    Rig,
+    Topology,
+    parse_rig,
+)
+from engine.planning.prediction import Path, RankTime
+
+GIB = 1 << 30
+CPU = DeviceInfo("cpu", "cpu", "Ryzen", 32 * GIB, 30 * GIB, n_cores=8)
+
+
+def rows(panel: LinksPanel) -> list[list[str]]:
+    model = panel.table.model()
+    return [
+        [model.index(row, column).data() or "" for column in range(model.columnCount())]
+        for row in range(model.rowCount())
+    ]
+
+
+@pytest.fixture
+def panel(qapp: QApplication, qtbot: QtBot) -> LinksPanel:
+    apply_theme(qapp, "dark")
+    made = LinksPanel()
+    qtbot.addWidget(made)
+    made.resize(424, 560)
+    return made
+
+
+# what is known
+
+
+def test_a_rig_of_three_cards_has_every_pair() -> None:
+    picture = read_links((), parse_rig("2x3090,1x3060"))
+    assert [node.device for node in picture.nodes] == ["cuda:0", "cuda:1", "cuda:2", "cpu"]
+    pairs = {(edge.a, edge.b): edge for edge in picture.edges}
+    assert len(pairs) == 3 + 3 + 1
+    assert pairs["cuda:0", "cuda:1"].kind == "host"
+    assert "do not reach each other" in pairs["cuda:0", "cuda:1"].detail
+    assert pairs["cpu", "cpu"].a == pairs["cpu", "cpu"].b == "cpu"
+
+
+def test_nvlink_is_named_with_number_and_version() -> None:
+    edges = read_links((), parse_rig("2xA100")).edges
+    assert edges[0].kind == "nvlink"
+    assert edges[0].way == "12 × NVLink 3"
+
+
+def test_a_slot_that_is_slower_than_it_could_be_is_marked() -> None:
+    gpu = DeviceInfo("cuda:0", "cuda", "RTX 3090", 24 * GIB, 23 * GIB)
+    topology = Topology({"cuda:0": Pcie(1, 16, 4, 16)}, ())
+    (node, _) = links_picture([gpu, CPU], topology, Links({}), {}).nodes
+    assert (node.slot, node.slot_at_most) == ("1.0 x16", "4.0 x16")
+    full = Topology({"cuda:0": Pcie(4, 16, 4, 16)}, ())
+    assert links_picture([gpu, CPU], full, Links({}), {}).nodes[0].slot_at_most == ""
+
+
+def test_measured_links_are_told_from_expected_ones() -> None:
+    facts = LinkFacts(2e-5, 1e9)
+    picture = links_picture(
+        [CPU], Topology({}, ()), Links({("cpu", "cpu"): facts}), {("cpu", "cpu"): facts}
+    )
+    assert picture.edges[0].is_measured
+    assert picture.edges[0].facts == facts
+
+
+def test_measuring_stops_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the next device or pair; what is done is kept."""
+    done: list[str] = []
+    monkeypatch.setattr("engine.measure_facts", lambda d, kinds, file: done.append(d.id))
+    monkeypatch.setattr("engine.measure_link", lambda a, b: pytest.fail("stopped"))
+    said: list[str] = []
+    measure_links([CPU], said.append, lambda: bool(done))
+    assert done == ["cpu"]
+    assert said == ["Measuring cpu …"]
+
+
+def test_what_cannot_be_measured_is_said_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise EngineError("cpu has no memory left to measure its speed with.")
+
+    monkeypatch.setattr("engine.measure_facts", refuse)
+    monkeypatch.setattr("engine.measure_link", refuse)
+    said: list[str] = []
+    measure_links([CPU], said.append)
+    assert sum("no memory left" in text for text in said) == 2
+
+
+# what is shown
+
+PICTURE = LinksPicture(
+    (Node("cuda:0", "1.0 x16", "4.0 x16"), Node("cuda:1", "4.0 x16"), Node("cpu")),
+    (
+        Edge("cuda:0", "cuda:1", "nvlink", "4 × NVLink 3", LinkFacts(6e-6, 9e10), is_measured=True),
+        Edge("cuda:0", "cpu", "host", "the GPU's slot", LinkFacts(13e-6, 2.6e9), is_measured=False),
+    ),
+)
+
+
+def test_the_table_says_all_that_is_drawn(panel: LinksPanel) -> None:
+    """For screen readers, and for everybody where there are many devices."""
+    panel.show_picture(PICTURE, ["cuda:0", "cuda:1", "cpu"], ["GPU 0", "GPU 1", "CPU"])
+    assert rows(panel) == [
+        ["GPU 0", "1.0 x16 of 4.0 x16", "", ""],
+        ["GPU 1", "PCIe 4.0 x16", "", ""],
+        ["GPU 0 – GPU 1", "4 × NVLink 3", "6 µs", "90 GB/s"],
+        ["GPU 0 – CPU", "the GPU's slot", "~ 13 µs", "~ 2.6 GB/s"],
+    ]
+    assert "GPU 0 uses less of the slot" in panel.status.text()
+    assert panel.table.accessibleName() == "Links"
+
+
+def test_lines_and_devices_are_drawn(panel: LinksPanel, qapp: QApplication) -> None:
+    """In the colours of the kind of link and of the devices, in both themes."""
+    panel.show_picture(PICTURE, ["cuda:0", "cuda:1", "cpu"], ["GPU 0", "GPU 1", "CPU"])
+    panel.show()
+    for name in ("dark", "light"):
+        apply_theme(qapp, name)
+        image = panel.graph.grab().toImage()
+        found = {
+            image.pixelColor(x, y).name()
+            for x in range(image.width())
+            for y in range(image.height())
+        }
+        wanted = (theme().ok, theme().device_colour(0), theme().device_colour(2), theme().warn)
+        for colour in wanted:
+            assert QColor(colour).name() in found, (name, colour)
+    apply_theme(qapp, "dark")
+
+
+def test_the_cost_of_exchanges_is_told(panel: LinksPanel) -> None:
+    ranks = tuple(RankTime(n, "cpu", 1, 0, 0, 0, 0, 0, 0) for n in range(2))
+    panel.set_token(Prediction(1, 0.0162, ranks, Path(link_s=0.0021)))
+    assert panel.cost.text() == ("Exchanges take 13 % of a token: 2.10 of 16.2 ms, as predicted.")
+    panel.set_token(None)
+    assert panel.cost.text() == "One rank exchanges nothing."
+
+
+def test_simulated_devices_cannot_be_measured(panel: LinksPanel) -> None:
+    panel.show_picture(PICTURE, ["cuda:0", "cuda:1", "cpu"], ["a", "b", "c"], is_simulated=True)
+    assert not panel.measure.isEnabled()
+
+
+# measuring
+
+
+class Meter:
+    """Measures nothing, until it may go on."""
+
+    def __init__(self) -> None:
+        self.go_on, self.was_stopped = threading.Event(), False
+        self.error: EngineError | None = None
+        self.threads: set[str] = set()
+
+    def read(self, devices: Sequence[DeviceInfo], rig: Rig | None) -> LinksPicture:
+        self.threads.add(threading.current_thread().name)
+        return PICTURE
+
+    def measure(
+        self, devices: Sequence[DeviceInfo], say: Callable[[str], None],
+        is_stopped: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        say("Measuring cuda:0 …")
+        while not self.go_on.wait(0.01):
+            if is_stopped():
+                self.was_stopped = True
+                return
+        if self.error is not None:
+            raise self.error
+
+
+DEVICES = tuple(
+    DeviceInfo(name, "cuda" if name != "cpu" else "cpu", name, GIB, GIB)
+    for name in ("cuda:0", "cuda:1", "cpu")
+)
+
+
+def test_links_are_read_on_a_thread_when_the_page_shows(panel: LinksPanel, qtbot: QtBot) -> None:
+    meter = Meter()
+    presenter = LinksPresenter(panel, panel, read=meter.read, measure=meter.measure)
+    presenter.set_devices(DEVICES)
+    assert not meter.threads, "nobody looks yet"
+    panel.show()
+    qtbot.waitUntil(lambda: len(rows(panel)) == 4)
+    assert meter.threads == {"tandem-links"}
+    presenter.close()
+
+
+def test_measuring_can_be_watched_and_stopped(panel: LinksPanel, qtbot: QtBot) -> None:
+    meter = Meter()
+    presenter = LinksPresenter(panel, panel, read=meter.read, measure=meter.measure)
+    presenter.set_devices(DEVICES)
+    qtbot.mouseClick(panel.measure, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: panel.status.text() == "Measuring cuda:0 …")
+    assert panel.measure.text() == "Stop"
+    with qtbot.waitSignal(presenter.measured):
+        qtbot.mouseClick(panel.measure, Qt.MouseButton.LeftButton)
+    assert meter.was_stopped
+    assert panel.measure.text() == "Measure"
+    presenter.close()
+
+
+def test_a_failure_is_a_sentence_on_the_page(panel: LinksPanel, qtbot: QtBot) -> None:
+    meter = Meter()
+    meter.error = EngineError("The disk is full.", "Free some space.")
+    meter.go_on.set()
+    presenter = LinksPresenter(panel, panel, read=meter.read, measure=meter.measure)
+    presenter.set_devices(DEVICES)
+    panel.measure.click()
+    qtbot.waitUntil(lambda: panel.status.text() == "The disk is full. Free some space.")
+    assert panel.measure.text() == "Measure"
+    presenter.close()
+
+
+def test_closing_ends_a_measurement(panel: LinksPanel, qtbot: QtBot) -> None:
+    """The fixture that looks for threads does the rest."""
+    meter = Meter()
+    presenter = LinksPresenter(panel, panel, read=meter.read, measure=meter.measure)
+    presenter.set_devices(DEVICES)
+    panel.measure.click()
+    presenter.close()
+    assert meter.was_stopped
