@@ -8,7 +8,7 @@ model.close()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +18,7 @@ import numpy as np
 
 import engine.environment  # noqa: F401 before torch, which reads it
 from engine.benchmark import Benchmark, BenchResult, BenchTest
+from engine.callbacks import IsCancelled, ProgressSink, StateSink, ignore, never
 from engine.config import ControlVector, LoadParams, SamplingParams
 from engine.devices import parse_devices, parse_target
 from engine.errors import EngineError, ModelFileError, SplitError
@@ -26,9 +27,7 @@ from engine.events import (
     DeviceMemory,
     Event,
     Generate,
-    LoadProgress,
     StateLoaded,
-    StateProgress,
     StateSaved,
 )
 from engine.generate import Generation, Session
@@ -41,19 +40,7 @@ from engine.runtime import Logits, Runtime
 from engine.state_file import StateFiles
 from engine.text import ChatTemplate, Tokenizer
 
-ProgressSink = Callable[[LoadProgress], None]
-StateSink = Callable[[StateProgress], None]
-IsCancelled = Callable[[], bool]
 NOTHING: Mapping[str, int] = MappingProxyType({})
-
-
-def ignore(_: object) -> None:
-    """What progress is told to when nobody wants to know."""
-
-
-def never() -> bool:
-    """Nobody will cancel it."""
-    return False
 
 
 def load_model(

@@ -179,7 +179,7 @@ class Cache:
 
     def shape_of(self, state: State) -> object:
         """Equal where another cache, for which `take` may be called, has the same."""
-        return *self.room(state), state.held_by(self._rank)
+        return self._device, *self.room(state), state.held_by(self._rank)
 
     def drop(self, state: State) -> None:
         """Free what a layer remembers, if it does."""

@@ -213,8 +213,8 @@ class Finished:
 class Failed:
     """A command ended in an error that a person can act on.
 
-    `is_model_lost`: the model that was loaded before made room for another in vain, and could not
-    be brought back.
+    `is_model_lost`: the model that was loaded before is gone: it made room for another or for a
+    new split in vain, and could not be brought back.
     """
 
     error: EngineError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.api import IsCancelled, Model, ProgressSink, never
+from engine.api import Model
+from engine.callbacks import IsCancelled, ProgressSink, never
 from engine.errors import EngineError, OutOfDeviceMemory
 
 if TYPE_CHECKING:

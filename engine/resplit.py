@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from engine.callbacks import IsCancelled, ProgressSink, ignore, never
 from engine.footprint import held_bytes, packed_bytes, slot_pieces
 from engine.gguf.tensors import split_name
 from engine.layers.state import KVState
@@ -28,7 +29,6 @@ from engine.parallel.placement import Shard
 from engine.parallel.recut import Move, next_move, runs
 
 if TYPE_CHECKING:
-    from engine.events import LoadProgress
     from engine.gguf import GGUFFile
     from engine.ops.weights import Weight
     from engine.ops.worker import Worker
@@ -70,7 +70,7 @@ class Transfer:
 
     def __init__(
         self, file: GGUFFile, old: Side, new: Side, n_past: int,
-        on_progress: Callable[[LoadProgress], None], is_cancelled: Callable[[], bool],
+        on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
         self._file, self._old, self._new, self._n_past = file, old, new, n_past
         self._kept = _kept_slots(old.ranks, new.ranks)
@@ -117,7 +117,7 @@ class Transfer:
         trim_heap()
         for index in reversed(self._carried):
             self._carry(self._new, self._old, index)
-        progress = Progress(0, lambda _: None, lambda: False)
+        progress = Progress(0, ignore, never)
 
         def load(number: int) -> None:
             rank = self._old.ranks[number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -18,15 +18,13 @@ from engine.parallel.recut import as_one, runs
 from engine.state_format import Contents, Entry, StateHeader, entries, header, identity
 
 if TYPE_CHECKING:
+    from engine.callbacks import IsCancelled, StateSink
     from engine.generate import Session
     from engine.rank import Rank
     from engine.runtime import Runtime
 
 CHUNK_BYTES = 32 << 20
 """About so much is copied at a time, but at least one head or unit of one layer."""
-
-OnProgress = Callable[[StateProgress], None]
-IsCancelled = Callable[[], bool]
 
 
 class StateFiles:
@@ -47,7 +45,7 @@ class StateFiles:
 
     @torch.inference_mode()
     def save(
-        self, path: Path, start: int, stop: int | None, on_progress: OnProgress,
+        self, path: Path, start: int, stop: int | None, on_progress: StateSink,
         is_cancelled: IsCancelled,
     ) -> tuple[int, int]:  # fmt: skip
         """See `Model.save_state`.
@@ -114,7 +112,7 @@ class StateFiles:
 
     @torch.inference_mode()
     def load(
-        self, path: Path, n_tokens: int | None, on_progress: OnProgress, is_cancelled: IsCancelled
+        self, path: Path, n_tokens: int | None, on_progress: StateSink, is_cancelled: IsCancelled
     ) -> int:
         """See `Model.load_state`; returns the tokens that are in the cache then."""
         try:
@@ -162,7 +160,7 @@ class StateFiles:
 
     def _fill(
         self, file: BinaryIO, expected: list[Entry], places: Mapping[str, int],
-        contents: Contents, stop: int, on_progress: OnProgress, is_cancelled: IsCancelled,
+        contents: Contents, stop: int, on_progress: StateSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
         """Bring the positions before `stop` to all ranks that hold them."""
         goals = [
@@ -215,7 +213,7 @@ class _Work:
     """
 
     def __init__(
-        self, total: int, on_progress: OnProgress, is_cancelled: IsCancelled, doing: str
+        self, total: int, on_progress: StateSink, is_cancelled: IsCancelled, doing: str
     ) -> None:
         self._total, self._done = total, 0
         self._on_progress, self._is_cancelled, self._doing = on_progress, is_cancelled, doing

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from engine.layers.module import Slot
 
 FORMAT, VERSION = "tandem state", "1"
+MAX_TOKENS = 1 << 24
+"""More than any context; they are read at once."""
+
 MAX_HEADER = 16 << 20
 """Bytes of the JSON; that of a thousand layers has a few hundred KiB."""
 
@@ -208,6 +211,8 @@ class StateHeader:
         """
         begin, end = self._span("tokens")
         n = (end - begin) // 4
+        if n > MAX_TOKENS:
+            raise self.broken(f"it claims {n} tokens")
         self._check(Entry("tokens", "I32", (n,), 4))
         file.seek(self._data + begin)
         ids = np.frombuffer(file.read(end - begin), "<i4")

@@ -26,6 +26,9 @@ from engine import (
     load_model,
 )
 from engine import resplit as resplit_module
+from engine.cache import Cache
+from engine.layers.state import KVState
+from engine.parallel.ranges import Ranges
 from tests.helpers.answers import ask
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.hf_models import FAMILIES
@@ -443,6 +446,18 @@ def test_an_empty_cache_is_no_obstacle(path: Path) -> None:
     with load_model(path) as model:
         model.resplit(None, devices=["cpu"] * 3)
         assert ask(model, PROMPT, 6) == (expected, 0)
+
+
+def test_a_cache_in_the_hosts_memory_is_no_cpu_ranks_cache() -> None:
+    """Both lie in the same place, but attention is computed elsewhere."""
+    heads = Ranges(((0, 2),), 2)
+    state = KVState(heads, heads, 16, 16)
+    on_cpu, on_host, again = (
+        Cache([state], 0, 8, "f16", torch.device(device), kv_on_host=is_on_host)
+        for device, is_on_host in (("cpu", False), ("meta", True), ("meta", True))
+    )
+    assert on_cpu.room(state) == on_host.room(state)
+    assert on_cpu.shape_of(state) != on_host.shape_of(state) == again.shape_of(state)
 
 
 SPLITS = st.fixed_dictionaries(

@@ -274,6 +274,7 @@ BROKEN: dict[str, Callable[[dict[str, Any]], object]] = {
     "a place before": set_in("1.v", "data_offsets", [-4096, 0]),
     "a place of another": lambda table: table["1.v"].update(table["1.k"]),
     "an empty place": set_in("tokens", "data_offsets", [0, 0]),
+    "too many tokens": set_in("tokens", "data_offsets", [0, 1 << 40]),
     "a huge number": set_in("1.v", "data_offsets", [0, 10**4000]),
 }  # fmt: skip
 
