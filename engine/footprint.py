@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.kernels.extent import BF16_CHUNK, Extent, token_bytes
 from engine.kernels.layout import BLOCK, LAYOUTS
@@ -22,12 +22,22 @@ from engine.parallel.placement import Shard, Slices
 if TYPE_CHECKING:
     from engine.layers.hparams import HParams
     from engine.layers.module import Slot
+    from engine.parallel.split import BlockSplit
 
 F32_BYTES = 4
 BF16_BYTES = 2
 
+RUNTIME_BYTES = 500 << 20
+"""What CUDA and its libraries take of a device before anything is computed there: 300 to 600 MB, by
+driver and card."""
+
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
 """Working memory of a packed matrix while it is dequantised in chunks."""
+
+
+def runtime_bytes(device: str) -> int:
+    """What using a device takes by itself."""
+    return 0 if device == "cpu" else RUNTIME_BYTES
 
 
 def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:
@@ -91,23 +101,44 @@ def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, sl
     return [(prod(whole[:-2]), whole[-2], pieces[0][-1])]
 
 
+class CacheSize(NamedTuple):
+    """What attention of one layer meets on a rank.
+
+    Attributes:
+        heads: query heads.
+        kv_heads: key-value heads.
+        row: elements of a key and its value.
+    """
+
+    heads: int
+    kv_heads: int
+    row: int
+
+
 @dataclass(frozen=True, slots=True)
 class Working:
     """Sizes of what one rank computes with, each the largest that it meets in any block.
 
     Attributes:
-        columns: of an FFN, of experts or of the shared expert.
+        columns: of an FFN or of the shared expert.
+        routed: columns of each routed expert.
         width: elements of all its query heads, or of its query heads against latents.
         recurrent: elements per token that a recurrent layer needs, see `RecurrentState.n_work`.
-        caches: what attention meets, each once: (query heads, elements of their keys and values).
+        caches: each size once.
         rows: of the output head.
     """
 
     columns: int = 0
+    routed: int = 0
     width: int = 0
     recurrent: int = 0
-    caches: frozenset[tuple[int, int]] = frozenset()
+    caches: frozenset[CacheSize] = frozenset()
     rows: int = 0
+
+    @classmethod
+    def of_block(cls, block: BlockSplit, rank: int) -> Working:
+        """The columns of one block."""
+        return cls(max(block.ffn.size(rank), block.shared.size(rank)), block.experts.size(rank))
 
     @classmethod
     def of_states(cls, states: Iterable[State], rank: int) -> Working:
@@ -117,16 +148,17 @@ class Working:
     @classmethod
     def largest(cls, several: Iterable[Working]) -> Working:
         """Of what is met one after the other."""
-        columns = width = recurrent = rows = 0
-        caches: frozenset[tuple[int, int]] = frozenset()
+        columns = routed = width = recurrent = rows = 0
+        caches: frozenset[CacheSize] = frozenset()
         for one in several:
             columns = max(columns, one.columns)
+            routed = max(routed, one.routed)
             width = max(width, one.width)
             recurrent = max(recurrent, one.recurrent)
             rows = max(rows, one.rows)
             if not one.caches <= caches:
                 caches |= one.caches
-        return cls(columns, width, recurrent, caches, rows)
+        return cls(columns, routed, width, recurrent, caches, rows)
 
 
 def _of_state(state: State, rank: int) -> Working:
@@ -135,7 +167,8 @@ def _of_state(state: State, rank: int) -> Working:
     heads = state.heads.size(rank)
     if not heads:
         return Working()
-    return Working(width=heads * state.head_dim_k, caches=frozenset({(heads, state.row)}))
+    cache = CacheSize(heads, state.kv_heads.size(rank), state.row)
+    return Working(width=heads * state.head_dim_k, caches=frozenset({cache}))
 
 
 def compute_bytes(
@@ -148,20 +181,54 @@ def compute_bytes(
     """
     if working == Working():
         return 0
-    per_token = 6 * hp.n_embd + 3 * working.columns + 4 * working.width + working.recurrent
+    logits = F32_BYTES * (working.rows + hp.n_vocab)
+    if storage == "kernels":
+        return logits + _kernel_bytes(working, hp, n_tokens, n_ctx)
+    n_used = max(hp.n_expert_used, default=0) if working.routed else 0
+    routed = n_used * (3 * working.routed + 2 * hp.n_embd)
+    per_token = 6 * hp.n_embd + 3 * working.columns + routed
+    per_token += 4 * working.width + working.recurrent
     step = CPU_STEP if device == "cpu" else DEVICE_STEP
-    step = KERNELS_STEP if storage == "kernels" else step
     attention = max(
-        (attention_work(heads, row, n_tokens, n_ctx, step) for heads, row in working.caches),
-        default=0,
+        (attention_work(c.heads, c.row, n_tokens, n_ctx, step) for c in working.caches), default=0
     )
     unpack = UNPACK_BYTES if storage == "packed" else 0
-    if storage == "kernels":
-        widest = max(working.columns, working.width, hp.n_embd)
-        unpack = BF16_BYTES * (BF16_CHUNK + n_tokens * widest)
-        unpack += n_tokens * -(-widest // BLOCK) * token_bytes(x_bytes(hp))
-    values = n_tokens * per_token + attention + working.rows + hp.n_vocab
-    return F32_BYTES * values + unpack
+    return F32_BYTES * (n_tokens * per_token + attention) + logits + unpack
+
+
+def _kernel_bytes(working: Working, hp: HParams, n_tokens: int, n_ctx: int) -> int:
+    """The same on the CPU's kernels, without logits: attention and FFN come one after the other.
+
+    The largest of these, beside the stream, norms of it, and scratch for products in BF16; also
+    what one recorded token keeps.
+    """
+    stream, feed = 6 * hp.n_embd, 3 * working.columns
+    short = BF16_BYTES * working.columns
+    sizes = [F32_BYTES * feed + short, F32_BYTES * working.recurrent]
+    if working.routed:
+        n_used, widest = max(hp.n_expert_used), max(working.routed, hp.n_embd)
+        panels = -(-widest // BLOCK) * token_bytes(x_bytes(hp))
+        rows = 3 * working.routed + 2 * hp.n_embd
+        sizes.append(n_used * (F32_BYTES * rows + panels))
+    attention = max((_attention_bytes(c, n_tokens, n_ctx) for c in working.caches), default=0)
+    attention += F32_BYTES * n_tokens * 4 * working.width
+    recorded = F32_BYTES * hp.n_layer * (stream + feed + 4 * working.width)
+    scratch = BF16_BYTES * BF16_CHUNK + n_tokens * BF16_BYTES * hp.n_embd
+    return (
+        F32_BYTES * n_tokens * stream + max(attention, n_tokens * max(sizes)) + scratch + recorded
+    )
+
+
+MASK_BYTES = 6
+"""Of each query and key where many tokens attend at once: two truth values and a number."""
+
+
+def _attention_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
+    """Keys and values in F32 and scores, beside queries and results."""
+    keys = cache.kv_heads * cache.row * n_ctx
+    if keys <= KERNELS_STEP.keys:
+        return F32_BYTES * keys + MASK_BYTES * n_tokens * n_ctx
+    return F32_BYTES * attention_work(cache.kv_heads, cache.row, n_tokens, n_ctx, CPU_STEP)
 
 
 def x_bytes(hp: HParams) -> int:

@@ -14,6 +14,7 @@ import torch
 from engine.devices import cuda_status, require_devices
 from engine.devices.host import usable_cores
 from engine.errors import NoDevice
+from engine.footprint import runtime_bytes
 from engine.plan import DevicePlan, Plan
 
 SMALL_BYTES = 64 << 20
@@ -56,7 +57,11 @@ def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.
 
 
 def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
-    """Free memory of each of `devices`, with what this process holds in reserve."""
+    """Free memory of each of `devices`, with what this process holds in reserve.
+
+    As it would be without CUDA's own share, which is there from the first question on and which
+    plans count.
+    """
     free: dict[str, int] = {}
     for name in devices:
         if name == "cpu":
@@ -64,7 +69,7 @@ def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
         else:
             device = torch.device(name)
             idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            free[name] = torch.cuda.mem_get_info(device)[0] + idle
+            free[name] = torch.cuda.mem_get_info(device)[0] + idle + runtime_bytes(name)
     return free
 
 

@@ -20,6 +20,7 @@ from engine.footprint import (
     compute_bytes,
     n_elements,
     packed_bytes,
+    runtime_bytes,
     slot_pieces,
 )
 from engine.layers.state import KVState, RecurrentState
@@ -85,20 +86,27 @@ class Plan:
     def bytes_by_device(self) -> dict[str, int]:
         """Predicted bytes of each physical device; virtual ranks on one device add up.
 
-        What GPUs keep in the host's memory counts for "cpu".
+        What GPUs keep in the host's memory counts for "cpu", and what using a GPU takes by itself
+        once for each.
         """
-        total: dict[str, int] = defaultdict(int)
+        total: dict[str, int] = defaultdict(int, self.overhead())
         for device in self.devices:
             total[device.device] += device.memory.total
             if device.memory.host_kv:
                 total["cpu"] += device.memory.host_kv
         return dict(total)
 
+    def overhead(self) -> dict[str, int]:
+        """Bytes that using a device takes by itself, of the devices that something lies on."""
+        used = dict.fromkeys(device.device for device in self.devices if device.memory.total)
+        return {device: n_bytes for device in used if (n_bytes := runtime_bytes(device))}
+
     def shortages(self, free_bytes: Mapping[str, int]) -> dict[str, int]:
         """The bytes that devices lack, beside what has to stay free; devices with enough are out.
 
         Args:
-            free_bytes: free memory by device; others are taken to have enough.
+            free_bytes: free memory by device, before this process uses it; others are taken to
+                have enough.
         """
         usable = beside_reserve(free_bytes, self.reserve)
         return {
@@ -265,10 +273,6 @@ def _rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) 
     bytes_of = {KVState: 0, RecurrentState: 0}
     for state in declaration.states:
         bytes_of[type(state)] += state.n_bytes(rank, n_ctx, kv_type)
-    columns = (
-        Working(columns=max(b.ffn.size(rank), b.experts.size(rank), b.shared.size(rank)))
-        for b in split.blocks
-    )
     return RankSize(
         weights=sum(bytes_of_pieces(slot, pieces, storage) for slot, pieces in parts),
         kv=bytes_of[KVState],
@@ -277,7 +281,7 @@ def _rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) 
         file_bytes=sum(packed_bytes(slot, piece) for slot, pieces in parts for piece in pieces),
         working=Working.largest(
             [
-                *columns,
+                *(Working.of_block(block, rank) for block in split.blocks),
                 Working(rows=split.output.size(rank)),
                 Working.of_states(declaration.states, rank),
             ]

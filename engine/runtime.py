@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -38,6 +37,7 @@ from engine.parallel.comm import ThreadCommunicator, ThreadGroup
 from engine.parallel.pool import RankPool
 from engine.plan import DevicePlan, Plan, keeps_kv_on_host, make_plan
 from engine.rank import Rank, make_ops
+from engine.resident import ResidentPeak
 from engine.resplit import DOING, Side, Transfer
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class Runtime:
             len(self.devices), self._group.abort, lambda: torch.set_num_threads(threads)
         )
         self._finalizer = weakref.finalize(self, self._pool.close)
-        self._resident_at_load = self._resident_peak = 0
+        self._n_seen = self._n_seen_at_load = n_past
+        self._resident: ResidentPeak | None = None
         self._allocated_at_load: dict[str, int] = {}
         self.directions: Mapping[int, Direction] = (
             read_control_vectors(
@@ -226,8 +227,9 @@ class Runtime:
     def _pass(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
         found = self._run(self._step(ids, n_past, first_logit), "to compute the next tokens")
         (logits,) = (x for x in found if x is not None)
-        if len(ids) > 1:  # reading it costs as much as a small model's token
-            self._resident_peak = max(self._resident_peak, _resident_bytes())
+        self._n_seen = max(self._n_seen, n_past + len(ids))
+        if len(ids) > 1 and self._resident:  # reading it costs as much as a small model's token
+            self._resident.note()
         result: Logits = logits.cpu().numpy()
         return result
 
@@ -301,7 +303,8 @@ class Runtime:
 
         Measured weights and KV cache are the sizes of their tensors. Measured compute is the peak
         beyond those since the load (on CUDA the allocator's, on the CPU the growth of this
-        process), divided among the ranks of a device in proportion to what was predicted.
+        process without the part of the KV cache that was first written to), divided among the ranks
+        of a device in proportion to what was predicted.
         """
         result = []
         for plan, rank in zip(self.plan.devices, self.ranks, strict=True):
@@ -318,7 +321,7 @@ class Runtime:
 
     def _watch_memory(self) -> None:
         """Begin to measure what is taken beyond weights and cache."""
-        self._resident_at_load = self._resident_peak = _resident_bytes()
+        self._resident, self._n_seen_at_load = ResidentPeak(), self._n_seen
         for device in {d for d in self.devices if d.type == "cuda"}:
             torch.cuda.reset_peak_memory_stats(device)
             self._allocated_at_load[str(device)] = torch.cuda.memory_allocated(device)
@@ -326,7 +329,11 @@ class Runtime:
     def _measured_compute(self, device: str) -> int:
         """Bytes of all ranks on a physical device together."""
         if device == "cpu":
-            return self._resident_peak - self._resident_at_load
+            assert self._resident is not None, "it is made at the end of a load"
+            new = (self._n_seen - self._n_seen_at_load) / self.n_ctx
+            cached = sum(r.held.host_kv for r in self.ranks)
+            cached += sum(r.held.kv for r in self.ranks if r.device.type == "cpu")
+            return max(0, self._resident.growth - int(new * cached))
         return int(torch.cuda.max_memory_allocated(device)) - self._allocated_at_load[device]
 
     def close(self) -> None:
@@ -383,6 +390,3 @@ class _Opener:
         context = Context(comm, make_ops(worker), cache, device, kinds)
         return Rank(declaration, storage, context, worker)
 
-
-def _resident_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)

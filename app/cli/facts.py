@@ -175,6 +175,8 @@ def run_plan(args: argparse.Namespace) -> None:
     write(f"{plan.n_ctx} tokens of context, weights held {held}")
     if on_host := sum(d.memory.host_kv for d in plan.devices):
         write(f"{size(on_host)} of keys and values lie in the host's memory")
+    for device, n_bytes in plan.overhead().items():
+        write(f"{size(n_bytes)} more of {device} go to CUDA itself")
     for device, n_bytes in plan.reserve:
         write(f"{size(n_bytes)} of {device} are kept free")
     for warning in plan.warnings:
@@ -214,6 +216,7 @@ def _plan_document(
         "n_ctx": plan.n_ctx,
         "kv_type": plan.kv_type,
         "storage": plan.storage,
+        "overhead": plan.overhead(),
         "total_bytes": plan.total_bytes,
         "fits": not short,
         "short": short,

@@ -238,8 +238,7 @@ class Kind:
         slots = block.bind(self._source, f"blk.{layer}")
         chosen = [s for s, o in zip(slots, self._owners, strict=True) if o == owner]
         cost = cost_of(chosen, block.states(), SEEN, held, hp.n_expert_used[layer])
-        columns = max(cut.size(SEEN) for cut in (split.ffn, split.experts, split.shared))
-        working = Working.largest((cost.working, Working(columns=columns)))
+        working = Working.largest((cost.working, Working.of_block(split, SEEN)))
         load = joined((cost.load, attention_load(block, held.kv_type)))
         return cost._replace(working=working, load=load)
 

@@ -146,12 +146,14 @@ def test_a_plan_shows_where_everything_was_asked_to_be(run: Run, model: Path) ->
     assert [d["device"] for d in devices] == ["cuda:0", "cuda:1", "cuda:2", "cpu"]
     assert [d["kv"] for d in devices] == [0] * 4
     assert [bool(d["host_kv"]) for d in devices] == [True, False, False, False]
+    assert list(document["overhead"]) == ["cuda:0", "cuda:1"], "nothing lies on the third"
     total = sum(d["total"] + d["host_kv"] for d in devices)
-    assert document["total_bytes"] == total
+    assert document["total_bytes"] == total + sum(document["overhead"].values())
     out = run("plan", model, *options).out
     assert "weights held as F32, as small as in the file" in out
     assert "of keys and values lie in the host's memory" in out
     assert "512.00 MiB of cuda:0 are kept free" in out
+    assert "500.00 MiB more of cuda:1 go to CUDA itself" in out
 
 
 def test_a_plan_says_what_does_not_fit(run: Run, model: Path) -> None:
