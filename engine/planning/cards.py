@@ -81,8 +81,9 @@ class Card:
         if self.n_cores:
             one = bandwidth / min(self.n_cores, CORES_PER_BANDWIDTH)
             return DeviceFacts(
-                device, bandwidth, flop, CPU_OP_S, CPU_OP_S, CPU_HOST_S, self.n_cores, one
-            )
+                device, bandwidth, flop, CPU_OP_S, CPU_OP_S, CPU_HOST_S, self.n_cores, one,
+                cache_part=CPU_CACHE_PART,
+            )  # fmt: skip
         slow = bandwidth * DEQUANTISED_PART
         rates = {DEQUANTISED: WeightRate(slow, slow, flop)}
         return DeviceFacts(
@@ -99,6 +100,10 @@ CORES_PER_BANDWIDTH = 6
 
 CPU_OP_S, CPU_HOST_S = 12e-6, 5e-4
 """Of the CPU's kernels and of Python between them; see tests/bench/LOG.md."""
+
+
+CPU_CACHE_PART = 0.6
+"""Of what the CPU reads of weights, for keys and values in F16; see tests/bench/LOG.md."""
 
 
 def pcie_bytes_per_s(generation: int, width: int) -> float:

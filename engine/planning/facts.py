@@ -8,6 +8,9 @@ from itertools import combinations
 
 CPU = "cpu"
 
+CACHE = "KV"
+"""The kind of what is read of the cache, in `DeviceFacts.rates`."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightRate:
@@ -40,6 +43,7 @@ class DeviceFacts:
         thread_bytes_per_s: `bytes_per_s` of one of them; 0 where there are none.
         unpack_bytes: memory traffic for each quantised weight and batch of a prompt, where matrices
             are dequantised before they are multiplied.
+        cache_part: of `bytes_per_s`, at which keys and values are read.
         rates: by kind of weights.
     """
 
@@ -52,15 +56,17 @@ class DeviceFacts:
     n_threads: int = 0
     thread_bytes_per_s: float = 0.0
     unpack_bytes: float = 0.0
+    cache_part: float = 1.0
     rates: Mapping[str, WeightRate] = field(default_factory=dict)
 
     def rate(self, kind: str) -> WeightRate:
-        """How fast it is with weights of a kind."""
+        """How fast it is with weights of a kind, or with the cache."""
         known = self.rates.get(kind)
         if known is not None:
             return known
+        part = self.cache_part if kind == CACHE else 1.0
         one = self.thread_bytes_per_s or self.bytes_per_s
-        return WeightRate(self.bytes_per_s, one, self.flop_per_s)
+        return WeightRate(part * self.bytes_per_s, part * one, self.flop_per_s)
 
 
 @dataclass(frozen=True, slots=True)

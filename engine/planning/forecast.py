@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.devices import DeviceInfo, list_devices, read_topology
 from engine.planning.calibration import DECODE, PREFILL, Calibration, Subject, device_set
-from engine.planning.facts import DeviceFacts, Links
+from engine.planning.facts import CACHE, CPU, DeviceFacts, Links, WeightRate
 from engine.planning.machine_file import MachineFile, known_facts, known_links
 from engine.planning.prediction import Prediction
 from engine.planning.speed import SpeedModel
@@ -60,7 +60,7 @@ class Forecaster:
         self._facts = facts
         self._links = links
         self._calibration = calibration
-        self._models: dict[tuple[tuple[str, ...], int | None], SpeedModel] = {}
+        self._models: dict[tuple[object, ...], SpeedModel] = {}
 
     @classmethod
     def of_machine(cls) -> Forecaster:
@@ -143,12 +143,14 @@ class Forecaster:
         ids = tuple(device.device for device in evaluation.plan.devices)
         if any(device not in self._facts for device in ids):
             return None
-        key = ids, params.cpu_threads
+        key = ids, params.cpu_threads, params.kv_on_host
         found = self._models.get(key)
         if found is None:
             if len(self._models) >= MOST_MODELS:
                 self._models.clear()
             facts = [self._facts[device] for device in ids]
+            if params.kv_on_host:
+                facts = [with_cache_on_host(of_one, self._links) for of_one in facts]
             found = self._models[key] = SpeedModel(facts, self._links, params.cpu_threads)
         return found
 
@@ -160,3 +162,11 @@ class Forecaster:
         about = f"{quant} {params.split_mode}".strip()
         devices = device_set(ranks)
         return lambda test: Subject(devices, test, about)
+
+
+def with_cache_on_host(facts: DeviceFacts, links: Links) -> DeviceFacts:
+    """A device whose cache lies in the host's memory: a GPU reads it through its slot."""
+    if facts.device == CPU:
+        return facts
+    slot = links.between(facts.device, CPU).bytes_per_s
+    return replace(facts, rates={**facts.rates, CACHE: WeightRate(slot, slot, facts.flop_per_s)})

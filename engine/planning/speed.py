@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.planning.facts import CPU, DeviceFacts, Links
+from engine.planning.facts import CACHE, CPU, DeviceFacts, Links
 from engine.planning.load import BlockLoad, ModelLoad, RankLoad, Weights
 from engine.planning.prediction import Path, Prediction, RankTime
 
@@ -23,9 +23,6 @@ SHORT = frozenset({"F32", "F16", "BF16"})
 
 FEW_TOKENS = 8
 """So many are multiplied with quantised weights as they are, also where more would not be."""
-
-CACHE = "KV"
-"""The kind of what is read of the cache, in `DeviceFacts.rates`."""
 
 
 class _Work(NamedTuple):

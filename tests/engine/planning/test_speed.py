@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.planning.facts import DeviceFacts, LinkFacts, Links, WeightRate
+from engine.planning.facts import CACHE, DeviceFacts, LinkFacts, Links, WeightRate
 from engine.planning.load import BlockLoad, ModelLoad, RankLoad, Weights
-from engine.planning.speed import CACHE, SpeedModel
+from engine.planning.speed import SpeedModel
 
 FREE = LinkFacts(0.0, 1e30)
 SLOW = LinkFacts(1e-3, 1e6)
@@ -66,6 +66,7 @@ def test_a_longer_context_takes_longer_up_to_the_window() -> None:
     assert alone(load, position=9) == pytest.approx(10 * 2 / 100)
     assert alone(replace(load, window=4), position=9) == pytest.approx(4 * 2 / 100)
     assert alone(replace(load, window=4), position=1) == pytest.approx(2 * 2 / 100)
+    assert alone(load, replace(GPU, cache_part=0.5), 9) == pytest.approx(10 * 2 / 50)
     device = replace(GPU, rates={CACHE: WeightRate(1000.0, 1000.0, 10.0)})
     assert alone(replace(load, kv_flop=3), device, 9) == pytest.approx(10 * 3 / 10)
 

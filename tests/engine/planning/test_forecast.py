@@ -1,0 +1,107 @@
+"""From a file's header to tokens per second, on rigs and with what earlier runs have taught."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from engine import Forecaster, LoadParams, Planner, parse_rig
+from engine.planning.calibration import Calibration
+from engine.planning.evaluator import Evaluation
+from engine.planning.forecast import PROMPT_TOKENS
+from tests.helpers.hollow import hollow_moe
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hollow_moe(tmp_path_factory.mktemp("hollow") / "m.gguf", n_layer=8)
+
+
+@pytest.fixture
+def planner(path: Path) -> Iterator[Planner]:
+    with closing(Planner(path)) as planner:
+        yield planner
+
+
+RIG = parse_rig("2xH100,1x3060")
+
+
+def params(path: Path, *devices: str, **options: object) -> LoadParams:
+    return LoadParams(str(path), devices or ("cuda:0", "cuda:1"), **options)
+
+
+def evaluated(planner: Planner, wanted: LoadParams) -> Evaluation:
+    return planner.evaluate(wanted, RIG.free_bytes)
+
+
+def speed(planner: Planner, wanted: LoadParams, n_prompt: int | None = None) -> float:
+    found = Forecaster.of_rig(RIG).forecast(evaluated(planner, wanted), wanted, n_prompt=n_prompt)
+    assert found is not None
+    return found.decode.tokens_per_s
+
+
+def test_a_slow_device_slows_a_split_but_with_a_small_share(path: Path, planner: Planner) -> None:
+    alike = speed(planner, params(path, "cuda:0", "cuda:1"))
+    uneven = speed(planner, params(path, "cuda:0", "cuda:2"))
+    helped = speed(planner, params(path, "cuda:0", "cuda:2", split=(9.0, 1.0)))
+    assert alike > helped > uneven
+
+
+def test_layers_take_turns(path: Path, planner: Planner) -> None:
+    tensor = speed(planner, params(path))
+    layers = speed(planner, params(path, split_mode="layer"))
+    alone = speed(planner, params(path, "cuda:0"))
+    assert tensor > 1.3 * layers
+    assert layers == pytest.approx(alone, rel=0.1)
+
+
+def test_a_cache_on_the_host_is_read_through_the_slot(path: Path, planner: Planner) -> None:
+    here, there = params(path, n_ctx=32768), params(path, n_ctx=32768, kv_on_host=True)
+    assert speed(planner, there, 32000) < 0.7 * speed(planner, here, 32000)
+    assert speed(planner, there, 1) > 0.9 * speed(planner, here, 1)
+    cpu = params(path, "cpu", n_ctx=32768), params(path, "cpu", n_ctx=32768, kv_on_host=True)
+    assert speed(planner, cpu[0], 32000) == speed(planner, cpu[1], 32000)
+
+
+def test_a_prompt_is_as_long_as_the_context_lets_it(path: Path, planner: Planner) -> None:
+    def n_tokens(n_ctx: int, n_prompt: int | None) -> int:
+        wanted = params(path, n_ctx=n_ctx)
+        found = Forecaster.of_rig(RIG).forecast(evaluated(planner, wanted), wanted, "", n_prompt)
+        assert found is not None
+        return found.prefill.n_tokens
+
+    assert n_tokens(4096, None) == PROMPT_TOKENS
+    assert n_tokens(4096, 3000) == 3000
+    assert n_tokens(100, 3000) == 99
+    assert n_tokens(1, None) == 1
+
+
+def test_a_device_that_nothing_is_known_of_has_no_forecast(path: Path, planner: Planner) -> None:
+    wanted = params(path, "cuda:0", "cuda:7")
+    found = Forecaster.of_rig(RIG)
+    evaluation = evaluated(planner, wanted)
+    assert found.forecast(evaluation, wanted) is None
+    found.learn_decode(evaluation, wanted, "", 1.0)
+    found.learn_prefill(evaluation, wanted, "", 5, 1.0)
+
+
+def test_what_was_learnt_corrects_the_same_sort_of_run(path: Path, planner: Planner) -> None:
+    learning = Forecaster(RIG.devices, RIG.facts, RIG.links, Calibration())
+    wanted = params(path)
+    evaluation = evaluated(planner, wanted)
+    before = learning.forecast(evaluation, wanted, "Q4_K_M", 100)
+    assert before is not None
+    learning.learn_decode(evaluation, wanted, "Q4_K_M", 2 * before.decode.seconds, 100)
+    after = learning.forecast(evaluation, wanted, "Q4_K_M", 100)
+    assert after is not None
+    assert after.decode.seconds == pytest.approx(2 * before.decode.seconds)
+    assert after.prefill == before.prefill
+    learning.learn_prefill(evaluation, wanted, "Q4_K_M", 100, 3 * before.prefill.seconds)
+    third = learning.forecast(evaluation, wanted, "Q4_K_M", 100)
+    assert third is not None
+    assert third.prefill.seconds == pytest.approx(3 * before.prefill.seconds)
+    alone = params(path, "cuda:0")
+    other = learning.forecast(evaluated(planner, alone), alone, "Q4_K_M", 100)
+    fresh = Forecaster.of_rig(RIG).forecast(evaluated(planner, alone), alone, "Q4_K_M", 100)
+    assert other == fresh
