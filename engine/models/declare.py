@@ -53,7 +53,8 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
         ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
         SplitError: the split cannot be made.
     """
-    cls, hp = read_sizes(file, params)
+    cls, hp = read_sizes(file)
+    hp = with_context(cls, hp, params)
     wanted = wanted_shares(
         params, hp.n_layer, tied=hp.tied, tensors=file.tensors.keys(), recurrent=hp.recurrent
     )
@@ -65,15 +66,23 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
     )
 
 
-def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HParams]:
-    """The class of the model in `file`, and its sizes with the context that is asked for.
+def read_sizes(file: GGUFFile) -> tuple[type[CausalLM], HParams]:
+    """The class of the model in `file`, and what the file says of its sizes.
 
     Raises:
         ModelFileError: the architecture is unknown, or sizes contradict each other.
     """
     cls = model_class(file.meta.architecture, str(file.path))
-    hp = HParams.read(file, cls.traits)
-    return cls, cls.refine(replace(hp, n_ctx=params.context_for(hp.n_ctx_train)))
+    return cls, HParams.read(file, cls.traits)
+
+
+def with_context(cls: type[CausalLM], hp: HParams, params: LoadParams) -> HParams:
+    """The sizes with the context that is asked for, and what the file leaves out.
+
+    Raises:
+        ModelFileError: sizes contradict each other.
+    """
+    return cls.refine(replace(hp, n_ctx=params.context_for(hp.n_ctx_train)))
 
 
 def block_dims(cls: type[CausalLM], hp: HParams) -> tuple[BlockDims, ...]:

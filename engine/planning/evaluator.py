@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.footprint import Working
 from engine.layers.state import KVState
-from engine.models.declare import bind_model, block_dims, read_sizes
+from engine.models.declare import bind_model, block_dims, read_sizes, with_context
 from engine.parallel.patterns import wanted_shares
 from engine.parallel.split import cut_model
 from engine.plan import Plan, RankSize, choose_plan
@@ -58,7 +58,8 @@ class Evaluator:
         self._file = file
         self._names = tuple(file.tensors)
         self._models: dict[bool, _Model] = {}
-        self._sizes: dict[int | None, tuple[type[CausalLM], HParams]] = {}
+        self._read: tuple[type[CausalLM], HParams] | None = None
+        self._sizes: dict[int | None, HParams] = {}
 
     def evaluate(
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
@@ -105,12 +106,14 @@ class Evaluator:
 
     def _sizes_for(self, params: LoadParams) -> tuple[type[CausalLM], HParams]:
         """The class of the model, and its sizes with the context that is asked for."""
-        found = self._sizes.get(params.n_ctx)
-        if found is None:
+        if self._read is None:
+            self._read = read_sizes(self._file)
+        cls, hp = self._read
+        if params.n_ctx not in self._sizes:
             if len(self._sizes) >= MAX_CONTEXTS:
                 self._sizes.clear()
-            found = self._sizes[params.n_ctx] = read_sizes(self._file, params)
-        return found
+            self._sizes[params.n_ctx] = with_context(cls, hp, params)
+        return cls, self._sizes[params.n_ctx]
 
     def _model(self, cls: type[CausalLM], hp: HParams) -> _Model:
         """The declared model; its context decides at most about a table of frequencies."""

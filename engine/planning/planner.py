@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.gguf import GGUFFile
 from engine.info import ModelInfo, describe
 from engine.planning.evaluator import Evaluation, Evaluator
+from engine.planning.fit import Fit, Room
 from engine.planning.placement import PlacementMap, placement_map
 from engine.planning.positions import Positions, positions_of
 
@@ -54,6 +55,10 @@ class Planner:
     def placement(self, params: LoadParams) -> PlacementMap:
         """Where every tensor goes; see `placement_map`."""
         return placement_map(self._file, params)
+
+    def fit(self, rooms: Sequence[Room]) -> Fit:
+        """What fits on these devices, and what to do where something does not."""
+        return Fit(self.plan, rooms, self.info.n_ctx_train, self.info.n_layer)
 
     def close(self) -> None:
         self._file.close()
