@@ -18,7 +18,7 @@ from engine.cache import Cache
 from engine.context import Context
 from engine.control import Direction, read_control_vectors
 from engine.errors import EngineError, OutOfDeviceMemory
-from engine.events import DeviceMemory, LoadProgress
+from engine.events import DeviceMemory
 from engine.footprint import x_bytes
 from engine.layers.state import RecurrentState
 from engine.loader import Progress, check_types, load_rank
@@ -41,8 +41,10 @@ from engine.resident import ResidentPeak
 from engine.resplit import DOING, Side, Transfer
 
 if TYPE_CHECKING:
+    from engine.callbacks import IsCancelled, ProgressSink
     from engine.config import LoadParams
     from engine.gguf import GGUFFile
+    from engine.layers.hparams import HParams
     from engine.layers.state import State
 
 Logits = NDArray[np.float32]
@@ -74,8 +76,8 @@ class Runtime:
         self,
         file: GGUFFile,
         params: LoadParams,
-        on_progress: Callable[[LoadProgress], None],
-        is_cancelled: Callable[[], bool],
+        on_progress: ProgressSink,
+        is_cancelled: IsCancelled,
         donor: Runtime | None = None,
         n_past: int = 0,
     ) -> None:
@@ -84,6 +86,9 @@ class Runtime:
         self.hp = declaration.hp
         holders = declaration.split.holders
         self.devices = torch_devices(declaration.devices, holders)
+        self.directions: Mapping[int, Direction] = (
+            _directions(params, self.hp) if donor is None else donor.directions
+        )
         free = free_bytes(["cpu", *(declaration.devices[rank] for rank in holders)])
         if donor is not None:
             free = donor.returned(free)
@@ -93,25 +98,11 @@ class Runtime:
         self.n_batch = params.n_batch
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self.ranks: list[Rank] = []
-        self._threads = threads = threads_per_rank(params.cpu_threads, self.plan)
-        self.n_threads = threads * max(1, len(busy_on_cpu(self.plan)))
         self._n_single = 0
-        n_native = sum(d.storage == "kernels" for d in self.plan.devices)
-        self._group = ThreadGroup(is_awake=n_native > 1)
-        self._pool = RankPool(  # it must not know this object, which ends it when it is dropped
-            len(self.devices), self._group.abort, lambda: torch.set_num_threads(threads)
-        )
-        self._finalizer = weakref.finalize(self, self._pool.close)
         self._n_seen = self._n_seen_at_load = n_past
         self._resident: ResidentPeak | None = None
         self._allocated_at_load: dict[str, int] = {}
-        self.directions: Mapping[int, Direction] = (
-            read_control_vectors(
-                params.control_vectors, params.control_layers, self.hp.n_embd, self.hp.n_layer
-            )
-            if donor is None
-            else donor.directions
-        )
+        self._start_threads(params)
         opener = _Opener(self, file, params, declaration)
         try:
             if donor is None:
@@ -123,15 +114,22 @@ class Runtime:
             raise
         self._watch_memory()
 
+    def _start_threads(self, params: LoadParams) -> None:
+        self._threads = threads = threads_per_rank(params.cpu_threads, self.plan)
+        self.n_threads = threads * max(1, len(busy_on_cpu(self.plan)))
+        n_native = sum(d.storage == "kernels" for d in self.plan.devices)
+        self._group = ThreadGroup(is_awake=n_native > 1)
+        self._pool = RankPool(  # it must not know this object, which ends it when it is dropped
+            len(self.devices), self._group.abort, lambda: torch.set_num_threads(threads)
+        )
+        self._finalizer = weakref.finalize(self, self._pool.close)
+
     @property
     def workers(self) -> list[Worker]:
         """What the ranks on the CPU compute with that use its kernels."""
         return [rank.worker for rank in self.ranks if rank.worker]
 
-    def _load(
-        self, opener: _Opener, on_progress: Callable[[LoadProgress], None],
-        is_cancelled: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    def _load(self, opener: _Opener, on_progress: ProgressSink, is_cancelled: IsCancelled) -> None:
         stop = threading.Event()
         progress = Progress(
             self.plan.file_bytes, on_progress, lambda: stop.is_set() or is_cancelled()
@@ -167,7 +165,7 @@ class Runtime:
 
     def _take_over(
         self, donor: Runtime, n_past: int, opener: _Opener,
-        on_progress: Callable[[LoadProgress], None], is_cancelled: Callable[[], bool],
+        on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
         """Become what `donor` is, on other ranks; there is no pass that its cache would lose."""
         self.ranks = self._run(opener.empty, DOING)
@@ -346,6 +344,13 @@ class Runtime:
         release_reserves(self.devices)
 
 
+def _directions(params: LoadParams, hp: HParams) -> Mapping[int, Direction]:
+    """What the control vectors add after each layer."""
+    return read_control_vectors(
+        params.control_vectors, params.control_layers, hp.n_embd, hp.n_layer
+    )
+
+
 class _Opener:
     """Makes the ranks of a runtime, each on its own thread."""
 
@@ -389,4 +394,3 @@ class _Opener:
         kinds = [d.type for d in runtime.devices]
         context = Context(comm, make_ops(worker), cache, device, kinds)
         return Rank(declaration, storage, context, worker)
-
