@@ -170,8 +170,9 @@ def expected_facts(info: DeviceInfo) -> DeviceFacts:
         return card.facts(info.id)
     if info.kind == "cpu":
         n_cores = max(1, info.n_cores)
-        name = Card(info.name, 0, UNKNOWN_CPU_BYTES / 1e9, n_cores * UNKNOWN_CORE_FLOP / 1e12)
-        return replace(name, n_cores=n_cores).facts(info.id)
+        tflop_per_s = n_cores * UNKNOWN_CORE_FLOP / 1e12
+        unknown = Card(info.name, 0, UNKNOWN_CPU_BYTES / 1e9, tflop_per_s, tflop_per_s)
+        return replace(unknown, n_cores=n_cores).facts(info.id)
     large = [card for card in CARDS if card.memory_gib * GIB * 1.01 >= info.total_bytes]
     return min(large or CARDS[-1:], key=lambda card: card.gb_per_s).facts(info.id)
 

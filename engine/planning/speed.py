@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.planning.facts import CACHE, CPU, DeviceFacts, Links
-from engine.planning.load import BlockLoad, ModelLoad, RankLoad, Weights
+from engine.planning.load import DEQUANTISED, BlockLoad, ModelLoad, RankLoad, Weights
 from engine.planning.prediction import Path, Prediction, RankTime
 
 F32_BYTES = 4
 """Of a number that ranks exchange."""
 
-SHORT = frozenset({"F32", "F16", "BF16"})
-"""Kinds of weights that nobody has to dequantise."""
+READY = frozenset({"F32", "F16", "BF16", DEQUANTISED})
+"""Kinds of weights that a batch needs not dequantise, or that are read as slowly as that takes."""
 
 FEW_TOKENS = 8
 """So many are multiplied with quantised weights as they are, also where more would not be."""
@@ -64,7 +64,7 @@ def _sum_up_to(n: int, window: int) -> float:
 
 NOTHING = _Work(0.0, 0.0, 0.0, 0.0)
 
-MOST_KNOWN = 1 << 16
+MOST_KNOWN = 1 << 14
 """Works that are remembered: a split that is dragged has many parts that it had before."""
 
 _Known = dict[tuple[int, int, _Span], tuple[RankLoad, _Work]]
@@ -178,6 +178,8 @@ class _Run:
 
     def gather(self, head: Sequence[int], n_bytes: float) -> None:
         """All logits to the first of the head's ranks, and from there to the host."""
+        if not head:
+            return
         first, *others = head
         links = [self._links.between(self._ids[rank], self._ids[first]) for rank in others]
         part = n_bytes / len(head)
@@ -200,34 +202,46 @@ class _Run:
 
 def rank_work(device: DeviceFacts, n_threads: int, load: RankLoad, span: _Span) -> _Work:
     """The seconds of some tokens in one block on one device."""
-    part = n_threads / device.n_threads if device.n_threads else 1.0
     is_routed = load.batch_bytes > load.read_bytes > 0
     n_times = min(load.batch_bytes / load.read_bytes, span.n) if is_routed else 1.0
-    memory = compute = whole = 0.0
+    roof = _Roofline(device, n_threads)
     for kind, n_bytes, flop in _kinds(load):
-        rate = device.rate(kind)
-        read = n_times * n_bytes
-        multiply = span.n * flop / rate.flop_per_s
-        own_read = read / _own_bytes_per_s(rate.bytes_per_s, rate.thread_bytes_per_s, n_threads)
-        if own_read >= multiply / part:
-            memory += own_read
-        else:
-            compute += multiply / part
-        whole += max(read / rate.bytes_per_s, multiply)
-        if span.n > FEW_TOKENS and kind not in SHORT:
-            unpack = n_times * flop / 2 * device.unpack_bytes / device.bytes_per_s
-            memory, whole = memory + unpack, whole + unpack
-    cache = device.rate(CACHE)
-    read = span.n_read(load.window) * load.kv_bytes
-    multiply = span.n_seen(load.window) * load.kv_flop / cache.flop_per_s
-    own_read = read / _own_bytes_per_s(cache.bytes_per_s, cache.thread_bytes_per_s, n_threads)
-    if own_read >= multiply / part:
-        memory += own_read
-    else:
-        compute += multiply / part
-    whole += max(read / cache.bytes_per_s, multiply)
+        roof.add(kind, n_times * n_bytes, span.n * flop)
+        if span.n > FEW_TOKENS and kind not in READY:
+            roof.move_bytes(n_times * flop / 2 * device.unpack_bytes)
+    seen, read = span.n_seen(load.window), span.n_read(load.window)
+    roof.add(CACHE, read * load.kv_bytes, seen * load.kv_flop)
     fixed = load.n_op * (device.routed_op_s if is_routed else device.op_s)
-    return _Work(memory + compute + fixed, whole, memory, compute)
+    return _Work(roof.memory + roof.compute + fixed, roof.whole, roof.memory, roof.compute)
+
+
+class _Roofline:
+    """Adds up what one rank reads and multiplies; of each the longer counts."""
+
+    def __init__(self, device: DeviceFacts, n_threads: int) -> None:
+        self.memory = self.compute = self.whole = 0.0
+        self._device = device
+        self._n_threads = n_threads
+        self._part = n_threads / device.n_threads if device.n_threads else 1.0
+
+    def add(self, kind: str, n_bytes: float, flop: float) -> None:
+        """Numbers of one kind."""
+        rate = self._device.rate(kind)
+        own = rate.bytes_per_s
+        if self._n_threads:  # they add up until the memory gives no more; a GPU has none
+            own = min(own, self._n_threads * rate.thread_bytes_per_s)
+        read, multiply = n_bytes / own, flop / (self._part * rate.flop_per_s)
+        if read >= multiply:
+            self.memory += read
+        else:
+            self.compute += multiply
+        self.whole += max(n_bytes / rate.bytes_per_s, flop / rate.flop_per_s)
+
+    def move_bytes(self, n_bytes: float) -> None:
+        """Numbers that are only read or written."""
+        seconds = n_bytes / self._device.bytes_per_s
+        self.memory += seconds
+        self.whole += seconds
 
 
 def _kinds(load: RankLoad) -> Sequence[Weights]:
@@ -237,11 +251,6 @@ def _kinds(load: RankLoad) -> Sequence[Weights]:
     if n_bytes <= 0 and flop <= 0:
         return load.kinds
     return (*load.kinds, Weights("F32", max(0.0, n_bytes), max(0.0, flop)))
-
-
-def _own_bytes_per_s(all_threads: float, one_thread: float, n_threads: int) -> float:
-    """Threads add up until the memory gives no more; a GPU has none."""
-    return min(all_threads, n_threads * one_thread) if n_threads else all_threads
 
 
 def shared_seconds(ids: Sequence[str], works: Sequence[_Work]) -> list[float]:
@@ -284,18 +293,15 @@ class _Totals:
             self.fixed[rank] += count * (work.own - work.memory - work.compute)
             self.wait[rank] += count * (slowest - done)
             self.link[rank] += count * link
+        if not seconds:
+            return
+        last = seconds.index(slowest)
         if len(seconds) > 1:
-            self.waited[block.group[seconds.index(slowest)]] += count * (
-                slowest - sorted(seconds)[-2]
-            )
-        if seconds:
-            work = works[seconds.index(slowest)]
-            self._extend_path(
-                count * (work.memory + slowest - work.own),
-                count * work.compute,
-                count * (work.own - work.memory - work.compute),
-                count * link,
-            )
+            self.waited[block.group[last]] += count * (slowest - sorted(seconds)[-2])
+        work = works[last]
+        fixed = work.own - work.memory - work.compute
+        parts = work.memory + slowest - work.own, work.compute, fixed, link
+        self._extend_path(*(count * part for part in parts))
 
     def add_link(self, ranks: set[int], seconds: float) -> None:
         """An exchange of some ranks."""

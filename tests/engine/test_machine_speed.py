@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine import EngineError, NoDevice, list_devices, measure_device
+from engine import DeviceSpeed, EngineError, NoDevice, list_devices, measure_device
 from engine.devices import DeviceInfo
 from engine.devices.host import usable_cores
 from engine.machine_speed import measure_facts
@@ -106,3 +106,18 @@ def test_a_lack_of_memory_for_weights_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("engine.machine_speed.measure_weights", fail)
     with pytest.raises(EngineError, match="cpu has no memory left"):
         measure_facts(list_devices()[-1], ["F16"])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("NVIDIA GeForce RTX 3090", 0.85 * 936e9), ("NVIDIA Z1", 0.92 * 2e12)]
+)
+def test_a_gpu_is_believed_as_far_as_its_maker_goes(
+    name: str, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = DeviceSpeed("cuda:0", 0, 2e12, f32_flop_per_s=2e13, bf16_flop_per_s=6e13)
+    monkeypatch.setattr("engine.machine_speed.measure_device", lambda device: measured)
+    facts = measure_facts(DeviceInfo("cuda:0", "cuda", name, 24 << 30, 23 << 30), ["Q4_K", "F32"])
+    assert facts.bytes_per_s == pytest.approx(expected)
+    assert (facts.flop_per_s, facts.rate("F32").flop_per_s) == (6e13, 2e13)
+    assert facts.n_threads == 0
+    assert facts.rate("Q4_K").bytes_per_s == facts.bytes_per_s

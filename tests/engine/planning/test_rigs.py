@@ -121,6 +121,7 @@ def test_every_card_is_found_and_plausible() -> None:
         assert 30 < 1000 * card.tflop_per_s / card.gb_per_s < 400
         assert 1 <= card.memory_gib <= 256
         assert 0.5 < card.streaming < 1
+        assert card.f32_tflop_per_s <= 0.6 * card.tflop_per_s
     assert len({card.name for card in (*CARDS, *HOSTS)}) == len(CARDS) + len(HOSTS)
 
 
