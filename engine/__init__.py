@@ -82,13 +82,25 @@ if TYPE_CHECKING:
     from engine.planning.calibration import Calibration
     from engine.planning.evaluator import Evaluation
     from engine.planning.facts import DeviceFacts, LinkFacts, Links
+    from engine.planning.fit import Fit, Remedy, Room
     from engine.planning.forecast import Forecast, Forecaster
     from engine.planning.machine_file import MachineFile, known_facts, known_links
     from engine.planning.placement import PlacementMap, TensorPlace
     from engine.planning.planner import Planner
+    from engine.planning.positions import Position, Positions
     from engine.planning.prediction import Prediction, RankTime
     from engine.planning.rigs import SIMULATED, Rig, parse_rig
     from engine.planning.speed import SpeedModel
+    from engine.planning.tune_plan import TuneEstimate, TunePlan
+    from engine.planning.tuned import (
+        GOALS,
+        Goal,
+        Region,
+        Sample,
+        Speeds,
+        Trial,
+        TuneResult,
+    )
     from engine.scoring import Perplexity, perplexity
     from engine.text import ChatTemplate, load_tokenizer
     from engine.timeline import RankTimes, TokenTimes
@@ -96,6 +108,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "GOALS",
     "KV_TYPES",
     "SIMULATED",
     "SPLIT_MODES",
@@ -126,9 +139,11 @@ __all__ = [
     "Event",
     "Failed",
     "Finished",
+    "Fit",
     "Forecast",
     "Forecaster",
     "Generate",
+    "Goal",
     "HostEvent",
     "Inspection",
     "InvalidGGUF",
@@ -156,16 +171,23 @@ __all__ = [
     "PlacementMap",
     "Plan",
     "Planner",
+    "Position",
+    "Positions",
     "Prediction",
     "PrefillProgress",
     "PromptError",
     "RankTime",
     "RankTimes",
+    "Region",
+    "Remedy",
     "Resplit",
     "Rig",
+    "Room",
+    "Sample",
     "SamplingParams",
     "SaveState",
     "SpeedModel",
+    "Speeds",
     "SplitError",
     "StateFileError",
     "StateLoaded",
@@ -180,6 +202,10 @@ __all__ = [
     "TokenTimes",
     "TokenWork",
     "Topology",
+    "Trial",
+    "TuneEstimate",
+    "TunePlan",
+    "TuneResult",
     "Unload",
     "UnsupportedArchitecture",
     "UnsupportedQuant",
@@ -229,6 +255,10 @@ _HOME = {
     "machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),
     "scoring": ("Perplexity", "perplexity"),
     "plan": ("DevicePlan", "Plan"),
+    "planning.fit": ("Fit", "Remedy", "Room"),
+    "planning.positions": ("Position", "Positions"),
+    "planning.tune_plan": ("TuneEstimate", "TunePlan"),
+    "planning.tuned": ("GOALS", "Goal", "Region", "Sample", "Speeds", "Trial", "TuneResult"),
     "planning.placement": ("PlacementMap", "TensorPlace"),
     "planning.planner": ("Planner",),
     "text": ("ChatTemplate", "load_tokenizer"),
