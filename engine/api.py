@@ -273,7 +273,7 @@ class Model:
         on_progress: ProgressSink = ignore,
         is_cancelled: IsCancelled = never,
     ) -> None:
-        """Split the loaded model as `params` say, which may differ from its own in nothing else.
+        """Split the loaded model as `params` say; file, context, KV type and steering stay.
 
         No device holds more weights, keys and values meanwhile than the larger of what it holds
         before and after, and one block's beside them. If it fails, the model goes on as before; if
