@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import LoadParams, load_model
+from engine import LoadParams, Planner, load_model
 from engine.errors import ModelFileError
-from engine import Planner
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 
