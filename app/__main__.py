@@ -17,6 +17,7 @@ from app.cli.facts import (
     run_plan,
 )
 from app.cli.output import note_error, prepare_streams
+from app.cli.plans import add_plans, run_plans
 from app.cli.score import add_perplexity, run_perplexity
 from app.cli.talk import add_chat, add_generate, run_chat, run_generate
 from engine import EngineError
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Command] = {
     "devices": ("list the devices of this machine", add_devices, run_devices),
     "inspect": ("show what a GGUF file says about itself", add_inspect, run_inspect),
     "plan": ("predict the bytes on each device for a split", add_plan, run_plan),
+    "plans": ("list, delete, export and import the saved plans of a model", add_plans, run_plans),
     "generate": ("answer one prompt", add_generate, run_generate),
     "chat": ("talk in the terminal", add_chat, run_chat),
     "bench": ("measure the speed of a model", add_bench, run_bench),

@@ -87,6 +87,18 @@ if TYPE_CHECKING:
     from engine.planning.machine_file import MachineFile, known_facts, known_links
     from engine.planning.placement import PlacementMap, TensorPlace
     from engine.planning.planner import Planner
+    from engine.planning.plans import (
+        AUTO_PLAN,
+        DeviceRef,
+        ModelKey,
+        PlanBadge,
+        PlanStore,
+        SavedPlan,
+        export_plan,
+        fastest_plan,
+        import_plan,
+        model_key,
+    )
     from engine.planning.positions import Position, Positions
     from engine.planning.prediction import Prediction, RankTime
     from engine.planning.rigs import SIMULATED, Rig, parse_rig
@@ -108,6 +120,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "AUTO_PLAN",
     "GOALS",
     "KV_TYPES",
     "SIMULATED",
@@ -129,6 +142,7 @@ __all__ = [
     "DeviceMemory",
     "DeviceMonitor",
     "DevicePlan",
+    "DeviceRef",
     "DeviceSnapshot",
     "DeviceSpeed",
     "EngineCrashed",
@@ -161,6 +175,7 @@ __all__ = [
     "Model",
     "ModelFileError",
     "ModelInfo",
+    "ModelKey",
     "ModelLoaded",
     "ModelResplit",
     "ModelUnloaded",
@@ -170,6 +185,8 @@ __all__ = [
     "Perplexity",
     "PlacementMap",
     "Plan",
+    "PlanBadge",
+    "PlanStore",
     "Planner",
     "Position",
     "Positions",
@@ -186,6 +203,7 @@ __all__ = [
     "Sample",
     "SamplingParams",
     "SaveState",
+    "SavedPlan",
     "SpeedModel",
     "Speeds",
     "SplitError",
@@ -211,6 +229,9 @@ __all__ = [
     "UnsupportedQuant",
     "Usage",
     "cuda_status",
+    "export_plan",
+    "fastest_plan",
+    "import_plan",
     "inspect_model",
     "known_facts",
     "known_links",
@@ -220,6 +241,7 @@ __all__ = [
     "measure_device",
     "measure_facts",
     "measure_link",
+    "model_key",
     "parse_devices",
     "parse_rig",
     "parse_target",
@@ -273,6 +295,10 @@ _HOME = {
     "planning.prediction": ("Prediction", "RankTime"),
     "planning.rigs": ("SIMULATED", "Rig", "parse_rig"),
     "planning.speed": ("SpeedModel",),
+    "planning.plans": (
+        "AUTO_PLAN", "DeviceRef", "ModelKey", "PlanBadge", "PlanStore", "SavedPlan", "export_plan",
+        "fastest_plan", "import_plan", "model_key",
+    ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

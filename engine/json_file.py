@@ -31,6 +31,20 @@ def cache_folder() -> Path | None:
         return None
 
 
+def data_folder() -> Path | None:
+    """Where is kept what a person made, the same as Qt's; None on a system without a place."""
+    if home := os.environ.get(HOME_VARIABLE):
+        return Path(home)
+    variable, below_home = {
+        "win32": ("APPDATA", "AppData/Roaming"),
+        "darwin": ("", "Library/Application Support"),
+    }.get(sys.platform, ("XDG_DATA_HOME", ".local/share"))
+    try:
+        return Path(os.environ.get(variable) or Path.home() / below_home) / "Tandem"
+    except RuntimeError:
+        return None
+
+
 def read_json(path: Path | None) -> Any:
     """What is in a file; None if there is none, or it is damaged."""
     if path is None:
@@ -45,14 +59,23 @@ def read_json(path: Path | None) -> Any:
 
 def write_json(path: Path | None, value: object) -> None:
     """Replace a file as a whole or not at all; what cannot be written is forgotten."""
-    if path is None:
-        return
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(value, file, ensure_ascii=True, indent=1)
-            os.replace(temporary, path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
+    if path is not None:
+        with suppress(OSError):
+            write_json_strictly(path, value)
+
+
+def write_json_strictly(path: Path, value: object) -> None:
+    """Replace a file as a whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, ensure_ascii=True, indent=1)
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
 
+from app.cli.planned import planned
 from engine import (
     KV_TYPES,
     SPLIT_MODES,
@@ -15,6 +18,8 @@ from engine import (
     parse_devices,
     parse_target,
 )
+
+MIB = 1 << 20
 
 SAMPLING_OPTIONS = {
     "temperature": ("--temp", "--temperature"),
@@ -39,17 +44,22 @@ def add_json(parser: argparse._ActionsContainer) -> None:
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
-    """Where the model goes and how it is split."""
+    """Where the model goes and how it is split; what is not given is None."""
     group = parser.add_argument_group("split")
     group.add_argument(
-        "--devices", default="cpu", metavar="LIST",
+        "--plan", metavar="NAME",
+        help="as in a saved plan, or a file of an exported one, or 'auto' for the fastest that "
+        "fits; other options change it",
+    )  # fmt: skip
+    group.add_argument(
+        "--devices", metavar="LIST",
         help="one device per rank, such as cuda:0,cuda:1 or cpu,cpu (default: cpu)",
     )  # fmt: skip
     group.add_argument(
         "--split", metavar="LIST", help="relative share of each device, such as 3,1 (default: even)"
     )
     group.add_argument(
-        "--split-mode", choices=SPLIT_MODES, default="tensor",
+        "--split-mode", choices=SPLIT_MODES,
         help="tensor: each block is cut; layer: whole blocks to devices; groups: whole blocks to "
         "groups of devices, and cut inside (default: tensor)",
     )  # fmt: skip
@@ -60,31 +70,33 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--ctx", type=int, metavar="N", help="context in tokens")
     _add_offload(group)
+    group.add_argument("--kv-type", choices=KV_TYPES, help="numbers of the KV cache (default: f16)")
     group.add_argument(
-        "--kv-type", choices=KV_TYPES, default="f16", help="numbers of the KV cache (default: f16)"
-    )
-    group.add_argument(
-        "--control-vector", action="append", default=[], metavar="FILE[=SCALE]",
+        "--control-vector", action="append", metavar="FILE[=SCALE]",
         help="steer the model in the direction of this file; may be repeated",
     )  # fmt: skip
     group.add_argument(
         "--control-layers", metavar="FIRST-LAST", help="steer only after these layers"
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads of all ranks together")
+    group.add_argument(
+        "--batch", type=int, metavar="N", help="prompt tokens computed at once (default: 512)"
+    )
 
 
 def _add_offload(group: argparse._ArgumentGroup) -> None:
     """What lies elsewhere than the split says."""
     group.add_argument(
-        "--n-cpu-blocks", type=int, default=0, metavar="N", help="the first N blocks on the CPU"
+        "--n-cpu-blocks", type=int, metavar="N", help="the first N blocks on the CPU"
     )
     group.add_argument(
-        "--n-cpu-moe", type=int, default=0, metavar="N",
+        "--n-cpu-moe", type=int, metavar="N",
         help="the experts of the first N blocks on the CPU",
     )  # fmt: skip
     group.add_argument(
-        "--kv-on-host", action="store_true", help="keep the KV cache of GPUs in the host's memory"
-    )
+        "--kv-on-host", action="store_true", default=None,
+        help="keep the KV cache of GPUs in the host's memory",
+    )  # fmt: skip
     add_override(group)
     add_reserve(group)
 
@@ -92,7 +104,7 @@ def _add_offload(group: argparse._ArgumentGroup) -> None:
 def add_override(group: argparse._ArgumentGroup) -> None:
     """Where parts of the model go that are named one by one."""
     group.add_argument(
-        "--override", action="append", default=[], metavar="REGEX=DEVICE", type=override,
+        "--override", action="append", metavar="REGEX=DEVICE", type=override,
         help="put parts whose tensor names match on one device, or on one rank as in "
         "'attn=#0'; may be repeated",
     )  # fmt: skip
@@ -101,7 +113,7 @@ def add_override(group: argparse._ArgumentGroup) -> None:
 def add_reserve(group: argparse._ArgumentGroup) -> None:
     """What has to stay free."""
     group.add_argument(
-        "--reserve", action="append", default=[], metavar="DEVICE=MIB", type=reserve,
+        "--reserve", action="append", metavar="DEVICE=MIB", type=reserve,
         help="keep so much of a device's memory free, such as cuda:0=1024; may be repeated",
     )  # fmt: skip
 
@@ -146,25 +158,36 @@ def load_params(args: argparse.Namespace) -> LoadParams:
     """What to load, from the common options.
 
     Raises:
-        EngineError: an option has a value that cannot be meant.
+        EngineError: an option has a value that cannot be meant, or there is no such plan.
     """
-    return LoadParams(
-        path=model_path(args.model),
-        devices=tuple(parse_devices(args.devices)),
-        split=None if args.split is None else split_shares(args.split),
-        split_mode=args.split_mode,
-        n_ctx=args.ctx,
-        overrides=tuple(args.override),
-        kv_type=args.kv_type,
-        cpu_threads=args.threads,
-        control_vectors=tuple(_control_vector(text) for text in args.control_vector),
-        control_layers=None if args.control_layers is None else _layers(args.control_layers),
-        groups=args.groups,
-        n_cpu_blocks=args.n_cpu_blocks,
-        n_cpu_moe=args.n_cpu_moe,
-        kv_on_host=args.kv_on_host,
-        reserve=tuple(args.reserve),
-    )
+    path, given = model_path(args.model), _given(args)
+    if args.plan is None:
+        return LoadParams(path, **given)
+    if "devices" in given:  # the plan's shares are of other devices
+        given = {"split": None, "groups": None} | given
+    return replace(planned(args.plan, path), **given)
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `LoadParams` that options name."""
+    read: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+        "devices": (args.devices, lambda text: tuple(parse_devices(text))),
+        "split": (args.split, split_shares),
+        "split_mode": (args.split_mode, str),
+        "n_ctx": (args.ctx, int),
+        "overrides": (args.override, tuple),
+        "kv_type": (args.kv_type, str),
+        "cpu_threads": (args.threads, int),
+        "n_batch": (args.batch, int),
+        "control_vectors": (args.control_vector, lambda v: tuple(map(_control_vector, v))),
+        "control_layers": (args.control_layers, _layers),
+        "groups": (args.groups, tuple),
+        "n_cpu_blocks": (args.n_cpu_blocks, int),
+        "n_cpu_moe": (args.n_cpu_moe, int),
+        "kv_on_host": (args.kv_on_host, bool),
+        "reserve": (args.reserve, tuple),
+    }
+    return {name: parse(value) for name, (value, parse) in read.items() if value is not None}
 
 
 def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams:
@@ -228,8 +251,8 @@ def reserve(text: str) -> tuple[str, int]:
     """
     device, _, amount = text.rpartition("=")
     try:
-        n_bytes = int(amount) << 20
-    except ValueError:
+        n_bytes = round(float(amount) * MIB)
+    except (ValueError, OverflowError):
         n_bytes = -1
     if not device or n_bytes < 0:
         raise EngineError(

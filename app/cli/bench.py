@@ -25,6 +25,7 @@ from app.cli.bench_report import Line, Report
 from app.cli.learning import learn
 from app.cli.loading import open_model
 from app.cli.output import note, write, write_json
+from app.cli.planned import note_speed, planned
 from engine import (
     KV_TYPES,
     SPLIT_MODES,
@@ -72,6 +73,10 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     tests.add_argument("--no-warmup", action="store_true", help="count the first run, too")
     how = parser.add_argument_group("how to load")
+    how.add_argument(
+        "--plan", metavar="NAME",
+        help="as in a saved plan, which then shows the speed; other options change it",
+    )  # fmt: skip
     _add_list(how, ("--devices",), _devices, "one device per rank (default: cpu)")
     _add_list(how, ("--split",), _splits, "relative shares, such as 3,1, or 'even' (default)")
     modes = f"{', '.join(SPLIT_MODES)} (default: tensor)"
@@ -83,8 +88,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     _add_list(how, ("-t", "--threads"), _integers, "CPU threads of all ranks together")
     _add_list(how, ("-b", "--batch"), _integers, "prompt tokens at once (default: 512)")
     how.add_argument(
-        "--kv-on-host", action="store_true", help="keep the KV cache of GPUs in the host's memory"
-    )
+        "--kv-on-host", action="store_true", default=None,
+        help="keep the KV cache of GPUs in the host's memory",
+    )  # fmt: skip
     add_override(how)
     add_reserve(how)
     form = parser.add_mutually_exclusive_group()
@@ -151,34 +157,42 @@ def run_bench(args: argparse.Namespace) -> None:
     lines: list[Line] = []
     try:
         for params in settings:
-            lines.extend(_bench_load(replace(params, path=path), tests, args))
+            lines.extend(_bench_load(params, tests, args))
     finally:  # what was measured before an interrupt is worth something
         if lines:
             _show(report, lines, args)
     learn(path, info.quant, lines)
+    if args.plan is not None and len(settings) == 1:
+        note_speed(args.plan, path, [line.result for line in lines if line.result])
     if all(line.result is None for line in lines):
         raise EngineError("None of the tests could be run.", "The lines above say why.")
 
 
 def _settings(args: argparse.Namespace) -> list[LoadParams]:
     """Every combination of what says how to load, once."""
+    path = model_path(args.model)
+    base = LoadParams(path) if args.plan is None else planned(args.plan, path)
+    if args.devices:  # the plan's shares are of other devices
+        base = replace(base, split=None, groups=None)
     crossed = itertools.product(
-        args.devices or [("cpu",)],
-        args.split or [None],
-        args.split_mode or ["tensor"],
-        args.kv_type or ["f16"],
-        args.threads or [None],
-        args.batch or [512],
-        args.groups or [None],
-        args.n_cpu_blocks or [0],
-        args.n_cpu_moe or [0],
+        args.devices or [base.devices],
+        args.split or [base.split],
+        args.split_mode or [base.split_mode],
+        args.kv_type or [base.kv_type],
+        args.threads or [base.cpu_threads],
+        args.batch or [base.n_batch],
+        args.groups or [base.groups],
+        args.n_cpu_blocks or [base.n_cpu_blocks],
+        args.n_cpu_moe or [base.n_cpu_moe],
     )
     found = (
-        LoadParams(
-            path=args.model, devices=devices, split=split, split_mode=mode, kv_type=kv_type,
+        replace(
+            base, devices=devices, split=split, split_mode=mode, kv_type=kv_type,
             cpu_threads=threads, n_batch=batch, groups=groups if mode == "groups" else None,
-            n_cpu_blocks=n_blocks, n_cpu_moe=n_moe, overrides=tuple(args.override),
-            kv_on_host=args.kv_on_host, reserve=tuple(args.reserve),
+            n_cpu_blocks=n_blocks, n_cpu_moe=n_moe,
+            overrides=base.overrides if args.override is None else tuple(args.override),
+            kv_on_host=base.kv_on_host if args.kv_on_host is None else args.kv_on_host,
+            reserve=base.reserve if args.reserve is None else tuple(args.reserve),
         )
         for devices, split, mode, kv_type, threads, batch, groups, n_blocks, n_moe in crossed
     )  # fmt: skip

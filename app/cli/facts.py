@@ -8,6 +8,7 @@ from contextlib import closing
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
 from app.cli.links import measure, measured_document, measured_text, topology_text
 from app.cli.output import percent, size, table, write, write_json
+from app.cli.plans import save_plan
 from app.cli.simulate import add_simulate, forecaster_of, measured, speed_document, speed_text
 from engine import (
     SPLIT_MODES,
@@ -145,6 +146,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_load(parser)
     add_simulate(parser)
+    parser.add_argument("--save", metavar="NAME", help="keep these options as a plan")
     add_json(parser)
 
 
@@ -153,6 +155,8 @@ def run_plan(args: argparse.Namespace) -> None:
     params, free = load_params(args), machine.free_bytes
     with closing(Planner(params.path)) as planner:
         evaluation, quant = planner.evaluate(params, free), planner.info.quant
+    if args.save is not None:
+        save_plan(args.save, params)
     if args.measure and args.simulate is None:
         machine = measured(machine, params, sorted(evaluation.load.kinds))
     plan = evaluation.plan

@@ -24,7 +24,7 @@ def add_perplexity(parser: argparse.ArgumentParser) -> None:
 
 def run_perplexity(args: argparse.Namespace) -> None:
     text = read_text(args.file)
-    if args.ctx is None:
+    if args.ctx is None and args.plan is None:
         trained = read_model_info(model_path(args.model)).n_ctx_train
         args.ctx = min(PUBLISHED_CONTEXT, trained) if trained > 0 else PUBLISHED_CONTEXT
     with load(args) as model:

@@ -35,7 +35,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def forecaster_of(args: argparse.Namespace) -> Forecaster:
-    """The devices that are meant; of a rig all GPUs, where `args.devices` is left as it is.
+    """The devices that are meant; of a rig all GPUs, where `args.devices` is not given.
 
     Raises:
         EngineError: the rig cannot be understood.
@@ -44,7 +44,7 @@ def forecaster_of(args: argparse.Namespace) -> Forecaster:
         return Forecaster.of_machine()
     rig = parse_rig(args.simulate)
     gpus = [device.id for device in rig.devices if device.kind == "cuda"]
-    if args.devices == "cpu" and gpus:
+    if args.devices is None and args.plan is None and gpus:
         args.devices = ",".join(gpus)
     return Forecaster.of_rig(rig)
 

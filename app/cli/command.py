@@ -1,0 +1,69 @@
+"""The command line that loads just what somebody has set up: what "copy as command" gives."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from dataclasses import fields
+
+from engine import LoadParams
+
+MIB = 1 << 20
+DEFAULTS = {spec.name: spec.default for spec in fields(LoadParams)}
+
+
+def command_for(params: LoadParams, subcommand: str = "chat") -> str:
+    """The command with the options of `params`, quoted for this system's shell.
+
+    Reading it with the parser of `subcommand` gives the same `params`.
+    """
+    arguments = ["tandem", subcommand, _path(params.path), *options_for(params)]
+    return subprocess.list2cmdline(arguments) if os.name == "nt" else shlex.join(arguments)
+
+
+def options_for(params: LoadParams) -> list[str]:
+    """The options of `params` that are not as they are without any."""
+    found = [f"{flag}={text}" for name, flag, text in _options(params) if _is_set(params, name)]
+    return found + (["--kv-on-host"] if params.kv_on_host else [])
+
+
+def _is_set(params: LoadParams, name: str) -> bool:
+    return bool(getattr(params, name) != DEFAULTS[name])
+
+
+def _options(params: LoadParams) -> Iterator[tuple[str, str, str]]:
+    """Name, flag and value of every option that may be given, the repeated ones once each."""
+    yield "devices", "--devices", ",".join(params.devices)
+    yield "split", "--split", _list(params.split)
+    yield "split_mode", "--split-mode", params.split_mode
+    yield "groups", "--groups", _list(params.groups)
+    yield "n_ctx", "--ctx", str(params.n_ctx)
+    yield "n_cpu_blocks", "--n-cpu-blocks", str(params.n_cpu_blocks)
+    yield "n_cpu_moe", "--n-cpu-moe", str(params.n_cpu_moe)
+    for pattern, target in params.overrides:
+        yield "overrides", "--override", f"{pattern}={target}"
+    for device, n_bytes in params.reserve:
+        yield "reserve", "--reserve", f"{device}={_number(n_bytes / MIB)}"
+    yield "kv_type", "--kv-type", params.kv_type
+    for vector in params.control_vectors:
+        yield "control_vectors", "--control-vector", f"{vector.path}={_number(vector.scale)}"
+    layers = params.control_layers or ()
+    yield "control_layers", "--control-layers", "-".join(map(str, layers))
+    yield "cpu_threads", "--threads", str(params.cpu_threads)
+    yield "n_batch", "--batch", str(params.n_batch)
+
+
+def _list(numbers: tuple[float, ...] | tuple[int, ...] | None) -> str:
+    return ",".join(_number(number) for number in numbers or ())
+
+
+def _number(number: float) -> str:
+    """As short as possible, and exactly the same when it is read."""
+    return str(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number)
+
+
+def _path(path: str) -> str:
+    """A file that looks like an option is named by its folder."""
+    return os.path.join(os.curdir, path) if path.startswith("-") else path

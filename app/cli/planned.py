@@ -1,0 +1,78 @@
+"""What `--plan` stands for: a saved plan, a file of an exported one, or the fastest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine import (
+    AUTO_PLAN,
+    EngineError,
+    LoadParams,
+    PlanBadge,
+    Planner,
+    PlanStore,
+    fastest_plan,
+    import_plan,
+    list_devices,
+    model_key,
+)
+
+if TYPE_CHECKING:
+    from engine import BenchResult
+
+
+def planned(name: str, path: str) -> LoadParams:
+    """What to load.
+
+    Args:
+        name: of a plan, or its file, or "auto".
+        path: of the model.
+
+    Raises:
+        EngineError: there is no such plan, none fits, or it needs a device that is not here.
+    """
+    devices = list_devices()
+    if _is_file(name):
+        return import_plan(Path(name)).resolved(path, devices)
+    store, key = PlanStore.of_user(), model_key(path)
+    if name.lower() != AUTO_PLAN:
+        return store.find(key, name).resolved(path, devices)
+    with closing(Planner(path)) as planner:
+        best = fastest_plan(store.plans(key), planner, path, devices)
+    if best is None:
+        raise EngineError(
+            f"{key.name} has no plan that fits into what is free now.",
+            "Save one with: tandem plan MODEL --save NAME.",
+        )
+    return best.resolved(path, devices)
+
+
+def _is_file(name: str) -> bool:
+    return name.lower().endswith(".json")
+
+
+def note_speed(name: str, path: str, results: Sequence[BenchResult]) -> None:
+    """Show the speed of a prompt and of generating beside a saved plan from now on.
+
+    Nothing happens where one of them was not measured, or the plan is not one that is kept.
+    """
+    if _is_file(name) or name.lower() == AUTO_PLAN:
+        return
+    prefill = [r for r in results if not r.test.n_gen and not r.test.n_depth]
+    decode = [r for r in results if not r.test.n_prompt]
+    if not prefill or not decode:
+        return
+    store, key = PlanStore.of_user(), model_key(path)
+    n_ctx = max(r.test.n_ctx for r in (prefill[0], decode[0]))
+    badge = PlanBadge(prefill[0].avg_ts, decode[0].avg_ts, n_ctx, now())
+    store.save(key, replace(store.find(key, name), badge=badge))
+
+
+def now() -> str:
+    """In UTC, as in ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,119 @@
+"""The subcommand `plans`: the plans of a model that are kept."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from app.cli.arguments import add_json, add_model, model_path
+from app.cli.command import command_for, options_for
+from app.cli.output import table, write, write_json
+from engine import (
+    DeviceInfo,
+    EngineError,
+    LoadParams,
+    Planner,
+    PlanStore,
+    SavedPlan,
+    export_plan,
+    import_plan,
+    list_devices,
+    model_key,
+)
+
+HEADERS = ("PLAN", "PROMPTS", "ANSWERS", "CONTEXT", "MEASURED", "NOW", "OPTIONS")
+RIGHT = frozenset({1, 2, 3})
+
+
+def add_plans(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--delete", metavar="NAME", help="forget a plan")
+    what.add_argument("--export", metavar="NAME", help="write a plan to a file for others")
+    what.add_argument("--import", metavar="FILE", dest="import_file", help="keep an exported plan")
+    what.add_argument("--command", metavar="NAME", help="print the command that loads a plan")
+    parser.add_argument("--to", metavar="FILE", help="of --export (default: NAME.json)")
+    add_json(parser)
+
+
+def run_plans(args: argparse.Namespace) -> None:
+    path = model_path(args.model)
+    store, key = PlanStore.of_user(), model_key(path)
+    if args.delete is not None:
+        store.delete(key, args.delete)
+    elif args.export is not None:
+        plan = store.find(key, args.export)
+        export_plan(plan, Path(args.to or f"{plan.name.replace('/', '-')}.json"))
+    elif args.import_file is not None:
+        store.save(key, import_plan(Path(args.import_file)))
+    elif args.command is not None:
+        write(command_for(store.find(key, args.command).resolved(path, list_devices())))
+        return
+    _list(path, store.plans(key), is_json=args.json)
+
+
+def _list(path: str, plans: Sequence[SavedPlan], *, is_json: bool) -> None:
+    devices = list_devices()
+    with closing(Planner(path)) as planner:
+        found = [_document(plan, path, planner, devices) for plan in plans]
+    if is_json:
+        write_json({"plans": found})
+    elif not plans:
+        write("There are no plans. Save one with: tandem plan MODEL [options] --save NAME")
+    else:
+        rows = [_row(plan, document) for plan, document in zip(plans, found, strict=True)]
+        write(table(HEADERS, rows, RIGHT))
+
+
+def _document(
+    plan: SavedPlan, path: str, planner: Planner, devices: Sequence[DeviceInfo]
+) -> dict[str, object]:
+    """A plan, and whether it can be loaded now."""
+    free = {device.id: device.free_bytes for device in devices}
+    problem, command, n_ctx = "", "", 0
+    try:
+        params = plan.resolved(path, devices)
+        command = command_for(params)
+        evaluated = planner.plan(params, free)
+        n_ctx = evaluated.n_ctx
+        if evaluated.shortages(free):
+            problem = "It does not fit into what is free."
+    except EngineError as error:
+        problem = str(error)
+    return {
+        "name": plan.name,
+        "params": {k: v for k, v in asdict(plan.params).items() if k != "path"},
+        "devices": plan.devices,
+        "badge": plan.badge,
+        "n_ctx": n_ctx,
+        "fits": not problem,
+        "problem": problem,
+        "command": command,
+    }
+
+
+def _row(plan: SavedPlan, document: dict[str, object]) -> tuple[str, ...]:
+    badge = plan.badge
+    speeds = (f"{badge.prefill_ts:.0f} t/s", f"{badge.decode_ts:.1f} t/s") if badge else ("-", "-")
+    when = badge.when[:10] if badge else "-"
+    state = "fits" if document["fits"] else str(document["problem"])
+    options = " ".join(options_for(plan.params)) or "-"
+    return (plan.name, *speeds, str(document["n_ctx"] or "-"), when, state, options)
+
+
+def save_plan(name: str, params: LoadParams) -> None:
+    """Keep how something is loaded under a name; its measured speed stays if nothing changed.
+
+    Raises:
+        EngineError: the name cannot be used, or it cannot be written.
+    """
+    store, key = PlanStore.of_user(), model_key(params.path)
+    plan = SavedPlan.of(name, params, list_devices())
+    with suppress(EngineError):
+        old = store.find(key, name)
+        if old.params == plan.params:
+            plan = SavedPlan.of(name, params, list_devices(), old.badge)
+    store.save(key, plan)
