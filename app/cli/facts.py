@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
+from app.cli.fit import RoomLeft, room_left, room_text
 from app.cli.links import measure, measured_document, measured_text, topology_text
 from app.cli.output import percent, size, table, write, write_json
 from app.cli.plans import save_plan
@@ -155,6 +158,7 @@ def run_plan(args: argparse.Namespace) -> None:
     params, free = load_params(args), machine.free_bytes
     with closing(Planner(params.path)) as planner:
         evaluation, quant = planner.evaluate(params, free), planner.info.quant
+        room = room_left(planner.fit(machine.rooms), params)
     if args.save is not None:
         save_plan(args.save, params)
     if args.measure and args.simulate is None:
@@ -164,8 +168,15 @@ def run_plan(args: argparse.Namespace) -> None:
     short = plan.shortages(free)
     if args.json:
         document = _plan_document(plan, params, free, short)
-        write_json({**document, "speed": speed and speed_document(speed)})
+        write_json({**document, **asdict(room), "speed": speed and speed_document(speed)})
         return
+    _write_plan(plan, short, room)
+    if speed is not None:
+        write(("" if short else "It fits.\n") + "Predicted speed:\n" + speed_text(speed))
+
+
+def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
+    """For people: where everything goes, and how much room is left."""
     rows = [
         (
             str(d.rank), d.device, percent(d.asked), percent(d.effective), size(d.memory.weights),
@@ -186,9 +197,8 @@ def run_plan(args: argparse.Namespace) -> None:
     for warning in plan.warnings:
         write(warning)
     for device, missing in short.items():
-        write(f"{device} is {size(missing)} short: choose a smaller context or another split.")
-    if speed is not None:
-        write(("" if short else "It fits.\n") + "Predicted speed:\n" + speed_text(speed))
+        write(f"{device} is {size(missing)} short.")
+    write(room_text(room))
 
 
 def _plan_document(

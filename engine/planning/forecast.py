@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from engine.devices import DeviceInfo, list_devices, read_topology
 from engine.planning.calibration import DECODE, PREFILL, Calibration, Subject, device_set
 from engine.planning.facts import CACHE, CPU, DeviceFacts, Links, WeightRate
+from engine.planning.fit import Room
 from engine.planning.machine_file import MachineFile, known_facts, known_links
 from engine.planning.prediction import Prediction
 from engine.planning.speed import SpeedModel
@@ -79,6 +80,15 @@ class Forecaster:
     def free_bytes(self) -> dict[str, int]:
         """Free memory by device."""
         return {device.id: device.free_bytes for device in self.devices.values()}
+
+    @property
+    def rooms(self) -> list[Room]:
+        """What a plan may use of each device that a model can be put on."""
+        return [
+            Room(device.id, device.free_bytes, self._facts[device.id].bytes_per_s)
+            for device in self.devices.values()
+            if device.usable
+        ]
 
     def forecast(
         self,

@@ -128,6 +128,8 @@ def test_a_plan_is_what_a_load_then_measures(
     assert [(d["device"], d["weights"], d["kv"]) for d in plan["devices"]] == measured
     assert plan["total_bytes"] == sum(d["total"] for d in plan["devices"])
     assert plan["fits"]
+    assert plan["max_ctx"] == 512
+    assert plan["remedies"] == []
 
 
 def test_a_plan_shows_where_everything_was_asked_to_be(run: Run, model: Path) -> None:
@@ -161,9 +163,13 @@ def test_a_plan_says_what_does_not_fit(run: Run, model: Path) -> None:
     document = run("plan", model, *options, "--json").document
     assert not document["fits"]
     assert document["short"]["cpu"] == document["total_bytes"] - document["devices"][0]["free"]
+    assert document["max_ctx"] == 512
+    (remedy,) = (r for r in document["remedies"] if r["kind"] == "context")
+    assert remedy["changes"] == {"n_ctx": 512}
     human = run("plan", model, *options)
     assert human.status == 0
-    assert "choose a smaller context" in human.out
+    assert "The longest context that fits is 512 tokens." in human.out
+    assert f"- {remedy['sentence']}" in human.out
     assert "trained for 512 tokens" in human.out
 
 

@@ -1,0 +1,47 @@
+"""How much room a plan leaves, and what to do where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from engine import Fit, LoadParams, Remedy
+
+
+@dataclass(frozen=True, slots=True)
+class RoomLeft:
+    """What `tandem plan` says beside the plan itself.
+
+    Attributes:
+        max_ctx: the longest context that fits with this split; 0 if none does.
+        remedies: where it does not fit.
+    """
+
+    max_ctx: int
+    remedies: tuple[dict[str, object], ...]
+
+
+def room_left(fit: Fit, params: LoadParams) -> RoomLeft:
+    """Ask what fits.
+
+    Raises:
+        EngineError: the split cannot be made.
+    """
+    found = tuple(_document(remedy, params) for remedy in fit.remedies(params))
+    return RoomLeft(fit.largest_context(params), found)
+
+
+def _document(remedy: Remedy, asked: LoadParams) -> dict[str, object]:
+    """A remedy with what it changes of the options that were asked for."""
+    pairs = [(f.name, getattr(remedy.params, f.name)) for f in fields(remedy.params)]
+    changes = {name: value for name, value in pairs if value != getattr(asked, name)}
+    return {"kind": remedy.kind, "sentence": remedy.sentence, "changes": changes}
+
+
+def room_text(room: RoomLeft) -> str:
+    """The same for people."""
+    longest = f"The longest context that fits is {room.max_ctx:,} tokens."
+    lines = [longest if room.max_ctx else "No context fits with this split."]
+    if room.remedies:
+        lines.append("To make it fit, do one of these:")
+        lines += [f"- {remedy['sentence']}" for remedy in room.remedies]
+    return "\n".join(lines)
