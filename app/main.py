@@ -83,6 +83,7 @@ class Shell(QObject):
         self._engine_timer.stop()
         self.chat_presenter.flush()
         self.poller.stop()
+        self.split.stop()
         self.models.close()
         self.chat_cache.close()
         self.client.shutdown()
@@ -160,8 +161,8 @@ class Shell(QObject):
     @Slot(object)
     def _on_finished(self, finished: Finished) -> None:
         rate = finished.timings.decode_per_s
+        self.split.note_answer(finished)
         if rate > 0:
-            self.split.set_speed(rate)
             self.monitor.add_rate(rate)  # a short answer ends before the first reading
             self.monitor.add_rate(0.0)
 

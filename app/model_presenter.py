@@ -64,13 +64,16 @@ class ModelPresenter(QObject):
         for source in (window.model_bar, self._split):
             source.load_requested.connect(models.load)
             source.cancel_requested.connect(models.cancel)
-            source.eject_requested.connect(models.eject)
+        window.model_bar.eject_requested.connect(models.eject)
+        self._split.apply_requested.connect(self._apply)
         self._split.settings_changed.connect(self._keep_plan)
 
     def _wire_results(self) -> None:
         models = self._models
         models.selected.connect(self._on_selected)
         models.loading.connect(self._on_loading)
+        models.applying.connect(self._on_applying)
+        models.kept.connect(self._on_kept)
         models.progressed.connect(self._window.model_bar.set_progress)
         models.progressed.connect(self._split.set_progress)
         models.loaded.connect(self._on_loaded)
@@ -90,6 +93,23 @@ class ModelPresenter(QObject):
     def _on_loading(self, info: ModelInfo) -> None:
         self._window.model_bar.show_loading(info)
         self._split.set_state("loading")
+
+    @Slot()
+    def _apply(self) -> None:
+        params = self._split.resplit_params()
+        if params is not None:
+            self._models.apply(params)
+
+    @Slot(object)
+    def _on_applying(self, info: ModelInfo) -> None:
+        self._window.model_bar.show_loading(info)
+        self._split.set_state("applying")
+
+    @Slot(object)
+    def _on_kept(self, loaded: ModelLoaded) -> None:
+        """It could not be split anew: the panel shows the split that there is."""
+        self._split.choose(loaded.params)
+        self._on_loaded(loaded)
 
     @Slot(object)
     def _on_loaded(self, loaded: ModelLoaded) -> None:

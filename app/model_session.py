@@ -10,7 +10,14 @@ from PySide6.QtCore import QObject, Signal, Slot
 
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.notice import Notice
-from engine import EngineError, LoadParams, ModelInfo, ModelLoaded, read_model_info
+from engine import (
+    EngineError,
+    LoadParams,
+    ModelInfo,
+    ModelLoaded,
+    ModelResplit,
+    read_model_info,
+)
 
 JOIN_S = 5.0
 
@@ -24,6 +31,8 @@ class ModelSession(QObject):
 
     selected = Signal(object)  # ModelInfo
     loading = Signal(object)  # ModelInfo
+    applying = Signal(object)  # ModelInfo of the model that is being split anew
+    kept = Signal(object)  # ModelLoaded that could not be split anew and answers as before
     replacing = Signal()  # what is loaded is about to go
     progressed = Signal(float)  # 0 to 1
     loaded = Signal(object)  # ModelLoaded
@@ -44,6 +53,8 @@ class ModelSession(QObject):
         client.load_progress.connect(self.progressed)
         client.loaded.connect(self._on_loaded)
         client.load_failed.connect(self._on_failed)
+        client.resplit_done.connect(self._on_resplit)
+        client.resplit_failed.connect(self._on_resplit_failed)
         client.unloaded.connect(self._on_unloaded)
 
     @property
@@ -75,6 +86,12 @@ class ModelSession(QObject):
         self.replacing.emit()
         self._client.load(params)
         self.loading.emit(self._info)
+
+    def apply(self, params: LoadParams) -> None:
+        """Split the loaded model anew; the chat goes on."""
+        if self._client.model is not None:
+            self._client.resplit(params)
+            self.applying.emit(self._client.model.info)
 
     @Slot()
     def cancel(self) -> None:
@@ -118,6 +135,21 @@ class ModelSession(QObject):
             self._info = self._client.model.info
             self.selected.emit(self._info)
             self.loaded.emit(self._client.model)
+        else:
+            self.emptied.emit(self._info)
+
+    @Slot(object)
+    def _on_resplit(self, done: ModelResplit) -> None:
+        self._on_loaded(done.model)
+
+    @Slot(object)
+    def _on_resplit_failed(self, error: EngineError) -> None:
+        model = self._client.model
+        if not is_cancelled(error):
+            kept = "It is split as before." if model else ""
+            self.noticed.emit(Notice(error.message, f"{error.hint} {kept}".strip(), "error"))
+        if model is not None:
+            self.kept.emit(model)
         else:
             self.emptied.emit(self._info)
 

@@ -1,14 +1,15 @@
-"""The planner of the chosen model, asked once per question."""
+"""The planner of the chosen model, and what it says about settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
 from app.split_settings import SplitSettings
-from engine import LoadParams, ModelInfo, Plan
+from engine import Evaluation, LoadParams, ModelInfo, Plan, Positions
 
-MAX_PLANS: Final = 512
+MAX_KNOWN: Final = 64
 FREE_STEP: Final = 256 << 20
 """Free memory is told in such steps (bytes), so that its flicker does not ask for new plans."""
 
@@ -16,8 +17,16 @@ FREE_STEP: Final = 256 << 20
 class PlannerLike(Protocol):
     """What is used of `engine.Planner`."""
 
-    def plan(self, params: LoadParams, free_bytes: Mapping[str, int] | None = None) -> Plan:
+    def evaluate(
+        self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
+    ) -> Evaluation:
         """Raises EngineError where the split cannot be made."""
+        ...
+
+    def positions(
+        self, params: LoadParams, handle: int, free_bytes: Mapping[str, int] | None = None
+    ) -> Positions:
+        """Raises EngineError where the present split cannot be made."""
         ...
 
     def close(self) -> None: ...
@@ -27,7 +36,7 @@ PlannerFactory = Callable[[str], PlannerLike]
 
 
 class PlanSource:
-    """Evaluates plans for one model at a time and remembers them while it stays.
+    """Evaluates splits of one model at a time and remembers the latest while it stays.
 
     Args:
         factory: opens a model file, as `engine.Planner` does.
@@ -36,9 +45,15 @@ class PlanSource:
     def __init__(self, factory: PlannerFactory) -> None:
         self._factory = factory
         self._planner: PlannerLike | None = None
-        self._plans: dict[LoadParams, Plan] = {}
+        self._known: dict[LoadParams, Evaluation] = {}
+        self._positions: dict[tuple[LoadParams, int], Positions] = {}
         self._free: dict[str, int] = {}
         self.info: ModelInfo | None = None
+
+    @property
+    def free(self) -> Mapping[str, int]:
+        """Free bytes by device, as plans are made with."""
+        return self._free
 
     def open(self, info: ModelInfo | None) -> None:
         """Use this model from now on.
@@ -49,7 +64,7 @@ class PlanSource:
         if self._planner is not None:
             self._planner.close()
         self.info, self._planner = info, None
-        self._plans.clear()
+        self._forget()
         if info is not None:
             self._planner = self._factory(info.path)
 
@@ -58,10 +73,10 @@ class PlanSource:
         rounded = {device: size // FREE_STEP * FREE_STEP for device, size in free.items()}
         if rounded != self._free:
             self._free = rounded
-            self._plans.clear()
+            self._forget()
 
-    def plan(self, settings: SplitSettings) -> Plan | None:
-        """The plan for these settings; None without a model.
+    def evaluate(self, settings: SplitSettings) -> Evaluation | None:
+        """What these settings would take; None without a model.
 
         Raises:
             EngineError: the split cannot be made.
@@ -69,11 +84,35 @@ class PlanSource:
         if self._planner is None or self.info is None:
             return None
         params = settings.load_params(self.info.path)
-        if params not in self._plans:
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.clear()
-            self._plans[params] = self._planner.plan(params, self._free)
-        return self._plans[params]
+        if params not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[params] = self._planner.evaluate(params, self._free)
+        return self._known[params]
+
+    def plan(self, settings: SplitSettings) -> Plan | None:
+        """Where the bytes go; see `evaluate`."""
+        evaluation = self.evaluate(settings)
+        return evaluation.plan if evaluation else None
+
+    def positions(self, settings: SplitSettings, handle: int) -> Positions | None:
+        """Where the boundary after active rank number `handle` can go; None without a model.
+
+        While it moves they are the same, and what was looked at once is known.
+
+        Raises:
+            EngineError: the present split cannot be made.
+        """
+        if self._planner is None or self.info is None:
+            return None
+        params = settings.load_params(self.info.path)
+        at_end = settings.with_boundary(handle, 1.0).shares  # the same wherever the handle is
+        key = replace(params, split=tuple(round(share, 9) for share in at_end)), handle
+        if key not in self._positions:
+            if len(self._positions) >= MAX_KNOWN:
+                self._positions.clear()
+            self._positions[key] = self._planner.positions(params, handle, self._free)
+        return self._positions[key]
 
     def boundary(self, settings: SplitSettings, handle: int) -> float:
         """Where a boundary really lands, 0 to 1; where it was asked to be without a model."""
@@ -81,3 +120,7 @@ class PlanSource:
         if plan is None:
             return settings.boundary(handle)
         return sum(device.effective for device in plan.devices[: handle + 1])
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._positions.clear()

@@ -7,7 +7,8 @@ row already leaves out what all rows of that device take.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from app.split_settings import SplitSettings
 from app.units import percent_text, size_text
@@ -26,8 +27,12 @@ class RowFigures:
         colour: index of its colour; that of the device, and the following for its virtual ranks.
         effective: the share that the plan reaches; None without a plan.
         siblings: (colour, bytes) of the other ranks on the same device.
+        overhead: what using the device takes by itself, once for all of its ranks.
+        guests: keys and values of GPUs that lie in this device's memory, the host's.
         outside: what is not the model's: other programs, the system, this window.
-        free: what stays when all ranks of the device are placed; negative when they do not fit.
+        reserve: what has to stay free.
+        free: what stays beside all of that; negative when it does not fit.
+        is_taker: it has no share, but takes what was moved there.
     """
 
     index: int
@@ -43,6 +48,17 @@ class RowFigures:
     outside: int
     free: int
     sensors: str = ""
+    overhead: int = 0
+    guests: int = 0
+    reserve: int = 0
+    is_locked: bool = False
+    is_taker: bool = False
+
+    @property
+    def taken(self) -> int:
+        """All bytes of the model on the device, those of other ranks included."""
+        others = sum(size for _, size in self.siblings)
+        return self.memory.total + others + self.overhead + self.guests
 
     @property
     def share(self) -> float:
@@ -64,24 +80,38 @@ class Context:
     Attributes:
         outside: bytes per device id that the model does not account for.
         by_rank: the plan's rows by index of the rank in the settings.
+        overhead: bytes per device id that using it takes by itself.
     """
 
     devices: Mapping[str, DeviceInfo]
     snapshots: Mapping[str, DeviceSnapshot] = field(default_factory=dict)
     outside: Mapping[str, int] = field(default_factory=dict)
     by_rank: Mapping[int, DevicePlan] = field(default_factory=dict)
+    overhead: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, DevicePlan]:
-    """The plan counts only ranks that take part; put its rows at their index in the settings."""
-    return dict(zip(settings.active, plan.devices, strict=True)) if plan else {}
+    """The plan's rows at their index in the settings.
+
+    A plan counts only ranks that take part, and behind them devices that take what is moved there;
+    such a one gets the first place of its device.
+    """
+    if plan is None:
+        return {}
+    found = dict(zip(settings.active, plan.devices, strict=False))
+    for taker in plan.devices[len(settings.active) :]:
+        places = (i for i, r in enumerate(settings.ranks) if r.device == taker.device)
+        place = next((i for i in places if i not in found), None)
+        if place is not None:
+            found[place] = taker
+    return found
 
 
 def row_figures(settings: SplitSettings, context: Context) -> list[RowFigures]:
     """One entry per rank that is shown: all, or one per device in the mode "single"."""
     labels = rank_labels([rank.device for rank in settings.ranks])
     shown = range(len(settings.ranks))
-    if settings.mode == "single":
+    if settings.mode == "single" and settings.ranks:
         first = {rank.device: i for i, rank in reversed(list(enumerate(settings.ranks)))}
         first[settings.ranks[settings.single].device] = settings.single
         shown_set = set(first.values())
@@ -100,21 +130,34 @@ def _row(settings: SplitSettings, context: Context, index: int, label: str) -> R
         if i != index and settings.ranks[i].device == rank.device
     )
     outside = context.outside.get(rank.device, device.total_bytes - device.free_bytes)
-    return RowFigures(
+    is_first = index == min(i for i, r in enumerate(settings.ranks) if r.device == rank.device)
+    guests = 0
+    if rank.device == "cpu":
+        guests = sum(other.memory.host_kv for other in context.by_rank.values())
+    reserve = settings.reserved(rank.device)
+    overhead = context.overhead.get(rank.device, 0)
+    is_on = index in settings.active
+    figures = RowFigures(
         index=index,
         colour=rank_colour(settings, context, index),
         label=label,
         name=short_name(device.name),
-        is_on=index in settings.active,
+        is_on=is_on,
         asked=settings.shares[index],
         effective=planned.effective if planned else None,
         total=device.total_bytes,
         memory=memory,
         siblings=siblings,
         outside=outside,
-        free=device.total_bytes - outside - memory.total - sum(size for _, size in siblings),
+        free=0,
         sensors=sensors_text(context.snapshots.get(rank.device)),
+        overhead=overhead,
+        guests=guests,
+        reserve=reserve,
+        is_locked=rank.is_locked,
+        is_taker=not is_on and (planned is not None or (is_first and guests > 0)),
     )
+    return replace(figures, free=device.total_bytes - outside - figures.taken - reserve)
 
 
 def rank_colour(settings: SplitSettings, context: Context, index: int) -> int:
@@ -159,13 +202,19 @@ def sensors_text(snapshot: DeviceSnapshot | None) -> str:
 
 
 def outside_bytes(
-    snapshots: Sequence[DeviceSnapshot], loaded: ModelLoaded | None
+    snapshots: Sequence[DeviceSnapshot],
+    loaded: ModelLoaded | None,
+    overhead: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, int]:
     """Memory in use per device, less what the loaded model holds there.
 
-    That part is given back before another split is loaded, so it counts as free.
+    That part is given back before another split is loaded, or counted once more, so it counts as
+    free.
+
+    Args:
+        overhead: bytes per device id that using it takes by itself, where the model does.
     """
-    model: dict[str, int] = {}
+    model = dict(overhead) if loaded else {}
     for entry in loaded.memory if loaded else ():
         model[entry.device] = model.get(entry.device, 0) + entry.measured.total
     return {
@@ -177,20 +226,36 @@ def shortages(rows: Sequence[RowFigures]) -> list[str]:
     """A sentence per device on which the plan does not fit."""
     sentences: dict[str, str] = {}
     for row in rows:
-        if row.free >= 0 or not row.memory.total:
+        needed = row.taken
+        if row.free >= 0 or not (row.memory.total or row.guests):
             continue
         device = "The CPU" if row.label.startswith("CPU") else row.label
-        needed = row.memory.total + sum(size for _, size in row.siblings)
+        kept = f" beside {size_text(row.reserve)} in reserve" if row.reserve else ""
         sentences[device] = (
-            f"{device} would need {size_text(needed)} but {size_text(row.free + needed)} can be "
-            f"had: {size_text(-row.free)} short."
+            f"{device} would need {size_text(needed)} but {size_text(max(0, row.free + needed))} "
+            f"can be had{kept}: {size_text(-row.free)} short."
         )
     return list(sentences.values())
 
 
 def share_text(row: RowFigures) -> str:
     """ "asked 45.8 · possible 45.8", or only what was asked without a plan."""
+    if row.is_taker and row.effective is not None:
+        return f"takes {percent_text(row.effective)}"
     if not row.is_on:
         return ""
     asked = f"asked {percent_text(row.asked)}"
     return asked if row.effective is None else f"{asked} · possible {percent_text(row.effective)}"
+
+
+def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
+    """What the row's memory is used for: name and bytes; what is 0 is left out."""
+    memory = row.memory
+    kinds = [
+        ("weights", memory.weights),
+        ("KV cache", memory.kv),
+        ("compute", memory.compute),
+        ("overhead", row.overhead),
+        ("KV of GPUs", row.guests),
+    ]
+    return [(name, size) for name, size in kinds if size]

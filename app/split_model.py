@@ -4,63 +4,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 from app.plan_source import PlannerFactory, PlanSource
 from app.split_figures import (
     Context,
-    RowFigures,
     outside_bytes,
     plan_by_rank,
     rank_colour,
     row_figures,
     shortages,
 )
-from app.split_settings import (
-    SplitSettings,
-    default_settings,
-    from_dict,
-    is_same_load,
-    to_dict,
-)
-from app.split_steps import step_boundary
+from app.split_fit import FitAnswer, FitQuestion
+from app.split_history import History
+from app.split_loads import is_same_load, resplit_params, settings_for
+from app.split_picture import FitFigures, SpeedFigures, SplitPicture
+from app.split_saving import from_dict, to_dict
+from app.split_settings import SplitSettings, default_settings
+from app.split_speed import MachineFactory, SpeedSource, this_machine
 from engine import (
     DeviceInfo,
     DeviceSnapshot,
     EngineError,
+    Evaluation,
+    Finished,
     LoadParams,
     ModelInfo,
     ModelLoaded,
-    Plan,
 )
 
-LoadState = Literal["empty", "ready", "loading", "loaded"]
-TENSOR_NOTCH: Final = 0.01
-"""Tensors are cut so finely that a key moves by a percent."""
-
-
-@dataclass(frozen=True, slots=True)
-class SplitPicture:
-    """All that the panel shows at a moment.
-
-    Attributes:
-        colours: index of the device colour of every rank, shown or not.
-        problems: sentences: no plan can be made, or it does not fit.
-        n_ctx: context in effect.
-        measured: bytes by rank index, while the settings are those that are loaded.
-        has_changed: whether the settings differ from those that are loaded.
-    """
-
-    settings: SplitSettings
-    rows: tuple[RowFigures, ...]
-    colours: tuple[int, ...]
-    plan: Plan | None
-    problems: tuple[str, ...]
-    n_ctx: int
-    measured: Mapping[int, int]
-    can_load: bool
-    has_changed: bool
+LoadState = Literal["empty", "ready", "loading", "loaded", "applying"]
+"""What the engine does with the model; "applying" is that it is being split anew."""
 
 
 class SplitModel:
@@ -68,18 +43,25 @@ class SplitModel:
 
     Args:
         planner_factory: opens a model file for planning.
+        machine_factory: finds out what is known of devices.
     """
 
-    def __init__(self, planner_factory: PlannerFactory) -> None:
+    def __init__(
+        self, planner_factory: PlannerFactory, machine_factory: MachineFactory = this_machine
+    ) -> None:
         self.settings = SplitSettings()
         self.devices: tuple[DeviceInfo, ...] = ()
         self.loaded: ModelLoaded | None = None
         self.load_state: LoadState = "empty"
+        self.history = History()
+        self.speed = SpeedSource(machine_factory)
         self._plans = PlanSource(planner_factory)
         self._saved: Mapping[str, Any] | None = None
         self._snapshots: tuple[DeviceSnapshot, ...] = ()
         self._outside: dict[str, int] = {}
+        self._overhead: dict[str, int] = {}
         self._model_error = ""
+        self._fit: FitAnswer | None = None
 
     @property
     def info(self) -> ModelInfo | None:
@@ -96,14 +78,24 @@ class SplitModel:
         saved = self._saved or (to_dict(self.settings) if self.devices else None)
         self.devices = tuple(devices)
         self.settings = from_dict(saved, devices) if saved else default_settings(devices)
-        self._plans.set_free(self._free())
+        self.history.clear()
+        self.speed.set_devices(devices)
+        self._plans.set_free(self.free())
 
     def set_model(self, info: ModelInfo | None) -> None:
+        is_other = info is not None and (self.info is None or self.info.path != info.path)
         self._model_error = ""
+        self._fit = None
+        self.speed.forget()
         try:
             self._plans.open(info)
         except EngineError as error:
             self._model_error = _sentence(error)
+        if is_other:  # what names blocks and tensors was meant for another model
+            self.history.clear()
+            self.settings = replace(
+                self.settings, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=()
+            )
         n_ctx = self.settings.n_ctx
         if n_ctx and self.n_ctx_train and n_ctx > self.n_ctx_train:
             self.settings = replace(self.settings, n_ctx=self.n_ctx_train)
@@ -111,14 +103,35 @@ class SplitModel:
     def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
         """Use the latest memory figures; while loading those from before stay."""
         self._snapshots = tuple(snapshots)
-        if self.load_state != "loading":
-            self._outside = outside_bytes(snapshots, self.loaded)
-            self._plans.set_free(self._free())
+        if self.load_state not in ("loading", "applying"):
+            self._outside = outside_bytes(snapshots, self.loaded, self._overhead)
+            self._plans.set_free(self.free())
 
     def set_state(self, state: LoadState) -> None:
         self.load_state = state
         if state in ("empty", "ready"):
             self.loaded = None
+        if state in ("empty", "ready", "loading"):
+            self.speed.forget()
+
+    def set_loaded(self, loaded: ModelLoaded) -> None:
+        """This is what answers now."""
+        self.set_state("loaded")
+        self.loaded = loaded
+        self.speed.forget()
+        evaluation, _ = self._evaluation()
+        self._overhead = evaluation.plan.overhead() if evaluation else {}
+
+    def set_fit(self, answer: FitAnswer) -> None:
+        """What was found out about the question that was asked last."""
+        self._fit = answer
+
+    def note_answer(self, finished: Finished) -> None:
+        """Compare an answer of what is loaded with what was predicted for it."""
+        evaluation, _ = self._evaluation()
+        if self.loaded is not None and evaluation is not None and not self.has_changed():
+            quant = self.loaded.info.quant
+            self.speed.note_answer(finished, evaluation, self.load_params(), quant)
 
     # what is chosen
 
@@ -130,8 +143,22 @@ class SplitModel:
         """Choose other settings; False where they are the same."""
         if settings == self.settings:
             return False
+        self.history.note(self.settings)
         self.settings, self._saved = settings, None
         return True
+
+    def undo(self) -> bool:
+        """Take the last step back; False where there is none."""
+        return self._go_to(self.history.undo(self.settings))
+
+    def redo(self) -> bool:
+        """Do again what was taken back; False where there is nothing."""
+        return self._go_to(self.history.redo(self.settings))
+
+    def _go_to(self, settings: SplitSettings) -> bool:
+        is_other = settings != self.settings
+        self.settings = settings
+        return is_other
 
     def to_dict(self) -> dict[str, Any]:
         if not self.devices and self._saved is not None:
@@ -141,63 +168,140 @@ class SplitModel:
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take settings from `to_dict` back, now or when the devices are known."""
         self._saved = data
+        self.history.clear()
         if self.devices:
             self.settings = from_dict(data, self.devices)
 
-    def stepped(self, handle: int, notches: int) -> SplitSettings:
-        """The settings with a boundary moved by so many notches."""
-        notch = TENSOR_NOTCH
-        if self.settings.mode == "layer" and self.info:
-            notch = 1 / max(1, self.info.n_layer)
+    def settings_of(self, params: LoadParams) -> SplitSettings:
+        """The settings that load what `params` say."""
+        return settings_for(self.settings, params)
+
+    def dragged(self, handle: int, position: float) -> SplitSettings:
+        """The settings with a boundary where it can be, nearest to `position` of 0 to 1."""
         try:
-            return step_boundary(self.settings, handle, notches, notch, self._plans.boundary)
+            positions = self._plans.positions(self.settings, handle)
+            if positions is not None and self.settings.can_move(handle):
+                return self.settings.with_split(positions[positions.nearest(position)].split)
         except EngineError:
-            position = self.settings.boundary(handle) + notches * notch
+            pass  # without a plan nothing tells where it can be
+        return self.settings.with_boundary(handle, position)
+
+    def stepped(self, handle: int, notches: int) -> SplitSettings:
+        """The settings with a boundary so many places further to where it can be."""
+        if not self.settings.can_move(handle):
+            return self.settings
+        try:
+            positions = self._plans.positions(self.settings, handle)
+            if positions is None:
+                raise EngineError("There is no model to cut.")
+            index = positions.nearest(self._plans.boundary(self.settings, handle))
+            if abs(notches) >= len(positions):
+                index = len(positions) - 1 if notches > 0 else 0
+            else:
+                for _ in range(abs(notches)):
+                    index = positions.after(index) if notches > 0 else positions.before(index)
+            return self.settings.with_split(positions[index].split)
+        except EngineError:
+            position = self.settings.boundary(handle) + notches / 100
             return self.settings.with_boundary(handle, position)
 
     def split_by_memory(self) -> SplitSettings:
         """The settings with shares in proportion to the memory that each rank could have."""
-        free, ranks = self._free(), self.settings.ranks
+        free = self.free()
+        return self._by_weight(
+            {d: max(0, size - self.settings.reserved(d)) for d, size in free.items()}
+        )
+
+    def split_by_speed(self) -> SplitSettings:
+        """The settings with shares in proportion to how fast each rank reads its weights."""
+        return self._by_weight(self.speed.machine.bytes_per_s)
+
+    def _by_weight(self, weights: Mapping[str, float]) -> SplitSettings:
+        ranks = self.settings.ranks
         n_on = Counter(rank.device for rank in ranks if rank.is_on)
-        weights = [free[rank.device] / max(1, n_on[rank.device]) for rank in ranks]
-        return self.settings.with_weights(weights)
+        return self.settings.with_weights(
+            [weights.get(rank.device, 0.0) / max(1, n_on[rank.device]) for rank in ranks]
+        )
 
     # what follows
 
+    def resplit_params(self) -> LoadParams | None:
+        """What to ask the loaded model for; None where it has to be loaded again."""
+        if self.loaded is None:
+            return None
+        n_ctx_train = self.loaded.info.n_ctx_train
+        return resplit_params(self.load_params(), self.loaded.params, n_ctx_train)
+
+    def fit_question(self) -> FitQuestion | None:
+        """What to find out about the present settings; None without a model."""
+        if self.info is None or self._model_error or not self.settings.ranks:
+            return None
+        speeds = self.speed.machine.bytes_per_s
+        rooms = tuple((d, size, speeds.get(d, 1.0)) for d, size in self._plans.free.items())
+        return FitQuestion(self.load_params(), rooms, self.n_ctx_train, self.info.n_layer)
+
     def picture(self) -> SplitPicture:
         """Plan, and work out every figure."""
-        plan, error = self._plan()
+        evaluation, error = self._evaluation()
+        plan = evaluation.plan if evaluation else None
         context = Context(
             devices={device.id: device for device in self.devices},
             snapshots={snapshot.device: snapshot for snapshot in self._snapshots},
             outside=self._outside,
             by_rank=plan_by_rank(self.settings, plan),
+            overhead=plan.overhead() if plan else {},
         )
         rows = row_figures(self.settings, context)
-        indices = range(len(self.settings.ranks))
-        has_changed = self._has_changed()
+        has_changed = self.has_changed()
         return SplitPicture(
             settings=self.settings,
             rows=tuple(rows),
-            colours=tuple(rank_colour(self.settings, context, i) for i in indices),
+            colours=tuple(
+                rank_colour(self.settings, context, i) for i in range(len(self.settings.ranks))
+            ),
             plan=plan,
             problems=(error,) if error else tuple(shortages(rows)),
             n_ctx=plan.n_ctx if plan else self.load_params().context_for(self.n_ctx_train),
             measured={} if has_changed else self._measured(),
             can_load=self.info is not None and not error,
             has_changed=has_changed,
+            can_apply=has_changed and self.resplit_params() is not None,
+            can_undo=self.history.can_undo,
+            can_redo=self.history.can_redo,
+            speed=self._speed(evaluation, has_changed),
+            fit=self._fit_figures(),
         )
 
-    def _plan(self) -> tuple[Plan | None, str]:
-        """The plan, or a sentence why there is none."""
+    def _evaluation(self) -> tuple[Evaluation | None, str]:
+        """What the settings take, or a sentence why that cannot be."""
         if self._model_error:
             return None, self._model_error
         try:
-            return self._plans.plan(self.settings), ""
+            return self._plans.evaluate(self.settings), ""
         except EngineError as error:
             return None, _sentence(error)
 
-    def _free(self) -> dict[str, int]:
+    def _speed(self, evaluation: Evaluation | None, has_changed: bool) -> SpeedFigures:
+        if evaluation is None:
+            return SpeedFigures()
+        devices = [device.device for device in evaluation.plan.devices]
+        quant = self.info.quant if self.info else ""
+        return SpeedFigures(
+            self.speed.forecast(evaluation, self.load_params(), quant),
+            self.speed.n_past,
+            self.speed.is_measured(devices),
+            self.speed.machine.is_simulated,
+            0.0 if has_changed else self.speed.measured,
+            0.0 if has_changed else self.speed.expected,
+        )
+
+    def _fit_figures(self) -> FitFigures:
+        if self._fit is None:
+            return FitFigures()
+        is_current = self._fit.question == self.fit_question()
+        return FitFigures(self._fit.n_ctx, self._fit.remedies, is_current)
+
+    def free(self) -> dict[str, int]:
         """Bytes by device that the model could have."""
         return {
             device.id: max(0, device.total_bytes - self._outside[device.id])
@@ -206,7 +310,8 @@ class SplitModel:
             for device in self.devices
         }
 
-    def _has_changed(self) -> bool:
+    def has_changed(self) -> bool:
+        """Whether the settings differ from those that are loaded."""
         if self.loaded is None:
             return False
         n_ctx_train = self.loaded.info.n_ctx_train

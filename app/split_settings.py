@@ -1,7 +1,8 @@
 """What a person chose in the split panel: an immutable value, without widgets.
 
 Every change returns a new `SplitSettings` in which the shares of the ranks that are on sum to 1
-and those that are off are 0. Ranks name physical devices; the CPU may stand for several.
+and those that are off are 0. A rank that is locked keeps its share while others change theirs.
+Ranks name physical devices; the CPU may stand for several.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from engine import KV_TYPES, DeviceInfo, LoadParams
+from engine import DeviceInfo, LoadParams
 
-Mode = Literal["single", "tensor", "layer"]
-MODES: Final[tuple[Mode, ...]] = ("single", "tensor", "layer")
+Mode = Literal["single", "tensor", "layer", "groups"]
+MODES: Final[tuple[Mode, ...]] = ("single", "tensor", "layer", "groups")
 MAX_CPU_RANKS: Final = 8
-MAX_CONTEXT: Final = 1 << 24
 MAX_THREADS: Final = 1024
 
 
@@ -28,12 +28,16 @@ class Rank:
         device: id such as "cuda:0"; repeated for virtual devices.
         key: what the device is recognised by after a restart: its UUID, or its id.
         share: 0 to 1; 0 while the rank is off.
+        is_locked: whether the share stays while others change.
+        joins: whether it computes together with the rank before it, in the mode "groups".
     """
 
     device: str
     key: str
     is_on: bool
     share: float
+    is_locked: bool = False
+    joins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class SplitSettings:
             other modes are kept for when the person comes back to them.
         n_ctx: None leaves the context length to the engine.
         cpu_threads: None is one per core.
+        reserve: (device id, bytes) that have to stay free there.
+        n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; they fit one model.
     """
 
     ranks: tuple[Rank, ...] = ()
@@ -53,6 +59,11 @@ class SplitSettings:
     n_ctx: int | None = None
     kv_type: str = "f16"
     cpu_threads: int | None = None
+    reserve: tuple[tuple[str, int], ...] = ()
+    n_cpu_blocks: int = 0
+    n_cpu_moe: int = 0
+    kv_on_host: bool = False
+    overrides: tuple[tuple[str, str], ...] = ()
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -69,8 +80,27 @@ class SplitSettings:
         return tuple(i for i, rank in enumerate(self.ranks) if rank.is_on)
 
     @property
+    def groups(self) -> tuple[int, ...]:
+        """Sizes of the groups of active ranks in the mode "groups"."""
+        sizes: list[int] = []
+        for i in self.active:
+            if sizes and self.ranks[i].joins:
+                sizes[-1] += 1
+            else:
+                sizes.append(1)
+        return tuple(sizes)
+
+    @property
     def n_cpu_ranks(self) -> int:
         return sum(rank.device == "cpu" for rank in self.ranks)
+
+    def can_move(self, handle: int) -> bool:
+        """Whether the boundary after active rank number `handle` has no locked neighbour."""
+        return not any(self.ranks[i].is_locked for i in self.active[handle : handle + 2])
+
+    def reserved(self, device: str) -> int:
+        """Bytes that have to stay free on a device."""
+        return dict(self.reserve).get(device, 0)
 
     def boundary(self, handle: int) -> float:
         """Where, from 0 to 1, active rank number `handle` ends and the next begins."""
@@ -86,10 +116,16 @@ class SplitSettings:
             path=path,
             devices=tuple(self.ranks[i].device for i in self.active),
             split=tuple(self.shares[i] for i in self.active) if len(self.active) > 1 else None,
-            split_mode="layer" if self.mode == "layer" else "tensor",
+            split_mode="tensor" if self.mode == "single" else self.mode,
             n_ctx=self.n_ctx,
             kv_type=self.kv_type,
             cpu_threads=self.cpu_threads,
+            groups=self.groups if self.mode == "groups" else None,
+            reserve=self.reserve,
+            n_cpu_blocks=self.n_cpu_blocks,
+            n_cpu_moe=self.n_cpu_moe,
+            kv_on_host=self.kv_on_host,
+            overrides=self.overrides,
         )
 
     # changes
@@ -98,23 +134,25 @@ class SplitSettings:
         return replace(self, mode=mode)
 
     def with_share(self, index: int, share: float) -> SplitSettings:
-        """Give one rank `share`; the others keep their proportions among themselves."""
-        if self.mode == "single" or index not in self.active:
+        """Give one rank `share`; those that are not locked keep their proportions."""
+        if self.mode == "single" or index not in self.active or self.ranks[index].is_locked:
             return self
-        others = [i for i in self.active if i != index]
+        others = [i for i in self.active if i != index and not self.ranks[i].is_locked]
         if not others:
             return self
-        share = min(1.0, max(0.0, share))
-        weights = _normalised([self.ranks[i].share for i in others])
+        room = math.fsum(self.ranks[i].share for i in (index, *others))
+        share = min(room, max(0.0, share))
+        weights = normalised([self.ranks[i].share for i in others])
         shares = {index: share} | {
-            i: (1.0 - share) * weight for i, weight in zip(others, weights, strict=True)
+            i: (room - share) * weight for i, weight in zip(others, weights, strict=True)
         }
         return self._with_shares(shares)
 
     def with_boundary(self, handle: int, position: float) -> SplitSettings:
         """Move the boundary between two neighbours; all other ranks keep their shares."""
         active = self.active
-        if self.mode == "single" or not 0 <= handle < len(active) - 1:
+        is_handle = self.mode != "single" and 0 <= handle < len(active) - 1
+        if not is_handle or not self.can_move(handle):
             return self
         left, right = active[handle], active[handle + 1]
         start = self.boundary(handle - 1) if handle else 0.0
@@ -122,11 +160,16 @@ class SplitSettings:
         share = min(both, max(0.0, position - start))
         return self._with_shares({left: share, right: both - share})
 
+    def with_split(self, split: Sequence[float]) -> SplitSettings:
+        """Relative shares of all active ranks, locked or not."""
+        shares = normalised(split)
+        return self._with_shares(dict(zip(self.active, shares, strict=True)))
+
     def with_weights(self, weights: Sequence[float]) -> SplitSettings:
-        """Shares in proportion to one weight per rank; ranks that are off stay at 0."""
-        on = [i for i, rank in enumerate(self.ranks) if rank.is_on]
-        shares = _normalised([weights[i] for i in on])
-        return self._with_shares(dict(zip(on, shares, strict=True)))
+        """Shares in proportion to one weight per rank; those off or locked stay as they are."""
+        if all(rank.is_locked for rank in self.ranks if rank.is_on):
+            return self
+        return self._rescaled(weights)
 
     def with_rank_on(self, index: int, is_on: bool) -> SplitSettings:
         """Switch a rank; in the mode "single" the one switched on takes all.
@@ -138,12 +181,37 @@ class SplitSettings:
         on = [i for i in self.active if i != index]
         if self.ranks[index].is_on == is_on or not on:
             return self
-        ranks = list(self.ranks)
-        ranks[index] = replace(ranks[index], is_on=is_on, share=0.0)
-        changed = replace(self, ranks=tuple(ranks))
+        changed = self._with_rank(index, is_on=is_on, share=0.0, is_locked=False)
         if is_on:
             return changed.with_share(index, 1.0 / (len(on) + 1))
-        return changed.with_weights([rank.share for rank in changed.ranks])
+        return changed.renormalised()
+
+    def with_locked(self, index: int, is_locked: bool) -> SplitSettings:
+        """Let a rank that is on keep its share, or no more."""
+        if not self.ranks[index].is_on:
+            return self
+        return self._with_rank(index, is_locked=is_locked)
+
+    def with_joined(self, index: int, joins: bool) -> SplitSettings:
+        """Let a rank compute together with the one before it, or begin a group."""
+        return self._with_rank(index, joins=joins)
+
+    def with_rank_moved(self, index: int, steps: int) -> SplitSettings:
+        """Put a rank so many places further down; where groups begin stays."""
+        target = min(len(self.ranks) - 1, max(0, index + steps))
+        order = [i for i in range(len(self.ranks)) if i != index]
+        order.insert(target, index)
+        ranks = tuple(
+            replace(self.ranks[i], joins=place.joins)
+            for i, place in zip(order, self.ranks, strict=True)
+        )
+        return replace(self, ranks=ranks, single=order.index(self.single))
+
+    def with_reserve(self, device: str, n_bytes: int) -> SplitSettings:
+        """Keep so many bytes free on a device."""
+        others = [entry for entry in self.reserve if entry[0] != device]
+        added = [(device, n_bytes)] if n_bytes > 0 else []
+        return replace(self, reserve=tuple(sorted(others + added)))
 
     def with_cpu_ranks(self, count: int) -> SplitSettings:
         """Have `count` ranks on the CPU, by adding or removing at the end.
@@ -157,11 +225,12 @@ class SplitSettings:
         if count < len(cpu):
             ranks = tuple(rank for i, rank in enumerate(self.ranks) if i not in cpu[count:])
             single = min(self.single, len(ranks) - 1)
-            return replace(self, ranks=_ensure_on(ranks), single=single)._renormalised()
+            return replace(self, ranks=ensure_on(ranks), single=single).renormalised()
         changed = self if self.mode != "single" else self.with_mode("tensor")
         for _ in range(count - len(cpu)):
             last = changed.ranks[cpu[0]]
-            added = Rank(last.device, last.key, is_on=False, share=0.0)
+            joins = not changed.ranks[-1].joins
+            added = Rank(last.device, last.key, is_on=False, share=0.0, joins=joins)
             changed = replace(changed, ranks=(*changed.ranks, added))
             changed = changed.with_rank_on(len(changed.ranks) - 1, True)
         return changed
@@ -170,8 +239,24 @@ class SplitSettings:
         ranks = tuple(replace(r, share=shares.get(i, r.share)) for i, r in enumerate(self.ranks))
         return replace(self, ranks=ranks)
 
-    def _renormalised(self) -> SplitSettings:
-        return self.with_weights([rank.share for rank in self.ranks])
+    def _with_rank(self, index: int, **changes: Any) -> SplitSettings:
+        ranks = list(self.ranks)
+        ranks[index] = replace(ranks[index], **changes)
+        return replace(self, ranks=tuple(ranks))
+
+    def renormalised(self) -> SplitSettings:
+        """The same with shares that sum to 1."""
+        return self._rescaled([rank.share for rank in self.ranks])
+
+    def _rescaled(self, weights: Sequence[float]) -> SplitSettings:
+        """Shares by weight of what locked ranks leave; of all where that cannot be."""
+        on = [i for i, rank in enumerate(self.ranks) if rank.is_on]
+        movable = [i for i in on if not self.ranks[i].is_locked]
+        room = 1.0 - math.fsum(self.ranks[i].share for i in on if i not in movable)
+        if not movable or room < 0.0:
+            movable, room = on, 1.0
+        shares = normalised([weights[i] for i in movable])
+        return self._with_shares({i: room * s for i, s in zip(movable, shares, strict=True)})
 
 
 def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:
@@ -182,108 +267,26 @@ def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:
         Rank(device.id, device.uuid or device.id, device.kind == "cuda" or not has_gpu, 0.0)
         for device in usable
     )
+    if ranks:
+        ids = tuple(rank.device for rank in ranks)
+        sizes = LoadParams("", ids, split_mode="groups").group_sizes
+        joins = [i > 0 for size in sizes for i in range(size)]
+        ranks = tuple(replace(r, joins=j) for r, j in zip(ranks, joins, strict=True))
     n_on = sum(rank.is_on for rank in ranks)
     first = SplitSettings(ranks=ranks, mode="tensor" if n_on > 1 else "single")
-    return first.with_weights([device.total_bytes for device in usable])
+    return first.with_weights([device.total_bytes for device in usable]) if ranks else first
 
 
-def to_dict(settings: SplitSettings) -> dict[str, Any]:
-    """The settings as JSON can hold them."""
-    return {
-        "mode": settings.mode,
-        "single": settings.single,
-        "ranks": [
-            {"device": rank.key, "on": rank.is_on, "share": rank.share} for rank in settings.ranks
-        ],
-        "n_ctx": settings.n_ctx,
-        "kv_type": settings.kv_type,
-        "cpu_threads": settings.cpu_threads,
-    }
-
-
-def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSettings:
-    """Restore what `to_dict` gave, on the devices that are here now.
-
-    Devices that are gone are dropped, new ones come in switched off, and whatever in `data` makes
-    no sense is replaced by the default: the file may be damaged or of another version.
-    """
-    settings = _with_saved_ranks(default_settings(devices), data.get("ranks"))
-    mode, single = data.get("mode"), data.get("single")
-    kv_type = data.get("kv_type")
-    return replace(
-        settings,
-        mode=mode if mode in MODES else settings.mode,
-        single=_whole(single, 0, len(settings.ranks) - 1) or 0,
-        n_ctx=_whole(data.get("n_ctx"), 1, MAX_CONTEXT),
-        kv_type=kv_type if kv_type in KV_TYPES else settings.kv_type,
-        cpu_threads=_whole(data.get("cpu_threads"), 1, MAX_THREADS),
-    )
-
-
-def _with_saved_ranks(settings: SplitSettings, saved: object) -> SplitSettings:
-    known = [rank.key for rank in settings.ranks]
-    entries = [
-        entry
-        for entry in (saved if isinstance(saved, list) else [])
-        if isinstance(entry, Mapping) and entry.get("device") in known
-    ]
-    if not entries:
-        return settings
-    settings = settings.with_cpu_ranks(sum(entry["device"] == "cpu" for entry in entries) or 1)
-    ranks: list[Rank] = []
-    for rank in settings.ranks:
-        match = next((entry for entry in entries if entry["device"] == rank.key), None)
-        if match is None:
-            ranks.append(replace(rank, is_on=False, share=0.0))
-            continue
-        entries.remove(match)
-        is_on = match.get("on") is True
-        ranks.append(replace(rank, is_on=is_on, share=_share(match.get("share")) * is_on))
-    return replace(settings, ranks=_ensure_on(tuple(ranks)))._renormalised()
-
-
-def _ensure_on(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
+def ensure_on(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
     """Switch the first rank on where none is."""
     if not ranks or any(rank.is_on for rank in ranks):
         return ranks
     return (replace(ranks[0], is_on=True), *ranks[1:])
 
 
-def _normalised(weights: Sequence[float]) -> list[float]:
+def normalised(weights: Sequence[float]) -> list[float]:
     """Weights scaled to sum to 1; even ones where all are 0."""
     total = math.fsum(weights)
     if total <= 0.0:
         return [1.0 / len(weights)] * len(weights) if weights else []
     return [weight / total for weight in weights]
-
-
-def _share(value: object) -> float:
-    if not isinstance(value, int | float):
-        return 0.0
-    return float(min(1.0, max(0.0, value)))  # 0 for NaN; cut first, as a huge int has no float
-
-
-def _whole(value: object, low: int, high: int) -> int | None:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_whole and low <= value <= high else None  # type: ignore[operator,return-value]
-
-
-def is_same_load(first: LoadParams, second: LoadParams, n_ctx_train: int) -> bool:
-    """Whether both would load the same model in the same way, to a rounding error of the shares."""
-    return _load_key(first, n_ctx_train) == _load_key(second, n_ctx_train)
-
-
-def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
-    n_ranks = len(params.devices)
-    shares = _normalised(params.split or [1.0] * n_ranks)
-    return (
-        params.path,
-        params.devices,
-        params.split_mode if n_ranks > 1 else "",
-        tuple(round(share, 6) for share in shares),
-        params.context_for(n_ctx_train),
-        params.overrides,
-        params.kv_type,
-        params.cpu_threads,
-        params.n_batch,
-    )

@@ -42,3 +42,10 @@ def signed_percent_text(ratio: float) -> str:
 def context_text(n_tokens: int) -> str:
     """A context length: "512", "4k", "128k"."""
     return f"{n_tokens // 1024}k" if n_tokens >= 1024 and n_tokens % 1024 == 0 else str(n_tokens)
+
+
+def rate_text(per_s: float) -> str:
+    """Tokens per second with three digits: "6.25", "61.8", "1240"."""
+    if per_s >= 100:
+        return f"{per_s:.0f}"
+    return f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"

@@ -30,8 +30,16 @@ class IconButton(QToolButton):
         self.refresh()
 
     def set_text(self, text: str) -> None:
+        if text == self.toolTip():
+            return
         self.setAccessibleName(text.partition(" (")[0])
         self.setToolTip(text)
+
+    def set_icon(self, name: str) -> None:
+        """Show another icon."""
+        if name != self._name:
+            self._name = name
+            self.refresh()
 
     @Slot()
     def refresh(self) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
-from PySide6.QtWidgets import QComboBox, QGridLayout, QSlider, QSpinBox, QWidget
+from PySide6.QtWidgets import QComboBox, QGridLayout, QSpinBox, QWidget
 
 from app.split_settings import MAX_THREADS, SplitSettings
+from app.theme import set_role
 from app.units import context_text
-from app.views.controls import ignore_wheel, label, show_number
+from app.views.context_slider import ContextSlider
+from app.views.controls import ElidedLabel, ignore_wheel, label, show_number
 from engine import KV_TYPES
 
 FIRST_STOP = 512
@@ -37,12 +39,16 @@ class LoadOptions(QWidget):
     context_changed = Signal(int)
     kv_type_changed = Signal(str)
     threads_changed = Signal(object)  # int, or None for one per core
+    gesture_began = Signal()
+    gesture_ended = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._stops = context_stops(0)
-        self.context_slider = QSlider(Qt.Orientation.Horizontal)
+        self.context_slider = ContextSlider()
         self.context_slider.setAccessibleName("Context length")
+        self.context_note = ElidedLabel()
+        self.context_note.setProperty("role", "muted")
         self.context = QSpinBox()
         self.context.setAccessibleName("Context length in tokens")
         self.context.setKeyboardTracking(False)
@@ -64,6 +70,8 @@ class LoadOptions(QWidget):
             ignore_wheel(field)
         self._build()
         self.context_slider.valueChanged.connect(self._on_slider)
+        self.context_slider.sliderPressed.connect(self.gesture_began)
+        self.context_slider.sliderReleased.connect(self.gesture_ended)
         self.context.valueChanged.connect(self.context_changed)
         self.kv_type.currentIndexChanged.connect(
             lambda _: self.kv_type_changed.emit(self.kv_type.currentData())
@@ -75,7 +83,7 @@ class LoadOptions(QWidget):
         """Offer context lengths up to what the model was trained for; 0 is unknown."""
         self._stops = context_stops(n_ctx_train)
         with QSignalBlocker(self.context_slider), QSignalBlocker(self.context):
-            self.context_slider.setRange(0, len(self._stops) - 1)
+            self.context_slider.set_stops(self._stops)
             self.context.setRange(1, self._stops[-1])
             self.context.setSingleStep(max(1, min(FIRST_STOP, self._stops[-1] // 8)))
         names = ", ".join(context_text(stop) for stop in self._stops)
@@ -93,6 +101,23 @@ class LoadOptions(QWidget):
         self.threads.setVisible(has_cpu)
         self.threads_label.setVisible(has_cpu)
 
+    def set_most(self, most: int | None, n_ctx: int) -> None:
+        """Mark the longest context that fits, in tokens, beside `n_ctx`, the one in effect."""
+        self.context_slider.set_most(most)
+        if most is None:
+            text = ""
+        elif not most:
+            text = "No context fits."
+        elif most >= self._stops[-1]:
+            text = "The whole context fits."
+        else:
+            text = f"Up to {most:,} tokens fit.".replace(",", "\u202f")
+        self.context_note.set_full_text(text)
+        is_over = most is not None and n_ctx > most
+        set_role(self.context_note, "shortage" if is_over else "muted")
+        said = f"{n_ctx} tokens. {text}".replace("\u202f", "")
+        self.context_slider.setAccessibleDescription(said)
+
     def _on_slider(self, stop: int) -> None:
         self.context_changed.emit(self._stops[stop])
 
@@ -105,7 +130,8 @@ class LoadOptions(QWidget):
         layout.addWidget(label("Context", "muted"), 0, 0)
         layout.addWidget(self.context_slider, 0, 1, 1, 2)
         layout.addWidget(self.context, 0, 3)
-        layout.addWidget(label("KV cache", "muted"), 1, 0)
-        layout.addWidget(self.kv_type, 1, 1)
-        layout.addWidget(self.threads_label, 1, 2, Qt.AlignmentFlag.AlignRight)
-        layout.addWidget(self.threads, 1, 3)
+        layout.addWidget(self.context_note, 1, 1, 1, 3)
+        layout.addWidget(label("KV cache", "muted"), 2, 0)
+        layout.addWidget(self.kv_type, 2, 1)
+        layout.addWidget(self.threads_label, 2, 2, Qt.AlignmentFlag.AlignRight)
+        layout.addWidget(self.threads, 2, 3)

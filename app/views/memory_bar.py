@@ -1,4 +1,4 @@
-"""The memory of one device as a bar: the model's parts, other ranks, other programs, free."""
+"""The memory of one device as a bar: the model's parts, other ranks and programs, reserve, free."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.split_figures import RowFigures
+from app.split_figures import RowFigures, kinds_of
 from app.theme import mix, theme
 from app.units import size_text
 
-TONES = (0.0, 0.42, 0.66)
-"""How far weights, KV cache and compute buffers fade into the background."""
+TONES = (0.0, 0.42, 0.62, 0.74)
+"""How far weights, KV cache, compute buffers and overhead fade into the background."""
 SIBLING_TONE = 0.8
+GUEST_TONE = 0.55
 LEAST_WIDTH = 3
 """Pixels of a small model on a large device: it must be seen to be there."""
 
@@ -52,12 +53,16 @@ class MemoryBar(QWidget):
         if figures is None or not figures.total:
             return
         used = sum(size for size, _ in self._parts(figures))
-        scale = self.width() / max(figures.total, used)
+        scale = self.width() / max(figures.total, used + figures.reserve)
         left = 0.0
         for size, brush in self._parts(figures):
             painter.fillRect(QRectF(left, 0, size * scale, self.height()), brush)
             left += size * scale
-        if used > figures.total:
+        if figures.reserve:
+            start = max(used, figures.total - figures.reserve) * scale
+            kept = QRectF(start, 0, figures.reserve * scale, self.height())
+            painter.fillRect(kept, _hatch(colours.accent, Qt.BrushStyle.FDiagPattern))
+        if used + figures.reserve > figures.total:
             end = figures.total * scale
             over = QRectF(end, 0, self.width() - end, self.height())
             painter.fillRect(over, QColor(colours.danger))
@@ -73,25 +78,29 @@ class MemoryBar(QWidget):
         colours = theme()
         own = colours.device_colour(figures.colour)
         memory = figures.memory
-        for size, tone in zip((memory.weights, memory.kv, memory.compute), TONES, strict=True):
+        kinds = (memory.weights, memory.kv, memory.compute, figures.overhead)
+        for size, tone in zip(kinds, TONES, strict=True):
             yield size, QBrush(QColor(mix(own, colours.surface, tone)))
         for sibling, size in figures.siblings:
             colour = mix(colours.device_colour(sibling), colours.surface, SIBLING_TONE)
             yield size, QBrush(QColor(colour))
-        hatch = QBrush(QColor(mix(colours.muted, colours.surface, 0.2)))
-        hatch.setStyle(Qt.BrushStyle.BDiagPattern)
-        yield figures.outside, hatch
+        yield figures.guests, QBrush(QColor(mix(colours.muted, colours.surface, GUEST_TONE)))
+        yield figures.outside, _hatch(colours.muted, Qt.BrushStyle.BDiagPattern)
+
+
+def _hatch(colour: str, style: Qt.BrushStyle) -> QBrush:
+    hatch = QBrush(QColor(mix(colour, theme().surface, 0.2)))
+    hatch.setStyle(style)
+    return hatch
 
 
 def breakdown(figures: RowFigures) -> str:
     """The bar in words: "weights 9.1 GiB · KV cache 2.0 GiB · ..."."""
-    memory = figures.memory
     parts = [
-        ("weights", memory.weights),
-        ("KV cache", memory.kv),
-        ("compute", memory.compute),
+        *kinds_of(figures),
         ("other ranks", sum(size for _, size in figures.siblings)),
         ("other programs", figures.outside),
+        ("reserve", figures.reserve),
         ("free" if figures.free >= 0 else "missing", abs(figures.free)),
     ]
     always = ("free", "missing", "other programs")

@@ -20,21 +20,31 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QAbstractSlider, QSizePolicy, QWidget
 
-from app.theme import theme
+from app.theme import mix, theme
 from app.units import percent_text
 
 STEPS = 1000
-PAGE = 5
+PAGE = 10
 """Notches that PageUp and PageDown move."""
+TO_THE_END = 1_000_000
+"""More notches than any handle has: Home and End."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One rank's part of the bar; `spoken` is its sentence for a screen reader."""
+    """One rank's part of the bar.
+
+    Attributes:
+        spoken: its sentence for a screen reader.
+        is_taker: it has no share of its own, and so no handle.
+        is_locked: whether its handles rest.
+    """
 
     colour_index: int
     share: float
     spoken: str
+    is_taker: bool = False
+    is_locked: bool = False
 
 
 class ShareBar(QWidget):
@@ -46,6 +56,8 @@ class ShareBar(QWidget):
 
     dragged = Signal(int, float)  # handle, position from 0 to 1
     stepped = Signal(int, int)  # handle, notches
+    gesture_began = Signal()
+    gesture_ended = Signal()
 
     HEIGHT = 26
 
@@ -60,13 +72,19 @@ class ShareBar(QWidget):
         return self._handles
 
     def set_segments(self, segments: Sequence[Segment]) -> None:
+        """Show these, those of takers last."""
+        if tuple(segments) == self._segments:
+            return
         self._segments = tuple(segments)
-        while len(self._handles) > max(0, len(segments) - 1):
+        n_handles = max(0, sum(not segment.is_taker for segment in segments) - 1)
+        while len(self._handles) > n_handles:
             self._handles.pop().deleteLater()
-        while len(self._handles) < len(segments) - 1:
+        while len(self._handles) < n_handles:
             handle = ShareHandle(len(self._handles), self)
             handle.moved.connect(self.dragged)
             handle.stepped.connect(self.stepped)
+            handle.gesture_began.connect(self.gesture_began)
+            handle.gesture_ended.connect(self.gesture_ended)
             handle.show()
             self._handles.append(handle)
         self._place_handles()
@@ -82,7 +100,8 @@ class ShareBar(QWidget):
             self._handles, self._segments, self._segments[1:], strict=False
         ):
             position += left.share
-            handle.place(position, f"{left.spoken}. {right.spoken}")
+            is_fixed = left.is_locked or right.is_locked
+            handle.place(position, f"{left.spoken}. {right.spoken}", is_fixed=is_fixed)
 
     def sizeHint(self) -> QSize:
         return QSize(240, self.HEIGHT)
@@ -119,6 +138,8 @@ class ShareHandle(QAbstractSlider):
 
     moved = Signal(int, float)
     stepped = Signal(int, int)
+    gesture_began = Signal()
+    gesture_ended = Signal()
 
     WIDTH = 14
 
@@ -132,18 +153,24 @@ class ShareHandle(QAbstractSlider):
         self.setCursor(Qt.CursorShape.SplitHCursor)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
-    def place(self, position: float, spoken: str) -> None:
+    def place(self, position: float, spoken: str, *, is_fixed: bool) -> None:
+        """Stand there, speak so; a locked neighbour holds it fast."""
         centre = position * self._bar.width()
         left = min(self._bar.width() - self.WIDTH, max(0, round(centre - self.WIDTH / 2)))
         self.setGeometry(left, 0, self.WIDTH, self._bar.height())
         self.setValue(round(position * STEPS))
-        self.setAccessibleName(spoken)
-        self.setToolTip(spoken)
+        self.setEnabled(not is_fixed)
+        if is_fixed:
+            spoken = f"Locked. {spoken}"
+        if spoken != self.accessibleName():
+            self.setAccessibleName(spoken)
+            self.setToolTip(spoken)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         self._grip = event.position().x() - self.width() / 2
         self.setSliderDown(True)
         self.raise_()
+        self.gesture_began.emit()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if self.isSliderDown():
@@ -152,6 +179,7 @@ class ShareHandle(QAbstractSlider):
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         self.setSliderDown(False)
+        self.gesture_ended.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         notches = {
@@ -161,6 +189,8 @@ class ShareHandle(QAbstractSlider):
             Qt.Key.Key_Down: -1,
             Qt.Key.Key_PageUp: PAGE,
             Qt.Key.Key_PageDown: -PAGE,
+            Qt.Key.Key_Home: -TO_THE_END,
+            Qt.Key.Key_End: TO_THE_END,
         }.get(Qt.Key(event.key()))
         if notches is None:
             event.ignore()
@@ -178,7 +208,8 @@ class ShareHandle(QAbstractSlider):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         area = QRectF(self.rect()).adjusted(3, 1, -3, -1)
-        painter.setBrush(QColor(colours.text))
+        grip = colours.text if self.isEnabled() else mix(colours.muted, colours.surface, 0.3)
+        painter.setBrush(QColor(grip))
         painter.setPen(QPen(QColor(colours.surface), 2))
         painter.drawRoundedRect(area, 3.5, 3.5)
         if self.hasFocus():  # a core of accent: a rim of it would not show beside such a segment

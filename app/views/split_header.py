@@ -16,7 +16,9 @@ MODE_TEXTS: dict[Mode, tuple[str, str]] = {
     "single": ("One device", "The whole model on one device"),
     "tensor": ("Tensor", "Every layer is cut: all devices work on each token at the same time"),
     "layer": ("Layers", "Whole layers go to devices, which work one after the other"),
+    "groups": ("Groups", "Whole layers go to groups of devices, and each group cuts its own"),
 }
+HINT = "drag, or arrow keys: one notch"
 
 
 class SplitHeader(QWidget):
@@ -25,10 +27,12 @@ class SplitHeader(QWidget):
     mode_chosen = Signal(str)
     even_requested = Signal()
     by_memory_requested = Signal()
+    by_speed_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.bar = ShareBar()
+        self.hint = ElidedLabel(HINT)
         self._modes = QButtonGroup(self)
         self._below = QWidget()
         layout = QVBoxLayout(self)
@@ -43,16 +47,28 @@ class SplitHeader(QWidget):
         assert isinstance(button, QPushButton)
         return button
 
-    def set_rows(self, mode: Mode, rows: Sequence[RowFigures]) -> None:
+    def set_rows(self, mode: Mode, rows: Sequence[RowFigures], groups: Sequence[int] = ()) -> None:
+        """Show the ranks.
+
+        Args:
+            groups: sizes of the groups of those that are on, in the mode "groups".
+        """
         self.mode_button(mode).setChecked(True)
         for each in MODES:  # Tab stops at the chosen one, the arrow keys lead to the others
             policy = Qt.FocusPolicy.StrongFocus if each == mode else Qt.FocusPolicy.ClickFocus
             self.mode_button(each).setFocusPolicy(policy)
-        is_split = mode != "single" and sum(row.is_on for row in rows) > 1
+        active = [row for row in rows if row.is_on]
+        takers = [row for row in rows if row.is_taker and row.effective]
+        is_split = mode != "single" and len(active) > 1
         self.bar.set_segments(
-            [Segment(row.colour, row.share, row.spoken) for row in rows if row.is_on]
+            [
+                Segment(row.colour, row.share, row.spoken, row.is_taker, row.is_locked)
+                for row in (*active, *takers)
+            ]
         )
-        self.bar.setVisible(is_split)
+        labels = [row.label for row in active]
+        self.hint.set_full_text(groups_text(labels, groups) if groups else HINT)
+        self.bar.setVisible(is_split or bool(takers))
         self._below.setVisible(is_split)
 
     def _make_modes(self) -> QWidget:
@@ -77,12 +93,16 @@ class SplitHeader(QWidget):
         layout = QHBoxLayout(self._below)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(0)
-        hint = ElidedLabel("drag, or arrow keys: one notch")
-        hint.setProperty("role", "muted")
-        layout.addWidget(hint, 1)
+        self.hint.setProperty("role", "muted")
+        layout.addWidget(self.hint, 1)
         for text, tip, signal in (
             ("Even", "The same share for every device", self.even_requested),
             ("By memory", "Shares in proportion to the free memory", self.by_memory_requested),
+            (
+                "By speed",
+                "Shares in proportion to how fast devices read their memory",
+                self.by_speed_requested,
+            ),
         ):
             button = QPushButton(text)
             button.setProperty("role", "quiet")
@@ -90,3 +110,13 @@ class SplitHeader(QWidget):
             button.clicked.connect(signal)
             layout.addWidget(button)
         return self._below
+
+
+def groups_text(labels: Sequence[str], groups: Sequence[int]) -> str:
+    """Who works together: "GPU 0 + GPU 1 → GPU 2"."""
+    left = list(labels)
+    parts = []
+    for size in groups:
+        parts.append(" + ".join(left[:size]))
+        del left[:size]
+    return " → ".join(parts)

@@ -11,44 +11,58 @@ from dataclasses import replace
 from typing import Any
 
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QSpinBox, QVBoxLayout, QWidget
+from PySide6.QtGui import QCloseEvent, QKeySequence, QShortcut
+from PySide6.QtWidgets import QWidget
 
 from app.plan_source import PlannerFactory
 from app.split_figures import rank_labels, short_name
-from app.split_model import LoadState, SplitModel, SplitPicture
-from app.split_settings import MAX_CPU_RANKS, SplitSettings
-from app.views.controls import ignore_wheel, keep_margin, label, line, show_number
+from app.split_fit import FitFinder
+from app.split_model import LoadState, SplitModel
+from app.split_picture import SplitPicture
+from app.split_settings import SplitSettings
+from app.split_speed import MachineFactory, this_machine
+from app.units import MIB
+from app.views.controls import show_number
 from app.views.device_row import DeviceRow
-from app.views.load_footer import LoadFooter
-from app.views.load_options import LoadOptions
-from app.views.split_header import SplitHeader
-from app.views.split_summary import MemoryComparison, SplitSummary
-from engine import DeviceInfo, DeviceSnapshot, LoadParams, ModelInfo, ModelLoaded, Planner
+from app.views.split_layout import SplitLayout
+from engine import (
+    DeviceInfo,
+    DeviceSnapshot,
+    Finished,
+    LoadParams,
+    ModelInfo,
+    ModelLoaded,
+    Planner,
+    Remedy,
+)
 
-MIN_WIDTH = 360
 
-
-class SplitPanel(QWidget):
-    """Choose devices, shares and context; see bytes per device before and after loading.
+class SplitPanel(SplitLayout):
+    """Choose devices, shares and context; see bytes and speed before and after loading.
 
     Args:
         planner_factory: opens a model file for planning.
+        machine_factory: finds out what is known of devices.
     """
 
     load_requested = Signal()
+    apply_requested = Signal()
     cancel_requested = Signal()
-    eject_requested = Signal()
     settings_changed = Signal()
 
     def __init__(
-        self, planner_factory: PlannerFactory = Planner, parent: QWidget | None = None
+        self,
+        planner_factory: PlannerFactory = Planner,
+        machine_factory: MachineFactory = this_machine,
+        parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self._model = SplitModel(planner_factory)
+        self._model = SplitModel(planner_factory, machine_factory)
+        self._finder = FitFinder(planner_factory, self)
+        self._dragged: tuple[int, float] | None = None
         self.rows: list[DeviceRow] = []
         self._refresh_timer = QTimer(self, singleShot=True, interval=0)
         self._refresh_timer.timeout.connect(self._refresh)
-        self._build()
         self._connect()
 
     # what the window tells
@@ -63,9 +77,9 @@ class SplitPanel(QWidget):
 
     def set_model(self, info: ModelInfo | None) -> None:
         """Plan for this model; None is no model."""
+        self._finder.ask(None)
         self._model.set_model(info)
         self.options.set_model_context(self._model.n_ctx_train)
-        self.summary.set_speed(0.0)
         self._schedule()
 
     def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
@@ -75,23 +89,23 @@ class SplitPanel(QWidget):
 
     def set_state(self, state: LoadState) -> None:
         self._model.set_state(state)
-        if state != "loaded":
-            self.summary.set_speed(0.0)  # it was another model's, or another split's
-        self._inputs.setEnabled(state != "loading")
+        self.inputs.setEnabled(state not in ("loading", "applying"))
         self.set_progress(0.0)
         self._schedule()
 
     def set_loaded(self, loaded: ModelLoaded) -> None:
         """The model is loaded: show what was predicted against what was measured."""
         self.set_state("loaded")
-        self._model.loaded = loaded
+        self._model.set_loaded(loaded)
 
     def set_progress(self, done: float) -> None:
         """Show which part of the load is done, 0 to 1."""
         self.footer.set_progress(done)
 
-    def set_speed(self, tokens_per_s: float) -> None:
-        self.summary.set_speed(tokens_per_s)
+    def note_answer(self, finished: Finished) -> None:
+        """An answer ended: show its speed beside what was predicted."""
+        self._model.note_answer(finished)
+        self._schedule()
 
     # what the window asks
 
@@ -101,10 +115,17 @@ class SplitPanel(QWidget):
         Raises:
             EngineError: there is no device.
         """
+        self._place_dragged()
         return self._model.load_params()
+
+    def resplit_params(self) -> LoadParams | None:
+        """What to ask the loaded model for; None where it has to be loaded again."""
+        self._place_dragged()
+        return self._model.resplit_params()
 
     def state(self) -> dict[str, Any]:
         """The settings for a JSON file."""
+        self._place_dragged()
         return self._model.to_dict()
 
     def restore(self, data: Mapping[str, Any]) -> None:
@@ -112,12 +133,60 @@ class SplitPanel(QWidget):
         self._model.restore(data)
         self._schedule()
 
+    def choose(self, params: LoadParams) -> None:
+        """Choose to load what `params` say; the person can undo it."""
+        self._change(self._model.settings_of(params))
+
+    def stop(self) -> None:
+        """End what goes on beside the window."""
+        self._finder.stop()
+        self._refresh_timer.stop()
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        self.stop()
+        super().closeEvent(event)
+
     # changes by the person
 
     def _change(self, settings: SplitSettings) -> None:
         self._schedule()  # also where nothing changes: a control may show what was not accepted
         if self._model.change(settings):
             self.settings_changed.emit()
+
+    def _on_dragged(self, handle: int, position: float) -> None:
+        """Only the last of many events in one turn of the event loop counts."""
+        self._dragged = handle, position
+        self._schedule()
+
+    def _place_dragged(self) -> None:
+        dragged, self._dragged = self._dragged, None
+        if dragged is not None:
+            self._change(self._model.dragged(*dragged))
+
+    def _begin_gesture(self) -> None:
+        self._model.history.begin()
+
+    def _end_gesture(self) -> None:
+        self._place_dragged()
+        self._model.history.end()
+
+    def undo(self) -> None:
+        """Take the last change back."""
+        self._place_dragged()
+        self._after_step(self._model.undo())
+
+    def redo(self) -> None:
+        """Do again what was taken back."""
+        self._place_dragged()
+        self._after_step(self._model.redo())
+
+    def _after_step(self, has_changed: bool) -> None:
+        self._schedule()
+        if has_changed:
+            self.settings_changed.emit()
+
+    def _on_remedy(self, remedy: Remedy) -> None:
+        self.choose(remedy.params)
 
     def _schedule(self) -> None:
         if not self._refresh_timer.isActive():
@@ -128,145 +197,112 @@ class SplitPanel(QWidget):
     def _refresh(self) -> None:
         if not self._model.settings.ranks:
             return
+        self._place_dragged()
+        self._refresh_timer.stop()
         picture, loaded = self._model.picture(), self._model.loaded
+        settings = picture.settings
         self._show_rows(picture)
-        self.header.set_rows(picture.settings.mode, picture.rows)
-        self.options.set_settings(picture.settings, picture.n_ctx)
-        self.summary.set_plan(picture.plan, has_model=self._model.info is not None)
+        groups = settings.groups if settings.mode == "groups" else ()
+        self.header.set_rows(settings.mode, picture.rows, groups)
+        self.options.set_settings(settings, picture.n_ctx)
+        self.options.set_most(picture.fit.n_ctx, picture.n_ctx)
+        has_model = self._model.info is not None
+        self.summary.show_figures(picture.plan, picture.speed, has_model=has_model)
         self.comparison.set_loaded(loaded, rank_labels(loaded.params.devices if loaded else ()))
         self.problem.setText("\n".join(picture.problems))
         self.problem.setVisible(bool(picture.problems))
-        self.footer.show_state(
-            self._model.load_state, can_load=picture.can_load, has_changed=picture.has_changed
-        )
+        remedies = picture.fit.remedies if picture.problems else ()
+        self.remedies.set_remedies(remedies, is_current=picture.fit.is_current)
+        self.footer.show_state(self._model.load_state, picture)
+        self._ask_what_fits()
+
+    def _ask_what_fits(self) -> None:
+        if self._model.load_state not in ("loading", "applying"):
+            self._finder.ask(self._model.fit_question())
 
     def _show_rows(self, picture: SplitPicture) -> None:
-        if tuple(row.colour for row in self.rows) != picture.colours:
-            self._remake_rows(picture.colours)
+        self._arrange_rows(picture.colours)
         settings = picture.settings
         is_single = settings.mode == "single"
         shown = {figures.index: figures for figures in picture.rows}
+        n = len(settings.ranks)
         for index, row in enumerate(self.rows):
             row.setVisible(index in shown)
             if index in shown:
+                can_join = settings.mode == "groups" and index in settings.active[1:]
                 row.set_figures(
                     shown[index],
                     has_slider=not is_single and len(settings.active) > 1,
+                    place=(0, 1) if is_single else (index, n),
+                    joins=settings.ranks[index].joins if can_join else None,
                     measured=picture.measured.get(index),
                 )
         has_gpu = any(rank.device != "cpu" for rank in settings.ranks)
-        self._cpu_ranks_host.setVisible(not has_gpu)
+        self.cpu_ranks_host.setVisible(not has_gpu)
         show_number(self.cpu_ranks, 1 if is_single else settings.n_cpu_ranks)
 
-    def _remake_rows(self, colours: Sequence[int]) -> None:
-        """Have one row per rank; those that fit stay, so that a focus in them stays."""
-        while self.rows and [row.colour for row in self.rows] != list(colours[: len(self.rows)]):
-            self.rows.pop().deleteLater()
-        for index in range(len(self.rows), len(colours)):
-            row = DeviceRow(index, colours[index])
-            row.share_changed.connect(self._on_share)
-            row.switched.connect(self._on_switched)
-            self._rows_layout.addWidget(row)
+    def _arrange_rows(self, colours: Sequence[int]) -> None:
+        """One row per rank, in order; those that there were stay, so that a focus in them stays."""
+        if [row.colour for row in self.rows] == list(colours):
+            return
+        known = {row.colour: row for row in self.rows}
+        for colour, row in known.items():
+            if colour not in colours:
+                row.hide()
+                row.deleteLater()
+        self.rows = []
+        for index, colour in enumerate(colours):
+            row = known.get(colour) or self._make_row(colour)
+            row.index = index
+            self.rows_layout.removeWidget(row)
+            self.rows_layout.addWidget(row)
             self.rows.append(row)
 
-    def _on_share(self, index: int, share: float) -> None:
-        self._change(self._model.settings.with_share(index, share))
+    def _make_row(self, colour: int) -> DeviceRow:
+        row = DeviceRow(0, colour)
+        self._on(row.share_changed, lambda now, index, share: now.with_share(index, share))
+        self._on(row.switched, lambda now, index, is_on: now.with_rank_on(index, is_on))
+        self._on(row.locked, lambda now, index, is_on: now.with_locked(index, is_on))
+        self._on(row.joined, lambda now, index, joins: now.with_joined(index, joins))
+        self._on(row.moved, lambda now, index, steps: now.with_rank_moved(index, steps))
+        self._on(
+            row.reserve_changed,
+            lambda now, index, mib: now.with_reserve(now.ranks[index].device, mib * MIB),
+        )
+        row.gesture_began.connect(self._begin_gesture)
+        row.gesture_ended.connect(self._end_gesture)
+        return row
 
-    def _on_switched(self, index: int, is_on: bool) -> None:
-        self._change(self._model.settings.with_rank_on(index, is_on))
-
-    # building
-
-    def _build(self) -> None:
-        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.setProperty("role", "panel")
-        self.setMinimumWidth(MIN_WIDTH)
-        self.footer = LoadFooter()
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(0)
-        layout.addWidget(self._make_scroll_area(), 1)
-        layout.addWidget(self._make_verdict())
-        layout.addWidget(self.footer)
-
-    def _make_scroll_area(self) -> QScrollArea:
-        self.comparison = MemoryComparison()
-        content = QWidget()
-        column = QVBoxLayout(content)
-        column.setContentsMargins(16, 8, 16, 8)
-        column.setSpacing(10)
-        column.addWidget(self._make_inputs())
-        column.addWidget(self.comparison)
-        column.addStretch(1)
-        scroll = QScrollArea()
-        scroll.setWidget(content)
-        scroll.setWidgetResizable(True)
-        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its fields scroll into view
-        keep_margin(scroll, column)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        return scroll
-
-    def _make_inputs(self) -> QWidget:
-        """Everything that is locked while a model loads."""
-        self.header = SplitHeader()
-        self.options = LoadOptions()
-        self.unusable = label(role="muted")
-        self.unusable.setWordWrap(True)
-        self.unusable.hide()
-        self._rows_layout = QVBoxLayout()
-        self._rows_layout.setSpacing(0)
-        self._inputs = QWidget()
-        layout = QVBoxLayout(self._inputs)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(8)
-        layout.addWidget(self.header)
-        layout.addLayout(self._rows_layout)
-        for widget in (self.unusable, self._make_cpu_ranks(), line(), self.options):
-            layout.addWidget(widget)
-        return self._inputs
-
-    def _make_cpu_ranks(self) -> QWidget:
-        self.cpu_ranks = QSpinBox()
-        self.cpu_ranks.setRange(1, MAX_CPU_RANKS)
-        self.cpu_ranks.setAccessibleName("CPU ranks")
-        self.cpu_ranks.setToolTip("Split the model over several virtual devices of the CPU")
-        ignore_wheel(self.cpu_ranks)
-        self._cpu_ranks_host = QWidget()
-        layout = QHBoxLayout(self._cpu_ranks_host)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.addWidget(label("CPU ranks", "muted"), 1)
-        layout.addWidget(self.cpu_ranks)
-        return self._cpu_ranks_host
-
-    def _make_verdict(self) -> QWidget:
-        """What fits and what it costs; below the scroll area, so that it is always in view."""
-        self.summary = SplitSummary()
-        self.problem = label(role="shortage")
-        self.problem.setWordWrap(True)
-        self.problem.hide()
-        verdict = QWidget()
-        layout = QVBoxLayout(verdict)
-        layout.setContentsMargins(16, 6, 16, 0)
-        layout.setSpacing(8)
-        layout.addWidget(self.problem)
-        layout.addWidget(self.summary)
-        return verdict
+    def _on(self, signal: Any, make: Callable[..., SplitSettings]) -> None:
+        """Let a signal ask for the settings that `make` gives, from the present and its own."""
+        signal.connect(lambda *args: self._change(make(self._model.settings, *args)))
 
     def _connect(self) -> None:
-        def on(signal: Any, make: Callable[..., SplitSettings]) -> None:
-            """Let a signal ask for the settings that `make` gives, from the present and its own."""
-            signal.connect(lambda *args: self._change(make(self._model.settings, *args)))
-
-        header, options = self.header, self.options
+        on, header, options = self._on, self.header, self.options
         on(header.mode_chosen, lambda now, mode: now.with_mode(mode))
         on(header.even_requested, lambda now: now.with_weights([1.0] * len(now.ranks)))
         on(header.by_memory_requested, lambda _: self._model.split_by_memory())
-        on(header.bar.dragged, lambda now, handle, x: now.with_boundary(handle, x))
+        on(header.by_speed_requested, lambda _: self._model.split_by_speed())
         on(header.bar.stepped, lambda _, handle, notches: self._model.stepped(handle, notches))
         on(self.cpu_ranks.valueChanged, lambda now, count: now.with_cpu_ranks(count))
         on(options.context_changed, lambda now, n_ctx: replace(now, n_ctx=n_ctx))
         on(options.kv_type_changed, lambda now, kv_type: replace(now, kv_type=kv_type))
         on(options.threads_changed, lambda now, count: replace(now, cpu_threads=count))
+        header.bar.dragged.connect(self._on_dragged)
+        for source in (header.bar, options):
+            source.gesture_began.connect(self._begin_gesture)
+            source.gesture_ended.connect(self._end_gesture)
+        self.remedies.chosen.connect(self._on_remedy)
+        self._finder.found.connect(self._model.set_fit)
+        self._finder.found.connect(self._schedule)
         self.footer.load_requested.connect(self.load_requested)
+        self.footer.apply_requested.connect(self.apply_requested)
         self.footer.cancel_requested.connect(self.cancel_requested)
-        self.footer.eject_requested.connect(self.eject_requested)
+        self.footer.undo_requested.connect(self.undo)
+        for key, slot in (
+            (QKeySequence.StandardKey.Undo, self.undo),
+            (QKeySequence("Ctrl+Shift+Z"), self.redo),
+        ):
+            shortcut = QShortcut(key, self)
+            shortcut.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
+            shortcut.activated.connect(slot)

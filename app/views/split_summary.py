@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
-from app.units import signed_percent_text, size_text
+from app.split_picture import SpeedFigures
+from app.units import rate_text, signed_percent_text, size_text
 from app.views.controls import label
 from engine import DeviceMemory, ModelLoaded, Plan
 
@@ -19,51 +20,77 @@ STORAGE_TEXTS = {
 
 
 class SplitSummary(QWidget):
-    """A card with the total that is predicted and the speed that was measured."""
+    """A card with the speed that is predicted, the one that was measured, and what limits it."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setProperty("role", "card")
-        self.total = label(role="figure")
-        self.total_note = label("predicted", "muted")
-        self.speed = label(role="figure")
-        self.speed_note = label("tok/s measured", "muted")
+        self.predicted = label(role="figure")
+        self.predicted_note = label("predicted", "muted")
+        self.measured_note = label("measured", "muted")
+        self.measured = label(role="measured")
+        self.reason = label(role="muted")
         self.note = label(role="muted")
-        self.note.setWordWrap(True)
+        for text in (self.reason, self.note):
+            text.setWordWrap(True)
         self._build()
-        self.set_plan(None, has_model=False)
-        self.set_speed(0.0)
+        self.show_figures(None, SpeedFigures(), has_model=False)
 
-    def set_plan(self, plan: Plan | None, *, has_model: bool) -> None:
-        self.total.setText(size_text(plan.total_bytes) if plan else "")
-        for part in (self.total, self.total_note):
-            part.setVisible(plan is not None)
-        if plan:
-            storage = STORAGE_TEXTS.get(plan.storage, "")
-            self.note.setText(" ".join((storage, *plan.warnings)).strip())
-        else:
-            self.note.setText("" if has_model else "Open a model to see what it needs.")
+    def show_figures(self, plan: Plan | None, speed: SpeedFigures, *, has_model: bool) -> None:
+        """Show a plan and its speed."""
+        forecast = speed.forecast if plan else None
+        rate = rate_text(forecast.decode.tokens_per_s) if forecast else ""
+        self.predicted.setText(f"{rate} tok/s" if rate else "")
+        after = f" after {speed.n_past} tokens" if speed.n_past else ""
+        self.predicted_note.setText(f"predicted{after}")
+        for part in (self.predicted, self.predicted_note):
+            part.setVisible(forecast is not None)
+        self.measured.setText(rate_text(speed.measured))
+        for part in (self.measured, self.measured_note):
+            part.setVisible(speed.measured > 0)
+        self.reason.setText(forecast.decode.reason if forecast else "")
+        self.reason.setVisible(forecast is not None)
+        self.note.setText(" ".join(notes(plan, speed)) if plan else _empty_text(has_model))
         self.note.setVisible(bool(self.note.text()))
 
-    def set_speed(self, tokens_per_s: float) -> None:
-        self.speed.setText(f"{tokens_per_s:.1f}")
-        for part in (self.speed, self.speed_note):
-            part.setVisible(tokens_per_s > 0)
-
     def _build(self) -> None:
-        totals = QHBoxLayout()
-        totals.setSpacing(6)
-        for part in (self.total, self.total_note):
-            totals.addWidget(part, 0, Qt.AlignmentFlag.AlignBaseline)
-        totals.addStretch(1)
-        for part in (self.speed, self.speed_note):
-            totals.addWidget(part, 0, Qt.AlignmentFlag.AlignBaseline)
+        figures = QHBoxLayout()
+        figures.setSpacing(6)
+        for part in (self.predicted, self.predicted_note):
+            figures.addWidget(part, 0, Qt.AlignmentFlag.AlignBaseline)
+        figures.addStretch(1)
+        for part in (self.measured_note, self.measured):
+            figures.addWidget(part, 0, Qt.AlignmentFlag.AlignBaseline)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(12, 9, 12, 9)
         layout.setSpacing(3)
-        layout.addLayout(totals)
+        layout.addLayout(figures)
+        layout.addWidget(self.reason)
         layout.addWidget(self.note)
+
+
+def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
+    """Sentences on a plan, the most important first."""
+    yield from plan.warnings
+    if speed.error is not None:
+        side = "high" if speed.error >= 0 else "low"
+        off = signed_percent_text(abs(speed.error)).removeprefix("+")
+        yield f"For the last answer the prediction was {off} too {side}."
+    if speed.forecast is not None:
+        yield f"Prompts: {rate_text(speed.forecast.prefill.tokens_per_s)} tok/s."
+        if speed.is_simulated:
+            yield "The devices are simulated."
+        elif not speed.is_measured:
+            yield "Not measured on this machine yet: devices are judged by their names."
+    yield f"{size_text(plan.total_bytes)} in all."
+    storage = STORAGE_TEXTS.get(plan.storage)
+    if storage:
+        yield storage
+
+
+def _empty_text(has_model: bool) -> str:
+    return "" if has_model else "Open a model to see what it needs."
 
 
 class MemoryComparison(QWidget):

@@ -15,9 +15,14 @@ from shiboken6 import Shiboken
 
 from app.main import Shell
 from app.theme import apply_theme
+from app.views.split_panel import SplitPanel
+from engine import DeviceInfo, ModelInfo
 from tests.helpers.fake_host import FakeHost, Script, model_info
+from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machine
+from tests.helpers.split_panels import settle
 
 MakeShell = Callable[..., Shell]
+MakePanel = Callable[..., SplitPanel]
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +89,33 @@ def make_shell(
         shell.window.deleteLater()
         shell.deleteLater()
     apply_theme(qapp, "dark")
+
+
+@pytest.fixture
+def make_panel(qtbot: QtBot, qapp: QApplication) -> MakePanel:
+    """A split panel on screen, with a model and a planner that cuts at whole eighths."""
+
+    def make(
+        devices: list[DeviceInfo] = [*GPUS, CPU],  # noqa: B006 never changed
+        planner: type[FakePlanner] = FakePlanner,
+        info: ModelInfo | None = INFO,
+    ) -> SplitPanel:
+        apply_theme(qapp, "dark")
+        panel = SplitPanel(planner, fake_machine)
+        qtbot.addWidget(panel)
+        panel.resize(420, 900)
+        panel.set_devices(devices)
+        if info is not None:
+            panel.set_model(info)
+            panel.set_state("ready")
+        panel.show()
+        settle()
+        return panel
+
+    return make
+
+
+@pytest.fixture
+def panel(make_panel: MakePanel) -> SplitPanel:
+    """With three GPUs and the CPU."""
+    return make_panel()

@@ -9,6 +9,7 @@ import pytest
 from app.split_figures import (
     Context,
     RowFigures,
+    kinds_of,
     outside_bytes,
     plan_by_rank,
     row_figures,
@@ -18,8 +19,7 @@ from app.split_figures import (
     shortages,
 )
 from app.split_settings import SplitSettings, default_settings
-from app.split_steps import step_boundary
-from app.units import context_text, signed_percent_text, size_text, use_text
+from app.units import context_text, rate_text, signed_percent_text, size_text, use_text
 from engine import (
     DeviceInfo,
     DeviceMemory,
@@ -116,6 +116,11 @@ def test_memory_of_the_loaded_model_counts_as_free_for_the_next() -> None:
     now = [DeviceSnapshot("cpu", 0.0, 9 * GIB, 32 * GIB, 23 * GIB)]
     assert outside_bytes(now, None) == {"cpu": 9 * GIB}
     assert outside_bytes(now, loaded) == {"cpu": 5 * GIB}
+    gpu = DeviceMemory("cuda:0", MemoryUse(2 * GIB), MemoryUse(2 * GIB))
+    on_gpu = ModelLoaded(INFO, params, 2048, (gpu,), 1.0)
+    busy = [DeviceSnapshot("cuda:0", 0.0, 9 * GIB, 24 * GIB, 15 * GIB)]
+    assert outside_bytes(busy, on_gpu, {"cuda:0": GIB}) == {"cuda:0": 6 * GIB}
+    assert outside_bytes(busy, None, {"cuda:0": GIB}) == {"cuda:0": 9 * GIB}
     stale = [DeviceSnapshot("cpu", 0.0, 3 * GIB, 32 * GIB, 29 * GIB)]
     assert outside_bytes(stale, loaded) == {"cpu": 0}
 
@@ -167,23 +172,43 @@ def test_texts_keep_three_digits_and_their_unit() -> None:
     assert signed_percent_text(0.0124) == "+1.2 %"
     assert signed_percent_text(-0.004) == "−0.4 %"
     assert signed_percent_text(0.0001) == "0.0 %"
+    assert [rate_text(n) for n in (6.254, 61.84, 1240.4)] == ["6.25", "61.8", "1240"]
     assert [context_text(n) for n in (512, 4096, 131072, 5000)] == ["512", "4k", "128k", "5000"]
 
 
-def eighths(split: SplitSettings, handle: int) -> float:
-    """A model that can be cut at whole eighths only."""
-    return round(split.boundary(handle) * 8) / 8
+def test_what_was_moved_to_a_device_that_is_off_shows_in_its_row() -> None:
+    """It takes a part, but nothing was asked of it; keys and values of GPUs count there, too."""
+    split = default_settings([GPU, CPU])
+    on_gpu = DevicePlan(0, "cuda:0", 1.0, 0.75, MemoryUse(9 * GIB, 0, 0, host_kv=GIB))
+    taker = DevicePlan(1, "cpu", 0.0, 0.25, MemoryUse(3 * GIB))
+    plan = Plan((on_gpu, taker), "tensor", 2048, "f16", 12 * GIB)
+    gpu, cpu = row_figures(
+        split,
+        Context(
+            devices={"cpu": CPU, "cuda:0": GPU},
+            outside={"cpu": 4 * GIB, "cuda:0": 0},
+            by_rank=plan_by_rank(split, plan),
+            overhead=plan.overhead(),
+        ),
+    )
+    assert (gpu.is_on, gpu.is_taker, gpu.guests) == (True, False, 0)
+    assert (cpu.is_on, cpu.is_taker, cpu.guests) == (False, True, GIB)
+    assert cpu.free == (32 - 4 - 3 - 1) * GIB
+    assert share_text(cpu) == "takes 25.0"
+    assert gpu.overhead == plan.overhead()["cuda:0"]
+    assert gpu.free == 24 * GIB - 9 * GIB - gpu.overhead
+    assert kinds_of(cpu) == [("weights", 3 * GIB), ("KV of GPUs", GIB)]
+    assert shortages([replace(cpu, free=-GIB)]) == [
+        "The CPU would need 4.0 GiB but 3.0 GiB can be had: 1.0 GiB short."
+    ]
 
 
-@pytest.mark.parametrize(("notches", "lands"), [(1, 5 / 8), (-1, 3 / 8), (2, 6 / 8), (-3, 1 / 8)])
-def test_an_arrow_key_goes_to_the_next_possible_cut(notches: int, lands: float) -> None:
-    """Even where the smallest step that is asked for changes nothing."""
-    split = default_settings([CPU]).with_cpu_ranks(2)
-    moved = step_boundary(split, 0, notches, 0.02, eighths)
-    assert eighths(moved, 0) == lands
-
-
-def test_a_boundary_stops_at_the_end() -> None:
-    """Stepping on is harmless when nothing is left."""
-    split = default_settings([CPU]).with_cpu_ranks(2).with_weights([1, 0])
-    assert step_boundary(split, 0, 3, 0.02, eighths).shares == (1, 0)
+def test_a_reserve_leaves_less_and_is_named() -> None:
+    """Free is what stays beside it."""
+    split = default_settings([CPU]).with_reserve("cpu", 20 * GIB)
+    (row,) = rows_of(split)
+    assert row.free == (32 - 4 - 10 - 20) * GIB
+    assert shortages([row]) == [
+        "The CPU would need 10.0 GiB but 8.0 GiB can be had beside 20.0 GiB in reserve: "
+        "2.0 GiB short."
+    ]

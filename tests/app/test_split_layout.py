@@ -1,11 +1,12 @@
 """The split panel at its narrowest: nothing is cut off at the right."""
 
 import pytest
-from PySide6.QtWidgets import QApplication, QScrollArea
+from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea
 from pytestqt.qtbot import QtBot
 
 from app.theme import apply_theme
-from app.views.split_panel import MIN_WIDTH, SplitPanel
+from app.views.split_layout import MIN_WIDTH
+from app.views.split_panel import SplitPanel
 from engine import DeviceInfo, read_model_info
 from tests.helpers.golden import REPO
 
@@ -18,12 +19,14 @@ GPUS = [
 DEMO = REPO / "resources" / "demo" / "tandem-demo.gguf"
 
 
-@pytest.mark.parametrize("mode", ["single", "tensor", "layer"])
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("mode", ["single", "tensor", "layer", "groups"])
 @pytest.mark.parametrize("devices", [[CPU], [*GPUS, CPU]], ids=["cpu", "gpus"])
 def test_everything_fits(
-    qapp: QApplication, qtbot: QtBot, devices: list[DeviceInfo], mode: str
+    qapp: QApplication, qtbot: QtBot, devices: list[DeviceInfo], mode: str, theme: str
 ) -> None:
-    apply_theme(qapp, "dark")
+    """Also what is folded away, and the buttons below."""
+    apply_theme(qapp, theme)
     panel = SplitPanel()
     qtbot.addWidget(panel)
     panel.set_devices(devices)
@@ -32,6 +35,13 @@ def test_everything_fits(
     panel.resize(MIN_WIDTH, 300)  # so low that it scrolls
     panel.show()
     qapp.processEvents()
+    for row in panel.rows:
+        row.more.setChecked(True)
+    qapp.processEvents()
     scroll = panel.findChild(QScrollArea)
     assert scroll.widget().minimumSizeHint().width() <= scroll.viewport().width()
     assert scroll.widget().width() == scroll.viewport().width()
+    assert panel.minimumSizeHint().width() <= MIN_WIDTH
+    for button in panel.footer.findChildren(QPushButton):
+        assert button.isHidden() or button.width() >= button.sizeHint().width()
+    apply_theme(qapp, "dark")

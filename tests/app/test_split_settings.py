@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.split_settings import (
-    MAX_CPU_RANKS,
-    MODES,
-    SplitSettings,
-    default_settings,
-    from_dict,
-    to_dict,
-)
-from engine import DeviceInfo, EngineError
+from app.split_loads import is_same_load, resplit_params, settings_for
+from app.split_saving import from_dict, to_dict
+from app.split_settings import MAX_CPU_RANKS, MODES, SplitSettings, default_settings
+from engine import DeviceInfo, EngineError, LoadParams
 
 GIB = 1 << 30
 CPU = DeviceInfo("cpu", "cpu", "Test CPU", 32 * GIB, 20 * GIB, n_cores=8)
@@ -35,7 +31,12 @@ changes = st.one_of(
     st.tuples(st.just("with_rank_on"), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("with_cpu_ranks"), st.integers(0, 10)),
     st.tuples(st.just("with_mode"), st.sampled_from(MODES)),
+    st.tuples(st.just("with_locked"), st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("with_joined"), st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("with_rank_moved"), st.integers(0, 3), st.integers(-4, 4)),
+    st.tuples(st.just("with_reserve"), st.sampled_from(["cpu", "cuda:1"]), st.integers(0, 9)),
 )
+BY_RANK = ("with_rank_on", "with_locked", "with_joined", "with_rank_moved")
 
 
 def assert_sound(split: SplitSettings) -> None:
@@ -45,6 +46,8 @@ def assert_sound(split: SplitSettings) -> None:
     assert all(rank.share == 0.0 for rank in split.ranks if not rank.is_on)
     assert all(0.0 <= rank.share <= 1.0 for rank in split.ranks)
     assert 0 <= split.single < len(split.ranks)
+    assert not any(rank.is_locked and not rank.is_on for rank in split.ranks)
+    assert sum(split.groups) == len(split.active)
     assert split.active
 
 
@@ -67,10 +70,13 @@ def test_shares_sum_to_one_after_any_changes(
     split = default_settings(devices)
     assert_sound(split)
     for name, *args in steps:
-        if name == "with_rank_on" and args[0] >= len(split.ranks):
+        if name in BY_RANK and args[0] >= len(split.ranks):
             continue
-        split = getattr(split, name)(*args)
+        before, split = split, getattr(split, name)(*args)
         assert_sound(split)
+        if name in ("with_share", "with_boundary"):
+            for old, new in zip(before.ranks, split.ranks, strict=True):
+                assert not old.is_locked or new.share == old.share
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=3, max_size=4), st.integers(0, 2), share_values)
@@ -170,17 +176,110 @@ def test_json_restores_the_same_split(steps: list[tuple[Any, ...]]) -> None:
     assert again.mode == split.mode
     assert again.active == split.active
     assert again.shares == pytest.approx(split.shares)
+    assert [r.device for r in again.ranks] == [r.device for r in split.ranks]
+    assert [(r.is_locked, r.joins) for r in again.ranks] == [
+        (r.is_locked, r.joins) for r in split.ranks
+    ]
+    assert again.reserve == split.reserve
 
 
 def test_gpus_are_recognised_by_uuid_when_their_numbers_change() -> None:
-    """A card that moved to another slot keeps its share."""
+    """A card that moved to another slot keeps its share and its place in the order."""
     saved = to_dict(tensor(3, 1, 0).with_rank_on(2, False))
     moved = [
         DeviceInfo("cuda:0", "cuda", "GPU", 24 * GIB, 24 * GIB, uuid="GPU-1"),
         DeviceInfo("cuda:1", "cuda", "GPU", 24 * GIB, 24 * GIB, uuid="GPU-0"),
         CPU,
     ]
-    assert from_dict(saved, moved).shares == pytest.approx((0.25, 0.75, 0))
+    again = from_dict(saved, moved)
+    assert [rank.device for rank in again.ranks] == ["cuda:1", "cuda:0", "cpu"]
+    assert again.shares == pytest.approx((0.75, 0.25, 0))
+    assert [rank.is_on for rank in again.ranks] == [True, True, False]
+
+
+def test_what_an_older_version_saved_is_restored() -> None:
+    """Without locks, groups, reserves and what is moved to the CPU."""
+    old = {
+        "mode": "layer",
+        "single": 1,
+        "ranks": [
+            {"device": "GPU-0", "on": True, "share": 0.25},
+            {"device": "GPU-1", "on": True, "share": 0.75},
+            {"device": "GPU-2", "on": False, "share": 0.0},
+            {"device": "cpu", "on": False, "share": 0.0},
+        ],
+        "n_ctx": 4096,
+        "kv_type": "q8_0",
+        "cpu_threads": None,
+    }
+    split = from_dict(old, RIG)
+    assert split.shares == pytest.approx((0.25, 0.75, 0, 0))
+    assert (split.mode, split.n_ctx, split.kv_type, split.reserve) == ("layer", 4096, "q8_0", ())
+    assert [rank.joins for rank in split.ranks] == [False, True, True, False]
+
+
+def test_a_saved_place_follows_its_card() -> None:
+    """Overrides and reserves name devices by what they are recognised by."""
+    split = replace(
+        tensor(1, 1),
+        reserve=(("cuda:1", GIB),),
+        overrides=(("ffn_", "cuda:1"), ("attn_", "#0"), ("x", "cpu")),
+        n_cpu_moe=3,
+        n_cpu_blocks=2,
+        kv_on_host=True,
+    )
+    saved = json.loads(json.dumps(to_dict(split)))
+    assert from_dict(saved, RIG).load_params("m") == split.load_params("m")
+    only = replace(GPUS[1], id="cuda:0")
+    moved = from_dict(saved, [only]).load_params("m")
+    assert moved.reserve == (("cuda:0", GIB),)
+    assert moved.overrides == (("ffn_", "cuda:0"), ("attn_", "#0"))
+
+
+def test_a_rank_that_is_put_elsewhere_leaves_groups_where_they_were() -> None:
+    """They are places in the order, not devices."""
+    split = tensor(3, 2, 1).with_joined(1, True).with_joined(2, False).with_mode("groups")
+    moved = split.with_rank_moved(2, -2)
+    assert moved.load_params("m").devices == ("cuda:2", "cuda:0", "cuda:1")
+    assert moved.load_params("m").groups == split.load_params("m").groups == (2, 1)
+    assert moved.load_params("m").split == pytest.approx((1 / 6, 1 / 2, 1 / 3))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        LoadParams("m", ("cuda:1",)),
+        LoadParams("m", ("cuda:2", "cuda:0"), (1, 3), "layer", 512, kv_type="q8_0"),
+        LoadParams("m", ("cuda:0", "cuda:1", "cpu"), (2, 1, 1), "groups", groups=(2, 1)),
+        LoadParams("m", ("cpu", "cpu"), (1, 1), reserve=(("cpu", 5),), cpu_threads=3),
+        LoadParams("m", ("cuda:0",), n_cpu_moe=4, n_cpu_blocks=1, kv_on_host=True),
+        LoadParams("m", ("cuda:0", "cuda:1"), (1, 1), overrides=(("ffn_", "cpu"),)),
+    ],
+)
+def test_settings_can_be_made_that_load_what_is_wanted(params: LoadParams) -> None:
+    """As for a remedy, or a split that was found elsewhere, whatever is chosen now."""
+    for now in (default_settings(RIG), tensor(0, 0, 1).with_locked(2, True).with_cpu_ranks(3)):
+        made = settings_for(now, params)
+        assert_sound(made)
+        assert is_same_load(made.load_params("m"), params, 0)
+
+
+def test_devices_that_are_not_here_are_left_out_of_what_is_wanted() -> None:
+    """Those that are share evenly; with none of them nothing changes."""
+    now = default_settings([GPUS[0], GPUS[1], CPU])
+    made = settings_for(now, LoadParams("m", ("cuda:0", "cuda:1", "cuda:7"), (1, 2, 3)))
+    assert made.load_params("m").split == pytest.approx((0.5, 0.5))
+    assert settings_for(now, LoadParams("m", ("cuda:7",))) == now
+
+
+def test_only_a_split_can_be_given_to_a_loaded_model() -> None:
+    loaded = LoadParams("m", ("cuda:0",), n_ctx=None)
+    wanted = LoadParams("m", ("cuda:0", "cpu"), (1, 1), "layer", n_ctx=2048, n_cpu_moe=2)
+    found = resplit_params(wanted, loaded, 4096)
+    assert found == replace(wanted, n_ctx=None)
+    for other in (replace(wanted, n_ctx=4096), replace(wanted, kv_type="f32")):
+        assert resplit_params(other, loaded, 4096) is None
+    assert resplit_params(replace(wanted, path="n"), loaded, 4096) is None
 
 
 json_values = st.recursive(
@@ -196,6 +295,11 @@ damaged = st.fixed_dictionaries(
         "n_ctx": json_values,
         "kv_type": json_values,
         "cpu_threads": json_values,
+        "reserve": json_values | st.dictionaries(st.just("cpu"), json_values),
+        "n_cpu_blocks": json_values,
+        "n_cpu_moe": json_values,
+        "kv_on_host": json_values,
+        "overrides": json_values | st.lists(st.lists(json_values, max_size=2)),
         "ranks": json_values
         | st.lists(
             st.fixed_dictionaries(
@@ -204,6 +308,8 @@ damaged = st.fixed_dictionaries(
                     "device": st.just("cpu") | json_values,
                     "on": json_values,
                     "share": json_values,
+                    "locked": json_values,
+                    "joins": json_values,
                 },
             )
         ),

@@ -74,9 +74,10 @@ def test_tab_goes_as_the_window_is_read(qtbot: QtBot, make_shell: MakeShell) -> 
         split.header.mode_button("single"),
         split.rows[0].switch,
         split.options.context,
-        split.footer.eject,
+        split.footer.undo,
     ]
-    qtbot.waitUntil(lambda: split.footer.eject.isVisible())
+    split.options.context.setValue(1024)
+    qtbot.waitUntil(split.footer.undo.isEnabled)
     window.composer.edit.setFocus()
     stops: list[QWidget] = []
     for _ in range(200):

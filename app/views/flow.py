@@ -1,0 +1,66 @@
+"""Widgets in lines that break as text does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QRect, QSize
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+GAP = 6
+
+
+class FlowBox(QWidget):
+    """Its widgets at their preferred size, as many in a line as there is room for."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._widgets: tuple[QWidget, ...] = ()
+        policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+
+    def set_widgets(self, widgets: Sequence[QWidget]) -> None:
+        """Show these in place of those there were."""
+        for old in self._widgets:
+            old.hide()
+            old.deleteLater()
+        self._widgets = tuple(widgets)
+        for widget in widgets:
+            widget.setParent(self)
+            widget.show()
+        self._arrange(self.width())
+        self.updateGeometry()
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        return max((place.bottom() + 1 for place in self._places(width)), default=0)
+
+    def sizeHint(self) -> QSize:
+        return QSize(240, self.heightForWidth(max(240, self.width())))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, self.heightForWidth(max(1, self.width())))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._arrange(event.size().width())
+
+    def _arrange(self, width: int) -> None:
+        for widget, place in zip(self._widgets, self._places(width), strict=True):
+            widget.setGeometry(place)
+
+    def _places(self, width: int) -> list[QRect]:
+        """Where each widget goes; one wider than the room is cut to it."""
+        x = y = line = 0
+        places = []
+        for widget in self._widgets:
+            size = widget.sizeHint().boundedTo(QSize(width, 1 << 20))
+            if x and x + size.width() > width:
+                x, y, line = 0, y + line + GAP, 0
+            places.append(QRect(x, y, size.width(), size.height()))
+            x, line = x + size.width() + GAP, max(line, size.height())
+        return places

@@ -1,0 +1,57 @@
+"""Ways out where something does not fit, each a button."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QPushButton, QWidget
+
+from app.units import context_text
+from app.views.flow import FlowBox
+from engine import Remedy
+
+MOST = 6
+
+
+class RemedyButtons(FlowBox):
+    """Offers remedies; a press asks for one."""
+
+    chosen = Signal(object)  # Remedy
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._shown: tuple[Remedy, ...] = ()
+        self.buttons: list[QPushButton] = []
+        self.hide()
+
+    def set_remedies(self, remedies: Sequence[Remedy], *, is_current: bool) -> None:
+        """Offer these; those of settings that have changed since cannot be pressed."""
+        self.setVisible(bool(remedies))
+        self.setEnabled(is_current)
+        if tuple(remedies) == self._shown:
+            return
+        self._shown = tuple(remedies)
+        self.buttons = []
+        for remedy in self._shown[:MOST]:
+            button = QPushButton(short_text(remedy))
+            button.setProperty("role", "chip")
+            button.setToolTip(remedy.sentence)
+            button.setAccessibleDescription(remedy.sentence)
+            button.clicked.connect(lambda _=False, r=remedy: self.chosen.emit(r))
+            self.buttons.append(button)
+        self.set_widgets(self.buttons)
+
+
+def short_text(remedy: Remedy) -> str:
+    """A remedy in a few words."""
+    params = remedy.params
+    texts = {
+        "split": "Shares that fit",
+        "kv_type": f"{params.kv_type} KV",
+        "context": f"{context_text(params.n_ctx or 0)} context",
+        "experts": f"Experts of {params.n_cpu_moe} blocks to the CPU",
+        "kv_on_host": "KV in the host's memory",
+        "blocks": f"{params.n_cpu_blocks} blocks to the CPU",
+    }
+    return texts.get(remedy.kind) or remedy.sentence.rstrip(".")

@@ -1,0 +1,171 @@
+"""What fits is found out beside the window, and remedies are one press away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.split_fit import FitAnswer, FitFinder, FitQuestion
+from app.theme import theme
+from app.views.remedies import short_text
+from app.views.split_panel import SplitPanel
+from engine import Evaluation, LoadParams, Remedy
+from tests.app.conftest import MakePanel
+from tests.helpers.fake_planner import GIB, GPUS, INFO, FakePlanner, RefusingPlanner
+from tests.helpers.split_panels import settle, texts, used
+
+QUESTION = FitQuestion(
+    LoadParams(INFO.path, ("cuda:0",)), (("cuda:0", 24 * GIB, 1.0),), INFO.n_ctx_train, 8
+)
+
+
+def test_what_does_not_fit_is_said_in_the_danger_colour(panel: SplitPanel) -> None:
+    """Where and by how much; it comes from the live memory figures."""
+    assert not panel.problem.isVisible()
+    panel.set_snapshots([used("cuda:0", 21)])
+    settle()
+    assert "GPU 0 would need 5.0 GiB but 3.0 GiB can be had: 2.0 GiB short." in texts(panel)
+    assert panel.problem.palette().windowText().color().name() == theme().danger
+    assert panel.rows[0].use.property("role") == "shortage"
+    assert panel.footer.load.isEnabled()
+
+
+def test_an_error_of_the_planner_is_a_sentence_and_stops_loading(make_panel: MakePanel) -> None:
+    """Message and hint; no plan, no load."""
+    panel = make_panel(GPUS, RefusingPlanner)
+    assert panel.problem.text() == "This model cannot be split by tensor. Choose layers."
+    assert not panel.footer.load.isEnabled()
+    panel.set_model(None)
+    panel.set_state("empty")
+    settle()
+    assert not panel.problem.isVisible()
+
+
+def test_the_longest_context_is_marked(panel: SplitPanel, qtbot: QtBot) -> None:
+    """Of this split: beside 3.75 GiB of weights and what CUDA takes, 1 GiB is left on GPU 0."""
+    panel.set_snapshots([used("cuda:0", 24 - 5.25)])
+    qtbot.waitUntil(lambda: "tokens fit" in panel.options.context_note.accessibleName())
+    assert panel.options.context_slider.mark == pytest.approx(0.6, abs=0.1)
+    panel.options.context.setValue(8192)
+    settle()
+    assert panel.options.context_note.property("role") == "shortage"
+    assert "short." in panel.problem.text()
+
+
+def test_a_remedy_is_applied_with_one_press_and_can_be_undone(
+    panel: SplitPanel, qtbot: QtBot
+) -> None:
+    panel.set_snapshots([used("cuda:0", 24 - 5.25)])
+    panel.options.context.setValue(4096)
+    wanted = panel.load_params()
+    qtbot.waitUntil(lambda: panel.remedies.isVisible() and panel.remedies.isEnabled())
+    buttons = {button.text(): button for button in panel.remedies.buttons}
+    assert "q8_0 KV" in buttons
+    assert buttons["q8_0 KV"].toolTip()
+    with qtbot.waitSignal(panel.settings_changed):
+        buttons["q8_0 KV"].click()
+    settle()
+    after = panel.load_params()
+    assert after.kv_type == "q8_0"
+    assert after.split == pytest.approx(wanted.split)
+    assert not panel.problem.isVisible()
+    assert not panel.remedies.isVisible()
+    panel.undo()
+    assert panel.load_params() == wanted
+
+
+def test_remedies_of_other_settings_cannot_be_pressed(panel: SplitPanel, qtbot: QtBot) -> None:
+    """Until new ones are found."""
+    panel.set_snapshots([used("cuda:0", 21)])
+    qtbot.waitUntil(lambda: panel.remedies.isVisible() and panel.remedies.isEnabled())
+    panel.options.context.setValue(3000)
+    settle()
+    assert panel.remedies.isVisible()
+    assert not panel.remedies.isEnabled()
+    qtbot.waitUntil(panel.remedies.isEnabled)
+
+
+@pytest.mark.parametrize(
+    ("remedy", "text"),
+    [
+        (Remedy("split", "Split it.", LoadParams("m")), "Shares that fit"),
+        (Remedy("devices", "Use GPU 2 as well.", LoadParams("m")), "Use GPU 2 as well"),
+        (Remedy("kv_type", "…", LoadParams("m", kv_type="q8_0")), "q8_0 KV"),
+        (Remedy("context", "…", LoadParams("m", n_ctx=16384)), "16k context"),
+        (
+            Remedy("experts", "…", LoadParams("m", n_cpu_moe=12)),
+            "Experts of 12 blocks to the CPU",
+        ),
+        (Remedy("blocks", "…", LoadParams("m", n_cpu_blocks=3)), "3 blocks to the CPU"),
+        (Remedy("kv_on_host", "…", LoadParams("m")), "KV in the host's memory"),
+    ],
+)
+def test_a_remedy_is_told_in_a_few_words(remedy: Remedy, text: str) -> None:
+    assert short_text(remedy) == text
+
+
+class WaitingPlanner(FakePlanner):
+    """Does not answer before it may."""
+
+    may_answer = threading.Event()
+    n_open = 0
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        type(self).n_open += 1
+
+    def close(self) -> None:
+        type(self).n_open -= 1
+
+    def evaluate(
+        self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
+    ) -> Evaluation:
+        assert self.may_answer.wait(5)
+        return super().evaluate(params, free_bytes)
+
+
+def test_only_the_last_question_is_answered(qtbot: QtBot) -> None:
+    """The one under way gives up; nobody waits for it, and its file is closed."""
+    finder = FitFinder(WaitingPlanner)
+    found: list[FitAnswer] = []
+    finder.found.connect(found.append)
+    WaitingPlanner.may_answer.clear()
+    finder.ask(QUESTION)
+    qtbot.waitUntil(lambda: WaitingPlanner.n_open == 1)
+    last = FitQuestion(LoadParams(INFO.path, ("cuda:0",), n_ctx=99), QUESTION.rooms, 8192, 8)
+    finder.ask(last)
+    WaitingPlanner.may_answer.set()
+    qtbot.waitUntil(lambda: bool(found))
+    assert [answer.question for answer in found] == [last]
+    assert found[0].n_ctx == 8192
+    assert WaitingPlanner.n_open == 0
+    finder.ask(last)
+    qtbot.wait(200)
+    assert len(found) == 1
+    finder.stop()
+
+
+def test_stopping_waits_for_the_thread(qtbot: QtBot) -> None:
+    finder = FitFinder(WaitingPlanner)
+    found: list[FitAnswer] = []
+    finder.found.connect(found.append)
+    WaitingPlanner.may_answer.clear()
+    finder.ask(QUESTION)
+    qtbot.waitUntil(lambda: WaitingPlanner.n_open == 1)
+    WaitingPlanner.may_answer.set()
+    finder.stop()
+    assert WaitingPlanner.n_open == 0
+    qtbot.wait(50)
+    assert found == []
+
+
+def test_a_split_that_cannot_be_made_fits_nowhere(qtbot: QtBot) -> None:
+    """That is no error of the search."""
+    finder = FitFinder(RefusingPlanner)
+    with qtbot.waitSignal(finder.found) as found:
+        finder.ask(QUESTION)
+    assert found.args == [FitAnswer(QUESTION, None, ())]
+    finder.stop()

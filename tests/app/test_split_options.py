@@ -1,0 +1,127 @@
+"""Context, cache type and threads; what is remembered of the panel."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from pytestqt.qtbot import QtBot
+
+from app.theme import theme
+from app.views.load_options import LoadOptions, context_stops
+from app.views.split_panel import SplitPanel
+from engine import ModelInfo
+from tests.app.conftest import MakePanel
+from tests.helpers.fake_planner import CPU, GIB, GPUS, INFO, FakePlanner, fake_machine
+from tests.helpers.split_panels import settle
+
+
+def test_options_feed_the_load(make_panel: MakePanel) -> None:
+    """Context, cache type and threads; threads only where a CPU takes part."""
+    panel = make_panel([CPU])
+    options = panel.options
+    assert options.threads.isVisible()
+    assert options.context.value() == 2048
+    options.context_slider.setValue(options.context_slider.maximum())
+    options.kv_type.setCurrentIndex(options.kv_type.findData("bf16"))
+    options.threads.setValue(3)
+    settle()
+    params = panel.load_params()
+    assert (params.n_ctx, params.kv_type, params.cpu_threads) == (8192, "bf16", 3)
+    assert options.context.value() == 8192
+    options.context.setValue(1000)
+    options.threads.setValue(0)
+    settle()
+    assert (panel.load_params().n_ctx, panel.load_params().cpu_threads) == (1000, None)
+
+
+def test_a_smaller_model_takes_the_context_down(panel: SplitPanel) -> None:
+    """A context beyond what it was trained for is never carried over."""
+    panel.options.context.setValue(8192)
+    small = ModelInfo(INFO.path, "S", "llama", True, 8, 64, 4, 2, 99, 512, 1, GIB, "F16", True, ())
+    panel.set_model(small)
+    assert panel.load_params().n_ctx == 512
+
+
+def test_context_stops_end_with_what_the_model_was_trained_for() -> None:
+    """Powers of two below it; an unknown length offers 32k."""
+    assert context_stops(40960) == [512, 1024, 2048, 4096, 8192, 16384, 32768, 40960]
+    assert context_stops(256) == [256]
+    assert context_stops(0)[-1] == 32768
+
+
+@pytest.mark.parametrize(
+    ("most", "mark", "text"),
+    [
+        (None, None, ""),
+        (8192, None, "The whole context fits."),
+        (4096, 0.75, "Up to 4\u202f096 tokens fit."),
+        (2896, 0.625, "Up to 2\u202f896 tokens fit."),
+        (100, 0.0, "Up to 100 tokens fit."),
+        (0, 0.0, "No context fits."),
+    ],
+)
+def test_the_slider_marks_what_fits(
+    qtbot: QtBot, most: int | None, mark: float | None, text: str
+) -> None:
+    """Between its stops, which double."""
+    options = LoadOptions()
+    qtbot.addWidget(options)
+    options.set_model_context(8192)
+    options.set_most(most, 2048)
+    found = options.context_slider.mark
+    assert found == (None if mark is None else pytest.approx(mark, abs=0.001))
+    assert options.context_note.accessibleName() == text
+    assert options.context_note.property("role") == (
+        "shortage" if most is not None and most < 2048 else "muted"
+    )
+    assert options.context_slider.accessibleDescription().startswith("2048 tokens.")
+
+
+def test_beyond_the_mark_the_slider_is_painted_in_the_colour_of_danger(
+    panel: SplitPanel,
+) -> None:
+    slider = panel.options.context_slider
+    slider.set_most(4096)
+    image = slider.grab().toImage()
+    middle = image.height() // 2
+    assert image.pixelColor(image.width() - 3, middle).name() == theme().danger
+    assert image.pixelColor(image.width() * 5 // 8, middle).name() != theme().danger
+    slider.set_most(8192)
+    assert slider.grab().toImage().pixelColor(image.width() - 3, middle).name() != theme().danger
+
+
+def test_the_slider_moves_by_keys(panel: SplitPanel) -> None:
+    slider = panel.options.context_slider
+    before = panel.options.context.value()
+    QTest.keyClick(slider, Qt.Key.Key_Right)
+    settle()
+    assert panel.load_params().n_ctx == 2 * before
+
+
+def test_state_survives_json_and_a_new_panel(panel: SplitPanel, qtbot: QtBot) -> None:
+    """Restored before or after the devices are known."""
+    panel.rows[0].number.setValue(55)
+    panel.header.mode_button("groups").click()
+    panel.rows[2].joined.emit(2, False)
+    panel.rows[1].locked.emit(1, True)
+    panel.rows[2].moved.emit(2, -1)
+    panel.rows[0].reserve_changed.emit(0, 1024)
+    panel.options.context.setValue(4096)
+    saved = json.loads(json.dumps(panel.state()))
+    for devices_first in (True, False):
+        again = SplitPanel(FakePlanner, fake_machine)
+        qtbot.addWidget(again)
+        if devices_first:
+            again.set_devices([*GPUS, CPU])
+        again.restore(saved)
+        again.set_devices([*GPUS, CPU])
+        again.set_model(INFO)
+        before, after = panel.load_params(), again.load_params()
+        assert after.split == pytest.approx(before.split)
+        assert (after.devices, after.groups) == (before.devices, before.groups)
+        assert (after.split_mode, after.n_ctx) == ("groups", 4096)
+        assert after.reserve == (("cuda:0", GIB),)
+        assert [rank["locked"] for rank in again.state()["ranks"]] == [False, False, True, False]

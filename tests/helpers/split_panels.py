@@ -1,0 +1,79 @@
+"""What tests do with a split panel, and what they read off it."""
+
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QLabel, QWidget
+
+from app.views.split_bar import ShareHandle
+from app.views.split_panel import SplitPanel
+from engine import (
+    DeviceMemory,
+    DeviceSnapshot,
+    Finished,
+    LoadParams,
+    MemoryUse,
+    ModelLoaded,
+    Timings,
+    Usage,
+)  # fmt: skip
+from tests.helpers.fake_planner import GIB, INFO, FakePlanner
+
+
+def settle() -> None:
+    """Let the panel plan and show."""
+    for _ in range(3):
+        QApplication.processEvents()
+
+
+def texts(panel: QWidget) -> str:
+    """All that labels say."""
+    return "\n".join(w.text() for w in panel.findChildren(QLabel) if w.isVisible())
+
+
+def loaded_as(params: LoadParams) -> ModelLoaded:
+    """Loaded with 1 % less than was predicted."""
+    plan = FakePlanner(params.path).evaluate(params).plan
+    memory = tuple(
+        DeviceMemory(d.device, d.memory, MemoryUse(d.memory.total * 100 // 101))
+        for d in plan.devices
+    )
+    return ModelLoaded(INFO, params, plan.n_ctx, memory, 1.0)
+
+
+def answered(rate: float, n_prompt: int = 100, n_tokens: int = 50) -> Finished:
+    """The end of an answer at `rate` tokens per second."""
+    timings = Timings(0.1, 1.0, 0.2, 200.0, rate)
+    return Finished("stop", Usage(n_prompt, 0, n_tokens), timings)
+
+
+def used(device: str, gib: float, total: int = 24) -> DeviceSnapshot:
+    """So much of a device's memory is in use."""
+    n_used = int(gib * GIB)
+    return DeviceSnapshot(device, 0.0, n_used, total * GIB, total * GIB - n_used)
+
+
+def press(handle: ShareHandle) -> None:
+    QTest.mousePress(handle, Qt.MouseButton.LeftButton, pos=handle.rect().center())
+
+
+def move(panel: SplitPanel, handle: ShareHandle, position: float) -> None:
+    """Move the mouse to where the bar's `position`, 0 to 1, is."""
+    bar = panel.header.bar
+    target = QPoint(round(bar.width() * position), handle.geometry().center().y())
+    QTest.mouseMove(handle, handle.mapFromParent(target))
+
+
+def release(handle: ShareHandle) -> None:
+    QTest.mouseRelease(handle, Qt.MouseButton.LeftButton)
+
+
+def drag(panel: SplitPanel, handle: ShareHandle, position: float) -> None:
+    press(handle)
+    move(panel, handle, position)
+    release(handle)
+    settle()
+
+
+def drawn(panel: SplitPanel, handle: ShareHandle) -> float:
+    """Where a handle stands, 0 to 1."""
+    return handle.geometry().center().x() / panel.header.bar.width()
