@@ -23,8 +23,11 @@ from engine.ops.weights import Weight
 from engine.ops.worker import Worker
 from engine.planning.facts import WeightRate
 
-N_ROWS, N_COLUMNS = 8192, 2048
-"""Of a matrix: as in a small model, so that what large ones gain is not counted on."""
+N_ROWS, N_COLUMNS = 32768, 2048
+"""Of a matrix: large, since Python would count for smaller ones, and answers do without it."""
+
+N_ROWS_MANY = 8192
+"""Of the matrix that is multiplied with many tokens."""
 
 READ_BYTES = 512 << 20
 """Of weights that one token is multiplied with: more than a cache holds."""
@@ -85,7 +88,9 @@ class Probe:
         self.kind = kind
         self._memory = _filled(kind, n_bytes) if memory is None else memory
         self._worker = Worker(n_threads)
-        self._weights = [_weight(kind, part, self._worker) for part in self._memory]
+        self._weights = [_weight(kind, part, N_ROWS, self._worker) for part in self._memory]
+        part = self._memory[0, : self._memory.shape[1] * N_ROWS_MANY // N_ROWS]
+        self._smaller = [_weight(kind, part, N_ROWS_MANY, self._worker)]
         self._one, self._many = torch.ones(1, N_COLUMNS), torch.ones(N_TOKENS, N_COLUMNS)
 
     def with_threads(self, n_threads: int) -> Probe:
@@ -98,8 +103,8 @@ class Probe:
 
     def flop_per_s(self) -> float:
         """Multiplications and additions of one matrix with many tokens."""
-        seconds = _seconds(self._weights[:1], self._many)
-        return 2 * N_TOKENS * N_ROWS * N_COLUMNS / seconds
+        seconds = _seconds(self._smaller, self._many)
+        return 2 * N_TOKENS * N_ROWS_MANY * N_COLUMNS / seconds
 
     def close(self) -> None:
         """End the threads; the matrices may still be another's."""
@@ -119,9 +124,9 @@ def _filled(kind: str, n_bytes: int) -> Tensor:
     return weight_memory((n_matrix, n_row, row_bytes), torch.uint8).fill_(FILL)
 
 
-def _weight(kind: str, part: Tensor, worker: Worker) -> Weight:
+def _weight(kind: str, part: Tensor, n_rows: int, worker: Worker) -> Weight:
     if kind in NUMBERS:
-        return PlaneWeight(part, NUMBERS[kind], N_ROWS, Extent.of(0, N_COLUMNS), worker)
+        return PlaneWeight(part, NUMBERS[kind], n_rows, Extent.of(0, N_COLUMNS), worker)
     return PlainWeight(part.view(DTYPES[kind]), worker)
 
 
