@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from engine.devices import DeviceInfo, list_devices, read_topology
 from engine.planning.calibration import DECODE, PREFILL, Calibration, Subject, device_set
@@ -61,6 +63,7 @@ class Forecaster:
         self._facts = facts
         self._links = links
         self._calibration = calibration
+        self._marks = {device: _mark(found) for device, found in facts.items()}
         self._models: dict[tuple[object, ...], SpeedModel] = {}
 
     @classmethod
@@ -167,11 +170,18 @@ class Forecaster:
     def _subject(
         self, evaluation: Evaluation, params: LoadParams, quant: str
     ) -> Callable[[str], Subject]:
-        """What a run counts for, by test."""
-        ranks = [self.devices[device.device] for device in evaluation.plan.devices]
+        """What a run counts for, by test; after a new measurement for nothing that was before."""
+        ids = [device.device for device in evaluation.plan.devices]
         about = f"{quant} {params.split_mode}".strip()
-        devices = device_set(ranks)
+        marks = " ".join(self._marks[device] for device in dict.fromkeys(ids))
+        devices = f"{device_set([self.devices[device] for device in ids])} ({marks})"
         return lambda test: Subject(devices, test, about)
+
+
+def _mark(facts: DeviceFacts) -> str:
+    """Tells facts from others: a ratio is worth nothing where predictions are made from others."""
+    numbers = json.dumps(asdict(facts), sort_keys=True)
+    return f"{crc32(numbers.encode()):08x}"
 
 
 def with_cache_on_host(facts: DeviceFacts, links: Links) -> DeviceFacts:

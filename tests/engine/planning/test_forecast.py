@@ -1,12 +1,13 @@
 """From a file's header to tokens per second, on rigs and with what earlier runs have taught."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engine import Forecaster, LoadParams, Planner, parse_rig
+from engine import DeviceFacts, Forecaster, LoadParams, Planner, parse_rig
 from engine.planning.calibration import Calibration
 from engine.planning.evaluator import Evaluation
 from engine.planning.forecast import PROMPT_TOKENS
@@ -105,3 +106,22 @@ def test_what_was_learnt_corrects_the_same_sort_of_run(path: Path, planner: Plan
     other = learning.forecast(evaluated(planner, alone), alone, "Q4_K_M", 100)
     fresh = Forecaster.of_rig(RIG).forecast(evaluated(planner, alone), alone, "Q4_K_M", 100)
     assert other == fresh
+
+
+def test_what_was_learnt_is_worth_nothing_after_a_new_measurement(
+    path: Path, planner: Planner
+) -> None:
+    known, wanted = Calibration(), params(path, "cuda:0")
+    evaluation = evaluated(planner, wanted)
+    slower = replace(RIG.facts["cuda:0"], bytes_per_s=RIG.facts["cuda:0"].bytes_per_s / 2)
+
+    def decode(facts: Mapping[str, DeviceFacts], calibration: Calibration | None) -> float:
+        found = Forecaster(RIG.devices, facts, RIG.links, calibration).forecast(evaluation, wanted)
+        assert found is not None
+        return found.decode.seconds
+
+    Forecaster(RIG.devices, RIG.facts, RIG.links, known).learn_decode(evaluation, wanted, "", 9.0)
+    assert decode(RIG.facts, known) > 10 * decode(RIG.facts, None)
+    measured = {**RIG.facts, "cuda:0": slower}
+    assert decode(measured, known) == decode(measured, None)
+    assert decode({**measured, "cuda:0": RIG.facts["cuda:0"]}, known) == decode(RIG.facts, known)
