@@ -20,6 +20,7 @@ from app.cli.output import note_error, prepare_streams
 from app.cli.plans import add_plans, run_plans
 from app.cli.score import add_perplexity, run_perplexity
 from app.cli.talk import add_chat, add_generate, run_chat, run_generate
+from app.cli.tune import add_tune, run_tune
 from engine import EngineError
 
 Command = tuple[
@@ -34,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "generate": ("answer one prompt", add_generate, run_generate),
     "chat": ("talk in the terminal", add_chat, run_chat),
     "bench": ("measure the speed of a model", add_bench, run_bench),
+    "tune": ("measure which split is the fastest", add_tune, run_tune),
     "perplexity": ("score a text", add_perplexity, run_perplexity),
 }
 

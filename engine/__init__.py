@@ -103,19 +103,13 @@ if TYPE_CHECKING:
     from engine.planning.prediction import Prediction, RankTime
     from engine.planning.rigs import SIMULATED, Rig, parse_rig
     from engine.planning.speed import SpeedModel
+    from engine.planning.tune_file import TuneFile, result_document
     from engine.planning.tune_plan import TuneEstimate, TunePlan
-    from engine.planning.tuned import (
-        GOALS,
-        Goal,
-        Region,
-        Sample,
-        Speeds,
-        Trial,
-        TuneResult,
-    )
+    from engine.planning.tuned import GOALS, Goal, Region, Sample, Speeds, Trial, TuneResult
     from engine.scoring import Perplexity, perplexity
     from engine.text import ChatTemplate, load_tokenizer
     from engine.timeline import RankTimes, TokenTimes
+    from engine.tuning import TuneStep, tune
     from engine.work import TokenWork, token_work
 
 
@@ -222,8 +216,10 @@ __all__ = [
     "Topology",
     "Trial",
     "TuneEstimate",
+    "TuneFile",
     "TunePlan",
     "TuneResult",
+    "TuneStep",
     "Unload",
     "UnsupportedArchitecture",
     "UnsupportedQuant",
@@ -248,7 +244,9 @@ __all__ = [
     "perplexity",
     "read_model_info",
     "read_topology",
+    "result_document",
     "token_work",
+    "tune",
 ]
 
 _HOME = {
@@ -299,6 +297,8 @@ _HOME = {
         "AUTO_PLAN", "DeviceRef", "ModelKey", "PlanBadge", "PlanStore", "SavedPlan", "export_plan",
         "fastest_plan", "import_plan", "model_key",
     ),
+    "planning.tune_file": ("TuneFile", "result_document"),
+    "tuning": ("TuneStep", "tune"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

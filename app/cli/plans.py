@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from app.cli.arguments import add_json, add_model, model_path
@@ -15,6 +15,7 @@ from engine import (
     DeviceInfo,
     EngineError,
     LoadParams,
+    PlanBadge,
     Planner,
     PlanStore,
     SavedPlan,
@@ -104,16 +105,19 @@ def _row(plan: SavedPlan, document: dict[str, object]) -> tuple[str, ...]:
     return (plan.name, *speeds, str(document["n_ctx"] or "-"), when, state, options)
 
 
-def save_plan(name: str, params: LoadParams) -> None:
-    """Keep how something is loaded under a name; its measured speed stays if nothing changed.
+def save_plan(name: str, params: LoadParams, badge: PlanBadge | None = None) -> None:
+    """Keep how something is loaded under a name.
+
+    Args:
+        badge: None keeps what was measured earlier, if nothing else changed.
 
     Raises:
         EngineError: the name cannot be used, or it cannot be written.
     """
     store, key = PlanStore.of_user(), model_key(params.path)
-    plan = SavedPlan.of(name, params, list_devices())
+    plan = SavedPlan.of(name, params, list_devices(), badge)
     with suppress(EngineError):
         old = store.find(key, name)
-        if old.params == plan.params:
-            plan = SavedPlan.of(name, params, list_devices(), old.badge)
+        if badge is None and old.params == plan.params:
+            plan = replace(plan, badge=old.badge)
     store.save(key, plan)

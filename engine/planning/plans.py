@@ -59,9 +59,8 @@ class DeviceRef:
     """A device that a plan means.
 
     Attributes:
-        id: its name when the plan was saved.
+        id, name: when the plan was saved.
         uuid: of a GPU; "" for the CPU.
-        name: what people call it.
     """
 
     id: str
@@ -193,13 +192,7 @@ def model_key(path: str | Path) -> ModelKey:
 
 
 class PlanStore:
-    """The plans of all models of a user.
-
-    Args:
-        folder: where their files are.
-
-    It may be used from several threads.
-    """
+    """The plans of all models of a user, in files in `folder`; several threads may use it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -134,8 +134,8 @@ class Clock:
 
     @property
     def trial_s(self) -> float:
-        """What a trial takes, about."""
-        return median(self._took) if self._took else self._expected_s
+        """What a trial takes, about; the first one also loads the model."""
+        return median(self._took[1:]) if len(self._took) > 1 else self._expected_s
 
     def has_time_for(self, n_trials: int) -> bool:
         return self.spent_s + n_trials * self.trial_s <= self._budget_s
@@ -221,13 +221,13 @@ class Search:
         return self._cost_of(family, family.start) < inf
 
     def _surprise(self) -> float:
-        """How many times as long as predicted the trials took."""
+        """How many times as long as predicted that trial took which was predicted best."""
         found = [
             trial.seconds(self._goal) / self._goal.seconds(p.prefill_ts, p.decode_ts)
             for trial in self.trials
             if (p := trial.predicted) is not None and trial.sample is not None
         ]
-        return median(found) if found else 1.0
+        return min(found, default=1.0)
 
     def _refine(self, family: Family) -> None:
         if family.n_ranks == 2:

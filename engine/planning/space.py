@@ -80,7 +80,7 @@ class ModelSpace:
         return self._families
 
     def candidate(self, family: Family, split: Split) -> Candidate | None:
-        return self._candidate(replace(family.params, split=split))
+        return self._candidate(_with(family.params, split))
 
     def handle(self, family: Family, split: Split, number: int) -> Handle:
         return _Handle(self._planner.positions(replace(family.params, split=split), number), number)
@@ -204,7 +204,7 @@ class ModelSpace:
         """Where ranks are expected to be busy for the same time, if that is better."""
         split = family.start
         for _ in range(MOST_BALANCED):
-            better = balanced(split, self._busy[replace(family.params, split=split)])
+            better = balanced(split, self._busy[_with(family.params, split)])
             if better is None or not (
                 self._predicted_s(family.params, better) < self._predicted_s(family.params, split)
             ):
@@ -213,7 +213,7 @@ class ModelSpace:
         return split
 
     def _predicted_s(self, params: LoadParams, split: Split) -> float:
-        found = self._candidate(replace(params, split=split))
+        found = self._candidate(_with(params, split))
         if found is None or found.predicted is None:
             return inf
         return self._goal.seconds(found.predicted.prefill_ts, found.predicted.decode_ts)
@@ -253,6 +253,11 @@ class ModelSpace:
         except EngineError:
             return False
         return not plan.shortages(self._free)
+
+
+def _with(params: LoadParams, split: Split) -> LoadParams:
+    """A family's member; a device by itself has no split."""
+    return replace(params, split=split if len(split) > 1 else None)
 
 
 class _Handle:

@@ -28,7 +28,7 @@ N_WARM_UP = 4
 """Tokens generated before a trial's others, which do not count."""
 
 LONG_S = 4.0
-SHORTEST_S, LONGEST_S = 10.0, 600.0
+SHORTEST_S, LONGEST_S = 20.0, 600.0
 """Bounds of a budget that nobody gave."""
 
 SPARE = 1.25

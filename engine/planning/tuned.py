@@ -259,8 +259,11 @@ def _why_slow(trial: Trial) -> str:
     part = sample.waited_s[longest] * trial.decode_ts
     if part < 0.1:
         return trial.predicted_reason
-    one = device_name(trial.devices[longest]) if longest < len(trial.devices) else "a device"
-    return f"There {one} spends {min(1.0, part):.0%} of a token waiting for others."
+    device = trial.params.all_devices[longest]
+    one = device_name(device)
+    if trial.params.all_devices.count(device) > 1:
+        one = f"rank {longest} ({one})"
+    return f"There {one} spends {_percent(min(1.0, part))} of a token waiting for others."
 
 
 def names(devices: Sequence[str]) -> str:
@@ -282,4 +285,8 @@ def _rate(trial: Trial) -> str:
 
 
 def _percents(shares: Sequence[float]) -> str:
-    return " + ".join(f"{share:.0%}" for share in shares)
+    return " + ".join(map(_percent, shares))
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %"

@@ -171,7 +171,17 @@ def test_help_names_every_command_and_no_other(run: Run) -> None:
     outcome = run("--help")
     assert outcome.status == 0
     assert all(f"  {name} " in outcome.out for name in COMMANDS)
-    names = {"devices", "inspect", "plan", "plans", "generate", "chat", "bench", "perplexity"}
+    names = {
+        "devices",
+        "inspect",
+        "plan",
+        "plans",
+        "generate",
+        "chat",
+        "bench",
+        "tune",
+        "perplexity",
+    }
     assert set(COMMANDS) == names
     for name in COMMANDS:
         assert run(name, "--help").out.startswith(f"usage: tandem {name}")

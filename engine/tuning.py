@@ -1,0 +1,298 @@
+"""The measured search for the best split: short runs of a model that is split again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from engine.api import Model
+from engine.benchmark import BenchTest
+from engine.callbacks import IsCancelled, ignore, never
+from engine.config import SPLIT_MODES, LoadParams
+from engine.errors import Cancelled, EngineError, OutOfDeviceMemory, SplitError
+from engine.gguf import GGUFFile
+from engine.gguf.identity import model_hash
+from engine.planning.calibration import device_set
+from engine.planning.forecast import Forecaster
+from engine.planning.planner import Planner
+from engine.planning.search import Candidate, Clock, Infeasible, Search
+from engine.planning.tune_file import TuneFile
+from engine.planning.tune_plan import REPETITIONS, TrialSize, TuneEstimate, TunePlan
+from engine.planning.tuned import Sample, Trial, TuneResult, best_of, explained
+
+if TYPE_CHECKING:
+    from engine.benchmark import BenchResult
+
+Hold = Callable[[Model | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TuneStep:
+    """How far a search is.
+
+    Attributes:
+        n_done: trials so far, repetitions included.
+        trial: the latest one; one that was repeated comes again, with all that was measured.
+        best: the best so far; None while nothing could run.
+    """
+
+    n_done: int
+    n_trials: int
+    trial: Trial
+    best: Trial | None
+
+
+class Stand:
+    """A model on the split that is to be measured.
+
+    What is loaded is split anew, which takes less time than loading it from the start.
+
+    Args:
+        model: to begin with, if one is loaded.
+        hold: told of every change of what is loaded.
+    """
+
+    def __init__(
+        self,
+        size: TrialSize,
+        is_cancelled: IsCancelled = never,
+        model: Model | None = None,
+        hold: Hold = ignore,
+    ) -> None:
+        self.model = model
+        self._size, self._is_cancelled, self._hold = size, is_cancelled, hold
+
+    def measure(self, candidate: Candidate) -> Sample:
+        """Measure a split.
+
+        Raises:
+            Infeasible: it cannot run here.
+            Cancelled: somebody has had enough.
+            EngineError: the file cannot be read any more.
+        """
+        if self._is_cancelled():
+            raise Cancelled("The search")
+        try:
+            model = self._split(candidate.params)
+            # generating comes first, since its warm-up compiles and records what both need
+            decode = self._bench(model, BenchTest(n_gen=self._size.n_gen), warm_up=True)
+            prefill = self._bench(model, BenchTest(n_prompt=self._size.n_prompt), warm_up=False)
+        except (OutOfDeviceMemory, SplitError) as error:
+            raise Infeasible(str(error)) from None
+        return Sample(
+            prefill.samples_ts,
+            decode.samples_ts,
+            tuple(rank.computed_s for rank in decode.ranks),
+            tuple(rank.waited_s for rank in decode.ranks),
+        )
+
+    def _bench(self, model: Model, test: BenchTest, *, warm_up: bool) -> BenchResult:
+        return model.bench(test, REPETITIONS, warm_up=warm_up, is_cancelled=self._is_cancelled)
+
+    def _split(self, params: LoadParams) -> Model:
+        """The model as `params` say."""
+        model = self.model
+        if model is None:
+            model = self.model = Model(params, is_cancelled=self._is_cancelled)
+            self._hold(model)
+        elif model.params != params:
+            try:
+                model.split_as(params, is_cancelled=self._is_cancelled)
+            finally:
+                if not model.is_loaded:
+                    self.close()
+        return model
+
+    def close(self) -> None:
+        """Free what is loaded."""
+        model, self.model = self.model, None
+        if model is not None:
+            self._hold(None)
+            model.close()
+
+
+def tune(
+    params: LoadParams,
+    *,
+    goal: str = "chat",
+    budget_s: float | None = None,
+    modes: Sequence[str] = SPLIT_MODES,
+    on_start: Callable[[TuneEstimate], None] = ignore,
+    on_step: Callable[[TuneStep], None] = ignore,
+    is_cancelled: IsCancelled = never,
+    forecaster: Forecaster | None = None,
+    file: TuneFile | None = None,
+) -> TuneResult:
+    """Find the split that is the fastest on this machine, by measuring.
+
+    Args:
+        params: what all trials have in common; its devices are those to choose from, its split
+            does not matter.
+        goal: "chat" or "prompts", see `engine.planning.tuned.GOALS`.
+        budget_s: seconds at most, but for the trial that is under way; None is what it takes, up
+            to ten minutes.
+        modes: to choose from.
+        on_start: told what is going to be done.
+        on_step: told of each trial.
+        is_cancelled: asked before each token; what was found until then is the result.
+        forecaster: predicts and learns; None is this machine's.
+        file: keeps the result; None is this user's.
+
+    Raises:
+        EngineError: the file or a device cannot be used, or nothing fits.
+    """
+    with closing(Planner(params.path)) as planner:
+        tuning = Tuning(planner, params, forecaster or Forecaster.of_machine(), goal, budget_s)
+        tuning.prepare(modes=modes)
+        on_start(tuning.estimate)
+        stand = Stand(tuning.estimate.size, is_cancelled)
+        try:
+            return tuning.run(stand, on_step, file or TuneFile.of_user())
+        finally:
+            stand.close()
+
+
+class Tuning:
+    """One search of one model."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        params: LoadParams,
+        forecaster: Forecaster,
+        goal: str,
+        budget_s: float | None,
+    ) -> None:
+        self._planner, self._params, self._forecaster = planner, params, forecaster
+        self._goal, self._budget_s = goal, budget_s
+        self._plan: TunePlan | None = None
+
+    def prepare(
+        self, held: dict[str, int] | None = None, modes: Sequence[str] = SPLIT_MODES
+    ) -> None:
+        """Work out what to try.
+
+        Args:
+            held: bytes by device that are given back before; they count as free.
+
+        Raises:
+            EngineError: nothing fits, or a device is not here.
+        """
+        free = dict(self._forecaster.free_bytes)
+        for device, n_bytes in (held or {}).items():
+            free[device] = free.get(device, 0) + n_bytes
+        self._plan = TunePlan(
+            self._planner, self._params, self._forecaster, self._goal, self._budget_s, free, modes
+        )
+        self._free = free
+
+    @property
+    def plan(self) -> TunePlan:
+        assert self._plan is not None, "it has to be prepared first"
+        return self._plan
+
+    @property
+    def estimate(self) -> TuneEstimate:
+        """What is going to be done."""
+        return self.plan.estimate
+
+    def run(
+        self, stand: Stand, on_step: Callable[[TuneStep], None], file: TuneFile | None
+    ) -> TuneResult:
+        """Search until the end, or until it is cancelled."""
+        begun, plan = time.perf_counter(), self.plan
+        clock = Clock(plan.estimate.budget_s, plan.estimate.trial_s)
+        n_done = 0
+
+        def report(trial: Trial) -> None:
+            nonlocal n_done
+            n_done += 1
+            at = best_of(search.trials, plan.goal)
+            best = None if at is None else search.trials[at]
+            on_step(TuneStep(n_done, max(n_done, plan.estimate.n_trials), trial, best))
+
+        search = Search(plan.space, plan.goal, stand.measure, clock, report)
+        search.run()
+        result = self._result(search, time.perf_counter() - begun)
+        self._learn(result)
+        if file is not None and result.best is not None:
+            file.keep(result)
+        return result
+
+    def _result(self, search: Search, seconds: float) -> TuneResult:
+        plan, trials = self.plan, tuple(search.trials)
+        with GGUFFile.open(self._params.path) as file:
+            digest = model_hash(file)
+        return TuneResult(
+            model_name=self._planner.info.name,
+            model_hash=digest,
+            n_ctx=plan.n_ctx,
+            device_set=device_set_of(self._params, self._forecaster),
+            goal=plan.goal,
+            trials=trials,
+            regions=plan.space.regions(),
+            best=best_of(trials, plan.goal),
+            reason=explained(trials, plan.goal),
+            seconds=seconds,
+            is_complete=search.is_complete,
+            when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+
+    def _learn(self, result: TuneResult) -> None:
+        """Correct later predictions by what was measured."""
+        quant, size = self._planner.info.quant, self.plan.estimate.size
+        for trial in result.trials:
+            if trial.sample is None:
+                continue
+            evaluation = self._planner.evaluate(trial.params, self._free)
+            seconds = size.n_prompt / trial.prefill_ts
+            learn = self._forecaster
+            learn.learn_prefill(evaluation, trial.params, quant, size.n_prompt, seconds)
+            learn.learn_decode(
+                evaluation, trial.params, quant, 1 / trial.decode_ts, size.n_gen // 2
+            )
+
+
+def device_set_of(params: LoadParams, forecaster: Forecaster) -> str:
+    """What results of searches over these devices are kept under."""
+    return device_set([forecaster.devices[device] for device in params.all_devices])
+
+
+def can_be_split_as(model: Model, params: LoadParams) -> bool:
+    """Whether what is loaded is what is to be searched, but for its split."""
+    wanted = replace(
+        params, path=model.params.path, devices=model.params.devices, split=model.params.split,
+        split_mode=model.params.split_mode, groups=model.params.groups,
+    )  # fmt: skip
+    return wanted == model.params and params.path == model.params.path
+
+
+def brought_back(
+    model: Model | None, params: LoadParams, hold: Hold, is_closing: IsCancelled
+) -> Model:
+    """Have what was loaded before a search again.
+
+    Args:
+        model: what is loaded now.
+
+    Raises:
+        EngineError: that is not possible.
+    """
+    if model is not None and can_be_split_as(model, params):
+        try:
+            model.split_as(params, is_cancelled=is_closing)
+        except EngineError:
+            if is_closing():
+                raise
+        else:
+            return model
+    if model is not None:
+        hold(None)
+        model.close()
+    again = Model(params, is_cancelled=is_closing)
+    hold(again)
+    return again
