@@ -6,6 +6,9 @@ has been given up for that comes back if anything fails on the way.
 
 A device never holds more weights, keys and values than the larger of what it holds before and
 after, and one block's beside them.
+
+Heads that several ranks hold are taken from one of them. They are alike on all of them where these
+compute alike, as ranks of one kind do.
 """
 
 from __future__ import annotations
