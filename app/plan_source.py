@@ -10,6 +10,7 @@ from app.split_settings import SplitSettings
 from engine import Evaluation, LoadParams, ModelInfo, Plan, Positions
 
 MAX_KNOWN: Final = 64
+"""Handles and modes whose positions are remembered."""
 FREE_STEP: Final = 256 << 20
 """Free memory is told in such steps (bytes), so that its flicker does not ask for new plans."""
 
@@ -36,7 +37,7 @@ PlannerFactory = Callable[[str], PlannerLike]
 
 
 class PlanSource:
-    """Evaluates splits of one model at a time and remembers the latest while it stays.
+    """Evaluates splits of one model at a time and remembers the last.
 
     Args:
         factory: opens a model file, as `engine.Planner` does.
@@ -45,7 +46,7 @@ class PlanSource:
     def __init__(self, factory: PlannerFactory) -> None:
         self._factory = factory
         self._planner: PlannerLike | None = None
-        self._known: dict[LoadParams, Evaluation] = {}
+        self._known: tuple[LoadParams, Evaluation] | None = None
         self._positions: dict[tuple[LoadParams, int], Positions] = {}
         self._free: dict[str, int] = {}
         self.info: ModelInfo | None = None
@@ -84,11 +85,9 @@ class PlanSource:
         if self._planner is None or self.info is None:
             return None
         params = settings.load_params(self.info.path)
-        if params not in self._known:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            self._known[params] = self._planner.evaluate(params, self._free)
-        return self._known[params]
+        if self._known is None or self._known[0] != params:
+            self._known = params, self._planner.evaluate(params, self._free)
+        return self._known[1]
 
     def plan(self, settings: SplitSettings) -> Plan | None:
         """Where the bytes go; see `evaluate`."""
@@ -122,5 +121,5 @@ class PlanSource:
         return sum(device.effective for device in plan.devices[: handle + 1])
 
     def _forget(self) -> None:
-        self._known.clear()
+        self._known = None
         self._positions.clear()

@@ -148,6 +148,7 @@ def apply_theme(app: QApplication, choice: str) -> None:
     _dress(app)
 
 
+@cache
 def mix(first: str, second: str, weight: float) -> str:
     """`first` with `weight` (0 to 1) of `second` stirred in."""
     a, b = QColor(first), QColor(second)

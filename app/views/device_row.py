@@ -62,6 +62,7 @@ class DeviceRow(QWidget):
         self.shares = label(role="muted")
         self.details = DeviceDetails()
         self.details.hide()
+        self._shown: tuple[RowFigures, tuple[int, int]] | None = None
         self._share, self._memory = self._build()
         self._connect()
 
@@ -97,11 +98,19 @@ class DeviceRow(QWidget):
         self.use.set_full_text(use_text(taken, figures.total, figures.free))
         set_role(self.use, "shortage" if is_short(figures) else "muted")
         self.shares.setText(share_text(figures) if has_slider or figures.is_taker else "")
-        self.details.set_figures(figures, place=place)
+        self._shown = figures, place
+        self._show_details()
         is_used = figures.is_on or figures.is_taker
         self._share.setVisible(figures.is_on and has_slider)
         self._memory.setVisible(is_used)
-        self.details.setVisible(self.more.isChecked())
+
+    def _show_details(self) -> None:
+        """Nothing is worked out while they are folded away."""
+        is_open = self.more.isChecked()
+        if is_open and self._shown is not None:
+            figures, place = self._shown
+            self.details.set_figures(figures, place=place)
+        self.details.setVisible(is_open)
 
     def _set_share(self, figures: RowFigures) -> None:
         with QSignalBlocker(self.slider):
@@ -120,7 +129,7 @@ class DeviceRow(QWidget):
 
     def _on_more(self, is_open: bool) -> None:
         self.more.set_icon("chevron-up" if is_open else "chevron-down")
-        self.details.setVisible(is_open)
+        self._show_details()
 
     def _make_slider(self) -> QSlider:
         slider = QSlider(Qt.Orientation.Horizontal)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from engine.plan import Plan
 
 
+MAX_KNOWN = 64
+"""Evaluations that are remembered: what shows a split asks again for the same one."""
+
+
 class Planner:
     """Evaluates plans for one file, fast enough to follow a drag.
 
@@ -28,6 +32,7 @@ class Planner:
     def __init__(self, path: str | Path) -> None:
         self._file = GGUFFile.open(path)
         self._evaluator = Evaluator(self._file)
+        self._known: dict[object, Evaluation] = {}
         self.info: ModelInfo = describe(self._file)
 
     def plan(self, params: LoadParams, free_bytes: Mapping[str, int] | None = None) -> Plan:
@@ -38,7 +43,13 @@ class Planner:
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
     ) -> Evaluation:
         """Predict bytes per rank and what each has to do; see `Evaluator.evaluate`."""
-        return self._evaluator.evaluate(params, free_bytes)
+        key = params, None if free_bytes is None else frozenset(free_bytes.items())
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            found = self._known[key] = self._evaluator.evaluate(params, free_bytes)
+        return found
 
     def positions(
         self, params: LoadParams, handle: int, free_bytes: Mapping[str, int] | None = None

@@ -56,6 +56,8 @@ class Positions:
         self._plan = plan
         self._known: dict[int, Position] = {}
         self._gap = 0.0
+        left = slice(handle + 1)
+        self._step = (sum(splits[-1][left]) - sum(splits[0][left])) / max(1, len(splits) - 1)
 
     def __len__(self) -> int:
         return len(self._splits)
@@ -70,13 +72,16 @@ class Positions:
         return found
 
     def nearest(self, boundary: float) -> int:
-        """The index of the position whose effective share is nearest to `boundary`, 0 to 1.
+        """The index of the position whose effective share is nearest to `boundary`, 0 to 1, or
+        nearer than half of what a step asks for.
 
         Shares grow with positions, so this looks at few of them: beginning where the latest answer
         suggests.
         """
         last = len(self) - 1
         low = high = self._asked_at(boundary - self._gap)
+        if abs(self[low].effective - boundary) < self._step / 2:
+            return low
         step = 1
         while low > 0 and self[low].effective > boundary:
             low, high, step = max(0, low - step), low, 2 * step
