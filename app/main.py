@@ -15,6 +15,7 @@ from app.chat.store import ChatStore
 from app.chat_cache import GIB, ChatCache
 from app.chat_presenter import ChatPresenter
 from app.chat_session import ChatSession
+from app.companions import Companions
 from app.crash import CrashReporter
 from app.device_poller import DevicePoller
 from app.engine_client import EngineClient, EngineState
@@ -24,7 +25,7 @@ from app.model_session import ModelSession
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.theme import apply_theme, icon, theme
-from app.views.main_window import MainWindow
+from app.views.main_window import MainWindow, Panels
 from app.views.monitor_panel import MonitorPanel
 from app.views.split_panel import SplitPanel
 from engine import EngineHost, Finished, HostEvent, ThreadHost, list_devices
@@ -54,7 +55,8 @@ class Shell(QObject):
         apply_theme(app, self.settings.current.theme)
         self.client = EngineClient(make_host, self)
         self.split, self.monitor = SplitPanel(), MonitorPanel()
-        self.window = MainWindow(self.split, self.monitor)
+        self.companions = Companions(self.split, self)
+        self.window = MainWindow(self._panels())
         self._make_timers()
         self._make_services()
         self._make_presenters()
@@ -63,7 +65,9 @@ class Shell(QObject):
     def start(self) -> None:
         """Fill the window with what was there last time and show it."""
         current, window = self.settings.current, self.window
-        self.split.set_devices(list_devices())
+        devices = list_devices()
+        self.split.set_devices(devices)
+        self.companions.set_devices(devices)
         window.sampling.set_theme(current.theme)
         window.restore_layout(current.geometry, current.window_state)
         self.model_presenter.start()
@@ -84,6 +88,7 @@ class Shell(QObject):
         self.chat_presenter.flush()
         self.poller.stop()
         self.split.stop()
+        self.companions.close()
         self.models.close()
         self.chat_cache.close()
         self.client.shutdown()
@@ -106,6 +111,10 @@ class Shell(QObject):
         self.settings.put(settings)
         if not self._is_closed:
             self._save_timer.start()
+
+    def _panels(self) -> Panels:
+        beside = self.companions
+        return Panels(self.split, beside.plans, beside.placement, beside.links, self.monitor)
 
     def _make_timers(self) -> None:
         self._save_timer = QTimer(self, singleShot=True, interval=SAVE_MS)
@@ -138,12 +147,15 @@ class Shell(QObject):
         )
 
     def _wire(self) -> None:
-        for source in (self.model_presenter, self.chat_presenter, self.crashes):
+        for source in (self.model_presenter, self.chat_presenter, self.companions, self.crashes):
             source.noticed.connect(self._notify)
         self.session.answering.connect(self.chat_cache.enter)
         self.session.deleted.connect(self.chat_cache.delete)
         self.models.replacing.connect(self.chat_cache.leave)
         self.model_presenter.changed.connect(self.chat_presenter.show_context)
+        self.models.selected.connect(self.companions.set_model)
+        self.models.loaded.connect(lambda loaded: self.monitor.set_ranks(loaded.params.all_devices))
+        self.models.emptied.connect(lambda _: self.monitor.set_ranks(()))
         self.poller.snapshots.connect(self.split.set_snapshots)
         self.poller.snapshots.connect(self.monitor.add_snapshots)
         self.client.rate.connect(self.monitor.add_rate)
@@ -162,6 +174,7 @@ class Shell(QObject):
     def _on_finished(self, finished: Finished) -> None:
         rate = finished.timings.decode_per_s
         self.split.note_answer(finished)
+        self.companions.note_answer(finished, self.client.model)
         if rate > 0:
             self.monitor.add_rate(rate)  # a short answer ends before the first reading
             self.monitor.add_rate(0.0)

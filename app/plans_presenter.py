@@ -85,7 +85,7 @@ class PlansPresenter(QObject):
         self._keys.done.connect(self._on_key)
         self._search.done.connect(self._on_fastest)
         self._notes.done.connect(lambda _: self.refresh())
-        for job in (self._keys, self._search, self._notes):
+        for job in (self._search, self._notes):  # an unreadable model is told by loading it
             job.failed.connect(self._fail)
         self._connect()
 

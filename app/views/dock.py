@@ -10,11 +10,17 @@ from app.views.buttons import IconButton
 
 
 class Dock(QDockWidget):
-    """Holds one panel; dragged by its title, detached by its button or a double click."""
+    """Holds one panel; dragged by its title, detached by its button or a double click.
+
+    Args:
+        beside: stands in the title, right of the name.
+    """
 
     closed = Signal()
 
-    def __init__(self, title: str, content: QWidget, parent: QMainWindow) -> None:
+    def __init__(
+        self, title: str, content: QWidget, parent: QMainWindow, beside: QWidget | None = None
+    ) -> None:
         super().__init__(title, parent)
         self.setObjectName(title.lower())
         self.setWidget(content)
@@ -31,6 +37,9 @@ class Dock(QDockWidget):
         layout.setSpacing(2)
         layout.addWidget(name)
         layout.addStretch()
+        if beside is not None:
+            layout.addWidget(beside)
+            layout.addSpacing(4)
         layout.addWidget(self._float)
         layout.addWidget(close)
         self.setTitleBarWidget(bar)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QEvent, QMimeData, QSize, Qt, Signal, Slot
@@ -52,12 +53,23 @@ CENTRE_WIDTH = 360
 SUFFIX = ".gguf"
 
 
-class MainWindow(QMainWindow):
-    """Places the widgets; what they do is wired elsewhere.
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """What the docks hold.
 
-    Args:
-        split, monitor: the contents of the right and the lower dock.
+    Attributes:
+        plans: stands in the title of the split dock.
     """
+
+    split: QWidget
+    plans: QWidget
+    placement: QWidget
+    links: QWidget
+    monitor: QWidget
+
+
+class MainWindow(QMainWindow):
+    """Places the widgets; what they do is wired elsewhere."""
 
     model_dropped = Signal(str)
     model_picked = Signal(str)
@@ -66,7 +78,7 @@ class MainWindow(QMainWindow):
     stop_requested = Signal()
     closing = Signal()
 
-    def __init__(self, split: QWidget, monitor: QWidget) -> None:
+    def __init__(self, panels: Panels) -> None:
         super().__init__()
         self.setWindowTitle("Tandem")
         self.setAcceptDrops(True)
@@ -85,7 +97,7 @@ class MainWindow(QMainWindow):
         self._centre = self._make_centre()
         self.setCentralWidget(self._centre)
         self.chat_list.search_left.connect(self.composer.setFocus)
-        self._make_docks(split, monitor)
+        self._make_docks(panels)
         self._make_rail()
         self._make_shortcuts()
         self._drop_hint = _DropHint(self)
@@ -147,8 +159,9 @@ class MainWindow(QMainWindow):
         layout.addLayout(row)
         return centre
 
-    def _make_docks(self, split: QWidget, monitor: QWidget) -> None:
+    def _make_docks(self, panels: Panels) -> None:
         side = Qt.DockWidgetArea
+        right = side.RightDockWidgetArea
         self.setDockNestingEnabled(False)
         self.setCorner(Qt.Corner.BottomLeftCorner, side.LeftDockWidgetArea)
         self.setCorner(Qt.Corner.BottomRightCorner, side.BottomDockWidgetArea)
@@ -158,17 +171,26 @@ class MainWindow(QMainWindow):
         self.addDockWidget(side.LeftDockWidgetArea, self.chats_dock)
         self.chats_dock.setFeatures(QDockWidget.DockWidgetFeature.NoDockWidgetFeatures)
         self.chats_dock.setTitleBarWidget(QWidget(self.chats_dock))
-        self.split_dock = self._dock("Split", split, side.RightDockWidgetArea)
-        self.settings_dock = self._dock("Settings", self.sampling, side.RightDockWidgetArea)
-        self.monitor_dock = self._dock("Monitor", monitor, side.BottomDockWidgetArea)
-        self.tabifyDockWidget(self.split_dock, self.settings_dock)
-        self.settings_dock.hide()
+        self.split_dock = self._dock("Split", panels.split, right, panels.plans)
+        self.placement_dock = self._dock("Map", panels.placement, right)
+        self.links_dock = self._dock("Links", panels.links, right)
+        self.settings_dock = self._dock("Settings", self.sampling, right)
+        self.monitor_dock = self._dock("Monitor", panels.monitor, side.BottomDockWidgetArea)
+        for dock in (self.placement_dock, self.links_dock, self.settings_dock):
+            self.tabifyDockWidget(self.split_dock, dock)
+            dock.hide()
         sides = [self.chats_dock, self.split_dock]
         self.resizeDocks(sides, [SIDEBAR_WIDTH, SPLIT_WIDTH], Qt.Orientation.Horizontal)
         self.resizeDocks([self.monitor_dock], [MONITOR_HEIGHT], Qt.Orientation.Vertical)
 
-    def _dock(self, title: str, widget: QWidget, area: Qt.DockWidgetArea) -> QDockWidget:
-        dock = Dock(title, widget, self)
+    def _dock(
+        self,
+        title: str,
+        widget: QWidget,
+        area: Qt.DockWidgetArea,
+        beside: QWidget | None = None,
+    ) -> QDockWidget:
+        dock = Dock(title, widget, self, beside)
         dock.closed.connect(self.composer.setFocus)
         self.addDockWidget(area, dock)
         return dock
@@ -186,6 +208,8 @@ class MainWindow(QMainWindow):
         models.clicked.connect(self.model_bar.open_menu)
         rail.addWidget(models)
         rail.addWidget(self._toggle("split", "Split", self.split_dock))
+        rail.addWidget(self._toggle("map", "Map of the tensors", self.placement_dock))
+        rail.addWidget(self._toggle("links", "Links between devices", self.links_dock))
         rail.addWidget(self._toggle("monitor", "Monitor", self.monitor_dock))
         space = QWidget(rail)
         space.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
@@ -253,7 +277,8 @@ class MainWindow(QMainWindow):
 
     def focusNextPrevChild(self, forward: bool) -> bool:  # noqa: N802 Qt
         """Go by the place on screen: messages and device rows come and go."""
-        docks = (self.split_dock, self.settings_dock, self.monitor_dock)
+        right = (self.split_dock, self.placement_dock, self.links_dock, self.settings_dock)
+        docks = (*right, self.monitor_dock)
         tabs = self.findChildren(QTabBar)
         stops = tab_stops((self._rail, self.chats_dock, self._centre, *docks, *tabs))
         target = neighbour(stops, QApplication.focusWidget(), forward=forward)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from app.pins import Overrides
@@ -28,6 +29,7 @@ class PlacementPanel(QWidget):
     pin_requested = Signal(str, object)  # override target, frozenset[Part]
     unpin_requested = Signal(object)  # frozenset[Part]
     unpin_all_requested = Signal()
+    shown = Signal()  # what is shown may be old
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -66,8 +68,11 @@ class PlacementPanel(QWidget):
         self._set_shown(True)
         self._show_selection()
 
-    def show_problem(self, text: str) -> None:
-        """A sentence on why the map is not that of the present settings."""
+    def show_problem(self, text: str, overrides: Overrides) -> None:
+        """A sentence on why the map is not that of the present settings, maybe for its pins."""
+        self._overrides = overrides
+        self.unpin_all.setVisible(bool(overrides))
+        self.unpin_all.setEnabled(bool(overrides))
         set_role(self.hint, "shortage")
         self.hint.setText(text)
         self.hint.show()
@@ -78,6 +83,10 @@ class PlacementPanel(QWidget):
         set_role(self.hint, "muted")
         self.hint.setText(EMPTY)
         self.hint.show()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.shown.emit()
 
     def _set_shown(self, shown: bool) -> None:
         for widget in (self.view, self.chips, self.unpin, self.unpin_all, self.detail):

@@ -49,6 +49,7 @@ class SplitPanel(SplitLayout):
     apply_requested = Signal()
     cancel_requested = Signal()
     settings_changed = Signal()
+    pictured = Signal(object)  # SplitPicture that is shown now
 
     def __init__(
         self,
@@ -137,6 +138,15 @@ class SplitPanel(SplitLayout):
         """Choose to load what `params` say; the person can undo it."""
         self._change(self._model.settings_of(params))
 
+    def set_overrides(self, overrides: tuple[tuple[str, str], ...]) -> None:
+        """Choose what is moved by itself; the person can undo it."""
+        self._change(replace(self._model.settings, overrides=overrides))
+
+    def read_speeds(self) -> None:
+        """Predict with what was measured of devices and links meanwhile."""
+        self._model.speed.set_devices(self._model.devices)
+        self._schedule()
+
     def stop(self) -> None:
         """End what goes on beside the window."""
         self._finder.stop()
@@ -215,6 +225,7 @@ class SplitPanel(SplitLayout):
         self.remedies.set_remedies(remedies, is_current=picture.fit.is_current)
         self.footer.show_state(self._model.load_state, picture)
         self._ask_what_fits()
+        self.pictured.emit(picture)
 
     def _ask_what_fits(self) -> None:
         if self._model.load_state not in ("loading", "applying"):

@@ -24,7 +24,7 @@ from app.theme import (
 
 ICONS = (
     "chat", "models", "split", "monitor", "settings", "send", "stop", "copy", "edit", "regenerate",
-    "delete", "plus", "search", "open", "eject", "close", "sun", "moon",
+    "delete", "plus", "search", "open", "eject", "close", "sun", "moon", "map", "links",
 )  # fmt: skip
 ROLES = (
     "primary", "quiet", "pill", "card", "rail", "sidebar", "muted", "title", "composer",
