@@ -267,14 +267,18 @@ def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:
         Rank(device.id, device.uuid or device.id, device.kind == "cuda" or not has_gpu, 0.0)
         for device in usable
     )
-    if ranks:
-        ids = tuple(rank.device for rank in ranks)
-        sizes = LoadParams("", ids, split_mode="groups").group_sizes
-        joins = [i > 0 for size in sizes for i in range(size)]
-        ranks = tuple(replace(r, joins=j) for r, j in zip(ranks, joins, strict=True))
+    ranks = _with_groups(ranks)
     n_on = sum(rank.is_on for rank in ranks)
     first = SplitSettings(ranks=ranks, mode="tensor" if n_on > 1 else "single")
     return first.with_weights([device.total_bytes for device in usable]) if ranks else first
+
+
+def _with_groups(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
+    """Those that are on in the groups that the engine would make, the others alone."""
+    on = tuple(rank.device for rank in ranks if rank.is_on)
+    sizes = LoadParams("", on, split_mode="groups").group_sizes if on else ()
+    joins = iter([i > 0 for size in sizes for i in range(size)])
+    return tuple(replace(rank, joins=rank.is_on and next(joins)) for rank in ranks)
 
 
 def ensure_on(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:

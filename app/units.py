@@ -20,10 +20,12 @@ def size_text(n_bytes: float) -> str:
 
 
 def use_text(used: float, total: float, free: float) -> str:
-    """How a device is filled: "13.3 of 24.0 GiB here · 9.6 free"."""
+    """How a device is filled: "13.3 of 24.0 GiB here · 9.6 free"; below 0 is "1.8 short"."""
+    if free < 0:
+        return f"{size_text(used)} of {size_text(total)} · {size_text(-free)} short"
     if used >= GIB and total >= GIB:
-        return f"{used / GIB:.1f} of {total / GIB:.1f} GiB here · {max(0, free) / GIB:.1f} free"
-    return f"{size_text(used)} of {size_text(total)} · {size_text(max(0, free))} free"
+        return f"{used / GIB:.1f} of {total / GIB:.1f} GiB here · {free / GIB:.1f} free"
+    return f"{size_text(used)} of {size_text(total)} · {size_text(free)} free"
 
 
 def percent_text(share: float) -> str:
@@ -49,3 +51,8 @@ def rate_text(per_s: float) -> str:
     if per_s >= 100:
         return f"{per_s:.0f}"
     return f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"
+
+
+def tokens_text(n_tokens: int) -> str:
+    """A number of tokens with its thousands apart: "53 760 tokens"."""
+    return f"{n_tokens:,} tokens".replace(",", "\u202f")

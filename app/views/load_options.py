@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QComboBox, QGridLayout, QSpinBox, QWidget
 
 from app.split_settings import MAX_THREADS, SplitSettings
 from app.theme import set_role
-from app.units import context_text
+from app.units import context_text, tokens_text
 from app.views.context_slider import ContextSlider
 from app.views.controls import ElidedLabel, ignore_wheel, label, show_number
 from engine import KV_TYPES
@@ -111,7 +111,7 @@ class LoadOptions(QWidget):
         elif most >= self._stops[-1]:
             text = "The whole context fits."
         else:
-            text = f"Up to {most:,} tokens fit.".replace(",", "\u202f")
+            text = f"Up to {tokens_text(most)} fit."
         self.context_note.set_full_text(text)
         is_over = most is not None and n_ctx > most
         set_role(self.context_note, "shortage" if is_over else "muted")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QPushButton, QWidget
 
-from app.units import context_text
+from app.units import tokens_text
 from app.views.flow import FlowBox
 from engine import Remedy
 
@@ -49,7 +49,7 @@ def short_text(remedy: Remedy) -> str:
     texts = {
         "split": "Shares that fit",
         "kv_type": f"{params.kv_type} KV",
-        "context": f"{context_text(params.n_ctx or 0)} context",
+        "context": f"Context of {tokens_text(params.n_ctx or 0)}",
         "experts": f"Experts of {params.n_cpu_moe} blocks to the CPU",
         "kv_on_host": "KV in the host's memory",
         "blocks": f"{params.n_cpu_blocks} blocks to the CPU",

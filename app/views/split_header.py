@@ -18,7 +18,7 @@ MODE_TEXTS: dict[Mode, tuple[str, str]] = {
     "layer": ("Layers", "Whole layers go to devices, which work one after the other"),
     "groups": ("Groups", "Whole layers go to groups of devices, and each group cuts its own"),
 }
-HINT = "drag, or arrow keys: one notch"
+HINT = "drag or arrow keys"
 
 
 class SplitHeader(QWidget):

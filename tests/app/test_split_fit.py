@@ -94,7 +94,7 @@ def test_remedies_of_other_settings_cannot_be_pressed(panel: SplitPanel, qtbot: 
         (Remedy("split", "Split it.", LoadParams("m")), "Shares that fit"),
         (Remedy("devices", "Use GPU 2 as well.", LoadParams("m")), "Use GPU 2 as well"),
         (Remedy("kv_type", "…", LoadParams("m", kv_type="q8_0")), "q8_0 KV"),
-        (Remedy("context", "…", LoadParams("m", n_ctx=16384)), "16k context"),
+        (Remedy("context", "…", LoadParams("m", n_ctx=16384)), "Context of 16\u202f384 tokens"),
         (
             Remedy("experts", "…", LoadParams("m", n_cpu_moe=12)),
             "Experts of 12 blocks to the CPU",

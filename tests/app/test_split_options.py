@@ -105,7 +105,7 @@ def test_state_survives_json_and_a_new_panel(panel: SplitPanel, qtbot: QtBot) ->
     """Restored before or after the devices are known."""
     panel.rows[0].number.setValue(55)
     panel.header.mode_button("groups").click()
-    panel.rows[2].joined.emit(2, False)
+    panel.rows[2].joined.emit(2, True)
     panel.rows[1].locked.emit(1, True)
     panel.rows[2].moved.emit(2, -1)
     panel.rows[0].reserve_changed.emit(0, 1024)

@@ -102,10 +102,12 @@ def test_groups_are_made_of_neighbours(panel: SplitPanel) -> None:
     panel.header.mode_button("groups").click()
     settle()
     assert [row.join.isVisible() for row in panel.rows] == [False, True, True, False]
+    assert panel.load_params().groups == (2, 1)
+    QTest.keyClick(panel.rows[2].join, Qt.Key.Key_Space)
+    settle()
     assert panel.load_params().groups == (3,)
     QTest.keyClick(panel.rows[2].join, Qt.Key.Key_Space)
     settle()
-    assert panel.load_params().groups == (2, 1)
     assert panel.header.hint.accessibleName() == "GPU 0 + GPU 1 → GPU 2"
     panel.rows[1].switch.click()
     settle()

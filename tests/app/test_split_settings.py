@@ -215,7 +215,7 @@ def test_what_an_older_version_saved_is_restored() -> None:
     split = from_dict(old, RIG)
     assert split.shares == pytest.approx((0.25, 0.75, 0, 0))
     assert (split.mode, split.n_ctx, split.kv_type, split.reserve) == ("layer", 4096, "q8_0", ())
-    assert [rank.joins for rank in split.ranks] == [False, True, True, False]
+    assert [rank.joins for rank in split.ranks] == [False, True, False, False]
 
 
 def test_a_saved_place_follows_its_card() -> None:
