@@ -17,6 +17,7 @@ from enum import Enum
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
+from app.token_rate import TokenRate
 from engine import (
     Cancelled,
     ChatMessage,
@@ -43,13 +44,17 @@ from engine import (
     StateProgress,
     StateSaved,
     TokenText,
+    TokenTimes,
+    Tune,
+    Tuned,
+    TuneProgress,
+    TuneStarted,
     Unload,
 )
 
 log = logging.getLogger(__name__)
 
 DRAIN_MS = 40
-RATE_WINDOW_S = 1.0
 CLOSE_S = 5.0
 POLL_S = 0.02
 
@@ -57,7 +62,8 @@ POLL_S = 0.02
 class EngineState(Enum):
     """What the engine is busy with; `EngineClient.model` says what it holds.
 
-    LOADING is also a model that is split anew, in the middle of an answer or not.
+    LOADING is also a model that is split anew, in the middle of an answer or not, and a search for
+    the best split.
     """
 
     EMPTY = "empty"
@@ -86,11 +92,16 @@ class EngineClient(QObject):
     state_saved = Signal(object)  # StateSaved
     state_loaded = Signal(object)  # StateLoaded
     state_failed = Signal(object)  # EngineError that ended either
+    tune_started = Signal(object)  # TuneEstimate
+    tune_progress = Signal(object)  # TuneProgress
+    tuned = Signal(object)  # TuneResult; the model of before is there again
+    tune_failed = Signal(object)  # EngineError; so it is then, unless `model` is None
     unloaded = Signal()
     prefill = Signal(int, int)  # tokens done, of how many
     shifted = Signal(int)  # tokens dropped
     text = Signal(str)
     rate = Signal(float)  # tokens per second, over the last second
+    token_times = Signal(object)  # TokenTimes of one token in several
     finished = Signal(object)  # Finished
     failed = Signal(object)  # EngineError that ended a generation
 
@@ -104,11 +115,11 @@ class EngineClient(QObject):
         self._lock = threading.Lock()
         self._is_awake = False
         self._load_number = self._answer_number = self._unload_number = -1
-        self._resplit_number = -1
+        self._resplit_number = self._tune_number = -1
         self._state_numbers: set[int] = set()
         self._model: ModelLoaded | None = None
         self._state = EngineState.EMPTY
-        self._rate = _Rate()
+        self._rate = TokenRate()
         self._timer = QTimer(self, interval=DRAIN_MS)
         self._timer.timeout.connect(self._drain)
         self._woken.connect(self._wake)
@@ -147,6 +158,13 @@ class EngineClient(QObject):
         self._resplit_number = self._running().submit(Resplit(params))
         self._settle()
 
+    def tune(self, params: LoadParams, goal: str = "chat", budget_s: float | None = None) -> None:
+        """Search for the best split; a running answer ends first, and `cancel` ends the search."""
+        host = self._running()
+        self._end_what_runs(host)
+        self._tune_number = host.submit(Tune(params, goal, budget_s))
+        self._settle()
+
     def save_state(self, path: str) -> None:
         """Save what is in the cache, once nothing else runs."""
         self._state_numbers.add(self._running().submit(SaveState(path)))
@@ -168,7 +186,7 @@ class EngineClient(QObject):
             host.cancel()
         command = Generate(tuple(messages), sampling=sampling, continue_last=continue_last)
         self._answer_number = host.submit(command)
-        self._rate = _Rate()
+        self._rate = TokenRate()
         self._settle()
 
     def cancel(self) -> None:
@@ -268,6 +286,8 @@ class EngineClient(QObject):
             self._on_answer_event(event)
         elif number == self._resplit_number:
             self._on_resplit_event(event)
+        elif number == self._tune_number:
+            self._on_tune_event(event)
         elif number in self._state_numbers:
             self._on_state_event(number, event)
         elif number == self._unload_number and isinstance(event, ModelUnloaded):
@@ -281,7 +301,7 @@ class EngineClient(QObject):
         """Know what the engine holds after a command that was replaced, without telling anyone."""
         if isinstance(event, ModelLoaded):
             self._model = event
-        elif isinstance(event, ModelResplit):
+        elif isinstance(event, ModelResplit | Tuned):
             self._model = event.model
         elif isinstance(event, ModelUnloaded) or (
             isinstance(event, Failed) and event.is_model_lost
@@ -315,6 +335,20 @@ class EngineClient(QObject):
         elif isinstance(event, Failed):
             self.resplit_failed.emit(event.error)
 
+    def _on_tune_event(self, event: Event) -> None:
+        if isinstance(event, TuneStarted):
+            self.tune_started.emit(event.estimate)
+        elif isinstance(event, TuneProgress):
+            self.tune_progress.emit(event)
+        else:
+            self._tune_number = -1
+            self._note_model(event)
+            self._settle()
+            if isinstance(event, Tuned):
+                self.tuned.emit(event.result)
+            elif isinstance(event, Failed):
+                self.tune_failed.emit(event.error)
+
     def _on_state_event(self, number: int, event: Event) -> None:
         if isinstance(event, StateProgress):
             self.state_progress.emit(event.done_bytes / max(event.total_bytes, 1))
@@ -332,9 +366,11 @@ class EngineClient(QObject):
             self.prefill.emit(event.done, event.total)
         elif isinstance(event, ContextShifted):
             self.shifted.emit(event.n_dropped)
+        elif isinstance(event, TokenTimes):
+            self.token_times.emit(event)
         elif isinstance(event, Finished | Failed):
             self._answer_number = -1
-            self._rate = _Rate()
+            self._rate = TokenRate()
             self._settle()
             self.rate.emit(0.0)
             if isinstance(event, Finished):
@@ -346,7 +382,7 @@ class EngineClient(QObject):
         """The state that follows from what is under way and what is loaded."""
         if self._state is EngineState.CLOSED:
             return
-        if self._load_number >= 0 or self._resplit_number >= 0:
+        if max(self._load_number, self._resplit_number, self._tune_number) >= 0:
             self._set_state(EngineState.LOADING)
         elif self._answer_number >= 0:
             self._set_state(EngineState.GENERATING)
@@ -357,31 +393,6 @@ class EngineClient(QObject):
         if state is not self._state:
             self._state = state
             self.state_changed.emit(state)
-
-
-class _Rate:
-    """Tokens per second over a short window."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-        self._n_tokens = 0
-
-    def count(self, n_tokens: int) -> None:
-        if self._since is None:  # the first token says nothing about decoding
-            self._since = time.perf_counter()
-        else:
-            self._n_tokens += n_tokens
-
-    def due(self) -> float | None:
-        """The rate when a window is full, else None."""
-        if self._since is None:
-            return None
-        seconds = time.perf_counter() - self._since
-        if seconds < RATE_WINDOW_S:
-            return None
-        rate = self._n_tokens / seconds
-        self._since, self._n_tokens = time.perf_counter(), 0
-        return rate
 
 
 def is_cancelled(error: object) -> bool:

@@ -71,6 +71,10 @@ if TYPE_CHECKING:
         StateSaved,
         Timings,
         TokenText,
+        Tune,
+        Tuned,
+        TuneProgress,
+        TuneStarted,
         Unload,
         Usage,
     )
@@ -109,7 +113,7 @@ if TYPE_CHECKING:
     from engine.scoring import Perplexity, perplexity
     from engine.text import ChatTemplate, load_tokenizer
     from engine.timeline import RankTimes, TokenTimes
-    from engine.tuning import TuneStep, tune
+    from engine.tuning import tune
     from engine.work import TokenWork, token_work
 
 
@@ -215,11 +219,14 @@ __all__ = [
     "TokenWork",
     "Topology",
     "Trial",
+    "Tune",
     "TuneEstimate",
     "TuneFile",
     "TunePlan",
+    "TuneProgress",
     "TuneResult",
-    "TuneStep",
+    "TuneStarted",
+    "Tuned",
     "Unload",
     "UnsupportedArchitecture",
     "UnsupportedQuant",
@@ -267,8 +274,8 @@ _HOME = {
         "ChatMessage", "Command", "ContextShifted", "DeviceMemory", "EngineReady", "Event",
         "Failed", "Finished", "Generate", "HostEvent", "Load", "LoadProgress", "LoadState",
         "MemoryUse", "ModelLoaded", "ModelResplit", "ModelUnloaded", "PrefillProgress", "Resplit",
-        "SaveState", "StateLoaded", "StateProgress", "StateSaved", "Timings", "TokenText", "Unload",
-        "Usage",
+        "SaveState", "StateLoaded", "StateProgress", "StateSaved", "Timings", "TokenText", "Tune",
+        "TuneProgress", "TuneStarted", "Tuned", "Unload", "Usage",
     ),
     "host": ("EngineHost", "ThreadHost"),
     "info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
@@ -298,7 +305,7 @@ _HOME = {
         "fastest_plan", "import_plan", "model_key",
     ),
     "planning.tune_file": ("TuneFile", "result_document"),
-    "tuning": ("TuneStep", "tune"),
+    "tuning": ("tune",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -209,8 +209,13 @@ class Model:
         prompt: str | Sequence[int],
         params: SamplingParams = SamplingParams(),  # noqa: B008 frozen
         is_cancelled: IsCancelled = never,
+        *,
+        timed_every: int = 0,
     ) -> Iterator[Event]:
         """Continue a text, in which special tokens are recognised, or token ids.
+
+        Args:
+            timed_every: one token in so many has a TokenTimes; 0 for none.
 
         Yields:
             PrefillProgress, TokenText, ContextShifted, and one Finished at the end.
@@ -218,25 +223,30 @@ class Model:
         Raises:
             EngineError: the prompt cannot be used, or a device failed.
         """
-        yield from self._run(self._prompts.plain(prompt), params, is_cancelled)
+        yield from self._run(self._prompts.plain(prompt), params, is_cancelled, timed_every)
 
     def answer(self, request: Generate, is_cancelled: IsCancelled = never) -> Iterator[Event]:
         """Do what a `Generate` command asks; see `generate`."""
         if request.prompt is not None:
-            yield from self.generate(request.prompt, request.sampling, is_cancelled)
+            yield from self.generate(
+                request.prompt, request.sampling, is_cancelled, timed_every=request.timed_every
+            )
             return
         prompt = self._prompts.chat(request, self.n_ctx)
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
         stops = self.chat_template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
-        yield from self._run(prompt, sampling, is_cancelled)
+        yield from self._run(prompt, sampling, is_cancelled, request.timed_every)
 
     def _run(
-        self, prompt: Prompt, params: SamplingParams, is_cancelled: IsCancelled
+        self, prompt: Prompt, params: SamplingParams, is_cancelled: IsCancelled, timed_every: int
     ) -> Iterator[Event]:
-        tokenizer = self._prompts.found
-        generation = Generation(self._session, tokenizer, params, prompt.n_keep, is_cancelled)
+        if timed_every < 0:
+            raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
+        generation = Generation(
+            self._session, self._prompts.found, params, prompt.n_keep, is_cancelled, timed_every
+        )
         yield from generation.run(prompt.ids)
 
     def resplit(

@@ -8,23 +8,35 @@ A host answers every command with any number of progress events and exactly one 
     Generate  PrefillProgress* ContextShifted* TokenText*   Finished | Failed
     SaveState StateProgress*                      StateSaved | Failed
     LoadState StateProgress*                      StateLoaded | Failed
+    Tune      TuneStarted TuneProgress*           Tuned | Failed
+
+One token in several of a `Generate` also has a `TokenTimes`, before its text.
 
 Commands are done one after another, but a `Resplit` that is next in line is done in the middle of a
 `Generate`, between two tokens: its events come among those of the answer, which then goes on.
 
 `HostEvent.generation` is the number that `EngineHost.submit` returned, so that a receiver can drop
 what belongs to a command it no longer cares about. A cancelled load ends in `Failed(Cancelled)`;
-a cancelled generation ends in `Finished("cancelled")`, because the text so far is worth keeping.
+a cancelled generation ends in `Finished("cancelled")`, because the text so far is worth keeping,
+and a cancelled search in `Tuned` with what it found.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from engine.config import LoadParams, SamplingParams
+from engine.config import SPLIT_MODES, LoadParams, SamplingParams
 from engine.errors import EngineError
 from engine.info import ModelInfo
+from engine.timeline import TokenTimes
+
+if TYPE_CHECKING:
+    from engine.planning.tune_plan import TuneEstimate
+    from engine.planning.tuned import Trial, TuneResult
+
+TIMED_EVERY = 16
+"""Tokens of which one is timed, unless somebody asks for another number."""
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
@@ -210,6 +222,41 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class TuneStarted:
+    """What a search for the best split is going to do."""
+
+    estimate: TuneEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class TuneProgress:
+    """How far a search is.
+
+    Attributes:
+        n_done: trials so far, repetitions included.
+        n_trials: in all, about.
+        trial: the latest one; one that was repeated comes again, with all that was measured.
+        best: the best so far; None while nothing could run.
+    """
+
+    n_done: int
+    n_trials: int
+    trial: Trial
+    best: Trial | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A search has ended.
+
+    `model` is what was loaded before and is again, with what was in its cache; None if nothing was.
+    """
+
+    result: TuneResult
+    model: ModelLoaded | None
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A command ended in an error that a person can act on.
 
@@ -230,8 +277,12 @@ Event = (
     | StateProgress
     | StateSaved
     | StateLoaded
+    | TuneStarted
+    | TuneProgress
+    | Tuned
     | PrefillProgress
     | ContextShifted
+    | TokenTimes
     | TokenText
     | Finished
     | Failed
@@ -265,13 +316,15 @@ class Load:
 class Generate:
     """Answer `messages` through the chat template, or complete `prompt` as it stands.
 
-    With `continue_last` the last message is the assistant's and is written on.
+    With `continue_last` the last message is the assistant's and is written on. Of one token in
+    `timed_every` it is told where its time went; of none where that is 0.
     """
 
     messages: tuple[ChatMessage, ...] = ()
     prompt: str | None = None
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009 frozen, so one shared default is safe
     continue_last: bool = False
+    timed_every: int = TIMED_EVERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,4 +356,17 @@ class LoadState:
     path: str
 
 
-Command = Load | Resplit | Generate | SaveState | LoadState | Unload
+@dataclass(frozen=True, slots=True)
+class Tune:
+    """Search for the fastest split by measuring; see `engine.tuning.tune`.
+
+    What is loaded makes room for it, and is loaded again afterwards as it was.
+    """
+
+    params: LoadParams
+    goal: str = "chat"
+    budget_s: float | None = None
+    modes: tuple[str, ...] = SPLIT_MODES
+
+
+Command = Load | Resplit | Generate | SaveState | LoadState | Tune | Unload

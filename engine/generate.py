@@ -25,6 +25,7 @@ from engine.events import (
     Usage,
 )
 from engine.sampler import Sampler
+from engine.timeline import TokenTimes, timed
 
 if TYPE_CHECKING:
     from engine.runtime import Logits, Runtime
@@ -129,6 +130,11 @@ class Session:
         self.ids.extend(ids)
         return logits
 
+    def timed(self, token: int, turn: int) -> tuple[Logits, TokenTimes]:
+        """Compute one token as `forward` does, and say what took how long."""
+        at = len(self.ids)
+        return timed(self._runtime, at, lambda: self.forward([token], 0, turn))
+
     def chunks(self, ids: Sequence[int]) -> Iterator[Sequence[int]]:
         """Cut what is not cached of `ids` into batches.
 
@@ -185,6 +191,7 @@ class Generation:
         tokenizer: None for a model without vocabulary: token ids come without text.
         n_keep: tokens at the start of the prompt that a shift of the context never drops.
         is_cancelled: asked before each token and each chunk of the prompt.
+        timed_every: of one token in so many it is told where its time went; 0 for none.
     """
 
     def __init__(
@@ -194,11 +201,13 @@ class Generation:
         params: SamplingParams,
         n_keep: int,
         is_cancelled: Callable[[], bool],
+        timed_every: int = 0,
     ) -> None:
         self._session = session
         self._params = params
         self._n_keep = n_keep
         self._is_cancelled = is_cancelled
+        self._timed_every = timed_every
         self._sampler = Sampler(params)
         self._stop = StopMatcher(params.stop)
         self._decoder: StreamDecoder | None = tokenizer.stream() if tokenizer else None
@@ -266,8 +275,18 @@ class Generation:
                 shifted = yield from self._shift()
                 if not shifted:
                     return "cancelled"
-            logits = self._session.forward([token], 0, self._turn)[0]
+            logits = yield from self._next(token)
         return "length"
+
+    def _next(self, token: int) -> Generator[Event, None, Logits]:
+        """The logits after one more token."""
+        if not self._timed_every or self._n_drawn % self._timed_every:
+            row: Logits = self._session.forward([token], 0, self._turn)[0]
+            return row
+        logits, times = self._session.timed(token, self._turn)
+        yield times
+        row = logits[0]
+        return row
 
     def _draw(self, logits: Logits) -> int:
         logits[self._never] = -np.inf

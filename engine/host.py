@@ -29,6 +29,8 @@ from engine.events import (
     ModelUnloaded,
     Resplit,
     SaveState,
+    Tune,
+    Tuned,
 )
 
 if TYPE_CHECKING:
@@ -151,6 +153,8 @@ class ThreadHost:
             self._resplit(generation, command)
         elif isinstance(command, SaveState | LoadState):
             self._move_state(generation, command)
+        elif isinstance(command, Tune):
+            self._tune(generation, command)
         else:
             self._free()
             self._send(generation, ModelUnloaded())
@@ -216,6 +220,22 @@ class ThreadHost:
             is_cancelled=lambda: self._is_cancelled(generation),
         )
         self._send(generation, done)
+
+    def _tune(self, generation: int, command: Tune) -> None:
+        if self._import_error is not None:
+            raise self._import_error
+        from engine.tuning import Interlude
+
+        if self._is_cancelled(generation):
+            raise Cancelled("The search")
+        start = time.perf_counter()
+        result = Interlude(self._model, self._hold, lambda: self._is_closing).run(
+            command,
+            lambda progress: self._send(generation, progress),
+            lambda: self._is_cancelled(generation),
+        )
+        model = None if self._model is None else self._described(start)
+        self._send(generation, Tuned(result, model))
 
     def _hold(self, model: Model | None) -> None:
         """Keep track of what is loaded at every moment of a replacement."""

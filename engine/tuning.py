@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import closing, suppress
 from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from engine.api import Model
 from engine.benchmark import BenchTest
 from engine.callbacks import IsCancelled, ignore, never
 from engine.config import SPLIT_MODES, LoadParams
-from engine.errors import Cancelled, EngineError, OutOfDeviceMemory, SplitError
+from engine.errors import Cancelled, EngineError, OutOfDeviceMemory, SplitError, StateFileError
+from engine.events import Tune, TuneProgress, TuneStarted
 from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
+from engine.json_file import cache_folder
 from engine.planning.calibration import device_set
 from engine.planning.forecast import Forecaster
 from engine.planning.planner import Planner
@@ -29,21 +32,8 @@ if TYPE_CHECKING:
 
 Hold = Callable[[Model | None], None]
 
-
-@dataclass(frozen=True, slots=True)
-class TuneStep:
-    """How far a search is.
-
-    Attributes:
-        n_done: trials so far, repetitions included.
-        trial: the latest one; one that was repeated comes again, with all that was measured.
-        best: the best so far; None while nothing could run.
-    """
-
-    n_done: int
-    n_trials: int
-    trial: Trial
-    best: Trial | None
+FIXED = ("path", "n_ctx", "kv_type", "control_vectors", "control_layers")
+"""What a loaded model keeps in whatever split."""
 
 
 class Stand:
@@ -122,7 +112,7 @@ def tune(
     budget_s: float | None = None,
     modes: Sequence[str] = SPLIT_MODES,
     on_start: Callable[[TuneEstimate], None] = ignore,
-    on_step: Callable[[TuneStep], None] = ignore,
+    on_progress: Callable[[TuneProgress], None] = ignore,
     is_cancelled: IsCancelled = never,
     forecaster: Forecaster | None = None,
     file: TuneFile | None = None,
@@ -137,7 +127,7 @@ def tune(
             to ten minutes.
         modes: to choose from.
         on_start: told what is going to be done.
-        on_step: told of each trial.
+        on_progress: told of each trial.
         is_cancelled: asked before each token; what was found until then is the result.
         forecaster: predicts and learns; None is this machine's.
         file: keeps the result; None is this user's.
@@ -151,7 +141,7 @@ def tune(
         on_start(tuning.estimate)
         stand = Stand(tuning.estimate.size, is_cancelled)
         try:
-            return tuning.run(stand, on_step, file or TuneFile.of_user())
+            return tuning.run(stand, on_progress, file or TuneFile.of_user())
         finally:
             stand.close()
 
@@ -201,7 +191,7 @@ class Tuning:
         return self.plan.estimate
 
     def run(
-        self, stand: Stand, on_step: Callable[[TuneStep], None], file: TuneFile | None
+        self, stand: Stand, on_progress: Callable[[TuneProgress], None], file: TuneFile | None
     ) -> TuneResult:
         """Search until the end, or until it is cancelled."""
         begun, plan = time.perf_counter(), self.plan
@@ -213,7 +203,7 @@ class Tuning:
             n_done += 1
             at = best_of(search.trials, plan.goal)
             best = None if at is None else search.trials[at]
-            on_step(TuneStep(n_done, max(n_done, plan.estimate.n_trials), trial, best))
+            on_progress(TuneProgress(n_done, max(n_done, plan.estimate.n_trials), trial, best))
 
         search = Search(plan.space, plan.goal, stand.measure, clock, report)
         search.run()
@@ -262,37 +252,114 @@ def device_set_of(params: LoadParams, forecaster: Forecaster) -> str:
     return device_set([forecaster.devices[device] for device in params.all_devices])
 
 
-def can_be_split_as(model: Model, params: LoadParams) -> bool:
-    """Whether what is loaded is what is to be searched, but for its split."""
-    wanted = replace(
-        params, path=model.params.path, devices=model.params.devices, split=model.params.split,
-        split_mode=model.params.split_mode, groups=model.params.groups,
-    )  # fmt: skip
-    return wanted == model.params and params.path == model.params.path
-
-
-def brought_back(
-    model: Model | None, params: LoadParams, hold: Hold, is_closing: IsCancelled
-) -> Model:
-    """Have what was loaded before a search again.
+class Interlude:
+    """A search while a model may be loaded, which comes back afterwards.
 
     Args:
-        model: what is loaded now.
-
-    Raises:
-        EngineError: that is not possible.
+        model: what is loaded.
+        hold: told of every change of what is loaded.
+        is_closing: whether bringing it back is no longer of use.
     """
-    if model is not None and can_be_split_as(model, params):
+
+    def __init__(self, model: Model | None, hold: Hold, is_closing: IsCancelled) -> None:
+        self._model, self._hold, self._is_closing = model, hold, is_closing
+
+    def run(
+        self,
+        command: Tune,
+        send: Callable[[TuneStarted | TuneProgress], None],
+        is_cancelled: IsCancelled,
+    ) -> TuneResult:
+        """Search.
+
+        Raises:
+            EngineError: it could not be done, or the model could not be brought back.
+        """
+        params = command.params
+        with closing(Planner(params.path)) as planner:
+            tuning = Tuning(
+                planner, params, Forecaster.of_machine(), command.goal, command.budget_s
+            )
+            tuning.prepare(self._held(), command.modes)
+            send(TuneStarted(tuning.estimate))
+            with TemporaryDirectory(prefix="tandem-", dir=_folder()) as folder:
+                return self._search(tuning, Path(folder) / "state", params, send, is_cancelled)
+
+    def _held(self) -> dict[str, int]:
+        """Bytes by device of what is loaded."""
+        if self._model is None:
+            return {}
+        devices = ("cpu", *self._model.params.all_devices)
+        return self._model.runtime.returned(dict.fromkeys(devices, 0))
+
+    def _search(
+        self,
+        tuning: Tuning,
+        state: Path,
+        params: LoadParams,
+        send: Callable[[TuneProgress], None],
+        is_cancelled: IsCancelled,
+    ) -> TuneResult:
+        before = self._model.params if self._model else None
+        self._save(state)
+        stand = Stand(tuning.estimate.size, is_cancelled, self._lent(params), self._hold)
         try:
-            model.split_as(params, is_cancelled=is_closing)
-        except EngineError:
-            if is_closing():
-                raise
-        else:
+            return tuning.run(stand, send, TuneFile.of_user())
+        finally:
+            if before is None or self._is_closing():
+                stand.close()
+            else:
+                self._load_state(self._brought_back(stand.model, before), state)
+
+    def _lent(self, params: LoadParams) -> Model | None:
+        """What is loaded, if it can take the splits of a search; else it is freed."""
+        model = self._model
+        if model is None or can_be_split_as(model, params):
             return model
-    if model is not None:
-        hold(None)
+        self._hold(None)
         model.close()
-    again = Model(params, is_cancelled=is_closing)
-    hold(again)
-    return again
+        return None
+
+    def _save(self, path: Path) -> None:
+        """Keep the cache; without it a conversation is computed again when it goes on."""
+        if self._model is not None and self._model.n_cached:
+            with suppress(StateFileError):
+                self._model.save_state(path)
+
+    def _load_state(self, model: Model, path: Path) -> None:
+        if path.exists():
+            with suppress(EngineError):
+                model.load_state(path)
+
+    def _brought_back(self, model: Model | None, params: LoadParams) -> Model:
+        """Have what was loaded before again.
+
+        Args:
+            model: what is loaded now.
+        """
+        if model is not None and can_be_split_as(model, params):
+            with suppress(EngineError):
+                model.split_as(params, is_cancelled=self._is_closing)
+                return model
+        if model is not None:
+            self._hold(None)
+            model.close()
+        again = Model(params, is_cancelled=self._is_closing)
+        self._hold(again)
+        return again
+
+
+def can_be_split_as(model: Model, params: LoadParams) -> bool:
+    """Whether what is loaded differs at most in its split."""
+    return all(getattr(model.params, name) == getattr(params, name) for name in FIXED)
+
+
+def _folder() -> Path | None:
+    """Where there is room for a conversation's cache: not in memory, as some temporary folders."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import add_json, add_load, add_model, load_params
@@ -21,13 +21,11 @@ from engine import (
     PlanBadge,
     Trial,
     TuneEstimate,
+    TuneProgress,
     TuneResult,
     list_devices,
     result_document,
 )
-
-if TYPE_CHECKING:
-    from engine import TuneStep
 
 HEADERS = ("DEVICES", "MODE", "SHARES", "PROMPTS", "ANSWERS", "EXPECTED", "")
 RIGHT = frozenset({3, 4, 5})
@@ -67,7 +65,7 @@ def run_tune(args: argparse.Namespace) -> None:
             budget_s=args.budget,
             modes=SPLIT_MODES if args.split_mode is None else (args.split_mode,),
             on_start=_started,
-            on_step=_stepped,
+            on_progress=_stepped,
             is_cancelled=interrupt,
         )
     if sys.stderr.isatty():
@@ -92,7 +90,7 @@ def _started(estimate: TuneEstimate) -> None:
     note(estimate.sentence)
 
 
-def _stepped(step: TuneStep) -> None:
+def _stepped(step: TuneProgress) -> None:
     if not sys.stderr.isatty():
         return
     best = f", the best so far {step.best.decode_ts:.1f} t/s" if step.best else ""

@@ -20,12 +20,18 @@ from engine import (
     LoadParams,
     ModelResplit,
     PrefillProgress,
+    RankTimes,
     Resplit,
     SamplingParams,
     StateFileError,
     StateLoaded,
     StateSaved,
     TokenText,
+    TokenTimes,
+    Tune,
+    TuneEstimate,
+    TuneProgress,
+    TuneResult,
 )
 from tests.helpers.fake_host import FakeHost, Script, model_loaded
 
@@ -248,6 +254,55 @@ def test_states_are_saved_and_loaded(qtbot: QtBot, client: EngineClient, script:
     with qtbot.waitSignal(client.state_failed) as failed:
         client.load_state("/chats/2.state")
     assert failed.args[0].path == "/chats/2.state"
+
+
+def test_a_search_tells_its_steps_and_leaves_the_model(
+    qtbot: QtBot, client: EngineClient, script: Script
+) -> None:
+    loaded(qtbot, client)
+    before, seen = client.model, list[object]()
+    for signal in (client.tune_started, client.tune_progress):
+        signal.connect(seen.append)
+    states: list[EngineState] = []
+    client.state_changed.connect(states.append)
+    params = LoadParams("/models/tiny.gguf", ("cuda:0", "cuda:1"))
+    with qtbot.waitSignal(client.tuned) as caught:
+        client.tune(params, "prompts", 30)
+    assert client._host.commands[-1] == Tune(params, "prompts", 30)  # type: ignore[union-attr]
+    assert states == [EngineState.LOADING, EngineState.READY]
+    assert [type(event) for event in seen] == [TuneEstimate, *[TuneProgress] * 3]
+    (result,) = caught.args  # type: ignore[misc]
+    assert isinstance(result, TuneResult)
+    assert len(result.trials) == 3
+    assert result.winner is not None
+    assert client.model == before
+    script.hold, script.hold_after = True, 1
+    with qtbot.waitSignal(client.tune_progress):
+        client.tune(params)
+    with qtbot.waitSignal(client.tuned) as caught:
+        client.cancel()
+    assert not caught.args[0].is_complete  # type: ignore[index]
+
+
+def test_a_search_that_fails_may_lose_the_model(
+    qtbot: QtBot, client: EngineClient, script: Script
+) -> None:
+    loaded(qtbot, client)
+    for loses in (False, True):
+        script.tune_error, script.loses_model = EngineError("No."), loses
+        with qtbot.waitSignal(client.tune_failed):
+            client.tune(PARAMS)
+        assert (client.model is None) == loses
+    assert client.state is EngineState.EMPTY
+
+
+def test_times_of_tokens_are_told(qtbot: QtBot, client: EngineClient, script: Script) -> None:
+    times = TokenTimes(7, 0.02, (RankTimes(0.01, 0.005),))
+    script.extra = [times]
+    loaded(qtbot, client)
+    with qtbot.waitSignal(client.token_times) as caught:
+        generate(client)
+    assert caught.args == [times]
 
 
 def test_the_timer_sleeps_when_nothing_happens_and_wakes_again(

@@ -1,5 +1,6 @@
 """The engine behind its queue: events, generations, cancelling, failures, the end."""
 
+import itertools
 import pickle
 import queue
 import threading
@@ -37,6 +38,11 @@ from engine import (
     StateSaved,
     ThreadHost,
     TokenText,
+    TokenTimes,
+    Tune,
+    Tuned,
+    TuneProgress,
+    TuneStarted,
     Unload,
 )
 from engine import errors as error_module
@@ -48,7 +54,7 @@ ASK = (ChatMessage("user", "hello"),)
 
 
 CLOSING = (
-    ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Failed,
+    ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Tuned, Failed,
 )  # fmt: skip
 
 
@@ -278,6 +284,94 @@ def test_a_state_goes_to_a_file_and_comes_back(desk: Desk, path: str, tmp_path: 
     failed = desk.run(LoadState(str(tmp_path / "none")))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, StateFileError)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TANDEM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("other", [{}, {"n_ctx": 48}], ids=["same model", "other context"])
+def test_a_search_leaves_model_and_conversation_as_they_were(
+    desk: Desk, path: str, other: dict[str, int]
+) -> None:
+    params = LoadParams(path, ("cpu",) * 3, (1, 2, 1))
+    before = desk.run(Load(params))
+    assert isinstance(before, ModelLoaded)
+    assert isinstance(first := desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    generation = desk.host.submit(Tune(LoadParams(path, ("cpu", "cpu"), **other), budget_s=3))
+    assert isinstance(desk.next().event, TuneStarted)
+    assert isinstance(progress := desk.next().event, TuneProgress)
+    assert progress.best == progress.trial
+    tuned = desk.closing(generation)
+    assert isinstance(tuned, Tuned)
+    assert tuned.result.winner is not None
+    assert tuned.result.model_hash == before.model_hash
+    assert tuned.model is not None
+    assert tuned.model.params == params
+    assert [m.device for m in tuned.model.memory] == ["cpu"] * 3
+    second = desk.run(Generate(ASK, sampling=SHORT))
+    assert isinstance(second, Finished)
+    assert second.usage.cached_tokens == first.usage.prompt_tokens - 1
+
+
+def test_a_search_can_be_cancelled_and_needs_no_model(desk: Desk, path: str, home: Path) -> None:
+    generation = desk.host.submit(Tune(LoadParams(path, ("cpu", "cpu")), "prompts", 60))
+    while not isinstance(desk.next().event, TuneProgress):
+        pass
+    desk.host.cancel()
+    tuned = desk.closing(generation)
+    assert isinstance(tuned, Tuned)
+    assert tuned.model is None
+    assert not tuned.result.is_complete
+    assert tuned.result.trials
+    assert isinstance(desk.run(Generate(ASK)), Failed), "nothing stays loaded"
+    assert {file.name for file in (home / "cache").iterdir()} >= {"tunings.json"}
+    assert not list((home / "cache").glob("tandem-*")), "no conversation is left behind"
+    for bad in (Tune(LoadParams(__file__)), Tune(LoadParams(path), "what")):
+        assert isinstance(desk.run(bad), Failed)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_search_that_fails_brings_the_model_back_or_says_that_it_is_lost(
+    desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.run(Load(LoadParams(path)))
+    monkeypatch.setattr("engine.tuning.Stand.measure", lambda *args: 1 / 0)
+    failed = desk.run(Tune(LoadParams(path, ("cpu", "cpu"), n_ctx=48)))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, EngineCrashed)
+    assert not failed.is_model_lost
+    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+
+    def gone(*args: object, **options: object) -> None:
+        raise EngineError("The file is gone.")
+
+    monkeypatch.setattr("engine.tuning.Model", gone)
+    failed = desk.run(Tune(LoadParams(path, ("cpu", "cpu"), n_ctx=48)))
+    assert isinstance(failed, Failed)
+    assert failed.is_model_lost
+
+
+def test_some_tokens_say_where_their_time_went(desk: Desk, path: str) -> None:
+    desk.run(Load(LoadParams(path, ("cpu", "cpu"))))
+    for every, n in ((16, 2), (3, 13), (0, 0)):
+        sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+        generation = desk.host.submit(Generate(ASK, sampling=sampling, timed_every=every))
+        found = []
+        while not isinstance(event := desk.next().event, Finished):
+            if isinstance(event, TokenTimes):
+                found.append(event)
+        assert len(found) == n, generation
+        for earlier, later in itertools.pairwise(found):
+            assert later.position - earlier.position == every
+        for times in found:
+            assert len(times.ranks) == 2
+            assert all(0 < r.computed_s + r.waited_s <= times.seconds for r in times.ranks)
+    failed = desk.run(Generate(ASK, timed_every=-1))
+    assert isinstance(failed, Failed)
 
 
 def test_a_model_makes_room_for_one_that_does_not_fit_beside_it(

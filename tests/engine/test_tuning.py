@@ -15,7 +15,7 @@ from engine import (
     TuneEstimate,
     TuneFile,
     TuneResult,
-    TuneStep,
+    TuneProgress,
     known_facts,
     known_links,
     list_devices,
@@ -52,10 +52,10 @@ def test_two_ranks_are_searched_measured_and_explained(
     path: str, forecaster: Forecaster, tmp_path: Path
 ) -> None:
     announced: list[TuneEstimate] = []
-    steps: list[TuneStep] = []
+    steps: list[TuneProgress] = []
     before = set(threading.enumerate())
     file = TuneFile(tmp_path / "t.json")
-    found = search(path, forecaster, on_start=announced.append, on_step=steps.append, file=file)
+    found = search(path, forecaster, on_start=announced.append, on_progress=steps.append, file=file)
     assert set(threading.enumerate()) <= before, "nothing stays loaded"
     assert len(announced) == 1
     assert [step.n_done for step in steps] == list(range(1, len(steps) + 1))
@@ -80,8 +80,8 @@ def test_two_ranks_are_searched_measured_and_explained(
 
 
 def test_cancelling_gives_what_was_found(path: str, forecaster: Forecaster) -> None:
-    steps: list[TuneStep] = []
-    found = search(path, forecaster, on_step=steps.append, is_cancelled=lambda: len(steps) >= 2)
+    steps: list[TuneProgress] = []
+    found = search(path, forecaster, on_progress=steps.append, is_cancelled=lambda: len(steps) >= 2)
     assert len(found.trials) == 2
     assert not found.is_complete
     assert found.winner is not None
@@ -114,7 +114,7 @@ def test_a_file_that_is_gone_ends_it_with_an_error(tmp_path: Path, forecaster: F
         search(str(tmp_path / "none.gguf"), forecaster)
     path = tiny_gguf(tmp_path / "m.gguf")
     with pytest.raises(EngineError, match="There is no file"):
-        search(str(path), forecaster, on_step=lambda _: path.unlink(missing_ok=True))
+        search(str(path), forecaster, on_progress=lambda _: path.unlink(missing_ok=True))
 
 
 def test_a_stand_splits_what_is_loaded(path: str) -> None:

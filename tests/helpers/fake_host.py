@@ -3,9 +3,10 @@
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine import (
+    GOALS,
     Cancelled,
     Command,
     DeviceMemory,
@@ -26,14 +27,23 @@ from engine import (
     ModelResplit,
     ModelUnloaded,
     Resplit,
+    Sample,
     SaveState,
     StateLoaded,
     StateProgress,
     StateSaved,
     Timings,
     TokenText,
+    Trial,
+    Tune,
+    Tuned,
+    TuneEstimate,
+    TuneProgress,
+    TuneResult,
+    TuneStarted,
     Usage,
 )
+from engine.planning.tune_plan import TrialSize
 
 GIB = 1 << 30
 
@@ -78,6 +88,7 @@ class Script:
     loses_model: bool = False
     answer_error: EngineError | None = None
     state_error: EngineError | None = None
+    tune_error: EngineError | None = None
     warnings: tuple[str, ...] = ()
     hold: bool = False
     hold_after: int = 0
@@ -95,6 +106,7 @@ class FakeHost:
         self._queue: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._generation = self._cancelled_up_to = 0
         self._changed = threading.Condition()
+        self._loaded: ModelLoaded | None = None
         self._thread = threading.Thread(target=self._run, name="fake-engine")
         self._thread.start()
 
@@ -131,7 +143,10 @@ class FakeHost:
                 self._load(number, command)
             elif isinstance(command, SaveState | LoadState):
                 self._move_state(number, command)
+            elif isinstance(command, Tune):
+                self._tune(number, command)
             else:
+                self._loaded = None
                 self.send(number, ModelUnloaded())
 
     def _move_state(self, number: int, command: SaveState | LoadState) -> None:
@@ -145,6 +160,29 @@ class FakeHost:
         else:
             self.send(number, StateLoaded(command.path, (1, 2, 3)))
 
+    def _tune(self, number: int, command: Tune) -> None:
+        """Each of the devices alone, then all of them; the first one is the fastest."""
+        if self.script.tune_error is not None:
+            self.send(number, Failed(self.script.tune_error, self.script.loses_model))
+            return
+        devices, trials, is_ended = command.params.devices, list[Trial](), False
+        sets = [(device,) for device in dict.fromkeys(devices)] + [devices] * (len(devices) > 1)
+        self.send(
+            number, TuneStarted(TuneEstimate(len(sets), 1.0, 60.0, len(sets), TrialSize(256, 32)))
+        )
+        for at, chosen in enumerate(sets):
+            if is_ended := self._pause(number, at):
+                break
+            params = replace(command.params, devices=chosen, split=None)
+            sample = Sample((800.0 - at, 820.0), (40.0 - at, 41.0))
+            trials.append(Trial(params, (1 / len(chosen),) * len(chosen), sample))
+            self.send(number, TuneProgress(at + 1, len(sets), trials[-1], trials[0]))
+        result = TuneResult(
+            "Tiny Chat", "ab", 4096, "devices", GOALS[command.goal], tuple(trials),
+            best=0 if trials else None, reason="It is the first.", is_complete=not is_ended,
+        )  # fmt: skip
+        self.send(number, Tuned(result, self._loaded))
+
     def _load(self, number: int, command: Load | Resplit) -> None:
         script = self.script
         for step in range(script.n_load_steps):
@@ -155,7 +193,7 @@ class FakeHost:
         if script.load_error is not None:
             self.send(number, Failed(script.load_error, script.loses_model))
         else:
-            loaded = model_loaded(command.params, script.warnings)
+            loaded = self._loaded = model_loaded(command.params, script.warnings)
             is_new = isinstance(command, Load)
             self.send(number, loaded if is_new else ModelResplit(loaded, n_tokens=20))
 
