@@ -73,6 +73,10 @@ class LayerCache:
     def n_bytes(self) -> int:
         return self.k.nbytes + (0 if self.is_shared else self.v.nbytes)
 
+    def held(self) -> tuple[Tensor, ...]:
+        """The memory of keys and of values, each once."""
+        return (self.k,) if self.is_shared else (self.k, self.v)
+
     def write(self, k: Tensor, v: Tensor | None, start: int) -> None:
         """Store k and v (T, n_head_kv, head_dim) at positions start, start + 1, …
 

@@ -108,11 +108,13 @@ class CacheSize(NamedTuple):
         heads: query heads.
         kv_heads: key-value heads.
         row: elements of a key and its value.
+        is_shared: values are part of the keys.
     """
 
     heads: int
     kv_heads: int
     row: int
+    is_shared: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ def _of_state(state: State, rank: int) -> Working:
     heads = state.heads.size(rank)
     if not heads:
         return Working()
-    cache = CacheSize(heads, state.kv_heads.size(rank), state.row)
+    cache = CacheSize(heads, state.kv_heads.size(rank), state.row, state.v_in_k)
     return Working(width=heads * state.head_dim_k, caches=frozenset({cache}))
 
 
@@ -219,14 +221,14 @@ def _kernel_bytes(working: Working, hp: HParams, n_tokens: int, n_ctx: int) -> i
     )
 
 
-MASK_BYTES = 6
-"""Of each query and key where many tokens attend at once: two truth values and a number."""
+MASK_BYTES = 10
+"""Of each query and key where many tokens attend at once: two truth values and two numbers."""
 
 
 def _attention_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
-    """Keys and values in F32 and scores, beside queries and results."""
+    """Keys and values in F32 and scores, beside queries and results; see `ops.fused_attention`."""
     keys = cache.kv_heads * cache.row * n_ctx
-    if keys <= KERNELS_STEP.keys:
+    if keys <= KERNELS_STEP.keys and not cache.is_shared:
         return F32_BYTES * keys + MASK_BYTES * n_tokens * n_ctx
     return F32_BYTES * attention_work(cache.kv_heads, cache.row, n_tokens, n_ctx, CPU_STEP)
 

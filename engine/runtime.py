@@ -37,7 +37,7 @@ from engine.parallel.comm import ThreadCommunicator, ThreadGroup
 from engine.parallel.pool import RankPool
 from engine.plan import DevicePlan, Plan, keeps_kv_on_host, make_plan
 from engine.rank import Rank, make_ops
-from engine.resident import ResidentPeak
+from engine.resident import ResidentPeak, resident_bytes
 from engine.resplit import DOING, Side, Transfer
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ class Runtime:
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self.ranks: list[Rank] = []
         self._n_single = 0
-        self._n_seen = self._n_seen_at_load = n_past
         self._resident: ResidentPeak | None = None
+        self._cached_at_load = 0
         self._allocated_at_load: dict[str, int] = {}
         self._start_threads(params)
         opener = _Opener(self, file, params, declaration)
@@ -225,7 +225,6 @@ class Runtime:
     def _pass(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
         found = self._run(self._step(ids, n_past, first_logit), "to compute the next tokens")
         (logits,) = (x for x in found if x is not None)
-        self._n_seen = max(self._n_seen, n_past + len(ids))
         if len(ids) > 1 and self._resident:  # reading it costs as much as a small model's token
             self._resident.note()
         result: Logits = logits.cpu().numpy()
@@ -301,8 +300,8 @@ class Runtime:
 
         Measured weights and KV cache are the sizes of their tensors. Measured compute is the peak
         beyond those since the load (on CUDA the allocator's, on the CPU the growth of this
-        process without the part of the KV cache that was first written to), divided among the ranks
-        of a device in proportion to what was predicted.
+        process without what is new of the KV cache), divided among the ranks of a device in
+        proportion to what was predicted.
         """
         result = []
         for plan, rank in zip(self.plan.devices, self.ranks, strict=True):
@@ -319,7 +318,8 @@ class Runtime:
 
     def _watch_memory(self) -> None:
         """Begin to measure what is taken beyond weights and cache."""
-        self._resident, self._n_seen_at_load = ResidentPeak(), self._n_seen
+        release_reserves(self.devices)
+        self._resident, self._cached_at_load = ResidentPeak(), self._cached_bytes()
         for device in {d for d in self.devices if d.type == "cuda"}:
             torch.cuda.reset_peak_memory_stats(device)
             self._allocated_at_load[str(device)] = torch.cuda.memory_allocated(device)
@@ -328,11 +328,15 @@ class Runtime:
         """Bytes of all ranks on a physical device together."""
         if device == "cpu":
             assert self._resident is not None, "it is made at the end of a load"
-            new = (self._n_seen - self._n_seen_at_load) / self.n_ctx
-            cached = sum(r.held.host_kv for r in self.ranks)
-            cached += sum(r.held.kv for r in self.ranks if r.device.type == "cpu")
-            return max(0, self._resident.growth - int(new * cached))
+            return max(0, self._resident.growth - self._cached_bytes() + self._cached_at_load)
         return int(torch.cuda.max_memory_allocated(device)) - self._allocated_at_load[device]
+
+    def _cached_bytes(self) -> int:
+        """Of the caches in the host's memory, what was used so far: it is given by the page."""
+        tensors = [x for r in self.ranks for layer in r.context.cache.layers for x in layer.held()]
+        return sum(
+            resident_bytes(x.data_ptr(), x.nbytes) for x in tensors if x.device.type == "cpu"
+        )
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
