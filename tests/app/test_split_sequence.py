@@ -118,7 +118,7 @@ def test_a_chat_goes_on_through_drags_modes_and_live_splits(person: Person) -> N
     assert [m.role for m in messages] == ["user", "assistant"] * 3
     assert [m.content for m in messages[::2]] == [LONG, "And by layers?", "And now?"]
     assert not any(m.problem for m in messages)
-    assert [f.usage.completion_tokens for f in person.finished][0] == N_TOKENS
+    assert person.finished[0].usage.completion_tokens == N_TOKENS
     assert all(f.usage.completion_tokens for f in person.finished)
     assert len(shown(shell)) == 6
     assert watch.worst_s < 1.0, "0.1 s is the aim, but other programs may be busy"
