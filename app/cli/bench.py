@@ -71,6 +71,10 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "-r", "--repetitions", type=_positive, default=5, metavar="N",
         help="of each test (default: 5)",
     )  # fmt: skip
+    tests.add_argument(
+        "--timeline", action="store_true",
+        help="say where each rank spends a token: computing, waiting for others, in Python",
+    )  # fmt: skip
     tests.add_argument("--no-warmup", action="store_true", help="count the first run, too")
     how = parser.add_argument_group("how to load")
     how.add_argument(
@@ -153,7 +157,7 @@ def _choices(known: Sequence[str]) -> Callable[[str], list[str]]:
 def run_bench(args: argparse.Namespace) -> None:
     path, settings, tests = model_path(args.model), _settings(args), _tests(args)
     info, work = read_model_info(path), token_work(path)
-    report = Report(info, work, _speeds(settings))
+    report = Report(info, work, _speeds(settings), has_timeline=args.timeline)
     lines: list[Line] = []
     try:
         for params in settings:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from app.cli.bench_timeline import timeline, timeline_table
 from app.cli.output import percent, size, table
 from engine import LoadParams, ModelInfo, TokenWork, list_devices
 
@@ -66,10 +67,19 @@ class Report:
 
     Args:
         speeds: of the devices, by their id; one that is not here could not be measured.
+        has_timeline: whether to say where the time of a token goes on each rank.
     """
 
-    def __init__(self, info: ModelInfo, work: TokenWork, speeds: dict[str, DeviceSpeed]) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        work: TokenWork,
+        speeds: dict[str, DeviceSpeed],
+        *,
+        has_timeline: bool = False,
+    ) -> None:
         self._info = info
+        self._has_timeline = has_timeline
         self._work = work
         self._speeds = speeds
         self._names = {device.id: device.name for device in list_devices()}
@@ -94,7 +104,11 @@ class Report:
     def document(self, lines: Sequence[Line]) -> dict[str, Any]:
         """The whole of `--json`."""
         machine = [{"name": self._names.get(d, d), **asdict(s)} for d, s in self._speeds.items()]
-        return {"machine": machine, "results": [self._fields(line) for line in lines]}
+        results = [self._fields(line) for line in lines]
+        if self._has_timeline:
+            for fields, line in zip(results, lines, strict=True):
+                fields["timeline"] = [asdict(rank) for rank in timeline(line)]
+        return {"machine": machine, "results": results}
 
     def csv(self, lines: Sequence[Line]) -> str:
         """A header and one row for each line; single repetitions are left out."""
@@ -111,7 +125,10 @@ class Report:
         """For people: the model, the machine, and a row for each line."""
         head = f"{self._model_type()}, {size(self._info.n_bytes)}, {self._info.name}"
         rows = [self._row(line) for line in lines]
-        return "\n".join([head, *self.machine(), "", table(HEADERS, rows, RIGHT)])
+        parts = [head, *self.machine(), "", table(HEADERS, rows, RIGHT)]
+        if self._has_timeline:
+            parts += ["", timeline_table(lines, [shares(line.split) for line in lines])]
+        return "\n".join(parts).rstrip()
 
     def machine(self) -> list[str]:
         """A sentence about each device's own speed."""

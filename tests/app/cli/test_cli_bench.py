@@ -313,3 +313,24 @@ def test_modes_are_crossed_and_shown(run: Run, model: Path) -> None:
     assert "groups 2,1; 1 blocks on CPU" in out
     assert "The groups 2,2 are of 4 ranks, but there are 3 devices." in out
     assert "2,1" in run("bench", model, *arguments, "--csv").out
+
+
+def test_a_timeline_says_where_each_rank_spends_a_token(run: Run, model: Path) -> None:
+    arguments = (*FAST, "--devices", "cpu,cpu", "--split", "3,1", "--timeline")
+    prompt, tokens = run("bench", model, *arguments, "--json").document["results"]
+    assert prompt["timeline"] == []
+    assert [rank["rank"] for rank in tokens["timeline"]] == [0, 1]
+    for rank in tokens["timeline"]:
+        assert rank["device"] == "cpu"
+        assert rank["token_s"] == pytest.approx(fmean(3 / ts for ts in tokens["samples_ts"]) / 3)
+        parts = rank["computed"], rank["waited"], rank["python"]
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(1)
+        assert rank["computed_s"] == pytest.approx(rank["computed"] * rank["token_s"])
+    assert max(rank["waited"] for rank in tokens["timeline"]) > 0
+    without = run("bench", model, *FAST, "--json").document["results"]
+    assert all("timeline" not in line for line in without)
+    rows = run("bench", model, *arguments).out.split("SPLIT  TEST")[1].splitlines()
+    assert rows[0].split() == ["RANK", "DEVICE", "TOKEN", "COMPUTES", "WAITS", "PYTHON"]
+    assert [row.split()[:4] for row in rows[1:]] == [["3,1", "tg3", n, "cpu"] for n in ("0", "1")]
+    assert "timeline" not in run("bench", model, *FAST, "--timeline", "--csv").out
