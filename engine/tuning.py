@@ -42,6 +42,7 @@ class Stand:
     What is loaded is split anew, which takes less time than loading it from the start.
 
     Args:
+        size: of trials; less from when on one of them takes long.
         model: to begin with, if one is loaded.
         hold: told of every change of what is loaded.
     """
@@ -53,8 +54,8 @@ class Stand:
         model: Model | None = None,
         hold: Hold = ignore,
     ) -> None:
-        self.model = model
-        self._size, self._is_cancelled, self._hold = size, is_cancelled, hold
+        self.model, self.size = model, size
+        self._is_cancelled, self._hold = is_cancelled, hold
 
     def measure(self, candidate: Candidate) -> Sample:
         """Measure a split.
@@ -67,12 +68,13 @@ class Stand:
         if self._is_cancelled():
             raise Cancelled("The search")
         try:
-            model = self._split(candidate.params)
+            model, size = self._split(candidate.params), self.size
             # generating comes first, since its warm-up compiles and records what both need
-            decode = self._bench(model, BenchTest(n_gen=self._size.n_gen), warm_up=True)
-            prefill = self._bench(model, BenchTest(n_prompt=self._size.n_prompt), warm_up=False)
+            decode = self._bench(model, BenchTest(n_gen=size.n_gen), warm_up=True)
+            prefill = self._bench(model, BenchTest(n_prompt=size.n_prompt), warm_up=False)
         except (OutOfDeviceMemory, SplitError) as error:
             raise Infeasible(str(error)) from None
+        self.size = size.fitting(prefill.avg_ts, decode.avg_ts)
         return Sample(
             prefill.samples_ts,
             decode.samples_ts,
@@ -208,7 +210,7 @@ class Tuning:
         search = Search(plan.space, plan.goal, stand.measure, clock, report)
         search.run()
         result = self._result(search, time.perf_counter() - begun)
-        self._learn(result)
+        self._learn(result, stand.size)
         if file is not None and result.best is not None:
             file.keep(result)
         return result
@@ -232,9 +234,9 @@ class Tuning:
             when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
 
-    def _learn(self, result: TuneResult) -> None:
+    def _learn(self, result: TuneResult, size: TrialSize) -> None:
         """Correct later predictions by what was measured."""
-        quant, size = self._planner.info.quant, self.plan.estimate.size
+        quant = self._planner.info.quant
         for trial in result.trials:
             if trial.sample is None:
                 continue

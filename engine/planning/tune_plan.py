@@ -47,6 +47,12 @@ class TrialSize:
         n_decoded = REPETITIONS * self.n_gen + N_WARM_UP
         return REPETITIONS * self.n_prompt / prefill_ts + n_decoded / decode_ts
 
+    def fitting(self, prefill_ts: float, decode_ts: float) -> TrialSize:
+        """The same, or less where that takes long at these speeds."""
+        if self.seconds(prefill_ts, decode_ts) <= LONG_S:
+            return self
+        return TrialSize(min(self.n_prompt, LEAST_PROMPT), min(self.n_gen, LEAST_GEN))
+
 
 @dataclass(frozen=True, slots=True)
 class TuneEstimate:
@@ -122,18 +128,14 @@ class TunePlan:
             )
         speeds = self.space.expected(families[0])
         load_s = n_bytes / LOAD_BYTES_PER_S
-        size = self._size(N_PROMPT, N_GEN)
-        if size.seconds(speeds.prefill_ts, speeds.decode_ts) > LONG_S:
-            size = self._size(LEAST_PROMPT, LEAST_GEN)
+        size = TrialSize(min(N_PROMPT, self.n_ctx), min(N_GEN, self.n_ctx))
+        size = size.fitting(speeds.prefill_ts, speeds.decode_ts)
         trial_s = load_s + size.seconds(speeds.prefill_ts, speeds.decode_ts)
         n_trials = expected_trials(families)
         if budget_s is None:
             budget_s = min(LONGEST_S, max(SHORTEST_S, SPARE * n_trials * trial_s))
         n_possible = max(1, int(budget_s / trial_s))
         return TuneEstimate(min(n_trials, n_possible), trial_s, budget_s, len(families), size)
-
-    def _size(self, n_prompt: int, n_gen: int) -> TrialSize:
-        return TrialSize(min(n_prompt, self.n_ctx), min(n_gen, self.n_ctx))
 
 
 def goal_named(name: str) -> Goal:

@@ -14,15 +14,15 @@ from engine import (
     OutOfDeviceMemory,
     TuneEstimate,
     TuneFile,
-    TuneResult,
     TuneProgress,
+    TuneResult,
     known_facts,
     known_links,
     list_devices,
     read_topology,
     tune,
 )
-from engine.planning.search import Infeasible
+from engine.planning.search import Candidate, Infeasible
 from engine.planning.tune_plan import TrialSize
 from engine.tuning import Stand
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -118,8 +118,6 @@ def test_a_file_that_is_gone_ends_it_with_an_error(tmp_path: Path, forecaster: F
 
 
 def test_a_stand_splits_what_is_loaded(path: str) -> None:
-    from engine.planning.search import Candidate
-
     held: list[bool] = []
     stand = Stand(TrialSize(8, 4), hold=lambda model: held.append(model is not None))
     try:
@@ -139,3 +137,18 @@ def test_a_stand_splits_what_is_loaded(path: str) -> None:
     finally:
         stand.close()
     assert held == [True, False]
+
+
+def test_trials_become_shorter_where_they_take_long(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = LoadParams(path, n_ctx=200)
+    stand = Stand(TrialSize(150, 20))
+    try:
+        stand.measure(Candidate(params, 1, (1.0,)))
+        assert stand.size == TrialSize(150, 20)
+        monkeypatch.setattr("engine.planning.tune_plan.LONG_S", 0.0)
+        stand.measure(Candidate(params, 1, (1.0,)))
+        assert stand.size == TrialSize(128, 16)
+    finally:
+        stand.close()

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from engine import EngineError, Forecaster, LoadParams, Planner, TuneFile, TunePlan, parse_rig
+from engine import (
+    Calibration,
+    EngineError,
+    Forecaster,
+    LoadParams,
+    Planner,
+    TuneFile,
+    TunePlan,
+    parse_rig,
+)
 from engine.planning.search import Family
 from engine.planning.space import ModelSpace, group_sizes
 from engine.planning.tune_file import result_document, result_from
@@ -186,3 +195,24 @@ def test_damaged_results_are_forgotten(tmp_path: Path, change: dict[str, object]
     assert result_from({**good, **change}, "m") is None
     (tmp_path / "t.json").write_text(json.dumps({"results": [{**good, **change}, good, 5]}))
     assert TuneFile(tmp_path / "t.json").find("ab", 64, "A + B", "chat", "m") == result()
+
+
+def test_what_a_cache_holds_teaches_nothing_about_larger_models(
+    planner: Planner, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = parse_rig("1x3090")
+    forecaster = Forecaster(rig.devices, rig.facts, rig.links, Calibration())
+    params = LoadParams(path, ("cpu",))
+    evaluation = planner.evaluate(params)
+    large = planner.evaluate(params)
+    monkeypatch.setattr("engine.planning.forecast.CACHED_BYTES", evaluation.plan.file_bytes + 1)
+    before = forecaster.forecast(evaluation, params)
+    assert before is not None
+    forecaster.learn_decode(evaluation, params, "", before.decode.seconds / 5, 512)
+    small = forecaster.forecast(evaluation, params)
+    assert small is not None
+    assert small.decode.seconds == pytest.approx(before.decode.seconds / 5)
+    monkeypatch.setattr("engine.planning.forecast.CACHED_BYTES", 0)
+    other = forecaster.forecast(large, params)
+    assert other is not None
+    assert other.decode.seconds == pytest.approx(before.decode.seconds)
