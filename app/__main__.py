@@ -73,17 +73,22 @@ def _open_window(arguments: Sequence[str]) -> int:
     lines = [f"  {name:{width}}  {summary}" for name, (summary, _, _) in COMMANDS.items()]
     parser = argparse.ArgumentParser(
         prog="tandem",
-        usage="tandem [MODEL.gguf | --demo]\n       tandem COMMAND [options]",
+        usage="tandem [MODEL.gguf | --demo] [--simulate RIG]\n       tandem COMMAND [options]",
         description="Run one GGUF language model on all devices of this machine.",
         epilog="commands:\n" + "\n".join(lines) + "\n\n`tandem COMMAND --help` tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", nargs="?", metavar="MODEL.gguf", help="open the window with it")
     parser.add_argument("--demo", action="store_true", help="open with the bundled model")
+    parser.add_argument(
+        "--simulate", metavar="RIG", default="",
+        help="plan for devices that are not here, such as 2x3090,1x3060",
+    )  # fmt: skip
     args = parser.parse_args(arguments)
     from app.main import run_window
 
-    return run_window(args.model, demo=args.demo or args.model == "demo")
+    is_demo = args.demo or args.model == "demo"
+    return run_window(None if is_demo else args.model, demo=is_demo, simulate=args.simulate)
 
 
 if __name__ == "__main__":

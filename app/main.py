@@ -24,11 +24,23 @@ from app.model_presenter import ModelPresenter
 from app.model_session import ModelSession
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
+from app.split_speed import simulated_machine, this_machine
 from app.theme import apply_theme, icon, theme
 from app.views.main_window import MainWindow, Panels
 from app.views.monitor_panel import MonitorPanel
 from app.views.split_panel import SplitPanel
-from engine import EngineHost, Finished, HostEvent, ThreadHost, list_devices
+from engine import (
+    SIMULATED,
+    EngineError,
+    EngineHost,
+    Finished,
+    HostEvent,
+    LoadParams,
+    Rig,
+    ThreadHost,
+    list_devices,
+    parse_rig,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,20 +53,24 @@ class Shell(QObject):
 
     Args:
         make_host: starts an engine that reports to the callable it is given.
+        rig: a machine to plan for in place of this one; nothing can be loaded then.
     """
 
     def __init__(
         self,
         app: QApplication,
         make_host: Callable[[Callable[[HostEvent], None]], EngineHost] = ThreadHost,
+        rig: Rig | None = None,
     ) -> None:
         super().__init__(app)
         self._app = app
         self._is_closed = False
+        self._rig = rig
         self.settings = SettingsStore(paths.settings_file())
         apply_theme(app, self.settings.current.theme)
         self.client = EngineClient(make_host, self)
-        self.split, self.monitor = SplitPanel(), MonitorPanel()
+        machine = this_machine if rig is None else (lambda _: simulated_machine(rig))
+        self.split, self.monitor = SplitPanel(machine_factory=machine), MonitorPanel()
         self.companions = Companions(self.split, self)
         self.window = MainWindow(self._panels())
         self._make_timers()
@@ -65,14 +81,15 @@ class Shell(QObject):
     def start(self) -> None:
         """Fill the window with what was there last time and show it."""
         current, window = self.settings.current, self.window
-        devices = list_devices()
+        devices = list_devices() if self._rig is None else self._rig.list_devices()
         self.split.set_devices(devices)
         self.companions.set_devices(devices)
         window.sampling.set_theme(current.theme)
         window.restore_layout(current.geometry, current.window_state)
         self.model_presenter.start()
         self.chat_presenter.start()
-        self.poller.start()
+        if self._rig is None:
+            self.poller.start()
         self.garbage.start()
         window.show()
         window.composer.setFocus()
@@ -124,7 +141,7 @@ class Shell(QObject):
 
     def _make_services(self) -> None:
         panel = self.window.sampling
-        self.models = ModelSession(self.client, self.split.load_params, self)
+        self.models = ModelSession(self.client, self._load_params, self, self.split.suggester)
         self.session = ChatSession(
             ChatStore(paths.chats_dir()),
             self.client,
@@ -165,6 +182,12 @@ class Shell(QObject):
         self.window.sampling.theme_chosen.connect(self.choose_theme)
         self.window.closing.connect(self.close)
 
+    def _load_params(self) -> LoadParams:
+        """Raises EngineError where nothing can be loaded."""
+        if self._rig is not None:
+            raise EngineError(SIMULATED)
+        return self.split.load_params()
+
     @Slot(object)
     def _on_state(self, state: EngineState) -> None:
         if state is EngineState.GENERATING:
@@ -193,8 +216,16 @@ class Shell(QObject):
         return self.client.state not in (EngineState.GENERATING, EngineState.LOADING)
 
 
-def run_window(model_path: str | None = None, demo: bool = False) -> int:
-    """Open the window and stay until it closes; the exit status of the program."""
+def run_window(model_path: str | None = None, demo: bool = False, simulate: str = "") -> int:
+    """Open the window and stay until it closes; the exit status of the program.
+
+    Args:
+        simulate: a machine to plan for, such as "2x3090,1x3060"; "" is this one.
+
+    Raises:
+        EngineError: the simulated machine cannot be understood.
+    """
+    rig = parse_rig(simulate) if simulate else None
     QApplication.setHighDpiScaleFactorRoundingPolicy(
         Qt.HighDpiScaleFactorRoundingPolicy.PassThrough
     )
@@ -203,7 +234,7 @@ def run_window(model_path: str | None = None, demo: bool = False) -> int:
     app.setApplicationDisplayName("Tandem")
     app.setDesktopFileName("tandem")
     app.setWindowIcon(icon("split", theme().accent))
-    shell = Shell(app)
+    shell = Shell(app, rig=rig)
     shell.crashes.install()
     shell.start()
     if demo:

@@ -12,7 +12,7 @@ from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.views.main_window import MainWindow
 from app.views.split_panel import SplitPanel
-from engine import ModelInfo, ModelLoaded
+from engine import LoadParams, ModelInfo, ModelLoaded
 
 
 class ModelPresenter(QObject):
@@ -71,6 +71,7 @@ class ModelPresenter(QObject):
     def _wire_results(self) -> None:
         models = self._models
         models.selected.connect(self._on_selected)
+        models.suggested.connect(self._on_suggested)
         models.loading.connect(self._on_loading)
         models.applying.connect(self._on_applying)
         models.kept.connect(self._on_kept)
@@ -88,6 +89,12 @@ class ModelPresenter(QObject):
             self._split.restore(plan)
         self._split.set_state("ready")
         self._window.model_bar.show_selected(info)
+
+    @Slot(object)
+    def _on_suggested(self, params: LoadParams) -> None:
+        """Nobody has chosen how to split this model yet."""
+        if not isinstance(self._settings.current.plans.get(params.path), dict):
+            self._split.suggest(params)
 
     @Slot(object)
     def _on_loading(self, info: ModelInfo) -> None:

@@ -27,9 +27,12 @@ class ModelSession(QObject):
 
     Args:
         plan: how to load what is selected, asked for when loading starts.
+        suggest: asked when a file is opened; what it gives finds out, on a thread, how to load a
+            model that nobody has chosen a split for.
     """
 
     selected = Signal(object)  # ModelInfo
+    suggested = Signal(object)  # LoadParams for it, before it is loaded
     loading = Signal(object)  # ModelInfo
     applying = Signal(object)  # ModelInfo of the model that is being split anew
     kept = Signal(object)  # ModelLoaded that could not be split anew and answers as before
@@ -39,13 +42,19 @@ class ModelSession(QObject):
     emptied = Signal(object)  # ModelInfo that could be loaded again, or None
     noticed = Signal(object)  # Notice
 
-    _read = Signal(int, object)  # ModelInfo or EngineError, from the reading thread
+    _read = Signal(
+        int, object, object
+    )  # ModelInfo or EngineError, LoadParams or None; from a thread
 
     def __init__(
-        self, client: EngineClient, plan: Callable[[], LoadParams], parent: QObject
+        self,
+        client: EngineClient,
+        plan: Callable[[], LoadParams],
+        parent: QObject,
+        suggest: Callable[[], Callable[[ModelInfo], LoadParams | None]] = lambda: lambda _: None,
     ) -> None:
         super().__init__(parent)
-        self._client, self._plan = client, plan
+        self._client, self._plan, self._suggest = client, plan, suggest
         self._info: ModelInfo | None = None
         self._number = 0
         self._reader: threading.Thread | None = None
@@ -65,10 +74,12 @@ class ModelSession(QObject):
     def open(self, path: str) -> None:
         """Look at a file and load it; the window goes on meanwhile."""
         self._number += 1
-        number = self._number
+        number, suggest = self._number, self._suggest()
 
         def read() -> None:
-            self._read.emit(number, _info_or_error(path))
+            found = _info_or_error(path)
+            params = suggest(found) if isinstance(found, ModelInfo) else None
+            self._read.emit(number, found, params)
 
         self._reader = threading.Thread(target=read, name="tandem-header", daemon=True)
         self._reader.start()
@@ -109,8 +120,10 @@ class ModelSession(QObject):
         if self._reader is not None:
             self._reader.join(JOIN_S)
 
-    @Slot(int, object)
-    def _on_read(self, number: int, result: ModelInfo | EngineError) -> None:
+    @Slot(int, object, object)
+    def _on_read(
+        self, number: int, result: ModelInfo | EngineError, suggested: LoadParams | None
+    ) -> None:
         if number != self._number:
             return
         if isinstance(result, EngineError):
@@ -118,6 +131,8 @@ class ModelSession(QObject):
             return
         self._info = result
         self.selected.emit(result)
+        if suggested is not None:
+            self.suggested.emit(suggested)
         self.load()
 
     @Slot(object)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.plan_source import PlannerLike
-from engine import EngineError, Fit, LoadParams, Plan, Remedy, Room
+from app.plan_source import PlannerFactory, PlannerLike
+from app.split_settings import SplitSettings
+from engine import EngineError, Fit, LoadParams, ModelInfo, Plan, Remedy, Room
 
 log = logging.getLogger(__name__)
+
+Rooms = tuple[tuple[str, int, float], ...]
+"""Device, free bytes, and bytes/s at which it reads, of each."""
 
 PAUSE_MS = 150
 """A question is looked into when no other one came for that long."""
@@ -23,14 +27,10 @@ JOIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class FitQuestion:
-    """What to find out: about what is to be loaded, and where.
-
-    Attributes:
-        rooms: device, free bytes, and bytes/s at which it reads.
-    """
+    """What to find out: about what is to be loaded, and where."""
 
     params: LoadParams
-    rooms: tuple[tuple[str, int, float], ...]
+    rooms: Rooms
     n_ctx_train: int
     n_layer: int
 
@@ -64,9 +64,7 @@ class FitFinder(QObject):
 
     _ended = Signal(object)  # FitAnswer or None, from the thread
 
-    def __init__(
-        self, planner_factory: Callable[[str], PlannerLike], parent: QObject | None = None
-    ) -> None:
+    def __init__(self, planner_factory: PlannerFactory, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._factory = planner_factory
         self._wanted: FitQuestion | None = None
@@ -140,3 +138,33 @@ def _answer(question: FitQuestion, planner: PlannerLike, stopped: threading.Even
     except EngineError:
         return FitAnswer(question, None, ())
     return FitAnswer(question, n_ctx, tuple(remedies))
+
+
+def suggestion(
+    info: ModelInfo, settings: SplitSettings, rooms: Rooms, factory: PlannerFactory
+) -> LoadParams | None:
+    """Where to put a model if nobody says, with the context and the rest of `settings`; None where
+    no plan can be made for it."""
+    if not settings.ranks:
+        return None
+    try:
+        with closing(factory(info.path)) as planner:
+            fit = Fit(
+                lambda params, free: planner.evaluate(params, free).plan,
+                [Room(*room) for room in rooms],
+                info.n_ctx_train,
+                info.n_layer,
+            )
+            params = settings.load_params(info.path)
+            n_ctx = min(params.n_ctx, info.n_ctx_train or params.n_ctx) if params.n_ctx else None
+            clean = LoadParams(
+                info.path,
+                params.devices,
+                n_ctx=n_ctx,
+                kv_type=params.kv_type,
+                cpu_threads=params.cpu_threads,
+                reserve=params.reserve,
+            )
+            return fit.default_split(clean)
+    except (EngineError, OSError):
+        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from app.split_figures import (
     row_figures,
     shortages,
 )
-from app.split_fit import FitAnswer, FitQuestion
+from app.split_fit import FitAnswer, FitQuestion, Rooms, suggestion
 from app.split_history import History
 from app.split_loads import is_same_load, resplit_params, settings_for
 from app.split_picture import FitFigures, SpeedFigures, SplitPicture
@@ -55,6 +55,7 @@ class SplitModel:
         self.load_state: LoadState = "empty"
         self.history = History()
         self.speed = SpeedSource(machine_factory)
+        self._factory = planner_factory
         self._plans = PlanSource(planner_factory)
         self._saved: Mapping[str, Any] | None = None
         self._snapshots: tuple[DeviceSnapshot, ...] = ()
@@ -172,6 +173,23 @@ class SplitModel:
         if self.devices:
             self.settings = from_dict(data, self.devices)
 
+    def suggest(self, params: LoadParams) -> None:
+        """Begin with where `params` put the model."""
+        made = settings_for(self.settings, params)
+        self.settings = replace(
+            made,
+            n_ctx=self.settings.n_ctx,
+            kv_type=self.settings.kv_type,
+            cpu_threads=self.settings.cpu_threads,
+            reserve=self.settings.reserve,
+        )
+        self.history.clear()
+
+    def suggester(self) -> Callable[[ModelInfo], LoadParams | None]:
+        """What finds out, on another thread, where to put a model: on as few devices as do."""
+        rooms, settings, factory = self._rooms(), self.settings, self._factory
+        return lambda info: suggestion(info, settings, rooms, factory)
+
     def settings_of(self, params: LoadParams) -> SplitSettings:
         """The settings that load what `params` say."""
         return settings_for(self.settings, params)
@@ -236,9 +254,11 @@ class SplitModel:
         """What to find out about the present settings; None without a model."""
         if self.info is None or self._model_error or not self.settings.ranks:
             return None
+        return FitQuestion(self.load_params(), self._rooms(), self.n_ctx_train, self.info.n_layer)
+
+    def _rooms(self) -> Rooms:
         speeds = self.speed.machine.bytes_per_s
-        rooms = tuple((d, size, speeds.get(d, 1.0)) for d, size in self._plans.free.items())
-        return FitQuestion(self.load_params(), rooms, self.n_ctx_train, self.info.n_layer)
+        return tuple((d, size, speeds.get(d, 1.0)) for d, size in self._plans.free.items())
 
     def picture(self) -> SplitPicture:
         """Plan, and work out every figure."""

@@ -142,10 +142,29 @@ class SplitPanel(SplitLayout):
         """Choose what is moved by itself; the person can undo it."""
         self._change(replace(self._model.settings, overrides=overrides))
 
+    def tune_devices(self) -> tuple[str, ...]:
+        """What a search for the best split may choose from: the ranks that are on, or all."""
+        ranks = self._model.settings.ranks
+        on = tuple(rank.device for rank in ranks if rank.is_on)
+        return on if len(on) > 1 else tuple(rank.device for rank in ranks)
+
+    def free_bytes(self) -> dict[str, int]:
+        """Bytes by device that the model could have."""
+        return self._model.free()
+
     def read_speeds(self) -> None:
         """Predict with what was measured of devices and links meanwhile."""
         self._model.speed.set_devices(self._model.devices)
         self._schedule()
+
+    def suggest(self, params: LoadParams) -> None:
+        """Begin with what `params` say of where the model goes; context and the rest stay."""
+        self._model.suggest(params)
+        self._schedule()
+
+    def suggester(self) -> Callable[[ModelInfo], LoadParams | None]:
+        """What finds out, on another thread, where to put a model if nobody says."""
+        return self._model.suggester()
 
     def stop(self) -> None:
         """End what goes on beside the window."""

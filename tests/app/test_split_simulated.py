@@ -1,0 +1,101 @@
+"""What the window begins with, and a machine that is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.main import Shell
+from app.split_fit import suggestion
+from app.split_settings import default_settings
+from app.views.split_panel import SplitPanel
+from engine import SIMULATED, LoadParams, ModelInfo, parse_rig, read_model_info
+from tests.helpers.fake_host import FakeHost
+from tests.helpers.fake_planner import CPU, GIB, GPUS, INFO, FakePlanner, RefusingPlanner
+from tests.helpers.split_panels import settle
+from tests.helpers.tiny_gguf import tiny_gguf
+
+ROOMS = tuple((f"cuda:{i}", size * GIB, speed) for i, size, speed in ((0, 24, 1e12), (1, 24, 9e11)))
+
+
+@pytest.mark.parametrize(
+    ("free", "devices"), [((24, 24), ("cuda:0",)), ((8, 24), ("cuda:1",)), ((8, 8), None)]
+)
+def test_a_model_goes_to_as_few_devices_as_hold_it(
+    free: tuple[int, int], devices: tuple[str, ...] | None
+) -> None:
+    """It takes 12.5 GiB; the faster device comes first."""
+    rooms = tuple((d, n * GIB, s) for (d, _, s), n in zip(ROOMS, free, strict=True))
+    settings = default_settings([*GPUS[:2], CPU])
+    params = suggestion(INFO, settings, rooms, FakePlanner)
+    assert params is not None
+    assert params.devices == (devices or ("cuda:0", "cuda:1"))
+
+
+def test_nothing_is_suggested_where_nothing_can_be_planned(tmp_path: Path) -> None:
+    settings = default_settings(GPUS)
+    assert suggestion(INFO, settings, ROOMS, RefusingPlanner) is None
+    assert suggestion(INFO, default_settings([]), ROOMS, FakePlanner) is None
+
+
+def test_a_suggestion_keeps_context_and_cache_type(panel: SplitPanel) -> None:
+    """And cannot be undone, since nobody chose what was before."""
+    panel.options.context.setValue(4096)
+    panel.options.kv_type.setCurrentIndex(panel.options.kv_type.findData("bf16"))
+    settle()
+    panel.suggest(LoadParams(INFO.path, ("cuda:1",)))
+    settle()
+    params = panel.load_params()
+    assert (params.devices, params.n_ctx, params.kv_type) == (("cuda:1",), 4096, "bf16")
+    assert not panel.footer.undo.isEnabled()
+
+
+@pytest.fixture
+def simulated(qtbot: QtBot, qapp: QApplication, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    shell = Shell(qapp, lambda on_event: FakeHost(on_event), parse_rig("2x3090,1x3060"))
+    shell.start()
+    yield shell
+    shell.window.close()
+    shell.window.deleteLater()
+    shell.deleteLater()
+
+
+def test_a_window_plans_for_a_machine_that_is_not_here(
+    qtbot: QtBot, simulated: Shell, tmp_path: Path
+) -> None:
+    """With its devices and speeds; loading is refused in a sentence."""
+    path = tiny_gguf(tmp_path / "tiny.gguf", n_layer=2, n_head_kv=4, n_ff=256)
+    simulated.models.open(str(path))
+    qtbot.waitUntil(lambda: simulated.window.banner.notice is not None)
+    notice = simulated.window.banner.notice
+    assert notice is not None
+    assert notice.text == SIMULATED
+    split = simulated.split
+    assert [row.name.accessibleName() for row in split.rows][:3] == [
+        "RTX 3090", "RTX 3090", "RTX 3060",
+    ]  # fmt: skip
+    assert split.load_params().devices == ("cuda:0",)
+    qtbot.waitUntil(lambda: "simulated" in split.summary.note.text())
+    assert split.summary.predicted.text().endswith("tok/s")
+    assert not simulated.poller.is_running
+
+
+def test_what_a_person_chose_is_not_suggested_away(
+    qtbot: QtBot, simulated: Shell, tmp_path: Path
+) -> None:
+    """The next time the file is opened."""
+    path = str(tiny_gguf(tmp_path / "tiny.gguf", n_layer=2, n_head_kv=4, n_ff=256))
+    info: ModelInfo = read_model_info(path)
+    simulated.models.open(path)
+    qtbot.waitUntil(lambda: simulated.models.info == info)
+    simulated.split.header.mode_button("layer").click()
+    simulated.split.rows[2].switch.click()
+    wanted = simulated.split.load_params()
+    simulated.models.open(path)
+    with qtbot.waitSignal(simulated.models.suggested):
+        pass
+    assert simulated.split.load_params() == wanted
