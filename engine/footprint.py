@@ -215,11 +215,18 @@ def _kernel_bytes(working: Working, hp: HParams, n_tokens: int, n_ctx: int) -> i
     attention = max((_attention_bytes(c, n_tokens, n_ctx) for c in working.caches), default=0)
     attention += F32_BYTES * n_tokens * 4 * working.width
     recorded = F32_BYTES * hp.n_layer * (stream + feed + 4 * working.width)
-    scratch = BF16_BYTES * BF16_CHUNK + n_tokens * BF16_BYTES * hp.n_embd
-    return (
-        F32_BYTES * n_tokens * stream + max(attention, n_tokens * max(sizes)) + scratch + recorded
-    )
+    n_chunk = 2 if n_tokens >= MANY_TOKENS else 1  # torch packs another one of its own
+    scratch = BF16_BYTES * (n_chunk * BF16_CHUNK + n_tokens * hp.n_embd)
+    passing = int(HEAP_WASTE * n_tokens * F32_BYTES * stream)
+    passing += max(attention, int(HEAP_WASTE * n_tokens * max(sizes)))
+    return passing + scratch + recorded
 
+
+HEAP_WASTE = 1.15
+"""What tensors that come and go take of a heap, with the holes between them."""
+
+MANY_TOKENS = 32
+"""The least that are ever multiplied in BF16, see `ops.speed`."""
 
 MASK_BYTES = 10
 """Of each query and key where many tokens attend at once: two truth values and two numbers."""
