@@ -58,16 +58,18 @@ class RankLoad:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoad:
-    """Neighbouring blocks that are alike, or one after the other the same part of each of them.
+    """Blocks of one group of ranks that are alike, or the same part of each of them.
 
     Ranks wait for each other at the end, so what lies between two sums (a mixer, then an FFN) is a
-    part of its own where ranks have different shares of it.
+    part of its own. Those of neighbouring blocks with the same group may stand in any order: what
+    is alike is counted together.
 
     Attributes:
         count: how many.
         group: the ranks that compute them, one block after the other, each together.
         ranks: what each rank of the group does in one of them.
-        n_reduce: sums over the group in one block, of a residual stream each.
+        n_reduce: sums over the group in one of them: one of a residual stream, and what few
+            architectures need inside a part, of a few numbers.
     """
 
     count: int

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine import LoadParams, OutOfDeviceMemory, Planner, load_model
+from engine.footprint import RUNTIME_BYTES
 from engine.gguf import GGUFFile
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -100,6 +101,18 @@ def test_a_plan_of_a_large_model_follows_a_drag(tmp_path: Path) -> None:
     planner.plan(params)
     best = min(_seconds(lambda: planner.plan(params)) for _ in range(5))
     assert best < 0.1
+
+
+def test_what_cuda_takes_counts_once_for_each_gpu_in_use(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf")
+    devices = ("cuda:0", "cuda:0", "cuda:1", "cpu")
+    plan = Planner(path).plan(LoadParams(str(path), devices, (1, 1, 0, 1)))
+    assert plan.overhead() == {"cuda:0": RUNTIME_BYTES}
+    held = sum(d.memory.total for d in plan.devices[:2])
+    assert plan.bytes_by_device()["cuda:0"] == held + RUNTIME_BYTES
+    assert plan.bytes_by_device()["cuda:1"] == 0
+    free = {"cuda:0": held + RUNTIME_BYTES - 1}
+    assert plan.shortages(free) == {"cuda:0": 1}
 
 
 def _seconds(fn: object) -> float:
