@@ -122,14 +122,15 @@ def _fields(trial: Trial, goal: Goal) -> dict[str, Any]:
         "decode_ts": trial.decode_ts if ran else None,
         "decode_spread": trial.decode_spread if ran else None,
         "seconds": trial.seconds(goal) if ran else None,
+        "is_final": trial.is_final,
         "predicted": trial.predicted,
         "problem": trial.problem or None,
     }
 
 
 def text(result: TuneResult, winner: Trial) -> str:
-    """For people: all trials, the fastest first, and why it won."""
-    trials = sorted(result.trials, key=lambda trial: trial.seconds(result.goal))
+    """For people: all trials, first those that were compared in turn, and why it won."""
+    trials = sorted(result.trials, key=lambda t: (not t.is_final, t.seconds(result.goal)))
     lines = [table(HEADERS, [_row(trial, trial is winner) for trial in trials], RIGHT), ""]
     if not result.is_complete:
         lines.append("The search ended early; this is the best so far.")

@@ -5,7 +5,7 @@ promising first; what is hopeless is left out. Then the best of these are refine
 two devices by golden-section search (Kiefer, Proc. AMS 4, 1953) within a bracket around the
 prediction, more devices by balancing what their ranks were busy with and by moving one handle after
 the other (compass search: Kolda, Lewis and Torczon, SIAM Review 45, 2003). At last the best few are
-repeated in turn, since a machine is busier at one time than at another.
+repeated in turn, since a machine is busier at one time than at another, and only that counts.
 """
 
 from __future__ import annotations
@@ -275,14 +275,22 @@ class Search:
         return None if sample is None else balanced(split, sample.busy_s)
 
     def _repeat_best(self) -> None:
-        """Measure the best few again, in turn and back."""
-        ran = [at for at, trial in enumerate(self.trials) if trial.sample is not None]
-        best = sorted(ran, key=lambda at: self.trials[at].seconds(self._goal))[:N_FINAL]
-        if len(best) < 2:
+        """Measure the best few again, in turn and back; only that decides between them."""
+        finalists = self._finalists()
+        if len(finalists) < 2:
             return
         for number in range(N_ROUNDS):
-            for at in best if number % 2 else reversed(best):
+            for at in finalists if number % 2 else reversed(finalists):
                 self._repeat(at)
+
+    def _finalists(self) -> list[int]:
+        """The best few; one device and several are both among them where both ran."""
+        ran = [at for at, trial in enumerate(self.trials) if trial.sample is not None]
+        ran.sort(key=lambda at: self.trials[at].seconds(self._goal))
+        best, others = ran[:N_FINAL], ran[N_FINAL:]
+        kinds = {len(self.trials[at].devices) > 1 for at in best}
+        other = [at for at in others if (len(self.trials[at].devices) > 1) not in kinds]
+        return [*best[:-1], other[0]] if other else best
 
     # trying
 
@@ -329,7 +337,8 @@ class Search:
         except Infeasible:  # it ran before, and that counts
             return
         self._clock.count(begun)
-        trial = self.trials[at] = replace(trial, sample=trial.sample.joined(again))
+        sample = trial.sample.joined(again) if trial.is_final else again
+        trial = self.trials[at] = replace(trial, sample=sample, is_final=True)
         self._on_trial(trial)
 
 

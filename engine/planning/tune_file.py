@@ -98,6 +98,7 @@ def _trial_document(trial: Trial) -> dict[str, Any]:
         "predicted": None if trial.predicted is None else asdict(trial.predicted),
         "predicted_reason": trial.predicted_reason,
         "problem": trial.problem,
+        "is_final": trial.is_final,
     }
 
 
@@ -127,6 +128,7 @@ def _trial(document: Mapping[str, Any], path: str) -> Trial:
         None if predicted is None else Speeds(*_positive([predicted[k] for k in SPEEDS])),
         str(document["predicted_reason"]),
         str(document["problem"]),
+        bool(document["is_final"]),
     )
 
 

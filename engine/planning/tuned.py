@@ -85,6 +85,7 @@ class Trial:
         predicted: what was expected before.
         predicted_reason: what was expected to limit it, in a sentence.
         problem: why it could not run: no error, but a place where the search does not go.
+        is_final: whether `sample` is of the end, where the best few were measured in turn.
     """
 
     params: LoadParams
@@ -93,6 +94,7 @@ class Trial:
     predicted: Speeds | None = None
     predicted_reason: str = ""
     problem: str = ""
+    is_final: bool = False
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -188,8 +190,13 @@ LEAST_DIFFERENCE = 0.02
 
 def best_of(trials: Sequence[Trial], goal: Goal) -> int | None:
     """The index of the trial to use: the fastest, but of equally fast ones that with the fewest
-    devices."""
+    devices.
+
+    Where several were measured in turn, it is one of these: a machine changes over time.
+    """
     ran = [at for at, trial in enumerate(trials) if trial.sample is not None]
+    final = [at for at in ran if trials[at].is_final]
+    ran = final if len(final) > 1 else ran
     if not ran:
         return None
     fastest = min(ran, key=lambda at: trials[at].seconds(goal))
@@ -246,8 +253,10 @@ def _several_won(winner: Trial, trials: Sequence[Trial], goal: Goal) -> str:
 
 
 def _quickest(trials: Sequence[Trial], goal: Goal) -> Trial | None:
+    """Of those that were measured in turn, if there are any."""
     ran = [trial for trial in trials if trial.sample is not None]
-    return min(ran, key=lambda trial: trial.seconds(goal), default=None)
+    final = [trial for trial in ran if trial.is_final]
+    return min(final or ran, key=lambda trial: trial.seconds(goal), default=None)
 
 
 def _why_slow(trial: Trial) -> str:

@@ -317,8 +317,27 @@ def test_the_best_are_repeated_in_turn() -> None:
     assert len(set(last)) == 3
     assert last[:3] == last[5:2:-1], "there and back"
     n_repetitions = sorted(len(trial.sample.decode_ts) for trial in search.trials if trial.sample)
-    assert n_repetitions[-3:] == [9, 9, 9]
+    assert n_repetitions[-3:] == [6, 6, 6]
     assert set(n_repetitions[:-3]) == {3}
+    assert sum(trial.is_final for trial in search.trials) == 3
+    assert any(len(trial.devices) == 1 and trial.is_final for trial in search.trials)
+
+
+def test_a_machine_that_is_busy_for_a_while_does_not_deceive() -> None:
+    """One device is the fastest, but was measured while something else ran."""
+
+    def truth(split: Split) -> float:
+        busy = 2.5 if world.seconds <= 2 else 1.0
+        return busy * (1.0 if split[0] in (0, 1) else 1.2 + abs(split[0] - 0.5))
+
+    world = two(slowest(0.5, 0.5), start=0.6)
+    world.truth = lambda devices, split: truth((1.0,) if len(devices) == 1 else split)
+    search = world.search()
+    singles = [trial for trial in search.trials if len(trial.devices) == 1]
+    assert max(trial.decode_ts for trial in singles) == pytest.approx(1.0)
+    winner, _ = world.found(search)
+    assert len(winner.devices) == 1
+    assert explained(search.trials, GOAL).startswith("GPU")
 
 
 def test_nothing_fits() -> None:
