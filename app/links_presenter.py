@@ -81,7 +81,9 @@ class LinksPresenter(QObject):
     @Slot(object)
     def _show(self, picture: LinksPicture) -> None:
         ids = [device.id for device in self._devices]
-        self._panel.show_picture(picture, ids, rank_labels(ids), is_simulated=self._rig is not None)
+        named = zip(ids, rank_labels(ids), strict=True)
+        labels = ["CPU" if device == "cpu" else name for device, name in named]
+        self._panel.show_picture(picture, ids, labels, is_simulated=self._rig is not None)
 
     @Slot(object)
     def _on_measured(self, _: object) -> None:
@@ -93,7 +95,3 @@ class LinksPresenter(QObject):
     def _on_failed(self, error: EngineError) -> None:
         self._panel.set_measuring(False)
         self._panel.set_status(f"{error.message} {error.hint}", is_error=True)
-
-
-def _named(devices: Sequence[str]) -> list[tuple[str, str]]:
-    return list(zip(devices, rank_labels(devices), strict=True))

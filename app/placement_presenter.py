@@ -127,7 +127,8 @@ class PlacementPresenter(QObject):
         params, placement = found
         picture = self._picture
         if picture is None or params.devices != _devices(picture.settings):
-            return  # another map is under way
+            self._asked = None  # the picture of these settings is still to come, and asks again
+            return
         look = look_of(picture, placement.devices)
         self._panel.show_map(placement, params.overrides, look, targets_of(picture))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QByteArray, QEvent, QMimeData, QSize, Qt, Signal, Slot
+from PySide6.QtCore import QByteArray, QEvent, QMimeData, QSize, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import (
     QAction,
     QCloseEvent,
@@ -237,6 +237,16 @@ class MainWindow(QMainWindow):
     def _name_tabs(self) -> None:
         for tabs in self.findChildren(QTabBar):  # Qt makes them when docks share a place
             tabs.setAccessibleName("Panels")
+        QTimer.singleShot(0, self, self._hide_stray_tabs)  # when all have their places
+
+    def _hide_stray_tabs(self) -> None:
+        """Qt forgets tab bars of an earlier layout, and shows them in a corner."""
+        docks = [dock.geometry() for dock in self.findChildren(QDockWidget) if not dock.isHidden()]
+        places = {(area.left(), area.width()) for area in docks}
+        bars = self.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
+        for tabs in bars:
+            if (tabs.x(), tabs.width()) not in places:
+                tabs.hide()
 
     def _make_shortcuts(self) -> None:
         self._key("Ctrl+N", "New chat", self.new_chat_requested)

@@ -51,6 +51,7 @@ class TuneDialog(QDialog):
         self.state: State = "ready"
         self._trials: list[Trial] = []
         self._devices: tuple[str, ...] = ()
+        self._note = ""
         self._estimate: TuneEstimate | None = None
         self._result: TuneResult | None = None
         self._ask = QTimer(self, singleShot=True, interval=ASK_MS)
@@ -61,10 +62,14 @@ class TuneDialog(QDialog):
         self._build()
         self._set_state("ready")
 
-    def open_for(self, devices: Sequence[str]) -> None:
-        """Begin anew for these devices, unless a search is under way."""
+    def open_for(self, devices: Sequence[str], note: str = "") -> None:
+        """Begin anew for these devices, unless a search is under way.
+
+        Args:
+            note: a sentence on what the search leaves out.
+        """
         if self.state != "running":
-            self._devices = tuple(devices)
+            self._devices, self._note = tuple(devices), note
             self._forget()
             self._set_state("ready")
             self._estimate = None
@@ -77,7 +82,7 @@ class TuneDialog(QDialog):
     def show_estimate(self, estimate: TuneEstimate, regions: Sequence[Region] = ()) -> None:
         """What a search would do; where it would not go is shaded."""
         self._estimate = estimate
-        self.what.setText(estimate_text(estimate))
+        self.what.setText(f"{estimate_text(estimate)} {self._note}".strip())
         if not self.budget.hasFocus():
             self.budget.blockSignals(True)
             self.budget.setValue(round(estimate.budget_s))
@@ -85,11 +90,17 @@ class TuneDialog(QDialog):
         self._show_regions(regions)
         self._set_state(self.state)
 
+    def wait(self) -> None:
+        """The engine was asked to search."""
+        self.outcome.setText("The search begins as soon as the engine is free …")
+        self.progress.setRange(0, 0)
+        self._set_state("running")
+
     def begin(self, estimate: TuneEstimate) -> None:
         """The search has begun."""
         self._forget()
         self._estimate = estimate
-        self.what.setText(estimate_text(estimate))
+        self.what.setText(f"{estimate_text(estimate)} {self._note}".strip())
         self.progress.setRange(0, max(1, estimate.n_trials))
         self.progress.setValue(0)
         self._set_state("running")
@@ -124,6 +135,7 @@ class TuneDialog(QDialog):
     def fail(self, error: EngineError) -> None:
         """It could not be done."""
         self.banner.show_notice(Notice.of(error))
+        self.outcome.setText("")
         if self._estimate is None:
             self.what.setText("")
         self._set_state("ready" if not self._trials else "done")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.paths import settings_file
@@ -19,7 +19,7 @@ from app.split_settings import Rank, SplitSettings
 from app.theme import apply_theme
 from app.views.buttons import IconButton
 from app.views.placement_panel import PlacementPanel
-from engine import LoadParams, PlacementMap, Planner, RankTimes, TokenTimes
+from engine import LoadParams, PlacementMap, Planner, RankTimes, TokenTimes, parse_rig
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.shell_driver import MakeShell
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -235,3 +235,30 @@ def test_the_timeline_knows_the_ranks_of_the_loaded_model(
     qtbot.waitUntil(lambda: shell.monitor.timeline.isVisible(), timeout=5000)
     shell.models.eject()
     qtbot.waitUntil(lambda: not shell.monitor.timeline.isVisible(), timeout=5000)
+
+
+def test_no_tab_bar_is_left_in_a_corner(
+    qtbot: QtBot, make_shell: MakeShell, tmp_path: Path
+) -> None:
+    """Restoring a layout makes Qt forget some."""
+    shell = make_shell()
+    for dock in (shell.window.placement_dock, shell.window.links_dock):
+        shell.window.show_dock(dock, True)
+    shell.window.close()
+    window = make_shell().window
+
+    def shown() -> list[int]:
+        return [bar.count() for bar in window.findChildren(QTabBar) if bar.isVisible()]
+
+    qtbot.waitUntil(lambda: shown() == [3])
+
+
+def test_simulated_devices_have_links_but_no_search(qtbot: QtBot, make_shell: MakeShell) -> None:
+    shell = make_shell()
+    companions = shell.companions
+    rig = parse_rig("2xA100")
+    companions.set_devices(rig.devices, rig)
+    shell.window.show_dock(shell.window.links_dock, True)
+    qtbot.waitUntil(lambda: companions.links.table.model().rowCount() == 2 + 4)
+    assert not companions.links.measure.isEnabled()
+    assert not companions.find.isEnabled()

@@ -204,6 +204,7 @@ def test_links_are_read_on_a_thread_when_the_page_shows(panel: LinksPanel, qtbot
     assert not meter.threads, "nobody looks yet"
     panel.show()
     qtbot.waitUntil(lambda: len(rows(panel)) == 4)
+    assert rows(panel)[3][0] == "GPU 0 – CPU"
     assert meter.threads == {"tandem-links"}
     presenter.close()
 
