@@ -27,6 +27,7 @@ from engine.kernels.clock import tick_s
 from engine.kernels.isa import chosen
 from engine.kernels.values import I32, I64, VOID, Code, Value, Variable, function
 
+JOIN_S = 5.0
 LEFT_BITS = 32
 MAX_PIECES = (1 << (LEFT_BITS - 1)) - 1
 WORD, TASK, ARGUMENTS, PIECES, YIELD = 0, 64, 72, 80, 88
@@ -202,13 +203,16 @@ class Team:
         self._is_resting = False
         self._state = state = _State()
         self._finalizer = weakref.finalize(self, state.close)
-        for number in range(1, n_threads):
-            thread = threading.Thread(
+        self._threads = [
+            threading.Thread(
                 target=_work,
                 args=(state, self._memory, self.address),
                 name=f"tandem-helper-{number}",
                 daemon=True,
             )
+            for number in range(1, n_threads)
+        ]
+        for thread in self._threads:
             thread.start()
 
     @property
@@ -246,5 +250,8 @@ class Team:
         ctypes.c_int64.from_address(self.address + REST).value = wanted
 
     def close(self) -> None:
-        """End the helpers; safe to call twice."""
+        """End the helpers, and wait for that; safe to call twice."""
+        self.rest()
         self._finalizer()
+        for thread in self._threads:
+            thread.join(JOIN_S)

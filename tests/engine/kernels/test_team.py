@@ -170,7 +170,7 @@ def test_a_closed_team_leaves_no_thread(count: Kernel, n_threads: int) -> None:
     counted(count, team, 10)
     team.close()
     team.close()
-    wait_until(lambda: helpers() <= before)
+    assert helpers() <= before
 
 
 def test_a_team_may_be_closed_while_its_helpers_sleep() -> None:
@@ -178,7 +178,7 @@ def test_a_team_may_be_closed_while_its_helpers_sleep() -> None:
     team = Team(4)
     wait_until(lambda: team._state.n_asleep == 3)
     team.close()
-    wait_until(lambda: helpers() <= before)
+    assert helpers() <= before
 
 
 def test_a_team_that_is_dropped_leaves_no_thread(count: Kernel) -> None:
@@ -196,7 +196,7 @@ def test_teams_may_come_and_go_at_once(count: Kernel) -> None:
         team = Team(3)
         assert (counted(count, team, 7) == 1).all()
         team.close()
-    wait_until(lambda: helpers() <= before)
+    assert helpers() <= before
 
 
 def test_python_runs_on_while_a_kernel_works(count: Kernel) -> None:
