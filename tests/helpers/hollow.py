@@ -47,23 +47,9 @@ def hollow_moe(
         "output_norm.weight": ((n_embd,), F32),
         "output.weight": ((n_vocab, n_embd), Q6_K),
     }
-    n_q, n_kv = n_embd, n_embd // n_head * n_head_kv
     for layer in range(n_layer):
         better = Q6_K if layer % 3 == 0 else Q4_K
-        block: dict[str, Tensor] = {
-            "attn_norm": ((n_embd,), F32),
-            "attn_q": ((n_q, n_embd), Q4_K),
-            "attn_k": ((n_kv, n_embd), Q4_K),
-            "attn_v": ((n_kv, n_embd), better),
-            "attn_output": ((n_embd, n_q), Q4_K),
-            "attn_q_norm": ((n_embd // n_head,), F32),
-            "attn_k_norm": ((n_embd // n_head,), F32),
-            "ffn_norm": ((n_embd,), F32),
-            "ffn_gate_inp": ((n_expert, n_embd), F32),
-            "ffn_gate_exps": ((n_expert, n_ff_exp, n_embd), Q4_K),
-            "ffn_up_exps": ((n_expert, n_ff_exp, n_embd), Q4_K),
-            "ffn_down_exps": ((n_expert, n_embd, n_ff_exp), better),
-        }
+        block = _block(n_embd, n_embd // n_head, n_head_kv, n_expert, n_ff_exp, better)
         tensors |= {f"blk.{layer}.{name}.weight": tensor for name, tensor in block.items()}
     entries, offset = [], 0
     for name, (shape, kind) in tensors.items():
@@ -73,6 +59,27 @@ def hollow_moe(
     path.write_bytes(header)
     os.truncate(path, len(header) + offset)
     return path
+
+
+def _block(
+    n_embd: int, head_dim: int, n_head_kv: int, n_expert: int, n_ff: int,
+    better: GGMLQuantizationType,
+) -> dict[str, Tensor]:  # fmt: skip
+    n_kv = head_dim * n_head_kv
+    return {
+        "attn_norm": ((n_embd,), F32),
+        "attn_q": ((n_embd, n_embd), Q4_K),
+        "attn_k": ((n_kv, n_embd), Q4_K),
+        "attn_v": ((n_kv, n_embd), better),
+        "attn_output": ((n_embd, n_embd), Q4_K),
+        "attn_q_norm": ((head_dim,), F32),
+        "attn_k_norm": ((head_dim,), F32),
+        "ffn_norm": ((n_embd,), F32),
+        "ffn_gate_inp": ((n_expert, n_embd), F32),
+        "ffn_gate_exps": ((n_expert, n_ff, n_embd), Q4_K),
+        "ffn_up_exps": ((n_expert, n_ff, n_embd), Q4_K),
+        "ffn_down_exps": ((n_expert, n_embd, n_ff), better),
+    }
 
 
 def _n_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
