@@ -280,6 +280,8 @@ class Search:
         if len(finalists) < 2:
             return
         for number in range(N_ROUNDS):
+            if not self._clock.has_time_for(len(finalists)):
+                raise _EnoughError
             for at in finalists if number % 2 else reversed(finalists):
                 self._repeat(at)
 
@@ -328,8 +330,6 @@ class Search:
         return len(self.trials) - 1
 
     def _repeat(self, at: int) -> None:
-        if not self._clock.has_time_for(1):
-            raise _EnoughError
         begun, trial = self._clock.spent_s, self.trials[at]
         assert trial.sample is not None, "only what ran is repeated"
         try:

@@ -194,15 +194,21 @@ def best_of(trials: Sequence[Trial], goal: Goal) -> int | None:
 
     Where several were measured in turn, it is one of these: a machine changes over time.
     """
-    ran = [at for at, trial in enumerate(trials) if trial.sample is not None]
-    final = [at for at in ran if trials[at].is_final]
-    ran = final if len(final) > 1 else ran
+    compared = _compared(trials)
+    ran = [at for at, trial in enumerate(trials) if trial in compared]
     if not ran:
         return None
     fastest = min(ran, key=lambda at: trials[at].seconds(goal))
     limit = trials[fastest].seconds(goal) * (1 + difference(trials[fastest], goal))
     good = [at for at in ran if trials[at].seconds(goal) <= limit]
     return min(good, key=lambda at: (len(trials[at].devices), trials[at].seconds(goal)))
+
+
+def _compared(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that were measured in turn, if there are several, or else all that ran."""
+    ran = [trial for trial in trials if trial.sample is not None]
+    final = [trial for trial in ran if trial.is_final]
+    return final if len(final) > 1 else ran
 
 
 def difference(trial: Trial, goal: Goal) -> float:
@@ -215,7 +221,7 @@ def explained(trials: Sequence[Trial], goal: Goal) -> str:
     best = best_of(trials, goal)
     if best is None:
         return "No split could be run: the devices do not have the memory for this context."
-    winner = trials[best]
+    winner, trials = trials[best], _compared(trials)
     if len(winner.devices) == 1:
         return _one_won(winner, trials, goal)
     return _several_won(winner, trials, goal)
@@ -225,7 +231,7 @@ def _one_won(winner: Trial, trials: Sequence[Trial], goal: Goal) -> str:
     won = f"{_upper(names(winner.devices))} alone gives {_rate(winner)}"
     split = _quickest([t for t in trials if len(t.devices) > 1], goal)
     if split is None:
-        others = [t for t in trials if t.devices != winner.devices and t.sample]
+        others = [t for t in trials if t.devices != winner.devices]
         if not others:
             return f"{won}; nothing else could be tried."
         return f"{won}, more than any other device."
@@ -253,10 +259,7 @@ def _several_won(winner: Trial, trials: Sequence[Trial], goal: Goal) -> str:
 
 
 def _quickest(trials: Sequence[Trial], goal: Goal) -> Trial | None:
-    """Of those that were measured in turn, if there are any."""
-    ran = [trial for trial in trials if trial.sample is not None]
-    final = [trial for trial in ran if trial.is_final]
-    return min(final or ran, key=lambda trial: trial.seconds(goal), default=None)
+    return min(trials, key=lambda trial: trial.seconds(goal), default=None)
 
 
 def _why_slow(trial: Trial) -> str:
