@@ -187,6 +187,8 @@ class SplitModel:
 
     def suggester(self) -> Callable[[ModelInfo], LoadParams | None]:
         """What finds out, on another thread, where to put a model: on as few devices as do."""
+        if self.info is None and self.history.can_undo:  # a person has chosen before any model
+            return lambda _: None
         rooms, settings, factory = self._rooms(), self.settings, self._factory
         return lambda info: suggestion(info, settings, rooms, factory)
 

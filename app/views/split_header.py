@@ -36,8 +36,8 @@ class SplitHeader(QWidget):
         self._modes = QButtonGroup(self)
         self._below = QWidget()
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 4)
-        layout.setSpacing(8)
+        layout.setContentsMargins(0, 0, 0, 2)
+        layout.setSpacing(7)
         layout.addWidget(self._make_modes())
         layout.addWidget(self.bar)
         layout.addWidget(self._make_below())
@@ -105,7 +105,7 @@ class SplitHeader(QWidget):
             ),
         ):
             button = QPushButton(text)
-            button.setProperty("role", "quiet")
+            button.setProperty("role", "link")
             button.setToolTip(tip)
             button.clicked.connect(signal)
             layout.addWidget(button)

@@ -12,11 +12,8 @@ from app.units import rate_text, signed_percent_text, size_text
 from app.views.controls import label
 from engine import DeviceMemory, ModelLoaded, Plan
 
-STORAGE_TEXTS = {
-    "f32": "Weights are held as F32, dequantised from the file.",
-    "kernels": "Weights are held as small as they are in the file.",
-    "packed": "Weights stay packed as they are in the file.",
-}
+UNMEASURED = "Judged by the devices' names until they are measured on the page Links."
+DEQUANTISED = "Weights are held as F32, dequantised from the file."
 
 
 class SplitSummary(QWidget):
@@ -82,11 +79,10 @@ def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
         if speed.is_simulated:
             yield "The devices are simulated."
         elif not speed.is_measured:
-            yield "Not measured on this machine yet: devices are judged by their names."
+            yield UNMEASURED
     yield f"{size_text(plan.total_bytes)} in all."
-    storage = STORAGE_TEXTS.get(plan.storage)
-    if storage:
-        yield storage
+    if "f32" in plan.storage:
+        yield DEQUANTISED
 
 
 def _empty_text(has_model: bool) -> str:

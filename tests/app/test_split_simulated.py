@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,19 @@ from app.main import Shell
 from app.split_fit import suggestion
 from app.split_settings import default_settings
 from app.views.split_panel import SplitPanel
+from app.views.split_summary import UNMEASURED
 from engine import SIMULATED, LoadParams, ModelInfo, parse_rig, read_model_info
+from tests.app.conftest import MakePanel
 from tests.helpers.fake_host import FakeHost
-from tests.helpers.fake_planner import CPU, GIB, GPUS, INFO, FakePlanner, RefusingPlanner
+from tests.helpers.fake_planner import (
+    CPU,
+    GIB,
+    GPUS,
+    INFO,
+    FakePlanner,
+    RefusingPlanner,
+    fake_machine,
+)
 from tests.helpers.split_panels import settle
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -52,6 +63,29 @@ def test_a_suggestion_keeps_context_and_cache_type(panel: SplitPanel) -> None:
     params = panel.load_params()
     assert (params.devices, params.n_ctx, params.kv_type) == (("cuda:1",), 4096, "bf16")
     assert not panel.footer.undo.isEnabled()
+
+
+def test_what_was_chosen_before_any_model_is_not_suggested_away(make_panel: MakePanel) -> None:
+    panel = make_panel(info=None)
+    assert panel.suggester()(INFO) is not None
+    panel.rows[2].switch.click()
+    assert panel.suggester()(INFO) is None
+    panel.set_model(INFO)
+    assert panel.suggester()(INFO) is not None
+
+
+def test_a_machine_that_was_not_measured_says_so(qapp: QApplication, qtbot: QtBot) -> None:
+    """And where that can be done."""
+    panel = SplitPanel(
+        FakePlanner, lambda devices: replace(fake_machine(devices), measured=frozenset())
+    )
+    qtbot.addWidget(panel)
+    panel.set_devices(GPUS)
+    panel.set_model(INFO)
+    panel.show()
+    settle()
+    assert UNMEASURED in panel.summary.note.text()
+    panel.stop()
 
 
 @pytest.fixture
