@@ -107,7 +107,7 @@ if TYPE_CHECKING:
     from engine.planning.prediction import Prediction, RankTime
     from engine.planning.rigs import SIMULATED, Rig, parse_rig
     from engine.planning.speed import SpeedModel
-    from engine.planning.tune_file import TuneFile, result_document
+    from engine.planning.tune_file import TuneFile, last_result, result_document
     from engine.planning.tune_plan import TuneEstimate, TunePlan
     from engine.planning.tuned import GOALS, Goal, Region, Sample, Speeds, Trial, TuneResult
     from engine.scoring import Perplexity, perplexity
@@ -238,6 +238,7 @@ __all__ = [
     "inspect_model",
     "known_facts",
     "known_links",
+    "last_result",
     "list_devices",
     "load_model",
     "load_tokenizer",
@@ -304,7 +305,7 @@ _HOME = {
         "AUTO_PLAN", "DeviceRef", "ModelKey", "PlanBadge", "PlanStore", "SavedPlan", "export_plan",
         "fastest_plan", "import_plan", "model_key",
     ),
-    "planning.tune_file": ("TuneFile", "result_document"),
+    "planning.tune_file": ("TuneFile", "last_result", "result_document"),
     "tuning": ("tune",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -19,11 +19,10 @@ from engine.events import Tune, TuneProgress, TuneStarted
 from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
 from engine.json_file import cache_folder
-from engine.planning.calibration import device_set
 from engine.planning.forecast import Forecaster
 from engine.planning.planner import Planner
 from engine.planning.search import Candidate, Clock, Infeasible, Search
-from engine.planning.tune_file import TuneFile
+from engine.planning.tune_file import TuneFile, device_set_of
 from engine.planning.tune_plan import REPETITIONS, TrialSize, TuneEstimate, TunePlan
 from engine.planning.tuned import Sample, Trial, TuneResult, best_of, explained
 
@@ -247,11 +246,6 @@ class Tuning:
             learn.learn_decode(
                 evaluation, trial.params, quant, 1 / trial.decode_ts, size.n_gen // 2
             )
-
-
-def device_set_of(params: LoadParams, forecaster: Forecaster) -> str:
-    """What results of searches over these devices are kept under."""
-    return device_set([forecaster.devices[device] for device in params.all_devices])
 
 
 class Interlude:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 from typing import Any
 
 import engine  # names that need torch are resolved when they are used
@@ -16,13 +17,16 @@ from engine import (
     GOALS,
     SPLIT_MODES,
     EngineError,
+    Forecaster,
     Goal,
     LoadParams,
     PlanBadge,
+    Planner,
     Trial,
     TuneEstimate,
     TuneProgress,
     TuneResult,
+    last_result,
     list_devices,
     result_document,
 )
@@ -49,6 +53,11 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for", choices=tuple(GOALS), default="chat", dest="goal", help="what to be fast at"
     )
+    parser.add_argument(
+        "--last",
+        action="store_true",
+        help="show what the last such search found, without a new one",
+    )
     parser.add_argument("--save", metavar="NAME", help="keep the fastest as a plan")
     add_load(parser)
     add_json(parser)
@@ -57,17 +66,8 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 def run_tune(args: argparse.Namespace) -> None:
     if args.devices is None and args.plan is None:
         args.devices = ",".join(device.id for device in list_devices() if device.usable)
-    params, interrupt = load_params(args), Interrupt()
-    with interrupt.watching():
-        result = engine.tune(
-            params,
-            goal=args.goal,
-            budget_s=args.budget,
-            modes=SPLIT_MODES if args.split_mode is None else (args.split_mode,),
-            on_start=_started,
-            on_progress=_stepped,
-            is_cancelled=interrupt,
-        )
+    params = load_params(args)
+    result = _last(params, args.goal) if args.last else _searched(params, args)
     if sys.stderr.isatty():
         note("\r\x1b[K", end="")
     winner = result.winner
@@ -79,6 +79,31 @@ def run_tune(args: argparse.Namespace) -> None:
         write_json(document(result, winner))
     else:
         write(text(result, winner))
+
+
+def _searched(params: LoadParams, args: argparse.Namespace) -> TuneResult:
+    interrupt = Interrupt()
+    with interrupt.watching():
+        return engine.tune(
+            params,
+            goal=args.goal,
+            budget_s=args.budget,
+            modes=SPLIT_MODES if args.split_mode is None else (args.split_mode,),
+            on_start=_started,
+            on_progress=_stepped,
+            is_cancelled=interrupt,
+        )
+
+
+def _last(params: LoadParams, goal: str) -> TuneResult:
+    with closing(Planner(params.path)) as planner:
+        found = last_result(planner, params, Forecaster.of_machine(), goal)
+    if found is None:
+        raise EngineError(
+            "Nothing was searched yet for this model, context and these devices.",
+            "Leave --last out.",
+        )
+    return found
 
 
 def badge_of(result: TuneResult, trial: Trial) -> PlanBadge:

@@ -253,18 +253,6 @@ class PlanStore:
         with self._lock:
             self._write(model, [p for p in self._read(model) if p.name != plan.name])
 
-    def note(self, model: ModelKey, params: LoadParams, badge: PlanBadge) -> None:
-        """Give the plans that mean just this a new badge.
-
-        Raises:
-            EngineError: it cannot be written.
-        """
-        with self._lock:
-            plans, plain = self._read(model), replace(params, path="")
-            noted = [replace(p, badge=badge) if p.params == plain else p for p in plans]
-            if noted != plans:
-                self._write(model, noted)
-
     def _read(self, model: ModelKey) -> list[SavedPlan]:
         document = read_json(self._folder / model.file_name)
         if not isinstance(document, dict) or document.get("version") != VERSION:

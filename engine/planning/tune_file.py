@@ -7,12 +7,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from engine.devices.selection import require_devices
 from engine.errors import EngineError
 from engine.json_file import cache_folder, read_json, write_json
+from engine.planning.calibration import device_set
 from engine.planning.params_json import params_document, params_from
+from engine.planning.plans import model_key
 from engine.planning.tuned import Goal, Region, Sample, Speeds, Trial, TuneResult
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+    from engine.planning.forecast import Forecaster
+    from engine.planning.planner import Planner
 
 FILE_NAME = "tunings.json"
 MOST_RESULTS = 64
@@ -61,6 +69,37 @@ class TuneFile:
         with self._lock:
             document = self._documents.get((model_hash, n_ctx, device_set, goal))
         return None if document is None else result_from(document, path)
+
+
+def last_result(
+    planner: Planner,
+    params: LoadParams,
+    forecaster: Forecaster,
+    goal: str = "chat",
+    file: TuneFile | None = None,
+) -> TuneResult | None:
+    """What the last search over these devices found for this model and context.
+
+    Args:
+        params: as for a search.
+        file: None is this user's.
+
+    Raises:
+        EngineError: the file or a device cannot be used.
+    """
+    n_ctx, key = planner.plan(params).n_ctx, model_key(params.path)
+    devices = device_set_of(params, forecaster)
+    return (file or TuneFile.of_user()).find(key.hash, n_ctx, devices, goal, params.path)
+
+
+def device_set_of(params: LoadParams, forecaster: Forecaster) -> str:
+    """What results of searches over these devices are kept under.
+
+    Raises:
+        NoDevice: one is not here.
+    """
+    known = list(forecaster.devices.values())
+    return device_set(require_devices(params.all_devices, known))
 
 
 def _read(path: Path | None) -> dict[Key, Mapping[str, Any]]:

@@ -28,6 +28,9 @@ def test_the_best_split_is_found_explained_and_saved(run: Run, model: Path) -> N
     assert found["goal"] == {"name": "chat", "n_prompt": 256, "n_gen": 256}
     assert found["command"].startswith("tandem chat ")
     assert found["reason"]
+    assert run("tune", model, *arguments, "--json", "--last").document == found
+    assert_refused(run("tune", model, "--devices", "cpu", "--last"), "Nothing was searched yet")
+    assert_refused(run("tune", model, *arguments, "--last", "--for", "prompts"), "Nothing was")
     (plan,) = run("plans", model, "--json").document["plans"]
     assert plan["name"] == "best"
     assert plan["command"] == found["command"]

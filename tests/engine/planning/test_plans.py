@@ -110,14 +110,6 @@ def test_plans_are_found_by_name_and_replaced_and_deleted(store: PlanStore) -> N
     assert store.plans(ModelKey("cd" * 32, MODEL.name, MODEL.n_bytes)) == []
 
 
-def test_measured_speed_goes_to_the_plans_that_mean_the_same(store: PlanStore) -> None:
-    same, other = LoadParams("m", ("cpu", "cpu"), (2, 1)), LoadParams("m", ("cpu",))
-    store.save(MODEL, SavedPlan.of("a", same, DEVICES))
-    store.save(MODEL, SavedPlan.of("b", other, DEVICES))
-    store.note(MODEL, replace(same, path="/elsewhere"), BADGE)
-    assert [plan.badge for plan in store.plans(MODEL)] == [BADGE, None]
-
-
 @pytest.mark.parametrize("name", ["", "  ", "auto", "AUTO", "a\x07b", "x" * 101])
 def test_names_that_cannot_be_used(name: str) -> None:
     with pytest.raises(EngineError, match="cannot be the name"):
