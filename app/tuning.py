@@ -115,6 +115,5 @@ def result_text(result: TuneResult) -> str:
     winner = result.winner
     if winner is None:
         return "Nothing could be run. " + result.reason
-    speed = f"{winner.decode_ts:.1f} tok/s"
-    text = f"{trial_text(winner)}, with {speed}. {result.reason}"
+    text = f"Best is {trial_text(winner)}. {result.reason}"
     return text if result.is_complete else f"{text} The search ended early."

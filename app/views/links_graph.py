@@ -16,8 +16,11 @@ from app.theme import theme, theme_signals
 from engine import LinkFacts
 
 BOX: Final = QSize(104, 40)
-MOST_LABELS: Final = 7
+MOST_LABELS: Final = 3
 """With more lines than this, texts would cover each other; the table has them."""
+
+SIDES: Final = 0.55
+"""How far down the outermost of several GPUs stand."""
 
 WIDTHS: Final = {"nvlink": 4.0, "p2p": 2.5, "host": 1.2}
 """Of a line, the faster the thicker."""
@@ -49,7 +52,7 @@ class LinksGraph(QWidget):
 
     def sizeHint(self) -> QSize:
         n = len(self._picture.nodes)
-        return QSize(300, 110 if n <= 1 else 170 if n <= 3 else 240)
+        return QSize(300, 110 if n <= 1 else 170 if n <= 3 else 230)
 
     def minimumSizeHint(self) -> QSize:
         return QSize(200, self.sizeHint().height())
@@ -65,9 +68,15 @@ class LinksGraph(QWidget):
             self._paint_line(painter, places, edge)
         for node in self._picture.nodes:
             self._paint_box(painter, places[node.device], node)
-        if len(self._picture.edges) <= MOST_LABELS:
-            for edge in self._picture.edges:
-                self._paint_label(painter, places, edge)
+        for edge in self._labelled():
+            self._paint_label(painter, places, edge)
+
+    def _labelled(self) -> list[Edge]:
+        """The lines with texts: all, or those between GPUs, or none."""
+        between = [edge for edge in self._picture.edges if "cpu" not in (edge.a, edge.b)]
+        alone = len(self._picture.nodes) == 1
+        others = [edge for edge in self._picture.edges if alone or edge.a != edge.b]
+        return next((few for few in (others, between) if len(few) <= MOST_LABELS), [])
 
     def _places(self) -> dict[str, QPointF]:
         """GPUs on an arc above, the CPU below them."""
@@ -84,7 +93,7 @@ class LinksGraph(QWidget):
                 turn = math.pi * (1 - number / (len(gpus) - 1))
                 places[device] = QPointF(
                     area.center().x() + math.cos(turn) * area.width() / 2,
-                    area.bottom() - BOX.height() - math.sin(turn) * (area.height() - BOX.height()),
+                    area.top() + SIDES * area.height() * (1 - math.sin(turn)),
                 )
         return places
 
@@ -131,8 +140,6 @@ class LinksGraph(QWidget):
         colours = theme()
         text = facts_text(edge.facts, is_measured=edge.is_measured)
         if edge.a == edge.b:
-            if len(self._picture.nodes) > 1:
-                return
             middle = places[edge.a] + QPointF(0, BOX.height() / 2 + 14)
         else:
             middle = (places[edge.a] + places[edge.b]) / 2

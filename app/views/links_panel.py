@@ -23,7 +23,7 @@ TIPS = (
     "Bytes per second of a sum in a long prompt",
 )
 MEASURE, STOP = "Measure", "Stop"
-EXPECTED = "~ is what is to be expected of such a link; measure to know."
+EXPECTED = "~ is what is to be expected of such a link{}."
 
 
 class LinksPanel(QWidget):
@@ -71,7 +71,8 @@ class LinksPanel(QWidget):
         if not self._is_measuring:
             is_guess = not all(edge.is_measured for edge in picture.edges)
             rests = [node for node in picture.nodes if node.slot_at_most]
-            self.set_status(" ".join([_rest_text(rests, names), EXPECTED if is_guess else ""]))
+            expected = EXPECTED.format("" if is_simulated else "; measure to know")
+            self.set_status(f"{_rest_text(rests, names)} {expected if is_guess else ''}")
 
     def set_token(self, prediction: Prediction | None) -> None:
         """What exchanges cost one token, as predicted for the present split."""
@@ -114,7 +115,8 @@ class LinksPanel(QWidget):
                 self.table.setSpan(self._rows.rowCount() - 1, 1, 1, len(HEADERS) - 1)
         for edge in picture.edges:
             self._rows.appendRow(_edge_row(edge, names))
-        self.table.resizeColumnsToContents()
+        for column in (0, 2, 3):  # the link takes what is left
+            self.table.resizeColumnToContents(column)
 
     def _build(self) -> None:
         self._rows.setHorizontalHeaderLabels(list(HEADERS))
@@ -134,8 +136,9 @@ class LinksPanel(QWidget):
         self.table.setEditTriggers(QTableView.EditTrigger.NoEditTriggers)
         self.table.setSelectionBehavior(QTableView.SelectionBehavior.SelectRows)
         self.table.setSelectionMode(QTableView.SelectionMode.SingleSelection)
-        self.table.horizontalHeader().setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
-        self.table.horizontalHeader().setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
+        header = self.table.horizontalHeader()
+        header.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
+        header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
         for text in (self.cost, self.status):
             text.setWordWrap(True)
         self.measure.clicked.connect(self._on_button)
@@ -171,7 +174,7 @@ def _edge_row(edge: Edge, names: dict[str, str]) -> list[QStandardItem]:
     texts = (ends, edge.way, about + latency_text(edge.facts), about + rate_text(edge.facts))
     row = [QStandardItem(text) for text in texts]
     for item in row:
-        item.setToolTip(edge.detail)
+        item.setToolTip(f"{ends}: {edge.way}. {edge.detail}".strip())
     return row
 
 

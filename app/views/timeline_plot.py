@@ -26,7 +26,7 @@ BIN_PIXELS: Final = 3
 GAP: Final = 3
 MAX_STRIP: Final = 22
 WAIT_FADE: Final = 0.55
-TITLE: Final = "Time per token"
+TITLE: Final = "Computing"
 
 
 class TimelinePlot(QWidget):
@@ -93,7 +93,7 @@ class TimelinePlot(QWidget):
             shown = palette.device_colour(colour)
             texts.append(f'<span style="color:{shown}">●</span> {computed:.0%}'.replace("%", " %"))
             spoken.append(f"{name} computes {computed:.0%} and waits {waited:.0%}")
-        self.latest.setText("&nbsp;&nbsp; ".join(texts) + " computing")
+        self.latest.setText("&nbsp;&nbsp; ".join(texts))
         text = ", ".join(spoken).replace("%", " %")
         milliseconds = f"{1000 * times.seconds:.1f} ms a token"
         self.setAccessibleDescription(f"{milliseconds}: {text}")

@@ -47,7 +47,7 @@ class TuneDialog(QDialog):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle("Find the best split")
-        self.resize(620, 640)
+        self.resize(720, 660)
         self.state: State = "ready"
         self._trials: list[Trial] = []
         self._devices: tuple[str, ...] = ()

@@ -70,7 +70,7 @@ class TunePlot(QWidget):
         for side in ("left", "bottom"):
             axis = self.plot.getAxis(side)
             axis.setStyle(tickLength=0, tickFont=font, tickTextOffset=6)
-        self.plot.getAxis("left").setWidth(44)
+        self.plot.getAxis("left").setWidth(56)
 
     def _draw(self) -> None:
         colours = theme()
