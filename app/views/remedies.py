@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from PySide6.QtCore import Signal
@@ -36,8 +37,8 @@ class RemedyButtons(FlowBox):
         for remedy in self._shown[:MOST]:
             button = QPushButton(short_text(remedy))
             button.setProperty("role", "chip")
-            button.setToolTip(remedy.sentence)
-            button.setAccessibleDescription(remedy.sentence)
+            button.setToolTip(named(remedy.sentence))
+            button.setAccessibleDescription(named(remedy.sentence))
             button.clicked.connect(lambda _=False, r=remedy: self.chosen.emit(r))
             self.buttons.append(button)
         self.set_widgets(self.buttons)
@@ -54,4 +55,9 @@ def short_text(remedy: Remedy) -> str:
         "kv_on_host": "KV in the host's memory",
         "blocks": f"{params.n_cpu_blocks} blocks to the CPU",
     }
-    return texts.get(remedy.kind) or remedy.sentence.rstrip(".")
+    return texts.get(remedy.kind) or named(remedy.sentence).rstrip(".")
+
+
+def named(sentence: str) -> str:
+    """A sentence with devices as the rows call them: "GPU 1" for "cuda:1"."""
+    return re.sub(r"\bcuda:(\d+)", r"GPU \1", sentence)

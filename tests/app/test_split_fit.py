@@ -92,7 +92,7 @@ def test_remedies_of_other_settings_cannot_be_pressed(panel: SplitPanel, qtbot: 
     ("remedy", "text"),
     [
         (Remedy("split", "Split it.", LoadParams("m")), "Shares that fit"),
-        (Remedy("devices", "Use GPU 2 as well.", LoadParams("m")), "Use GPU 2 as well"),
+        (Remedy("devices", "Use cuda:2 as well.", LoadParams("m")), "Use GPU 2 as well"),
         (Remedy("kv_type", "…", LoadParams("m", kv_type="q8_0")), "q8_0 KV"),
         (Remedy("context", "…", LoadParams("m", n_ctx=16384)), "Context of 16\u202f384 tokens"),
         (
