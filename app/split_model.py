@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -52,6 +53,7 @@ class SplitModel:
         self.settings = SplitSettings()
         self.devices: tuple[DeviceInfo, ...] = ()
         self.loaded: ModelLoaded | None = None
+        self._loaded_at = 0.0
         self.load_state: LoadState = "empty"
         self.history = History()
         self.speed = SpeedSource(machine_factory)
@@ -104,7 +106,7 @@ class SplitModel:
     def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
         """Use the latest memory figures; while loading those from before stay."""
         self._snapshots = tuple(snapshots)
-        if self.load_state not in ("loading", "applying"):
+        if not self.is_busy:
             self._outside = outside_bytes(snapshots, self.loaded, self._overhead)
             self._plans.set_free(self.free())
 
@@ -118,7 +120,7 @@ class SplitModel:
     def set_loaded(self, loaded: ModelLoaded) -> None:
         """This is what answers now."""
         self.set_state("loaded")
-        self.loaded = loaded
+        self.loaded, self._loaded_at = loaded, time.monotonic()
         self.speed.forget()
         evaluation, _ = self._evaluation()
         self._overhead = evaluation.plan.overhead() if evaluation else {}
@@ -128,9 +130,11 @@ class SplitModel:
         self._fit = answer
 
     def note_answer(self, finished: Finished) -> None:
-        """Compare an answer of what is loaded with what was predicted for it."""
+        """Compare an answer with what was predicted for it, if it was all on the split there is."""
+        seconds = finished.timings.first_token_s + finished.timings.decode_s
         evaluation, _ = self._evaluation()
-        if self.loaded is not None and evaluation is not None and not self.has_changed():
+        is_whole = self.loaded is not None and time.monotonic() - seconds >= self._loaded_at
+        if self.loaded is not None and is_whole and evaluation and not self.has_changed():
             quant = self.loaded.info.quant
             self.speed.note_answer(finished, evaluation, self.load_params(), quant)
 
@@ -147,6 +151,11 @@ class SplitModel:
         self.history.note(self.settings)
         self.settings, self._saved = settings, None
         return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the engine is at work with the settings."""
+        return self.load_state in ("loading", "applying")
 
     def undo(self) -> bool:
         """Take the last step back; False where there is none."""

@@ -22,6 +22,7 @@ from app.views.device_details import DeviceDetails
 from app.views.memory_bar import MemoryBar
 
 SLIDER_STEPS = 1000
+JOIN_TEXT = "works together with the one above"
 
 
 class DeviceRow(QWidget):
@@ -90,6 +91,7 @@ class DeviceRow(QWidget):
         self.switch.setAccessibleName(f"Use {figures.label}")
         self.more.set_text(f"{'Less' if self.more.isChecked() else 'More'} about {figures.label}")
         self.join.setVisible(joins is not None)
+        self.join.setAccessibleName(f"{figures.label} {JOIN_TEXT}")
         with QSignalBlocker(self.join):
             self.join.setChecked(bool(joins))
         self._set_share(figures)
@@ -116,8 +118,8 @@ class DeviceRow(QWidget):
         with QSignalBlocker(self.slider):
             self.slider.setValue(round(figures.asked * SLIDER_STEPS))
         show_number(self.number, 100 * figures.asked)
-        for control in (self.slider, self.number):
-            control.setAccessibleName(f"Share of {figures.spoken}")
+        for control, what in ((self.slider, "Share"), (self.number, "Share in percent")):
+            control.setAccessibleName(f"{what} of {figures.spoken}")
             control.setEnabled(not figures.is_locked)
         verb = "Unlock" if figures.is_locked else "Lock"
         self.lock.set_icon("lock" if figures.is_locked else "unlock")
@@ -164,7 +166,7 @@ class DeviceRow(QWidget):
 
     def _build(self) -> tuple[QWidget, QWidget]:
         """Lay everything out; the parts that hide are the share and the memory."""
-        self.join.setText("works together with the one above")
+        self.join.setText(JOIN_TEXT)
         header = QHBoxLayout()
         header.setSpacing(8)
         header.addWidget(ColourDot(self.colour))

@@ -201,17 +201,16 @@ class SplitPanel(SplitLayout):
 
     def undo(self) -> None:
         """Take the last change back."""
-        self._place_dragged()
-        self._after_step(self._model.undo())
+        self._step(self._model.undo)
 
     def redo(self) -> None:
         """Do again what was taken back."""
-        self._place_dragged()
-        self._after_step(self._model.redo())
+        self._step(self._model.redo)
 
-    def _after_step(self, has_changed: bool) -> None:
-        self._schedule()
-        if has_changed:
+    def _step(self, go: Callable[[], bool]) -> None:
+        self._place_dragged()
+        if not self._model.is_busy and go():
+            self._schedule()
             self.settings_changed.emit()
 
     def _on_remedy(self, remedy: Remedy) -> None:
@@ -247,7 +246,7 @@ class SplitPanel(SplitLayout):
         self.pictured.emit(picture)
 
     def _ask_what_fits(self) -> None:
-        if self._model.load_state not in ("loading", "applying"):
+        if not self._model.is_busy:
             self._finder.ask(self._model.fit_question())
 
     def _show_rows(self, picture: SplitPicture) -> None:

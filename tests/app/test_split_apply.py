@@ -149,6 +149,10 @@ def test_a_model_that_is_lost_while_it_is_split_can_be_loaded_again(
 def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: SplitPanel) -> None:
     """Bytes per rank with the error; the speed of the last answer with that of its prediction."""
     panel.set_loaded(loaded_as(panel.load_params()))
+    panel.note_answer(answered(61.84))  # it began before the split that there is now
+    settle()
+    assert "61.8" not in texts(panel)
+    panel._model._loaded_at -= 60
     panel.note_answer(answered(61.84))
     settle()
     shown_texts = texts(panel)
@@ -196,6 +200,8 @@ def test_changes_can_be_undone_and_done_again(panel: SplitPanel, qtbot: QtBot) -
     panel.rows[0].reserve_changed.emit(0, 1024)
     panel.redo()
     assert panel.load_params().split_mode == "tensor"
+    panel.set_state("applying")
+    panel.undo()
     assert panel.load_params().reserve == (("cuda:0", GIB),)
 
 

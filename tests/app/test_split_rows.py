@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.theme import apply_theme, theme
@@ -172,6 +172,24 @@ def test_bytes_are_told_by_kind(panel: SplitPanel, qapp: QApplication) -> None:
     assert row.details.kinds.text() != before
     row.more.click()
     assert not row.details.isVisible()
+
+
+def test_all_that_takes_the_focus_has_a_name_of_its_own(panel: SplitPanel) -> None:
+    """Also what is folded away: with several devices nobody could tell the fields apart else."""
+    panel.header.mode_button("groups").click()
+    for row in panel.rows:
+        row.more.click()
+    settle()
+    names = [
+        widget.accessibleName() or getattr(widget, "text", str)()
+        for widget in panel.findChildren(QWidget)
+        if widget.focusPolicy() & Qt.FocusPolicy.TabFocus
+        and widget.isVisible()
+        and not isinstance(widget, QLineEdit)  # a part of a number field
+    ]
+    assert all(names)
+    assert len(names) > 30
+    assert len(set(names)) == len(names)
 
 
 def test_the_memory_bar_is_painted_in_the_colour_of_its_device(panel: SplitPanel) -> None:
