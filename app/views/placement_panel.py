@@ -110,6 +110,7 @@ class PlacementPanel(QWidget):
         below.addWidget(self.hint, 1)
         below.addWidget(self.unpin)
         below.addWidget(self.unpin_all)
+        self.hint.setMinimumHeight(2 * self.hint.fontMetrics().height() + 4)  # so nothing jumps
         self.detail.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.detail.setMinimumHeight((DETAIL_LINES + 1) * self.detail.fontMetrics().height())
         layout = QVBoxLayout(self)
