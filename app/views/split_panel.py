@@ -14,9 +14,9 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QKeySequence, QShortcut
 from PySide6.QtWidgets import QWidget
 
+from app.fit_finder import FitFinder
 from app.plan_source import PlannerFactory
 from app.split_figures import rank_labels, short_name
-from app.split_fit import FitFinder
 from app.split_model import LoadState, SplitModel
 from app.split_picture import SplitPicture
 from app.split_settings import SplitSettings

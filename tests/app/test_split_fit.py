@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.split_fit import FitAnswer, FitFinder, FitQuestion
+from app.fit_finder import FitFinder
+from app.split_fit import FitAnswer, FitQuestion
 from app.theme import theme
 from app.views.remedies import short_text
 from app.views.split_panel import SplitPanel
