@@ -81,6 +81,7 @@ class Context:
         outside: bytes per device id that the model does not account for.
         by_rank: the plan's rows by index of the rank in the settings.
         overhead: bytes per device id that using it takes by itself.
+        slots: of GPUs, such as "PCIe 4 ×16", by device id.
     """
 
     devices: Mapping[str, DeviceInfo]
@@ -88,6 +89,7 @@ class Context:
     outside: Mapping[str, int] = field(default_factory=dict)
     by_rank: Mapping[int, DevicePlan] = field(default_factory=dict)
     overhead: Mapping[str, int] = field(default_factory=dict)
+    slots: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, DevicePlan]:
@@ -136,6 +138,7 @@ def _row(settings: SplitSettings, context: Context, index: int, label: str) -> R
         guests = sum(other.memory.host_kv for other in context.by_rank.values())
     reserve = settings.reserved(rank.device)
     overhead = context.overhead.get(rank.device, 0)
+    slot = context.slots.get(rank.device, "")
     is_on = index in settings.active
     figures = RowFigures(
         index=index,
@@ -150,7 +153,7 @@ def _row(settings: SplitSettings, context: Context, index: int, label: str) -> R
         siblings=siblings,
         outside=outside,
         free=0,
-        sensors=sensors_text(context.snapshots.get(rank.device)),
+        sensors=sensors_text(context.snapshots.get(rank.device), slot),
         overhead=overhead,
         guests=guests,
         reserve=reserve,
@@ -189,11 +192,11 @@ def short_name(name: str) -> str:
     return name.strip()
 
 
-def sensors_text(snapshot: DeviceSnapshot | None) -> str:
-    """Temperature and power where the device tells them: "62 °C · 310 W"."""
+def sensors_text(snapshot: DeviceSnapshot | None, slot: str = "") -> str:
+    """Slot, temperature and power where the device tells them: "PCIe 4 ×16 · 62 °C · 310 W"."""
+    parts = [slot] if slot else []
     if snapshot is None:
-        return ""
-    parts = []
+        return slot
     if snapshot.temperature_c is not None:
         parts.append(f"{snapshot.temperature_c:.0f} °C")
     if snapshot.power_w is not None:

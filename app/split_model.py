@@ -281,6 +281,7 @@ class SplitModel:
             outside=self._outside,
             by_rank=plan_by_rank(self.settings, plan),
             overhead=plan.overhead() if plan else {},
+            slots=self.speed.machine.slots,
         )
         rows = row_figures(self.settings, context)
         has_changed = self.has_changed()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine import (
     Calibration,
@@ -15,6 +15,7 @@ from engine import (
     LoadParams,
     MachineFile,
     Rig,
+    Topology,
     known_facts,
     known_links,
     read_topology,
@@ -31,12 +32,14 @@ class Machine:
     Attributes:
         bytes_per_s: reading weights, by device id.
         measured: ids of the devices that were measured here; others are judged by their name.
+        slots: of GPUs, such as "PCIe 4 ×16".
         is_simulated: nothing can be loaded on them.
     """
 
     forecaster: Forecaster
     bytes_per_s: Mapping[str, float]
     measured: frozenset[str]
+    slots: Mapping[str, str] = field(default_factory=dict)
     is_simulated: bool = False
 
 
@@ -45,18 +48,29 @@ def this_machine(devices: Sequence[DeviceInfo]) -> Machine:
     file = MachineFile.of_user()
     usable = [device for device in devices if device.usable]
     facts = {device.id: known_facts(device, file) for device in usable}
-    links = known_links(usable, read_topology(), file)
+    topology = read_topology()
+    links = known_links(usable, topology, file)
     return Machine(
         Forecaster(usable, facts, links, Calibration.of_user()),
         {device: found.bytes_per_s for device, found in facts.items()},
         frozenset(device.id for device in usable if file.device(device) is not None),
+        slot_texts(topology),
     )
 
 
 def simulated_machine(rig: Rig) -> Machine:
     """A machine that is not here."""
     speeds = {device: facts.bytes_per_s for device, facts in rig.facts.items()}
-    return Machine(Forecaster.of_rig(rig), speeds, frozenset(), is_simulated=True)
+    return Machine(Forecaster.of_rig(rig), speeds, frozenset(), slot_texts(rig.topology), True)
+
+
+def slot_texts(topology: Topology) -> dict[str, str]:
+    """The slots of GPUs in words; the generation is the highest, as a slot rests with its GPU."""
+    numbers = {
+        device: (slot.max_generation or slot.generation, slot.width or slot.max_width)
+        for device, slot in topology.pcie.items()
+    }
+    return {d: f"PCIe {gen} ×{width}" for d, (gen, width) in numbers.items() if gen and width}
 
 
 MachineFactory = Callable[[Sequence[DeviceInfo]], Machine]

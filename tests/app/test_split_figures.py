@@ -158,7 +158,9 @@ def test_sensors_show_what_the_device_tells() -> None:
     snapshot = DeviceSnapshot("cuda:0", 0.0, 1, 2, 1, temperature_c=62, power_w=309.6)
     assert sensors_text(snapshot) == "62 °C · 310 W"
     assert sensors_text(replace(snapshot, power_w=None)) == "62 °C"
+    assert sensors_text(snapshot, "PCIe 4 ×16") == "PCIe 4 ×16 · 62 °C · 310 W"
     assert sensors_text(None) == ""
+    assert sensors_text(None, "PCIe 4 ×16") == "PCIe 4 ×16"
 
 
 def test_texts_keep_three_digits_and_their_unit() -> None:

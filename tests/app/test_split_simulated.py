@@ -13,9 +13,18 @@ from pytestqt.qtbot import QtBot
 from app.main import Shell
 from app.split_fit import suggestion
 from app.split_settings import default_settings
+from app.split_speed import slot_texts
 from app.views.split_panel import SplitPanel
 from app.views.split_summary import UNMEASURED
-from engine import SIMULATED, LoadParams, ModelInfo, parse_rig, read_model_info
+from engine import (
+    SIMULATED,
+    LoadParams,
+    ModelInfo,
+    Pcie,
+    Topology,
+    parse_rig,
+    read_model_info,
+)
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_host import FakeHost
 from tests.helpers.fake_planner import (
@@ -112,10 +121,17 @@ def test_a_window_plans_for_a_machine_that_is_not_here(
     assert [row.name.accessibleName() for row in split.rows][:3] == [
         "RTX 3090", "RTX 3090", "RTX 3060",
     ]  # fmt: skip
+    assert split.rows[0].sensors.text() == "PCIe 4 ×16"
     assert split.load_params().devices == ("cuda:0",)
     qtbot.waitUntil(lambda: "simulated" in split.summary.note.text())
     assert split.summary.predicted.text().endswith("tok/s")
     assert not simulated.poller.is_running
+
+
+def test_a_slot_that_the_driver_does_not_tell_is_left_out() -> None:
+    """At most what it was made for, since an idle one rests; but as wide as it is."""
+    pcie = {"cuda:0": Pcie(1, 8, 4, 16), "cuda:1": Pcie(3, 0, 0, 4), "cuda:2": Pcie()}
+    assert slot_texts(Topology(pcie, ())) == {"cuda:0": "PCIe 4 ×8", "cuda:1": "PCIe 3 ×4"}
 
 
 def test_what_a_person_chose_is_not_suggested_away(
