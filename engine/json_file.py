@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from engine.files import replaced, user_folder
 
 HOME_VARIABLE = "TANDEM_HOME"
 """One folder for everything, as in `app.paths`."""
@@ -21,28 +21,16 @@ def cache_folder() -> Path | None:
     """Where measurements are kept; None on a system without a place for them."""
     if home := os.environ.get(HOME_VARIABLE):
         return Path(home) / "cache"
-    variable, below_home = {
-        "win32": ("LOCALAPPDATA", "AppData/Local"),
-        "darwin": ("", "Library/Caches"),
-    }.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
-    try:
-        return Path(os.environ.get(variable) or Path.home() / below_home) / "tandem"
-    except RuntimeError:  # a user without a home, as in some containers
-        return None
+    base = user_folder("cache")
+    return base and base / "tandem"
 
 
 def data_folder() -> Path | None:
     """Where is kept what a person made, the same as Qt's; None on a system without a place."""
     if home := os.environ.get(HOME_VARIABLE):
         return Path(home)
-    variable, below_home = {
-        "win32": ("APPDATA", "AppData/Roaming"),
-        "darwin": ("", "Library/Application Support"),
-    }.get(sys.platform, ("XDG_DATA_HOME", ".local/share"))
-    try:
-        return Path(os.environ.get(variable) or Path.home() / below_home) / "Tandem"
-    except RuntimeError:
-        return None
+    base = user_folder("data")
+    return base and base / "Tandem"
 
 
 def read_json(path: Path | None) -> Any:
@@ -71,11 +59,5 @@ def write_json_strictly(path: Path, value: object) -> None:
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, ensure_ascii=True, indent=1)
-        os.replace(temporary, path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replaced(path) as file:
+        file.write(json.dumps(value, ensure_ascii=True, indent=1).encode())

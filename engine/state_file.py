@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -14,6 +11,7 @@ from torch import Tensor
 
 from engine.errors import Cancelled, ContextOverflow, StateFileError
 from engine.events import StateProgress
+from engine.files import replaced
 from engine.parallel.recut import as_one, runs
 from engine.state_format import Contents, Entry, StateHeader, entries, header, identity
 
@@ -59,7 +57,7 @@ class StateFiles:
         work = _Work(total, on_progress, is_cancelled, "Saving")
         first = header(found, self._identity, contents)
         try:
-            with _replaced(path) as file:
+            with replaced(path) as file:
                 file.write(first)
                 for entry in found:
                     for part in self._parts(entry, contents):
@@ -226,18 +224,3 @@ class _Work:
             raise Cancelled(self._doing)
         self._done += n_bytes
         self._on_progress(StateProgress(self._done, self._total))
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of another one once it is whole and on the disk."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -18,6 +18,7 @@ import llvmlite
 from llvmlite import binding as llvm
 from llvmlite import ir
 
+from engine.files import user_folder
 from engine.kernels.isa import Isa
 
 Build = Callable[[ir.Module], None]
@@ -92,15 +93,8 @@ def cache_folder() -> Path | None:
     """
     if named := os.environ.get("TANDEM_KERNEL_CACHE"):
         return Path(named)
-    variable, below_home = {
-        "win32": ("LOCALAPPDATA", "AppData/Local"),
-        "darwin": ("", "Library/Caches"),
-    }.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
-    try:
-        base = Path(os.environ.get(variable) or Path.home() / below_home)
-    except RuntimeError:
-        return None
-    return base / "tandem" / "kernels"
+    base = user_folder("cache")
+    return base and base / "tandem" / "kernels"
 
 
 def assembly(isa: Isa, build: Build, triple: str = "") -> str:
