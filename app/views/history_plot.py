@@ -52,16 +52,7 @@ class HistoryPlot(QWidget):
         self.plot.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.plot.viewport().setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self._set_up_plot()
-        header = QHBoxLayout()
-        header.addWidget(label(title, "heading"))
-        header.addWidget(self.latest, 1)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(2)
-        layout.addLayout(header)
-        layout.addWidget(self.plot, 1)
-        layout.addLayout(time_labels())
-        self.setAccessibleName(title)
+        lay_out(self, title, self.latest, self.plot)
         self.apply_theme()
 
     def link_x(self, other: HistoryPlot) -> None:
@@ -158,6 +149,20 @@ class HistoryPlot(QWidget):
         self.plot.setYRange(0, top, padding=Y_PADDING)
         ticks = [(value, f"{value:.3g}") for value in (0.0, top / 2, top)]
         self.plot.getAxis("left").setTicks([ticks])
+
+
+def lay_out(host: QWidget, title: str, latest: QWidget, picture: QWidget) -> None:
+    """Put a title, the latest values, what is drawn and its time below each other."""
+    header = QHBoxLayout()
+    header.addWidget(label(title, "heading"))
+    header.addWidget(latest, 1)
+    layout = QVBoxLayout(host)
+    layout.setContentsMargins(0, 0, 0, 0)
+    layout.setSpacing(2)
+    layout.addLayout(header)
+    layout.addWidget(picture, 1)
+    layout.addLayout(time_labels())
+    host.setAccessibleName(title)
 
 
 def time_labels() -> QHBoxLayout:

@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.history import Floats, History
 from app.theme import mix, theme
 from app.views.controls import label
-from app.views.history_plot import AXIS_WIDTH, WINDOW_S, time_labels
+from app.views.history_plot import AXIS_WIDTH, WINDOW_S, lay_out
 from engine import TokenTimes
 
 CAPACITY: Final = 4096
@@ -39,16 +39,7 @@ class TimelinePlot(QWidget):
         self.latest.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         self.latest.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.strips = _Strips()
-        header = QHBoxLayout()
-        header.addWidget(label(TITLE, "heading"))
-        header.addWidget(self.latest, 1)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(2)
-        layout.addLayout(header)
-        layout.addWidget(self.strips, 1)
-        layout.addLayout(time_labels())
-        self.setAccessibleName(TITLE)
+        lay_out(self, TITLE, self.latest, self.strips)
         self._labels: tuple[str, ...] = ()
         self._history = History(CAPACITY)
         self._last: TokenTimes | None = None

@@ -15,6 +15,7 @@ from shiboken6 import Shiboken
 
 from app.main import Shell
 from app.theme import apply_theme
+from app.views.monitor_panel import MonitorPanel
 from app.views.split_panel import SplitPanel
 from engine import DeviceInfo, ModelInfo
 from tests.helpers.fake_host import FakeHost, Script, model_info
@@ -119,3 +120,13 @@ def make_panel(qtbot: QtBot, qapp: QApplication) -> MakePanel:
 def panel(make_panel: MakePanel) -> SplitPanel:
     """With three GPUs and the CPU."""
     return make_panel()
+
+
+@pytest.fixture
+def monitor(qapp: QApplication, qtbot: QtBot) -> MonitorPanel:
+    apply_theme(qapp, "dark")
+    panel = MonitorPanel()
+    qtbot.addWidget(panel)
+    panel.resize(1000, 180)
+    panel.show()
+    return panel

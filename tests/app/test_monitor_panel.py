@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
-from pytestqt.qtbot import QtBot
 
 from app.theme import apply_theme, theme
 from app.views.history_plot import WINDOW_S, HistoryPlot, nice_top
@@ -25,16 +24,6 @@ def reading(at: float, loads: Sequence[float | None], used: int = 6) -> list[Dev
         for i, load in enumerate(loads)
     ]
     return [*gpus, DeviceSnapshot("cpu", at, 8 * GIB, 32 * GIB, 24 * GIB, 12.0)]
-
-
-@pytest.fixture
-def monitor(qapp: QApplication, qtbot: QtBot) -> MonitorPanel:
-    apply_theme(qapp, "dark")
-    panel = MonitorPanel()
-    qtbot.addWidget(panel)
-    panel.resize(1000, 180)
-    panel.show()
-    return panel
 
 
 def curve(plot: HistoryPlot, name: str) -> tuple[list[float], list[float]]:

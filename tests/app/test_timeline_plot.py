@@ -28,16 +28,6 @@ def reading(at: float) -> list[DeviceSnapshot]:
     return [DeviceSnapshot("cpu", at, 8 * GIB, 32 * GIB, 24 * GIB, 12.0)]
 
 
-@pytest.fixture
-def monitor(qapp: QApplication, qtbot: QtBot) -> MonitorPanel:
-    apply_theme(qapp, "dark")
-    panel = MonitorPanel()
-    qtbot.addWidget(panel)
-    panel.resize(1000, 180)
-    panel.show()
-    return panel
-
-
 def test_it_shows_when_there_is_something_to_show(monitor: MonitorPanel) -> None:
     """Hidden before the first token, and again for another model."""
     monitor.set_ranks(["cpu", "cpu"])
