@@ -32,6 +32,7 @@ from engine import GOALS, EngineError, Goal, Region, Trial, TuneEstimate, TuneRe
 State = Literal["ready", "running", "done"]
 SHORTEST_S, LONGEST_S = 5, 3600
 ASK_MS: Final = 250
+SHOWN_MS: Final = 60  # the estimate would keep the first paint from Python's lock
 HEADERS = ("Split", "Prompt tok/s", "Answer tok/s", "Request tok/s")
 COUNTING: Final = "Working out what to try …"
 
@@ -56,6 +57,8 @@ class TuneDialog(QDialog):
         self._result: TuneResult | None = None
         self._ask = QTimer(self, singleShot=True, interval=ASK_MS)
         self._ask.timeout.connect(self._ask_estimate)
+        self._first_ask = QTimer(self, singleShot=True, interval=SHOWN_MS)
+        self._first_ask.timeout.connect(self._ask_anew)
         self._make_fields()
         self._make_results()
         self._make_buttons()
@@ -74,7 +77,7 @@ class TuneDialog(QDialog):
             self._set_state("ready")
             self._estimate = None
             self.what.setText(COUNTING)
-            self.estimate_requested.emit(self.goal.currentData(), None)
+            self._first_ask.start()
         self.show()
         self.raise_()
         self.activateWindow()
@@ -152,9 +155,16 @@ class TuneDialog(QDialog):
     def _ask_estimate(self) -> None:
         self.estimate_requested.emit(self.goal.currentData(), float(self.budget.value()))
 
+    def _on_budget(self) -> None:
+        self._first_ask.stop()
+        self._ask.start()
+
     def _on_goal(self) -> None:
         """Another goal takes another time, so the field starts from what it takes."""
         self.what.setText(COUNTING)
+        self._ask_anew()
+
+    def _ask_anew(self) -> None:
         self.estimate_requested.emit(self.goal.currentData(), None)
 
     def _on_start(self) -> None:
@@ -229,7 +239,7 @@ class TuneDialog(QDialog):
         self.budget.setSingleStep(10)
         self.budget.setAccessibleName("Seconds at most")
         self.budget.setMinimumWidth(90)
-        self.budget.valueChanged.connect(lambda _: self._ask.start())
+        self.budget.valueChanged.connect(self._on_budget)
         self.what = label()
         self.what.setWordWrap(True)
 
@@ -297,6 +307,7 @@ class TuneDialog(QDialog):
     def closeEvent(self, event: QCloseEvent) -> None:
         """A search goes on only while it can be seen."""
         self._ask.stop()
+        self._first_ask.stop()
         if self.state == "running":
             self.cancel_requested.emit()
         event.accept()  # Qt's own would ask `reject`
