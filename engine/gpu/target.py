@@ -1,0 +1,56 @@
+"""What kind of device kernels are made for, and which of several ways is the fastest there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+
+Maker = Literal["nvidia", "amd", "interpreter"]
+Arithmetic = Literal["bytes", "numbers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What kernels need to know of a device when they are compiled.
+
+    Attributes:
+        maker: whose device it is; "interpreter" for Triton's interpreter on the CPU.
+        capability: NVIDIA's compute capability times ten, such as 90; 0 elsewhere.
+        n_sm: multiprocessors.
+    """
+
+    maker: Maker
+    capability: int
+    n_sm: int
+
+    @property
+    def has_asm(self) -> bool:
+        """Whether kernels may have NVIDIA's own instructions."""
+        return self.maker == "nvidia"
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How few rows are multiplied: activations as bytes (`dp4a`), or as F32."""
+        return "bytes" if self.maker == "interpreter" or self.capability >= 61 else "numbers"
+
+    @property
+    def dot_precision(self) -> str:
+        """Of `tl.dot` with F32 operands whose result is to be as good as F32."""
+        return "tf32x3" if self.capability >= 80 else "ieee"
+
+
+INTERPRETER = Target("interpreter", 0, 4)
+
+
+@cache
+def target_of(device: torch.device) -> Target:
+    """The target that serves tensors on `device`."""
+    if device.type != "cuda":
+        return INTERPRETER
+    facts = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return Target("amd", 0, facts.multi_processor_count)
+    return Target("nvidia", 10 * facts.major + facts.minor, facts.multi_processor_count)

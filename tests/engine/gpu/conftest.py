@@ -1,0 +1,26 @@
+"""Kernels for GPUs are tested on the CPU, where Triton interprets them."""
+
+import importlib.util
+import os
+
+import pytest
+
+if importlib.util.find_spec("triton") is None:
+    collect_ignore_glob = ["*.py"]
+else:
+    os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
+
+
+def pytest_report_header() -> str | None:
+    missing = importlib.util.find_spec("triton") is None
+    return "no kernels for GPUs are tested: there is no Triton for this system" if missing else None
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where kernels run: interpreted, and with `-m gpu` compiled on the first GPU.
+
+    `TRITON_INTERPRET=0 pytest -m gpu` is needed for the latter.
+    """
+    name: str = request.param
+    return name
