@@ -33,6 +33,7 @@ class Context:
         n_past: tokens in the cache before this pass.
         first_logit: the first row of this pass whose logits are wanted.
         cache: what the layers of this rank remember.
+        position: `n_past` in the device's memory, int64 (1,).
         positions: of this pass's tokens, (T,).
         directions: what is added to the residual stream after a block, by its number.
         side: what an architecture hands its blocks beside the residual stream, for one pass.
@@ -57,7 +58,7 @@ class Context:
         self.cache = cache
         self._group: Group = ()
         self.positions = torch.empty(0)
-        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.recorder: Recorder | None = None
         self.directions: dict[int, Tensor] = {}
         self.side: dict[str, Tensor] = {}
@@ -71,9 +72,9 @@ class Context:
         self.side.clear()
         if n_past == 0:
             self.cache.reset()
-        self.ops.begin(n_past, n_tokens)
+        self.ops.begin(n_past, n_tokens, self.position.fill_(n_past))
         if n_tokens == 1:
-            self.positions = self._position.fill_(n_past)
+            self.positions = self.position
         else:
             self.positions = torch.arange(n_past, n_past + n_tokens, device=self.device)
 

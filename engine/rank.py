@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.context import Context
+    from engine.gpu.card import Card
+    from engine.gpu.graph import Captured
     from engine.models.declare import Declaration
     from engine.ops.weights import Weight
     from engine.ops.worker import Worker
@@ -28,20 +30,26 @@ class Rank:
         declaration: of the model, with modules of its own, whose attributes are its slices.
         storage: how it holds matrices, see `engine.plan.DevicePlan`.
         worker: what it computes with, where it uses the CPU's kernels.
+        card: the same where it uses those for GPUs.
+        is_alone: no other rank has a part of the model.
     """
 
     def __init__(
-        self, declaration: Declaration, storage: str, context: Context, worker: Worker | None
-    ) -> None:
+        self, declaration: Declaration, storage: str, context: Context,
+        worker: Worker | None = None, card: Card | None = None, *, is_alone: bool = True,
+    ) -> None:  # fmt: skip
         self.model = declaration.model
         self.slots = declaration.slots
         self.states = declaration.states
         self.storage = storage
         self.context = context
         self.worker = worker
-        self.recording: Recording | None = None
-        self.refusal = "" if worker else "its device has no kernels that can be repeated"
-        self._id = torch.zeros(1, dtype=torch.int64)
+        self.card = card
+        self.recording: Recording | Replay | None = None
+        self.refusal = "" if worker or card else "its device has no kernels that can be repeated"
+        if card and not is_alone:
+            self.refusal = "GPUs meet between the kernels"
+        self._id = torch.zeros(1, dtype=torch.int64, device=context.device)
 
     @property
     def number(self) -> int:
@@ -78,19 +86,33 @@ class Rank:
 
         There must have been one token by itself before: what is made once is made then.
         """
-        if self.worker is None:
-            return self.compute(torch.tensor([token]), n_past, 0)
         self._begin(token, n_past)
+        if self.card is not None:
+            return self._capture(self.card)
+        if self.worker is None:
+            return self._forward()
         recorder = Recorder(self.worker.team, self._memory())
         self.context.recorder = recorder
         try:
-            logits = recorder.record(lambda: self.model.forward(self._id, self.context))
+            logits = recorder.record(self._forward)
         finally:
             self.context.recorder = None
         self._forget()
         self.recording = recorder.recording(self.context.rank, self._memory())
         self.refusal = recorder.log.refusal
         return logits
+
+    def _forward(self) -> Tensor | None:
+        """One token, of which all that matters lies in memory already."""
+        return self.model.forward(self._id, self.context)
+
+    def _capture(self, card: Card) -> Tensor | None:
+        if not self.refusal:
+            captured, self.refusal = card.capture(self._forward)
+            if captured is not None:
+                self.recording = Replay(captured)
+                return captured.result
+        return self._forward()
 
     def repeat(self, token: int, n_past: int) -> Tensor | None:
         """Run one token as the recorded one."""
@@ -114,7 +136,7 @@ class Rank:
     def let_go(self) -> None:
         """Forget what holds on to weights and caches beside the places where they belong."""
         self.recording = None
-        self.context.ops = make_ops(self.worker)
+        self.context.ops = make_ops(self.worker, self.card)
         if self.worker is not None:
             self.worker.release()
 
@@ -124,8 +146,22 @@ class Rank:
             self.worker.close()
 
 
-def make_ops(worker: Worker | None) -> ReferenceOps:
-    """The arithmetic of a rank that computes with `worker`."""
+class Replay:
+    """Computes one more token as one was captured."""
+
+    def __init__(self, captured: Captured[Tensor | None]) -> None:
+        self._captured = captured
+
+    def run(self) -> Tensor | None:
+        """What it gives, in memory that the next one writes anew."""
+        self._captured.replay()
+        return self._captured.result
+
+
+def make_ops(worker: Worker | None, card: Card | None = None) -> ReferenceOps:
+    """The arithmetic of a rank that computes with one of them, or with neither."""
+    if card is not None:
+        return card.make_ops()
     return FastOps(worker.team) if worker else ReferenceOps()
 
 

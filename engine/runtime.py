@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,15 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.backend import uses_kernels
-from engine.cache import Cache
-from engine.context import Context
+from engine.backend import repeats_tokens
 from engine.control import Direction, read_control_vectors
 from engine.errors import EngineError, OutOfDeviceMemory
 from engine.events import DeviceMemory
-from engine.footprint import x_bytes
 from engine.layers.state import RecurrentState
-from engine.loader import Progress, check_types, load_rank
+from engine.loader import Progress, check_types
 from engine.machine import (
     busy_on_cpu,
     free_bytes,
@@ -30,13 +27,14 @@ from engine.machine import (
     threads_per_rank,
     torch_devices,
 )
-from engine.models.declare import Declaration, declare
+from engine.models.declare import declare
+from engine.opener import Opener
 from engine.ops.weights import release_scratch
 from engine.ops.worker import Worker
-from engine.parallel.comm import ThreadCommunicator, ThreadGroup
+from engine.parallel.comm import ThreadGroup
 from engine.parallel.pool import RankPool
-from engine.plan import DevicePlan, Plan, keeps_kv_on_host, make_plan
-from engine.rank import Rank, make_ops
+from engine.plan import DevicePlan, Plan, make_plan
+from engine.rank import Rank
 from engine.resident import ResidentPeak, resident_bytes
 from engine.resplit import DOING, Side, Transfer
 
@@ -45,13 +43,15 @@ if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.gguf import GGUFFile
     from engine.layers.hparams import HParams
-    from engine.layers.state import State
 
 Logits = NDArray[np.float32]
 T = TypeVar("T")
 
 RECORDED = 2
 """Which of the tokens that are computed singly is recorded."""
+
+WARM_ROWS = (2, 4, 8, 16, 1 << 20)
+"""Tokens at once for which GPUs have kernels of their own; those are compiled at load."""
 
 
 class Runtime:
@@ -67,6 +67,8 @@ class Runtime:
     Attributes:
         ranks: in rank order; empty once closed.
         n_threads: CPU threads of all ranks together.
+        threads_per_rank: of each of them.
+        group: where ranks that are threads of this process meet.
 
     Raises:
         EngineError: the file, the split or a device cannot be used; nothing stays allocated.
@@ -103,7 +105,7 @@ class Runtime:
         self._cached_at_load = 0
         self._allocated_at_load: dict[str, int] = {}
         self._start_threads(params)
-        opener = _Opener(self, file, params, declaration)
+        opener = Opener(self, file, params, declaration)
         try:
             if donor is None:
                 self._load(opener, on_progress, is_cancelled)
@@ -115,12 +117,12 @@ class Runtime:
         self._watch_memory()
 
     def _start_threads(self, params: LoadParams) -> None:
-        self._threads = threads = threads_per_rank(params.cpu_threads, self.plan)
+        self.threads_per_rank = threads = threads_per_rank(params.cpu_threads, self.plan)
         self.n_threads = threads * max(1, len(busy_on_cpu(self.plan)))
         n_native = sum(d.storage == "kernels" for d in self.plan.devices)
-        self._group = ThreadGroup(is_awake=n_native > 1)
+        self.group = ThreadGroup(is_awake=n_native > 1)
         self._pool = RankPool(  # it must not know this object, which ends it when it is dropped
-            len(self.devices), self._group.abort, lambda: torch.set_num_threads(threads)
+            len(self.devices), self.group.abort, lambda: torch.set_num_threads(threads)
         )
         self._finalizer = weakref.finalize(self, self._pool.close)
 
@@ -129,7 +131,11 @@ class Runtime:
         """What the ranks on the CPU compute with that use its kernels."""
         return [rank.worker for rank in self.ranks if rank.worker]
 
-    def _load(self, opener: _Opener, on_progress: ProgressSink, is_cancelled: IsCancelled) -> None:
+    @property
+    def _has_kernels(self) -> bool:
+        return any(rank.worker or rank.card for rank in self.ranks)
+
+    def _load(self, opener: Opener, on_progress: ProgressSink, is_cancelled: IsCancelled) -> None:
         stop = threading.Event()
         progress = Progress(
             self.plan.file_bytes, on_progress, lambda: stop.is_set() or is_cancelled()
@@ -156,15 +162,18 @@ class Runtime:
 
     def _warm_up(self) -> None:
         """Compile, record and measure now what the first tokens and the first prompt wait for."""
-        if not self.workers:
+        if not self._has_kernels:
             return
         for _ in range(RECORDED):
             self._pass([0], 0, 0)
+        if any(rank.card for rank in self.ranks):
+            for n in sorted({min(n, self.n_ctx, self.n_batch) for n in WARM_ROWS}):
+                self._pass([0] * n, 0, n - 1)
         for worker in self.workers:
             worker.prepare()
 
     def _take_over(
-        self, donor: Runtime, n_past: int, opener: _Opener,
+        self, donor: Runtime, n_past: int, opener: Opener,
         on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
         """Become what `donor` is, on other ranks; there is no pass that its cache would lose."""
@@ -235,9 +244,9 @@ class Runtime:
     ) -> Callable[[int], Tensor | None]:
         """What each rank does: single tokens are recorded once and then repeated."""
         ranks, whole = self.ranks, torch.tensor(ids)
-        if len(ids) > 1 or first_logit or not self.workers:
+        if len(ids) > 1 or first_logit or not self._has_kernels:
             return lambda rank: ranks[rank].compute(whole, n_past, first_logit)
-        self._n_single += 1
+        self._n_single += repeats_tokens()
         if all(rank.recording for rank in ranks):
             return lambda rank: ranks[rank].repeat(ids[0], n_past)
         if self._n_single == RECORDED:
@@ -282,12 +291,12 @@ class Runtime:
             self._forget_recordings()  # the places where ranks meet in them are of no use now
             raise
         finally:
-            self._group.settle()
+            self.group.settle()
 
     def _set_threads(self) -> None:
         """The number is torch's own global, which another model may have changed."""
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        if torch.get_num_threads() != self.threads_per_rank:
+            torch.set_num_threads(self.threads_per_rank)
 
     def _out_of_memory(self, rank: int, doing: str) -> OutOfDeviceMemory:
         device = self.plan.devices[rank].device
@@ -353,48 +362,3 @@ def _directions(params: LoadParams, hp: HParams) -> Mapping[int, Direction]:
     return read_control_vectors(
         params.control_vectors, params.control_layers, hp.n_embd, hp.n_layer
     )
-
-
-class _Opener:
-    """Makes the ranks of a runtime, each on its own thread."""
-
-    def __init__(
-        self, runtime: Runtime, file: GGUFFile, params: LoadParams, declaration: Declaration
-    ) -> None:
-        self.file = file
-        self._runtime, self._params, self._declaration = runtime, params, declaration
-
-    def empty(self, number: int) -> Rank:
-        """A rank without weights and with a cache that has no layers."""
-        first = self._declaration
-        return self._opened(number, first if number == 0 else declare(self.file, self._params), ())
-
-    def loaded(self, number: int, progress: Progress) -> Rank:
-        """A rank that has all it needs."""
-        first = self._declaration
-        mine = first if number == 0 else declare(self.file, self._params)
-        rank = self._opened(number, mine, mine.states)
-        try:
-            load_rank(
-                self.file, rank.slots, number, rank.device, rank.storage, rank.worker, progress
-            )
-        except BaseException:
-            rank.close()
-            raise
-        return rank
-
-    def _opened(self, number: int, declaration: Declaration, states: Iterable[State]) -> Rank:
-        runtime = self._runtime
-        device, storage = runtime.devices[number], runtime.plan.devices[number].storage
-        cache = Cache(
-            states, number, runtime.n_ctx, self._params.kv_type, device,
-            kv_on_host=keeps_kv_on_host(self._params, device.type),
-        )  # fmt: skip
-        worker: Worker | None = None
-        is_idle = number not in declaration.split.holders
-        if storage == "kernels" or (is_idle and uses_kernels(device.type)):
-            worker = Worker(1 if is_idle else runtime._threads, x_bytes(runtime.hp))
-        comm = ThreadCommunicator(runtime._group, number, device)
-        kinds = [d.type for d in runtime.devices]
-        context = Context(comm, make_ops(worker), cache, device, kinds)
-        return Rank(declaration, storage, context, worker)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -45,11 +48,30 @@ class Target:
 INTERPRETER = Target("interpreter", 0, 4)
 
 
-@cache
+_aim = threading.local()
+
+
 def target_of(device: torch.device) -> Target:
-    """The target that serves tensors on `device`."""
-    if device.type != "cuda":
-        return INTERPRETER
+    """The target that serves tensors on `device`; those without memory serve what is `aimed` at."""
+    if device.type == "cuda":
+        return _card(device)
+    aim: Target | None = getattr(_aim, "target", None) if device.type == "meta" else None
+    return aim or INTERPRETER
+
+
+@contextmanager
+def aimed(target: Target) -> Iterator[None]:
+    """On this thread, treat the device "meta" as this target."""
+    before = getattr(_aim, "target", None)
+    _aim.target = target
+    try:
+        yield
+    finally:
+        _aim.target = before
+
+
+@cache
+def _card(device: torch.device) -> Target:
     facts = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         return Target("amd", 0, facts.multi_processor_count)

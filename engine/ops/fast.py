@@ -60,7 +60,7 @@ class FastOps(ReferenceOps):
     def memory(self) -> Sequence[Tensor]:
         return (self._cache_steps.memory,)
 
-    def begin(self, n_past: int, n_tokens: int) -> None:
+    def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
         if n_tokens == 1:
             self._n_past = n_past
             self._cache_steps.move(n_past)

@@ -20,17 +20,12 @@ from engine.kernels.log import Log, present, present_log, refuse
 from engine.kernels.replay import Replay
 from engine.kernels.steps import Steps
 from engine.kernels.team import Team
+from engine.ops.again import Again, is_allocation, is_fit, is_view
 
 aten = torch.ops.aten
 
 PAIRWISE: Mapping[Any, str] = {aten.add.Tensor: "add", aten.mul.Tensor: "multiply"}
 """What is done by a kernel instead, where one serves; the bits are the same."""
-
-UNFIT = {
-    torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape,
-    torch.Tag.nondeterministic_seeded,
-}  # fmt: skip
-"""Operations that would be others for other numbers."""
 
 Step = Callable[[], Any]
 Arguments = Sequence[Any]
@@ -88,12 +83,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return made
         result = func(*args, **kwargs)
         self._kept.append(result)
-        if not _is_fit(func, args, result):
+        if not is_fit(func, args, result):
             refuse(f"{func} depends on what it computes with")
         elif func._schema.is_mutable:
             self._add(lambda: func(*args, **kwargs))
-        elif not _is_allocation(func) and not _is_view(result, args):
-            self._add(_Again(func, args, kwargs, result))
+        elif not is_allocation(func) and not is_view(result, args):
+            self._add(Again(func, args, kwargs, result))
         return result
 
     def _add(self, step: Step) -> None:
@@ -146,52 +141,9 @@ class Recording:
         return result.clone() if result is not None and result is self._result else result
 
 
-class _Again:
-    """An operation whose result goes where it went first."""
-
-    def __init__(self, func: Any, args: Arguments, kwargs: Options, result: Any) -> None:
-        self._func, self._args, self._kwargs = func, args, kwargs
-        self._places = _tensors(result)
-
-    def __call__(self) -> None:
-        made = _tensors(self._func(*self._args, **self._kwargs))
-        for place, tensor in zip(self._places, made, strict=True):
-            place.copy_(tensor)
-
-
 def _calls(replay: Replay, start: int, stop: int) -> Step:
     return lambda: replay.run(start, stop)
 
 
 def _are_tensors(args: Sequence[Any]) -> bool:
     return len(args) == 2 and all(isinstance(x, Tensor) for x in args)
-
-
-def _tensors(x: Any) -> list[Tensor]:
-    """All tensors among results or arguments."""
-    if isinstance(x, Tensor):
-        return [x]
-    return [t for part in x for t in _tensors(part)] if isinstance(x, list | tuple) else []
-
-
-def _is_allocation(func: Any) -> bool:
-    """Whether it makes a tensor of no particular numbers."""
-    name: str = func._schema.name
-    return name.removeprefix("aten::").removeprefix("new_").startswith("empty")
-
-
-def _is_view(result: Any, args: Sequence[Any]) -> bool:
-    """Whether results lie in the memory of what came in; some operations only do where they can."""
-    memory = {x.untyped_storage().data_ptr() for x in _tensors(list(args))}
-    made = _tensors(result)
-    return bool(made) and all(x.untyped_storage().data_ptr() in memory for x in made)
-
-
-def _is_fit(func: Any, args: Sequence[Any], result: Any) -> bool:
-    """Whether it does the same with other numbers, and gives none of them to Python."""
-    if not _tensors(result):
-        return False
-    if func is aten.index.Tensor:  # by truth values its shape depends on them
-        return all(x is None or x.dtype is not torch.bool for x in args[1])
-    tags: list[Any] = func.tags
-    return UNFIT.isdisjoint(tags)

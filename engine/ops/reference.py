@@ -32,8 +32,12 @@ class ReferenceOps:
     selective_scan = staticmethod(recurrent.selective_scan)
     state_space_scan = staticmethod(recurrent.state_space_scan)
 
-    def begin(self, n_past: int, n_tokens: int) -> None:
-        """A pass over so many tokens after `n_past` cached ones begins."""
+    def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
+        """A pass over so many tokens after `n_past` cached ones begins.
+
+        Args:
+            position: `n_past` in the device's memory, int64 (1,); the same memory in each pass.
+        """
 
     @property
     def memory(self) -> Sequence[Tensor]:

@@ -64,7 +64,7 @@ def test_angles_of_any_position(fast: FastOps) -> None:
     for params, factors in ((plain, None), (other, None), (plain, numbers(1, 32).abs() + 1)):
         for first in (0, 1, 255, 256, 100_000):
             positions = torch.tensor([first])
-            fast.begin(first, 1)
+            fast.begin(first, 1, torch.tensor([first]))
             found = fast.rope_angles(params, factors, positions)
             expected = REFERENCE.rope_angles(params, factors, positions)
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,82 @@
+"""Makes the ranks of a runtime: their slices of the file, caches, and what they compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from engine.backend import kernels_for
+from engine.cache import Cache
+from engine.context import Context
+from engine.footprint import x_bytes
+from engine.loader import Progress, load_rank
+from engine.models.declare import Declaration, declare
+from engine.ops.worker import Worker
+from engine.parallel.comm import ThreadCommunicator
+from engine.plan import keeps_kv_on_host
+from engine.rank import Rank, make_ops
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+    from engine.gguf import GGUFFile
+    from engine.gpu.card import Card
+    from engine.layers.state import State
+    from engine.runtime import Runtime
+
+
+class Opener:
+    """Makes the ranks of a runtime, each on its own thread."""
+
+    def __init__(
+        self, runtime: Runtime, file: GGUFFile, params: LoadParams, declaration: Declaration
+    ) -> None:
+        self.file = file
+        self._runtime, self._params, self._declaration = runtime, params, declaration
+
+    def empty(self, number: int) -> Rank:
+        """A rank without weights and with a cache that has no layers."""
+        first = self._declaration
+        return self._opened(number, first if number == 0 else declare(self.file, self._params), ())
+
+    def loaded(self, number: int, progress: Progress) -> Rank:
+        """A rank that has all it needs."""
+        first = self._declaration
+        mine = first if number == 0 else declare(self.file, self._params)
+        rank = self._opened(number, mine, mine.states)
+        try:
+            load_rank(
+                self.file, rank.slots, number, rank.device, rank.storage, rank.worker, progress
+            )
+        except BaseException:
+            rank.close()
+            raise
+        return rank
+
+    def _opened(self, number: int, declaration: Declaration, states: Iterable[State]) -> Rank:
+        runtime = self._runtime
+        device, storage = runtime.devices[number], runtime.plan.devices[number].storage
+        cache = Cache(
+            states, number, runtime.n_ctx, self._params.kv_type, device,
+            kv_on_host=keeps_kv_on_host(self._params, device.type),
+        )  # fmt: skip
+        worker, card = self._computing_with(number, storage == "kernels")
+        comm = ThreadCommunicator(runtime.group, number, device)
+        kinds = [d.type for d in runtime.devices]
+        context = Context(comm, make_ops(worker, card), cache, device, kinds)
+        is_alone = len(declaration.split.holders) == 1
+        return Rank(declaration, storage, context, worker, card, is_alone=is_alone)
+
+    def _computing_with(self, number: int, has_kernels: bool) -> tuple[Worker | None, Card | None]:
+        """What a rank computes with; an idle one as the others do, for they may repeat tokens."""
+        runtime, device = self._runtime, self._runtime.devices[number]
+        is_idle = number not in self._declaration.split.holders
+        name = "cpu" if is_idle else runtime.plan.devices[number].device
+        kernels = kernels_for(name) if has_kernels or is_idle else ""
+        n_bytes = x_bytes(runtime.hp)
+        if kernels == "cpu":
+            return Worker(1 if is_idle else runtime.threads_per_rank, n_bytes), None
+        if kernels == "gpu" and not is_idle:
+            from engine.gpu.card import Card  # Triton is not for the CPU
+
+            return None, Card(device, n_bytes)
+        return None, None
