@@ -9,6 +9,9 @@ from engine.kernels.layout import BLOCK, SUPER, TILE, Layout
 BF16_CHUNK = 1 << 21
 """Weights that are turned into BF16 at a time, for prompts."""
 
+DEVICE_CHUNK = 1 << 24
+"""The same on a GPU: few enough for the caches of large cards, enough to keep all of one busy."""
+
 
 def token_bytes(x_bytes: int = 1) -> int:
     """Of 32 activations in a panel: their bytes, two scales, a sum and its halves.

@@ -1,0 +1,102 @@
+"""Matrices as a GPU's kernels read them: quantised ones in planes, others as in the file.
+
+How a product is made depends on how many rows are multiplied: few of them by a kernel that reads
+each weight once for all, some by one that turns weights into F16 or BF16 on their way to the tensor
+cores, many by the vendor's library from weights that were turned into such in memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from engine.gpu import heads, long, many, plain, rows
+from engine.ops.weights import ALL
+
+if TYPE_CHECKING:
+    from engine.kernels.extent import Extent
+    from engine.ops.experts import Groups
+
+
+class GpuPlanes:
+    """A quantised matrix, or one per expert or head, in planes (`engine.kernels.layout`).
+
+    Args:
+        planes: uint8, (n_tile, tile_bytes) or (n, n_tile, tile_bytes).
+        type_number: the GGML type.
+        n_rows: of each matrix.
+        extent: its columns.
+        x_bytes: of a quantised activation, see `engine.footprint.x_bytes`.
+    """
+
+    def __init__(
+        self, planes: Tensor, type_number: int, n_rows: int, extent: Extent, x_bytes: int
+    ) -> None:
+        self.planes = planes
+        self.type_number = type_number
+        self.n_rows = n_rows
+        self.extent = extent
+        self.x_bytes = x_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        return self.planes.nbytes
+
+    def matmul(self, x: Tensor) -> Tensor:
+        y = many.product(x, self)
+        return long.product(x, self) if y is None else y
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        return rows.looked_up(self.planes, self.type_number, self.extent, self.n_rows, ids)
+
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        y = x.new_empty(x.shape[0], self.n_rows)
+        for expert, part in groups:
+            y[part] = self.one(expert).matmul(x[part])
+        return y
+
+    def one(self, index: int) -> GpuPlanes:
+        """The matrix of one expert or head."""
+        return GpuPlanes(
+            self.planes[index], self.type_number, self.n_rows, self.extent, self.x_bytes
+        )
+
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        return heads.product(x, heads.matrices(self)[:, rows], is_transposed=transposed)
+
+
+class GpuPlain:
+    """A matrix in F16, BF16 or F32 as in the file, or one per expert or head.
+
+    Args:
+        data: (n_out, n_in) or (n, n_out, n_in).
+    """
+
+    def __init__(self, data: Tensor) -> None:
+        self.data = data
+
+    @property
+    def n_rows(self) -> int:
+        """Of each matrix."""
+        return self.data.shape[-2]
+
+    @property
+    def n_bytes(self) -> int:
+        return self.data.nbytes
+
+    def matmul(self, x: Tensor) -> Tensor:
+        y = plain.product(x, self.data)
+        return long.plain_product(x, self.data) if y is None else y
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        return plain.looked_up(self.data, ids)
+
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        y = x.new_empty(x.shape[0], self.n_rows)
+        for expert, part in groups:
+            y[part] = GpuPlain(self.data[expert]).matmul(x[part])
+        return y
+
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        return heads.product(x, self.data[:, rows], is_transposed=transposed)

@@ -1,0 +1,110 @@
+"""Matrices on a GPU do with any number of rows what their dequantised values do."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.gguf.types import TYPES
+from engine.gpu.long import short_dtype, shortened
+from engine.gpu.weights import GpuPlain, GpuPlanes
+from engine.kernels.layout import LAYOUTS
+from engine.ops.weights import DenseWeight
+from tests.helpers.device_planes import Matrix, matrix
+
+every_type = pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)
+PLAIN = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def held(found: Matrix) -> GpuPlanes:
+    return GpuPlanes(found.planes, found.number, found.n_rows, found.extent, 1)
+
+
+def assert_near(y: Tensor, x: Tensor, values: Tensor, dtype: torch.dtype = torch.float32) -> None:
+    """As products of operands that were rounded to `dtype`, but for roundings of F32.
+
+    Args:
+        values: rounded already.
+    """
+    numbers, scale = shortened(x, dtype)
+    expected = numbers.double() @ values.double().mT
+    if scale is not None:
+        expected *= scale
+    deviation = (x.double().square() @ values.double().square().mT).sqrt()
+    assert y.dtype == torch.float32
+    assert y.shape == expected.shape
+    assert ((y - expected).abs() <= 1e-5 * deviation + 1e-6).all()
+
+
+def short(values: Tensor) -> Tensor:
+    """As operands of tensor cores; Triton's interpreter cuts off what devices round to BF16."""
+    dtype = short_dtype(values.device)
+    if values.device.type == "cpu":
+        return (values.view(torch.int32) & -65536).view(torch.float32).to(dtype)
+    return values.to(dtype)
+
+
+@every_type
+@pytest.mark.parametrize("n_row", [9, 40, 300])
+def test_products_of_many_rows(number: int, n_row: int, device: str) -> None:
+    found = matrix(number, 37, 256, 544, device=device)
+    x = torch.randn(n_row, 288, device=device)
+    assert_near(held(found).matmul(x), x, short(found.values), short_dtype(x.device))
+
+
+@every_type
+def test_rows_are_looked_up_exactly(number: int, device: str) -> None:
+    found = matrix(number, 37, 32, 288, device=device)
+    ids = torch.tensor([5, 36, -1, 0, 37, 5], device=device)
+    expected = DenseWeight(found.values).lookup(ids)
+    assert torch.equal(held(found).lookup(ids), expected)
+
+
+@pytest.mark.parametrize("number", [2, 12, 14], ids=lambda n: TYPES[n].name)
+@pytest.mark.parametrize("rows", [slice(None), slice(16, 24)])
+@pytest.mark.parametrize("n_token", [1, 20])
+def test_a_matrix_for_each_head(number: int, rows: slice, n_token: int, device: str) -> None:
+    found = matrix(number, 24, 0, 256, n_matrix=3, device=device)
+    exact = DenseWeight(found.values)
+    x = torch.randn(n_token, 3, 256, device=device)
+    back = torch.randn(n_token, 3, len(range(24)[rows]), device=device)
+    for weight in (held(found), GpuPlain(found.values)):
+        torch.testing.assert_close(
+            weight.per_head(x, rows), exact.per_head(x, rows), rtol=1e-4, atol=1e-4
+        )
+        y = weight.per_head(back, rows, transposed=True)
+        expected = exact.per_head(back, rows, transposed=True)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", PLAIN)
+@pytest.mark.parametrize("n_row", [9, 300])
+def test_plain_matrices(dtype: torch.dtype, n_row: int, device: str) -> None:
+    data = torch.randn(45, 200, device=device).to(dtype)
+    x = torch.randn(n_row, 200, device=device)
+    assert_near(GpuPlain(data).matmul(x), x, data.float(), dtype if n_row > 8 else torch.float32)
+    ids = torch.tensor([3, -1, 44, 45], device=device)
+    assert torch.equal(GpuPlain(data).lookup(ids), DenseWeight(data.float()).lookup(ids))
+
+
+def test_large_activations_do_not_overflow_in_f16() -> None:
+    data = torch.randn(7, 64, dtype=torch.float16)
+    x = torch.randn(12, 64) * 1e6
+    x[3] = 0
+    assert_near(GpuPlain(data).matmul(x), x, data.float(), torch.float16)
+
+
+def test_shapes_are_known_without_memory() -> None:
+    found = matrix(12, 40, 0, 256)
+    weight = GpuPlanes(found.planes.to("meta"), 12, 40, found.extent, 1)
+    for n_row in (1, 8, 9, 64, 300):
+        assert weight.matmul(torch.empty(n_row, 256, device="meta")).shape == (n_row, 40)
+    assert weight.lookup(torch.zeros(3, dtype=torch.int64, device="meta")).shape == (3, 256)
+    plain = GpuPlain(torch.empty(40, 256, dtype=torch.bfloat16, device="meta"))
+    for n_row in (1, 9):
+        assert plain.matmul(torch.empty(n_row, 256, device="meta")).shape == (n_row, 40)
+
+
+def test_bytes_are_those_of_the_memory() -> None:
+    found = matrix(14, 40, 0, 256)
+    assert held(found).n_bytes == found.planes.nbytes
+    assert GpuPlain(found.values).n_bytes == found.values.nbytes

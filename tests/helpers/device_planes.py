@@ -1,0 +1,65 @@
+"""Matrices of all types in planes, with what they say, for tests of what reads planes on GPUs."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.gguf.types import TYPES
+from engine.kernels.extent import Extent, n_tiles
+from engine.kernels.layout import BLOCK, LAYOUTS
+from engine.ops import packing
+from engine.ops.worker import Worker
+from engine.quants import dequantise
+from tests.bench.random_blocks import random_tensor
+
+SMALL_TYPES = tuple(number for number in LAYOUTS if TYPES[number].block_size == BLOCK)
+"""Types whose rows may have any number of blocks of 32."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix, or several of the same size.
+
+    Attributes:
+        planes: uint8 (…, n_tile, tile_bytes).
+        values: F32 (…, n_rows, n_columns), what it says exactly.
+    """
+
+    number: int
+    planes: Tensor
+    values: Tensor
+    extent: Extent
+
+    @property
+    def n_rows(self) -> int:
+        return self.values.shape[-2]
+
+
+@cache
+def _worker() -> Worker:
+    return Worker(1)
+
+
+def matrix(
+    number: int, n_rows: int, start: int, stop: int, *, n_matrix: int | None = None,
+    std: float = 0.5, seed: int = 0, device: str = "cpu",
+) -> Matrix:  # fmt: skip
+    """Random weights: columns `start` to `stop` of rows of a file."""
+    block_size = TYPES[number].block_size
+    width = -(-stop // block_size) * block_size
+    rng = np.random.default_rng(seed + number)
+    count = n_matrix or 1
+    raw = random_tensor(number, (count * n_rows, width), std, rng).reshape(count, n_rows, -1)
+    extent = Extent.of(start, stop)
+    planes = torch.zeros(
+        count, n_tiles(n_rows), extent.tile_bytes(LAYOUTS[number]), dtype=torch.uint8
+    )
+    for goal, rows in zip(planes, raw, strict=True):
+        packing._pack(rows, number, extent, goal, 0, _worker())
+    values = dequantise(torch.from_numpy(raw), number)[..., start:stop]
+    if n_matrix is None:
+        planes, values = planes[0], values[0]
+    return Matrix(number, planes.to(device), values.contiguous().to(device), extent)
