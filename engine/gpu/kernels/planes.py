@@ -1,0 +1,313 @@
+"""How kernels read planes; see `engine.kernels.layout` for how these lie.
+
+All functions work element by element on tensors of any shape, one element for each pair of a block
+of 32 columns and a row of a tile: `block` and `row` are broadcast against each other, `tile` is the
+address of the tile (a pointer to bytes, or one for each element) and `mask` says which elements
+there are. What is read where there is none is 0. The constants are those of
+`engine.gpu.layouts.constants_of`.
+
+A *quad* is a 32-bit word with four neighbouring columns of a row, the first one in the lowest byte:
+quad i of a block has columns 4i … 4i+3. Its bytes are codes, unsigned; or signed numbers, where the
+layout has a table or eight bits.
+"""
+
+import triton
+import triton.language as tl
+
+TILE = tl.constexpr(16)
+BLOCK = tl.constexpr(32)
+SUPER = tl.constexpr(8)
+
+
+@triton.constexpr_function
+def scale_bytes(SCALE, SUB):
+    """Bytes of the scales of a block of 16 rows."""
+    size = {"f16": 2, "f16_min": 4, "f32": 4, "super_min": 2}.get(SCALE, 1)
+    return 16 * (32 // SUB) * size
+
+
+@triton.constexpr_function
+def super_bytes(SCALE):
+    """Bytes of the factors of 256 columns and 16 rows."""
+    return {"super": 32, "super_min": 64, "super_nibbles": 64}.get(SCALE, 0)
+
+
+@triton.constexpr_function
+def has_minimum(SCALE):
+    """Whether something is added to the product of scale and number."""
+    return SCALE in ("f16_min", "super_min", "super_nibbles")
+
+
+@triton.constexpr_function
+def splat(number):
+    """A 32-bit word, signed, with this number in each byte."""
+    word = (number & 255) * 0x01010101
+    return word - (1 << 32) if word >> 31 else word
+
+
+@triton.jit
+def starts(n_blocks, LOW: tl.constexpr, HIGH: tl.constexpr, SCALE: tl.constexpr,
+           SUB: tl.constexpr):  # fmt: skip
+    """Where the planes `high`, `scales` and `supers` begin in a tile, in bytes."""
+    high = n_blocks * (64 * LOW)
+    scales = high + n_blocks * (64 * HIGH)
+    return high, scales, scales + n_blocks * scale_bytes(SCALE, SUB)
+
+
+@triton.jit
+def words(address, mask):
+    """32-bit words at addresses of bytes."""
+    return tl.load(address.to(tl.pointer_type(tl.int32)), mask=mask, other=0)
+
+
+@triton.jit
+def halves(address, mask):
+    """F16 numbers at addresses of bytes, as F32."""
+    return tl.load(address.to(tl.pointer_type(tl.float16)), mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def low_words(tile, block, row, mask, LINE: tl.constexpr, LOW: tl.constexpr):
+    """Stored line LINE, below LOW, of the plane `low`; it has the bits of 8 / LOW quads."""
+    return words(tile + (block * (64 * LOW) + row * 4 + 64 * LINE), mask)
+
+
+@triton.jit
+def high_words(tile, high, block, row, mask, LINE: tl.constexpr, HIGH: tl.constexpr):
+    """Stored line LINE, below HIGH, of the plane that begins at `high`."""
+    return words(tile + (high + block * (64 * HIGH) + row * 4 + 64 * LINE), mask)
+
+
+@triton.jit
+def low_part(low, PART: tl.constexpr, LOW: tl.constexpr):
+    """The lower bits of one of the quads that share stored words."""
+    if LOW == 8:
+        return low
+    else:
+        return (low >> (PART * LOW)) & splat((1 << LOW) - 1)
+
+
+@triton.jit
+def high_part(high, QUAD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """The upper bits of quad QUAD, where they belong in its bytes.
+
+    Args:
+        high: the stored line with the bits of that quad, QUAD * HIGH // 8.
+    """
+    SHIFT: tl.constexpr = LOW - QUAD * HIGH % 8
+    MASK: tl.constexpr = splat(((1 << HIGH) - 1) << LOW)
+    if SHIFT >= 0:
+        return (high << SHIFT) & MASK
+    else:
+        return (high >> -SHIFT) & MASK
+
+
+@triton.jit
+def quad_of(low, high, QUAD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """The codes of quad QUAD from its stored words; no number that a table has, yet.
+
+    Args:
+        low: stored line `low_line` of that quad.
+        high: stored line QUAD * HIGH // 8; not used where HIGH is 0.
+    """
+    code = low_part(low, QUAD // 4 if LOW == 4 else QUAD % (8 // LOW), LOW)
+    if HIGH > 0:
+        code = code | high_part(high, QUAD, LOW, HIGH)
+    return code
+
+
+@triton.constexpr_function
+def low_line(QUAD, LOW):
+    """Which stored line of the plane `low` has the bits of a quad."""
+    return QUAD % 4 if LOW == 4 else QUAD * LOW // 8
+
+
+@triton.jit
+def quads(tile, high, block, row, mask, LOW: tl.constexpr, HIGH: tl.constexpr,
+          TABLE: tl.constexpr):  # fmt: skip
+    """All eight quads of a block, in order; each stored word is read once.
+
+    Args:
+        high: where that plane begins, see `starts`.
+    """
+    lows = ()
+    for line in tl.static_range(LOW):
+        lows = lows + (low_words(tile, block, row, mask, line, LOW),)
+    highs = ()
+    for line in tl.static_range(HIGH):
+        highs = highs + (high_words(tile, high, block, row, mask, line, HIGH),)
+    found = ()
+    for n in tl.static_range(8):
+        above = lows[0]
+        if HIGH > 0:
+            above = highs[n * HIGH // 8]
+        code = quad_of(lows[low_line(n, LOW)], above, n, LOW, HIGH)
+        found = found + (looked_up(code, TABLE, LOW + HIGH),)
+    return found
+
+
+@triton.jit
+def looked_up(code, TABLE: tl.constexpr, BITS: tl.constexpr):
+    """Numbers in place of codes, four at a time; codes themselves where there is no table.
+
+    A choice between two halves of the table for each bit, for four bytes at once, in plain
+    arithmetic, so that it works everywhere.
+
+    Args:
+        BITS: of a code.
+    """
+    found = (code,)
+    if len(TABLE) > 0:
+        found = ()
+        for n in tl.static_range(1 << BITS):
+            found = found + (splat(TABLE[n]),)
+        for bit in tl.static_range(BITS):
+            is_set = ((code >> bit) & 0x01010101) * 255
+            chosen = ()
+            for n in tl.static_range(len(found) // 2):
+                chosen = chosen + (found[2 * n] ^ ((found[2 * n] ^ found[2 * n + 1]) & is_set),)
+            found = chosen
+    return found[0]
+
+
+@triton.jit
+def byte_of(quad, COLUMN: tl.constexpr, IS_SIGNED: tl.constexpr):
+    """The number of one of a quad's four columns, as a 32-bit integer."""
+    if IS_SIGNED:
+        return (quad << (24 - 8 * COLUMN)) >> 24
+    else:
+        return (quad >> (8 * COLUMN)) & 255
+
+
+@triton.jit
+def scale_numbers(tile, scales, block, row, mask, SCALE: tl.constexpr, SUB: tl.constexpr,
+                  SIGNED: tl.constexpr):  # fmt: skip
+    """What the plane `scales` holds: a tuple with a scale for each sub-block, one of minima.
+
+    F32; of types with factors for 256 columns, whole numbers of 32 bits that these multiply.
+
+    Args:
+        scales: where the plane begins, see `starts`.
+    """
+    at = tile + (scales + block * scale_bytes(SCALE, SUB))
+    numbers, minima = (), ()
+    for sub in tl.static_range(32 // SUB):
+        if SCALE == "f16" or SCALE == "f16_min":
+            numbers = numbers + (halves(at + (row * 2 + 32 * sub), mask),)
+            if SCALE == "f16_min":
+                minima = minima + (halves(at + (row * 2 + 32), mask),)
+        elif SCALE == "f32":
+            address = (at + (row * 4 + 64 * sub)).to(tl.pointer_type(tl.float32))
+            numbers = numbers + (tl.load(address, mask=mask, other=0.0),)
+        else:
+            byte = tl.load(at + (row + 16 * sub), mask=mask, other=0).to(tl.int32)
+            if SCALE == "e8m0":
+                numbers = numbers + (half_power(byte),)
+            elif SCALE == "super_nibbles":
+                numbers, minima = numbers + (byte & 15,), minima + (byte >> 4,)
+            else:
+                numbers = numbers + ((byte << 24) >> 24 if SIGNED else byte,)
+                if SCALE == "super_min":
+                    rest = tl.load(at + (row + 16), mask=mask, other=0).to(tl.int32)
+                    minima = minima + (rest,)
+    return numbers, minima
+
+
+@triton.jit
+def half_power(code):
+    """Half of 2 ** (code - 127), from its bits; the two smallest are subnormal."""
+    bits = tl.where(code < 2, 0x00200000 << (code & 1), (code - 1) << 23)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def factors(tile, supers, block, row, mask, skip, SCALE: tl.constexpr):
+    """Of a block of types that have such: the factors of its scales and of its minima, F32.
+
+    Args:
+        supers: where the plane begins, see `starts`.
+        skip: blocks of the first 256 columns that are not here (`Extent.skip`).
+    """
+    at = tile + (supers + (block + skip) // 8 * super_bytes(SCALE) + row * 2)
+    of_scales = halves(at, mask)
+    of_minima = of_scales
+    if SCALE != "super":
+        of_minima = halves(at + 32, mask)
+    return of_scales, of_minima
+
+
+@triton.jit
+def scales_of(tile, scales, supers, block, row, mask, skip, SCALE: tl.constexpr, SUB: tl.constexpr,
+              SIGNED: tl.constexpr):  # fmt: skip
+    """What codes are multiplied by, and what is added then, with the roundings of `engine.quants`.
+
+    Returns:
+        A tuple of F32 scales, one for each sub-block of the block, and one of as many numbers to be
+        added, or an empty one.
+    """
+    numbers, minima = scale_numbers(tile, scales, block, row, mask, SCALE, SUB, SIGNED)
+    if super_bytes(SCALE) > 0:
+        of_scales, of_minima = factors(tile, supers, block, row, mask, skip, SCALE)
+        products, added = (), ()
+        for sub in tl.static_range(32 // SUB):
+            products = products + (of_scales * numbers[sub].to(tl.float32),)
+            if has_minimum(SCALE):
+                minimum = of_minima * minima[sub].to(tl.float32)
+                added = added + (minimum * -1.0,)  # a minus sign would lose that of zero
+        numbers, minima = products, added
+    return numbers, minima
+
+
+@triton.jit
+def joined(parts):
+    """2, 4 or 8 tensors in new last dimensions of 2, which in order count through them."""
+    for _ in tl.static_range(len(parts).bit_length() - 1):
+        pairs = ()
+        for n in tl.static_range(len(parts) // 2):
+            pairs = pairs + (tl.join(parts[n], parts[n + len(parts) // 2]),)
+        parts = pairs
+    return parts[0]
+
+
+@triton.jit
+def numbers_of(found, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
+               TABLE: tl.constexpr):  # fmt: skip
+    """The 32 columns of eight quads of shape (a, b) as whole numbers (a, b, 32), 32 bits each."""
+    IS_SIGNED: tl.constexpr = LOW == 8 or len(TABLE) > 0
+    words = tl.reshape(joined(found), (found[0].shape[0], found[0].shape[1], 8))
+    columns = ()
+    for column in tl.static_range(4):
+        columns = columns + (byte_of(words, column, IS_SIGNED),)
+    spread = tl.reshape(joined(columns), (words.shape[0], words.shape[1], 32))
+    return spread - ZERO
+
+
+@triton.jit
+def weights(tile, n_blocks, block, row, mask, skip, LOW: tl.constexpr, HIGH: tl.constexpr,
+            ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
+            SIGNED: tl.constexpr):  # fmt: skip
+    """Blocks of rows as F32 numbers (a, b, 32), bit-equal to the dequantised file.
+
+    Args:
+        tile: of the first byte; or of each element.
+        n_blocks: of the planes.
+        block, row, mask: of shape (a, b), or what becomes so when added.
+    """
+    high, scales, supers = starts(n_blocks, LOW, HIGH, SCALE, SUB)
+    found = quads(tile, high, block, row, mask, LOW, HIGH, TABLE)
+    numbers = numbers_of(found, LOW, HIGH, ZERO, TABLE).to(tl.float32)
+    factor, added = scales_of(tile, scales, supers, block, row, mask, skip, SCALE, SUB, SIGNED)
+    parted = tl.reshape(numbers, (numbers.shape[0], numbers.shape[1], 32 // SUB, SUB))
+    parted = parted * tl.expand_dims(sub_blocks(factor), 3)
+    if has_minimum(SCALE):
+        parted = parted + tl.expand_dims(sub_blocks(added), 3)
+    return tl.reshape(parted, numbers.shape)
+
+
+@triton.jit
+def sub_blocks(parts):
+    """One number for each sub-block, (a, b, sub-blocks)."""
+    if len(parts) == 1:
+        return tl.expand_dims(parts[0], 2)
+    else:
+        return joined(parts)
