@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.gpu.driver import prepare
+
 Grid = tuple[int, ...]
 Argument = Tensor | int | float
 
@@ -68,6 +70,9 @@ def launch(
         grid: programs in each of up to three directions; nothing happens if one is 0.
         args: what is not a constant, in the order of the kernel's parameters.
         constants: all `tl.constexpr` parameters by name.
+
+    Raises:
+        EngineError: kernels cannot be started on this machine, see `engine.gpu.driver`.
     """
     if 0 in grid:
         return
@@ -77,6 +82,7 @@ def launch(
     if is_wanted and not any(isinstance(x, Tensor) and x.is_meta for x in args):
         device = next(x.device for x in args if isinstance(x, Tensor))
         if device.type == "cuda":
+            prepare()
             with torch.cuda.device(device):
                 start.run()
         else:

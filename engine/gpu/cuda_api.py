@@ -1,0 +1,178 @@
+"""The few functions of NVIDIA's driver that kernels are loaded and started with, by ctypes.
+
+Their names, numbers and structures are those of cuda.h, "CUDA Driver API".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from typing import Any, NamedTuple
+
+from engine.errors import EngineError
+
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+INVALID_VALUE = 1
+"""CUDA_ERROR_INVALID_VALUE."""
+
+FUNCTION_SHARED_BYTES, FUNCTION_LOCAL_BYTES, FUNCTION_REGISTERS, FUNCTION_THREADS = 1, 3, 4, 0
+FUNCTION_MOST_DYNAMIC_SHARED_BYTES = 8
+"""Of CUfunction_attribute."""
+
+PREFER_SHARED = 1
+"""CU_FUNC_CACHE_PREFER_SHARED."""
+
+DEVICE_SHARED_BYTES, DEVICE_SHARED_BYTES_OPT_IN = 8, 97
+DEVICE_REGISTERS, DEVICE_WARP, DEVICE_CLOCK, DEVICE_PROCESSORS = 12, 10, 13, 16
+DEVICE_MEMORY_CLOCK, DEVICE_BUS_WIDTH = 36, 37
+"""Of CUdevice_attribute."""
+
+PLAIN_SHARED_BYTES = 48 << 10
+"""A kernel with more shared memory has to ask for it."""
+
+Dim = tuple[int, int, int]
+
+
+class Loaded(NamedTuple):
+    """A kernel on a device.
+
+    Attributes:
+        n_spills: registers that a thread keeps in memory.
+        n_threads: most that a program of it may have.
+    """
+
+    module: int
+    function: int
+    n_registers: int
+    n_spills: int
+    n_threads: int
+
+
+class CudaApi:
+    """NVIDIA's driver.
+
+    Args:
+        library: what ctypes makes of it, or what looks like it.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._call("cuInit", c_uint(0))
+
+    @classmethod
+    def open(cls) -> CudaApi:
+        """The one of this system.
+
+        Raises:
+            EngineError: there is none, or it does not start.
+        """
+        try:
+            library = ctypes.CDLL(LIBRARY)
+        except OSError as error:
+            raise EngineError(
+                f"NVIDIA's driver library {LIBRARY} cannot be opened ({error}).",
+                "Install the NVIDIA driver, or set TANDEM_BACKEND=reference.",
+            ) from error
+        return cls(library)
+
+    def load(self, name: str, code: bytes, shared_bytes: int, device: int) -> Loaded:
+        """Load a compiled kernel.
+
+        Args:
+            code: a cubin.
+            shared_bytes: of dynamic shared memory that it will be started with.
+
+        Raises:
+            EngineError: the driver refuses it.
+        """
+        self._enter(device)
+        module, function = c_void_p(), c_void_p()
+        self._call("cuModuleLoadData", byref(module), c_char_p(code))
+        self._call("cuModuleGetFunction", byref(function), module, c_char_p(name.encode()))
+        if shared_bytes > PLAIN_SHARED_BYTES:
+            most = self.device_attribute(DEVICE_SHARED_BYTES_OPT_IN, device)
+            most -= self._function_attribute(FUNCTION_SHARED_BYTES, function)
+            self._call("cuFuncSetCacheConfig", function, c_int(PREFER_SHARED))
+            self._call(
+                "cuFuncSetAttribute", function, c_int(FUNCTION_MOST_DYNAMIC_SHARED_BYTES),
+                c_int(most),
+            )  # fmt: skip
+        return Loaded(
+            module.value or 0,
+            function.value or 0,
+            self._function_attribute(FUNCTION_REGISTERS, function),
+            self._function_attribute(FUNCTION_LOCAL_BYTES, function) // 4,
+            self._function_attribute(FUNCTION_THREADS, function),
+        )
+
+    def unload(self, module: int) -> None:
+        """Free what `load` loaded."""
+        self._call("cuModuleUnload", c_void_p(module))
+
+    def parameter_bytes(self, function: int) -> tuple[int, ...] | None:
+        """The size of each parameter of a kernel; None where the driver is older than CUDA 12.4."""
+        if not hasattr(self._library, "cuFuncGetParamInfo"):
+            return None
+        sizes: list[int] = []
+        offset, size = c_size_t(), c_size_t()
+        while True:
+            failed = self._library.cuFuncGetParamInfo(
+                c_void_p(function), c_size_t(len(sizes)), byref(offset), byref(size)
+            )
+            if failed == INVALID_VALUE:
+                return tuple(sizes)
+            self._check("cuFuncGetParamInfo", failed)
+            sizes.append(size.value)
+
+    def start(
+        self, function: int, grid: Dim, n_threads: int, shared_bytes: int, stream: int,
+        parameters: Sequence[Any],
+    ) -> None:  # fmt: skip
+        """Start a kernel, in the order of a stream.
+
+        Args:
+            parameters: a value of ctypes for each parameter; further ones are not read.
+
+        Raises:
+            EngineError: the driver refuses it.
+        """
+        addresses = (c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
+        self._call(
+            "cuLaunchKernel", c_void_p(function), *map(c_uint, grid), c_uint(n_threads), c_uint(1),
+            c_uint(1), c_uint(shared_bytes), c_void_p(stream), addresses, None,
+        )  # fmt: skip
+
+    def device_attribute(self, number: int, device: int) -> int:
+        """A number of a device."""
+        value = c_int()
+        self._call("cuDeviceGetAttribute", byref(value), c_int(number), c_int(device))
+        return value.value
+
+    def _function_attribute(self, number: int, function: c_void_p) -> int:
+        value = c_int()
+        self._call("cuFuncGetAttribute", byref(value), c_int(number), function)
+        return value.value
+
+    def _enter(self, device: int) -> None:
+        """Have a context on this thread: torch's, which is the device's primary one."""
+        context = c_void_p()
+        self._call("cuCtxGetCurrent", byref(context))
+        if not context.value:
+            self._call("cuDevicePrimaryCtxRetain", byref(context), c_int(device))
+            self._call("cuCtxSetCurrent", context)
+
+    def _call(self, name: str, *args: Any) -> None:
+        self._check(name, getattr(self._library, name)(*args))
+
+    def _check(self, name: str, failed: int) -> None:
+        if failed:
+            text = c_char_p()
+            self._library.cuGetErrorString(c_int(failed), byref(text))
+            why = text.value.decode(errors="replace") if text.value else "an unknown error"
+            raise EngineError(
+                f"NVIDIA's driver reports '{why}' ({name}: {failed}).",
+                "Load the model again; if that fails as well, restart Tandem.",
+            )

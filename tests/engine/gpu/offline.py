@@ -1,0 +1,80 @@
+"""Kernels compiled for GPUs that are not here: Triton is shown a driver that is made up.
+
+It works in a process of its own, since the tests' one interprets kernels: `run_offline` starts one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.gpu.cuda_api import CudaApi
+from engine.gpu.launcher import OwnDriver
+from tests.helpers.fake_cuda import SIZES, FakeCuda
+
+ROOT = Path(__file__).resolve().parents[3]
+
+ENTRY = re.compile(r"\.entry\s+\w+\s*\((.*?)\)", re.DOTALL)
+PARAMETER = re.compile(r"\.param\s+\.(\w+)")
+
+_numbers = itertools.count()
+
+
+class OfflineDriver(OwnDriver):
+    """As on a machine with one such GPU.
+
+    Args:
+        target: a `GPUTarget` of Triton.
+        library: what is made of its driver.
+    """
+
+    def __init__(self, target: Any, library: FakeCuda | None = None) -> None:
+        super().__init__(CudaApi(library or FakeCuda()))
+        self._target = target
+        self._number = next(_numbers)  # kernels are known by it
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return self._number
+
+    def get_current_stream(self, device: int) -> int:
+        return 4711
+
+
+@contextlib.contextmanager
+def offline(target: Any, library: FakeCuda | None = None) -> Iterator[None]:
+    """Let Triton compile for `target`."""
+    from triton.runtime import driver
+
+    driver.set_active(OfflineDriver(target, library))
+    try:
+        yield
+    finally:
+        driver._active = None
+
+
+def parameter_bytes(ptx: str) -> list[int]:
+    """The sizes of a kernel's parameters, as its code says."""
+    (entry,) = ENTRY.findall(ptx)
+    return [SIZES[kind] for kind in PARAMETER.findall(entry)]
+
+
+def run_offline(module: str, *arguments: str, **environment: str) -> Any:
+    """What a module prints last, as JSON, in a process where kernels are compiled."""
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], cwd=ROOT, env=env, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])

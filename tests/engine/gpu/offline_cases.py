@@ -1,0 +1,173 @@
+# ruff: noqa: N803 what a kernel is compiled for is written in capitals
+"""What `test_driver` and `test_compiling` look at, in a process where kernels are compiled."""
+
+import ctypes
+import json
+import os
+import struct
+import sys
+import threading
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import FileCacheManager
+from triton.runtime.jit import JITFunction
+
+from engine.gpu import compiling
+from engine.gpu.compiling import Compiling, compile_start, variants
+from engine.gpu.kernel_cache import leave_cache
+from engine.gpu.launch import Start, launch, watched
+from engine.gpu.launcher import SCRATCH, parameter_types
+from tests.engine.gpu.offline import offline, parameter_bytes
+from tests.helpers.fake_cuda import FakeCuda
+
+CPU = torch.device("cpu")
+
+
+@triton.jit(do_not_specialize=["plain"])
+def of_all_kinds(a, b, n, plain, one, far, f, flag, SIZE: tl.constexpr):
+    """Arguments of all kinds that there are."""
+    at = tl.arange(0, SIZE)
+    value = tl.load(a + at).to(tl.float32) * f + n + plain + one + far + tl.where(flag, 1.0, 2.0)
+    tl.store(b + at, value.to(tl.int8))
+
+
+@triton.jit
+def of_much_memory(a, b, c, SIZE: tl.constexpr):
+    """Needs more shared memory than a kernel has without asking."""
+    at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    total = tl.zeros((SIZE, SIZE), tl.float32)
+    for step in range(4):
+        total += tl.dot(tl.load(a + at + step), tl.load(b + at + step))
+    tl.store(c + at, total)
+
+
+def packing() -> object:
+    """The bytes that all kinds of arguments become, for each kind of GPU."""
+    a, b = torch.zeros(64, dtype=torch.float16), torch.zeros(64, dtype=torch.int8)
+    far = 1 << 40
+    start = Start(of_all_kinds, (3, 2), (a, b[1:], 48, -3, 1, far, 2.5, True), {"SIZE": 16}, 2, 2)
+    found = []
+    for capability in (75, 80, 86, 90, 120):
+        sizes: list[int] = []
+        fake = FakeCuda(lambda name, sizes=sizes: sizes)
+        with offline(GPUTarget("cuda", capability, 32), fake):
+            kernel = compile_start(start, CPU)
+            sizes += parameter_bytes(kernel.asm["ptx"])
+            start.run()
+        ((name, grid, threads, shared, stream, values),) = fake.started
+        assert [fake.calls.count(n) for n in ("cuModuleLoadData", "cuCtxSetCurrent")] == [1, 1]
+        wanted = [
+            struct.pack("<Q", a.data_ptr()), struct.pack("<Q", b.data_ptr() + 1),
+            struct.pack("<i", 48), struct.pack("<i", -3), struct.pack("<q", far),
+            struct.pack("<f", 2.5), struct.pack("<?", True), bytes(8), bytes(8),
+        ]  # fmt: skip
+        assert values == wanted, (capability, values, wanted)
+        found.append([capability, name, grid, threads, shared == kernel.metadata.shared, stream])
+    return found
+
+
+def signatures() -> object:
+    """The parameters of kernels, by their code and by their signature."""
+    found = []
+    x = torch.zeros(64, 64, dtype=torch.float16)
+    starts = [
+        Start(of_all_kinds, (1,), (x, x, 1, 1, 7, 9, 0.0, False), {"SIZE": 64}, 4, 2),
+        Start(of_much_memory, (1,), (x, x, x), {"SIZE": 64}, 4, 2),
+    ]
+    with offline(GPUTarget("cuda", 86, 32)):
+        for start in starts:
+            kernel = compile_start(start, CPU)
+            ours = [ctypes.sizeof(kind) for _, kind in parameter_types(kernel.src.signature)]
+            found.append([parameter_bytes(kernel.asm["ptx"]), ours + [8] * len(SCRATCH)])
+    return found
+
+
+def shared_memory() -> object:
+    """What is asked for where a kernel needs much shared memory."""
+    fake = FakeCuda()
+    x = torch.zeros(128, 128, dtype=torch.float16)
+    with offline(GPUTarget("cuda", 90, 32), fake):
+        Start(of_much_memory, (1,), (x, x, x), {"SIZE": 128}, 4, 3).run()
+    return [fake.attributes, fake.started[0][3]]
+
+
+def other_parameters() -> object:
+    """What happens where a kernel's code has other parameters than we know of."""
+    x = torch.zeros(64, 64, dtype=torch.float16)
+    with offline(GPUTarget("cuda", 90, 32), FakeCuda(lambda name: [8, 8, 4])):
+        try:
+            Start(of_much_memory, (1,), (x, x, x), {"SIZE": 64}, 4, 2).run()
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def ahead() -> object:
+    """Variants that were collected without memory are those that real starts find."""
+    starts: list[Start] = []
+    meta = torch.empty(4, 64, dtype=torch.float16, device="meta")
+    real = torch.zeros(4, 64, dtype=torch.float16)
+    compiled: list[str] = []
+    triton.knobs.compilation.listener = lambda **facts: compiled.append(facts["src"].name)
+
+    def all_starts(x: torch.Tensor) -> None:
+        for n in (48, 1, 7, 9, 7, 1 << 33):
+            for view in (x, x[1:], x.flatten()[1:]):
+                launch(of_all_kinds, (1,), view, x, n, n, 2, n, 1.0, True, SIZE=32)
+                launch(of_all_kinds, (1,), view, x, n, n, 2, n, 1.0, True, SIZE=16)
+
+    with offline(GPUTarget("cuda", 90, 32)):
+        with watched(lambda start: starts.append(start) or True):
+            all_starts(meta)
+        told: list[tuple[int, int]] = []
+        work = Compiling(CPU, starts, lambda done, total: told.append((done, total)), 3)
+        work.wait()
+        n_ahead = len(compiled)
+        all_starts(real)
+    assert told == [(n, work.n_total) for n in range(work.n_total + 1)]
+    assert work.n_done == work.n_total == len(variants(starts))
+    return [len(starts), work.n_total, n_ahead, len(compiled)]
+
+
+def broken() -> object:
+    """A kernel that cannot be compiled is an error with a sentence."""
+
+    def wrong(x, SIZE: tl.constexpr):
+        tl.store(x + tl.arange(0, SIZE), nothing)  # noqa: F821
+
+    start = Start(JITFunction(wrong), (1,), (torch.zeros(16),), {"SIZE": 16}, 4, 2)
+    with offline(GPUTarget("cuda", 90, 32)):
+        try:
+            Compiling(CPU, [start]).wait()
+        except compiling.EngineError as error:
+            return [str(error), error.hint]
+    return []
+
+
+def full_disk() -> object:
+    """Where no file can be written any more, kernels go to a temporary folder."""
+    folder, put = os.environ["TRITON_CACHE_DIR"], FileCacheManager.put
+
+    def put_there(manager: FileCacheManager, *args: object, **options: object) -> str:
+        if manager.cache_dir.startswith(folder):
+            raise OSError(28, "No space left on device")
+        return put(manager, *args, **options)
+
+    FileCacheManager.put = put_there
+    x = torch.zeros(64, 64, dtype=torch.float16)
+    starts = [
+        Start(of_all_kinds, (1,), (x, x, n, 1, 7, 9, 0.0, False), {"SIZE": 64}, 4, 2)
+        for n in (1, 2, 16)
+    ]
+    with offline(GPUTarget("cuda", 90, 32)):
+        Compiling(CPU, starts).wait()
+    now = os.environ["TRITON_CACHE_DIR"]
+    threading.Thread(target=leave_cache, args=(folder, OSError(28, "full"))).start()  # too late
+    return [folder != now, os.environ["TRITON_CACHE_DIR"] == now, len(os.listdir(now))]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({name: globals()[name]() for name in sys.argv[1:]}))

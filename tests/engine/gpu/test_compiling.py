@@ -1,0 +1,118 @@
+"""Kernels compiled ahead: what counts as one variant, progress, cancelling, failures."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine.errors import Cancelled, EngineError
+from engine.gpu.compiling import Compiling, compile_start, variant_key, variants
+from engine.gpu.kernels import norm
+from engine.gpu.launch import Argument, Start
+from tests.engine.gpu.offline import run_offline
+
+CASES = "tests.engine.gpu.offline_cases"
+CPU = torch.device("cpu")
+
+
+class FakeKernel:
+    """As Triton's, with two arguments, of which the second is not compiled for."""
+
+    __name__ = "fake"
+
+    def __init__(self) -> None:
+        self.params = [
+            SimpleNamespace(is_constexpr=False, do_not_specialize=False),
+            SimpleNamespace(is_constexpr=False, do_not_specialize=True),
+            SimpleNamespace(is_constexpr=True, do_not_specialize=False),
+        ]
+        self.compiled: list[tuple[Argument, ...]] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.error: Exception | None = None
+
+    def warmup(self, *args: Argument, grid: tuple[int, ...], **facts: object) -> str:
+        self.go_on.wait()
+        self.compiled.append(args)
+        if self.error:
+            raise self.error
+        return "kernel"
+
+
+def start(kernel: FakeKernel, a: Argument, b: Argument, size: int = 1, n_warps: int = 4) -> Start:
+    return Start(kernel, (1,), (a, b), {"SIZE": size}, n_warps, 2)
+
+
+def test_what_is_the_same_variant() -> None:
+    kernel, x = FakeKernel(), torch.empty(64, device="meta")
+    same = [
+        (start(kernel, x, 1), start(kernel, x[4:], 16)),
+        (start(kernel, 2, 5), start(kernel, 3, 7)),
+        (start(kernel, 16, x), start(kernel, 32, x[1:])),
+        (start(kernel, 1.0, 5), start(kernel, 16.0, 5)),
+        (start(kernel, 7, 1 << 40), start(kernel, 7, 1 << 41)),
+    ]
+    for a, b in same:
+        assert variant_key(a) == variant_key(b)
+    other = [
+        start(kernel, 2, 5), start(kernel, 1, 5), start(kernel, 16, 5), start(kernel, 1 << 31, 5),
+        start(kernel, 1 << 63, 5), start(kernel, 2.0, 5), start(kernel, True, 5),
+        start(kernel, 2, 1 << 31), start(kernel, x, 5), start(kernel, x[1:], 5),
+        start(kernel, x.half(), 5), start(kernel, 2, 5, size=2), start(kernel, 2, 5, n_warps=8),
+    ]  # fmt: skip
+    assert len({variant_key(s) for s in other}) == len(other)
+    assert variants([*other, *other]) == other
+
+
+def test_what_is_interpreted_is_not_compiled() -> None:
+    assert variants([Start(norm.norm, (1,), (), {}, 4, 2)]) == []
+
+
+def test_variants_collected_without_memory_are_those_of_real_starts(tmp_path: Path) -> None:
+    found = run_offline(CASES, "ahead", "broken", TRITON_CACHE_DIR=str(tmp_path))
+    n_starts, n_variants, n_ahead, n_in_all = found["ahead"]
+    assert n_starts == 36
+    assert n_variants < n_starts
+    assert n_ahead == n_variants
+    assert n_in_all == n_ahead, "real starts compile nothing"
+
+    sentence, hint = found["broken"]
+    assert sentence.startswith("The kernel wrong cannot be compiled for this GPU (")
+    assert hint
+
+
+def test_work_can_be_cancelled() -> None:
+    kernel = FakeKernel()
+    kernel.go_on.clear()
+    work = Compiling(CPU, [start(kernel, 2, 5, size=n) for n in range(9)], n_threads=1)
+    asked = iter([False, True])
+    with pytest.raises(Cancelled, match="Compiling kernels was cancelled"):
+        work.wait(lambda: next(asked))
+    kernel.go_on.set()
+    with pytest.raises(Cancelled):
+        work.wait()
+    assert work.n_done <= 1
+    assert work.n_total == 9
+
+
+def test_the_first_failure_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    kernel = FakeKernel()
+    kernel.error = RuntimeError("first line\nno registers left")
+    work = Compiling(CPU, [start(kernel, 2, 5, size=n) for n in range(50)], n_threads=1)
+    with pytest.raises(EngineError, match=r"fake cannot be compiled .*no registers left") as caught:
+        work.wait()
+    assert "TANDEM_BACKEND=reference" in caught.value.hint
+    assert len(kernel.compiled) < 50
+    kernel.error = OSError(5, "Input/output error")
+    with pytest.raises(EngineError, match="Input/output error"):
+        compile_start(start(kernel, 2, 5), CPU)
+
+
+def test_a_full_disk_is_no_failure(tmp_path: Path) -> None:
+    found = run_offline(CASES, "full_disk", TRITON_CACHE_DIR=str(tmp_path))
+    has_left, stayed, n_kept = found["full_disk"]
+    assert has_left
+    assert stayed
+    assert n_kept > 0

@@ -1,0 +1,221 @@
+"""Starting kernels without Triton's own launcher, by a made-up driver of NVIDIA."""
+
+import ctypes
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.devices import gpu_path
+from engine.errors import EngineError
+from engine.gpu import cuda_api, driver, kernel_cache
+from engine.gpu.cuda_api import CudaApi
+from engine.gpu.launcher import OwnDriver, parameter_types
+from tests.engine.gpu.offline import run_offline
+from tests.helpers.fake_cuda import OPT_IN_BYTES, FakeCuda
+
+CASES = "tests.engine.gpu.offline_cases"
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nothing is decided yet, and kernels would be kept in this folder."""
+    monkeypatch.setattr(driver, "_found", {})
+    monkeypatch.setenv("TANDEM_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    return tmp_path
+
+
+@pytest.fixture
+def active(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What was made Triton's active driver; its own one cannot be made."""
+
+    class Triton:
+        @property
+        def active(self) -> object:
+            raise RuntimeError("Failed to find C compiler.\nmore of it")
+
+        def set_active(self, made: object) -> None:
+            found.append(made)
+
+    found: list[object] = []
+    monkeypatch.setattr(driver, "_triton_driver", Triton)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What came of the cases in a process where kernels are compiled."""
+    names = ("packing", "signatures", "shared_memory", "other_parameters")
+    return dict(run_offline(CASES, *names))
+
+
+def test_arguments_become_the_bytes_that_kernels_read(found: dict[str, Any]) -> None:
+    assert found["packing"] == [
+        [capability, "of_all_kinds", [3, 2, 1], 64, True, 4711]
+        for capability in (75, 80, 86, 90, 120)
+    ]
+
+
+def test_parameters_are_those_of_the_compiled_code(found: dict[str, Any]) -> None:
+    for by_code, by_signature in found["signatures"]:
+        assert by_code == by_signature
+
+
+def test_much_shared_memory_is_asked_for(found: dict[str, Any]) -> None:
+    attributes, n_bytes = found["shared_memory"]
+    assert n_bytes > cuda_api.PLAIN_SHARED_BYTES
+    assert attributes == [[cuda_api.FUNCTION_MOST_DYNAMIC_SHARED_BYTES, OPT_IN_BYTES - 16]]
+
+
+def test_a_kernel_with_other_parameters_is_not_started(found: dict[str, Any]) -> None:
+    assert "takes parameters of [8, 8, 4] bytes" in found["other_parameters"]
+
+
+def test_what_cannot_be_passed_is_refused() -> None:
+    assert parameter_types({"x": "*fp32", "S": "constexpr", "n": "i32"}) == [
+        (0, ctypes.c_uint64),
+        (2, ctypes.c_int32),
+    ]
+    with pytest.raises(ValueError, match="desc is of the type tensordesc"):
+        parameter_types({"desc": "tensordesc<fp16[16,16]>"})
+
+
+def test_a_failure_of_the_driver_is_a_sentence() -> None:
+    api = CudaApi(FakeCuda(failing=("cuLaunchKernel", 719)))
+    with pytest.raises(EngineError, match=r"made-up error 719.*cuLaunchKernel") as caught:
+        api.start(1, (1, 1, 1), 32, 0, 0, [])
+    assert caught.value.hint
+    with pytest.raises(EngineError, match="made-up error 100"):
+        CudaApi(FakeCuda(failing=("cuInit", 100)))
+    api.unload(7)
+    assert api.parameter_bytes(1) is None, "an older driver does not tell"
+
+
+def test_without_nvidias_driver_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_api, "LIBRARY", "libthere-is-none.so.1")
+    with pytest.raises(EngineError, match=r"libthere-is-none.so.1 cannot be opened"):
+        CudaApi.open()
+
+
+def test_triton_finds_what_it_asks_for() -> None:
+    found = OwnDriver(CudaApi(FakeCuda())).utils.get_device_properties(0)
+    assert found["max_shared_mem"] == OPT_IN_BYTES
+
+
+def test_our_launcher_serves_where_tritons_cannot_be_made(
+    fresh: Path, active: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeCuda()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
+    for problem in ("", "there is no C compiler"):  # known before, or found out
+        monkeypatch.setattr(driver, "launcher_problem", lambda problem=problem: problem)
+        monkeypatch.setattr(driver, "_found", {})
+        assert driver.prepare() == "own"
+        assert driver.prepare() == "own"
+    assert len(active) == 2
+    assert isinstance(active[0], OwnDriver)
+
+
+def test_where_nothing_starts_kernels_there_is_a_sentence(
+    fresh: Path, active: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_api, "LIBRARY", "libthere-is-none.so.1")
+    assert "cannot be opened" in driver.problem()
+    with pytest.raises(EngineError, match="cannot be opened"):
+        driver.prepare()
+    assert not active
+
+    monkeypatch.setattr(driver, "_found", {})
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert driver.problem() == (
+        "Kernels for AMD's GPUs cannot be started because Triton's own launcher fails "
+        "(Failed to find C compiler.)."
+    )
+
+    monkeypatch.setattr(driver, "_found", {})
+    monkeypatch.setattr(driver, "triton_version", lambda: "")
+    assert "Triton, which compiles the kernels for GPUs, is not installed" in driver.problem()
+
+
+# --- where compiled kernels are kept
+
+
+def test_kernels_are_kept_by_version_and_device(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_cache, "package_version", lambda: "2.0")
+    for name, age_s in (("1.9-3.6-sm90", 1e9), ("1.9-3.6-sm86", 0), ("2.0-3.7-sm75", 1e9)):
+        folder = fresh / "gpu" / name
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+        stamp = folder.stat().st_mtime - age_s
+        kernel_cache.os.utime(folder, (stamp, stamp))
+    folder = kernel_cache.use_cache("sm90", "3.7")
+    assert folder == fresh / "gpu" / "2.0-3.7-sm90"
+    assert kernel_cache.cache_in_use() == str(folder)
+    left = {path.name for path in folder.parent.iterdir()}
+    assert left == {"1.9-3.6-sm86", "2.0-3.7-sm75", "2.0-3.7-sm90"}, "old ones go"
+
+
+def test_the_users_own_folder_stays(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/their/own")
+    assert kernel_cache.use_cache("sm90", "3.7") == Path("/their/own")
+    assert kernel_cache.cache_in_use() == "/their/own"
+    assert list(fresh.iterdir()) == []
+
+
+def test_a_folder_that_takes_no_files_costs_a_line_in_the_log(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (fresh / "gpu").touch()
+    with caplog.at_level(logging.WARNING):
+        folder = kernel_cache.use_cache("sm90", "3.7")
+    assert folder.is_dir()
+    assert not folder.is_relative_to(fresh)
+    assert "compiled anew each time" in caplog.text
+
+    (fresh / "gpu").unlink()
+    monkeypatch.setattr(kernel_cache, "NEEDED_BYTES", 1 << 62)
+    assert "is full" in kernel_cache.writing_problem(fresh / "gpu")
+    monkeypatch.setattr(kernel_cache, "cache_folder", lambda: None)
+    monkeypatch.delenv("TANDEM_KERNEL_CACHE")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    assert kernel_cache.use_cache("sm90", "3.7").is_dir(), "a user without a home"
+
+
+def test_where_no_file_can_be_written_there_is_a_sentence(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(28, "No space left on device")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/their/own")
+    kernel_cache.leave_cache("/their/own", full)
+    kernel_cache.leave_cache("/their/own", full)  # which another thread did before
+    with pytest.raises(EngineError, match="no place for compiled kernels"):
+        kernel_cache.leave_cache(kernel_cache.cache_in_use(), full)
+
+
+def test_long_or_foreign_paths_are_only_shortened_on_windows(tmp_path: Path) -> None:
+    folder = tmp_path / "Ünïcode" / ("x" * 200)
+    assert kernel_cache.plain_path(folder) == folder
+
+
+# --- what is missing here
+
+
+def test_what_tritons_launcher_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu_path, "python_headers", lambda: tmp_path)
+    monkeypatch.setattr(gpu_path.shutil, "which", lambda name: name if name == "gcc" else None)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(gpu_path.sys, "platform", "linux")
+    assert gpu_path.launcher_problem().startswith(f"Python.h is missing in {tmp_path}")
+    (tmp_path / "Python.h").touch()
+    assert gpu_path.launcher_problem() == ""
+    monkeypatch.setenv("CC", "nocc")
+    assert "CC is 'nocc'" in gpu_path.launcher_problem()
+    monkeypatch.setattr(gpu_path.shutil, "which", lambda name: None)
+    assert gpu_path.launcher_problem().startswith("there is no C compiler")
+    monkeypatch.setattr(gpu_path.sys, "platform", "win32")
+    assert gpu_path.launcher_problem() == "", "Triton for Windows brings a compiler along"
