@@ -20,6 +20,7 @@ from engine import (
     Plan,
     Planner,
     cuda_status,
+    find_gpu_path,
     inspect_model,
     list_devices,
     read_topology,
@@ -47,7 +48,9 @@ def run_devices(args: argparse.Namespace) -> None:
     if args.json:
         found = measured_document(devices)
         links = {"pcie": topology.pcie, "links": topology.links}
-        write_json({"devices": devices, "cuda": cuda_status(), **links, "measured": found})
+        gpu = find_gpu_path(devices)
+        document = {"devices": devices, "cuda": cuda_status(), "gpu": gpu, **links}
+        write_json({**document, "measured": found})
         return
     rows = [
         (d.id, d.name, size(d.total_bytes), size(d.free_bytes), "" if d.usable else d.reason)
@@ -57,8 +60,7 @@ def run_devices(args: argparse.Namespace) -> None:
     for text in (topology_text(topology), measured_text(devices)):
         if text:
             write("\n" + text)
-    if status := cuda_status():
-        write(status)
+    write("\n" + find_gpu_path(devices).sentence)
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
     list_devices() -> [DeviceInfo]       GPUs by number, the CPU last
     cuda_status() -> str                 why no GPU can be used
+    find_gpu_path(devices) -> GpuPath    how GPUs compute, or what is missing for that
     parse_devices("cpu,cuda:0") -> ids
     DeviceMonitor().snapshot() -> [DeviceSnapshot]
     read_topology() -> Topology          slots of GPUs, and what connects each two
@@ -10,6 +11,7 @@ NVML and psutil are asked; torch is never imported here. Without a driver there 
 """
 
 from engine.devices.catalog import cuda_status, list_devices
+from engine.devices.gpu_path import GpuPath, find_gpu_path
 from engine.devices.links import Link, Pcie, Topology, read_topology
 from engine.devices.monitor import DeviceMonitor
 from engine.devices.selection import parse_devices, parse_target, require_devices
@@ -20,10 +22,12 @@ __all__ = [
     "DeviceKind",
     "DeviceMonitor",
     "DeviceSnapshot",
+    "GpuPath",
     "Link",
     "Pcie",
     "Topology",
     "cuda_status",
+    "find_gpu_path",
     "list_devices",
     "parse_devices",
     "parse_target",

@@ -25,6 +25,8 @@ Launcher = Literal["triton", "own", ""]
 PACKAGES = ("triton", "triton-windows", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
 """Under which Triton is installed."""
 
+GPU = "a GPU with its NVIDIA driver"
+
 LAUNCHER_VARIABLE = "TANDEM_LAUNCHER"
 """Set to "own", kernels are started without Triton's part in it; for diagnosis."""
 
@@ -65,9 +67,9 @@ def find_gpu_path(devices: Sequence[DeviceInfo]) -> GpuPath:
     is_exact = chosen_backend() == "reference"
     missing: list[str] = []
     if not any(d.kind == "cuda" for d in devices):
-        missing.append("a GPU with its NVIDIA driver")
+        missing.append(GPU)
     if not build.cuda:
-        missing.append("a PyTorch build with CUDA" + ("" if build.is_installed else ", or any"))
+        missing.append("a PyTorch build with CUDA")
     if not triton:
         missing.append(f"Triton (pip install {triton_package()})")
     launcher: Launcher = "" if not triton else "own" if problem or _wants_own() else "triton"
@@ -103,11 +105,12 @@ def _how(is_exact: bool, triton: str, launcher: Launcher, problem: str) -> str:
 
 def _why_not(missing: Sequence[str]) -> str:
     """Why no GPU is used, and what else there would have to be."""
-    status = cuda_status()
-    more = [text for text in missing if not text.startswith("a GPU")]
-    if len(more) == len(missing) or not more:  # what is missing first is not the GPU, or only that
-        return status
-    return f"{status} Beside a GPU, {' and '.join(more)} would be needed."
+    status, more = cuda_status(), [text for text in missing if text != GPU]
+    if GPU in missing and more:
+        return f"{status} For GPUs, {' and '.join(more)} would be needed, too."
+    if len(more) > 1:  # the first is what the status is about
+        return f"{status} For GPUs, {' and '.join(more[1:])} would be needed, too."
+    return status
 
 
 def triton_version() -> str:

@@ -184,4 +184,5 @@ def install(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 
 def use_build(monkeypatch: pytest.MonkeyPatch, build: TorchBuild) -> None:
-    monkeypatch.setattr("engine.devices.catalog.find_torch_build", lambda: build)
+    for module in ("catalog", "gpu_path"):
+        monkeypatch.setattr(f"engine.devices.{module}.find_torch_build", lambda: build)

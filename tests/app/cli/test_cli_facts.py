@@ -17,7 +17,11 @@ def test_devices_lists_the_cpu(run: Run) -> None:
     cpu = next(device for device in document["devices"] if device["id"] == "cpu")
     assert cpu["usable"]
     assert 0 < cpu["free_bytes"] <= cpu["total_bytes"]
-    assert "cpu" in run("devices").out
+    gpu = document["gpu"]
+    assert gpu["launcher"] in ("triton", "own", "")
+    shown = run("devices").out
+    assert "cpu" in shown
+    assert gpu["sentence"] in shown, "how GPUs compute, or what is missing for them"
 
 
 def test_inspect_tells_what_the_file_says(run: Run, model: Path, draft: ModelDraft) -> None:
