@@ -13,7 +13,9 @@ from engine.parallel.ranges import Ranges
 
 if TYPE_CHECKING:
     from engine.cache import Cache
+    from engine.layers.addend import Addend
     from engine.layers.attention import Scores
+    from engine.layers.norm import Norm
     from engine.layers.rope import Rope
     from engine.layers.state import KVState, RecurrentState
     from engine.ops.recorder import Recorder
@@ -63,12 +65,14 @@ class Context:
         self.directions: dict[int, Tensor] = {}
         self.side: dict[str, Tensor] = {}
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
+        self._normed: tuple[Tensor, Norm, Tensor] | None = None
 
     def begin(self, n_past: int, n_tokens: int, first_logit: int) -> None:
         """Prepare for a pass over `n_tokens` tokens after `n_past` cached ones."""
         self.n_past = n_past
         self.first_logit = first_logit
         self._angles.clear()
+        self._normed = None
         self.side.clear()
         if n_past == 0:
             self.cache.reset()
@@ -114,6 +118,27 @@ class Context:
         """
         total = self._comm.all_reduce(x, self._group)
         return total if bias is None else total + bias
+
+    def add(self, x: Tensor, addend: Addend, norm: Norm | None = None) -> Tensor:
+        """The residual stream x with what all ranks of the group add to it; all of them call it.
+
+        Args:
+            norm: reads the result next, so that both may be computed at once; `normed` has it then.
+        """
+        if not addend.is_whole:
+            total = self._comm.all_reduce(addend.summand, self._group)
+            addend = addend._replace(summand=total, is_whole=True)
+        x, normed = self.ops.add_norm(x, addend, norm)
+        self._normed = None if norm is None or normed is None else (x, norm, normed)
+        return x
+
+    def normed(self, x: Tensor, norm: Norm) -> Tensor | None:
+        """What `add` has made of its result x for this norm, once; None for any other tensor."""
+        if self._normed is None or self._normed[0] is not x or self._normed[1] is not norm:
+            return None
+        _, _, ready = self._normed
+        self._normed = None
+        return ready
 
     def agree(self, x: Tensor, ranks: Group) -> Tensor:
         """The value of the first of `ranks`, where devices of different kinds would differ.

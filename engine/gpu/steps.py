@@ -1,27 +1,174 @@
-"""The small operations between products, by kernels where they serve."""
+"""The small operations between products, by kernels where they serve.
+
+Each answers None where its kernel does not: for tensors that are not F32, or whose rows have gaps.
+"""
 
 from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from engine.gpu.kernels import norm
+from engine.gpu.kernels import elementwise, norm
 from engine.gpu.launch import launch
 
-LONGEST_ROW = 1 << 15
-"""Elements that one program holds at once."""
+if TYPE_CHECKING:
+    from engine.layers.addend import Addend
+    from engine.layers.ffn import Activation
+    from engine.layers.norm import Norm
+
+LONGEST_ROW = 1 << 14
+"""Elements that one program holds at once: 16 for each of as many threads as there can be."""
+
+BLOCK = 1 << 10
+"""Elements of a program that needs nothing of the others."""
+
+UNIT = 4
+"""Elements that are loaded at once, where sizes, strides and places are multiples of it."""
+
+
+class Rows(NamedTuple):
+    """A tensor as tokens of heads of n elements, which lie side by side."""
+
+    n_token: int
+    n_head: int
+    n: int
+    token_stride: int
+    head_stride: int
+
+    @property
+    def number(self) -> int:
+        """Of rows."""
+        return self.n_token * self.n_head
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
-    """See `ReferenceOps.rms_norm`; None where the kernel does not serve."""
-    n = x.shape[-1]
-    if not is_plain(x) or n > LONGEST_ROW or (weight is not None and weight.dim() != 1):
+    """See `ReferenceOps.rms_norm`; x (..., n), weights (n,) or (n_head, n)."""
+    return _norm("rms", x, weight, bias, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
+    """See `ReferenceOps.layer_norm`; shapes as in `rms_norm`."""
+    return _norm("layer", x, weight, bias, eps)
+
+
+def l2_norm(x: Tensor, eps: float) -> Tensor | None:
+    """See `ReferenceOps.l2_norm`."""
+    return _norm("l2", x, None, None, eps)
+
+
+def add_norm(
+    x: Tensor, addend: Addend, norm_of: Norm | None
+) -> tuple[Tensor, Tensor | None] | None:
+    """See `ReferenceOps.add_norm`, in one kernel."""
+    delta, n = addend.summand, x.shape[-1]
+    inner = None if addend.norm is None or addend.norm.is_absent else addend.norm
+    outer = None if norm_of is None or norm_of.is_absent else norm_of
+    vectors = [addend.bias]
+    for used in (inner, outer):
+        vectors += [None, None] if used is None else [used.weight, used.bias]
+    if delta is None or delta.shape != x.shape or not is_plain(x) or not is_plain(delta):
         return None
-    y = torch.empty_like(x)
+    if n > LONGEST_ROW or any(not _is_vector(v, n) for v in vectors):
+        return None
+    total = torch.empty_like(x)
+    y = torch.empty_like(x) if outer else total
+    unit = unit_of(x, delta, *vectors, sizes=(n,))
+    size = power_of_two(n)
+    names = ("DELTA_BIAS", "INNER_WEIGHT", "INNER_BIAS", "WEIGHT", "BIAS")
     launch(
-        norm.rms_norm, (x.numel() // n,),
-        x, x if weight is None else weight, x if bias is None else bias, y, n, eps,
-        SIZE=power_of_two(n), HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+        norm.add_norm, (x.numel() // n,),
+        x, delta, *(x if v is None else v for v in vectors), total, y, n // unit,
+        inner.eps if inner else 0.0, addend.scale, outer.eps if outer else 0.0,
+        num_warps=warps_of(size), INNER=inner.kind if inner else "none",
+        KIND=outer.kind if outer else "none", SIZE=size, UNIT=unit, HAS_SCALE=addend.scale != 1.0,
+        **{f"HAS_{name}": v is not None for name, v in zip(names, vectors, strict=True)},
+    )  # fmt: skip
+    return total, y if outer else None
+
+
+def activate(act: Activation, x: Tensor) -> Tensor | None:
+    """See `ReferenceOps.activate`."""
+    return None if act.kind == "oai" else _gated(act.kind, 0.0, x, None)
+
+
+def gated(act: Activation, gate: Tensor, up: Tensor) -> Tensor | None:
+    """See `ReferenceOps.gated`; both of any one shape."""
+    return _gated(act.kind, act.limit, gate, up)
+
+
+def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor | None:
+    """See `ReferenceOps.xielu`."""
+    rows = flat_rows(x)
+    if rows is None:
+        return None
+    y = torch.empty(x.shape, device=x.device)
+    unit = unit_of(x, sizes=(rows.n, rows.token_stride))
+    launch(
+        elementwise.xielu, grid_of(rows),
+        x, y, rows.n // unit, rows.token_stride // unit, positive, negative, beta, eps,
+        UNIT=unit, BLOCK=BLOCK,
+    )  # fmt: skip
+    return y
+
+
+def softplus(x: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """`ln(1 + e^(x + bias))` for x (..., n) and bias (n,)."""
+    rows = flat_rows(x) if bias is None else rows_of(x)
+    if rows is None or rows.n_head != 1 or not _is_vector(bias, rows.n):
+        return None
+    y = torch.empty(x.shape, device=x.device)
+    unit = unit_of(x, bias, sizes=(rows.n, rows.token_stride))
+    launch(
+        elementwise.softplus_rows, grid_of(rows),
+        x, x if bias is None else bias, y, rows.n // unit, rows.token_stride // unit,
+        HAS_BIAS=bias is not None, UNIT=unit, BLOCK=BLOCK,
+    )  # fmt: skip
+    return y
+
+
+def _norm(
+    kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor | None:
+    rows = rows_of(x)
+    if rows is None:
+        return None
+    vectors = [v for v in (weight, bias) if v is not None]
+    shapes = {v.shape for v in vectors}
+    per_head = shapes == {(rows.n_head, rows.n)}
+    if not all(is_plain(v) for v in vectors) or (shapes and not per_head and shapes != {(rows.n,)}):
+        return None
+    y = torch.empty(x.shape, device=x.device)
+    unit = unit_of(x, *vectors, sizes=(rows.n, rows.token_stride, rows.head_stride))
+    size = min(power_of_two(rows.n), LONGEST_ROW)
+    launch(
+        norm.norm if rows.n <= size else norm.long_norm, (rows.number,),
+        x, x if weight is None else weight, x if bias is None else bias, y,
+        rows.n_head, rows.n // unit, rows.token_stride // unit, rows.head_stride // unit,
+        rows.n // unit if per_head else 0, eps, num_warps=warps_of(size),
+        KIND=kind, SIZE=size, UNIT=unit, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+    )  # fmt: skip
+    return y
+
+
+def _gated(kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor | None:
+    parts = [gate] if up is None else [gate, up]
+    if len({part.shape for part in parts}) > 1:
+        return None
+    flat = all(is_plain(part) for part in parts)
+    found = [flat_rows(part) if flat else rows_of(part) for part in parts]
+    rows, up_rows = found[0], found[-1]
+    if rows is None or up_rows is None or rows.n_head != 1 or up_rows.n_head != 1:
+        return None
+    y = torch.empty(gate.shape, device=gate.device)
+    unit = unit_of(*parts, sizes=(rows.n, rows.token_stride, up_rows.token_stride))
+    launch(
+        elementwise.gated, grid_of(rows),
+        gate, gate if up is None else up, y,
+        rows.n // unit, rows.token_stride // unit, up_rows.token_stride // unit, limit,
+        KIND=kind, HAS_UP=up is not None, HAS_LIMIT=limit != 0, UNIT=unit, BLOCK=BLOCK,
     )  # fmt: skip
     return y
 
@@ -29,6 +176,49 @@ def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) 
 def is_plain(x: Tensor) -> bool:
     """Whether kernels can read it: F32, without gaps, and not empty."""
     return x.dtype == torch.float32 and x.is_contiguous() and x.numel() > 0
+
+
+def _is_vector(x: Tensor | None, n: int) -> bool:
+    """Whether it is n elements that kernels can read, or nothing at all."""
+    return x is None or (is_plain(x) and x.shape == (n,))
+
+
+def rows_of(x: Tensor) -> Rows | None:
+    """The rows of x (..., n), if kernels can read them."""
+    shape, strides = x.shape, x.stride()
+    if x.dtype != torch.float32 or not x.numel() or not shape:
+        return None
+    n = shape[-1]
+    if x.is_contiguous() and len(shape) != 3:
+        return Rows(prod(shape[:-1]), 1, n, n, n)
+    if (strides[-1] != 1 and n > 1) or not 2 <= len(shape) <= 3:
+        return None
+    n_head = shape[1] if len(shape) == 3 else 1
+    return Rows(shape[0], n_head, n, strides[0], strides[1] if len(shape) == 3 else n)
+
+
+def flat_rows(x: Tensor) -> Rows | None:
+    """The same where elements do not care for their row: one long one, if there are no gaps."""
+    if is_plain(x):
+        return Rows(1, 1, x.numel(), x.numel(), x.numel())
+    rows = rows_of(x)
+    return rows if rows is not None and rows.n_head == 1 else None
+
+
+def grid_of(rows: Rows) -> tuple[int]:
+    """Of programs with BLOCK elements of a row each."""
+    return (rows.number * -(-rows.n // BLOCK),)
+
+
+def unit_of(*tensors: Tensor | None, sizes: tuple[int, ...]) -> int:
+    """Elements that kernels may load at once: all sizes and places are multiples of it."""
+    places = [x.storage_offset() for x in tensors if x is not None]
+    return UNIT if all(size % UNIT == 0 for size in (*sizes, *places)) else 1
+
+
+def warps_of(size: int) -> int:
+    """For a program that holds so many elements, a power of two."""
+    return min(32 if size == LONGEST_ROW else 16, max(1, size // 256))
 
 
 def power_of_two(n: int) -> int:

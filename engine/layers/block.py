@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.layers.addend import Addend
 from engine.layers.attention import Attention
 from engine.layers.ffn import FFN, SILU, Activation
 from engine.layers.mixer import Mixer
@@ -38,6 +39,7 @@ class Block(Module, ABC):
         self.hp = hp
         self.split = split
         self.layer = layer
+        self._next_norm: tuple[Norm | None] = (None,)  # wrapped: it belongs to another block
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
@@ -55,6 +57,21 @@ class Block(Module, ABC):
     def norm(self) -> Norm:
         """A norm of the residual stream, on all ranks of the block."""
         return self.norm_type(self.hp.n_embd, self.hp.norm_eps, Replicate(self.split.group))
+
+    @property
+    def first_norm(self) -> Norm | None:
+        """What reads the residual stream first, if that is a norm."""
+        return None
+
+    @property
+    def next_norm(self) -> Norm | None:
+        """What reads the residual stream behind the block first, as far as is known."""
+        return self._next_norm[0]
+
+    def precede(self, following: Block) -> None:
+        """Learn which block comes next; its first norm may be computed with what this one adds."""
+        if following.split.group == self.split.group:
+            self._next_norm = (following.first_norm,)
 
 
 class MixerBlock(Block):
@@ -78,12 +95,16 @@ class MixerBlock(Block):
     def reduces(self) -> tuple[int, ...]:
         return (1 + self.mixer.n_reduce,)
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return x + self.mix(x, ctx)
+    @property
+    def first_norm(self) -> Norm | None:
+        return self.attn_norm
 
-    def mix(self, x: Tensor, ctx: Context) -> Tensor:
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return ctx.add(x, self.mix(x, ctx), self.next_norm)
+
+    def mix(self, x: Tensor, ctx: Context) -> Addend:
         """What the mixer adds to the residual stream."""
-        return ctx.all_reduce(self.mixer(self.attn_norm(x, ctx), ctx), self.mixer.bias)
+        return Addend(self.mixer(self.attn_norm(x, ctx), ctx), self.mixer.bias)
 
 
 class FFNBlock(Block):
@@ -137,12 +158,16 @@ class FFNBlock(Block):
         """How tokens find their experts."""
         return Routing.read(self.hp, self.gating, normalise=self.normalises_experts)
 
-    def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return x + self.feed(x, ctx)
+    @property
+    def first_norm(self) -> Norm | None:
+        return self.ffn_norm
 
-    def feed(self, x: Tensor, ctx: Context) -> Tensor:
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        return ctx.add(x, self.feed(x, ctx), self.next_norm)
+
+    def feed(self, x: Tensor, ctx: Context) -> Addend:
         """What the FFN adds to the residual stream."""
-        return ctx.all_reduce(self.ffn(self.ffn_norm(x, ctx), ctx), self.ffn.bias)
+        return Addend(self.ffn(self.ffn_norm(x, ctx), ctx), self.ffn.bias)
 
 
 class TransformerBlock(FFNBlock, MixerBlock):
@@ -154,9 +179,13 @@ class TransformerBlock(FFNBlock, MixerBlock):
     def reduces(self) -> tuple[int, ...]:
         return (*MixerBlock.reduces(self), *FFNBlock.reduces(self))
 
+    @property
+    def first_norm(self) -> Norm | None:
+        return self.attn_norm
+
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x = x + self.mix(x, ctx)
-        return x + self.feed(x, ctx)
+        x = ctx.add(x, self.mix(x, ctx), self.ffn_norm)
+        return ctx.add(x, self.feed(x, ctx), self.next_norm)
 
 
 class ParallelBlock(TransformerBlock):
@@ -180,8 +209,10 @@ class ParallelBlock(TransformerBlock):
         normed = self.attn_norm(x, ctx)
         mixed = self.mixer(normed, ctx)
         fed = self.ffn(self.ffn_input(x, normed, ctx), ctx)
-        x = x + ctx.all_reduce(add_parts(mixed, fed), self.mixer.bias)
-        return x if self.ffn.bias is None else x + self.ffn.bias
+        addend = Addend(add_parts(mixed, fed), self.mixer.bias)
+        if self.ffn.bias is None:
+            return ctx.add(x, addend, self.next_norm)
+        return ctx.add(x, addend) + self.ffn.bias
 
 
 class TwoNormParallelBlock(ParallelBlock):
@@ -200,11 +231,19 @@ class PostNormBlock(TransformerBlock):
 
     tensor_names: ClassVar = {"attn_norm": "post_attention_norm", "ffn_norm": "post_ffw_norm"}
 
-    def mix(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.attn_norm(ctx.all_reduce(self.mixer(x, ctx), self.mixer.bias), ctx)
+    @property
+    def first_norm(self) -> Norm | None:
+        return None
 
-    def feed(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.ffn_norm(ctx.all_reduce(self.ffn(x, ctx), self.ffn.bias), ctx)
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        x = ctx.add(x, self.mix(x, ctx))
+        return ctx.add(x, self.feed(x, ctx))
+
+    def mix(self, x: Tensor, ctx: Context) -> Addend:
+        return Addend(self.mixer(x, ctx), self.mixer.bias, self.attn_norm)
+
+    def feed(self, x: Tensor, ctx: Context) -> Addend:
+        return Addend(self.ffn(x, ctx), self.ffn.bias, self.ffn_norm)
 
 
 class SandwichBlock(TransformerBlock):
@@ -215,8 +254,8 @@ class SandwichBlock(TransformerBlock):
         self.post_attention_norm = self.norm()
         self.post_ffw_norm = self.norm()
 
-    def mix(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.post_attention_norm(super().mix(x, ctx), ctx)
+    def mix(self, x: Tensor, ctx: Context) -> Addend:
+        return super().mix(x, ctx)._replace(norm=self.post_attention_norm)
 
-    def feed(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.post_ffw_norm(super().feed(x, ctx), ctx)
+    def feed(self, x: Tensor, ctx: Context) -> Addend:
+        return super().feed(x, ctx)._replace(norm=self.post_ffw_norm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from engine.layers.module import Module, Slot, TensorSource
 from engine.parallel.placement import Placement, Shard
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.context import Context
+    from engine.ops.reference import ReferenceOps
 
 
 class Norm(Module, ABC):
@@ -23,8 +24,12 @@ class Norm(Module, ABC):
         eps: added to the mean square or variance.
         affine: it has a weight (and a bias where the file has one).
         optional: where the file has no weight, vectors stay as they are.
+
+    Attributes:
+        kind: of the formula.
     """
 
+    kind: ClassVar[Literal["rms", "layer"]]
     weight: Tensor | None = None
     bias: Tensor | None = None
 
@@ -60,18 +65,21 @@ class Norm(Module, ABC):
         if self.is_absent:
             return x
         assert self.weight is not None or not self.affine, "a rank outside must not compute it"
-        return self.apply(x, ctx)
+        ready = ctx.normed(x, self)
+        return self.apply(x, ctx.ops) if ready is None else ready
 
     @abstractmethod
-    def apply(self, x: Tensor, ctx: Context) -> Tensor:
+    def apply(self, x: Tensor, ops: ReferenceOps) -> Tensor:
         """The formula."""
 
 
 class RMSNorm(Norm):
     """`x / sqrt(mean(x²) + eps) * weight + bias` (Zhang & Sennrich 2019)."""
 
-    def apply(self, x: Tensor, ctx: Context) -> Tensor:
-        return ctx.ops.rms_norm(x, self.weight, self.bias, self.eps)
+    kind = "rms"
+
+    def apply(self, x: Tensor, ops: ReferenceOps) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.bias, self.eps)
 
     def sharded(self, x: Tensor | None, ctx: Context) -> Tensor | None:
         """Normalise vectors that are cut over the group, at the cost of one number per token.
@@ -83,7 +91,7 @@ class RMSNorm(Norm):
             x: (T, elements of this rank)
         """
         if self.n_owners == 1:
-            return None if x is None else self.apply(x, ctx)
+            return None if x is None else self.apply(x, ctx.ops)
         assert isinstance(self.placement, Shard)
         (ranges,) = self.placement.segments
         n = self.shape[0]
@@ -102,5 +110,7 @@ class RMSNorm(Norm):
 class LayerNorm(Norm):
     """`(x - mean) / sqrt(variance + eps) * weight + bias` (Ba et al. 2016)."""
 
-    def apply(self, x: Tensor, ctx: Context) -> Tensor:
-        return ctx.ops.layer_norm(x, self.weight, self.bias, self.eps)
+    kind = "layer"
+
+    def apply(self, x: Tensor, ops: ReferenceOps) -> Tensor:
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)

@@ -7,6 +7,7 @@ rotate positions by what, and the size of embeddings.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.layers.block import Block
@@ -45,6 +46,8 @@ class CausalLM(Module):
             self.block_for(hp, layer)(hp, block, layer, self.rope_of(layer))
             for layer, block in enumerate(split.blocks)
         ]
+        for block, following in pairwise(b for b in self.blk if b.split.group):
+            block.precede(following)
         self.output_norm = self.blk[-1].norm_type(
             hp.n_embd, hp.norm_eps, Replicate(split.last_group)
         )

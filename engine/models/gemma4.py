@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.layers.addend import Addend
 from engine.layers.block import Block, SandwichBlock
 from engine.layers.ffn import FFN, GELU
 from engine.layers.hparams import HParams, Traits
@@ -96,7 +97,10 @@ class Gemma4Block(SandwichBlock):
         scale = self.layer_output_scale.value
         return x if scale is None else x * scale
 
-    def feed(self, x: Tensor, ctx: Context) -> Tensor:
+    def precede(self, following: Block) -> None:
+        """The stream is altered behind its last sum."""
+
+    def feed(self, x: Tensor, ctx: Context) -> Addend:
         if self.experts is None:
             return super().feed(x, ctx)
         parts = self.ffn(self.ffn_norm(x, ctx), ctx), self.experts(x, ctx)
@@ -107,7 +111,7 @@ class Gemma4Block(SandwichBlock):
         if self.ffn.bias is not None:
             dense = dense + self.ffn.bias
         y = self.post_ffw_norm_1(dense, ctx) + self.post_ffw_norm_2(routed, ctx)
-        return self.post_ffw_norm(y, ctx)
+        return Addend(y, norm=self.post_ffw_norm, is_whole=True)
 
 
 class Gemma4SharedBlock(Gemma4Block):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.context import Context
+    from engine.layers.addend import Addend
 
 
 class GraniteAttention(Attention):
@@ -47,11 +48,11 @@ class GraniteBlock(TransformerBlock):
         """The factor where the file has none."""
         return 1.0
 
-    def mix(self, x: Tensor, ctx: Context) -> Tensor:
-        return super().mix(x, ctx) * self.residual_scale
+    def mix(self, x: Tensor, ctx: Context) -> Addend:
+        return super().mix(x, ctx)._replace(scale=self.residual_scale)
 
-    def feed(self, x: Tensor, ctx: Context) -> Tensor:
-        return super().feed(x, ctx) * self.residual_scale
+    def feed(self, x: Tensor, ctx: Context) -> Addend:
+        return super().feed(x, ctx)._replace(scale=self.residual_scale)
 
 
 class GraniteLM(ScaledLM):

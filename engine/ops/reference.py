@@ -16,10 +16,12 @@ from engine.ops.experts import Groups
 
 if TYPE_CHECKING:
     from engine.cache import LayerCache
+    from engine.layers.addend import Addend
     from engine.layers.attention import Scores
     from engine.layers.ffn import Activation
     from engine.layers.linear import Linear
     from engine.layers.moe import Routing
+    from engine.layers.norm import Norm
     from engine.layers.rope import RopeParams
 
 
@@ -63,6 +65,26 @@ class ReferenceOps:
     def l2_norm(self, x: Tensor, eps: float) -> Tensor:
         """`x / max(|x|, eps)` over the last dimension."""
         return normalize(x, dim=-1, eps=eps)
+
+    def add_norm(
+        self, x: Tensor, addend: Addend, norm: Norm | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The stream x (T, n_embd) with what is added to it, and what a norm makes of that.
+
+        Args:
+            addend: with the sum of all ranks as its summand.
+            norm: reads the result next; None if nobody knows.
+        """
+        delta = addend.summand
+        assert delta is not None, "no rank of the group had a value"
+        if addend.bias is not None:
+            delta = delta + addend.bias
+        if addend.norm is not None and not addend.norm.is_absent:
+            delta = addend.norm.apply(delta, self)
+        if addend.scale != 1.0:
+            delta = delta * addend.scale
+        x = x + delta
+        return x, None if norm is None or norm.is_absent else norm.apply(x, self)
 
     def concat(self, *parts: Tensor) -> Tensor:
         """The parts one after another in the last dimension."""

@@ -1,26 +1,127 @@
-"""Norms over the last dimension."""
+"""Norms over the last dimension, also of what is added to the residual stream before.
+
+A row is a token, or a head of a token. Sizes and strides come in units of UNIT elements, so that
+the compiler knows what they are multiples of and loads as much at once.
+"""
 
 import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["n"])
-def rms_norm(x, weight, bias, y, n, eps, SIZE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-             HAS_BIAS: tl.constexpr):  # fmt: skip
-    """`y = x / sqrt(mean(x²) + eps) * weight + bias` of one row for each program.
+@triton.jit
+def squares_factor(squares, n, eps, KIND: tl.constexpr):
+    """What a row is multiplied by, of the sum of its squares."""
+    if KIND == "l2":
+        return 1.0 / tl.maximum(tl.sqrt(squares), eps)
+    return tl.rsqrt(squares / n + eps)
 
-    Args:
-        x, y: (rows, n), F32, without gaps.
-        weight, bias: (n,), F32; any pointer where there is none.
-        SIZE: the power of two from n on.
-    """
-    row = tl.program_id(0).to(tl.int64) * n
-    at = tl.arange(0, SIZE)
-    inside = at < n
-    value = tl.load(x + row + at, mask=inside, other=0.0)
-    value = value * tl.rsqrt(tl.sum(value * value) / n + eps)
+
+@triton.jit
+def normed(value, inside, n, eps, KIND: tl.constexpr):
+    """A row brought to one size: KIND is "rms", "layer" (about its mean) or "l2"."""
+    if KIND == "layer":
+        value = tl.where(inside, value - tl.sum(value) / n, 0.0)
+    return value * squares_factor(tl.sum(value * value), n, eps, KIND)
+
+
+@triton.jit
+def affine(value, weight, bias, at, inside, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """`value * weight + bias`, as far as there are such."""
     if HAS_WEIGHT:
         value = value * tl.load(weight + at, mask=inside, other=0.0)
     if HAS_BIAS:
         value = value + tl.load(bias + at, mask=inside, other=0.0)
-    tl.store(y + row + at, value, mask=inside)
+    return value
+
+
+@triton.jit(do_not_specialize=["n_head", "n", "token_stride", "head_stride", "weight_stride"])
+def norm(x, weight, bias, y, n_head, n, token_stride, head_stride, weight_stride, eps,
+         KIND: tl.constexpr, SIZE: tl.constexpr, UNIT: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+         HAS_BIAS: tl.constexpr):  # fmt: skip
+    """A norm of one row of x (n_token, n_head, n) for each program.
+
+    Args:
+        x: F32 with any strides, but the elements of a row side by side.
+        weight, bias: F32 (n,), or (n_head, n) with a stride; any pointer where there is none.
+        y: F32 (n_token, n_head, n), without gaps.
+        SIZE: a power of two from n on.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    head = row % n_head
+    n *= UNIT
+    at = tl.arange(0, SIZE)
+    inside = at < n
+    start = (row // n_head * token_stride + head * head_stride) * UNIT
+    value = normed(tl.load(x + start + at, mask=inside, other=0.0), inside, n, eps, KIND)
+    own = head * weight_stride * UNIT
+    value = affine(value, weight + own, bias + own, at, inside, HAS_WEIGHT, HAS_BIAS)
+    tl.store(y + row * n + at, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_head", "n", "token_stride", "head_stride", "weight_stride"])
+def long_norm(x, weight, bias, y, n_head, n, token_stride, head_stride, weight_stride, eps,
+              KIND: tl.constexpr, SIZE: tl.constexpr, UNIT: tl.constexpr,
+              HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):  # fmt: skip
+    """The same for rows of any length, SIZE elements at a time."""
+    row = tl.program_id(0).to(tl.int64)
+    head = row % n_head
+    n *= UNIT
+    x += (row // n_head * token_stride + head * head_stride) * UNIT
+    y += row * n
+    own = head * weight_stride * UNIT
+    at = tl.arange(0, SIZE)
+    mean = 0.0
+    if KIND == "layer":
+        sums = tl.zeros((SIZE,), tl.float32)
+        for start in range(0, n, SIZE):
+            sums += tl.load(x + start + at, mask=start + at < n, other=0.0)
+        mean = tl.sum(sums) / n
+    squares = tl.zeros((SIZE,), tl.float32)
+    for start in range(0, n, SIZE):
+        value = tl.load(x + start + at, mask=start + at < n, other=mean) - mean
+        squares += value * value
+    factor = squares_factor(tl.sum(squares), n, eps, KIND)
+    for start in range(0, n, SIZE):
+        inside = start + at < n
+        value = (tl.load(x + start + at, mask=inside, other=0.0) - mean) * factor
+        value = affine(
+            value, weight + own, bias + own, start + at, inside, HAS_WEIGHT, HAS_BIAS
+        )  # fmt: skip
+        tl.store(y + start + at, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["n"])
+def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, total, y,
+             n, inner_eps, scale, eps, INNER: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr,
+             UNIT: tl.constexpr, HAS_DELTA_BIAS: tl.constexpr, HAS_INNER_WEIGHT: tl.constexpr,
+             HAS_INNER_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+             HAS_BIAS: tl.constexpr):  # fmt: skip
+    """`total = x + inner(delta + delta_bias) * scale; y = norm(total)`, a row for each program.
+
+    Args:
+        x, delta, total, y: F32 (rows, n), without gaps; y may be any pointer if KIND is "none".
+        delta_bias, weight, bias, inner_weight, inner_bias: F32 (n,); any pointer where there is
+            none.
+        INNER: the kind of the norm of what is added, or "none".
+        KIND: of the norm of the sum, or "none".
+        SIZE: a power of two from n on.
+    """
+    n *= UNIT
+    row = tl.program_id(0).to(tl.int64) * n
+    at = tl.arange(0, SIZE)
+    inside = at < n
+    value = tl.load(delta + row + at, mask=inside, other=0.0)
+    value = affine(value, delta_bias, delta_bias, at, inside, False, HAS_DELTA_BIAS)
+    if INNER != "none":
+        value = normed(value, inside, n, inner_eps, INNER)
+        value = affine(
+            value, inner_weight, inner_bias, at, inside, HAS_INNER_WEIGHT, HAS_INNER_BIAS
+        )  # fmt: skip
+    if HAS_SCALE:
+        value = value * scale
+    value = tl.load(x + row + at, mask=inside, other=0.0) + value
+    tl.store(total + row + at, value, mask=inside)
+    if KIND != "none":
+        value = normed(value, inside, n, eps, KIND)
+        value = affine(value, weight, bias, at, inside, HAS_WEIGHT, HAS_BIAS)
+        tl.store(y + row + at, value, mask=inside)

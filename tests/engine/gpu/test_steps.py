@@ -1,19 +1,165 @@
 """Small operations by kernels against the reference."""
 
+from itertools import product
+
 import pytest
 import torch
+from torch import Tensor
 
 from engine.gpu import steps
+from engine.gpu.launch import Start, watched
+from engine.layers.addend import Addend
+from engine.layers.ffn import Activation
+from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.ops.reference import ReferenceOps
+from engine.parallel.placement import Replicate
 
 EXACT = ReferenceOps()
 
 
+def randn(*shape: int, device: str, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def check(y: Tensor | None, expected: Tensor) -> None:
+    assert y is not None
+    torch.testing.assert_close(y, expected, rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("n", [1, 40, 256])
-@pytest.mark.parametrize("n_row", [1, 3])
-def test_rms_norm(n: int, n_row: int, device: str) -> None:
-    x, weight, bias = (torch.randn(shape, device=device) for shape in ((n_row, n), (n,), (n,)))
-    for w, b in ((weight, bias), (weight, None), (None, None)):
-        y = steps.rms_norm(x, w, b, 1e-5)
-        assert y is not None
-        torch.testing.assert_close(y, EXACT.rms_norm(x, w, b, 1e-5))
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_norms(name: str, n: int, device: str) -> None:
+    weight, bias = randn(n, device=device, seed=2), randn(n, device=device, seed=3)
+    for n_row, (w, b) in product((1, 3), ((weight, bias), (weight, None), (None, None))):
+        x = randn(n_row, n, device=device) + 1
+        check(getattr(steps, name)(x, w, b, 1e-5), getattr(EXACT, name)(x, w, b, 1e-5))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_heads_of_a_fused_projection(name: str, device: str) -> None:
+    """With gaps between tokens, and a weight for each head."""
+    whole = randn(3, 5 * 20, device=device)
+    for start, width in ((0, 60), (20, 80), (3, 60)):
+        x = whole[:, start : start + width].view(3, -1, 20)
+        weight, bias = (randn(x.shape[1], 20, device=device, seed=seed) for seed in (2, 3))
+        for w, b in ((weight, bias), (weight[0], None)):
+            check(getattr(steps, name)(x, w, b, 1e-5), getattr(EXACT, name)(x, w, b, 1e-5))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_rows_that_no_program_holds(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "LONGEST_ROW", 64)
+    x, weight, bias = (randn(*shape, device=device) for shape in ((2, 200), (200,), (200,)))
+    check(getattr(steps, name)(x, weight, bias, 1e-5), getattr(EXACT, name)(x, weight, bias, 1e-5))
+    check(steps.l2_norm(x, 1e-6), EXACT.l2_norm(x, 1e-6))
+
+
+def test_l2_norm(device: str) -> None:
+    x = randn(2, 6, 16, device=device)[:, 1:4]
+    x[0, 0] = 0
+    check(steps.l2_norm(x, 1e-6), EXACT.l2_norm(x, 1e-6))
+
+
+def test_what_no_kernel_reads(device: str) -> None:
+    x = randn(4, 8, device=device)
+    assert steps.rms_norm(x.half(), None, None, 1e-5) is None
+    assert steps.rms_norm(x.T, None, None, 1e-5) is None
+    assert steps.rms_norm(x[:0], None, None, 1e-5) is None
+    assert steps.rms_norm(x, x[0, :4], None, 1e-5) is None
+    assert steps.gated(Activation(), x, x[0]) is None
+    assert steps.add_norm(x, Addend(x[:1]), None) is None
+
+
+def norm_with(kind: type[Norm], n: int, device: str, *, has_bias: bool) -> Norm:
+    norm = kind(n, 1e-5, Replicate((0,)))
+    norm.weight = randn(n, device=device, seed=5)
+    norm.bias = randn(n, device=device, seed=6) if has_bias else None
+    return norm
+
+
+@pytest.mark.parametrize("n", [3, 48])
+def test_add_norm(n: int, device: str) -> None:
+    x, delta = randn(2, n, device=device), randn(2, n, device=device, seed=2)
+    rms = norm_with(RMSNorm, n, device, has_bias=False)
+    layer = norm_with(LayerNorm, n, device, has_bias=True)
+    absent = RMSNorm(n, 1e-5, Replicate((0,)), optional=True)
+    absent.is_absent = True
+    bias = randn(n, device=device, seed=4)
+    for addend, norm in (
+        (Addend(delta), rms),
+        (Addend(delta, bias), layer),
+        (Addend(delta, bias, rms, 0.5), rms),
+        (Addend(delta, None, layer), None),
+        (Addend(delta, None, absent, 2.0), absent),
+    ):
+        made = steps.add_norm(x, addend, norm)
+        total, y = EXACT.add_norm(x, addend, norm)
+        assert made is not None
+        check(made[0], total)
+        if y is None:
+            assert made[1] is None
+        else:
+            check(made[1], y)
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2"])
+def test_activations(kind: str, device: str) -> None:
+    act = Activation(kind)  # type: ignore[arg-type]
+    whole = 4 * randn(3, 2 * 1100, device=device)
+    for x in (whole, whole[:, 1:12], whole[1].view(2, 5, -1)):
+        check(steps.activate(act, x), EXACT.activate(act, x))
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2", "oai"])
+@pytest.mark.parametrize("limit", [0.0, 1.5])
+def test_gates(kind: str, limit: float, device: str) -> None:
+    act = Activation(kind, limit)  # type: ignore[arg-type]
+    whole = 4 * randn(3, 2 * 1100, device=device)
+    gate, up = whole.chunk(2, dim=-1)
+    for a, b in ((gate, up), (gate.contiguous(), up.contiguous()), (gate, up.contiguous())):
+        check(steps.gated(act, a, b), EXACT.gated(act, a, b))
+
+
+def test_xielu(device: str) -> None:
+    x = torch.cat((3 * randn(2, 50, device=device), torch.linspace(-2, 2, 60).view(2, 30)), 1)
+    check(steps.xielu(x, 0.8, 1.1, 0.5, -1e-6), EXACT.xielu(x, 0.8, 1.1, 0.5, -1e-6))
+
+
+def test_softplus(device: str) -> None:
+    x = torch.cat((-torch.logspace(-3, 1.9, 40), torch.logspace(-3, 1.9, 40))).view(2, 40)
+    x = x.to(device)
+    bias = randn(40, device=device)
+    y = steps.softplus(x)
+    assert y is not None
+    torch.testing.assert_close(y, EXACT.softplus(x), rtol=1e-5, atol=0.0)
+    check(steps.softplus(x, bias), EXACT.softplus(x + bias))
+
+
+def test_without_memory() -> None:
+    """Where there is none, everything is started as it would be."""
+    x, n = torch.empty(2, 3, 32, device="meta"), 32
+    norm = RMSNorm(n, 1e-5, Replicate((0,)))
+    norm.weight = torch.empty(n, device="meta")
+    seen: list[Start] = []
+
+    def note(start: Start) -> bool:
+        seen.append(start)
+        return True
+
+    with watched(note):
+        made = [
+            steps.rms_norm(x, norm.weight, None, 1e-5),
+            steps.layer_norm(x, norm.weight, None, 1e-5),
+            steps.l2_norm(x, 1e-5),
+            steps.activate(Activation(), x),
+            steps.gated(Activation(), x, x),
+            steps.xielu(x, 1.0, 1.0, 1.0, 1.0),
+            steps.softplus(x),
+        ]
+        both = steps.add_norm(x[:, 0].clone(), Addend(x[:, 1].clone()), norm)
+    assert all(y is not None and y.shape == x.shape and y.is_meta for y in made)
+    assert both is not None
+    assert both[1] is not None
+    assert len(seen) == len(made) + 1

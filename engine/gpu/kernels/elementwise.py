@@ -1,0 +1,128 @@
+"""What happens to each element by itself, between products.
+
+A row has its elements side by side; sizes and strides come in units of UNIT elements, as in `norm`.
+"""
+
+import triton
+import triton.language as tl
+
+from engine.ops.reference import OAI_ALPHA
+
+ALPHA = tl.constexpr(OAI_ALPHA)
+TANH = tl.constexpr(2 * (2 / 3.141592653589793) ** 0.5)
+"""Twice the factor in the tanh approximation of GELU: `1 + tanh(z) = 2 sigmoid(2 z)`."""
+
+
+@triton.jit
+def sigmoid(x):
+    """`1 / (1 + e^-x)`, which overflows nowhere."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, small, 1.0) / (1.0 + small)
+
+
+@triton.jit
+def activated(x, KIND: tl.constexpr):
+    """See `engine.layers.ffn.Activation`; "none" changes nothing, "oai" needs `gate`."""
+    if KIND == "silu":
+        return x * sigmoid(x)
+    elif KIND == "gelu":
+        return x * sigmoid(x * TANH * (1.0 + 0.044715 * x * x))
+    elif KIND == "relu":
+        return tl.maximum(x, 0.0)
+    elif KIND == "relu2":
+        x = tl.maximum(x, 0.0)
+        return x * x
+    else:
+        tl.static_assert(KIND == "none")
+        return x
+
+
+@triton.jit
+def gate(x, up, limit, KIND: tl.constexpr, HAS_LIMIT: tl.constexpr):
+    """`act(x) * up` within limits, see `ReferenceOps.gated`."""
+    if KIND == "oai":
+        x = tl.minimum(x, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        return x * sigmoid(x * ALPHA) * (up + 1.0)
+    x = activated(x, KIND)
+    if HAS_LIMIT:
+        x = tl.minimum(x, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+    return x * up
+
+
+@triton.jit
+def log1p(x):
+    """`ln(1 + x)` for x ≥ 0: what is lost in 1 + x is lost in both factors."""
+    u = 1.0 + x
+    kept = u - 1.0
+    return tl.where(kept == 0.0, x, tl.log(u) * (x / tl.where(kept == 0.0, 1.0, kept)))
+
+
+@triton.jit
+def softplus(x):
+    """`ln(1 + e^x)`; from 20 on that is x in F32, as torch has it."""
+    return tl.where(x > 20.0, x, log1p(tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
+def expm1(x):
+    """`e^x - 1` for x ≤ about 0: near 0 by Taylor's series, as nothing of it is lost there."""
+    series = 1.0 + x / 7.0
+    for i in tl.static_range(6, 1, -1):
+        series = 1.0 + x / i * series
+    return tl.where(tl.abs(x) < 0.5, x * series, tl.exp(x) - 1.0)
+
+
+@triton.jit
+def place(n, BLOCK: tl.constexpr):
+    """A program's row and elements; one row's programs stand together."""
+    program, n_block = tl.program_id(0), tl.cdiv(n, BLOCK)
+    return (program // n_block).to(tl.int64), program % n_block * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit(do_not_specialize=["n", "x_stride", "up_stride"])
+def gated(x, up, y, n, x_stride, up_stride, limit, KIND: tl.constexpr, HAS_UP: tl.constexpr,
+          HAS_LIMIT: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """`act(x) * up`, or `act(x)` without `up`; BLOCK elements of one row for each program.
+
+    Args:
+        x, up: F32 (n_row, n) with any strides between rows.
+        y: F32 (n_row, n), without gaps.
+    """
+    n *= UNIT
+    row, at = place(n, BLOCK)
+    inside = at < n
+    value = tl.load(x + row * x_stride * UNIT + at, mask=inside, other=0.0)
+    if HAS_UP:
+        factor = tl.load(up + row * up_stride * UNIT + at, mask=inside, other=0.0)
+        value = gate(value, factor, limit, KIND, HAS_LIMIT)
+    else:
+        value = activated(value, KIND)
+    tl.store(y + row * n + at, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "x_stride"])
+def xielu(x, y, n, x_stride, positive, negative, beta, eps, UNIT: tl.constexpr,
+          BLOCK: tl.constexpr):  # fmt: skip
+    """xIELU (see `engine.models.apertus.Xielu`) of x (n_row, n); the rest as in `gated`."""
+    n *= UNIT
+    row, at = place(n, BLOCK)
+    inside = at < n
+    value = tl.load(x + row * x_stride * UNIT + at, mask=inside, other=0.0)
+    below = (expm1(tl.minimum(value, eps)) - value) * negative
+    value = tl.where(value > 0, positive * value * value, below) + beta * value
+    tl.store(y + row * n + at, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "x_stride"])
+def softplus_rows(x, bias, y, n, x_stride, HAS_BIAS: tl.constexpr, UNIT: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
+    """`ln(1 + e^(x + bias))` of x (n_row, n) and bias (n,); the rest as in `gated`."""
+    n *= UNIT
+    row, at = place(n, BLOCK)
+    inside = at < n
+    value = tl.load(x + row * x_stride * UNIT + at, mask=inside, other=0.0)
+    if HAS_BIAS:
+        value += tl.load(bias + at, mask=inside, other=0.0)
+    tl.store(y + row * n + at, softplus(value), mask=inside)

@@ -1,0 +1,27 @@
+"""What a part of a block adds to the residual stream, as the ranks have it before they meet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.layers.norm import Norm
+
+
+class Addend(NamedTuple):
+    """`norm(sum of the ranks' summands + bias) * scale`; `Context.add` works it out.
+
+    Attributes:
+        summand: this rank's, (T, n_embd); None if it has none.
+        bias: what is added once to the sum, (n_embd,).
+        norm: what the biased sum passes, if anything.
+        is_whole: the summand is the sum, and the same on all ranks.
+    """
+
+    summand: Tensor | None
+    bias: Tensor | None = None
+    norm: Norm | None = None
+    scale: float = 1.0
+    is_whole: bool = False
