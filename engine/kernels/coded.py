@@ -35,14 +35,14 @@ def coded_rows(raw: Tensor, type_number: int) -> Tensor:
     out = torch.empty(len(blocks), quant.block_size // BLOCK, BLOCK + n_scale, dtype=torch.uint8)
     n = CHUNK // quant.block_size
     for part, goal in zip(torch.split(blocks, n), torch.split(out, n), strict=True):
-        codes, scales = _codes_and_scales(part, quant, layout)
+        codes, scales = codes_and_scales(part, quant, layout)
         goal[..., :BLOCK] = torch.unflatten(codes, 1, (-1, BLOCK))
         goal[..., BLOCK:] = torch.unflatten(scales, 1, (-1, n_scale))
     return out.view(len(raw), -1)
 
 
-def _codes_and_scales(blocks: Tensor, quant: Quant, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Both as bytes, (n_blocks, …)."""
+def codes_and_scales(blocks: Tensor, quant: Quant, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Both as bytes, (n_blocks, …), on the device of the blocks."""
     assert quant.codes_of is not None, "types in CODED have codes"
     scales, numbers = quant.codes_of(blocks)
     kind = torch.float32 if layout.scale == "f32" else torch.float16
@@ -56,14 +56,14 @@ def _codes(numbers: Tensor, layout: Layout) -> Tensor:
     if not layout.table:
         return (numbers + layout.zero).view(torch.uint8)
     pairs = numbers.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
-    found = _code_pairs(layout.table).index_select(0, pairs.reshape(-1))
+    found = _code_pairs(layout.table, numbers.device).index_select(0, pairs.reshape(-1))
     return found.view(torch.uint8).view(numbers.shape)
 
 
 @cache
-def _code_pairs(table: tuple[int, ...]) -> Tensor:
+def _code_pairs(table: tuple[int, ...], device: torch.device) -> Tensor:
     """The codes of two neighbouring numbers, by their 16 bits."""
     codes = torch.zeros(256, dtype=torch.int32)
     for code, number in reversed(list(enumerate(table))):
         codes[number & 0xFF] = code
-    return (codes + (codes[:, None] << 8)).flatten().to(torch.int16)
+    return (codes + (codes[:, None] << 8)).flatten().to(device, torch.int16)

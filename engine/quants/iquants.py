@@ -68,9 +68,19 @@ def iq4_nl(blocks: Tensor) -> Tensor:
 
 
 def iq4_xs(blocks: Tensor) -> Tensor:
+    scale = half(blocks, 0) * iq4_xs_scales(blocks)
+    return scaled(_nonlinear(iq4_xs_codes(blocks)), scale)
+
+
+def iq4_xs_codes(blocks: Tensor) -> Tensor:
+    """Codes as they are stored: uint8 (n_blocks, 8, 2, 16)."""
+    return planes(torch.unflatten(blocks[:, 8:], 1, (8, 16)), 4)
+
+
+def iq4_xs_scales(blocks: Tensor) -> Tensor:
+    """The scales of its eight parts: four bits and two more, less 32."""
     low, top = interleaved(blocks[:, 4:8], 4), interleaved(blocks[:, 2:4], 2)
-    scale = half(blocks, 0) * low.add_(top, alpha=16).view(torch.int8).sub_(32)
-    return scaled(_nonlinear(planes(torch.unflatten(blocks[:, 8:], 1, (8, 16)), 4)), scale)
+    return low.add_(top, alpha=16).view(torch.int8).sub_(32)
 
 
 def _signed(name: str, codes: Tensor, signs: Tensor) -> Tensor:

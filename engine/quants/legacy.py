@@ -17,12 +17,12 @@ def q4_1(blocks: Tensor) -> Tensor:
 
 
 def q5_0(blocks: Tensor) -> Tensor:
-    codes = _five_bits(blocks[:, 2:6], blocks[:, 6:])
+    codes = five_bits(blocks[:, 2:6], blocks[:, 6:])
     return scaled(codes.sub_(16), half(blocks, 0))
 
 
 def q5_1(blocks: Tensor) -> Tensor:
-    codes = _five_bits(blocks[:, 4:8], blocks[:, 8:])
+    codes = five_bits(blocks[:, 4:8], blocks[:, 8:])
     return affine(codes, half(blocks, 0), half(blocks, 2))
 
 
@@ -30,7 +30,7 @@ def q8_0(blocks: Tensor) -> Tensor:
     return scaled(field(blocks, 2, 34, torch.int8), half(blocks, 0))
 
 
-def _five_bits(high: Tensor, low: Tensor) -> Tensor:
+def five_bits(high: Tensor, low: Tensor) -> Tensor:
     """Codes 0 to 31, int8 (n_blocks, 32), from their top bits and their low nibbles."""
     top = tables.look_up(tables.bits(high.device), high)
     return planes(low, 4).flatten(1).view(torch.int8).add_(top, alpha=16)
