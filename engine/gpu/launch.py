@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.gpu.driver import prepare
+from engine.gpu.interpreter import interpret
 
 Grid = tuple[int, ...]
 Argument = Tensor | int | float
@@ -43,11 +44,9 @@ class Start:
         if not is_interpreted(self.kernel):
             run(*self.args, **self.constants, num_warps=self.num_warps, num_stages=self.num_stages)
             return
-        with _interpreter:  # it changes Triton's own functions meanwhile
-            run(*self.args, **self.constants)
+        interpret(lambda: run(*self.args, **self.constants))
 
 
-_interpreter = threading.RLock()
 _present = threading.local()
 
 Watch = Callable[[Start], bool]
