@@ -7,6 +7,7 @@ from token to token was built in.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -22,6 +23,19 @@ T_co = TypeVar("T_co", covariant=True)
 
 class NotRepeatable(Exception):
     """It cannot be captured; says why."""
+
+
+_present = threading.local()
+
+
+def refuse_capture(reason: str) -> None:
+    """Note that what comes now is only right for this token.
+
+    Raises:
+        NotRepeatable: this thread is capturing.
+    """
+    if getattr(_present, "is_capturing", False):
+        raise NotRepeatable(reason)
 
 
 class Captured(Protocol[T_co]):
@@ -48,7 +62,11 @@ def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
     Raises:
         NotRepeatable: it reads results back, or does something else that cannot be repeated.
     """
-    return CudaGraph(device, compute) if device.type == "cuda" else Tape(compute)
+    _present.is_capturing = True
+    try:
+        return CudaGraph(device, compute) if device.type == "cuda" else Tape(compute)
+    finally:
+        _present.is_capturing = False
 
 
 class CudaGraph(Generic[T]):

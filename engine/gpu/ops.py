@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu import steps
+from engine.gpu import attention, few, routing, steps
+from engine.gpu.graph import refuse_capture
+from engine.gpu.weights import GpuPlanes
 from engine.ops.reference import ReferenceOps
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-    pass
+    from engine.cache import LayerCache
+    from engine.layers.addend import Addend
+    from engine.layers.attention import Scores
+    from engine.layers.ffn import Activation
+    from engine.layers.linear import Linear
+    from engine.layers.moe import Routing
+    from engine.layers.norm import Norm
+    from engine.ops.experts import Groups
 
 
 class GpuOps(ReferenceOps):
@@ -23,11 +33,92 @@ class GpuOps(ReferenceOps):
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._n_past = torch.zeros(1, dtype=torch.int64, device=device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
 
     def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
-        self._n_past = position
+        self._position = position
+
+    # products
+
+    def linears(self, x: Tensor, *layers: Linear) -> Sequence[Tensor]:
+        weights = [layer.weight for layer in layers if isinstance(layer.weight, GpuPlanes)]
+        if len(weights) < len(layers) or any(layer.scale is not None for layer in layers):
+            return super().linears(x, *layers)
+        biases = [layer.added_bias for layer in layers]
+        products = few.products(x, weights, biases)
+        return super().linears(x, *layers) if products is None else products
+
+    def gated_linears(self, act: Activation, x: Tensor, gate: Linear, up: Linear) -> Tensor:
+        a, b = gate.weight, up.weight
+        if not isinstance(a, GpuPlanes) or not isinstance(b, GpuPlanes):
+            return super().gated_linears(act, x, gate, up)
+        y = few.gated(x, a, b, act) if gate.is_bare and up.is_bare else None
+        return super().gated_linears(act, x, gate, up) if y is None else y
+
+    # between products
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y = steps.rms_norm(x, weight, bias, eps)
         return super().rms_norm(x, weight, bias, eps) if y is None else y
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        y = steps.layer_norm(x, weight, bias, eps)
+        return super().layer_norm(x, weight, bias, eps) if y is None else y
+
+    def l2_norm(self, x: Tensor, eps: float) -> Tensor:
+        y = steps.l2_norm(x, eps)
+        return super().l2_norm(x, eps) if y is None else y
+
+    def add_norm(
+        self, x: Tensor, addend: Addend, norm: Norm | None
+    ) -> tuple[Tensor, Tensor | None]:
+        found = steps.add_norm(x, addend, norm)
+        return super().add_norm(x, addend, norm) if found is None else found
+
+    def activate(self, act: Activation, x: Tensor) -> Tensor:
+        y = steps.activate(act, x)
+        return super().activate(act, x) if y is None else y
+
+    def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
+        y = steps.gated(act, gate, up)
+        return super().gated(act, gate, up) if y is None else y
+
+    def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
+        y = steps.xielu(x, positive, negative, beta, eps)
+        return super().xielu(x, positive, negative, beta, eps) if y is None else y
+
+    # experts
+
+    def assign(
+        self, routing_: Routing, logits: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Groups]:
+        found = routing.assign(routing_, logits, bias)
+        return super().assign(routing_, logits, bias) if found is None else found
+
+    def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
+        total = routing.sum_of_experts(y, weights, groups)
+        return super().sum_of_experts(y, weights, groups) if total is None else total
+
+    # attention
+
+    def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
+        if not attention.write(cache, k, v, self._position):
+            refuse_capture("no kernel writes such a cache")
+            super().remember(cache, k, v, start)
+
+    def attention(
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        n_past: int,
+        scores: Scores,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+    ) -> Tensor:
+        y = attention.attention(q, cache, self._position, scores, sinks, slopes)
+        if y is None:
+            refuse_capture("no kernel reads such a cache")
+            return super().attention(q, cache, n_past, scores, sinks, slopes)
+        return y

@@ -72,11 +72,16 @@ class Linear(Module):
         """Whether nothing follows the product."""
         return self.scale is None and self.bias is None
 
+    @property
+    def added_bias(self) -> Tensor | None:
+        """What is added to the product, unless that is a summand."""
+        return None if self._is_partial else self.bias
+
     def finish(self, y: Tensor) -> Tensor:
         """What comes of a product y (T, n_out of this rank)."""
         if self.scale is not None:
             y = y * self.scale
-        return y if self.bias is None or self._is_partial else y + self.bias
+        return y if self.added_bias is None else y + self.added_bias
 
 
 class ExpertLinear(Module):

@@ -1,0 +1,119 @@
+"""A pass on tensors without memory: which kernels it would start, known before weights are read.
+
+It also fails where a layer reads a number of the device, which a graph could not do either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.cache import Cache
+from engine.context import Context
+from engine.footprint import plane_parts, slot_pieces, x_bytes
+from engine.gpu.launch import Start, watched
+from engine.gpu.ops import GpuOps
+from engine.gpu.target import Target, aimed
+from engine.gpu.weights import GpuPlanes, GpuPlain
+from engine.kernels.extent import Extent, n_tiles
+from engine.kernels.layout import LAYOUTS
+from engine.ops.planes import JoinedColumns
+from engine.ops.weights import DenseWeight, PackedWeight, Weight
+from engine.parallel.placement import Shard, Slices
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+    from engine.layers.module import Slot
+    from engine.models.declare import Declaration
+    from engine.parallel.comm import Group
+
+META = torch.device("meta")
+PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+
+
+def rehearse(
+    declaration: Declaration, rank: int, params: LoadParams, target: Target,
+    row_counts: Sequence[int],
+) -> list[Start]:  # fmt: skip
+    """All starts of passes over so many rows each, after one cached token.
+
+    Args:
+        declaration: with modules of its own; what they hold afterwards is of no use.
+    """
+    n_bytes = x_bytes(declaration.hp)
+    for slot in declaration.slots:
+        pieces = slot_pieces(slot, rank)
+        if pieces:
+            setattr(slot.owner, slot.attribute, _held(slot, pieces, n_bytes))
+    cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
+    context = Context(_Alone(rank), GpuOps(META), cache, META, ["cuda"] * len(declaration.devices))
+    starts: list[Start] = []
+    with torch.inference_mode(), aimed(target), watched(lambda start: _note(starts, start)):
+        for n in row_counts:
+            context.begin(1, n, n - 1)
+            ids = torch.zeros(n, dtype=torch.int64, device=META)
+            declaration.model.forward(ids, context)
+    return starts
+
+
+def _note(starts: list[Start], start: Start) -> bool:
+    starts.append(start)
+    return False
+
+
+def _held(slot: Slot, pieces: Sequence[Slices], n_bytes: int) -> Weight | Tensor:
+    """What the loader would make of a slot."""
+    dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
+    shape = [part.stop - part.start for part in pieces[0]]
+    shape[dim] = sum(piece[dim].stop - piece[dim].start for piece in pieces)
+    kind, number = slot.holding("kernels"), slot.tensor.type.number
+    if kind == "packed":
+        raw = torch.empty(*shape[:-1], slot.tensor.row_bytes, dtype=torch.uint8, device=META)
+        return PackedWeight(raw, number, slice(0, shape[-1]))
+    if kind == "planes":
+        parts = [
+            _planes(number, n_matrix, n_rows, columns, len(shape), n_bytes)
+            for n_matrix, n_rows, columns in plane_parts(slot, pieces)
+        ]
+        return parts[0] if len(parts) == 1 else JoinedColumns(parts, _widths(pieces))
+    if kind == "plain":
+        return GpuPlain(torch.empty(shape, dtype=PLAIN[slot.tensor.type.name], device=META))
+    whole = torch.empty(shape, device=META)
+    return DenseWeight(whole) if slot.is_matrix else whole
+
+
+def _planes(
+    number: int, n_matrix: int, n_rows: int, columns: slice, n_dim: int, n_bytes: int
+) -> GpuPlanes:
+    extent = Extent.of(columns.start, columns.stop)
+    shape = n_tiles(n_rows), extent.tile_bytes(LAYOUTS[number])
+    matrices = (n_matrix,) if n_dim > 2 else ()
+    planes = torch.empty(*matrices, *shape, dtype=torch.uint8, device=META)
+    return GpuPlanes(planes, number, n_rows, extent, n_bytes)
+
+
+def _widths(pieces: Sequence[Slices]) -> list[int]:
+    return [piece[-1].stop - piece[-1].start for piece in pieces]
+
+
+class _Alone:
+    """As if the other ranks had nothing to add."""
+
+    waited_s = 0.0
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
+        assert x is not None, "a rank without a slice has nothing to rehearse"
+        return x
+
+    def gather(self, x: Tensor | None, group: Group) -> Tensor | None:
+        return x
+
+    def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
+        assert x is not None, "a rank that has nothing yet cannot rehearse"
+        return x
