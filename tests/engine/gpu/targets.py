@@ -1,0 +1,224 @@
+"""All kernels for GPUs, compiled for real targets without a GPU.
+
+    python -m tests.engine.gpu.targets                       each kernel once, for two targets
+    python -m tests.engine.gpu.targets --all [TARGET ...]    all variants, such as sm_90 gfx1100
+
+It shows registers, spills and shared memory of each, the worst of a kernel's variants, and ends
+with status 1 where one does not compile, spills much, or has other parameters than our launcher
+passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "0"  # read where a kernel is defined
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from engine.gpu.compiling import Compiling, compile_start, variants
+from engine.gpu.launch import Start
+from engine.gpu.launcher import SCRATCH, parameter_types
+from engine.gpu.target import Target
+from tests.engine.gpu.offline import offline, parameter_bytes
+from tests.engine.gpu.scenes import collect
+
+QUICK = ("sm_90", "gfx1100")
+SWEEP = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_120", "gfx1100", "gfx942")
+
+N_SM = {"sm_75": 68, "sm_80": 108, "sm_86": 82, "sm_90": 132, "sm_120": 170, "gfx1100": 96,
+        "gfx942": 304}  # fmt: skip
+"""Of a card of each kind: RTX 2080 Ti, A100, RTX 3090, H200, RTX 5090, RX 7900 XTX, MI300X."""
+
+MOST_SHARED_BYTES = {"sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_90": 227, "sm_120": 99,
+                     "gfx1100": 64, "gfx942": 64}  # fmt: skip
+"""That a program may have, in KiB."""
+
+MOST_SPILLED_BYTES = 256
+"""Of a thread: more would be read and written all the time."""
+
+USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
+AMD_USAGE = re.compile(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)")
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one variant takes.
+
+    Attributes:
+        kernel: module and name.
+        registers: of a thread.
+        spilled_bytes: of a thread, in memory instead of registers.
+        shared_bytes: of a program.
+    """
+
+    target: str
+    kernel: str
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    num_warps: int
+
+    @property
+    def problem(self) -> str:
+        """Why it must not stay so, or ""."""
+        if self.spilled_bytes > MOST_SPILLED_BYTES:
+            return f"spills {self.spilled_bytes} bytes"
+        if self.shared_bytes > MOST_SHARED_BYTES[self.target] << 10:
+            return f"needs {self.shared_bytes} bytes of shared memory"
+        return ""
+
+
+def targets_of(name: str) -> tuple[Target, Any]:
+    """What our code and what Triton calls a target such as "sm_90"."""
+    if name.startswith("sm_"):
+        number = int(name[3:])
+        return Target("nvidia", number, N_SM[name]), GPUTarget("cuda", number, 32)
+    warp = 64 if name.startswith("gfx9") else 32
+    return Target("amd", 0, N_SM[name]), GPUTarget("hip", name, warp)
+
+
+def starts_for(name: str, *, is_brief: bool) -> list[Start]:
+    """The starts to compile: all variants, or one of each kernel."""
+    found = variants(collect(targets_of(name)[0], is_brief=is_brief))
+    if not is_brief:
+        return found
+    return list({kernel_name(start): start for start in reversed(found)}.values())
+
+
+def kernel_name(start: Start) -> str:
+    """Such as "norm.rms_norm"."""
+    return f"{start.kernel.__module__.rpartition('.')[2]}.{start.kernel.__name__}"
+
+
+def compile_for(name: str, starts: Iterable[Start]) -> tuple[list[Usage], list[str]]:
+    """Compile for a target; what variants take, and what is wrong."""
+    starts, found, wrong = list(starts), [], []
+    with offline(targets_of(name)[1]):
+        for start in starts:
+            try:
+                compiled = compile_start(start, CPU)
+            except Exception as error:  # noqa: BLE001 compilers fail in all ways
+                wrong.append(f"{name}: {kernel_name(start)}: {error} {start.constants}")
+                continue
+            usage = usage_of(name, start, compiled)
+            found.append(usage)
+            problem = usage.problem or parameter_problem(compiled)
+            if problem:
+                wrong.append(f"{name}: {usage.kernel}: {problem} {dict(start.constants)}")
+    return found, wrong
+
+
+def compile_ahead(name: str, starts: Sequence[Start], n_threads: int) -> None:
+    """Compile in several threads, so that `compile_for` finds all on disk."""
+    with offline(targets_of(name)[1]):
+        for start in starts:
+            start.kernel.device_caches.clear()
+        try:
+            Compiling(CPU, starts, n_threads=n_threads).wait()
+        except Exception as error:  # noqa: BLE001 is told of each variant afterwards
+            sys.stderr.write(f"{name}: {error}\n")
+
+
+def usage_of(name: str, start: Start, compiled: Any) -> Usage:
+    """Read what a compiled kernel takes."""
+    if "cubin" in compiled.asm:
+        registers, stack, local = _nvidia_usage(compiled.asm["cubin"])
+        spilled = stack + local
+    else:
+        facts = {key: int(value) for key, value in AMD_USAGE.findall(compiled.asm["amdgcn"])}
+        registers, spilled = facts["vgpr_count"], facts["private_segment_fixed_size"]
+    return Usage(
+        name, kernel_name(start), registers, spilled, compiled.metadata.shared, start.num_warps
+    )
+
+
+def _nvidia_usage(cubin: bytes) -> tuple[int, int, int]:
+    """Registers, and bytes of stack and of local memory."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        )
+    match = USAGE.search(done.stdout)
+    assert match, done.stdout
+    registers, stack, local = map(int, match.groups())
+    return registers, stack, local
+
+
+def parameter_problem(compiled: Any) -> str:
+    """Whether our launcher would pass other parameters than a kernel for NVIDIA has."""
+    if "ptx" not in compiled.asm:
+        return ""
+    ours = [ctypes.sizeof(kind) for _, kind in parameter_types(compiled.src.signature)]
+    wanted = parameter_bytes(compiled.asm["ptx"])
+    return "" if wanted == ours + [8] * len(SCRATCH) else f"has parameters of {wanted} bytes"
+
+
+def table(found: Sequence[Usage]) -> str:
+    """The worst of all variants of each kernel and target."""
+    groups: dict[tuple[str, str], list[Usage]] = defaultdict(list)
+    for usage in found:
+        groups[usage.kernel, usage.target].append(usage)
+    lines = [f"{'KERNEL':32} {'TARGET':8} {'VARIANTS':>8} {'REGISTERS':>9} {'SPILLED':>8} SHARED"]
+    for (kernel, target), some in sorted(groups.items()):
+        most = [
+            max(getattr(u, key) for u in some)
+            for key in ("registers", "spilled_bytes", "shared_bytes")
+        ]
+        lines.append(
+            f"{kernel:32} {target:8} {len(some):8} {most[0]:9} {most[1]:6} B {most[2]:6} B"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Compile what the command line asks for; see the module."""
+    parser = argparse.ArgumentParser(prog="python -m tests.engine.gpu.targets")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(SWEEP))
+    parser.add_argument("--all", action="store_true", help="all variants")
+    parser.add_argument("--only", default="", metavar="REGEX", help="kernels such as few.products")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    found: list[Usage] = []
+    wrong: list[str] = []
+    for name in args.targets or (SWEEP if args.all else QUICK):
+        begun = time.perf_counter()
+        starts = starts_for(name, is_brief=not args.all)
+        starts = [start for start in starts if re.search(args.only, kernel_name(start))]
+        compile_ahead(name, starts, args.threads)
+        some, bad = compile_for(name, starts)
+        found, wrong = found + some, wrong + bad
+        seconds = time.perf_counter() - begun
+        sys.stderr.write(f"{name}: {len(starts)} variants in {seconds:.0f} s\n")
+    if args.json:
+        document = {"kernels": [asdict(usage) for usage in found], "wrong": wrong}
+        sys.stdout.write(json.dumps(document))
+        return 0
+    sys.stdout.write("\n".join([table(found), *wrong, ""]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
