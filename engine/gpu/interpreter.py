@@ -26,13 +26,16 @@ def _hasten() -> None:
     function that a kernel calls, as they are already. A version that is built differently stays
     as slow as it is.
     """
+    from triton.language import standard
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
     if hasattr(builder.options, "sanitize_overflow"):
         builder.options = replace(builder.options, sanitize_overflow=False)
     function = interpreter.InterpretedFunction
-    if hasattr(function, "rewrite"):
+    if hasattr(function, "rewrite") and hasattr(interpreter, "_patch_lang"):
+        # kernels see another module than the functions that Triton itself is written with
+        interpreter._patch_lang(standard.zeros.fn)
         function.__call__ = _call
 
 
