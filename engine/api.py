@@ -191,18 +191,19 @@ class Model:
 
     def bench(
         self, test: BenchTest, repetitions: int = 5, *, warm_up: bool = True,
-        is_cancelled: IsCancelled = never,
+        kernels: bool = False, is_cancelled: IsCancelled = never,
     ) -> BenchResult:  # fmt: skip
         """Measure how fast prompts or tokens are computed; what was in the cache is forgotten.
 
         Args:
             warm_up: run it once before, with few tokens to generate, without counting that.
+            kernels: record what runs on GPUs as well, for some further tokens.
 
         Raises:
             EngineError: the context is too short for it, a device failed, or it was cancelled.
         """
         bench = Benchmark(self._session, self.runtime, is_cancelled)
-        return bench.run(test, repetitions, warm_up=warm_up)
+        return bench.run(test, repetitions, warm_up=warm_up, has_kernels=kernels)
 
     def generate(
         self,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from engine.errors import Cancelled, EngineError
-from engine.timeline import RankTimes, timed
+from engine.timeline import GpuTimes, RankTimes, timed
 
 if TYPE_CHECKING:
     from engine.generate import Session
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 N_WARM_UP = 4
 """Tokens at most that a warm-up generates."""
+
+N_RECORDED = 8
+"""Tokens at most of which is recorded what runs on GPUs."""
 
 NO_TOKEN = -1
 """Stands behind the tokens that a session is to keep, since it never keeps the last one."""
@@ -73,12 +76,18 @@ class BenchResult:
             a rank computes without kernels of ours.
         ranks: of a test that only generates, what each rank spends on a token, on average; what is
             left of a token's time is Python's.
+        host_s: of such a test, seconds per token that the host works outside kernels: on a GPU to
+            start a token, on CPUs what is left of a token's time on the busiest rank. None where
+            it is not known.
+        gpu: of such a test what ran on GPUs, if that was asked for.
     """
 
     test: BenchTest
     samples_s: tuple[float, ...]
     overhead_s: float | None = None
     ranks: tuple[RankTimes, ...] = ()
+    host_s: float | None = None
+    gpu: GpuTimes | None = None
 
     @property
     def samples_ts(self) -> tuple[float, ...]:
@@ -141,7 +150,9 @@ class Benchmark:
         self._is_cancelled = is_cancelled
         self._turn = session.begin()
 
-    def run(self, test: BenchTest, repetitions: int, *, warm_up: bool) -> BenchResult:
+    def run(
+        self, test: BenchTest, repetitions: int, *, warm_up: bool, has_kernels: bool = False
+    ) -> BenchResult:
         """Measure `test` so many times; see `Model.bench`."""
         if repetitions < 1:
             raise EngineError("A benchmark needs at least one repetition.")
@@ -160,7 +171,35 @@ class Benchmark:
             return BenchResult(test, seconds)
         outside = [sample.outside_s for sample in samples if sample.outside_s is not None]
         overhead_s = median(outside) / test.n_gen if outside else None
-        return BenchResult(test, seconds, overhead_s, _means(samples, test.n_gen))
+        ranks = _means(samples, test.n_gen)
+        found = BenchResult(test, seconds, overhead_s, ranks)
+        gpu = self._recorded(test, ids) if has_kernels else None
+        return replace(found, host_s=self._host_s(test, found), gpu=gpu)
+
+    @property
+    def _has_gpu(self) -> bool:
+        return any(device.type == "cuda" for device in self._runtime.devices)
+
+    def _host_s(self, test: BenchTest, found: BenchResult) -> float | None:
+        """See `BenchResult`."""
+        if self._has_gpu:
+            from engine.gpu.kernel_times import host_s  # only what serves a GPU imports from there
+
+            return host_s(self._runtime, test.n_depth)
+        if found.overhead_s is None:
+            return None
+        busiest = max(found.ranks, key=lambda times: times.computed_s)
+        return max(0.0, found.token_s - busiest.computed_s - busiest.waited_s)
+
+    def _recorded(self, test: BenchTest, ids: list[int]) -> GpuTimes | None:
+        """What runs on GPUs for some tokens; None without any."""
+        if not self._has_gpu:
+            return None
+        from engine.gpu.kernel_times import gpu_times
+
+        self._fill(ids[: test.n_depth])
+        wanted = ids[test.n_depth : test.n_depth + min(test.n_gen, N_RECORDED)]
+        return gpu_times(lambda: self._generate(wanted), len(wanted))
 
     def _measure(self, test: BenchTest, ids: list[int], n_gen: int) -> _Measured:
         """One repetition."""

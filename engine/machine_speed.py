@@ -49,6 +49,8 @@ class DeviceSpeed:
         bytes_per_s: reading from memory, in order.
         f32_flop_per_s: torch's matrix product in F32.
         bf16_flop_per_s: the same in BF16.
+        copy_bytes_per_s: read and written together while a GPU copies its own memory; None for
+            the CPU.
     """
 
     device: str
@@ -56,6 +58,7 @@ class DeviceSpeed:
     bytes_per_s: float
     f32_flop_per_s: float
     bf16_flop_per_s: float
+    copy_bytes_per_s: float | None = None
 
     @property
     def flop_per_s(self) -> float:
@@ -83,6 +86,7 @@ def measure_device(name: str) -> DeviceSpeed:
                 bytes_per_s=_read_speed(device, free_bytes([name])[name]),
                 f32_flop_per_s=_matmul_speed(device, torch.float32),
                 bf16_flop_per_s=_matmul_speed(device, torch.bfloat16),
+                copy_bytes_per_s=None if is_cpu else _copy_speed(device, free_bytes([name])[name]),
             )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -158,6 +162,13 @@ def _read_speed(device: torch.device, n_free: int) -> float:
     """Bytes/s of a sum, which takes less time to add than to read."""
     numbers = torch.ones(min(READ_BYTES, n_free // 4) // 4, device=device)
     return numbers.nbytes / _best_seconds(numbers.sum, device)
+
+
+def _copy_speed(device: torch.device, n_free: int) -> float:
+    """Bytes/s of a copy on a device, those that are read and those that are written."""
+    source = torch.ones(min(READ_BYTES, n_free // 8) // 4, device=device)
+    goal = torch.empty_like(source)
+    return 2 * source.nbytes / _best_seconds(lambda: goal.copy_(source), device)
 
 
 def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:

@@ -44,6 +44,34 @@ class TokenTimes:
     ranks: tuple[RankTimes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """One kernel, or kind of copy, on one device; per token.
+
+    Attributes:
+        count: starts.
+        seconds: of all of them together.
+    """
+
+    device: str
+    name: str
+    count: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTimes:
+    """What GPUs did for a token, on average.
+
+    Attributes:
+        kernels: the longest first.
+        busy_s: seconds in which something ran, by device.
+    """
+
+    kernels: tuple[KernelTime, ...]
+    busy_s: dict[str, float]
+
+
 class _Clock(NamedTuple):
     """Seconds of one rank so far; `worked_s` is None where only waiting is known."""
 

@@ -55,7 +55,8 @@ of weights, as in the file, that a token needs, of experts only those used; for 
 of matrix products with weights.
 OVERHEAD is the time per token outside the kernels, and its part of the token's time: Python, small
 operations of torch, waiting for other ranks, and choosing the next token. Of several ranks it is
-that of the one with the most work. It is not known where a rank uses torch alone."""
+that of the one with the most work. It is not known where a rank uses torch alone.
+HOST is what the host works for a token: until a GPU has started it; on the CPU outside kernels."""
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +75,10 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     tests.add_argument(
         "--timeline", action="store_true",
         help="say where each rank spends a token: computing, waiting for others, in Python",
+    )  # fmt: skip
+    tests.add_argument(
+        "--kernels", action="store_true",
+        help="say which kernels run on GPUs for a token, and for how long",
     )  # fmt: skip
     tests.add_argument("--no-warmup", action="store_true", help="count the first run, too")
     how = parser.add_argument_group("how to load")
@@ -157,7 +162,9 @@ def _choices(known: Sequence[str]) -> Callable[[str], list[str]]:
 def run_bench(args: argparse.Namespace) -> None:
     path, settings, tests = model_path(args.model), _settings(args), _tests(args)
     info, work = read_model_info(path), token_work(path)
-    report = Report(info, work, _speeds(settings), has_timeline=args.timeline)
+    report = Report(
+        info, work, _speeds(settings), has_timeline=args.timeline, has_kernels=args.kernels
+    )
     lines: list[Line] = []
     try:
         for params in settings:
@@ -257,7 +264,9 @@ def _bench_test(model: Model, test: BenchTest, load_s: float, args: argparse.Nam
     _progress(f"{test} on {','.join(params.devices)}")
     line = Line(params, test, _now(), model.n_threads, model.plan.storage, load_s)
     try:
-        result = model.bench(test, args.repetitions, warm_up=not args.no_warmup)
+        result = model.bench(
+            test, args.repetitions, warm_up=not args.no_warmup, kernels=args.kernels
+        )
     except EngineError as error:
         return replace(line, error=str(error), hint=error.hint)
     return replace(line, result=result)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from app.cli.bench_kernels import kernel_tables
 from app.cli.bench_timeline import timeline, timeline_table
 from app.cli.output import percent, size, table
 from engine import LoadParams, ModelInfo, TokenWork, list_devices
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
     from engine import BenchResult, BenchTest, DeviceSpeed
 
 HEADERS = (
-    "DEVICES", "SPLIT", "MODE", "KV", "THREADS", "BATCH", "TEST", "T/S", "OVERHEAD", "REACHED",
+    "DEVICES", "SPLIT", "MODE", "KV", "THREADS", "BATCH", "TEST", "T/S", "OVERHEAD", "HOST",
+    "REACHED",
 )  # fmt: skip
-RIGHT = frozenset({4, 5, 7, 8})
+RIGHT = frozenset({4, 5, 7, 8, 9})
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,13 @@ class Reached:
     Attributes:
         bytes_per_s: of weights, as in the file, that generating needs; None for a prompt.
         flop_per_s: of matrix products that a prompt needs; None for generating.
+        copy_fraction: of what GPUs read and write when they copy, for generating on these alone.
     """
 
     bytes_per_s: float | None = None
     flop_per_s: float | None = None
     fraction: float | None = None
+    copy_fraction: float | None = None
 
 
 class Report:
@@ -68,6 +72,7 @@ class Report:
     Args:
         speeds: of the devices, by their id; one that is not here could not be measured.
         has_timeline: whether to say where the time of a token goes on each rank.
+        has_kernels: whether to say where it goes on GPUs.
     """
 
     def __init__(
@@ -77,8 +82,10 @@ class Report:
         speeds: dict[str, DeviceSpeed],
         *,
         has_timeline: bool = False,
+        has_kernels: bool = False,
     ) -> None:
         self._info = info
+        self._has_kernels = has_kernels
         self._has_timeline = has_timeline
         self._work = work
         self._speeds = speeds
@@ -94,8 +101,14 @@ class Report:
         is_known = len(speeds) == len(used)
         if test.n_gen:
             n_bytes = self._work.n_bytes * result.avg_ts
-            limit = sum(s.bytes_per_s for s in speeds)
-            return Reached(bytes_per_s=n_bytes, fraction=n_bytes / limit if is_known else None)
+            if not is_known:
+                return Reached(bytes_per_s=n_bytes)
+            copied = [s.copy_bytes_per_s or 0.0 for s in speeds]
+            return Reached(
+                bytes_per_s=n_bytes,
+                fraction=n_bytes / sum(s.bytes_per_s for s in speeds),
+                copy_fraction=n_bytes / sum(copied) if all(copied) else None,
+            )
         flop = self._work.prompt_flop(test.n_prompt, line.params.n_batch)
         flop *= result.avg_ts / test.n_prompt
         limit = sum(s.flop_per_s for s in speeds)
@@ -108,6 +121,9 @@ class Report:
         if self._has_timeline:
             for fields, line in zip(results, lines, strict=True):
                 fields["timeline"] = [asdict(rank) for rank in timeline(line)]
+        if self._has_kernels:
+            for fields, line in zip(results, lines, strict=True):
+                fields["gpu"] = line.result and line.result.gpu
         return {"machine": machine, "results": results}
 
     def csv(self, lines: Sequence[Line]) -> str:
@@ -128,6 +144,8 @@ class Report:
         parts = [head, *self.machine(), "", table(HEADERS, rows, RIGHT)]
         if self._has_timeline:
             parts += ["", timeline_table(lines, [shares(line.split) for line in lines])]
+        if self._has_kernels:
+            parts += ["", kernel_tables(lines)]
         return "\n".join(parts).rstrip()
 
     def machine(self) -> list[str]:
@@ -138,6 +156,7 @@ class Report:
             + f": reads {_giga(speed.bytes_per_s)}B/s, multiplies "
             f"{_giga(speed.f32_flop_per_s)}FLOP/s in F32, "
             f"{_giga(speed.bf16_flop_per_s)}FLOP/s in BF16"
+            + (f", copies {_giga(speed.copy_bytes_per_s)}B/s" if speed.copy_bytes_per_s else "")
             for device, speed in self._speeds.items()
         ]
 
@@ -149,9 +168,10 @@ class Report:
             n_threads, str(params.n_batch), str(line.test),
         )  # fmt: skip
         if result is None:
-            return (*setting, "-", "-", line.error)
+            return (*setting, "-", "-", "-", line.error)
         rate = f"{result.avg_ts:.2f} ± {result.stddev_ts:.2f}"
-        return (*setting, rate, _overhead_cell(result), _reached_cell(self.reached(line)))
+        times = _overhead_cell(result), _host_cell(result)
+        return (*setting, rate, *times, _reached_cell(self.reached(line)))
 
     def _fields(self, line: Line) -> dict[str, Any]:
         """One line for programs, under llama-bench's names where it has the same."""
@@ -184,6 +204,7 @@ class Report:
             "samples_ts": samples_ts,
             "overhead_s": result.overhead_s if result else None,
             "overhead": result.overhead if result else None,
+            "host_us": 1e6 * result.host_s if result and result.host_s is not None else None,
             **asdict(self.reached(line)),
             "error": f"{line.error} {line.hint}".strip() or None,
         }
@@ -226,6 +247,10 @@ def _overhead_cell(result: BenchResult) -> str:
     return f"{1000 * result.overhead_s:.2f} ms ({percent(result.overhead)})"
 
 
+def _host_cell(result: BenchResult) -> str:
+    return "-" if result.host_s is None else f"{1e6 * result.host_s:.0f} µs"
+
+
 def _reached_cell(reached: Reached) -> str:
     if reached.bytes_per_s is not None:
         text = f"{_giga(reached.bytes_per_s)}B/s"
@@ -233,4 +258,7 @@ def _reached_cell(reached: Reached) -> str:
         text = f"{_giga(reached.flop_per_s)}FLOP/s"
     else:
         return "-"
-    return text if reached.fraction is None else f"{text} ({percent(reached.fraction)})"
+    parts = [] if reached.fraction is None else [percent(reached.fraction)]
+    if reached.copy_fraction is not None:
+        parts.append(f"{percent(reached.copy_fraction)} of copying")
+    return f"{text} ({', '.join(parts)})" if parts else text

@@ -20,6 +20,7 @@ from engine import (
     read_model_info,
     token_work,
 )
+from engine.timeline import GpuTimes, KernelTime
 from tests.helpers.command_line import Run, assert_refused
 
 SPEED = DeviceSpeed("cpu", 2, bytes_per_s=4e10, f32_flop_per_s=1e11, bf16_flop_per_s=5e11)
@@ -48,7 +49,8 @@ def test_a_line_has_the_fields_of_llama_bench(run: Run, model: Path) -> None:
     assert outcome.document["machine"] == [
         {
             "device": "cpu", "n_threads": 2, "bytes_per_s": 4e10, "f32_flop_per_s": 1e11,
-            "bf16_flop_per_s": 5e11, "name": outcome.document["machine"][0]["name"],
+            "bf16_flop_per_s": 5e11, "copy_bytes_per_s": None,
+            "name": outcome.document["machine"][0]["name"],
         }
     ]  # fmt: skip
     results = outcome.document["results"]
@@ -80,6 +82,8 @@ def test_what_is_reached_is_a_part_of_what_the_machine_can_do(run: Run, model: P
     assert prompt["bytes_per_s"] is tokens["flop_per_s"] is both["fraction"] is None
     assert 0 < tokens["overhead_s"] < 3 / min(tokens["samples_ts"])
     assert 0 < tokens["overhead"] <= 1
+    assert 0 <= tokens["host_us"] <= 1e6 * tokens["overhead_s"]
+    assert prompt["host_us"] is tokens["copy_fraction"] is None
     assert prompt["overhead_s"] is both["overhead_s"] is both["overhead"] is None
 
 
@@ -121,7 +125,10 @@ def test_without_sizes_they_are_those_of_llama_bench(
 ) -> None:
     asked: list[tuple[BenchTest, int, bool]] = []
 
-    def bench(model: Model, test: BenchTest, repetitions: int, *, warm_up: bool) -> BenchResult:
+    def bench(
+        model: Model, test: BenchTest, repetitions: int, *, warm_up: bool, kernels: bool
+    ) -> BenchResult:
+        assert not kernels
         asked.append((test, repetitions, warm_up))
         return BenchResult(test, (1.0,) * repetitions)
 
@@ -209,15 +216,16 @@ def test_people_get_a_table(run: Run, model: Path) -> None:
     )
     assert (empty, len(rows)) == ("", 4)
     assert header.split() == [
-        "DEVICES", "SPLIT", "MODE", "KV", "THREADS", "BATCH", "TEST", "T/S", "OVERHEAD", "REACHED",
+        "DEVICES", "SPLIT", "MODE", "KV", "THREADS", "BATCH", "TEST", "T/S", "OVERHEAD", "HOST",
+        "REACHED",
     ]  # fmt: skip
     assert rows[0].endswith("The split has 2 numbers but there are 1 devices.")
     devices, split, mode, kv, threads, batch, test, *rest = rows[3].split()
     assert (devices, split, mode, kv, threads, batch) == (
         "cpu,cpu", "3,1", "tensor", "f16", "2", "512",
     )  # fmt: skip
-    assert (test, rest[1], rest[4], rest[6]) == ("tg3", "±", "ms", "%)")
-    assert rest[8:] == ["GB/s", rest[9], "%)"]
+    assert (test, rest[1], rest[4], rest[6], rest[8]) == ("tg3", "±", "ms", "%)", "µs")
+    assert rest[10:] == ["GB/s", rest[11], "%)"]
 
 
 def test_csv_has_a_row_for_each_line(run: Run, model: Path) -> None:
@@ -334,3 +342,43 @@ def test_a_timeline_says_where_each_rank_spends_a_token(run: Run, model: Path) -
     assert rows[0].split() == ["RANK", "DEVICE", "TOKEN", "COMPUTES", "WAITS", "PYTHON"]
     assert [row.split()[:4] for row in rows[1:]] == [["3,1", "tg3", n, "cpu"] for n in ("0", "1")]
     assert "timeline" not in run("bench", model, *FAST, "--timeline", "--csv").out
+
+
+def test_what_gpus_run_is_listed(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = [KernelTime("cuda:0", f"kernel{n}", 2, 1e-4 / (n + 1)) for n in range(20)]
+    times = GpuTimes(tuple(kernels), {"cuda:0": 4e-4})
+
+    def bench(model: Model, test: BenchTest, *_: object, **asked: object) -> BenchResult:
+        assert asked["kernels"]
+        is_tokens = test.n_gen > 0
+        return BenchResult(
+            test, (test.n_gen * 1e-3 or 1.0,), host_s=25e-6 if is_tokens else None,
+            gpu=times if is_tokens else None,
+        )  # fmt: skip
+
+    monkeypatch.setattr(Model, "bench", bench)
+    gpu = DeviceSpeed("cpu", 0, 4e10, 1e11, 5e11, copy_bytes_per_s=8e10)
+    monkeypatch.setattr("engine.measure_device", lambda device: gpu)
+    prompt, tokens = run("bench", model, *FAST, "--kernels", "--json").document["results"]
+    assert prompt["gpu"] is None
+    assert tokens["host_us"] == pytest.approx(25)
+    assert tokens["copy_fraction"] == pytest.approx(tokens["fraction"] / 2)
+    assert tokens["gpu"]["busy_s"] == {"cuda:0": 4e-4}
+    assert tokens["gpu"]["kernels"][0] == {
+        "device": "cuda:0", "name": "kernel0", "count": 2, "seconds": 1e-4,
+    }  # fmt: skip
+    shown = run("bench", model, *FAST, "--kernels").out
+    assert "copies 80 GB/s" in shown
+    assert "% of copying)" in shown
+    assert "25 µs" in shown
+    assert "tg3, 1000.0 µs a token" in shown
+    assert [f"kernel{n}" in shown for n in (0, 15, 16)] == [True, True, False]
+    assert "4 others" in shown
+    assert "40.0 %" in shown, "what the GPU was busy"
+
+
+def test_without_a_gpu_there_are_no_kernels_to_list(run: Run, model: Path) -> None:
+    outcome = run("bench", model, *FAST, "--kernels")
+    assert "No kernels were recorded: only tests that generate on GPUs have any." in outcome.out
+    result = run("bench", model, *FAST, "--kernels", "--json").document["results"][1]
+    assert result["gpu"] is None

@@ -1,0 +1,131 @@
+"""Where GPUs spend a token: what is made of a profiler's records, and of a host's time."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from engine import BenchTest
+from engine.benchmark import Benchmark
+from engine.gpu import kernel_times
+from engine.gpu.kernel_times import Span, gpu_times, host_s, short_name, summed
+from engine.timeline import GpuTimes, KernelTime
+
+GEMM = "void cutlass::Kernel<cutlass_80_tensorop>(Params)"
+
+
+def test_times_are_added_up_per_token() -> None:
+    spans = [
+        Span("cuda:0", "products", 0, 10), Span("cuda:0", "products", 20, 35),
+        Span("cuda:0", GEMM, 5, 25), Span("cuda:1", "norm", 3, 4),
+    ]  # fmt: skip
+    found = summed(spans, 2)
+    assert found is not None
+    assert found.busy_s == {"cuda:0": pytest.approx(35e-6 / 2), "cuda:1": pytest.approx(1e-6 / 2)}
+    assert found.kernels == (
+        KernelTime("cuda:0", "products", 1, pytest.approx(25e-6 / 2)),
+        KernelTime("cuda:0", "Kernel", 0.5, pytest.approx(20e-6 / 2)),
+        KernelTime("cuda:1", "norm", 0.5, pytest.approx(1e-6 / 2)),
+    )
+    assert summed([], 2) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (GEMM, "Kernel"),
+        ("void at::native::(anonymous namespace)::fill<float>(int)", "fill"),
+        ("Memcpy DtoH (Device -> Pinned)", "Memcpy DtoH"),
+        ("sm90_xmma_gemm_bf16", "sm90_xmma_gemm_bf16"),
+    ],
+)
+def test_names_are_short(name: str, short: str) -> None:
+    assert short_name(name) == short
+
+
+def test_only_what_ran_on_devices_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(kind: str, name: str, begin: float) -> SimpleNamespace:
+        span = SimpleNamespace(start=begin, end=begin + 2)
+        device_type = SimpleNamespace(name=kind)
+        return SimpleNamespace(device_type=device_type, device_index=0, name=name, time_range=span)
+
+    class Profile:
+        def __init__(self, activities: list[object]) -> None:
+            assert activities == [torch.profiler.ProfilerActivity.CUDA]
+
+        def __enter__(self) -> "Profile":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            computed.append("end")
+
+        def events(self) -> list[SimpleNamespace]:
+            return [event("CPU", "cudaGraphLaunch", 0), event("CUDA", "norm", 1)]
+
+    computed: list[str] = []
+    monkeypatch.setattr(torch.profiler, "profile", Profile)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: computed.append("waited"))
+    found = gpu_times(lambda: computed.append("tokens"), 4)
+    assert computed == ["tokens", "waited", "end"]
+    assert found == GpuTimes((KernelTime("cuda:0", "norm", 0.25, 0.5e-6),), {"cuda:0": 0.5e-6})
+
+
+class FakeRuntime:
+    """One rank on a GPU, which replays a token."""
+
+    def __init__(self, n_ranks: int = 1, refusal: str = "") -> None:
+        self.starts: list[tuple[int, int]] = []
+        rank = SimpleNamespace(
+            refusal=refusal, recording=object(), device=torch.device("cuda:0"), repeat=self._repeat
+        )
+        self.ranks = [rank] * n_ranks
+        self.devices = [rank.device] * n_ranks
+        self.hp = SimpleNamespace(n_vocab=100)
+
+    def _repeat(self, token: int, position: int) -> None:
+        self.starts.append((token, position))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at it is a second later; there is nothing to wait for."""
+    now = iter(range(1000))
+    monkeypatch.setattr(kernel_times, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+
+
+def test_the_host_starts_tokens_without_waiting(clock: None) -> None:
+    runtime: Any = FakeRuntime()
+    assert host_s(runtime, 7) == 1 / kernel_times.N_STARTED
+    assert set(runtime.starts) == {(0, 7)}
+    for other in (FakeRuntime(n_ranks=2), FakeRuntime(refusal="it reads results back")):
+        no_graph: Any = other
+        assert host_s(no_graph, 7) is None
+
+
+def test_a_benchmark_on_a_gpu_has_both(clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime: Any = FakeRuntime()
+    runtime.kernel_s = lambda: None
+    kept: list[int] = []
+    session: Any = SimpleNamespace(
+        begin=lambda: 1, n_ctx=64, ids=[], keep_common=lambda ids: kept.append(len(ids)),
+        forward=lambda ids, n, turn: torch.zeros(1, 100).numpy(),
+    )  # fmt: skip
+    monkeypatch.setattr("engine.benchmark.timed", lambda runtime, position, compute: (
+        compute(), SimpleNamespace(ranks=())
+    ))  # fmt: skip
+    tokens: list[int] = []
+
+    def times(compute: Any, n_tokens: int) -> GpuTimes:
+        compute()
+        tokens.append(n_tokens)
+        return GpuTimes((), {"cuda:0": 1e-3})
+
+    monkeypatch.setattr(kernel_times, "gpu_times", times)
+    bench = Benchmark(session, runtime)
+    result = bench.run(BenchTest(0, 20), 1, warm_up=False, has_kernels=True)
+    assert tokens == [8], "not more than are needed"
+    assert result.gpu == GpuTimes((), {"cuda:0": 1e-3})
+    assert result.host_s == 1 / kernel_times.N_STARTED
+    assert bench.run(BenchTest(0, 3), 1, warm_up=False).gpu is None
