@@ -166,7 +166,7 @@ class Runtime:
             return
         for _ in range(RECORDED):
             self._pass([0], 0, 0)
-        if any(rank.card for rank in self.ranks):
+        if any(rank.card and rank.card.compiles for rank in self.ranks):
             for n in sorted({min(n, self.n_ctx, self.n_batch) for n in WARM_ROWS}):
                 self._pass([0] * n, 0, n - 1)
         for worker in self.workers:

@@ -30,6 +30,11 @@ class Card:
         self.x_bytes = x_bytes
         self.target = target_of(device)
 
+    @property
+    def compiles(self) -> bool:
+        """Whether a kernel's first start takes longer than the others."""
+        return self.target.maker != "interpreter"
+
     def make_ops(self) -> GpuOps:
         """The arithmetic of one rank."""
         return GpuOps(self.device)
