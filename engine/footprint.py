@@ -34,6 +34,16 @@ driver and card."""
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
 """Working memory of a packed matrix while it is dequantised in chunks."""
 
+LOAD_BUFFERS, LOAD_BUFFER_BYTES = 3, 32 << 20
+"""What parts of the file pass on their way to a GPU: so many of this size, in the host's memory and
+on the GPU. One is filled and one is copied while one waits."""
+
+PACK_BYTES = 64 << 20
+"""Working memory on a GPU while blocks of the file become planes there."""
+
+LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
+"""What a GPU takes beside its weights, at most, while these are loaded; nothing stays of it."""
+
 
 def runtime_bytes(device: str) -> int:
     """What using a device takes by itself."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -25,8 +27,11 @@ from engine.quants import QUANTS, dequantise
 
 if TYPE_CHECKING:
     from engine.gguf import GGUFFile, TensorInfo
+    from engine.gpu.card import Card
 
 Bytes = NDArray[np.uint8]
+Bring = Callable[[Bytes], Tensor]
+LoadMatrix = Callable[[Slot, Sequence[Slices]], Weight]
 
 CHUNK_BYTES = 8 << 20
 """Read at a time; cancelling and progress take effect between chunks."""
@@ -97,31 +102,67 @@ def load_rank(
     storage: str,
     worker: Worker | None,
     progress: Progress,
+    card: Card | None = None,
 ) -> None:
     """Fill the attributes that `slots` name with this rank's parts.
 
     Args:
         storage: see `engine.plan.DevicePlan`.
         worker: of a rank that computes with the CPU's kernels, else None.
+        card: of a rank that computes with those for GPUs, else None.
     """
-    for slot in slots:
-        pieces = slot_pieces(slot, rank)
-        if not pieces:
-            continue
-        dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
-        value: Weight | Tensor
-        kind = slot.holding(storage)
-        if kind == "packed":
-            value = _load_packed(file, slot.tensor, pieces, dim, device, progress)
-        elif kind != "f32":
-            assert worker is not None, "only ranks with kernels hold weights for them"
-            value = load_for_kernels(file, slot, pieces, worker, progress.add)
+    with ExitStack() as stack:
+        if card is None:
+            bring: Bring = partial(_copied, progress=progress)
+            load: LoadMatrix = partial(_load_for_cpu, file, worker=worker, progress=progress)
         else:
-            parts = [_dequantised(file, slot.tensor, piece, progress) for piece in pieces]
-            whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-            value = DenseWeight(whole.to(device)) if slot.is_matrix else whole.to(device)
-        setattr(slot.owner, slot.attribute, value)
-        file.release(slot.tensor)
+            from engine.gpu import loading  # Triton is not for the CPU
+
+            staging = stack.enter_context(loading.staging_for(slots, rank, device, progress.add))
+            bring = partial(loading.sent, staging=staging)
+            load = partial(loading.load_for_gpu, file, staging=staging, x_bytes=card.x_bytes)
+        for slot in slots:
+            pieces = slot_pieces(slot, rank)
+            if pieces:
+                value = _value(file, slot, pieces, device, storage, progress, bring, load)
+                setattr(slot.owner, slot.attribute, value)
+                file.release(slot.tensor)
+
+
+def _value(
+    file: GGUFFile, slot: Slot, pieces: Sequence[Slices], device: torch.device, storage: str,
+    progress: Progress, bring: Bring, load: LoadMatrix,
+) -> Weight | Tensor:  # fmt: skip
+    """A rank's part of one tensor.
+
+    Args:
+        bring: copies bytes of the file.
+        load: makes a matrix for kernels.
+    """
+    dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
+    kind = slot.holding(storage)
+    if kind == "packed":
+        return _load_packed(file, slot.tensor, pieces, dim, device, bring)
+    if kind != "f32":
+        return load(slot, pieces)
+    parts = [_dequantised(file, slot.tensor, piece, progress) for piece in pieces]
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    return DenseWeight(whole.to(device)) if slot.is_matrix else whole.to(device)
+
+
+def _load_for_cpu(
+    file: GGUFFile, slot: Slot, pieces: Sequence[Slices], worker: Worker | None, progress: Progress
+) -> Weight:
+    assert worker is not None, "only ranks with kernels hold weights for them"
+    return load_for_kernels(file, slot, pieces, worker, progress.add)
+
+
+def _copied(raw: Bytes, progress: Progress) -> Tensor:
+    """Bytes of the file in memory of their own."""
+    rows = torch.empty(prod(raw.shape[:-1]), raw.shape[-1], dtype=torch.uint8)
+    for part, chunk in _chunks(raw, progress):
+        rows[part] = chunk
+    return rows.view(raw.shape)
 
 
 def _load_packed(
@@ -130,16 +171,13 @@ def _load_packed(
     pieces: Sequence[Slices],
     dim: int,
     device: torch.device,
-    progress: Progress,
+    bring: Bring,
 ) -> Weight:
     """The file's bytes of the blocks that cover all pieces, joined along `dim`."""
     parts, columns, begin = [], [], 0
     for piece in pieces:
         raw, inside = _blocks(file, tensor, piece)
-        rows = torch.empty(prod(raw.shape[:-1]), raw.shape[-1], dtype=torch.uint8)
-        for part, chunk in _chunks(raw, progress):
-            rows[part] = chunk
-        parts.append(rows.view(raw.shape))
+        parts.append(bring(raw))
         columns.append(torch.arange(begin + inside.start, begin + inside.stop))
         begin += raw.shape[-1] // tensor.type.type_size * tensor.type.block_size
     whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim)

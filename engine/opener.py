@@ -45,8 +45,9 @@ class Opener:
         rank = self._opened(number, mine, mine.states)
         try:
             load_rank(
-                self.file, rank.slots, number, rank.device, rank.storage, rank.worker, progress
-            )
+                self.file, rank.slots, number, rank.device, rank.storage, rank.worker, progress,
+                rank.card,
+            )  # fmt: skip
         except BaseException:
             rank.close()
             raise

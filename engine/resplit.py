@@ -165,7 +165,8 @@ class Transfer:
     def _load(self, rank: Rank, indices: Sequence[int], progress: Progress) -> None:
         slots = [rank.slots[index] for index in indices]
         load_rank(
-            self._file, slots, rank.number, rank.device, rank.storage, rank.worker, progress
+            self._file, slots, rank.number, rank.device, rank.storage, rank.worker, progress,
+            rank.card,
         )  # fmt: skip
 
     def _carry(self, source: Side, target: Side, index: int) -> None:

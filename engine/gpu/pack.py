@@ -1,7 +1,7 @@
 """From the blocks of a file that lie on a device to planes there: the same bits in another order.
 
 What the CPU's packer does (`engine.kernels.pack`), by torch, so that it works on every device. Some
-rows are worked on at a time: beside what is given and what is made, it takes `WORK_BYTES`.
+rows are worked on at a time: beside what is given and what is made, it takes `PACK_BYTES`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
+from engine.footprint import PACK_BYTES
 from engine.kernels.coded import codes_and_scales
 from engine.kernels.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
 from engine.quants import QUANTS, Quant, iquants, kquants
@@ -24,11 +25,11 @@ from engine.quants.legacy import five_bits
 if TYPE_CHECKING:
     from engine.kernels.extent import Extent
 
-PIECE_WEIGHTS = 1 << 23
-"""Weights that are worked on at a time: on a fast device the steps then outlast their launches."""
+WEIGHT_BYTES = 8
+"""The most that the steps need for a weight, of any type."""
 
-WORK_BYTES = 8 * PIECE_WEIGHTS
-"""The most that is needed for them at once."""
+PIECE_WEIGHTS = PACK_BYTES // WEIGHT_BYTES
+"""Weights that are worked on at a time: on a fast device the steps then outlast their launches."""
 
 Read = Callable[[Tensor], Tensor]
 

@@ -46,11 +46,24 @@ def load_for_kernels(
     Args:
         report: called with the bytes of the file that were read; may raise to stop.
     """
+    load: Load = _planes if slot.tensor.type.number in LAYOUTS else _plain
+    return in_parts(
+        slot, pieces, lambda group, dim: load(file, slot.tensor, group, dim, worker, report)
+    )
+
+
+def in_parts(
+    slot: Slot, pieces: Sequence[Slices], load: Callable[[Sequence[Slices], int], Weight]
+) -> Weight:
+    """A matrix as what `load` makes of its pieces; each interval of columns is held by itself.
+
+    Args:
+        load: takes pieces, and the dimension along which they are joined.
+    """
     dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
     is_cut_in_columns = dim == len(slot.tensor.shape) - 1
     groups = [[piece] for piece in pieces] if is_cut_in_columns else [list(pieces)]
-    load: Load = _planes if slot.tensor.type.number in LAYOUTS else _plain
-    parts = [load(file, slot.tensor, group, dim, worker, report) for group in groups]
+    parts = [load(group, dim) for group in groups]
     if len(parts) == 1:
         return parts[0]
     return JoinedColumns(parts, [piece[-1].stop - piece[-1].start for piece in pieces])
@@ -66,7 +79,7 @@ def _planes(
 ) -> PlaneWeight:
     number = tensor.type.number
     extent = Extent.of(pieces[0][-1].start, pieces[0][-1].stop)
-    *matrices, n_rows = _joined_shape(pieces, dim)[:-1]
+    *matrices, n_rows = joined_shape(pieces, dim)[:-1]
     tile_bytes = extent.tile_bytes(LAYOUTS[number])
     planes = weight_memory((*matrices, n_tiles(n_rows), tile_bytes), torch.uint8)
     if n_rows % TILE:
@@ -91,7 +104,7 @@ def _plain(
     report: Report,
 ) -> PlainWeight:
     dtype, columns = DTYPES[tensor.type.name], pieces[0][-1]
-    data = weight_memory(_joined_shape(pieces, dim), dtype)
+    data = weight_memory(joined_shape(pieces, dim), dtype)
     by_matrix = data.view(-1, *data.shape[-2:])
     begun = [0] * len(by_matrix)
     size = tensor.type.type_size
@@ -106,7 +119,7 @@ def _plain(
     return PlainWeight(data, worker)
 
 
-def _joined_shape(pieces: Sequence[Slices], dim: int) -> tuple[int, ...]:
+def joined_shape(pieces: Sequence[Slices], dim: int) -> tuple[int, ...]:
     """The shape of all pieces joined along one dimension."""
     shapes = [[part.stop - part.start for part in piece] for piece in pieces]
     whole = list(shapes[0])
@@ -119,13 +132,23 @@ def _matrices(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int
 ) -> Iterator[tuple[int, Bytes]]:
     """Each matrix of each piece as whole rows of the file, with its index among the joined ones."""
+    for offset, matrices in stacks(file, tensor, pieces, dim):
+        for index in range(len(matrices)):
+            yield offset + index, matrices[index]
+
+
+def stacks(
+    file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int
+) -> Iterator[tuple[int, Bytes]]:
+    """The matrices of each piece as whole rows of the file: (n, n_rows, row_bytes).
+
+    Each with the index of its first matrix among the joined ones.
+    """
     raw = file.raw(tensor).reshape(*tensor.shape[:-1], -1)
     offset = 0
     for piece in pieces:
         part = raw[piece[:-1]]
-        matrices = part.reshape(-1, *part.shape[-2:]) if part.ndim > 2 else part[None]
-        for index in range(len(matrices)):
-            yield offset + index, matrices[index]
+        yield offset, part.reshape(-1, *part.shape[-2:]) if part.ndim > 2 else part[None]
         if dim == 0 and part.ndim > 2:
             offset += prod(part.shape[:-2])
 
@@ -139,11 +162,11 @@ def _chunks(rows: Bytes) -> Iterator[tuple[int, Bytes]]:
 
 def _read_bytes(tensor: TensorInfo, extent: Extent) -> int:
     """Bytes of the file's blocks that cover a row."""
-    first, last = _file_blocks(tensor.type.block_size, extent)
+    first, last = file_blocks(tensor.type.block_size, extent)
     return (last - first) * tensor.type.type_size
 
 
-def _file_blocks(block_size: int, extent: Extent) -> tuple[int, int]:
+def file_blocks(block_size: int, extent: Extent) -> tuple[int, int]:
     """The blocks of a row in the file that cover an extent, as an interval."""
     start = extent.first * BLOCK + extent.lead
     return start // block_size, -(-(start + extent.n_columns) // block_size)
@@ -156,7 +179,7 @@ def _pack(
     first, address, row_bytes = extent.first, rows.ctypes.data, rows.strides[0]
     if number in CODED:
         info = TYPES[number]
-        begin, end = _file_blocks(info.block_size, extent)
+        begin, end = file_blocks(info.block_size, extent)
         blocks = torch.from_numpy(rows[:, begin * info.type_size : end * info.type_size].copy())
         coded = coded_rows(blocks, number)
         first -= begin * info.block_size // BLOCK

@@ -17,7 +17,7 @@ from engine.gpu import pack as packing
 from engine.gpu.pack import pack
 from engine.kernels.extent import Extent, n_tiles
 from engine.kernels.layout import CODED, LAYOUTS
-from engine.ops.packing import _file_blocks, _pack
+from engine.ops.packing import _pack, file_blocks
 from engine.ops.worker import Worker
 from tests.bench.random_blocks import random_tensor
 
@@ -47,7 +47,7 @@ def random_rows(number: int, n: int, n_row: int) -> np.ndarray:
 def covering(raw: np.ndarray, number: int, extent: Extent) -> Tensor:
     """The blocks of the file that cover an extent."""
     info = TYPES[number]
-    first, stop = _file_blocks(info.block_size, extent)
+    first, stop = file_blocks(info.block_size, extent)
     return torch.from_numpy(raw[..., first * info.type_size : stop * info.type_size].copy())
 
 
@@ -118,7 +118,7 @@ def test_the_memory_it_takes_is_bounded(number: int, monkeypatch: pytest.MonkeyP
     with Allocated() as allocated:
         pack(raw, number, extent, goal)
     assert allocated.now == 0
-    assert allocated.peak <= packing.WORK_BYTES // (1 << 23) * n_weight
+    assert allocated.peak <= packing.WEIGHT_BYTES * n_weight
 
 
 class Allocated(TorchDispatchMode):

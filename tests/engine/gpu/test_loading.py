@@ -1,0 +1,386 @@
+"""Weights of GPUs are the CPU's planes, however they come; what fails leaves nothing behind."""
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from torch import Tensor
+
+from engine.errors import Cancelled, DeviceError
+from engine.gguf.tensors import TensorInfo
+from engine.gguf.types import TYPES
+from engine.gpu import staging as stages
+from engine.gpu.loading import load_for_gpu, sent, staging_for
+from engine.gpu.staging import Buffer, PlainCopier, Staging
+from engine.gpu.weights import GpuPlain, GpuPlanes
+from engine.host_memory import HostTensor
+from engine.kernels.layout import LAYOUTS
+from engine.layers.module import Module, Slot
+from engine.loader import Progress, load_rank
+from engine.ops.packing import load_for_kernels
+from engine.ops.planes import JoinedColumns, PlainWeight, PlaneWeight
+from engine.ops.weights import PackedWeight, Weight
+from engine.ops.worker import Worker
+from engine.parallel.placement import Placement, Replicate, Shard
+from engine.parallel.ranges import Ranges
+from tests.bench.random_blocks import random_tensor
+
+Bytes = np.ndarray
+CPU = torch.device("cpu")
+N_COLUMNS = 512
+
+
+@dataclass
+class File:
+    """What a loader sees of a file; it has one tensor."""
+
+    tensor: TensorInfo
+    data: Bytes
+    released: list[str] = field(default_factory=list)
+
+    def raw(self, tensor: TensorInfo) -> Bytes:
+        view = self.data.view()
+        view.flags.writeable = False
+        return view
+
+    def release(self, tensor: TensorInfo) -> None:
+        self.released.append(tensor.name)
+
+
+def file_of(number: int, *shape: int) -> File:
+    tensor = TensorInfo("w", TYPES[number], shape, 0, 0)
+    rng = np.random.default_rng(int(number))
+    data = random_tensor(number, (tensor.n_rows, shape[-1]), 0.5, rng)
+    return File(tensor, data.reshape(tensor.n_rows, -1).view(np.uint8))
+
+
+class Owner(Module):
+    weight: Weight | None = None
+
+
+def slot_of(file: File, placement: Placement, *, is_lookup: bool = False) -> Slot:
+    return Slot(Owner(), "weight", file.tensor, placement, True, is_lookup)
+
+
+def cut(total: int, *stops: int) -> Ranges:
+    """One interval for each rank."""
+    return Ranges(tuple(zip((0, *stops), (*stops, total), strict=True)), total)
+
+
+PLACEMENTS: dict[str, tuple[tuple[int, ...], Placement]] = {
+    "whole": ((37, N_COLUMNS), Replicate((0, 1))),
+    "rows": ((37, N_COLUMNS), Shard(0, cut(37, 11))),
+    "two intervals of rows": ((70, N_COLUMNS), Shard(0, (cut(37, 11), cut(33, 20)))),
+    "columns": ((37, N_COLUMNS), Shard(1, cut(16, 5))),
+    "columns inside a block": ((20, N_COLUMNS), Shard(1, cut(512, 100))),
+    "two intervals of columns": ((37, N_COLUMNS), Shard(1, (cut(7, 3), cut(9, 1)))),
+    "experts": ((7, 19, N_COLUMNS), Shard(0, cut(7, 3))),
+    "rows of experts": ((3, 37, N_COLUMNS), Shard(1, cut(37, 21))),
+    "two intervals of experts' rows": ((3, 40, N_COLUMNS), Shard(1, (cut(17, 6), cut(23, 9)))),
+    "columns of experts": ((3, 18, N_COLUMNS), Shard(2, cut(16, 9))),
+}
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    worker = Worker(1, 1)
+    yield worker
+    worker.close()
+
+
+def loaded(
+    file: File, slot: Slot, rank: int, device: torch.device = CPU, n_bytes: int = 10_000,
+    report: Callable[[int], object] = [].append,
+) -> Weight:  # fmt: skip
+    """By way of small buffers."""
+    pieces = slot.placement.pieces(file.tensor.shape, rank)
+    with Staging(device, report, n_bytes) as staging:
+        return load_for_gpu(file, slot, pieces, staging, 2)
+
+
+def assert_same(found: Weight, wanted: Weight) -> None:
+    """The same bytes, beside the ends of tiles, which nobody reads."""
+    if isinstance(wanted, JoinedColumns):
+        assert isinstance(found, JoinedColumns)
+        assert found.widths == wanted.widths
+        for part, other in zip(found.parts, wanted.parts, strict=True):
+            assert_same(part, other)
+    elif isinstance(wanted, PlainWeight):
+        assert isinstance(found, GpuPlain)
+        assert found.data.dtype == wanted.data.dtype
+        assert torch.equal(found.data.cpu(), wanted.data)
+    else:
+        assert isinstance(wanted, PlaneWeight)
+        assert isinstance(found, GpuPlanes)
+        assert (found.n_rows, found.extent) == (wanted.n_rows, wanted.extent)
+        assert found.type_number == wanted.type_number
+        assert found.x_bytes == 2
+        assert found.planes.shape == wanted.planes.shape
+        end = used_bytes(wanted)
+        assert torch.equal(found.planes[..., :end].cpu(), wanted.planes[..., :end])
+        assert not found.planes[..., end:].any()
+
+
+def used_bytes(weight: PlaneWeight) -> int:
+    layout, extent = LAYOUTS[weight.type_number], weight.extent
+    _, _, supers, _ = layout.offsets(extent.n_blocks, extent.skip)
+    return supers + -(-(extent.n_blocks + extent.skip) // 8) * layout.super_bytes
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize(
+    "kind", [Kind.Q4_K, Kind.IQ2_XS, Kind.Q8_0, Kind.BF16, Kind.F32], ids=lambda k: k.name
+)
+def test_weights_are_those_of_the_cpu(
+    kind: Kind, name: str, rank: int, worker: Worker, device: str
+) -> None:
+    shape, placement = PLACEMENTS[name]
+    file = file_of(kind, *shape)
+    slot = slot_of(file, placement)
+    pieces = slot.placement.pieces(shape, rank)
+    counted: list[int] = []
+    wanted = load_for_kernels(file, slot, pieces, worker, counted.append)
+    reported: list[int] = []
+    assert_same(loaded(file, slot, rank, torch.device(device), report=reported.append), wanted)
+    assert sum(reported) == sum(counted)
+    assert max(reported) <= 10_000
+
+
+@pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)
+def test_every_type(number: int, worker: Worker, device: str) -> None:
+    file = file_of(number, 21, N_COLUMNS)
+    slot = slot_of(file, Shard(1, cut(16, 5)))
+    pieces = slot.placement.pieces(file.tensor.shape, 1)
+    wanted = load_for_kernels(file, slot, pieces, worker, lambda n: None)
+    assert_same(loaded(file, slot, 1, torch.device(device)), wanted)
+
+
+def test_what_is_looked_up_stays_as_in_the_file(device: str) -> None:
+    file = file_of(Kind.Q5_K, 50, N_COLUMNS)
+    with Staging(torch.device(device), lambda n: None, 3000) as staging:
+        whole = sent(file.data, staging)
+    assert np.array_equal(whole.cpu().numpy(), file.data)
+
+
+@dataclass
+class Card:
+    x_bytes: int = 2
+
+
+def progress(is_cancelled: object = None) -> Progress:
+    return Progress(1 << 40, lambda event: None, is_cancelled or (lambda: False))
+
+
+@pytest.mark.parametrize("is_lookup", [False, True])
+def test_a_rank_with_a_card_is_loaded_so(is_lookup: bool, worker: Worker, device: str) -> None:
+    file = file_of(Kind.Q4_K, 50, N_COLUMNS)
+    slot = slot_of(file, Shard(0, cut(50, 20)), is_lookup=is_lookup)
+    load_rank(
+        file, [slot], 1, torch.device(device), "kernels", None, progress(), Card()
+    )  # fmt: skip
+    value = slot.owner.weight
+    if is_lookup:
+        assert isinstance(value, PackedWeight)
+        assert value.columns == slice(0, N_COLUMNS)
+        assert np.array_equal(value.raw.cpu().numpy(), file.data[20:])
+    else:
+        pieces = slot.placement.pieces(file.tensor.shape, 1)
+        assert_same(value, load_for_kernels(file, slot, pieces, worker, lambda n: None))
+    assert file.released == ["w"]
+
+
+def test_buffers_are_no_larger_than_is_worth_it() -> None:
+    file = file_of(Kind.F32, 30, N_COLUMNS)
+    report = [].append
+    small = staging_for([slot_of(file, Replicate((0,)))], 0, CPU, report)
+    assert small.n_bytes == 1 << 20
+    large = TensorInfo("w", TYPES[Kind.F32], (1 << 16, 1 << 12), 0, 0)
+    slot = Slot(Owner(), "weight", large, Replicate((0,)), True)
+    assert staging_for([slot], 0, CPU, report).n_bytes == 32 << 20
+    wide = TensorInfo("w", TYPES[Kind.F32], (2, 1 << 24), 0, 0)
+    slot = Slot(Owner(), "weight", wide, Replicate((0,)), True)
+    assert staging_for([slot], 0, CPU, report).n_bytes == 64 << 20, "a row at least"
+
+
+class SlowCopier(PlainCopier):
+    """A device whose copies take a while: it reads the host's buffers late."""
+
+    def __init__(self) -> None:
+        self.copies: dict[int, threading.Thread] = {}
+        self.late: dict[int, tuple[Tensor, Tensor]] = {}
+        self.changed = 0
+
+    def copy(self, buffer: Buffer, n_bytes: int) -> Tensor:
+        now = buffer.host.value[:n_bytes].clone()
+        thread = threading.Thread(target=self._read, args=(buffer, now))
+        self.copies[id(buffer)] = thread
+        thread.start()
+        return now
+
+    def _read(self, buffer: Buffer, now: Tensor) -> None:
+        time.sleep(0.01)
+        self.changed += not torch.equal(buffer.host.value[: len(now)], now)
+
+    def wait(self, buffer: Buffer) -> None:
+        self.copies[id(buffer)].join()
+
+    def finish(self) -> None:
+        for thread in self.copies.values():
+            thread.join()
+
+
+def test_a_buffer_is_not_filled_before_its_copy_has_ended() -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (1, 64, 1000), np.uint8)
+    found: list[Tensor] = []
+    copier = SlowCopier()
+    with Staging(CPU, lambda n: None, 8000, copier) as staging:
+        for first in range(0, 64, 8):
+            staging.send(rows[:, first : first + 8], lambda raw: found.append(raw.clone()))
+    assert np.array_equal(torch.cat(found, 1).numpy(), rows)
+    assert copier.changed == 0
+
+
+def test_parts_arrive_in_order_whatever_the_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill, rng = stages._fill, np.random.default_rng(1)
+
+    def slow(goal: Bytes, rows: Bytes) -> None:
+        time.sleep(rng.uniform(0, 0.004))
+        fill(goal, rows)
+
+    monkeypatch.setattr(stages, "_fill", slow)
+    rows = rng.integers(0, 256, (6, 40, 100), np.uint8)
+    found = torch.zeros(rows.shape, dtype=torch.uint8)
+    with Staging(CPU, lambda n: None, 1600) as staging:
+        for index in range(6):
+            for first in range(0, 40, 16):
+                part = slice(first, min(40, first + 16))
+                put = partial(_put, found[index : index + 1, part])
+                staging.send(rows[index : index + 1, part], put)
+    assert np.array_equal(found.numpy(), rows)
+
+
+def _put(goal: Tensor, raw: Tensor) -> None:
+    goal.copy_(raw)
+
+
+@pytest.fixture
+def buffers(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[HostTensor]:
+    """All that are alive."""
+    made: weakref.WeakSet[HostTensor] = weakref.WeakSet()
+    make = PlainCopier.buffer
+
+    def buffer(self: PlainCopier, n_bytes: int) -> Buffer:
+        found = make(self, n_bytes)
+        made.add(found.host)
+        return found
+
+    monkeypatch.setattr(PlainCopier, "buffer", buffer)
+    return made
+
+
+def n_threads() -> int:
+    return sum(thread.name.startswith("tandem-load") for thread in threading.enumerate())
+
+
+class Failure:
+    """Fails at the third call, as a device does that was lost, or as one that is full."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.n_calls = 0
+
+    def __call__(self, *args: object) -> None:
+        self.n_calls += 1
+        if self.n_calls == 3:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "told"),
+    [
+        ("_fill", OSError(5, "Input/output error"), DeviceError),
+        ("_fill", RuntimeError("CUDA error: unspecified launch failure\nmore"), DeviceError),
+        ("copy", RuntimeError("CUDA error: the device is lost"), DeviceError),
+        ("copy", torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
+        ("pack", RuntimeError("CUDA error: out of memory"), RuntimeError),
+        ("report", Cancelled("Loading"), Cancelled),
+    ],
+)
+def test_what_fails_leaves_nothing(
+    where: str, error: BaseException, told: type[BaseException],
+    buffers: weakref.WeakSet[HostTensor], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Neither weights nor buffers nor threads; and what is told is a sentence."""
+    failure = Failure(error)
+    file = file_of(Kind.Q8_0, 400, N_COLUMNS)
+    slot = slot_of(file, Replicate((0,)))
+    if where == "copy":
+        monkeypatch.setattr(PlainCopier, "copy", failing(PlainCopier.copy, failure))
+    elif where == "_fill":
+        monkeypatch.setattr(stages, "_fill", failing(stages._fill, failure))
+    elif where == "pack":
+        monkeypatch.setattr("engine.gpu.loading.pack", failure)
+    reported = failure if where == "report" else [].append
+    before = n_threads()
+    with pytest.raises(told) as raised:
+        loaded(file, slot, 0, CPU, 20_000, reported)
+    assert failure.n_calls >= 3
+    assert n_threads() == before
+    if told is DeviceError:
+        assert "\n" not in str(raised.value)
+        assert raised.value.hint
+    del raised
+    error.__traceback__ = None
+    gc.collect()
+    assert not buffers
+
+
+def failing(function: object, failure: Failure) -> object:
+    def called(*args: object) -> object:
+        failure(*args)
+        return function(*args)
+
+    return called
+
+
+def test_cancelling_in_the_middle_of_a_load(buffers: weakref.WeakSet[HostTensor]) -> None:
+    file = file_of(Kind.Q4_K, 3000, N_COLUMNS)
+    slots = [slot_of(file, Replicate((0,))) for _ in range(5)]
+    n_asked = 0
+
+    def is_cancelled() -> bool:
+        nonlocal n_asked
+        n_asked += 1
+        return n_asked > 3
+
+    with pytest.raises(Cancelled):
+        load_rank(file, slots, 0, CPU, "kernels", None, progress(is_cancelled), Card())
+    assert n_asked == 4
+    assert slots[-1].owner.weight is None
+    gc.collect()
+    assert not buffers
+    assert not n_threads()
+
+
+def test_nothing_is_allocated_for_nothing(buffers: weakref.WeakSet[HostTensor]) -> None:
+    with Staging(CPU, lambda n: None):
+        pass
+    assert not buffers
+
+
+def test_the_speed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "engine.gpu.staging")
+    file = file_of(Kind.F32, 20, N_COLUMNS)
+    loaded(file, slot_of(file, Replicate((0,))), 0)
+    (line,) = caplog.messages
+    assert "GB/s" in line
+    assert "cpu" in line
