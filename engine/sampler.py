@@ -12,6 +12,7 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -31,6 +32,8 @@ __all__ = [
     "TopK",
     "TopP",
     "TypicalP",
+    "Uniforms",
+    "penalises",
 ]
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -123,6 +126,7 @@ class History:
     """
 
     def __init__(self, n_last: int) -> None:
+        self.n_last = n_last
         self._tokens: deque[int] = deque(maxlen=None if n_last < 0 else n_last)
         self._counts: Counter[int] = Counter()
 
@@ -138,6 +142,11 @@ class History:
         self._counts[token] -= 1
         if not self._counts[token]:
             del self._counts[token]
+
+    @property
+    def tokens(self) -> list[int]:
+        """What is remembered, the oldest first."""
+        return list(self._tokens)
 
     def counts(self) -> tuple[IntArray, IntArray]:
         """The tokens that occur, ascending, and how often each does: (n,), (n,)."""
@@ -253,6 +262,23 @@ class Temperature:
         return replace(candidates, logits=logits)
 
 
+class Uniforms:
+    """Random numbers in [0, 1) that can be seen before they are drawn, by who draws elsewhere."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._ahead: deque[float] = deque()
+
+    def ahead(self, n: int) -> list[float]:
+        """The next n numbers, still to be drawn."""
+        self._ahead.extend(self._random.random(max(0, n - len(self._ahead))).tolist())
+        return list(islice(self._ahead, n))
+
+    def draw(self) -> float:
+        """The next number."""
+        return self._ahead.popleft() if self._ahead else float(self._random.random())
+
+
 class Sampler:
     """Chooses tokens for one sequence.
 
@@ -261,20 +287,23 @@ class Sampler:
 
     Attributes:
         seed: the one in use, also when `params` leaves it open.
+        uniforms: of which each draw takes one, unless it is greedy.
+        history: what the penalties look at.
         steps: applied in order before the draw.
     """
 
     def __init__(self, params: SamplingParams) -> None:
         # 32 bits are enough, and a person can note them down
         self.seed = secrets.randbits(32) if params.seed is None else params.seed
+        self.params = params
         self.is_greedy = params.temperature <= 0
-        self._random = np.random.Generator(np.random.PCG64(self.seed))
-        self._history = History(params.repeat_last_n)
-        self.steps = _steps(params, self._history)
+        self.uniforms = Uniforms(self.seed)
+        self.history = History(params.repeat_last_n)
+        self.steps = _steps(params, self.history)
 
     def accept(self, token_id: int) -> None:
         """Add a token, of the prompt or of the answer, to what the penalties look at."""
-        self._history.append(token_id)
+        self.history.append(token_id)
 
     def sample(self, logits: FloatArray) -> int:
         """Choose the next token; it counts for the penalties only once it is accepted.
@@ -290,7 +319,7 @@ class Sampler:
             return int(candidates.ids[np.argmax(candidates.logits)])
         cumulative = np.cumsum(candidates.weights())
         # below the total also after rounding, as random() is at most 1 - 2^-53
-        point = self._random.random() * cumulative[-1]
+        point = self.uniforms.draw() * cumulative[-1]
         return int(candidates.ids[np.searchsorted(cumulative, point, side="right")])
 
     def candidates(self, logits: FloatArray) -> Candidates:
@@ -305,13 +334,18 @@ class Sampler:
         return candidates
 
 
+def penalises(p: SamplingParams) -> bool:
+    """Whether tokens of the history are less likely."""
+    is_neutral = p.repeat_penalty == 1 and p.frequency_penalty == 0 and p.presence_penalty == 0
+    return p.repeat_last_n != 0 and not is_neutral
+
+
 def _steps(params: SamplingParams, history: History) -> list[Step]:
     p = params
     penalties = Penalties(history, p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
-    is_neutral = p.repeat_penalty == 1 and p.frequency_penalty == 0 and p.presence_penalty == 0
     is_random = p.temperature > 0
     wanted: list[tuple[bool, Step]] = [
-        (p.repeat_last_n != 0 and not is_neutral, penalties),
+        (penalises(p), penalties),
         (is_random and p.top_k > 0, TopK(p.top_k)),
         (is_random and p.typical_p < 1, TypicalP(p.typical_p)),
         (is_random and p.top_p < 1, TopP(p.top_p)),

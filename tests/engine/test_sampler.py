@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import types
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from engine.sampler import (
     TopK,
     TopP,
     TypicalP,
+    Uniforms,
 )
 
 # few distinct values, so that ties are common
@@ -311,6 +311,16 @@ def test_draws_follow_the_probabilities():
     assert counts / n == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.018)
 
 
+def test_numbers_that_were_looked_at_are_drawn_as_they_would_have_been():
+    plain, seen = Uniforms(7), Uniforms(7)
+    wanted = [plain.draw() for _ in range(12)]
+    drawn = []
+    for n in (0, 3, 2, 5, 0):
+        assert seen.ahead(n) == wanted[len(drawn) : len(drawn) + n]
+        drawn += [seen.draw(), seen.draw()]
+    assert drawn == wanted[:10]
+
+
 def test_masked_tokens_are_never_drawn():
     logits = np.full(50, -np.inf, dtype=np.float32)
     logits[[3, 49]] = 0
@@ -320,7 +330,7 @@ def test_masked_tokens_are_never_drawn():
 
 def test_a_draw_of_zero_skips_masked_tokens(monkeypatch):
     sampler = Sampler(NEUTRAL)
-    monkeypatch.setattr(sampler, "_random", types.SimpleNamespace(random=lambda: 0.0))
+    monkeypatch.setattr(sampler.uniforms, "draw", lambda: 0.0)
     assert sampler.sample(np.array([-np.inf, -np.inf, 1, 2], dtype=np.float32)) == 2
 
 
