@@ -144,9 +144,9 @@ def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other ranks are told to stop, and say that they were cancelled."""
-    from engine import runtime
+    from engine import opener
 
-    original = runtime.Cache
+    original = opener.Cache
     tripped = threading.Event()
 
     def fail_on_one(states: object, rank: int, *rest: object, **options: object) -> object:
@@ -156,7 +156,7 @@ def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
         tripped.wait(5)
         return original(states, rank, *rest, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runtime, "Cache", fail_on_one)
+    monkeypatch.setattr(opener, "Cache", fail_on_one)
     for _ in range(10):
         tripped.clear()
         with pytest.raises(EngineError, match="are needed to load the model"):
