@@ -66,6 +66,7 @@ class Context:
         self.side: dict[str, Tensor] = {}
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
         self._normed: tuple[Tensor, Norm, Tensor] | None = None
+        self._indices: dict[tuple[int, ...], Tensor] = {}
 
     def begin(self, n_past: int, n_tokens: int, first_logit: int) -> None:
         """Prepare for a pass over `n_tokens` tokens after `n_past` cached ones."""
@@ -190,6 +191,12 @@ class Context:
         if k is not None:
             self.ops.remember(cache, k, v, self.n_past)
         return self.ops.attention(q, cache, self.n_past, scores, sinks, slopes)
+
+    def index(self, numbers: tuple[int, ...]) -> Tensor:
+        """Whole numbers in the device's memory, int64 (n,): the same tensor each time."""
+        if numbers not in self._indices:
+            self._indices[numbers] = torch.tensor(numbers, device=self.device)
+        return self._indices[numbers]
 
     def recurrent(self, state: RecurrentState) -> dict[str, Tensor]:
         """The tensors that a recurrent layer declared, to be updated in place."""

@@ -6,7 +6,7 @@ Each answers None where its kernel does not: for tensors that are not F32, or wh
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,6 +89,33 @@ def add_norm(
     return total, y if outer else None
 
 
+def norm_gated(x: Tensor, norm_of: Norm, act: Activation, gate: Tensor) -> Tensor | None:
+    """See `ReferenceOps.norm_gated`."""
+    if norm_of.is_absent or act.kind == "oai" or act.limit or not _is_matrix(gate):
+        return None
+    shape = x.shape
+    if len(shape) != 3 or gate.shape != (shape[0], shape[1] * shape[2]) or shape[2] > LONGEST_ROW:
+        return None
+    y = _norm(norm_of.kind, x, norm_of.weight, norm_of.bias, norm_of.eps, act.kind, gate)
+    return None if y is None else y.flatten(1)
+
+
+def opened(x: Tensor, door: Tensor, y: Tensor) -> Tensor | None:
+    """See `ReferenceOps.opened`."""
+    n_in, n = x.shape[-1], y.shape[-1]
+    size = power_of_two(max(n_in, n))
+    if not (_is_matrix(x) and _is_matrix(y) and _is_vector(door, n_in)) or size > LONGEST_ROW:
+        return None
+    out = torch.empty(y.shape, device=y.device)
+    unit = unit_of(x, door, y, sizes=(n_in, n, x.stride(0), y.stride(0)))
+    launch(
+        elementwise.opened, (y.shape[0],),
+        x, door, y, out, n_in // unit, n // unit, x.stride(0) // unit, y.stride(0) // unit,
+        num_warps=warps_of(size), UNIT=unit, SIZE=size,
+    )  # fmt: skip
+    return out
+
+
 def activate(act: Activation, x: Tensor) -> Tensor | None:
     """See `ReferenceOps.activate`."""
     return None if act.kind == "oai" else _gated(act.kind, 0.0, x, None)
@@ -130,8 +157,10 @@ def softplus(x: Tensor, bias: Tensor | None = None) -> Tensor | None:
 
 
 def _norm(
-    kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor | None:
+    kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
+    act: str = "none", gate: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
+    """Of rows of any length without a gate, else of those that one program holds."""
     rows = rows_of(x)
     if rows is None:
         return None
@@ -141,15 +170,25 @@ def _norm(
     if not all(is_plain(v) for v in vectors) or (shapes and not per_head and shapes != {(rows.n,)}):
         return None
     y = torch.empty(x.shape, device=x.device)
-    unit = unit_of(x, *vectors, sizes=(rows.n, rows.token_stride, rows.head_stride))
+    stride = 0 if gate is None else gate.stride(0)
+    unit = unit_of(x, gate, *vectors, sizes=(rows.n, rows.token_stride, rows.head_stride, stride))
     size = min(power_of_two(rows.n), LONGEST_ROW)
-    launch(
-        norm.norm if rows.n <= size else norm.long_norm, (rows.number,),
-        x, x if weight is None else weight, x if bias is None else bias, y,
-        rows.n_head, rows.n // unit, rows.token_stride // unit, rows.head_stride // unit,
-        rows.n // unit if per_head else 0, eps, num_warps=warps_of(size),
-        KIND=kind, SIZE=size, UNIT=unit, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-    )  # fmt: skip
+    own = rows.n // unit if per_head else 0
+    places = [x if v is None else v for v in (weight, bias)]
+    numbers = [rows.n_head, rows.n, rows.token_stride, rows.head_stride]
+    numbers[1:] = [number // unit for number in numbers[1:]]
+    constants: dict[str, Any] = {
+        "KIND": kind, "SIZE": size, "UNIT": unit,
+        "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None,
+    }  # fmt: skip
+    grid, num_warps = (rows.number,), warps_of(size)
+    if rows.n > size:
+        launch(norm.long_norm, grid, x, *places, y, *numbers, own, eps, num_warps=num_warps,
+               **constants)  # fmt: skip
+        return y
+    door = x if gate is None else gate
+    launch(norm.norm, grid, x, *places, door, y, *numbers, own, stride // unit, eps,
+           num_warps=num_warps, ACT=act, HAS_GATE=gate is not None, **constants)  # fmt: skip
     return y
 
 
@@ -160,14 +199,14 @@ def _gated(kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor |
     flat = all(is_plain(part) for part in parts)
     found = [flat_rows(part) if flat else rows_of(part) for part in parts]
     rows, up_rows = found[0], found[-1]
-    if rows is None or up_rows is None or rows.n_head != 1 or up_rows.n_head != 1:
+    if rows is None or up_rows is None:
         return None
     y = torch.empty(gate.shape, device=gate.device)
-    unit = unit_of(*parts, sizes=(rows.n, rows.token_stride, up_rows.token_stride))
+    sizes = (rows.n, *rows[3:], *up_rows[3:])
+    unit = unit_of(*parts, sizes=sizes)
     launch(
         elementwise.gated, grid_of(rows),
-        gate, gate if up is None else up, y,
-        rows.n // unit, rows.token_stride // unit, up_rows.token_stride // unit, limit,
+        gate, gate if up is None else up, y, rows.n_head, *(size // unit for size in sizes), limit,
         KIND=kind, HAS_UP=up is not None, HAS_LIMIT=limit != 0, UNIT=unit, BLOCK=BLOCK,
     )  # fmt: skip
     return y
@@ -181,6 +220,11 @@ def is_plain(x: Tensor) -> bool:
 def _is_vector(x: Tensor | None, n: int) -> bool:
     """Whether it is n elements that kernels can read, or nothing at all."""
     return x is None or (is_plain(x) and x.shape == (n,))
+
+
+def _is_matrix(x: Tensor) -> bool:
+    """Whether kernels can read it as tokens with any stride between them."""
+    return x.dtype == torch.float32 and x.dim() == 2 and x.numel() > 0 and x.stride(1) == 1
 
 
 def rows_of(x: Tensor) -> Rows | None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.context import Context
+    from engine.layers.ffn import Activation
 
 
 class CausalConv(Module):
@@ -44,7 +45,13 @@ class CausalConv(Module):
             slots.append(Slot(self, "bias", bias, self.placement, is_matrix=False))
         return slots
 
-    def __call__(self, x: Tensor, memory: Tensor, ctx: Context) -> Tensor:
-        """Convolve x (T, channels of this rank), after the inputs in `memory`, which is updated."""
+    def __call__(
+        self, x: Tensor, memory: Tensor, ctx: Context, act: Activation | None = None
+    ) -> Tensor:
+        """Convolve x (T, channels of this rank), after the inputs in `memory`, which is updated.
+
+        Args:
+            act: follows, if anything.
+        """
         assert self.weight is not None, "a rank without a slice must not compute it"
-        return ctx.ops.causal_conv(x, memory, self.weight, self.bias)
+        return ctx.ops.causal_conv(x, memory, self.weight, self.bias, act)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from engine.layers.attention import split_heads
 from engine.layers.conv import CausalConv
-from engine.layers.ffn import SILU
+from engine.layers.ffn import SILU, Activation
 from engine.layers.groups import HeadGroups
 from engine.layers.linear import Linear, Vector
 from engine.layers.mixer import Mixer, split_last
@@ -59,20 +59,34 @@ class DeltaSizes:
 
 
 class DeltaInputs(NamedTuple):
-    """What a layer's tokens bring, for the value heads of a rank.
+    """What a layer's tokens bring to the value heads of a rank, as the projections have it.
 
     Attributes:
-        q, k: (T, n_head, head_dim), of length one.
+        q, k: (T, key heads of the rank, head_dim); they are brought to length one.
         v: (T, n_head, head_dim)
-        log_decay: (T, n_head), or (T, n_head, head_dim) with a rate per channel.
-        beta: how much of a value replaces what its key finds, (T, n_head), from 0 to 1.
+        step: what decays are made of, before bias and softplus: (T, n_head), or (T, n_head,
+            head_dim) with one per channel.
+        step_bias: the same without T.
+        rate: of forgetting, negative, (n_head,); the logarithm of a decay is a step times this.
+        beta: how much of a value replaces what its key finds, (T, n_head), before the sigmoid.
+        key_of: the key head of each value head, int64 (n_head,); None where each has its own.
+        eps: the least length that queries and keys are divided by.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    log_decay: Tensor
+    step: Tensor
+    step_bias: Tensor
+    rate: Tensor
     beta: Tensor
+    key_of: Tensor | None
+    eps: float
+
+    @property
+    def scale(self) -> float:
+        """Of queries of length one."""
+        return float(self.q.shape[-1] ** -0.5)
 
 
 class DeltaNet(Mixer):
@@ -81,9 +95,11 @@ class DeltaNet(Mixer):
     No head sees another one, so the ranks meet only in the all_reduce of the output.
 
     Attributes:
+        gate_act: what becomes of the gate of the outputs.
         state: inputs of the convolutions, and a matrix per value head.
     """
 
+    gate_act: ClassVar[Activation] = SILU
     state: RecurrentState
     out_proj: Linear
 
@@ -113,22 +129,13 @@ class DeltaNet(Mixer):
     ) -> tuple[DeltaInputs, Tensor]:
         """What x (T, n_embd) brings, and what gates the outputs (T, n_head × head_dim)."""
 
-    @abstractmethod
-    def gated(self, y: Tensor, gate: Tensor, ctx: Context) -> Tensor:
-        """The outputs y times their gate, both (T, n_head × head_dim)."""
-
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         if not ctx.owns(self.split.state_heads):
             return None
         state = ctx.recurrent(self.state)
-        (q, k, v, log_decay, beta), gate = self.inputs(x, state, ctx)
-        q = q * self.sizes.head_dim**-0.5
-        y = ctx.ops.gated_delta_rule(q, k, v, log_decay, beta, state["matrix"])
-        return self.out_proj(self.gated(self.ssm_norm(y, ctx).flatten(1), gate, ctx))
-
-    def unit(self, x: Tensor, ctx: Context) -> Tensor:
-        """See x (T, n) as heads (T, n / head_dim, head_dim), each brought to length one."""
-        return ctx.ops.l2_norm(split_heads(x, self.sizes.head_dim), self.hp.norm_eps)
+        inputs, gate = self.inputs(x, state, ctx)
+        y = ctx.ops.delta_net(inputs, state["matrix"])
+        return self.out_proj(ctx.ops.norm_gated(y, self.ssm_norm, self.gate_act, gate))
 
 
 class GatedDeltaNet(DeltaNet):
@@ -167,8 +174,8 @@ class GatedDeltaNet(DeltaNet):
         """The segments in which a file has the value heads."""
 
     @abstractmethod
-    def of_values(self, x: Tensor, ctx: Context) -> Tensor:
-        """For each value head of the rank its key head: (T, key heads, …) to (T, n_head, …)."""
+    def key_heads(self, rank: int) -> tuple[int, ...]:
+        """For each value head of a rank which of the rank's key heads it has."""
 
     @abstractmethod
     def rates(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -188,21 +195,15 @@ class GatedDeltaNet(DeltaNet):
         self, x: Tensor, state: dict[str, Tensor], ctx: Context
     ) -> tuple[DeltaInputs, Tensor]:
         mixed, gate = self.project(x, ctx)
-        mixed = ctx.ops.activate(SILU, self.ssm_conv1d(mixed, state["conv"], ctx))
+        mixed = self.ssm_conv1d(mixed, state["conv"], ctx, SILU)
         n_key = self.split.state_groups.size(ctx.rank) * self.sizes.head_dim
-        q, k, v = split_last(mixed, n_key, n_key, gate.shape[1])
+        parts = split_last(mixed, n_key, n_key, gate.shape[1])
+        q, k, v = (split_heads(part, self.sizes.head_dim) for part in parts)
         b, a = self.rates(x, ctx)
-        inputs = DeltaInputs(
-            self.of_values(self.unit(q, ctx), ctx),
-            self.of_values(self.unit(k, ctx), ctx),
-            split_heads(v, self.sizes.head_dim),
-            self.ssm_a() * ctx.ops.softplus(a + self.ssm_dt()),
-            b.sigmoid(),
-        )
-        return inputs, gate
-
-    def gated(self, y: Tensor, gate: Tensor, ctx: Context) -> Tensor:
-        return ctx.ops.gated(SILU, gate, y)
+        is_shared = self.sizes.n_head > self.sizes.n_group
+        key_of = ctx.index(self.key_heads(ctx.rank)) if is_shared else None
+        eps = self.hp.norm_eps
+        return DeltaInputs(q, k, v, a, self.ssm_dt(), self.ssm_a(), b, key_of, eps), gate
 
 
 class GroupedDeltaNet(GatedDeltaNet):
@@ -228,8 +229,8 @@ class GroupedDeltaNet(GatedDeltaNet):
     def file_order(self, heads: Ranges) -> tuple[Ranges, ...]:
         return (heads,)
 
-    def of_values(self, x: Tensor, ctx: Context) -> Tensor:
-        return self.groups.of_heads(x, ctx.rank)
+    def key_heads(self, rank: int) -> tuple[int, ...]:
+        return self.groups.of_each(rank)
 
     def rates(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         b, a = split_heads(self.ssm_ba(x), 2 * self.groups.size).chunk(2, dim=-1)
@@ -258,12 +259,9 @@ class TiledDeltaNet(GatedDeltaNet):
     def file_order(self, heads: Ranges) -> tuple[Ranges, ...]:
         return tiles(heads, self.sizes.n_group)
 
-    def of_values(self, x: Tensor, ctx: Context) -> Tensor:
-        flat, dim = x.flatten(1), x.shape[-1]
-        first = self.split.state_groups.spans[ctx.rank][0]
-        spans = (tile.spans[ctx.rank] for tile in self.values)
-        parts = (flat[:, (a - first) * dim : (b - first) * dim] for a, b in spans)
-        return split_heads(ctx.ops.concat(*parts), dim)
+    def key_heads(self, rank: int) -> tuple[int, ...]:
+        first = self.split.state_groups.spans[rank][0]
+        return tuple(i - first for tile in self.values for i in range(*tile.spans[rank]))
 
     def rates(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         return self.ssm_beta(x), self.ssm_alpha(x)

@@ -24,15 +24,16 @@ class Activation:
 
     Attributes:
         kind: "silu"; "gelu" (tanh approximation); "relu"; "relu2" (ReLU squared); "oai": gpt-oss's
-            SiLU of 1.702 × gate times (up + 1).
+            SiLU of 1.702 × gate times (up + 1); "sigmoid".
         limit: the gate is kept below this and the factor within ±limit; 0 for no limits.
     """
 
-    kind: Literal["silu", "gelu", "relu", "relu2", "oai"] = "silu"
+    kind: Literal["silu", "gelu", "relu", "relu2", "oai", "sigmoid"] = "silu"
     limit: float = 0.0
 
 
 SILU, GELU, RELU2 = Activation("silu"), Activation("gelu"), Activation("relu2")
+SIGMOID = Activation("sigmoid")
 
 
 class FFN(Module):

@@ -42,6 +42,11 @@ class HeadGroups:
         repeated = x.repeat_interleave(self.size, dim=1)
         return repeated[:, self.inside(rank)]
 
+    def of_each(self, rank: int) -> tuple[int, ...]:
+        """For each head of the rank which of the rank's groups it belongs to."""
+        inside = self.inside(rank)
+        return tuple(i // self.size for i in range(inside.start, inside.stop))
+
     def sums(self, x: Tensor, rank: int) -> Tensor:
         """Sums over the rank's heads of every group of the layer: (T, heads) to (T, n_group)."""
         start, stop = self.groups.spans[rank]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from engine.layers.attention import split_heads
 from engine.layers.conv import CausalConv
 from engine.layers.delta_net import DeltaInputs, DeltaNet, DeltaSizes
-from engine.layers.ffn import SILU
+from engine.layers.ffn import SIGMOID, SILU
 from engine.layers.linear import Linear, Vector
 from engine.layers.state import RecurrentState
 from engine.parallel.placement import Replicate, Shard
@@ -29,6 +29,7 @@ class KimiDeltaAttention(DeltaNet):
     """
 
     tensor_names: ClassVar = {"out_proj": "attn_output"}
+    gate_act = SIGMOID
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -62,19 +63,19 @@ class KimiDeltaAttention(DeltaNet):
     def inputs(
         self, x: Tensor, state: dict[str, Tensor], ctx: Context
     ) -> tuple[DeltaInputs, Tensor]:
-        dim, ops = self.sizes.head_dim, ctx.ops
-        q = ops.activate(SILU, self.ssm_conv1d_q(self.attn_q(x), state["q"], ctx))
-        k = ops.activate(SILU, self.ssm_conv1d_k(self.attn_k(x), state["k"], ctx))
-        v = ops.activate(SILU, self.ssm_conv1d_v(self.attn_v(x), state["v"], ctx))
-        steps = ops.softplus(self.ssm_f_b(self.ssm_f_a(x)) + self.ssm_dt())
+        dim = self.sizes.head_dim
+        q = self.ssm_conv1d_q(self.attn_q(x), state["q"], ctx, SILU)
+        k = self.ssm_conv1d_k(self.attn_k(x), state["k"], ctx, SILU)
+        v = self.ssm_conv1d_v(self.attn_v(x), state["v"], ctx, SILU)
         inputs = DeltaInputs(
-            self.unit(q, ctx),
-            self.unit(k, ctx),
+            split_heads(q, dim),
+            split_heads(k, dim),
             split_heads(v, dim),
-            split_heads(steps, dim) * self.ssm_a(),
-            self.ssm_beta(x).sigmoid(),
+            split_heads(self.ssm_f_b(self.ssm_f_a(x)), dim),
+            self.ssm_dt().view(-1, dim),
+            self.ssm_a().flatten(),
+            self.ssm_beta(x),
+            None,
+            self.hp.norm_eps,
         )
         return inputs, self.ssm_g_b(self.ssm_g_a(x))
-
-    def gated(self, y: Tensor, gate: Tensor, ctx: Context) -> Tensor:
-        return y * gate.sigmoid()

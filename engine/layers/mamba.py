@@ -74,18 +74,22 @@ class Mamba(Mixer):
             return None
         state = ctx.recurrent(self.state)
         values, gate = self.ssm_in(x).chunk(2, dim=-1)
-        values = ctx.ops.activate(SILU, self.ssm_conv1d(values, state["conv"], ctx))
-        dt, b, c = self.read(values, ctx)
-        y = ctx.ops.selective_scan(values, dt, self.ssm_a(), b, c, self.ssm_d(), state["ssm"])
+        values = self.ssm_conv1d(values, state["conv"], ctx, SILU)
+        step, b, c = self.read(values, ctx)
+        y = ctx.ops.selective_scan(values, step, self.ssm_a(), b, c, self.ssm_d(), state["ssm"])
         return self.ssm_out(ctx.ops.gated(SILU, gate, y))
 
     def read(self, values: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Step sizes (T, channels of this rank), B and C (T, n_state), of values (T, channels)."""
+        """What steps are made of (T, channels of this rank), B and C (T, n_state).
+
+        Args:
+            values: (T, channels of this rank)
+        """
         mixed = ctx.all_reduce(self.ssm_x(values), self.ssm_x.bias)
         dt, b, c = split_last(mixed, *self.widths)
         if self.is_normed:
             dt, b, c = self.ssm_dt_norm(dt, ctx), self.ssm_b_norm(b, ctx), self.ssm_c_norm(c, ctx)
-        return ctx.ops.softplus(self.ssm_dt(dt)), b, c
+        return self.ssm_dt(dt), b, c
 
 
 class NormedMamba(Mamba):

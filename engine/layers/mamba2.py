@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from engine.layers.attention import split_heads
 from engine.layers.conv import CausalConv
@@ -54,6 +54,29 @@ class Mamba2Sizes:
                 "not fit together"
             )
         return cls(n_head, n_group, n_inner // n_head, keys.integer("ssm.state_size"))
+
+
+class ScanInputs(NamedTuple):
+    """What a layer's tokens bring to the heads of a rank, as the projections have it.
+
+    Attributes:
+        values: (T, n_head, head_dim)
+        step: what steps are made of, before bias and softplus, (T, n_head).
+        step_bias: (n_head,)
+        rate: of forgetting, negative, (n_head,).
+        b, c: what writes to states and reads them, (T, groups of the rank, n_state).
+        skip: how much of a value goes past the state, (n_head,).
+        key_of: the group of each head, int64 (n_head,); None where each has its own.
+    """
+
+    values: Tensor
+    step: Tensor
+    step_bias: Tensor
+    rate: Tensor
+    b: Tensor
+    c: Tensor
+    skip: Tensor
+    key_of: Tensor | None
 
 
 class Mamba2(Mixer):
@@ -111,15 +134,17 @@ class Mamba2(Mixer):
         n_x = n_head * sizes.head_dim
         n_bc = self.split.state_groups.size(ctx.rank) * sizes.n_state
         gate, mixed, dt = split_last(self.ssm_in(x), n_x, n_x + 2 * n_bc, n_head)
-        mixed = ctx.ops.activate(SILU, self.ssm_conv1d(mixed, state["conv"], ctx))
+        mixed = self.ssm_conv1d(mixed, state["conv"], ctx, SILU)
         values, b, c = split_last(mixed, n_x, n_bc, n_bc)
-        y = ctx.ops.state_space_scan(
+        inputs = ScanInputs(
             split_heads(values, sizes.head_dim),
-            ctx.ops.softplus(dt + self.ssm_dt()),
+            dt,
+            self.ssm_dt(),
             self.ssm_a().flatten(),
-            self.groups.of_heads(split_heads(b, sizes.n_state), ctx.rank),
-            self.groups.of_heads(split_heads(c, sizes.n_state), ctx.rank),
+            split_heads(b, sizes.n_state),
+            split_heads(c, sizes.n_state),
             self.ssm_d().flatten(),
-            state["ssm"],
+            ctx.index(self.groups.of_each(ctx.rank)) if self.groups.size > 1 else None,
         )
+        y = ctx.ops.state_space_scan(inputs, state["ssm"])
         return ctx.ops.gated(SILU, gate, y.flatten(1))

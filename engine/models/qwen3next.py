@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from engine.layers.attention import QKNormAttention, split_heads
 from engine.layers.block import Block, TransformerBlock
 from engine.layers.delta_net import GroupedDeltaNet, TiledDeltaNet
+from engine.layers.ffn import SIGMOID
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear
 from engine.layers.mixer import Mixer
@@ -44,7 +45,7 @@ class QueryGatedAttention(QKNormAttention):
         k = split_heads(self.attn_k(x), self.head_dim_k)
         v = split_heads(self.attn_v(x), self.head_dim_v)
         q, k = self.rotate(self.attn_q_norm(q, ctx), self.attn_k_norm(k, ctx), ctx)
-        heads = self.attend(q, k, v, ctx) * gate.sigmoid()
+        heads = ctx.ops.gated(SIGMOID, gate, self.attend(q, k, v, ctx))
         return self.attn_output(heads.flatten(-2))
 
 

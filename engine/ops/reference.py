@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from engine.cache import LayerCache
     from engine.layers.addend import Addend
     from engine.layers.attention import Scores
+    from engine.layers.delta_net import DeltaInputs
     from engine.layers.ffn import Activation
     from engine.layers.linear import Linear
+    from engine.layers.mamba2 import ScanInputs
     from engine.layers.moe import Routing
     from engine.layers.norm import Norm
     from engine.layers.rope import RopeParams
@@ -29,10 +31,6 @@ class ReferenceOps:
     """Stateless; one instance serves all ranks."""
 
     softplus = staticmethod(softplus)
-    causal_conv = staticmethod(recurrent.causal_conv)
-    gated_delta_rule = staticmethod(recurrent.gated_delta_rule)
-    selective_scan = staticmethod(recurrent.selective_scan)
-    state_space_scan = staticmethod(recurrent.state_space_scan)
 
     def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
         """A pass over so many tokens after `n_past` cached ones begins.
@@ -112,6 +110,52 @@ class ReferenceOps:
         """xIELU, element by element (see `engine.models.apertus.Xielu`)."""
         below = (x.clamp(max=eps).expm1() - x) * negative
         return torch.where(x > 0, positive * x * x, below) + beta * x
+
+    def norm_gated(self, x: Tensor, norm: Norm, act: Activation, gate: Tensor) -> Tensor:
+        """`act(gate) * norm(x)` for heads x (T, n_head, n) and gate (T, n_head × n)."""
+        return self.gated(act, gate, norm.apply(x, self).flatten(1))
+
+    def opened(self, x: Tensor, door: Tensor, y: Tensor) -> Tensor:
+        """`sigmoid(x · door) * y` for x (T, n_in), door (n_in,) and y (T, n)."""
+        return y * (x @ door)[:, None].sigmoid()
+
+    def causal_conv(
+        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None
+    ) -> Tensor:
+        """See `engine.ops.recurrent.causal_conv`; then the activation, if there is one."""
+        y = recurrent.causal_conv(x, state, weight, bias)
+        return y if act is None else self.activate(act, y)
+
+    def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
+        """Gated delta net from what projections make; (T, n_head, head_dim).
+
+        Args:
+            state: (n_head, head_dim, head_dim), updated in place.
+        """
+        q, k = self.l2_norm(x.q, x.eps), self.l2_norm(x.k, x.eps)
+        if x.key_of is not None:
+            q, k = q.index_select(1, x.key_of), k.index_select(1, x.key_of)
+        steps = self.softplus(x.step + x.step_bias)
+        log_decay = steps * (x.rate if steps.dim() == 2 else x.rate[:, None])
+        beta = x.beta.sigmoid()
+        return recurrent.gated_delta_rule(q * x.scale, k, x.v, log_decay, beta, state)
+
+    def selective_scan(
+        self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
+    ) -> Tensor:
+        """See `engine.ops.recurrent.selective_scan`; `step` becomes Δ by the softplus."""
+        return recurrent.selective_scan(x, self.softplus(step), a, b, c, d, state)
+
+    def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
+        """Mamba 2 from what projections make; (T, n_head, head_dim).
+
+        Args:
+            state: (n_head, head_dim, n_state), updated in place.
+        """
+        dt, b, c = self.softplus(x.step + x.step_bias), x.b, x.c
+        if x.key_of is not None:
+            b, c = b.index_select(1, x.key_of), c.index_select(1, x.key_of)
+        return recurrent.state_space_scan(x.values, dt, x.rate, b, c, x.skip, state)
 
     def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Weights and numbers of each token's experts, both (T, n_used); see `Routing`.
@@ -215,6 +259,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": partial(gelu, approximate="tanh"),
     "relu": relu,
     "relu2": lambda x: torch.square(relu(x)),
+    "sigmoid": torch.sigmoid,
 }
 OAI_ALPHA = 1.702
 SMALLEST_SUM = 6.103515625e-5

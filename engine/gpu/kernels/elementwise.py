@@ -32,6 +32,8 @@ def activated(x, KIND: tl.constexpr):
     elif KIND == "relu2":
         x = tl.maximum(x, 0.0)
         return x * x
+    elif KIND == "sigmoid":
+        return sigmoid(x)
     else:
         tl.static_assert(KIND == "none")
         return x
@@ -81,21 +83,25 @@ def place(n, BLOCK: tl.constexpr):
     return (program // n_block).to(tl.int64), program % n_block * BLOCK + tl.arange(0, BLOCK)
 
 
-@triton.jit(do_not_specialize=["n", "x_stride", "up_stride"])
-def gated(x, up, y, n, x_stride, up_stride, limit, KIND: tl.constexpr, HAS_UP: tl.constexpr,
-          HAS_LIMIT: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["n_head", "n", "x_stride", "x_head", "up_stride", "up_head"])
+def gated(x, up, y, n_head, n, x_stride, x_head, up_stride, up_head, limit, KIND: tl.constexpr,
+          HAS_UP: tl.constexpr, HAS_LIMIT: tl.constexpr, UNIT: tl.constexpr,
+          BLOCK: tl.constexpr):  # fmt: skip
     """`act(x) * up`, or `act(x)` without `up`; BLOCK elements of one row for each program.
 
     Args:
-        x, up: F32 (n_row, n) with any strides between rows.
-        y: F32 (n_row, n), without gaps.
+        x, up: F32 (n_token, n_head, n) with any strides between tokens and between heads.
+        y: F32 (n_token, n_head, n), without gaps.
     """
     n *= UNIT
     row, at = place(n, BLOCK)
+    token, head = row // n_head, row % n_head
     inside = at < n
-    value = tl.load(x + row * x_stride * UNIT + at, mask=inside, other=0.0)
+    start = (token * x_stride + head * x_head) * UNIT
+    value = tl.load(x + start + at, mask=inside, other=0.0)
     if HAS_UP:
-        factor = tl.load(up + row * up_stride * UNIT + at, mask=inside, other=0.0)
+        start = (token * up_stride + head * up_head) * UNIT
+        factor = tl.load(up + start + at, mask=inside, other=0.0)
         value = gate(value, factor, limit, KIND, HAS_LIMIT)
     else:
         value = activated(value, KIND)
@@ -126,3 +132,24 @@ def softplus_rows(x, bias, y, n, x_stride, HAS_BIAS: tl.constexpr, UNIT: tl.cons
     if HAS_BIAS:
         value += tl.load(bias + at, mask=inside, other=0.0)
     tl.store(y + row * n + at, softplus(value), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_in", "n", "x_stride", "y_stride"])
+def opened(x, door, y, out, n_in, n, x_stride, y_stride, UNIT: tl.constexpr,
+           SIZE: tl.constexpr):  # fmt: skip
+    """`sigmoid(x · door) * y`, one token for each program.
+
+    Args:
+        x: F32 (n_token, n_in) with any stride between tokens, as y.
+        door: F32 (n_in,)
+        y, out: F32 (n_token, n); out without gaps.
+        SIZE: a power of two from n_in and n on.
+    """
+    n_in *= UNIT
+    n *= UNIT
+    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
+    read, inside = at < n_in, at < n
+    value = tl.load(x + row * x_stride * UNIT + at, mask=read, other=0.0)
+    factor = sigmoid(tl.sum(value * tl.load(door + at, mask=read, other=0.0)))
+    value = tl.load(y + row * y_stride * UNIT + at, mask=inside, other=0.0)
+    tl.store(out + row * n + at, value * factor, mask=inside)

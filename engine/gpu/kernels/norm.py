@@ -7,6 +7,8 @@ the compiler knows what they are multiples of and loads as much at once.
 import triton
 import triton.language as tl
 
+from engine.gpu.kernels.elementwise import activated
+
 
 @triton.jit
 def squares_factor(squares, n, eps, KIND: tl.constexpr):
@@ -34,15 +36,18 @@ def affine(value, weight, bias, at, inside, HAS_WEIGHT: tl.constexpr, HAS_BIAS: 
     return value
 
 
-@triton.jit(do_not_specialize=["n_head", "n", "token_stride", "head_stride", "weight_stride"])
-def norm(x, weight, bias, y, n_head, n, token_stride, head_stride, weight_stride, eps,
-         KIND: tl.constexpr, SIZE: tl.constexpr, UNIT: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-         HAS_BIAS: tl.constexpr):  # fmt: skip
-    """A norm of one row of x (n_token, n_head, n) for each program.
+@triton.jit(do_not_specialize=["n_head", "n", "token_stride", "head_stride", "weight_stride",
+                               "gate_stride"])  # fmt: skip
+def norm(x, weight, bias, gate, y, n_head, n, token_stride, head_stride, weight_stride,
+         gate_stride, eps, KIND: tl.constexpr, ACT: tl.constexpr, SIZE: tl.constexpr,
+         UNIT: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+         HAS_GATE: tl.constexpr):  # fmt: skip
+    """A norm of one row of x (n_token, n_head, n) for each program, times `ACT(gate)` if any.
 
     Args:
         x: F32 with any strides, but the elements of a row side by side.
         weight, bias: F32 (n,), or (n_head, n) with a stride; any pointer where there is none.
+        gate: F32 (n_token, n_head * n) with any stride between tokens; or any pointer.
         y: F32 (n_token, n_head, n), without gaps.
         SIZE: a power of two from n on.
     """
@@ -55,6 +60,9 @@ def norm(x, weight, bias, y, n_head, n, token_stride, head_stride, weight_stride
     value = normed(tl.load(x + start + at, mask=inside, other=0.0), inside, n, eps, KIND)
     own = head * weight_stride * UNIT
     value = affine(value, weight + own, bias + own, at, inside, HAS_WEIGHT, HAS_BIAS)
+    if HAS_GATE:
+        door = gate + row // n_head * gate_stride * UNIT + head * n + at
+        value = activated(tl.load(door, mask=inside, other=0.0), ACT) * value
     tl.store(y + row * n + at, value, mask=inside)
 
 

@@ -104,7 +104,31 @@ def test_add_norm(n: int, device: str) -> None:
             check(made[1], y)
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2"])
+@pytest.mark.parametrize("kind", ["silu", "sigmoid"])
+def test_norm_with_a_gate(kind: str, device: str) -> None:
+    act = Activation(kind)  # type: ignore[arg-type]
+    x, gate = randn(3, 4, 20, device=device), randn(3, 90, device=device, seed=2)[:, 10:]
+    norm = norm_with(RMSNorm, 20, device, has_bias=False)
+    for heads in (x, x[:, 1:].clone()):
+        door = gate[:, : heads[0].numel()]
+        check(steps.norm_gated(heads, norm, act, door), EXACT.norm_gated(heads, norm, act, door))
+
+
+@pytest.mark.parametrize(("n_in", "n"), [(40, 64), (24, 7)])
+def test_opened(n_in: int, n: int, device: str) -> None:
+    x, y = randn(3, n_in + 5, device=device)[:, 5:], randn(3, n, device=device, seed=2)
+    door = randn(n_in, device=device, seed=3)
+    check(steps.opened(x, door, y), EXACT.opened(x, door, y))
+
+
+def test_gates_of_heads(device: str) -> None:
+    gate = randn(3, 4 * 24, device=device).view(3, 4, 24)[..., 12:]
+    heads = randn(3, 4, 12, device=device, seed=2)
+    act = Activation("sigmoid")
+    check(steps.gated(act, gate, heads), EXACT.gated(act, gate, heads))
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2", "sigmoid"])
 def test_activations(kind: str, device: str) -> None:
     act = Activation(kind)  # type: ignore[arg-type]
     whole = 4 * randn(3, 2 * 1100, device=device)
@@ -158,8 +182,11 @@ def test_without_memory() -> None:
             steps.xielu(x, 1.0, 1.0, 1.0, 1.0),
             steps.softplus(x),
         ]
+        gate = torch.empty(2, 96, device="meta")
+        made.append(steps.norm_gated(x, norm, Activation(), gate))
+        made.append(steps.opened(gate, norm.weight.repeat(3), gate))
         both = steps.add_norm(x[:, 0].clone(), Addend(x[:, 1].clone()), norm)
-    assert all(y is not None and y.shape == x.shape and y.is_meta for y in made)
+    assert all(y is not None and y.numel() == x.numel() and y.is_meta for y in made)
     assert both is not None
     assert both[1] is not None
     assert len(seen) == len(made) + 1

@@ -1,0 +1,59 @@
+"""The short convolution over time in front of recurrent layers."""
+
+import triton
+import triton.language as tl
+
+from engine.gpu.kernels.elementwise import activated
+
+
+@triton.jit(do_not_specialize=["n_token", "n_channel", "stride"])
+def causal_conv(x, state, weight, bias, y, n_token, n_channel, stride, TAPS: tl.constexpr,
+                ACT: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr,
+                BLOCK: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
+    """Convolve BLOCK channels of TOKENS tokens, after the inputs in `state`, which is updated.
+
+    Only the program of the first tokens looks at the state, so that it can be written in place:
+    more than TOKENS tokens take TOKENS ≥ TAPS - 1. The sum has the same order for any number.
+
+    Args:
+        x: F32 (n_token, n_channel) with any stride between tokens.
+        state: F32 (n_channel, TAPS - 1), the inputs before x, oldest first.
+        weight: F32 (n_channel, TAPS), the last column for the token itself.
+        bias: F32 (n_channel,); any pointer where there is none.
+        y: F32 (n_token, n_channel), without gaps.
+        stride, n_channel: in units of UNIT elements.
+        ACT: the activation that follows, or "none".
+    """
+    n_channel *= UNIT
+    stride = stride.to(tl.int64) * UNIT
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    inside = channel < n_channel
+    taken = (token < n_token) & inside[None, :]
+    total = tl.zeros((TOKENS, BLOCK), tl.float32)
+    for tap in tl.static_range(TAPS):
+        place = token + tap - (TAPS - 1)
+        value = input_at(x, state, place, channel, taken, stride, TAPS)
+        factor = tl.load(weight + channel * TAPS + tap, mask=inside, other=0.0)
+        total += value * factor[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + channel, mask=inside, other=0.0)[None, :]
+    out = y + token.to(tl.int64) * n_channel + channel[None, :]
+    tl.store(out, activated(total, ACT), mask=taken)
+    if tl.program_id(1) == 0:
+        kept = ()
+        for i in tl.static_range(TAPS - 1):
+            place = n_token + i - (TAPS - 1)
+            kept = kept + (input_at(x, state, place, channel, inside, stride, TAPS),)
+        tl.debug_barrier()  # all have read what is overwritten now
+        for i in tl.static_range(TAPS - 1):
+            tl.store(state + channel * (TAPS - 1) + i, kept[i], mask=inside)
+
+
+@triton.jit
+def input_at(x, state, place, channel, wanted, stride, TAPS: tl.constexpr):
+    """The inputs of token `place`; those before the first one are in the state."""
+    is_new = wanted & (place >= 0)
+    value = tl.load(x + place * stride + channel, mask=is_new, other=0.0)
+    old = state + channel * (TAPS - 1) + place + (TAPS - 1)
+    return value + tl.load(old, mask=wanted & (place < 0), other=0.0)

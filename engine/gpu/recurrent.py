@@ -1,0 +1,121 @@
+"""Layers with a state, by kernels where they serve; each answers None where its kernel does not.
+
+States are updated in place. A kernel goes from token to token, which for many tokens takes longer
+than the matrix products of `engine.ops.recurrent`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.gpu.kernels import conv, recurrent
+from engine.gpu.launch import launch
+from engine.gpu.steps import is_plain, power_of_two, unit_of
+
+if TYPE_CHECKING:
+    from engine.layers.delta_net import DeltaInputs
+    from engine.layers.ffn import Activation
+    from engine.layers.mamba2 import ScanInputs
+
+FEW_TOKENS = 64
+"""Up to so many one after the other take no longer than a chunk of matrix products."""
+
+CONV_TOKENS = 8
+"""Of a program of the convolution, unless there is one only; at least the taps before the last."""
+
+CONV_CHANNELS = 256
+HELD = 1 << 11
+"""Elements of a state that one warp holds: 64 registers of each thread."""
+
+
+def causal_conv(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None
+) -> Tensor | None:
+    """See `ReferenceOps.causal_conv`; for any number of tokens."""
+    n_token, n_channel = x.shape
+    n_tap = weight.shape[1]
+    if not _has_rows(x) or not all(is_plain(t) for t in (weight, state) if t.numel()):
+        return None
+    if n_tap < 2 or (act is not None and (act.kind == "oai" or act.limit)):
+        return None
+    y = torch.empty(n_token, n_channel, device=x.device)
+    tokens = 1 if n_token == 1 else max(CONV_TOKENS, power_of_two(n_tap - 1))
+    unit = unit_of(x, bias, sizes=(n_channel, x.stride(0)))
+    launch(
+        conv.causal_conv, (-(-n_channel // CONV_CHANNELS), -(-n_token // tokens)),
+        x, state, weight, x if bias is None else bias, y,
+        n_token, n_channel // unit, x.stride(0) // unit,
+        TAPS=n_tap, ACT="none" if act is None else act.kind, HAS_BIAS=bias is not None,
+        TOKENS=tokens, BLOCK=CONV_CHANNELS, UNIT=unit,
+    )  # fmt: skip
+    return y
+
+
+def delta_net(x: DeltaInputs, state: Tensor) -> Tensor | None:
+    """See `ReferenceOps.delta_net`; for few tokens."""
+    n_token, n_head, n_value = x.v.shape
+    n_key = x.q.shape[2]
+    rows = (x.q, x.k, x.v, x.step, x.beta)
+    plain = (x.step_bias, x.rate, state)
+    if n_token > FEW_TOKENS or not all(map(_has_rows, rows)) or not all(map(is_plain, plain)):
+        return None
+    y = torch.empty(n_token, n_head, n_value, device=state.device)
+    size = power_of_two(n_key)
+    columns = min(max(1, HELD // size), power_of_two(n_value))
+    launch(
+        recurrent.delta_net, (n_head, -(-n_value // columns)),
+        x.q, x.k, x.v, x.step, x.beta, x.step_bias, x.rate,
+        x.step if x.key_of is None else x.key_of, state, y,
+        n_token, n_key, n_value, *(part.stride(0) for part in rows), x.scale, x.eps,
+        num_warps=1, PER_CHANNEL=x.step.dim() == 3, HAS_MAP=x.key_of is not None, SIZE=size,
+        COLUMNS=columns,
+    )  # fmt: skip
+    return y
+
+
+def selective_scan(
+    x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
+) -> Tensor | None:
+    """See `ReferenceOps.selective_scan`; for any number of tokens, as torch has nothing better."""
+    rows = (x, step, b, c)
+    if not all(map(_has_rows, rows)) or not all(map(is_plain, (a, d, state))):
+        return None
+    (n_token, n_channel), n_state = x.shape, b.shape[1]
+    y = torch.empty(n_token, n_channel, device=x.device)
+    size = power_of_two(n_state)
+    channels = min(max(1, HELD // 4 // size), power_of_two(n_channel))
+    launch(
+        recurrent.selective_scan, (-(-n_channel // channels),),
+        x, step, a, b, c, d, state, y, n_token, n_channel, n_state,
+        *(part.stride(0) for part in rows), num_warps=1, SIZE=size, CHANNELS=channels,
+    )  # fmt: skip
+    return y
+
+
+def state_space_scan(x: ScanInputs, state: Tensor) -> Tensor | None:
+    """See `ReferenceOps.state_space_scan`; for few tokens."""
+    n_token, n_head, n_row = x.values.shape
+    rows = (x.values, x.step, x.b, x.c)
+    plain = (x.step_bias, x.rate, x.skip, state)
+    if n_token > FEW_TOKENS or not all(map(_has_rows, rows)) or not all(map(is_plain, plain)):
+        return None
+    n_state = x.b.shape[2]
+    y = torch.empty(n_token, n_head, n_row, device=state.device)
+    size = power_of_two(n_state)
+    held = min(max(1, HELD // size), power_of_two(n_row))
+    launch(
+        recurrent.state_space_scan, (n_head, -(-n_row // held)),
+        x.values, x.step, x.step_bias, x.rate, x.b, x.c, x.skip,
+        x.step if x.key_of is None else x.key_of, state, y, n_token, n_row, n_state,
+        *(part.stride(0) for part in rows), num_warps=1, HAS_MAP=x.key_of is not None, SIZE=size,
+        ROWS=held,
+    )  # fmt: skip
+    return y
+
+
+def _has_rows(x: Tensor) -> bool:
+    """Whether each token's elements lie side by side, with any stride between tokens; F32."""
+    return x.dtype == torch.float32 and x.numel() > 0 and x[0].is_contiguous()

@@ -1,0 +1,176 @@
+"""Recurrent layers by kernels against the reference, tokens together and in pieces."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.gpu import recurrent
+from engine.layers.delta_net import DeltaInputs
+from engine.layers.ffn import SILU
+from engine.layers.mamba2 import ScanInputs
+from engine.ops.reference import ReferenceOps
+
+EXACT = ReferenceOps()
+
+Step = Callable[[slice, Tensor], Tensor | None]
+"""What a layer makes of some of the tokens, after a state that it updates."""
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(3)
+
+
+def check(step: Step, expected: Step, state: Tensor, n_token: int) -> None:
+    """In one pass, and the last token by itself."""
+    wanted, kept = expected(slice(None), want := state.clone()), state.clone()
+    got = step(slice(None), state)
+    assert got is not None
+    assert wanted is not None
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state, want, rtol=1e-5, atol=1e-5)
+    pieces = [slice(0, n_token - 1), slice(n_token - 1, n_token)][n_token == 1 :]
+    parts = [step(piece, kept) for piece in pieces]
+    assert torch.equal(torch.cat([part for part in parts if part is not None]), got)
+    assert torch.equal(kept, state)
+
+
+@pytest.mark.parametrize("n_token", [1, 2, 5, 20])
+@pytest.mark.parametrize(("n_channel", "n_tap", "act"), [(5, 2, None), (300, 4, SILU)])
+def test_causal_conv(n_token: int, n_channel: int, n_tap: int, act: Any, device: str) -> None:
+    x = randn(n_token, n_channel + 3).to(device)[:, 3:]
+    weight, bias = randn(n_channel, n_tap).to(device), randn(n_channel).to(device)
+    for b in (bias, None):
+        check(
+            lambda piece, state, b=b: recurrent.causal_conv(x[piece], state, weight, b, act),
+            lambda piece, state, b=b: EXACT.causal_conv(x[piece], state, weight, b, act),
+            randn(n_channel, n_tap - 1).to(device),
+            n_token,
+        )
+
+
+def delta_inputs(
+    n_token: int, n_head: int, dim: int, device: str, *, per_channel: bool, is_shared: bool
+) -> DeltaInputs:
+    n_key = 2 if is_shared else n_head
+    mixed = randn(n_token, (2 * n_key + n_head) * dim).to(device)
+    q, k, v = (
+        part.reshape(n_token, -1, dim)
+        for part in mixed.split([n_key * dim, n_key * dim, n_head * dim], 1)
+    )
+    shape = (n_head, dim) if per_channel else (n_head,)
+    step, bias = randn(n_token, *shape).to(device), randn(*shape).to(device)
+    step[..., 0] = 300.0  # forgets everything
+    rate, beta = -torch.rand(n_head).to(device), 3 * randn(n_token, 2 * n_head).to(device)
+    key_of = torch.arange(n_head, device=device) % 2 if is_shared else None
+    return DeltaInputs(q, k, v, step, bias, rate, beta[:, n_head:], key_of, 1e-6)
+
+
+def delta_piece(x: DeltaInputs, piece: slice) -> DeltaInputs:
+    rows = {name: getattr(x, name)[piece] for name in ("q", "k", "v", "step", "beta")}
+    return x._replace(**rows)
+
+
+@pytest.mark.parametrize("n_token", [1, 3])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(("dim", "is_shared"), [(16, True), (20, False), (128, True)])
+def test_delta_net(n_token: int, dim: int, is_shared: bool, per_channel: bool, device: str) -> None:
+    n_head = 2 if dim == 128 else 4
+    x = delta_inputs(n_token, n_head, dim, device, per_channel=per_channel, is_shared=is_shared)
+    state = randn(n_head, dim, dim).to(device)
+    check(
+        lambda piece, state: recurrent.delta_net(delta_piece(x, piece), state),
+        lambda piece, state: EXACT.delta_net(delta_piece(x, piece), state),
+        state,
+        n_token,
+    )
+
+
+@pytest.mark.parametrize("n_token", [1, 4])
+@pytest.mark.parametrize(("n_channel", "n_state"), [(70, 16), (5, 3)])
+def test_selective_scan(n_token: int, n_channel: int, n_state: int, device: str) -> None:
+    x, step = (randn(n_token, n_channel).to(device) for _ in range(2))
+    mixed = randn(n_token, 7 + 2 * n_state).to(device)
+    b, c = mixed[:, 7 : 7 + n_state], mixed[:, 7 + n_state :]
+    a, d = -torch.rand(n_channel, n_state).to(device), randn(n_channel).to(device)
+    state = randn(n_channel, n_state).to(device)
+    check(
+        lambda p, state: recurrent.selective_scan(x[p], step[p], a, b[p], c[p], d, state),
+        lambda p, state: EXACT.selective_scan(x[p], step[p], a, b[p], c[p], d, state),
+        state,
+        n_token,
+    )
+
+
+@pytest.mark.parametrize("n_token", [1, 4])
+@pytest.mark.parametrize(("n_row", "n_state", "is_shared"), [(24, 128, True), (5, 12, False)])
+def test_state_space_scan(
+    n_token: int, n_row: int, n_state: int, is_shared: bool, device: str
+) -> None:
+    n_head, n_group = 4, 2 if is_shared else 4
+    sizes = [n_head * n_row, n_group * n_state, n_group * n_state]
+    values, b, c = randn(n_token, sum(sizes)).to(device).split(sizes, 1)
+    step, bias, skip = (randn(*s).to(device) for s in ((n_token, n_head), (n_head,), (n_head,)))
+    key_of = torch.tensor([0, 0, 1, 1], device=device) if is_shared else None
+    rate = -torch.rand(n_head).to(device)
+    heads = [part.reshape(n_token, -1, n) for part, n in ((values, n_row), (b, n_state))]
+    x = ScanInputs(
+        heads[0], step, bias, rate, heads[1], c.reshape(n_token, -1, n_state), skip, key_of
+    )
+
+    def cut(piece: slice) -> ScanInputs:
+        return x._replace(
+            **{name: getattr(x, name)[piece] for name in ("values", "step", "b", "c")}
+        )
+
+    check(
+        lambda piece, state: recurrent.state_space_scan(cut(piece), state),
+        lambda piece, state: EXACT.state_space_scan(cut(piece), state),
+        randn(n_head, n_row, n_state).to(device),
+        n_token,
+    )
+
+
+def test_many_tokens_are_left_to_matrix_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "FEW_TOKENS", 2)
+    x = delta_inputs(3, 2, 16, "cpu", per_channel=False, is_shared=False)
+    assert recurrent.delta_net(x, randn(2, 16, 16)) is None
+    assert recurrent.causal_conv(randn(2, 4), randn(4, 0), randn(4, 1), None, None) is None
+
+
+@pytest.mark.parametrize("n_token", [1, 130])
+def test_without_memory(n_token: int) -> None:
+    """Kernels and the matrix products for many tokens need to know the shapes only."""
+    meta = torch.device("meta")
+
+    def on_meta(x: Any) -> Any:
+        return x.to(meta) if isinstance(x, Tensor) else x
+
+    x = delta_inputs(n_token, 4, 16, "cpu", per_channel=True, is_shared=True)
+    x = DeltaInputs(*map(on_meta, x))
+    state = torch.empty(4, 16, 16, device=meta)
+    few, many = recurrent.delta_net(x, state), EXACT.delta_net(x, state)
+    assert many.shape == x.v.shape
+    assert n_token > 1 or (few is not None and few.shape == x.v.shape)
+    channels = torch.empty(n_token, 8, device=meta)
+    conv = recurrent.causal_conv(
+        channels, torch.empty(8, 3, device=meta), torch.empty(8, 4, device=meta), None, SILU
+    )
+    vector, matrix, states = (torch.empty(*s, device=meta) for s in ((8,), (8, 4), (n_token, 4)))
+    scan = recurrent.selective_scan(channels, channels, matrix, states, states, vector, matrix)
+    assert conv is not None
+    assert scan is not None
+    heads = torch.empty(n_token, 8, 4, device=meta)
+    y = EXACT.state_space_scan(
+        ScanInputs(heads, channels, vector, vector, heads, heads, vector, None),
+        torch.empty(8, 4, 4, device=meta),
+    )
+    assert conv.shape == scan.shape == channels.shape
+    assert y.shape == heads.shape
