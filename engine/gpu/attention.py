@@ -1,0 +1,332 @@
+"""Keys and values into the cache, and attention over it, by kernels.
+
+How many tokens are cached already is read from the device's memory only. So for few tokens keys are
+cut into pieces that do not depend on it, a fixed number of programs computes those that are seen,
+and a second kernel puts together what came of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.gpu.kernels import attention as kernels
+from engine.gpu.kernels import cells
+from engine.gpu.launch import launch
+from engine.gpu.steps import power_of_two
+from engine.gpu.target import Target, target_of
+
+if TYPE_CHECKING:
+    from engine.cache import LayerCache
+    from engine.layers.attention import Scores
+
+FEW_TOKENS = 8
+"""Up to so many, the bits of a token's result do not depend on the others."""
+
+BLOCKS = {"q8_0": 34, "q4_0": 18}
+"""Bytes of 32 elements, of the types that have blocks."""
+
+DTYPES = {
+    "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
+    "q4_0": torch.uint8,
+}  # fmt: skip
+
+WRITTEN = 1 << 10
+"""Elements that one program writes."""
+
+LARGEST_HEAD = 1 << 12
+"""Elements of a head that one program can write."""
+
+PIECES = 32
+"""That are put together at once."""
+
+NO_SLOT = 0
+
+FEW_KEYS = 64
+"""In a piece for few tokens."""
+
+FEW_PIECES = 64
+"""Until they become longer."""
+
+MANY_KEYS = 512
+"""In a piece for more tokens."""
+
+MOST_PIECES = 16
+"""Of such before they become longer, and after that."""
+
+PROGRAMS = 4
+"""For each multiprocessor: as many as it holds at once hide the memory's latency."""
+
+SMALLEST_PART, LARGEST_PART = 16, 128
+"""Elements of a head that are multiplied at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How keys are cut into pieces: `n_small` of `small` keys are followed by large ones."""
+
+    small: int
+    n_small: int
+    large: int
+
+    def n_pieces(self, n_keys: int) -> int:
+        """Of so many keys."""
+        rest = n_keys - self.small * self.n_small
+        return -(-n_keys // self.small) if rest <= 0 else self.n_small - (-rest // self.large)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What a program holds at once.
+
+    Attributes:
+        rows, keys: queries, and keys that they meet.
+        holds_q: registers hold the queries all the time.
+    """
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+    holds_q: bool
+
+
+class Shape(NamedTuple):
+    """What is known of a layer's attention on one rank.
+
+    Attributes:
+        n_head, n_kv: query heads, and heads of keys and values that they are programs for.
+        dim_k, dim_v: elements of a key and of a value.
+        span: positions that a token can see at most.
+    """
+
+    n_head: int
+    n_kv: int
+    dim_k: int
+    dim_v: int
+    n_ctx: int
+    span: int
+    kv_type: str
+
+    @property
+    def group(self) -> int:
+        """Query heads for each of these."""
+        return self.n_head // self.n_kv
+
+
+class Way(NamedTuple):
+    """How it is computed for a number of tokens.
+
+    Attributes:
+        n_slot: pieces of a row that are kept until they are put together; 0 if all is one piece.
+        n_split: programs that share the pieces of the same rows.
+    """
+
+    tiles: Tiles
+    cut: Cut
+    n_slot: int
+    n_split: int
+
+
+def attention(
+    q: Tensor,
+    cache: LayerCache,
+    n_past: Tensor,
+    scores: Scores,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+) -> Tensor | None:
+    """See `ReferenceOps.attention`; None where the kernels do not serve.
+
+    Args:
+        q: (T, n_head, head_dim), F32; only the elements of a head need to lie side by side.
+        n_past: one whole number on the device.
+    """
+    n_tokens, n_head, dim_k = q.shape
+    vectors = [x for x in (sinks, slopes) if x is not None]
+    if not _serves(q, cache) or any(x.shape != (n_head,) or not _is_plain(x) for x in vectors):
+        return None
+    shape = shape_of(q, cache, scores)
+    target = target_of(q.device)
+    way = way_of(shape, n_tokens, target)
+    tiles, cut = way.tiles, way.cut
+    out = q.new_empty(n_tokens, n_head, shape.dim_v)
+    tops, sums = out, out
+    if way.n_slot:
+        tops = q.new_empty(2, n_tokens, n_head, way.n_slot)
+        sums = q.new_empty(n_tokens, n_head, way.n_slot, shape.dim_v)
+    spans = scores.window, scores.chunk, cut.small, cut.n_small, cut.large, way.n_slot
+    launch(
+        kernels.attend, (-(-n_tokens * shape.group // tiles.rows), way.n_split, shape.n_kv),
+        q, q.stride(0), q.stride(1), cache.k, cache.v, n_past,
+        n_past if cache.head_map is None else cache.head_map, q if slopes is None else slopes,
+        q if sinks is None else sinks, out, tops, sums, n_tokens, n_head, shape.group, shape.n_ctx,
+        scores.scale, scores.softcap, *spans, way.n_split,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, TYPE=cache.kv_type,
+        OPERAND=operand(cache.kv_type, target), PRECISION=target.dot_precision,
+        IN_F32=target.maker == "interpreter", DIM_K=dim_k, DIM_V=shape.dim_v,
+        WIDTH_V=_n_elements(cache.v.stride(1), cache.kv_type), SIZE_K=_part(dim_k, cache.kv_type),
+        SIZE_V=_part(shape.dim_v, cache.kv_type), ROWS=tiles.rows, KEYS=tiles.keys,
+        HOLDS_Q=tiles.holds_q, IS_MAPPED=cache.head_map is not None,
+        HAS_SOFTCAP=bool(scores.softcap), HAS_SLOPES=slopes is not None,
+        HAS_SINKS=sinks is not None,
+    )  # fmt: skip
+    if way.n_slot:
+        size = min(64, power_of_two(shape.dim_v))
+        launch(
+            kernels.combine, (n_tokens * n_head, -(-shape.dim_v // size)),
+            n_past, q if sinks is None else sinks, tops, sums, out, n_head, n_tokens * n_head,
+            *spans, DIM=shape.dim_v, SIZE=size, PIECES=PIECES, HAS_SINKS=sinks is not None,
+        )  # fmt: skip
+    return out
+
+
+def work_bytes(shape: Shape, n_tokens: int, target: Target) -> int:
+    """Memory that attention needs beside queries and results, at most, for up to so many tokens."""
+    most = 0
+    for n in {min(n_tokens, FEW_TOKENS), *range(FEW_TOKENS + 1, n_tokens + 1)}:
+        n_slot = way_of(shape, n, target).n_slot
+        if not n_slot and n > FEW_TOKENS:
+            break  # and none for more
+        most = max(most, 4 * n * shape.n_head * n_slot * (shape.dim_v + 2))
+    return most
+
+
+def way_of(shape: Shape, n_tokens: int, target: Target) -> Way:
+    """How attention of so many tokens is computed."""
+    is_few = n_tokens <= FEW_TOKENS
+    tiles = tiles_of(shape, target, is_few=is_few)
+    n_blocks = -(-n_tokens * shape.group // tiles.rows) * shape.n_kv
+    if not is_few and n_blocks >= target.n_sm:
+        whole = -(-shape.n_ctx // tiles.keys) * tiles.keys
+        return Way(tiles, Cut(whole, 1, whole), NO_SLOT, 1)
+    cut = cut_of(shape, is_few=is_few)
+    n_slot = cut.n_pieces(shape.n_ctx)
+    if shape.span < shape.n_ctx:
+        n_slot = min(n_slot, (shape.span + n_tokens - 2) // cut.small + 2)
+    n_programs = PROGRAMS * target.n_sm
+    return Way(tiles, cut, n_slot, max(1, min(n_slot, -(-n_programs // n_blocks))))
+
+
+def cut_of(shape: Shape, *, is_few: bool) -> Cut:
+    """How keys are cut: short pieces at first, for many programs to share a short context.
+
+    Later ones are longer, so that what is kept of them stays little beside the keys. Where a token
+    sees only the last positions, all are short.
+    """
+    if not is_few:
+        large = max(MANY_KEYS, -(-shape.n_ctx // (MANY_KEYS * MOST_PIECES)) * MANY_KEYS)
+        return Cut(MANY_KEYS, MOST_PIECES, MANY_KEYS if shape.span < shape.n_ctx else large)
+    return Cut(FEW_KEYS, FEW_PIECES, FEW_KEYS if shape.span < shape.n_ctx else 4 * FEW_KEYS)
+
+
+def tiles_of(shape: Shape, target: Target, *, is_few: bool) -> Tiles:
+    """What programs hold at once, for few tokens or many.
+
+    As much as leaves registers for 128 or 256 threads, by what compilers for NVIDIA's say.
+    """
+    size = max(shape.dim_k, shape.dim_v)
+    if size > 256:  # latent attention: many queries for one head of keys
+        return Tiles(16 if shape.group <= 16 else 32, 32, 8, 1, False)
+    if is_few:
+        return Tiles(16, 64 if size <= 128 else 32, 4, 2, True)
+    if size <= 64:
+        return Tiles(64, 64, 4, 2, True)
+    if size <= 128:
+        return Tiles(64, 32 if shape.kv_type in BLOCKS else 64, 8, 2, True)
+    return Tiles(32, 32, 8, 2, True)
+
+
+def operand(kv_type: str, target: Target) -> str:
+    """See `engine.gpu.kernels.attention`."""
+    return {"f32": "f32", "f16": "f16"}.get(kv_type, "bf16")
+
+
+def write(cache: LayerCache, k: Tensor, v: Tensor | None, n_past: Tensor) -> bool:
+    """Store k and v in the cache from position `n_past` on; see `LayerCache.write`.
+
+    Positions outside of the cache are left out, as nobody here can know of them.
+
+    Args:
+        k, v: (T, heads, head_dim), F32; only the elements of a head need to lie side by side.
+        n_past: one whole number on the device.
+
+    Returns:
+        Whether it was done; if not, no kernel serves.
+    """
+    kv_type, both = cache.kv_type, [(k, cache.k)]
+    if v is not None:
+        both.append((v, cache.v))
+    for x, held in both:
+        if not _is_plain(x) or not _holds(held, cache) or x.shape[1] != held.shape[0]:
+            return False
+        if x.shape[2] != _n_elements(held.shape[2], kv_type) or x.shape[2] > LARGEST_HEAD:
+            return False
+    n_tokens, n_head, dim_k = k.shape
+    dim_v = dim_k if v is None else v.shape[2]
+    size = power_of_two(max(dim_k, dim_v))
+    n_rows = n_tokens * n_head
+    per_row, rows = 1, max(1, WRITTEN // size)
+    if kv_type in BLOCKS:
+        per_row, rows = max(dim_k, dim_v) // 32, WRITTEN // 32
+    v = k if v is None else v
+    launch(
+        cells.store, (-(-n_rows * per_row // rows), len(both)),
+        k, k.stride(0), k.stride(1), v, v.stride(0), v.stride(1), cache.k, cache.v, n_past,
+        n_rows, n_head, cache.k.shape[1],
+        TYPE=kv_type, DIM_K=dim_k, DIM_V=dim_v, WIDTH_V=_n_elements(cache.v.stride(1), kv_type),
+        ROWS=rows, SIZE=size,
+    )  # fmt: skip
+    return True
+
+
+def shape_of(q: Tensor, cache: LayerCache, scores: Scores) -> Shape:
+    """Of attention of q (T, n_head, head_dim) over a cache."""
+    n_head, n_ctx = q.shape[1], cache.k.shape[1]
+    span = min(n_ctx, scores.window or n_ctx, scores.chunk or n_ctx)
+    n_kv = cache.k.shape[0] if cache.head_map is None else n_head
+    return Shape(n_head, n_kv, q.shape[2], cache.head_dim_v, n_ctx, span, cache.kv_type)
+
+
+def _serves(q: Tensor, cache: LayerCache) -> bool:
+    """Whether the kernel can read them, and they belong together."""
+    n_head, n_row = q.shape[1], cache.n_row
+    fits = n_head % n_row == 0 if cache.head_map is None else n_head == n_row
+    return (
+        fits
+        and _is_plain(q)
+        and _holds(cache.k, cache)
+        and _holds(cache.v, cache)
+        and _n_elements(cache.k.shape[2], cache.kv_type) == q.shape[2]
+    )
+
+
+def _holds(held: Tensor, cache: LayerCache) -> bool:
+    """Whether `held` are keys or values on the device, as the kernels expect them."""
+    head, token, step = held.stride()
+    return (
+        not cache.is_on_host
+        and held.dtype == DTYPES[cache.kv_type]
+        and step == 1
+        and head == held.shape[1] * token
+        and (cache.kv_type not in BLOCKS or token % BLOCKS[cache.kv_type] == 0)
+    )
+
+
+def _n_elements(width: int, kv_type: str) -> int:
+    """Of so many bytes of blocks, or of numbers."""
+    return width // BLOCKS[kv_type] * 32 if kv_type in BLOCKS else width
+
+
+def _part(dim: int, kv_type: str) -> int:
+    """Elements that are multiplied at once: a power of two, of which there is a whole number if it
+    can be."""
+    return 32 if kv_type in BLOCKS else max(SMALLEST_PART, min(LARGEST_PART, dim & -dim))
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether it is F32, not empty, and its rows have no gaps."""
+    return x.dtype == torch.float32 and x.numel() > 0 and x.stride(-1) == 1

@@ -1,0 +1,367 @@
+"""Softmax attention over a cache, by tiles of keys (arXiv 2205.14135), with the softmax taken as
+they come (arXiv 1805.02867).
+
+Rows of a program are query heads of tokens that use the same head of keys and values, so that these
+are read once for all of them. Numbers of F32 meet those of the cache as sums of two shorter ones,
+for which GPUs multiply matrices: OPERAND is "f16" or "bf16", whichever holds the numbers of the
+cache as they are, or "f32". A weight is 2 to the power of a score.
+"""
+
+import triton
+import triton.language as tl
+
+from engine.gpu.kernels.cells import element, has_blocks, n_units, read, scales, units
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1e30)
+"""Before the first key; infinity would make NaN of a row that sees no key of a tile."""
+
+HEADROOM = tl.constexpr(15.0)
+"""The largest weight of a row is 2 to the power of this, which F16 can hold: so it also holds those
+that are a billion times less."""
+
+
+@triton.jit
+def split(x, OPERAND: tl.constexpr):
+    """F32 as the sum of two numbers for `tl.dot`; the same twice for "f32"."""
+    if OPERAND == "f16":
+        high = x.to(tl.float16)
+        low = (x - high.to(tl.float32)).to(tl.float16)
+    elif OPERAND == "bf16":
+        high = x.to(tl.bfloat16)
+        low = (x - high.to(tl.float32)).to(tl.bfloat16)
+    else:
+        high = x
+        low = x
+    return high, low
+
+
+@triton.jit
+def times(high, low, cells, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+          IN_F32: tl.constexpr):  # fmt: skip
+    """`total + (high + low) @ cells`, cells being numbers of the cache.
+
+    Args:
+        PRECISION: for "f32".
+        IN_F32: multiply as F32 in any case, where there is no other way (the interpreter's BF16).
+    """
+    if OPERAND == "f32" or IN_F32:
+        cells = cells.to(tl.float32)
+        if OPERAND != "f32":
+            total = tl.dot(low.to(tl.float32), cells, total, input_precision="ieee")
+        return tl.dot(high.to(tl.float32), cells, total, input_precision=PRECISION)
+    elif OPERAND == "f16":
+        total = tl.dot(low, cells.to(tl.float16), total)
+        return tl.dot(high, cells.to(tl.float16), total)
+    else:
+        total = tl.dot(low, cells.to(tl.bfloat16), total)
+        return tl.dot(high, cells.to(tl.bfloat16), total)
+
+
+@triton.jit
+def first_seen(position, window, chunk):
+    """See `Scores.first_visible`, for any number of positions."""
+    first = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
+    start = position // tl.maximum(chunk, 1) * chunk  # 0 if there are no chunks
+    return tl.maximum(first, start)
+
+
+@triton.jit
+def piece_of(key, small, n_small, large):
+    """The piece in which a key lies: n_small pieces of `small` keys are followed by large ones."""
+    rest = tl.maximum(key - small * n_small, 0)
+    return tl.where(key < small * n_small, key // small, n_small + rest // large)
+
+
+@triton.jit
+def start_of(piece, small, n_small, large):
+    """The first key of a piece."""
+    return tl.minimum(piece, n_small) * small + tl.maximum(piece - n_small, 0) * large
+
+
+@triton.jit
+def queries(rows, there, part, power, TYPE: tl.constexpr, OPERAND: tl.constexpr, DIM: tl.constexpr,
+            SIZE: tl.constexpr):  # fmt: skip
+    """Elements of queries from part * SIZE on, over `power`, as `split` returns them."""
+    at = tl.arange(0, SIZE)
+    at = part * SIZE + element(at, TYPE)
+    inside = there[:, None] & (at < DIM)[None, :] if DIM % SIZE else there[:, None]
+    x = tl.load(rows[:, None] + at[None, :], mask=inside, other=0.0)
+    return split(x * power[:, None], OPERAND)
+
+
+@triton.jit
+def powers(rows, there, OPERAND: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr):
+    """A power of 2 for each row that brings its elements below 2, for F16; and its inverse."""
+    one = tl.where(there, 1.0, 1.0)
+    if OPERAND != "f16":
+        return one, one
+    largest = one * 0.0
+    for part in range((DIM + SIZE - 1) // SIZE):
+        at = part * SIZE + tl.arange(0, SIZE)
+        inside = there[:, None] & (at < DIM)[None, :]
+        x = tl.load(rows[:, None] + at[None, :], mask=inside, other=0.0)
+        largest = tl.maximum(largest, tl.max(tl.abs(x), 1))
+    bits = largest.to(tl.int32, bitcast=True) & 0x7F800000
+    bits = tl.minimum(tl.maximum(bits, 0x00800000), 0x7E000000)  # both powers are normal numbers
+    return (0x7F000000 - bits).to(tl.float32, bitcast=True), bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def held_queries(rows, there, power, TYPE: tl.constexpr, OPERAND: tl.constexpr, DIM: tl.constexpr,
+                 SIZE: tl.constexpr, HOLDS_Q: tl.constexpr):  # fmt: skip
+    """All parts of queries as `queries` gives them, or none if they are not held."""
+    highs = ()
+    lows = ()
+    if HOLDS_Q:
+        for part in tl.static_range((DIM + SIZE - 1) // SIZE):
+            high, low = queries(rows, there, part, power, TYPE, OPERAND, DIM, SIZE)
+            highs = highs + (high,)
+            lows = lows + (low,)
+    return highs, lows
+
+
+@triton.jit
+def products(
+    q, there, power, highs, lows, k, inside, TYPE: tl.constexpr, OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+    HOLDS_Q: tl.constexpr,
+):  # fmt: skip
+    """Queries over `power` times keys, (ROWS, KEYS); k (KEYS,) are pointers to rows."""
+    s = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
+    if HOLDS_Q:
+        for part in tl.static_range((DIM + SIZE - 1) // SIZE):
+            s = _more(s, highs[part], lows[part], k, inside, part, TYPE, OPERAND, PRECISION, IN_F32,
+                      DIM, SIZE)  # fmt: skip
+    else:
+        for part in range((DIM + SIZE - 1) // SIZE):
+            high, low = queries(q, there, part, power, TYPE, OPERAND, DIM, SIZE)
+            s = _more(s, high, low, k, inside, part, TYPE, OPERAND, PRECISION, IN_F32, DIM, SIZE)
+    return s
+
+
+@triton.jit
+def _more(
+    s, high, low, k, inside, part, TYPE: tl.constexpr, OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Scores s and what one part of queries and keys adds to them."""
+    keys = tl.trans(read(k, inside, part, TYPE, SIZE, DIM))
+    if has_blocks(TYPE):
+        none = tl.zeros(s.shape, tl.float32)
+        product = times(high, low, keys, none, OPERAND, PRECISION, IN_F32)
+        return s + product * scales(k, inside, part, TYPE)[None, :]
+    else:
+        return times(high, low, keys, s, OPERAND, PRECISION, IN_F32)
+
+
+@triton.jit
+def means(
+    s, kept, sums, v, inside, TYPE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    IN_F32: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """`sums * kept` and values weighted with s (ROWS, KEYS); v (KEYS,) are pointers to rows."""
+    high, low = split(s, OPERAND)
+    more = ()
+    for part in tl.static_range((DIM + SIZE - 1) // SIZE):
+        values = read(v, inside, part, TYPE, SIZE, DIM)
+        if has_blocks(TYPE):
+            high, low = split(s * scales(v, inside, part, TYPE)[None, :], OPERAND)
+        total = sums[part] * kept[:, None]
+        more = more + (times(high, low, values, total, OPERAND, PRECISION, IN_F32),)
+    return more
+
+
+@triton.jit
+def attended(
+    q, there, position, first, slope, scale, softcap, k, v, row, n_ctx, start, stop,
+    TYPE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr, IN_F32: tl.constexpr,
+    DIM_K: tl.constexpr, DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr,
+    SIZE_V: tl.constexpr, KEYS: tl.constexpr, HOLDS_Q: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+):  # fmt: skip
+    """What rows of queries make of the keys from start to stop, of those that they see.
+
+    Args:
+        q: (ROWS,), pointers to the rows.
+        there, position, first, slope: (ROWS,), whether there is such a row; where its token is; the
+            first key that it sees; of its head.
+        row: the head of k and v, int64.
+        start: a multiple of KEYS.
+
+    Returns:
+        The greatest score less HEADROOM (ROWS,), the sum of all weights relative to that (ROWS,),
+        and as many (ROWS, SIZE_V) as a value has parts: the sums of values so weighted.
+    """
+    k, v = units(k, TYPE), units(v, TYPE)
+    power, inverse = powers(q, there, OPERAND, DIM_K, SIZE_K)
+    factor = inverse * (scale / softcap if HAS_SOFTCAP else scale * LOG2E)
+    highs, lows = held_queries(q, there, power, TYPE, OPERAND, DIM_K, SIZE_K, HOLDS_Q)
+    top = tl.full((q.shape[0],), LOWEST, tl.float32)
+    weight = tl.zeros((q.shape[0],), tl.float32)
+    sums = ()
+    for _ in tl.static_range((DIM_V + SIZE_V - 1) // SIZE_V):
+        sums = sums + (tl.zeros((q.shape[0], SIZE_V), tl.float32),)
+    for tile in range(start, stop, KEYS):
+        at = tl.arange(0, KEYS)
+        key = tile + at
+        inside = key < stop
+        cell = row * n_ctx + tile
+        k_rows = k + cell * n_units(TYPE, DIM_K) + at * n_units(TYPE, DIM_K)
+        s = products(q, there, power, highs, lows, k_rows, inside, TYPE, OPERAND, PRECISION, IN_F32,
+                     DIM_K, SIZE_K, HOLDS_Q)  # fmt: skip
+        s *= factor[:, None]
+        if HAS_SOFTCAP:
+            s = (1.0 - 2.0 / (tl.exp2(s * (2.0 * LOG2E)) + 1.0)) * (softcap * LOG2E)
+        if HAS_SLOPES:
+            s += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+        seen = (key[None, :] <= position[:, None]) & (key[None, :] >= first[:, None])
+        s = tl.where(seen, s, -float("inf"))
+        new = tl.maximum(top, tl.max(s, 1) - HEADROOM)
+        kept = tl.exp2(top - new)
+        s = tl.exp2(s - new[:, None])
+        top = new
+        weight = weight * kept + tl.sum(s, 1)
+        v_rows = v + cell * n_units(TYPE, WIDTH_V) + at * n_units(TYPE, WIDTH_V)
+        sums = means(s, kept, sums, v_rows, inside, TYPE, OPERAND, PRECISION, IN_F32, DIM_V, SIZE_V)
+    return top, weight, sums
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_token", "q_head", "n_tokens", "n_head", "group", "n_ctx", "window", "chunk", "small",
+        "n_small", "large", "n_slot", "n_split",
+    ]
+)  # fmt: skip
+def attend(
+    q, q_token, q_head, k, v, past, head_map, slopes, sinks, out, tops, sums, n_tokens, n_head,
+    group, n_ctx, scale, softcap, window, chunk, small, n_small, large, n_slot, n_split,
+    TYPE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr, IN_F32: tl.constexpr,
+    DIM_K: tl.constexpr, DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr,
+    SIZE_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, HOLDS_Q: tl.constexpr,
+    IS_MAPPED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Causal attention of some rows over the whole cache, or over every n_split-th piece of it.
+
+    Programs: (blocks of ROWS rows, n_split, n_head / group). Rows are n_tokens * group, those of a
+    token side by side. Where pieces begin depends on nothing but their number: so what comes of a
+    row does not depend on which tokens are computed with it.
+
+    Args:
+        q: (n_tokens, n_head, DIM_K), F32, heads without gaps; strides in elements.
+        k: (heads, n_ctx, DIM_K elements of TYPE); blocks as bytes.
+        v: (heads, n_ctx, DIM_V elements of TYPE), rows WIDTH_V elements apart.
+        past: one whole number: how many tokens were in the cache before.
+        head_map: (n_head,), the head of k and v that each query head uses, if IS_MAPPED; then group
+            is 1. Else `group` neighbours use the same.
+        slopes, sinks: (n_head,), F32, if there are some.
+        out: (n_tokens, n_head, DIM_V), F32, if n_slot is 0: then all is one piece.
+        tops, sums: F32 of (n_tokens, n_head, n_slot), greatest scores and weights, one after the
+            other, and (n_tokens, n_head, n_slot, DIM_V), if n_slot is not 0: what became of
+            a piece, at its number modulo n_slot, for `combine`.
+        window, chunk: 0 for none.
+        small, n_small, large: see `piece_of`; multiples of KEYS.
+        SIZE_K, SIZE_V: elements of keys and values that are multiplied at once; 32 for blocks.
+        HOLDS_Q: registers hold queries while keys pass; else they are read for each tile.
+    """
+    n_past = tl.load(past).to(tl.int32)
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most keys first
+    at = block * ROWS + tl.arange(0, ROWS)
+    there = at < n_tokens * group
+    token = tl.minimum(at // group, n_tokens - 1)
+    head = tl.program_id(2) * group + at % group
+    position = n_past + token
+    first = first_seen(position, window, chunk)
+    oldest = first_seen(n_past + block * ROWS // group, window, chunk)
+    stop = n_past + tl.minimum(((block + 1) * ROWS - 1) // group, n_tokens - 1) + 1
+    begin = piece_of(oldest, small, n_small, large)
+    end = piece_of(stop - 1, small, n_small, large) + 1
+    row = tl.program_id(2).to(tl.int64)
+    if IS_MAPPED:
+        row = tl.load(head_map + row).to(tl.int64)
+    slope = tl.zeros((ROWS,), tl.float32)
+    if HAS_SLOPES:
+        slope = tl.load(slopes + head, mask=there, other=0.0) * LOG2E
+    q_rows = q + token.to(tl.int64) * q_token + head * q_head
+    line = token.to(tl.int64) * n_head + head
+    for piece in range(begin + tl.program_id(1), end, n_split):
+        start = tl.maximum(start_of(piece, small, n_small, large), oldest // KEYS * KEYS)
+        top, weight, found = attended(
+            q_rows, there, position, first, slope, scale, softcap, k, v, row, n_ctx, start,
+            tl.minimum(start_of(piece + 1, small, n_small, large), stop),
+            TYPE, OPERAND, PRECISION, IN_F32, DIM_K, DIM_V, WIDTH_V, SIZE_K, SIZE_V, KEYS, HOLDS_Q,
+            HAS_SOFTCAP, HAS_SLOPES,
+        )  # fmt: skip
+        if n_slot == 0:
+            factor = tl.full((ROWS,), 1.0, tl.float32)
+            if HAS_SINKS:
+                sink = tl.load(sinks + head, mask=there, other=0.0) * LOG2E
+                new = tl.maximum(top, sink - HEADROOM)
+                factor = tl.exp2(top - new)
+                weight = weight * factor + tl.exp2(sink - new)
+            _put(out + line * DIM_V, there, found, factor / weight, TYPE, DIM_V, SIZE_V)
+        else:
+            slot = line * n_slot + piece % n_slot
+            tl.store(tops + slot, top, mask=there)
+            tl.store(tops + n_tokens.to(tl.int64) * n_head * n_slot + slot, weight, mask=there)
+            one = tl.full((ROWS,), 1.0, tl.float32)
+            _put(sums + slot * DIM_V, there, found, one, TYPE, DIM_V, SIZE_V)
+
+
+@triton.jit
+def _put(rows, there, sums, factor, TYPE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr):
+    """The parts of rows times their factors to where the pointers show."""
+    for part in tl.static_range((DIM + SIZE - 1) // SIZE):
+        at = part * SIZE + element(tl.arange(0, SIZE), TYPE)
+        inside = there[:, None] & (at < DIM)[None, :]
+        tl.store(rows[:, None] + at[None, :], sums[part] * factor[:, None], mask=inside)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "n_head", "n_lines", "window", "chunk", "small", "n_small", "large", "n_slot",
+    ]
+)  # fmt: skip
+def combine(past, sinks, tops, sums, out, n_head, n_lines, window, chunk, small, n_small, large,
+            n_slot, DIM: tl.constexpr, SIZE: tl.constexpr, PIECES: tl.constexpr,
+            HAS_SINKS: tl.constexpr):  # fmt: skip
+    """What `attend` made of pieces, in one; programs: (tokens * n_head, parts of SIZE elements).
+
+    Pieces are added in groups that depend on nothing but their numbers.
+
+    Args:
+        n_lines: tokens * n_head.
+        out: (tokens, n_head, DIM), F32; for the others see `attend`.
+    """
+    line = tl.program_id(0).to(tl.int64)
+    head = line % n_head
+    position = tl.load(past).to(tl.int32) + (line // n_head).to(tl.int32)
+    begin = piece_of(first_seen(position, window, chunk), small, n_small, large)
+    end = piece_of(position, small, n_small, large) + 1
+    at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = at < DIM
+    top = tl.load(past).to(tl.float32) * 0.0 + LOWEST
+    weight = top * 0.0
+    total = tl.zeros((SIZE,), tl.float32)
+    for group in range(begin // PIECES * PIECES, end, PIECES):
+        piece = group + tl.arange(0, PIECES)
+        there = (piece >= begin) & (piece < end)
+        slot = line * n_slot + piece % n_slot
+        tops_there = tl.load(tops + slot, mask=there, other=LOWEST)
+        weights = tl.load(tops + n_lines.to(tl.int64) * n_slot + slot, mask=there, other=0.0)
+        parts = sums + slot[:, None] * DIM + at[None, :]
+        found = tl.load(parts, mask=there[:, None] & inside[None, :], other=0.0)
+        new = tl.maximum(top, tl.max(tops_there, 0))
+        kept = tl.exp2(top - new)
+        factor = tl.exp2(tops_there - new)
+        weight = weight * kept + tl.sum(weights * factor, 0)
+        total = total * kept + tl.sum(found * factor[:, None], 0)
+        top = new
+    if HAS_SINKS:
+        sink = tl.load(sinks + head) * LOG2E
+        new = tl.maximum(top, sink - HEADROOM)
+        kept = tl.exp2(top - new)
+        weight = weight * kept + tl.exp2(sink - new)
+        total = total * kept
+    tl.store(out + line * DIM + at, total / weight, mask=inside)

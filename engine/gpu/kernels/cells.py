@@ -1,0 +1,211 @@
+"""How keys and values lie in the cache: read in pieces for `tl.dot`, and written.
+
+TYPE is a KV type. Rows of "f32", "f16" and "bf16" are numbers side by side. Those of "q8_0" and
+"q4_0" are GGML blocks of 32 elements: an F16 scale d, then whole numbers q, in Q8_0 signed bytes,
+x = d q, in Q4_0 nibbles, x = d (q - 8), of which byte j holds element j (low) and j + 16 (high).
+Blocks are an even number of bytes, so they are read by two.
+"""
+
+import triton
+import triton.language as tl
+
+BLOCK = tl.constexpr(32)
+"""Elements of a block."""
+
+SIGN, INFINITE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7F800000)
+"""All bits of an F32 but the sign; those of infinity."""
+
+NO_NUMBER = tl.constexpr(0x7FC0)
+"""As BF16."""
+
+
+@triton.jit
+def has_blocks(TYPE: tl.constexpr):
+    """Whether a scale belongs to each 32 elements."""
+    return TYPE == "q8_0" or TYPE == "q4_0"
+
+
+@triton.jit
+def n_units(TYPE: tl.constexpr, WIDTH: tl.constexpr):
+    """Of a row with WIDTH elements: pairs of bytes of blocks, else elements."""
+    if TYPE == "q8_0":
+        return WIDTH // BLOCK * 17
+    elif TYPE == "q4_0":
+        return WIDTH // BLOCK * 9
+    else:
+        return WIDTH
+
+
+@triton.jit
+def units(cells, TYPE: tl.constexpr):
+    """A pointer to what a row consists of; cells: bytes of blocks, else numbers."""
+    if has_blocks(TYPE):
+        return cells.to(tl.pointer_type(tl.int16), bitcast=True)
+    else:
+        return cells
+
+
+@triton.jit
+def element(at, TYPE: tl.constexpr):
+    """Which elements of a block the numbers are that `read` returns, as places in a block."""
+    if TYPE == "q4_0":
+        return at // 2 + at % 2 * 16
+    else:
+        return at
+
+
+@triton.jit
+def scales(rows, there, block, TYPE: tl.constexpr):
+    """Scales (N,) of a block of each row, F32; see `read`."""
+    size: tl.constexpr = 17 if TYPE == "q8_0" else 9
+    held = tl.load(rows + block * size, mask=there, other=0)
+    return held.to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def read(rows, there, part, TYPE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """The numbers (N, SIZE) of some rows from element part * SIZE on, 0 where there are none.
+
+    They are in the type that they are held in, or without scales as int16.
+
+    Args:
+        rows: (N,), pointers to units.
+        there: (N,), whether a row may be read.
+        SIZE: 32 for blocks.
+        WIDTH: elements of a row.
+    """
+    if TYPE == "q8_0":
+        at = tl.arange(0, 16)
+        both = tl.load(rows[:, None] + (part * 17 + 1 + at)[None, :], mask=there[:, None], other=0)
+        return tl.join((both << 8) >> 8, both >> 8).reshape(both.shape[0], SIZE)
+    elif TYPE == "q4_0":
+        at = tl.arange(0, 8)
+        four = tl.load(rows[:, None] + (part * 9 + 1 + at)[None, :], mask=there[:, None], other=0)
+        low, high = tl.join(four, four >> 8), tl.join(four >> 4, four >> 12)
+        both = tl.join(low.reshape(four.shape[0], 16), high.reshape(four.shape[0], 16))
+        return (both & 15).reshape(four.shape[0], SIZE) - 8
+    else:
+        at = part * SIZE + tl.arange(0, SIZE)
+        inside = there[:, None] & (at < WIDTH)[None, :] if WIDTH % SIZE else there[:, None]
+        return tl.load(rows[:, None] + at[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _write_plain(x, cells, there, TYPE: tl.constexpr):
+    """Numbers x, F32, to the places `cells`, rounded to the nearest."""
+    if TYPE == "bf16":
+        bits = x.to(tl.int32, bitcast=True)
+        held = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        held = tl.where((bits & SIGN) > INFINITE, NO_NUMBER, held).to(tl.int16)
+        tl.store(cells.to(tl.pointer_type(tl.int16), bitcast=True), held, mask=there)
+    else:
+        tl.store(cells, x.to(cells.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _inverse(scale):
+    """1 / scale, or 0."""
+    return tl.where(scale == 0.0, 0.0, tl.math.div_rn(1.0, tl.where(scale == 0.0, 1.0, scale)))
+
+
+@triton.jit
+def _write_q8_0(x, cells, there):
+    """Blocks x (N, 32), F32, to the bytes from the pointers `cells` (N,) on.
+
+    The last step would be another number if a product and a sum became one rounding; an absolute
+    value in between prevents that.
+    """
+    scale = tl.math.div_rn(tl.max(tl.abs(x), 1), tl.full((x.shape[0],), 127.0, tl.float32))
+    scaled = x * _inverse(scale)[:, None]
+    size = tl.abs(scaled)
+    whole = tl.floor(size)
+    whole += tl.floor((size - whole) * 2.0)  # halves away from zero
+    codes = tl.where(scaled < 0.0, -whole, whole).to(tl.int32).to(tl.int8)
+    at = 2 + tl.arange(0, BLOCK)
+    tl.store(cells.to(tl.pointer_type(tl.float16), bitcast=True), scale.to(tl.float16), mask=there)
+    codes_at = cells.to(tl.pointer_type(tl.int8), bitcast=True)[:, None] + at[None, :]
+    tl.store(codes_at, codes, mask=there[:, None])
+
+
+@triton.jit
+def _write_q4_0(low, high, cells, there):
+    """Blocks of halves low and high (N, 16), F32, to the bytes from the pointers `cells` on."""
+    at = tl.arange(0, 16)[None, :]
+    sizes = tl.abs(low), tl.abs(high)
+    largest = tl.maximum(tl.max(sizes[0], 1), tl.max(sizes[1], 1))
+    is_low, is_high = sizes[0] == largest[:, None], sizes[1] == largest[:, None]
+    place = tl.min(tl.minimum(tl.where(is_low, at, 32), tl.where(is_high, at + 16, 32)), 1)[:, None]
+    bits = tl.where(at == place, low.to(tl.int32, bitcast=True), 0)
+    bits += tl.where(at + 16 == place, high.to(tl.int32, bitcast=True), 0)
+    scale = tl.sum(bits, 1).to(tl.float32, bitcast=True) * -0.125  # of the first of the largest
+    inverse = _inverse(scale)[:, None]
+    codes = _nibbles(low * inverse) | (_nibbles(high * inverse) << 4)
+    tl.store(cells.to(tl.pointer_type(tl.float16), bitcast=True), scale.to(tl.float16), mask=there)
+    tl.store(cells[:, None] + 2 + at, codes.to(tl.uint8), mask=there[:, None])
+
+
+@triton.jit
+def _nibbles(scaled):
+    """Whole numbers from 0 to 15 of numbers from -8 to 8.
+
+    `minimum` changes nothing, but keeps a product and the sum from becoming one rounding.
+    """
+    return tl.minimum((tl.minimum(scaled, 9.0) + 8.5).to(tl.int32), 15)
+
+
+@triton.jit
+def _store(x, x_token, x_head, cells, past, n_rows, n_head, n_ctx, TYPE: tl.constexpr,
+           DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+           SIZE: tl.constexpr):  # fmt: skip
+    """ROWS heads of tokens, or blocks of them, of keys or of values; see `store`."""
+    per_row: tl.constexpr = DIM // BLOCK if has_blocks(TYPE) else 1
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row, block = at // per_row, at % per_row
+    token, head = row // n_head, row % n_head
+    position = past + token
+    there = (row < n_rows) & (position >= 0) & (position < n_ctx)
+    x += token * x_token + head * x_head + block * BLOCK
+    cells += (head * n_ctx + position) * (n_units(TYPE, WIDTH) * (2 if has_blocks(TYPE) else 1))
+    if has_blocks(TYPE):
+        cells += block * (n_units(TYPE, BLOCK) * 2)
+    if TYPE == "q4_0":
+        half = x[:, None] + tl.arange(0, 16)[None, :]
+        low = tl.load(half, mask=there[:, None], other=0.0)
+        high = tl.load(half + 16, mask=there[:, None], other=0.0)
+        _write_q4_0(low, high, cells, there)
+    elif TYPE == "q8_0":
+        whole = x[:, None] + tl.arange(0, BLOCK)[None, :]
+        _write_q8_0(tl.load(whole, mask=there[:, None], other=0.0), cells, there)
+    else:
+        element = tl.arange(0, SIZE)
+        inside = there[:, None] & (element < DIM)[None, :]
+        number = tl.load(x[:, None] + element[None, :], mask=inside, other=0.0)
+        _write_plain(number, cells[:, None] + element[None, :], inside, TYPE)
+
+
+@triton.jit(
+    do_not_specialize=["k_token", "k_head", "v_token", "v_head", "n_rows", "n_head", "n_ctx"]
+)
+def store(k, k_token, k_head, v, v_token, v_head, k_cells, v_cells, past, n_rows, n_head, n_ctx,
+          TYPE: tl.constexpr, DIM_K: tl.constexpr, DIM_V: tl.constexpr, WIDTH_V: tl.constexpr,
+          ROWS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    """Keys and values of tokens into the cache, from the position that stands in memory on.
+
+    Programs with the second number 0 write keys, those with 1 values. Positions outside of the
+    cache are left out.
+
+    Args:
+        k, v: (tokens, n_head, DIM_K or DIM_V), F32, heads without gaps; strides in elements.
+        k_cells, v_cells: (n_head, n_ctx, DIM_K or WIDTH_V elements of TYPE); blocks as bytes.
+        past: one whole number, the position of the first token.
+        n_rows: tokens * n_head.
+        ROWS: heads for each program, or blocks.
+        SIZE: the power of two from both dimensions on.
+    """
+    position = tl.load(past).to(tl.int64)
+    if tl.program_id(1) == 0:
+        _store(k, k_token, k_head, k_cells, position, n_rows, n_head, n_ctx, TYPE, DIM_K, DIM_K,
+               ROWS, SIZE)  # fmt: skip
+    else:
+        _store(v, v_token, v_head, v_cells, position, n_rows, n_head, n_ctx, TYPE, DIM_V, WIDTH_V,
+               ROWS, SIZE)  # fmt: skip

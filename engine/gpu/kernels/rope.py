@@ -1,0 +1,86 @@
+"""Rotary positions (arXiv 2104.09864): a pair (a, b) becomes (a cos - b sin, a sin + b cos)."""
+
+import triton
+import triton.language as tl
+
+TURN = tl.constexpr(6.283185307179586)
+
+
+@triton.jit(do_not_specialize=["n_pairs"])
+def angles(turns, positions, cos, sin, n_pairs, magnitude, SIZE: tl.constexpr):
+    """Cosines and sines, times `magnitude`; a token for each program.
+
+    Whole turns are taken off in F64, of which GPUs for games have little; the rest is F32.
+
+    Args:
+        turns: (n_pairs,), F64, how far a pair turns from position to position; 1 is a whole turn.
+        positions: (tokens,), whole numbers.
+        cos, sin: (tokens, n_pairs), F32.
+        SIZE: the power of two from n_pairs on.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, SIZE)
+    inside = at < n_pairs
+    turn = tl.load(turns + at, mask=inside, other=0.0)
+    turn *= tl.load(positions + token).to(tl.float64)
+    turn -= tl.floor(turn + 0.5)
+    angle = (turn * TURN).to(tl.float32)
+    at += token * n_pairs
+    tl.store(cos + at, tl.cos(angle) * magnitude, mask=inside)
+    tl.store(sin + at, tl.sin(angle) * magnitude, mask=inside)
+
+
+@triton.jit
+def _turn(
+    x, x_token, x_head, y, first, n_head, n_pairs, dim, cos, sin, IS_NEOX: tl.constexpr,
+    HEADS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """HEADS heads of a token from the one with the number `first` on; see `rotate`."""
+    token = tl.program_id(0).to(tl.int64)
+    head = first + tl.arange(0, HEADS)
+    there = (head < n_head)[:, None]
+    x += token * x_token + head[:, None] * x_head
+    y += (token * n_head + head[:, None]) * dim
+    pair = tl.arange(0, PAIRS)
+    c = tl.load(cos + token * n_pairs + pair, mask=pair < n_pairs, other=0.0)[None, :]
+    s = tl.load(sin + token * n_pairs + pair, mask=pair < n_pairs, other=0.0)[None, :]
+    inside = there & (pair < n_pairs)[None, :]
+    low = (pair if IS_NEOX else 2 * pair)[None, :]
+    high = low + (n_pairs if IS_NEOX else 1)
+    a = tl.load(x + low, mask=inside, other=0.0)
+    b = tl.load(x + high, mask=inside, other=0.0)
+    tl.store(y + low, a * c - b * s, mask=inside)
+    tl.store(y + high, a * s + b * c, mask=inside)
+    if REST:
+        rest = 2 * n_pairs + tl.arange(0, REST)[None, :]
+        inside = there & (rest < dim)
+        tl.store(y + rest, tl.load(x + rest, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_token", "q_head", "n_q", "k_token", "k_head", "n_k", "n_pairs", "dim", "n_block_q",
+    ]
+)  # fmt: skip
+def rotate(
+    q, q_token, q_head, q_out, n_q, k, k_token, k_head, k_out, n_k, cos, sin, n_pairs, dim,
+    n_block_q, IS_NEOX: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
+    REST: tl.constexpr,
+):  # fmt: skip
+    """Queries and keys of tokens; programs: (tokens, blocks of HEADS heads, first those of q).
+
+    Args:
+        q, k: (tokens, n_q or n_k, dim), F32, heads without gaps; strides in elements.
+        q_out, k_out: the same, without gaps.
+        cos, sin: (tokens, n_pairs), F32.
+        IS_NEOX: pairs are the elements i and i + n_pairs, else 2 i and 2 i + 1.
+        PAIRS, REST: the powers of two from n_pairs and from dim - 2 n_pairs on; the rest of a head
+            stays as it is.
+    """
+    block = tl.program_id(1)
+    if block < n_block_q:
+        _turn(q, q_token, q_head, q_out, block * HEADS, n_q, n_pairs, dim, cos, sin, IS_NEOX,
+              HEADS, PAIRS, REST)  # fmt: skip
+    else:
+        _turn(k, k_token, k_head, k_out, (block - n_block_q) * HEADS, n_k, n_pairs, dim, cos, sin,
+              IS_NEOX, HEADS, PAIRS, REST)  # fmt: skip

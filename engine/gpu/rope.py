@@ -1,0 +1,105 @@
+"""Rotary positions, by kernels: the angles of a pass, and queries and keys that are turned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import tau
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.gpu.kernels import rope as kernels
+from engine.gpu.launch import launch
+from engine.gpu.steps import power_of_two
+
+if TYPE_CHECKING:
+    from engine.layers.rope import RopeParams
+
+LONGEST_HEAD = 1 << 12
+"""Elements that one program holds."""
+
+TURNED = 1 << 9
+"""Pairs that one program turns."""
+
+
+class Angles:
+    """Cosines and sines of positions that stand in the device's memory.
+
+    They are computed anew in each pass, by one kernel: a table of all positions would take 64 MiB
+    for heads of 128 elements and a context of 131072.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[tuple[RopeParams, int, torch.device], tuple[Tensor | None, Tensor]] = {}
+
+    def __call__(
+        self, params: RopeParams, factors: Tensor | None, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `ReferenceOps.rope_angles`; each (T, 1, n_rot / 2), for positions (T,)."""
+        turns = self._turns_of(params, factors, positions.device)
+        n_tokens, n_pairs = positions.shape[0], turns.shape[0]
+        cos, sin = (torch.empty(n_tokens, 1, n_pairs, device=positions.device) for _ in range(2))
+        launch(
+            kernels.angles, (n_tokens,), turns, positions, cos, sin, n_pairs, params.magnitude(),
+            num_warps=2, SIZE=power_of_two(n_pairs),
+        )  # fmt: skip
+        return cos, sin
+
+    def _turns_of(self, params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:
+        """By how much of a turn each pair goes on from position to position: F64, (n_rot / 2,)."""
+        key = params, id(factors), device
+        if key not in self._turns:
+            self._turns[key] = factors, frequencies(params, factors, device) / tau
+        return self._turns[key][1]
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
+    """See `ReferenceOps.rope`; None where the kernel does not serve."""
+    turned = rope_all((x,), cos, sin, style)
+    return None if turned is None else turned[0]
+
+
+def rope_all(
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str
+) -> tuple[Tensor, ...] | None:
+    """The same for one or two of (T, heads, head_dim), such as queries and keys, in one launch."""
+    n_tokens, _, dim = xs[0].shape
+    n_pairs = cos.shape[-1]
+    angles = cos, sin
+    if any(x.shape[::2] != (n_tokens, dim) or not _is_plain(x) for x in xs) or dim > LONGEST_HEAD:
+        return None
+    if any(not _is_plain(x) or not x.is_contiguous() for x in angles) or 2 * n_pairs > dim:
+        return None
+    pairs, rest = power_of_two(n_pairs), dim - 2 * n_pairs
+    heads = max(1, TURNED // pairs)
+    turned = tuple(x.new_empty(x.shape) for x in xs)
+    n_blocks = [-(-x.shape[1] // heads) for x in xs]
+    q, k = xs[0], xs[-1]
+    launch(
+        kernels.rotate, (n_tokens, sum(n_blocks)),
+        q, q.stride(0), q.stride(1), turned[0], q.shape[1],
+        k, k.stride(0), k.stride(1), turned[-1], k.shape[1],
+        cos, sin, n_pairs, dim, n_blocks[0],
+        IS_NEOX=style == "neox", HEADS=heads, PAIRS=pairs,
+        REST=power_of_two(rest) if rest else 0,
+    )  # fmt: skip
+    return turned
+
+
+def frequencies(params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:
+    """By how much the angle of each pair grows from position to position: F64, (n_rot / 2,)."""
+    pair = torch.arange(params.n_rot // 2, dtype=torch.float64, device=device)
+    frequency = params.base ** (-2 * pair / params.n_rot)
+    if factors is not None:
+        frequency = frequency / factors.double()
+    if not params.yarn:
+        return frequency * params.scale
+    low, high = params.yarn_bounds()
+    kept = 1 - ((pair - low) / max(0.001, high - low)).clamp(0, 1)
+    return frequency * (params.scale * (1 - kept) + kept)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether it is F32, not empty, and its rows have no gaps."""
+    return x.dtype == torch.float32 and x.numel() > 0 and x.stride(-1) == 1

@@ -1,0 +1,234 @@
+"""Attention by kernels against the reference."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cache import LayerCache
+from engine.gpu import attention as gpu
+from engine.gpu.launch import Start, watched
+from engine.gpu.target import Target, aimed
+from engine.layers.attention import Scores
+from engine.layers.state import KVState
+from engine.ops.attention import attend
+from engine.parallel.ranges import Ranges
+
+TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+PLAIN = Scores(0.2)
+
+
+def numbers(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layer(
+    kv_type: str, n_head: int, n_kv: int, dim_k: int, dim_v: int, n_ctx: int, *,
+    v_in_k: bool = False, device: str = "cpu",
+) -> LayerCache:  # fmt: skip
+    """A cache full of random numbers."""
+    heads, kv_heads = (Ranges(((0, n),), n) for n in (n_head, n_kv))
+    state = KVState(heads, kv_heads, dim_k, dim_v, v_in_k=v_in_k)
+    held = LayerCache(state, 0, n_ctx, kv_type, torch.device(device))
+    if device == "meta":
+        return held
+    held = LayerCache(state, 0, n_ctx, kv_type, torch.device("cpu"))
+    v = None if v_in_k else numbers(2, n_ctx, n_kv, dim_v)
+    held.write(numbers(1, n_ctx, n_kv, dim_k), v, 0)
+    return moved(held, device)
+
+
+def moved(held: LayerCache, device: str) -> LayerCache:
+    """The same on another device."""
+    n_unit = held.v.shape[-1]
+    held.k = held.k.to(device)
+    held.v = held.k[..., :n_unit] if held.is_shared else held.v.to(device)
+    held.head_map = None if held.head_map is None else held.head_map.to(device)
+    return held
+
+
+def past(n: int, device: str) -> Tensor:
+    return torch.tensor([n], device=device)
+
+
+def check(
+    held: LayerCache, q: Tensor, n_past: int, scores: Scores = PLAIN,
+    sinks: Tensor | None = None, slopes: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """That it is what the reference gives."""
+    found = gpu.attention(q, held, past(n_past, str(q.device)), scores, sinks, slopes)
+    assert found is not None
+    expected = attend(q, held, n_past, scores, sinks, slopes)
+    atol = 2e-5 if held.kv_type in ("f32", "f16") else 2e-4  # Triton's interpreter cuts to BF16
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=atol)
+    return found
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small that a short context has many tiles and pieces."""
+    monkeypatch.setattr(gpu, "FEW_KEYS", 16)
+    monkeypatch.setattr(gpu, "FEW_PIECES", 2)
+    monkeypatch.setattr(gpu, "MANY_KEYS", 16)
+    monkeypatch.setattr(gpu, "MOST_PIECES", 2)
+    whole = gpu.tiles_of
+
+    def tiles_of(shape: gpu.Shape, target: Target, *, is_few: bool) -> gpu.Tiles:
+        return replace(whole(shape, target, is_few=is_few), rows=4 if is_few else 8, keys=16)
+
+    monkeypatch.setattr(gpu, "tiles_of", tiles_of)
+
+
+@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize(("n_tokens", "n_past"), [(1, 0), (2, 61), (20, 40)])
+@pytest.mark.usefixtures("small_tiles")
+def test_each_type_of_the_cache(kv_type: str, n_tokens: int, n_past: int, device: str) -> None:
+    held = layer(kv_type, 4, 2, 64, 32, 70, device=device)
+    check(held, numbers(3, n_tokens, 4, 64).to(device) * 2, n_past)
+
+
+@pytest.mark.parametrize("dims", [(1, 1), (8, 24), (40, 80), (96, 112)])
+@pytest.mark.usefixtures("small_tiles")
+def test_heads_that_end_anywhere(dims: tuple[int, int], device: str) -> None:
+    check(layer("f16", 2, 1, *dims, 30, device=device), numbers(4, 2, 2, dims[0]).to(device), 27)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        Scores(0.2, window=1), Scores(0.2, window=21), Scores(0.2, chunk=32),
+        Scores(0.2, window=20, chunk=50), Scores(0.3, softcap=2.0),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize(("n_tokens", "n_past"), [(3, 62), (12, 40)])
+@pytest.mark.usefixtures("small_tiles")
+def test_what_tokens_see(scores: Scores, n_tokens: int, n_past: int, device: str) -> None:
+    held = layer("f16", 2, 1, 16, 16, 66, device=device)
+    check(held, numbers(5, n_tokens, 2, 16).to(device) * 2, n_past, scores)
+
+
+@pytest.mark.parametrize("n_tokens", [2, 64])
+@pytest.mark.usefixtures("small_tiles")
+def test_sinks_and_slopes(n_tokens: int, device: str) -> None:
+    """For few tokens and for many, which are computed in one piece."""
+    held = layer("f32", 4, 2, 16, 16, 70, device=device)
+    q = numbers(6, n_tokens, 4, 16).to(device)
+    sinks, slopes = numbers(7, 4).to(device) * 30, numbers(8, 4).to(device).abs() / 20
+    check(held, q, 5, PLAIN, sinks, None)
+    check(held, q, 5, PLAIN, None, slopes)
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q4_0"])
+@pytest.mark.parametrize("n_tokens", [1, 20])
+@pytest.mark.usefixtures("small_tiles")
+def test_values_that_are_part_of_keys(kv_type: str, n_tokens: int, device: str) -> None:
+    held = layer(kv_type, 4, 1, 96, 64, 40, v_in_k=True, device=device)
+    check(held, numbers(9, n_tokens, 4, 96).to(device), 20)
+
+
+def test_long_heads_whose_queries_are_read_again(device: str) -> None:
+    held = layer("f16", 2, 1, 320, 256, 40, v_in_k=True, device=device)
+    check(held, numbers(10, 3, 2, 320).to(device), 30, Scores(0.05))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 20])
+@pytest.mark.usefixtures("small_tiles")
+def test_heads_that_are_mapped(n_tokens: int, device: str) -> None:
+    held = layer("f16", 5, 2, 16, 32, 50, device=device)
+    held.head_map = torch.tensor([0, 1, 1, 0, 1], device=device)
+    check(held, numbers(11, n_tokens, 5, 16).to(device), 29)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_queries_of_all_sizes(kv_type: str, scale: float, device: str) -> None:
+    held = layer(kv_type, 2, 1, 32, 32, 20, device=device)
+    check(held, numbers(12, 1, 2, 32).to(device) * scale, 10, Scores(1 / scale))
+
+
+def test_scores_far_apart(device: str) -> None:
+    """The largest may come late, and what comes before may have no weight at all."""
+    held = layer("f32", 2, 1, 16, 16, 150, device=device)
+    held.k *= 400
+    check(held, numbers(13, 1, 2, 16).to(device).abs() * 10, 149, Scores(1.0))
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.usefixtures("small_tiles")
+def test_bits_do_not_depend_on_other_tokens(kv_type: str, device: str) -> None:
+    held = layer(kv_type, 6, 2, 32, 32, 60, device=device)
+    q, sinks = numbers(14, 8, 6, 32).to(device), numbers(15, 6).to(device)
+    for scores in (PLAIN, Scores(0.2, window=20)):
+        together = gpu.attention(q, held, past(44, device), scores, sinks)
+        assert together is not None
+        for token in (0, 4, 7):
+            one = q[token : token + 1]
+            alone = gpu.attention(one, held, past(44 + token, device), scores, sinks)
+            assert alone is not None
+            assert torch.equal(together[token], alone[0])
+
+
+@pytest.mark.parametrize("n_tokens", [1, 12, 64])
+@pytest.mark.usefixtures("small_tiles")
+def test_only_the_position_in_memory_counts(n_tokens: int, device: str) -> None:
+    """The same starts after other tokens, which is what a graph repeats."""
+    held, q = layer("f16", 4, 2, 16, 16, 140, device=device), numbers(16, n_tokens, 4, 16)
+    q, place, starts = q.to(device), past(3, device), list[Start]()
+
+    def note(start: Start) -> bool:
+        starts.append(start)
+        return True
+
+    for scores in (PLAIN, Scores(0.2, window=30)):
+        starts.clear()
+        place.fill_(3)
+        with watched(note):
+            out = gpu.attention(q, held, place, scores)
+        assert out is not None
+        place.fill_(75)
+        for start in starts:
+            start.run()
+        expected = gpu.attention(q, held, past(75, device), scores)
+        assert expected is not None
+        assert torch.equal(out, expected)
+        torch.testing.assert_close(
+            out, attend(q, held, 75, scores, None, None), rtol=1e-4, atol=3e-5
+        )
+
+
+@pytest.mark.parametrize("scores", [PLAIN, Scores(0.1, window=512)], ids=str)
+def test_memory_beside_inputs_is_what_is_said(scores: Scores) -> None:
+    """Of the tensors that are made, all but the result; on a device without memory."""
+    target = Target("nvidia", 86, 82)
+    held = layer("f16", 32, 8, 128, 128, 1 << 15, device="meta")
+    place, made = past(0, "meta"), dict[int, int]()
+    for n_tokens in (1, 8, 9, 30, 160, 2000):
+        q, starts = torch.empty(n_tokens, 32, 128, device="meta"), list[Start]()
+
+        def note(start: Start, starts: list[Start] = starts) -> bool:
+            starts.append(start)
+            return True
+
+        with aimed(target), watched(note):
+            out = gpu.attention(q, held, place, scores)
+        assert out is not None
+        assert out.shape == q.shape
+        tensors = {id(x): x for x in starts[0].args if isinstance(x, Tensor)}
+        known = {id(x) for x in (q, held.k, held.v, out, place)}
+        made[n_tokens] = sum(x.nbytes for key, x in tensors.items() if key not in known)
+        said = gpu.work_bytes(gpu.shape_of(q, held, scores), n_tokens, target)
+        assert max(made.values()) <= said <= 2 * max(made.values())
+    assert not made[2000]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    held, place = layer("f16", 4, 2, 32, 32, 40), torch.tensor([3])
+    q = numbers(17, 1, 4, 32)
+    for wrong in (q[..., :31], q[:, :3], q.double(), q.mT):
+        assert gpu.attention(wrong, held, place, PLAIN) is None
+    assert gpu.attention(q, held, place, PLAIN, numbers(18, 3)) is None
+    assert gpu.attention(q, held, place, PLAIN, None, numbers(18, 4).double()) is None
+    held.is_on_host = True
+    assert gpu.attention(q, held, place, PLAIN) is None
