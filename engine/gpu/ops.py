@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu import attention, few, routing, steps
+from engine.gpu import attention, few, recurrent, routing, steps
 from engine.gpu.graph import refuse_capture
 from engine.gpu.weights import GpuPlanes
 from engine.ops.reference import ReferenceOps
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from engine.cache import LayerCache
     from engine.layers.addend import Addend
     from engine.layers.attention import Scores
+    from engine.layers.delta_net import DeltaInputs
     from engine.layers.ffn import Activation
     from engine.layers.linear import Linear
+    from engine.layers.mamba2 import ScanInputs
     from engine.layers.moe import Routing
     from engine.layers.norm import Norm
     from engine.ops.experts import Groups
@@ -88,6 +90,40 @@ class GpuOps(ReferenceOps):
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
         y = steps.xielu(x, positive, negative, beta, eps)
         return super().xielu(x, positive, negative, beta, eps) if y is None else y
+
+    def softplus(self, x: Tensor) -> Tensor:
+        y = steps.softplus(x)
+        return super().softplus(x) if y is None else y
+
+    def norm_gated(self, x: Tensor, norm: Norm, act: Activation, gate: Tensor) -> Tensor:
+        y = steps.norm_gated(x, norm, act, gate)
+        return super().norm_gated(x, norm, act, gate) if y is None else y
+
+    def opened(self, x: Tensor, door: Tensor, y: Tensor) -> Tensor:
+        found = steps.opened(x, door, y)
+        return super().opened(x, door, y) if found is None else found
+
+    # recurrent layers
+
+    def causal_conv(
+        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None
+    ) -> Tensor:
+        y = recurrent.causal_conv(x, state, weight, bias, act)
+        return super().causal_conv(x, state, weight, bias, act) if y is None else y
+
+    def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
+        y = recurrent.delta_net(x, state)
+        return super().delta_net(x, state) if y is None else y
+
+    def selective_scan(
+        self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
+    ) -> Tensor:
+        y = recurrent.selective_scan(x, step, a, b, c, d, state)
+        return super().selective_scan(x, step, a, b, c, d, state) if y is None else y
+
+    def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
+        y = recurrent.state_space_scan(x, state)
+        return super().state_space_scan(x, state) if y is None else y
 
     # experts
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 class ReferenceOps:
     """Stateless; one instance serves all ranks."""
 
-    softplus = staticmethod(softplus)
-
     def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
         """A pass over so many tokens after `n_past` cached ones begins.
 
@@ -105,6 +103,10 @@ class ReferenceOps:
     def gated_linears(self, act: Activation, x: Tensor, gate: Linear, up: Linear) -> Tensor:
         """`act(gate(x)) * up(x)` for x (T, n_in)."""
         return self.gated(act, *self.linears(x, gate, up))
+
+    def softplus(self, x: Tensor) -> Tensor:
+        """`ln(1 + e^x)`, element by element."""
+        return softplus(x)
 
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
         """xIELU, element by element (see `engine.models.apertus.Xielu`)."""
