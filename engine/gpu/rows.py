@@ -41,7 +41,7 @@ def dequantised_rows(
     launch(
         rows.dequantise, (n_tile, -(-extent.n_blocks // BLOCKS)),
         planes, planes.shape[-1], extent.n_blocks, extent.skip, extent.lead, extent.n_columns,
-        n, first, out, BLOCKS=BLOCKS, **constants_of(type_number),
+        n, first, out, BLOCKS=BLOCKS, IS_EXACT=extent.is_exact, **constants_of(type_number),
     )  # fmt: skip
     return out
 

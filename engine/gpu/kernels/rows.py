@@ -8,8 +8,8 @@ from engine.gpu.kernels.planes import weights
 
 @triton.jit(do_not_specialize=["n_blocks", "skip", "lead", "n_columns", "n_rows", "first"])
 def dequantise(planes, tile_bytes, n_blocks, skip, lead, n_columns, n_rows, first, out,
-               BLOCKS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
-               TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
+               BLOCKS: tl.constexpr, IS_EXACT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+               ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
                SIGNED: tl.constexpr):  # fmt: skip
     """16 rows of a matrix and BLOCKS blocks of them for each program.
 
@@ -20,6 +20,7 @@ def dequantise(planes, tile_bytes, n_blocks, skip, lead, n_columns, n_rows, firs
         n_rows: that are wanted from row `first` on.
         out: (n_rows, n_columns) without gaps, of any float type; rounded to the nearest.
         BLOCKS: a power of two.
+        IS_EXACT: see `Extent`; then rows of `out` begin where many numbers are stored at once.
     """
     number = first // 16 + tl.program_id(0)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)[None, :]
@@ -29,8 +30,14 @@ def dequantise(planes, tile_bytes, n_blocks, skip, lead, n_columns, n_rows, firs
                     SCALE, SUB, SIGNED)  # fmt: skip
     values = tl.reshape(found, (16, BLOCKS * 32))
     goal = number * 16 + row - first
-    column = tl.program_id(1) * (BLOCKS * 32) + tl.arange(0, BLOCKS * 32)[None, :] - lead
-    inside = (goal >= 0) & (goal < n_rows) & (column >= 0) & (column < n_columns)
+    column = tl.program_id(1) * (BLOCKS * 32) + tl.arange(0, BLOCKS * 32)[None, :]
+    inside = (goal >= 0) & (goal < n_rows)
+    if IS_EXACT:
+        n_columns = n_blocks * 32
+        inside = inside & (column < n_columns)
+    else:
+        column = column - lead
+        inside = inside & (column >= 0) & (column < n_columns)
     at = out + goal.to(tl.int64) * n_columns + column
     tl.store(at, values.to(out.dtype.element_ty), mask=inside)
 

@@ -9,12 +9,14 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine.gguf.types import TYPES
+from engine.gpu.launch import Start, watched
 from engine.gpu.rows import dequantised_rows, looked_up
 from engine.kernels.extent import Extent, n_tiles
 from engine.kernels.layout import LAYOUTS
 from engine.ops.packing import _pack
 from engine.ops.worker import Worker
 from engine.quants import dequantise
+from tests.bench.random_blocks import random_tensor
 
 N_ROWS, N_COLUMNS = 37, 768
 
@@ -40,6 +42,11 @@ def random_rows(number: int) -> np.ndarray:
     info = TYPES[number]
     shape = (N_ROWS, N_COLUMNS // info.block_size * info.type_size)
     return np.random.default_rng(int(number)).integers(0, 256, shape, np.uint8)
+
+
+def finite_rows(number: int) -> np.ndarray:
+    rng = np.random.default_rng(int(number))
+    return random_tensor(number, (N_ROWS, N_COLUMNS), 0.5, rng).reshape(N_ROWS, -1)
 
 
 def packed(raw: np.ndarray, number: int, extent: Extent, worker: Worker) -> Tensor:
@@ -90,3 +97,47 @@ def assert_rows(
     expected = torch.zeros(len(ids), stop - start)
     expected[[0, 2]] = wanted[[36, 3]]
     assert_same_bits(looked_up(planes, number, extent, N_ROWS, ids), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("stop", [256, 250])
+def test_short_numbers_are_rounded(
+    dtype: torch.dtype, stop: int, worker: Worker, device: str
+) -> None:
+    """To the nearest, but in Triton's interpreter, which cuts off what is too long for BF16."""
+    raw, extent = finite_rows(Kind.Q6_K), Extent.of(32, stop)
+    planes = packed(raw, Kind.Q6_K, extent, worker).to(device)
+    wanted = weights(raw, Kind.Q6_K, 32, stop)
+    out = torch.empty(20, extent.n_columns, dtype=dtype, device=device)
+    found = dequantised_rows(planes, Kind.Q6_K, extent, N_ROWS, 3, 20, dtype, out)
+    assert found is out
+    if dtype == torch.float16 or device == "cuda":
+        assert_same_bits(found, wanted[3:23].to(dtype))
+    else:
+        torch.testing.assert_close(found.float(), wanted[3:23], rtol=2**-7, atol=0.0)
+
+
+def test_one_of_several_matrices(worker: Worker, device: str) -> None:
+    raw, extent = finite_rows(Kind.Q4_K), Extent.of(64, 256)
+    one = packed(raw, Kind.Q4_K, extent, worker)
+    planes = torch.stack([torch.zeros_like(one), one]).to(device)
+    wanted = weights(raw, Kind.Q4_K, 64, 256)
+    found = dequantised_rows(planes[1], Kind.Q4_K, extent, N_ROWS, 0, N_ROWS, torch.float32)
+    assert_same_bits(found, wanted)
+    ids = torch.tensor([2], dtype=torch.int32, device=device)
+    assert_same_bits(looked_up(planes[1], Kind.Q4_K, extent, N_ROWS, ids), wanted[[2]])
+
+
+def test_tensors_without_memory() -> None:
+    extent = Extent.of(100, 4000)
+    tile_bytes = extent.tile_bytes(LAYOUTS[Kind.Q4_K])
+    planes = torch.empty(n_tiles(500), tile_bytes, dtype=torch.uint8, device="meta")
+    starts: list[Start] = []
+    with watched(lambda start: bool(starts.append(start))):
+        found = dequantised_rows(planes, Kind.Q4_K, extent, 500, 40, 100, torch.float16)
+        ids = torch.zeros(3, dtype=torch.int64, device="meta")
+        other = looked_up(planes, Kind.Q4_K, extent, 500, ids)
+        looked_up(planes, Kind.Q4_K, extent, 500, ids[:0])
+    assert (found.shape, found.dtype, found.device.type) == ((100, 3900), torch.float16, "meta")
+    assert (other.shape, other.dtype, other.device.type) == ((3, 3900), torch.float32, "meta")
+    assert [start.grid for start in starts] == [(7, 16), (3, 4)]
