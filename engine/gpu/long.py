@@ -42,9 +42,13 @@ def plain_product(x: Tensor, data: Tensor) -> Tensor:
     """The same with a matrix (n_out, n_in) in F32, F16 or BF16."""
     if data.dtype == torch.float32:
         return torch.mm(x, data.T)
-    numbers, scale = shortened(x, data.dtype)
+    dtype = short_dtype(x.device) if data.dtype == torch.bfloat16 else data.dtype
+    numbers, scale = shortened(x, dtype)
     y = torch.empty(x.shape[0], data.shape[0], device=x.device)
-    multiply(numbers, data.T, y)
+    step = data.shape[0] if dtype == data.dtype else chunk_rows(data.shape[1])
+    for first in range(0, data.shape[0], step):
+        part = data[first : first + step].to(dtype)
+        multiply(numbers, part.T, y[:, first : first + step])
     return y if scale is None else y.mul_(scale)
 
 
@@ -61,15 +65,20 @@ def short_dtype(device: torch.device) -> torch.dtype:
 
 
 def shortened(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Rows x (T, n) in F16 or BF16, and what products of them are to be multiplied with, (T, 1).
-
-    F16 ends at 65504, so rows are divided by a power of two from their largest number on.
-    """
+    """Rows x (T, n) in F16 or BF16, and what products of them are to be multiplied with, (T, 1)."""
     if dtype != torch.float16:
         return x.to(dtype), None
-    largest = x.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
-    scale = largest.log2().ceil().exp2()
+    scale = row_scale(x)
     return (x / scale).to(dtype), scale
+
+
+def row_scale(x: Tensor) -> Tensor:
+    """What rows x (T, n) are divided by before they become F16, which ends at 65504: (T, 1).
+
+    A power of two from a row's largest number on.
+    """
+    largest = x.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
+    return largest.log2().ceil().exp2()
 
 
 SMALLEST = 2.0**-100
@@ -84,3 +93,14 @@ def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
         out.copy_(torch.mm(a, b))
     else:
         out.copy_(torch.mm(a.float(), b.float()))
+
+
+def batches(a: Tensor, b: Tensor) -> Tensor:
+    """The same for several, `a b` in F32, for a (n, T, k) and b (n, k, m) of the same type."""
+    if a.dtype == torch.float32:
+        return torch.bmm(a, b)
+    if a.device.type == "cuda" and not torch.version.hip:
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    if a.device.type == "cuda":
+        return torch.bmm(a, b).float()
+    return torch.bmm(a.float(), b.float())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from engine.gpu import heads, long, many, plain, rows
+from engine.gpu import few, heads, long, many, plain, rows
 from engine.ops.weights import ALL
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class GpuPlanes:
         return self.planes.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        y = many.product(x, self)
+        y = few.product(x, self)
+        if y is None:
+            y = many.product(x, self)
         return long.product(x, self) if y is None else y
 
     def lookup(self, ids: Tensor) -> Tensor:
@@ -63,7 +65,8 @@ class GpuPlanes:
         )
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        return heads.product(x, heads.matrices(self)[:, rows], is_transposed=transposed)
+        held = heads.Matrices.of_planes(self, rows)
+        return heads.product(x, held, is_transposed=transposed)
 
 
 class GpuPlain:
@@ -99,4 +102,5 @@ class GpuPlain:
         return y
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        return heads.product(x, self.data[:, rows], is_transposed=transposed)
+        held = heads.Matrices.of_plain(self, rows)
+        return heads.product(x, held, is_transposed=transposed)

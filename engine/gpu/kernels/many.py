@@ -1,0 +1,268 @@
+"""Products of some to some hundred rows with weights in planes, by tensor cores.
+
+Weights turn into short floats where they are multiplied: a 32-bit word of the plane `low` has four
+neighbouring columns of each of several quads (see `engine.gpu.kernels.planes`), so byte c of part p
+of all words in a step is one matrix (rows, words), and the activations that it is multiplied with
+lie together in memory as well (`shorten`). Nothing moves between threads but words.
+"""
+
+import triton
+import triton.language as tl
+
+from engine.gpu.kernels.asm import chosen_bytes
+from engine.gpu.kernels.planes import half_power, has_minimum, looked_up, splat, starts, super_bytes
+from engine.gpu.kernels.words import is_narrow, looked_up_eight, looked_up_halves
+
+
+@triton.constexpr_function
+def offset(LOW, ZERO, TABLE, ASM):
+    """What is taken off the bytes of `codes_of`."""
+    if ASM and is_narrow(TABLE, LOW):
+        return -min(TABLE)
+    return 128 if LOW == 8 or len(TABLE) > 0 else ZERO
+
+
+@triton.jit(do_not_specialize=["n_blocks", "lead", "n_columns"])
+def shorten(x, row_stride, scale, out, n_blocks, lead, n_columns, LOW: tl.constexpr,
+            BLOCKS: tl.constexpr, HAS_SCALE: tl.constexpr):  # fmt: skip
+    """Activations as `product` reads them: the columns of one step of one row for each program.
+
+    Args:
+        x: (T, n_columns), F32, rows `row_stride` elements apart.
+        scale: (T,), what rows are divided by, where HAS_SCALE.
+        out: (T, n_step, 32 / LOW, BLOCKS * LOW), F16 or BF16: of each step and position the columns
+            of all words. Columns that a matrix has not are 0.
+        lead: columns of the first block that are not in x.
+        BLOCKS: of 32 columns, in a step.
+    """
+    row, step = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    SIZE: tl.constexpr = 32 * BLOCKS
+    WORDS: tl.constexpr = BLOCKS * LOW
+    at = tl.arange(0, SIZE)
+    position, word = at // WORDS, at % WORDS
+    block, line, part = word // LOW, word % LOW, position // 4
+    if LOW == 4:
+        quad = line + 4 * part
+    else:
+        quad = line * (8 // LOW) + part
+    column = (step * BLOCKS + block) * 32 + quad * 4 + position % 4 - lead
+    value = tl.load(x + row * row_stride + column, mask=(column >= 0) & (column < n_columns),
+                    other=0.0)  # fmt: skip
+    if HAS_SCALE:
+        value = value / tl.load(scale + row)
+    goal = out + (row * tl.num_programs(1) + step) * SIZE
+    tl.store(goal + at, value.to(out.dtype.element_ty))
+
+
+@triton.jit
+def numbers(code, magic, COLUMN: tl.constexpr, BIAS: tl.constexpr, ASM: tl.constexpr):
+    """Byte COLUMN of words, unsigned, less BIAS, as F32: by the bits of 2^23 + byte."""
+    if ASM:  # one instruction instead of three: the byte, two of zeros, the uppermost of `magic`
+        bits = chosen_bytes(code, magic, 0x7440 + COLUMN)
+    else:
+        bits = ((code >> (8 * COLUMN)) & 255) | 0x4B000000
+    return bits.to(tl.float32, bitcast=True) - (8388608.0 + BIAS)
+
+
+@triton.jit
+def plain_scales(start, at, block, inside, SCALE: tl.constexpr, SUBS: tl.constexpr,
+                 STEP: tl.constexpr):  # fmt: skip
+    """Factors of blocks of rows, and what is added: F32, a tuple of each, one for each sub-block.
+
+    Args:
+        start: the plane `scales` of the first tile.
+        at: (bytes from there to each row's tile, lane in it and first sub-block), see `product`.
+        block: (1, words).
+        inside: (rows, words), what there is.
+        SUBS: sub-blocks in a tuple. STEP: in a block.
+    """
+    tile, lane = at
+    factors, added = (), ()
+    if SCALE == "f32":
+        floats = start.to(tl.pointer_type(tl.float32)) + (tile // 4 + lane + block * (16 * STEP))
+        for sub in tl.static_range(SUBS):
+            factors = factors + (tl.load(floats + 16 * sub, mask=inside, other=0.0),)
+    elif SCALE == "e8m0":
+        code = tl.load(start + (tile + lane + block * 16), mask=inside, other=0)
+        factors = (half_power(code.to(tl.int32)),)
+    else:
+        WIDTH: tl.constexpr = 32 if SCALE == "f16_min" else 16 * STEP
+        halves = start.to(tl.pointer_type(tl.float16)) + (tile // 2 + lane + block * WIDTH)
+        for sub in tl.static_range(SUBS):
+            half = tl.load(halves + 16 * sub, mask=inside, other=0.0)
+            factors = factors + (half.to(tl.float32),)
+        if SCALE == "f16_min":
+            half = tl.load(halves + 16, mask=inside, other=0.0)
+            added = (half.to(tl.float32),)
+    return factors, added
+
+
+@triton.jit
+def super_scales(start, supers, skip, at, lane, block, inside, SCALE: tl.constexpr,
+                 SUBS: tl.constexpr, STEP: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
+    """The same for types with factors on 256 columns, whose plane begins at `supers`.
+
+    Args:
+        lane: of each row in its tile.
+    """
+    KINDS: tl.constexpr = 2 if has_minimum(SCALE) else 1
+    tile, sub_lane = at
+    group = (block + skip) // 8
+    halves = supers.to(tl.pointer_type(tl.float16)) + (tile // 2 + lane + group * (16 * KINDS))
+    whole = tl.load(halves, mask=inside, other=0.0).to(tl.float32)
+    of_minima = whole
+    if KINDS == 2:
+        of_minima = tl.load(halves + 16, mask=inside, other=0.0).to(tl.float32)
+    WIDTH: tl.constexpr = 32 if SCALE == "super_min" else 16 * STEP
+    codes = start + (tile + sub_lane + block * WIDTH)
+    factors, added = (), ()
+    for sub in tl.static_range(SUBS):
+        code = tl.load(codes + 16 * sub, mask=inside, other=0).to(tl.int32)
+        if SCALE == "super_nibbles":
+            factors = factors + (whole * (code & 15).to(tl.float32),)
+            added = added + (-(of_minima * (code >> 4).to(tl.float32)),)
+        else:
+            number = (code << 24) >> 24 if SIGNED else code
+            factors = factors + (whole * number.to(tl.float32),)
+    if SCALE == "super_min":
+        code = tl.load(codes + 16, mask=inside, other=0).to(tl.int32)
+        added = (-(of_minima * code.to(tl.float32)),)
+    return factors, added
+
+
+@triton.jit
+def codes_of(low, highs, shift, LOW: tl.constexpr, HIGH: tl.constexpr, TABLE: tl.constexpr,
+             ASM: tl.constexpr):  # fmt: skip
+    """Unsigned bytes, four in a word, of each part of words of the plane `low`: a tuple.
+
+    Args:
+        highs: words with their upper bits, one or two (see `engine.gpu.kernels.planes`).
+        shift: the line in its block of each word.
+    """
+    codes = ()
+    if LOW == 8:
+        codes = (low ^ splat(128),)
+    elif ASM and LOW == 4 and len(TABLE) > 0:
+        first, second = looked_up_halves(low, TABLE)
+        SIGNS: tl.constexpr = 0 if is_narrow(TABLE, LOW) else splat(128)
+        codes = (first ^ SIGNS, second ^ SIGNS)
+    else:
+        for part in tl.static_range(8 // LOW):
+            code = (low >> (LOW * part)) & splat((1 << LOW) - 1)
+            if HIGH == 2:
+                code = code | (((highs[part] >> (2 * shift)) & splat(3)) << LOW)
+            elif HIGH == 1:
+                quad = shift + 4 * part if LOW == 4 else shift * 4 + part
+                code = code | (((highs[0] >> quad) & splat(1)) << LOW)
+            if len(TABLE) > 0:
+                if ASM:
+                    code = looked_up_eight(code, TABLE) ^ splat(128)
+                else:
+                    code = looked_up(code, TABLE, LOW + HIGH) ^ splat(128)
+            codes = codes + (code,)
+    return codes
+
+
+@triton.jit
+def multiplied(weights, numbers, total, IS_INTERPRETED: tl.constexpr):
+    """`total + weights numbers`."""
+    if IS_INTERPRETED:  # numpy has no BF16
+        weights = weights.to(numbers.dtype).to(tl.float32)
+        return tl.dot(weights, numbers.to(tl.float32), total)
+    else:
+        return tl.dot(weights.to(numbers.dtype), numbers, total)
+
+
+@triton.jit
+def step_product(total, x, tile, at, lane, is_row, block, line, shift, magic, n_blocks, skip,
+                 WORDS: tl.constexpr, IS_INTERPRETED: tl.constexpr, ASM: tl.constexpr,
+                 LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
+                 SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
+    """`total + W x` of the columns of one step.
+
+    Args:
+        total: F32 (rows, tokens).
+        x: pointers to what is multiplied with the first position, (WORDS, tokens); those of the
+            next position follow WORDS elements on.
+        tile: pointer to the first tile, bytes.
+        at: bytes from there to each row's tile, (rows, 1). lane: of the row in it.
+        block, line: of each word, (1, WORDS).
+        shift: the same as line, but read from memory, see `product`.
+    """
+    # words of two quads for each sub-block have both in one word, those of four have one of both
+    IN_WORD: tl.constexpr = 32 // SUB if LOW == 4 else 1
+    sub_at = at, lane + line * 16 if LOW == 2 and SUB == 16 else lane
+    high, scales, supers = starts(n_blocks, LOW, HIGH, SCALE, SUB)
+    inside = is_row & (block < n_blocks)
+    words = tile.to(tl.pointer_type(tl.int32)) + (at // 4 + lane)
+    low = tl.load(words + (block * LOW + line) * 16, mask=inside, other=0)
+    if super_bytes(SCALE) > 0:
+        factors, added = super_scales(tile + scales, tile + supers, skip, sub_at, lane, block,
+                                      inside, SCALE, IN_WORD, 32 // SUB, SIGNED)  # fmt: skip
+    else:
+        factors, added = plain_scales(tile + scales, sub_at, block, inside, SCALE, IN_WORD,
+                                      32 // SUB)  # fmt: skip
+    highs = ()
+    for line in tl.static_range(HIGH):
+        upper = (tile + high).to(tl.pointer_type(tl.int32))
+        upper = upper + (at // 4 + lane + block * (16 * HIGH) + 16 * line)
+        highs = highs + (tl.load(upper, mask=inside, other=0),)
+    codes = codes_of(low, highs, shift, LOW, HIGH, TABLE, ASM)
+    for part in tl.static_range(8 // LOW):
+        for column in tl.static_range(4):
+            weight = numbers(codes[part], magic, column, offset(LOW, ZERO, TABLE, ASM), ASM)
+            weight = weight * factors[part if IN_WORD == 2 else 0]
+            if has_minimum(SCALE):
+                weight = weight + added[part if IN_WORD == 2 else 0]
+            short = tl.load(x + (4 * part + column) * WORDS)
+            total = multiplied(weight, short, total, IS_INTERPRETED)
+    return total
+
+
+@triton.jit(do_not_specialize=["n_tile", "n_blocks", "skip", "n_token", "n_rows", "n_step"])
+def product(x, planes, tile_bytes, n_tile, n_blocks, skip, n_token, n_rows, n_step, ramp, y,
+            ROWS: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
+            IS_INTERPRETED: tl.constexpr, ASM: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+            ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
+            SIGNED: tl.constexpr):  # fmt: skip
+    """`y = x Wᵀ`: TOKENS rows of x, ROWS rows of W and a part of the columns for each program.
+
+    Args:
+        x: (n_token, n_step, 32 / LOW, BLOCKS * LOW), F16 or BF16, as `shorten` writes it.
+        planes: bytes (n_tile, tile_bytes); tile_bytes is a multiple of 64.
+        n_blocks, skip: see `Extent`.
+        ramp: 32-bit words 0, 1, … 7, then eight times the bits of 2^23 as F32. They are read, since
+            Triton moves words to where they are multiplied before they turn into weights only if
+            all that weights are made of is read or constant; and registers must not be filled with
+            a constant again and again.
+        y: (parts, n_token, n_rows), F32: sums over parts of the columns.
+        ROWS, TOKENS: powers of two from 16 on.
+        BLOCKS: of 32 columns, in a step; BLOCKS * LOW words are a power of two from 16 on.
+    """
+    WORDS: tl.constexpr = BLOCKS * LOW
+    tile_bytes = tl.multiple_of(tile_bytes, 64)
+    row, word = tl.arange(0, ROWS), tl.arange(0, WORDS)
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    first_tile = tl.program_id(1) * (ROWS // 16)
+    tile = planes + first_tile.to(tl.int64) * tile_bytes
+    at, lane = (row // 16 * tile_bytes)[:, None], (row % 16)[:, None]
+    is_row = (first_tile + row // 16 < n_tile)[:, None]
+    # rows of x that there are not are read from the last one
+    x_at = x + (tl.minimum(token, n_token - 1)[None, :] * (n_step * (32 * BLOCKS)) + word[:, None])
+    block, line = (word // LOW)[None, :], (word % LOW)[None, :]
+    shift, magic = line, line
+    if HIGH > 0:
+        shift = tl.load(ramp + line)
+    if ASM:
+        magic = tl.load(ramp + (8 + line))
+    total = tl.zeros((ROWS, TOKENS), tl.float32)
+    part, n_part = tl.program_id(2), tl.num_programs(2)
+    for step in range(part * n_step // n_part, (part + 1) * n_step // n_part):
+        total = step_product(
+            total, x_at + step * (32 * BLOCKS), tile, at, lane, is_row, block + step * BLOCKS,
+            line, shift, magic, n_blocks, skip, WORDS, IS_INTERPRETED, ASM, LOW, HIGH, ZERO, TABLE,
+            SCALE, SUB, SIGNED,
+        )  # fmt: skip
+    goal = y + (part.to(tl.int64) * n_token * n_rows + first_tile * 16)
+    inside = (first_tile * 16 + row < n_rows)[:, None] & (token < n_token)[None, :]
+    tl.store(goal + (token[None, :] * n_rows + row[:, None]), total, mask=inside)

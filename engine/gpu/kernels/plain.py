@@ -1,0 +1,50 @@
+"""Products of one to eight rows with matrices in F16, BF16 or F32."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["n_row", "n_rows", "x_stride", "n_columns"])
+def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROWS: tl.constexpr,
+            STEP: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
+    """`y = x Wᵀ`: ROWS rows of W for each program, all columns.
+
+    Sums are F32, and their order is the same for any number of rows of x and of W. Each row of W is
+    a tensor by itself, of the shape of a row of x: so Triton reads both alike, and no number moves
+    from thread to thread before the sums.
+
+    Args:
+        x: (n_row, n_columns), F32, rows `x_stride` apart.
+        data: (n_rows, n_columns), without gaps.
+        y: (n_row, n_rows), F32.
+        M: n_row or more; a power of two.
+        STEP: columns at a time.
+        x_stride, n_columns: divided by ALIGNED, so that it is known what they are multiples of.
+    """
+    n_columns *= ALIGNED
+    x_stride *= ALIGNED
+    first_row = tl.program_id(0) * ROWS
+    totals = ()
+    for _ in tl.static_range(M * ROWS):
+        totals = totals + (tl.zeros((STEP,), tl.float32),)
+    for first in range(0, n_columns, STEP):
+        column = first + tl.arange(0, STEP)
+        inside = column < n_columns
+        weights = ()
+        for row in tl.static_range(ROWS):
+            # rows that there are not are read from the last one
+            start = tl.minimum(first_row + row, n_rows - 1).to(tl.int64) * n_columns
+            weight = tl.load(data + start + column, mask=inside, other=0.0)
+            weights = weights + (weight.to(tl.float32),)
+        sums = ()
+        for m in tl.static_range(M):
+            start = tl.minimum(m, n_row - 1) * x_stride
+            number = tl.load(x + start + column, mask=inside, other=0.0)
+            for row in tl.static_range(ROWS):
+                sums = sums + (totals[m * ROWS + row] + weights[row] * number,)
+        totals = sums
+    for m in tl.static_range(M):
+        for row in tl.static_range(ROWS):
+            total = tl.sum(totals[m * ROWS + row])
+            is_here = (first_row + row < n_rows) & (m < n_row)
+            tl.store(y + (m * n_rows + first_row + row), total, mask=is_here)
