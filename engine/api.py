@@ -30,13 +30,14 @@ from engine.events import (
     StateLoaded,
     StateSaved,
 )
-from engine.generate import Generation, Session
+from engine.generate import Generation
 from engine.gguf import GGUFFile
 from engine.gguf.identity import file_stamp, model_hash
 from engine.info import ModelInfo, describe
 from engine.plan import Plan
 from engine.prompts import Prompt, Prompts
 from engine.runtime import Logits, Runtime
+from engine.session import Session
 from engine.state_file import StateFiles
 from engine.text import ChatTemplate, Tokenizer
 

@@ -18,8 +18,8 @@ from engine.errors import Cancelled, EngineError
 from engine.timeline import GpuTimes, RankTimes, timed
 
 if TYPE_CHECKING:
-    from engine.generate import Session
     from engine.runtime import Runtime
+    from engine.session import Session
 
 N_WARM_UP = 4
 """Tokens at most that a warm-up generates."""

@@ -1,7 +1,6 @@
 """From a prompt to text: prefill in chunks, decode, stop rules, a full context.
 
-Knows token ids and text, not devices. One `Session` holds what is in the KV cache, so that the part
-that a new prompt has in common with the last one is not computed again.
+Knows token ids and text, not devices; a `Session` holds what is in the KV cache.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.config import SamplingParams
-from engine.errors import ContextOverflow, EngineError, PromptError
+from engine.errors import EngineError
 from engine.events import (
     ContextShifted,
     Event,
@@ -25,130 +24,11 @@ from engine.events import (
     Usage,
 )
 from engine.sampler import Sampler
-from engine.timeline import TokenTimes, timed
 
 if TYPE_CHECKING:
-    from engine.runtime import Logits, Runtime
+    from engine.runtime import Logits
+    from engine.session import Session
     from engine.text import StreamDecoder, Tokenizer
-
-
-class Session:
-    """The tokens that are in the KV cache of a runtime, and how more get there."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self.n_ctx = runtime.n_ctx  # another split does not change it
-        self.ids: list[int] = []
-        self._saved: list[int] = []
-        self._turn = 0
-
-    @property
-    def n_saved(self) -> int:
-        """Of how many of the cached tokens the recurrent states are that were saved last."""
-        n = len(self._saved)
-        return n if self.ids[:n] == self._saved else 0
-
-    def move(self, runtime: Runtime) -> None:
-        """Go on with a runtime that holds the same as the one before."""
-        self._runtime = runtime
-
-    def hold(self, ids: Sequence[int], n_saved: int) -> None:
-        """Note that the cache was filled from elsewhere; answers that used it cannot go on.
-
-        Args:
-            n_saved: of how many of `ids` the saved recurrent states are.
-        """
-        self.begin()
-        self.ids = list(ids)
-        self._saved = self.ids[:n_saved]
-
-    def check(self, ids: Sequence[int]) -> None:
-        """Raises:
-        PromptError: no tokens, tokens that the model does not have, or more than fit.
-        """
-        if not ids:
-            raise PromptError("The prompt is empty.", "Write something first.")
-        n_vocab = self._runtime.hp.n_vocab
-        if not 0 <= min(ids) <= max(ids) < n_vocab:
-            raise PromptError(f"The prompt has token ids outside 0 to {n_vocab - 1}.")
-        if len(ids) > self.n_ctx:
-            raise ContextOverflow(len(ids), self.n_ctx)
-
-    def begin(self) -> int:
-        """Take the cache for one use; an earlier one cannot go on after that."""
-        self._turn += 1
-        return self._turn
-
-    def keep_common(self, ids: Sequence[int]) -> int:
-        """Forget what is cached behind the common prefix with `ids`; returns its length.
-
-        The last token of `ids` never counts: its logits are wanted. A recurrent state cannot be
-        cut; it goes back to where it was saved, or to the start.
-        """
-        n = 0
-        limit = min(len(self.ids), len(ids) - 1)
-        while n < limit and self.ids[n] == ids[n]:
-            n += 1
-        if n < len(self.ids) and not self._runtime.can_rewind:
-            n = self._go_back(n)
-        del self.ids[n:]
-        return n
-
-    def _go_back(self, n: int) -> int:
-        """Restore a recurrent state of the first `n` tokens or fewer; returns of how many."""
-        n_saved, found = len(self._saved), self.ids
-        self.ids = []  # until the state is whole again
-        if not 0 < n_saved <= n or found[:n_saved] != self._saved:
-            return 0
-        self._runtime.restore_recurrent()
-        self.ids = found
-        return n_saved
-
-    def save(self) -> None:
-        """Make a recurrent state able to come back to the tokens that are cached now."""
-        if not self._runtime.can_rewind and self.ids:
-            self._saved = []  # until the copy is whole
-            self._runtime.save_recurrent()
-            self._saved = list(self.ids)
-
-    def forward(self, ids: Sequence[int], first_logit: int, turn: int) -> Logits:
-        """Compute `ids` after what is cached; see `Runtime.forward`.
-
-        Raises:
-            PromptError: the cache was taken for another use since `turn` began.
-        """
-        if turn != self._turn:
-            raise PromptError(
-                "The model was asked something else in the meantime.", "Ask once more."
-            )
-        n_past = len(self.ids)
-        try:
-            logits = self._runtime.forward(ids, n_past, first_logit)
-        except BaseException:
-            self.ids.clear()
-            raise
-        self.ids.extend(ids)
-        return logits
-
-    def timed(self, token: int, turn: int) -> tuple[Logits, TokenTimes]:
-        """Compute one token as `forward` does, and say what took how long."""
-        at = len(self.ids)
-        return timed(self._runtime, at, lambda: self.forward([token], 0, turn))
-
-    def chunks(self, ids: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Cut what is not cached of `ids` into batches.
-
-        Before the last token a recurrent state is saved: a next prompt that begins like this one,
-        or is the same, goes on from there.
-        """
-        step, stop = self._runtime.n_batch, len(ids)
-        if not self._runtime.can_rewind:
-            stop -= 1
-        for start in range(len(self.ids), stop, step):
-            yield ids[start : min(start + step, stop)]
-        if stop < len(ids):
-            self.save()
-            yield ids[stop:]
 
 
 class StopMatcher:
@@ -252,12 +132,16 @@ class Generation:
             yield PrefillProgress(done, total)
         return logits
 
-    def _decode(self, logits: Logits) -> Generator[Event, None, FinishReason]:
-        """Draw tokens until something ends it; returns the reason."""
+    def _decode(self, found: int | Logits) -> Generator[Event, None, FinishReason]:
+        """Draw tokens until something ends it; returns the reason.
+
+        Args:
+            found: the first token, or the logits to draw it from.
+        """
         while self._n_drawn < self._params.max_tokens:
             if self._is_cancelled():
                 return "cancelled"
-            token = self._draw(logits)
+            token = self._draw(found)
             if token in self._eog:
                 return "stop"
             self._last = time.perf_counter()
@@ -269,35 +153,38 @@ class Generation:
                 return "stop"
             if self._n_drawn == self._params.max_tokens:
                 break
-            if len(self._session.ids) >= self._session.n_ctx:
+            if self._session.is_full:
                 if self._params.on_overflow == "stop" or not self._can_shift():
                     return "context"
                 shifted = yield from self._shift()
                 if not shifted:
                     return "cancelled"
-            logits = yield from self._next(token)
+            found = yield from self._next(token)
         return "length"
 
-    def _next(self, token: int) -> Generator[Event, None, Logits]:
-        """The logits after one more token."""
+    def _next(self, token: int) -> Generator[Event, None, int | Logits]:
+        """What follows one more token: the next one, or the logits to draw it from."""
+        n_left = self._params.max_tokens - self._n_drawn
+        wanted = (token, self._sampler, self._never, n_left, self._turn)
         if not self._timed_every or self._n_drawn % self._timed_every:
-            row: Logits = self._session.forward([token], 0, self._turn)[0]
-            return row
-        logits, times = self._session.timed(token, self._turn)
+            return self._session.follow(*wanted)
+        found, times = self._session.timed(*wanted)
         yield times
-        row = logits[0]
-        return row
+        return found
 
-    def _draw(self, logits: Logits) -> int:
-        logits[self._never] = -np.inf
-        try:
-            token = self._sampler.sample(logits)
-        except EngineError:
-            self._session.ids.clear()  # the cache may hold what made the logits useless
-            raise
+    def _draw(self, found: int | Logits) -> int:
+        token = found if isinstance(found, int) else self._sample(found)
         if not self._first:
             self._first = self._last = time.perf_counter()
         return token
+
+    def _sample(self, logits: Logits) -> int:
+        logits[self._never] = -np.inf
+        try:
+            return self._sampler.sample(logits)
+        except EngineError:
+            self._session.ids.clear()  # the cache may hold what made the logits useless
+            raise
 
     def _can_shift(self) -> bool:
         return self._session.n_ctx - self._n_keep >= 4

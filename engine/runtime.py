@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.gguf import GGUFFile
     from engine.layers.hparams import HParams
+    from engine.session import TokenSource
 
 Logits = NDArray[np.float32]
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class Runtime:
         n_threads: CPU threads of all ranks together.
         threads_per_rank: of each of them.
         group: where ranks that are threads of this process meet.
+        stream: draws tokens where they are computed; None where the host draws all.
 
     Raises:
         EngineError: the file, the split or a device cannot be used; nothing stays allocated.
@@ -100,6 +102,7 @@ class Runtime:
         self.n_batch = params.n_batch
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self.ranks: list[Rank] = []
+        self.stream: TokenSource | None = None
         self._n_single = 0
         self._resident: ResidentPeak | None = None
         self._cached_at_load = 0
@@ -177,6 +180,9 @@ class Runtime:
         on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
         """Become what `donor` is, on other ranks; there is no pass that its cache would lose."""
+        if donor.stream is not None:
+            donor.stream.stop()
+            donor.stream = None
         self.ranks = self._run(opener.empty, DOING)
         transfer = Transfer(
             opener.file, donor._side(), self._side(), n_past, on_progress, is_cancelled
@@ -255,6 +261,7 @@ class Runtime:
 
     def _forget_recordings(self) -> None:
         self._n_single = 0
+        self.stream = None
         for rank in self.ranks:
             rank.recording = None
 
@@ -350,6 +357,7 @@ class Runtime:
     def close(self) -> None:
         """Free everything; safe to call twice."""
         self._finalizer()
+        self.stream = None
         for rank in self.ranks:
             rank.close()
         self.ranks = []

@@ -17,9 +17,9 @@ from engine.state_format import Contents, Entry, StateHeader, entries, header, i
 
 if TYPE_CHECKING:
     from engine.callbacks import IsCancelled, StateSink
-    from engine.generate import Session
     from engine.rank import Rank
     from engine.runtime import Runtime
+    from engine.session import Session
 
 CHUNK_BYTES = 32 << 20
 """About so much is copied at a time, but at least one head or unit of one layer."""

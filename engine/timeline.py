@@ -79,16 +79,21 @@ class _Clock(NamedTuple):
     waited_s: float
 
 
-def timed(runtime: Runtime, position: int, compute: Callable[[], T]) -> tuple[T, TokenTimes]:
+def timed(
+    runtime: Runtime, position: int, compute: Callable[[], T], begun: float | None = None
+) -> tuple[T, TokenTimes]:
     """Compute a token on a runtime and say what took how long.
 
     On ranks without a clock for their kernels (GPUs, the reference) all that is not waiting counts
     as computing.
+
+    Args:
+        begun: when it began, in seconds of `time.perf_counter`, if that was before.
     """
     before = [_clock(rank) for rank in runtime.ranks]
-    begun = time.perf_counter()
+    start = time.perf_counter() if begun is None else begun
     result = compute()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     after = [_clock(rank) for rank in runtime.ranks]
     ranks = tuple(_times(a, b, seconds) for a, b in zip(before, after, strict=True))
     return result, TokenTimes(position, seconds, ranks)
