@@ -1,0 +1,271 @@
+"""Few rows times matrices in planes: what dequantised values give, the same bits in any company."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from unittest import mock
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from torch import Tensor
+
+from engine.gguf.types import TYPES
+from engine.gpu import configs, few, quantise, steps
+from engine.gpu.launch import Start, watched
+from engine.gpu.target import Target
+from engine.kernels.extent import Extent
+from engine.kernels.layout import LAYOUTS
+from engine.layers.ffn import GELU, RELU2, SILU, Activation
+from engine.ops.reference import ReferenceOps
+from tests.helpers.device_planes import Matrix, matrix
+from tests.helpers.ptx import emulated
+
+
+def every_type(test: Callable[..., None]) -> Callable[..., None]:
+    """Of small matrices, whose programs have one step."""
+    test = pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)(test)
+    return pytest.mark.usefixtures("one_step")(test)
+
+
+START, STOP = 40, 600
+"""Columns that begin and end inside of blocks; some of the file's 256 are cut."""
+
+N_ROWS = 13
+
+
+@dataclass
+class Held:
+    """What products want to know of a matrix."""
+
+    planes: Tensor
+    type_number: int
+    n_rows: int
+    extent: Extent
+    x_bytes: int
+    values: Tensor
+
+
+def held(found: Matrix, x_bytes: int = 1) -> Held:
+    return Held(found.planes, found.number, found.n_rows, found.extent, x_bytes, found.values)
+
+
+def some(number: int, device: str, n_rows: int = N_ROWS, x_bytes: int = 1, seed: int = 0) -> Held:
+    return held(matrix(number, n_rows, START, STOP, seed=seed, device=device), x_bytes)
+
+
+def random_x(n: int, device: str, n_columns: int = STOP - START) -> Tensor:
+    return torch.randn(n, n_columns, generator=torch.Generator().manual_seed(n)).to(device)
+
+
+def product(x: Tensor, weight: Held, **more: Tensor) -> Tensor:
+    y = few.product(x, weight, **more)
+    assert y is not None
+    return y
+
+
+@contextmanager
+def arithmetic(name: str) -> Iterator[None]:
+    """All devices multiply few rows in this way."""
+    with mock.patch.object(Target, "arithmetic", name):
+        yield
+
+
+@pytest.fixture
+def one_step() -> Iterator[None]:
+    """Each program does with all columns at once what is in it."""
+    rules = {
+        "few": lambda target, **facts: {"num_warps": 4, "unroll": 1},
+        "few_parts": lambda target, **facts: {"parts": 1},
+    }
+    with mock.patch.dict(configs.RULES, rules):
+        yield
+
+
+@contextmanager
+def many_parts() -> Iterator[None]:
+    """Each tile is shared by as many programs as can be."""
+    with mock.patch.dict(configs.RULES, few_parts=lambda target, **facts: {"parts": 2}):
+        yield
+
+
+def seen(x: Tensor, weight: Held) -> Tensor:
+    """What the bytes of rounded rows stand for, in F64."""
+    rows, extent = quantise.quantised(x, weight.extent, weight.x_bytes), weight.extent
+    shape = (len(x), extent.n_blocks, weight.x_bytes, 2, 16)
+    whole = rows.numbers.view(torch.int8).view(shape).double()
+    total = whole[:, :, 0] if weight.x_bytes == 1 else whole[:, :, 0] * 255 + whole[:, :, 1]
+    scale = rows.facts.view(torch.float32).view(len(x), -1, 4)[..., :2].double()
+    numbers = (total * scale[..., None]).view(len(x), -1)
+    return numbers[:, extent.lead : extent.lead + extent.n_columns]
+
+
+def assert_near(y: Tensor, x: Tensor, values: Tensor) -> None:
+    """But for roundings of F32."""
+    size = x.double().abs() @ values.double().abs().T
+    assert ((y - x.double() @ values.double().T).abs() <= 3e-6 * size).all()
+
+
+@every_type
+@pytest.mark.parametrize("x_bytes", [1, 2])
+def test_products_of_bytes(number: int, x_bytes: int, device: str) -> None:
+    weight, x = some(number, device, x_bytes=x_bytes), random_x(2, device)
+    with arithmetic("bytes"):
+        y = product(x, weight)
+        numbers = seen(x, weight)
+    assert y.shape == (2, weight.n_rows)
+    assert_near(y, numbers, weight.values)
+    exact = x.double() @ weight.values.double().T
+    error = (1e-4, 1e-9)[x_bytes - 1]
+    assert (y - exact).square().sum() <= error * exact.square().sum()
+
+
+@every_type
+def test_products_of_numbers(number: int, device: str) -> None:
+    weight, x = some(number, device), random_x(1, device)
+    with arithmetic("numbers"):
+        assert_near(product(x, weight), x, weight.values)
+
+
+@every_type
+def test_nvidias_instructions_give_the_same_bits(number: int) -> None:
+    weight, x = some(number, "cpu"), random_x(2, "cpu")
+    for x_bytes in (1, 2):
+        weight = replace(weight, x_bytes=x_bytes)
+        plain = product(x, weight)
+        with mock.patch.object(Target, "has_asm", True), emulated():
+            assert torch.equal(product(x, weight), plain)
+
+
+@every_type
+def test_a_row_has_the_same_bits_in_any_company(number: int, device: str) -> None:
+    weight, x = some(number, device), random_x(8, device)
+    with arithmetic("bytes"):
+        together = product(x, weight)
+        for start, n in ((5, 1), (3, 2), (1, 3)):
+            assert torch.equal(product(x[start : start + n], weight), together[start : start + n])
+
+
+@pytest.mark.parametrize("number", [Kind.Q4_K, Kind.Q8_0, Kind.Q6_K], ids=lambda n: n.name)
+def test_the_same_of_numbers(number: int, device: str) -> None:
+    weight, x = some(number, device, n_rows=16), random_x(5, device)
+    with arithmetic("numbers"):
+        together = product(x, weight)
+        for row in (0, 4):
+            assert torch.equal(product(x[row : row + 1], weight), together[row : row + 1])
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "start", "stop"),
+    [(1, 0, 32), (16, 0, 256), (17, 255, 257), (40, 96, 2048), (3, 31, 736)],
+)
+def test_sizes(n_rows: int, start: int, stop: int, device: str) -> None:
+    weight = held(matrix(Kind.Q4_K, n_rows, start, stop, device=device))
+    x = random_x(3, device, stop - start)
+    assert_near(product(x, weight), seen(x, weight), weight.values)
+
+
+def test_parts_of_a_tile_are_added(device: str) -> None:
+    weight, x = some(Kind.Q4_K, device, n_rows=40), random_x(3, device)
+    alone = product(x, weight)
+    with many_parts():
+        shared = product(x, weight)
+        for n in (1, 2):
+            assert torch.equal(product(x[:n], weight), shared[:n])
+    assert_near(shared, seen(x, weight), weight.values)
+    torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_added(device: str) -> None:
+    weight, x = some(Kind.Q5_0, device), random_x(3, device)
+    bias, residual = random_x(1, device, N_ROWS)[0], random_x(3, device, N_ROWS)
+    plain = product(x, weight)
+    assert torch.equal(product(x, weight, bias=bias), plain + bias)
+    assert torch.equal(product(x, weight, residual=residual), plain + residual)
+    with many_parts():
+        plain = product(x, weight)
+        both = product(x, weight, bias=bias, residual=residual)
+    assert torch.equal(both, plain + bias + residual)
+
+
+def test_several_matrices_at_once(device: str) -> None:
+    x = random_x(3, device)
+    sizes = ((Kind.Q4_K, 40), (Kind.Q6_K, 16), (Kind.Q4_K, 7), (Kind.Q4_K, 33), (Kind.Q4_K, 16))
+    weights = [some(number, device, n, seed=n) for number, n in sizes]
+    biases = [random_x(1, device, n)[0] if n != 7 else None for _, n in sizes]
+    starts: list[Start] = []
+    with watched(lambda start: starts.append(start) is None):
+        together = few.products(x, weights, biases)
+    assert len(starts) == 4  # one that rounds; Q4_K with and without a bias, Q6_K
+    alone = [few.product(x, w, b) for w, b in zip(weights, biases, strict=True)]
+    assert together is not None
+    for found, wanted in zip(together, alone, strict=True):
+        assert wanted is not None
+        assert torch.equal(found, wanted)
+
+
+def test_several_matrices_in_parts(device: str) -> None:
+    x, weights = random_x(2, device), [some(Kind.Q8_0, device, n, seed=n) for n in (32, 17, 5, 16)]
+    with many_parts():
+        together = few.products(x, weights)
+        assert together is not None
+        for found, weight in zip(together, weights, strict=True):
+            assert torch.equal(found, product(x, weight))
+
+
+ACTS = (SILU, GELU, RELU2, Activation("relu"), Activation("silu", 0.7), Activation("oai", 0.7))
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: f"{act.kind}-{act.limit}")
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_gated(act: Activation, is_shared: bool, device: str) -> None:
+    gate, up = (some(Kind.Q4_K, device, seed=seed) for seed in (1, 2))
+    x = random_x(2, device) / 8
+    with many_parts() if is_shared else mock.MagicMock():
+        y = few.gated(x, gate, up, act)
+        numbers = product(x, gate), product(x, up)
+    assert y is not None
+    wanted = steps.gated(act, *numbers)
+    assert wanted is not None
+    if device == "cpu" or act.kind.startswith("relu"):
+        assert torch.equal(y, wanted)
+    torch.testing.assert_close(y, ReferenceOps().gated(act, *numbers), rtol=1e-5, atol=1e-5)
+
+
+def test_counters_are_zeros_again(device: str) -> None:
+    weight, x = some(Kind.Q4_0, device, n_rows=40), random_x(2, device)
+    made: list[quantise.Rows] = []
+
+    def kept(*given: object) -> quantise.Rows:
+        made.append(quantise.quantised(*given))
+        return made[-1]
+
+    with many_parts(), mock.patch.object(few, "quantised", kept):
+        product(x, weight)
+        assert few.gated(x, weight, weight, SILU) is not None
+    assert len(made) == 2
+    assert not any(rows.counters.any() for rows in made)
+
+
+def test_shapes_without_memory() -> None:
+    weight = some(Kind.Q4_K, "cpu")
+    weight.planes = weight.planes.to("meta")
+    x = torch.empty(3, STOP - START, device="meta")
+    assert product(x, weight).shape == (3, N_ROWS)
+    assert [y.shape for y in few.products(x, [weight] * 4) or ()] == [(3, N_ROWS)] * 4
+    gated = few.gated(x, weight, weight, SILU)
+    assert gated is not None
+    assert gated.shape == (3, N_ROWS)
+
+
+def test_what_is_left_to_others(device: str) -> None:
+    weight, x = some(Kind.Q4_K, device), random_x(1, device)
+    assert few.product(x.expand(few.MOST_ROWS + 1, -1).contiguous(), weight) is None
+    assert few.product(x[:0], weight) is None
+    assert few.product(x.double(), weight) is None
+    assert few.product(x[0], weight) is None
+    assert few.product(x[:, :-1].contiguous(), weight) is None
+    assert few.product(x, weight, bias=random_x(1, device)[0].double()) is None
+    assert few.products(x, [weight, replace(weight, type_number=Kind.F16)]) is None
+    assert few.gated(x, weight, some(Kind.Q6_K, device), SILU) is None
+    assert few.gated(x, weight, some(Kind.Q4_K, device, n_rows=7), SILU) is None
