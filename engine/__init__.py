@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     )
     from engine.host import EngineHost, ThreadHost
     from engine.info import Inspection, ModelInfo, TensorSummary, inspect_model, read_model_info
+    from engine.kernel_tuning import KernelTuning, tune_kernels
     from engine.link_speed import LinkSpeed, measure_link
     from engine.machine_speed import DeviceSpeed, measure_device, measure_facts
     from engine.plan import DevicePlan, Plan
@@ -162,6 +163,7 @@ __all__ = [
     "HostEvent",
     "Inspection",
     "InvalidGGUF",
+    "KernelTuning",
     "Link",
     "LinkFacts",
     "LinkSpeed",
@@ -259,6 +261,7 @@ __all__ = [
     "result_document",
     "token_work",
     "tune",
+    "tune_kernels",
 ]
 
 _HOME = {
@@ -312,6 +315,7 @@ _HOME = {
     ),
     "planning.tune_file": ("TuneFile", "last_result", "result_document"),
     "tuning": ("tune",),
+    "kernel_tuning": ("KernelTuning", "tune_kernels"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -13,6 +13,7 @@ from app.cli.command import command_for
 from app.cli.output import note, percent, table, write, write_json
 from app.cli.plans import save_plan
 from app.cli.talk import Interrupt
+from app.cli.tune_kernels import run_tune_kernels
 from engine import (
     GOALS,
     SPLIT_MODES,
@@ -40,7 +41,10 @@ devices, sets of them, modes and legal shares, the most promising first; the bes
 the end. --devices are those to choose from (default: all of this machine); --split-mode allows
 only that mode, and --split and --groups have no say. Ctrl+C ends it with the best so far.
 
-chat weighs a prompt of 256 tokens with an answer of 256, prompts one of 4096 with 128."""
+chat weighs a prompt of 256 tokens with an answer of 256, prompts one of 4096 with 128.
+
+--kernels searches for something else: how the kernels on each GPU are best cut up for the sizes and
+types of this model's matrices. What is found is used from the next load on."""
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
@@ -58,12 +62,18 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show what the last such search found, without a new one",
     )
+    parser.add_argument(
+        "--kernels", action="store_true", help="tune the kernels on GPUs instead of the split"
+    )
     parser.add_argument("--save", metavar="NAME", help="keep the fastest as a plan")
     add_load(parser)
     add_json(parser)
 
 
 def run_tune(args: argparse.Namespace) -> None:
+    if args.kernels:
+        run_tune_kernels(args)
+        return
     if args.devices is None and args.plan is None:
         args.devices = ",".join(device.id for device in list_devices() if device.usable)
     params = load_params(args)

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from app.cli import tune as module
+from engine import KernelTuning
 from tests.helpers.command_line import Run, assert_refused
+from tests.helpers.fake_nvml import install, no_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +68,38 @@ def test_what_cannot_be_searched_is_said(run: Run, model: Path, foreign: Path) -
     assert_refused(run("tune", foreign, "--devices", "cpu"), "mumble")
     assert_refused(run("tune", model, "--devices", "cuda:9"), "cuda:9")
     assert run("tune", model, "--for", "speed").status == 2
+
+
+def test_kernels_need_a_gpu(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(no_gpus(), monkeypatch)
+    assert_refused(run("tune", model, "--kernels"), "There is no GPU with kernels to tune: No ")
+
+
+def test_what_kernels_gain_is_shown(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, config = {"n_blocks": 128}, {"num_warps": 4}
+    found = [
+        KernelTuning("cuda:0", "few", facts, 20e-6, 15e-6, config, 9),
+        KernelTuning("cuda:0", "many", {"low": 4}, 1e-3, 1e-3, {"rows": 64}, 5),
+    ]
+    asked: list[tuple[str, list[str]]] = []
+
+    def tune_kernels(path: str, devices: list[str], **_: object) -> list[KernelTuning]:
+        asked.append((path, devices))
+        return found
+
+    monkeypatch.setattr("engine.tune_kernels", tune_kernels)
+    shown = run("tune", model, "--kernels", "--devices", "cuda:0").out
+    assert asked == [(str(model), ["cuda:0"])]
+    rows = [line.split() for line in shown.splitlines()]
+    assert rows[1] == ["cuda:0", "few", "n_blocks=128", "20.0", "µs", "15.0", "µs", "25.0", "%",
+                       "num_warps=4", "9"]  # fmt: skip
+    assert shown.endswith("1 of 2 can be faster. They are used from the next load on.\n")
+    document = run("tune", model, "--kernels", "--json").document
+    assert document["kernels"][0] == {
+        "device": "cuda:0", "kernel": "few", "facts": facts, "rule_s": 20e-6, "best_s": 15e-6,
+        "config": config, "n_tried": 9,
+    }  # fmt: skip
+    found.pop(0)
+    assert (
+        "0 of 1 can be faster. All rules stay as they are." in run("tune", model, "--kernels").out
+    )

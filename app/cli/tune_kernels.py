@@ -1,0 +1,68 @@
+"""`tune --kernels`: how the kernels on a GPU are best cut up for a model's matrices."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import engine  # names that need torch are resolved when they are used
+from app.cli.arguments import model_path
+from app.cli.output import note, percent, table, write, write_json
+from app.cli.talk import Interrupt
+from engine import parse_devices
+
+if TYPE_CHECKING:
+    from engine import KernelTuning
+
+HEADERS = ("DEVICE", "KERNEL", "FOR", "BY RULE", "BEST", "TIME SAVED", "CONFIGURATION", "TRIED")
+RIGHT = frozenset({3, 4, 5, 7})
+
+
+def run_tune_kernels(args: argparse.Namespace) -> None:
+    """Search on each GPU that is named, or on all; see `engine.tune_kernels`."""
+    interrupt = Interrupt()
+    with interrupt.watching():
+        found = engine.tune_kernels(
+            model_path(args.model),
+            parse_devices(args.devices) if args.devices else (),
+            on_progress=_stepped,
+            is_cancelled=interrupt,
+        )
+    if sys.stderr.isatty():
+        note("\r\x1b[K", end="")
+    if args.json:
+        write_json({"kernels": found})
+    else:
+        write(text(found))
+
+
+def _stepped(n_done: int, n_total: int, what: str) -> None:
+    if sys.stderr.isatty():
+        note(f"\r\x1b[K{n_done} of {n_total}: {what} …", end="")
+
+
+def text(found: Sequence[KernelTuning]) -> str:
+    """For people: a row for each search, and what is to come of it."""
+    n_better = sum(tuning.best_s < tuning.rule_s for tuning in found)
+    rows = [_row(tuning) for tuning in found]
+    end = "They are used from the next load on." if n_better else "All rules stay as they are."
+    return f"{table(HEADERS, rows, RIGHT)}\n\n{n_better} of {len(found)} can be faster. {end}"
+
+
+def _row(tuning: KernelTuning) -> tuple[str, ...]:
+    saved = 1 - tuning.best_s / tuning.rule_s
+    return (
+        tuning.device, tuning.kernel, _words(tuning.facts), _microseconds(tuning.rule_s),
+        _microseconds(tuning.best_s), percent(saved) if saved > 0 else "-",
+        _words(tuning.config), str(tuning.n_tried),
+    )  # fmt: skip
+
+
+def _words(facts: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in facts.items())
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} µs"
