@@ -84,6 +84,7 @@ class EngineClient(QObject):
     ready = Signal(object)  # EngineReady
     state_changed = Signal(object)  # EngineState
     load_progress = Signal(float)  # 0 to 1
+    load_doing = Signal(str)  # what takes time beside reading, "" for nothing
     loaded = Signal(object)  # ModelLoaded
     load_failed = Signal(object)  # EngineError; Cancelled when a person stopped it
     resplit_done = Signal(object)  # ModelResplit; `load_progress` tells how far it is
@@ -308,9 +309,13 @@ class EngineClient(QObject):
         ):
             self._model = None
 
+    def _tell_progress(self, event: LoadProgress) -> None:
+        self.load_progress.emit(event.done_bytes / max(event.total_bytes, 1))
+        self.load_doing.emit(event.doing)
+
     def _on_load_event(self, event: Event) -> None:
         if isinstance(event, LoadProgress):
-            self.load_progress.emit(event.done_bytes / max(event.total_bytes, 1))
+            self._tell_progress(event)
             return
         self._load_number = -1
         if isinstance(event, ModelLoaded):
@@ -325,7 +330,7 @@ class EngineClient(QObject):
 
     def _on_resplit_event(self, event: Event) -> None:
         if isinstance(event, LoadProgress):
-            self.load_progress.emit(event.done_bytes / max(event.total_bytes, 1))
+            self._tell_progress(event)
             return
         self._resplit_number = -1
         self._note_model(event)

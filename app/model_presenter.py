@@ -76,6 +76,7 @@ class ModelPresenter(QObject):
         models.applying.connect(self._on_applying)
         models.kept.connect(self._on_kept)
         models.progressed.connect(self._window.model_bar.set_progress)
+        models.doing.connect(self._window.model_bar.set_doing)
         models.progressed.connect(self._split.set_progress)
         models.loaded.connect(self._on_loaded)
         models.emptied.connect(self._on_emptied)

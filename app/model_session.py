@@ -38,6 +38,7 @@ class ModelSession(QObject):
     kept = Signal(object)  # ModelLoaded that could not be split anew and answers as before
     replacing = Signal()  # what is loaded is about to go
     progressed = Signal(float)  # 0 to 1
+    doing = Signal(str)  # what takes time beside reading the file
     loaded = Signal(object)  # ModelLoaded
     emptied = Signal(object)  # ModelInfo that could be loaded again, or None
     noticed = Signal(object)  # Notice
@@ -60,6 +61,7 @@ class ModelSession(QObject):
         self._reader: threading.Thread | None = None
         self._read.connect(self._on_read)
         client.load_progress.connect(self.progressed)
+        client.load_doing.connect(self.doing)
         client.loaded.connect(self._on_loaded)
         client.load_failed.connect(self._on_failed)
         client.resplit_done.connect(self._on_resplit)

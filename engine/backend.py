@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from typing import Literal, get_args
@@ -18,7 +19,7 @@ CPU compute as those on GPUs would, by Triton's interpreter; very slow, for test
 
 Kernels = Literal["", "cpu", "gpu"]
 
-_refused: set[str] = set()
+_refused: dict[str, str] = {}
 
 
 def chosen_backend() -> Backend:
@@ -75,9 +76,18 @@ def uses_kernels(device: str) -> bool:
     return bool(kernels_for(device))
 
 
-def refuse_kernels(device: str) -> None:
-    """Note that kernels do not work on a GPU, for as long as this process lives."""
-    _refused.add(device)
+def refuse_kernels(device: str, why: str) -> None:
+    """Note that kernels do not work on a GPU, for as long as this process lives.
+
+    Args:
+        why: the end of a sentence.
+    """
+    _refused[device] = why
+
+
+def refused_kernels() -> Mapping[str, str]:
+    """Why kernels are not used, by the GPU's name."""
+    return _refused
 
 
 @cache

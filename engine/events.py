@@ -116,10 +116,15 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Bytes of the file read so far, over all ranks."""
+    """Bytes of the file read so far, over all ranks.
+
+    Attributes:
+        doing: what takes time beside that, such as "Compiling kernels: 5 of 40"; "" for nothing.
+    """
 
     done_bytes: int
     total_bytes: int
+    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,16 @@ class Progress:
         self._doing = doing
         self._done = 0
         self._on_progress = on_progress
-        self._is_cancelled = is_cancelled
+        self.is_cancelled = is_cancelled
         self._lock = threading.Lock()
         self._next_report = 0.0
+        self._beside: dict[int, str] = {}
+
+    def note(self, rank: int, doing: str) -> None:
+        """Tell what a rank does beside reading; "" once that is done."""
+        with self._lock:
+            self._beside[rank] = doing
+            self._report()
 
     def add(self, n_bytes: int) -> None:
         """Note that `n_bytes` more are done.
@@ -73,13 +80,17 @@ class Progress:
             now = time.monotonic()
             if now >= self._next_report or self._done >= self._total:
                 self._next_report = now + PROGRESS_INTERVAL_S
-                self._on_progress(LoadProgress(self._done, self._total))
+                self._report()
+
+    def _report(self) -> None:
+        doing = next(filter(None, self._beside.values()), "")
+        self._on_progress(LoadProgress(self._done, self._total, doing))
 
     def check(self) -> None:
         """Raises:
         Cancelled: the person has asked to stop.
         """
-        if self._is_cancelled():
+        if self.is_cancelled():
             raise Cancelled(self._doing)
 
 

@@ -11,6 +11,7 @@ from functools import cache
 import psutil
 import torch
 
+from engine.backend import kernels_for, refuse_kernels, refused_kernels
 from engine.devices import cuda_status, require_devices
 from engine.devices.host import usable_cores
 from engine.errors import NoDevice
@@ -54,6 +55,24 @@ def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.
         torch_device(name) if rank in holders else torch.device("cpu")
         for rank, name in enumerate(names)
     ]
+
+
+def prove_kernels(names: Iterable[str]) -> tuple[str, ...]:
+    """Make sure that our kernels compute rightly on GPUs, before a model is planned for these.
+
+    Returns:
+        A sentence for each GPU where they do not; the reference computes there from now on.
+    """
+    found = []
+    for name in dict.fromkeys(names):
+        if name != "cpu" and kernels_for(name):
+            from engine.gpu.probe import problem_of  # Triton is not for the CPU
+
+            if problem := problem_of(torch.device(name)):
+                refuse_kernels(name, problem)
+        if why := refused_kernels().get(name):
+            found.append(f"{name} computes with PyTorch's kernels, which are slower: {why}.")
+    return tuple(found)
 
 
 def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:

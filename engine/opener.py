@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from engine.backend import kernels_for
@@ -14,7 +15,7 @@ from engine.models.declare import Declaration, declare
 from engine.ops.worker import Worker
 from engine.parallel.comm import ThreadCommunicator
 from engine.plan import keeps_kv_on_host
-from engine.rank import Rank, make_ops
+from engine.rank import Rank, make_ops, warm_rows
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
@@ -44,14 +45,32 @@ class Opener:
         mine = first if number == 0 else declare(self.file, self._params)
         rank = self._opened(number, mine, mine.states)
         try:
-            load_rank(
-                self.file, rank.slots, number, rank.device, rank.storage, rank.worker, progress,
-                rank.card,
-            )  # fmt: skip
+            with self._compiled(rank, progress):
+                load_rank(
+                    self.file, rank.slots, number, rank.device, rank.storage, rank.worker, progress,
+                    rank.card,
+                )  # fmt: skip
         except BaseException:
             rank.close()
             raise
         return rank
+
+    @contextmanager
+    def _compiled(self, rank: Rank, progress: Progress) -> Iterator[None]:
+        """Compile a GPU's kernels meanwhile; they are there at the end."""
+        if rank.card is None or not rank.card.compiles:
+            yield
+            return
+        compiling = rank.card.compile_ahead(
+            declare(self.file, self._params), rank.number, self._params,
+            warm_rows(min(self._runtime.n_ctx, self._runtime.n_batch)),
+            lambda doing: progress.note(rank.number, doing),
+        )  # fmt: skip
+        try:
+            yield
+            compiling.wait(progress.is_cancelled)
+        finally:
+            compiling.cancel()
 
     def _opened(self, number: int, declaration: Declaration, states: Iterable[State]) -> Rank:
         runtime = self._runtime

@@ -146,6 +146,15 @@ class Rank:
             self.worker.close()
 
 
+def warm_rows(most: int) -> list[int]:
+    """Tokens at once for which GPUs have kernels of their own, which are compiled at load.
+
+    Args:
+        most: tokens of a pass.
+    """
+    return sorted({min(n, most) for n in (1, 2, 4, 8, 16, most)})
+
+
 class Replay:
     """Computes one more token as one was captured."""
 

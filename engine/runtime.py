@@ -23,6 +23,7 @@ from engine.machine import (
     busy_on_cpu,
     free_bytes,
     is_out_of_memory,
+    prove_kernels,
     release_reserves,
     threads_per_rank,
     torch_devices,
@@ -34,7 +35,7 @@ from engine.ops.worker import Worker
 from engine.parallel.comm import ThreadGroup
 from engine.parallel.pool import RankPool
 from engine.plan import DevicePlan, Plan, make_plan
-from engine.rank import Rank
+from engine.rank import Rank, warm_rows
 from engine.resident import ResidentPeak, resident_bytes
 from engine.resplit import DOING, Side, Transfer
 
@@ -50,9 +51,6 @@ T = TypeVar("T")
 
 RECORDED = 2
 """Which of the tokens that are computed singly is recorded."""
-
-WARM_ROWS = (2, 4, 8, 16, 1 << 20)
-"""Tokens at once for which GPUs have kernels of their own; those are compiled at load."""
 
 
 class Runtime:
@@ -93,10 +91,12 @@ class Runtime:
         self.directions: Mapping[int, Direction] = (
             _directions(params, self.hp) if donor is None else donor.directions
         )
+        notes = prove_kernels(declaration.devices[rank] for rank in holders)
         free = free_bytes(["cpu", *(declaration.devices[rank] for rank in holders)])
         if donor is not None:
             free = donor.returned(free)
-        self.plan: Plan = make_plan(declaration, params, free)
+        plan = make_plan(declaration, params, free)
+        self.plan: Plan = replace(plan, warnings=(*plan.warnings, *notes))
         self.plan.check_fits(free)
         self.n_ctx = self.plan.n_ctx
         self.n_batch = params.n_batch
@@ -170,7 +170,7 @@ class Runtime:
         for _ in range(RECORDED):
             self._pass([0], 0, 0)
         if any(rank.card and rank.card.compiles for rank in self.ranks):
-            for n in sorted({min(n, self.n_ctx, self.n_batch) for n in WARM_ROWS}):
+            for n in warm_rows(min(self.n_ctx, self.n_batch)):
                 self._pass([0] * n, 0, n - 1)
         for worker in self.workers:
             worker.prepare()

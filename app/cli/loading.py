@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
@@ -27,20 +28,39 @@ def load(args: argparse.Namespace) -> Model:
     return model
 
 
-def open_model(params: LoadParams) -> Model:
+class LoadWatch:
+    """Shows how far a load is, and how fast the file is read.
+
+    Attributes:
+        bytes_per_s: of weights, over all devices; None before there was time to tell.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_per_s: float | None = None
+        self._first: tuple[float, int] | None = None
+        self._n_done = 0
+
+    def __call__(self, progress: LoadProgress) -> None:
+        now, n_done = time.perf_counter(), progress.done_bytes
+        if self._first is None:
+            self._first = now, n_done  # what was read before is of no known time
+        elif n_done > self._n_done and now > self._first[0]:
+            self.bytes_per_s = (n_done - self._first[1]) / (now - self._first[0])
+        self._n_done = n_done
+        if sys.stderr.isatty():
+            done = n_done / max(1, progress.total_bytes)
+            speed = f"  {self.bytes_per_s / 1e9:.1f} GB/s" if self.bytes_per_s else ""
+            note(f"\r\x1b[KLoading {done:4.0%}{speed}  {progress.doing}", end="")
+
+
+def open_model(params: LoadParams, watch: LoadWatch | None = None) -> Model:
     """Load a model, with progress on stderr.
 
     Raises:
         EngineError: it cannot be loaded.
     """
     try:
-        return engine.Model(params, on_progress=_show)
+        return engine.Model(params, on_progress=watch or LoadWatch())
     finally:
         if sys.stderr.isatty():
             note("\r\x1b[K", end="")
-
-
-def _show(progress: LoadProgress) -> None:
-    if sys.stderr.isatty():
-        done = progress.done_bytes / max(1, progress.total_bytes)
-        note(f"\rLoading {done:4.0%}", end="")

@@ -103,6 +103,11 @@ class ModelBar(QFrame):
         self._progress.setValue(round(share * 1000))
         self._percent.setText(f"{share:.0%}".replace("%", " %"))
 
+    def set_doing(self, text: str) -> None:
+        """Show what takes time beside reading the file, "" for nothing."""
+        if text:
+            self._percent.setText(text)
+
     def show_loaded(self, loaded: ModelLoaded) -> None:
         """The model answers."""
         self._set_info(loaded.info)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from engine.gpu.compiling import Compiling
 from engine.gpu.graph import Captured, NotRepeatable, capture
 from engine.gpu.ops import GpuOps
+from engine.gpu.rehearsal import rehearse
 from engine.gpu.target import target_of
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+    from engine.models.declare import Declaration
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +41,23 @@ class Card:
     def compiles(self) -> bool:
         """Whether a kernel's first start takes longer than the others."""
         return self.target.maker != "interpreter"
+
+    def compile_ahead(
+        self, declaration: Declaration, rank: int, params: LoadParams, row_counts: Sequence[int],
+        note: Callable[[str], None],
+    ) -> Compiling:  # fmt: skip
+        """Begin to compile what passes over so many rows will start.
+
+        Args:
+            declaration: with modules that nobody else uses.
+            note: told how far it is, as a sentence; "" at the end.
+        """
+        starts = rehearse(declaration, rank, params, self.target, row_counts)
+
+        def tell(n_done: int, n_total: int) -> None:
+            note(f"Compiling kernels: {n_done} of {n_total}" if n_done < n_total else "")
+
+        return Compiling(self.device, starts, tell)
 
     def make_ops(self) -> GpuOps:
         """The arithmetic of one rank."""

@@ -17,7 +17,7 @@ from engine.footprint import plane_parts, slot_pieces, x_bytes
 from engine.gpu.launch import Start, watched
 from engine.gpu.ops import GpuOps
 from engine.gpu.target import Target, aimed
-from engine.gpu.weights import GpuPlanes, GpuPlain
+from engine.gpu.weights import GpuPlain, GpuPlanes
 from engine.kernels.extent import Extent, n_tiles
 from engine.kernels.layout import LAYOUTS
 from engine.ops.planes import JoinedColumns
@@ -49,10 +49,12 @@ def rehearse(
         if pieces:
             setattr(slot.owner, slot.attribute, _held(slot, pieces, n_bytes))
     cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
-    context = Context(_Alone(rank), GpuOps(META), cache, META, ["cuda"] * len(declaration.devices))
+    comm = _Alone(rank, declaration.hp.n_embd)
+    context = Context(comm, GpuOps(META), cache, META, ["cuda"] * len(declaration.devices))
     starts: list[Start] = []
     with torch.inference_mode(), aimed(target), watched(lambda start: _note(starts, start)):
         for n in row_counts:
+            comm.n_tokens = n
             context.begin(1, n, n - 1)
             ids = torch.zeros(n, dtype=torch.int64, device=META)
             declaration.model.forward(ids, context)
@@ -100,20 +102,27 @@ def _widths(pieces: Sequence[Slices]) -> list[int]:
 
 
 class _Alone:
-    """As if the other ranks had nothing to add."""
+    """As if the other ranks had nothing to add, and had what this one lacks.
+
+    Attributes:
+        n_tokens: of the pass.
+    """
 
     waited_s = 0.0
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, n_embd: int) -> None:
         self.rank = rank
+        self.n_tokens = 1
+        self._n_embd = n_embd
 
     def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
-        assert x is not None, "a rank without a slice has nothing to rehearse"
-        return x
+        return self._stream() if x is None else x
 
     def gather(self, x: Tensor | None, group: Group) -> Tensor | None:
         return x
 
     def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
-        assert x is not None, "a rank that has nothing yet cannot rehearse"
-        return x
+        return self._stream() if x is None else x
+
+    def _stream(self) -> Tensor:
+        return torch.empty(self.n_tokens, self._n_embd, device=META)
