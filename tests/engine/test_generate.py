@@ -1,7 +1,8 @@
 """Prompts to answers: stop rules, prefix reuse, a full context, cancelling."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,8 @@ from engine import (
     load_model,
 )
 from engine.generate import StopMatcher
+from engine.timeline import TokenTimes
+from tests.helpers.ahead import AheadStream
 from tests.helpers.tiny_gguf import tiny_gguf
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -34,9 +37,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_gguf(folder / "m.gguf", n_ctx=64, chat_template=TEMPLATE)
 
 
-@pytest.fixture
-def model(path: Path) -> Iterator[Model]:
+@pytest.fixture(params=["host", "ahead"])
+def model(path: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
+    """One whose tokens the host draws, and one that draws them, two more than were asked for."""
     with load_model(path, n_ctx=64, n_batch=8, kv_type="f32") as loaded:
+        if request.param == "ahead":
+            loaded.runtime.stream = AheadStream(loaded.runtime, 2)
         yield loaded
 
 
@@ -211,6 +217,60 @@ def test_a_model_without_vocabulary_draws_ids_without_text(tmp_path: Path) -> No
         assert text_of(events) == ""
         with pytest.raises(PromptError, match="no vocabulary"):
             list(model.generate("text", GREEDY))
+
+
+def follow(path: Path, stream: bool, is_able: Callable[[], bool], **changes: Any) -> list[Event]:
+    """An answer; with a stream, that has drawn what it could."""
+    params = SamplingParams(max_tokens=20, seed=3, temperature=1, ignore_eos=True, **changes)
+    with load_model(path, n_ctx=64, kv_type="f32") as model:
+        if stream:
+            model.runtime.stream = source = AheadStream(model.runtime, 1, is_able)
+        events = list(model.generate([5, 6, 7], params))
+        assert not stream or 0 < source.n_delivered < 20
+    return events
+
+
+def test_the_host_draws_where_the_runtime_cannot(path: Path) -> None:
+    """And all random numbers are used once, by one or the other."""
+    turns = iter([True, False, True, True, True, False, False] * 20)
+    changes = {"repeat_penalty": 1.2}
+    drawn = follow(path, True, lambda: next(turns), **changes)
+    assert ids_of(drawn) == ids_of(follow(path, False, lambda: True, **changes))
+
+
+def test_what_the_runtime_does_not_serve_is_drawn_by_the_host(path: Path) -> None:
+    params = SamplingParams(max_tokens=5, seed=3, typical_p=0.9, ignore_eos=True)
+    with load_model(path, n_ctx=64, kv_type="f32") as model:
+        wanted = ids_of(list(model.generate([5, 6, 7], params)))
+        model.runtime.stream = source = AheadStream(model.runtime, 1)
+        assert ids_of(list(model.generate([5, 6, 7], params))) == wanted
+        assert source.n_delivered == 0
+
+
+def test_timed_tokens_take_the_time_since_the_one_before(model: Model) -> None:
+    events = list(model.generate([5, 6], GREEDY, timed_every=4))
+    times = [event for event in events if isinstance(event, TokenTimes)]
+    assert [t.position for t in times] == [5, 9]
+    assert all(t.seconds > 0 for t in times)
+    assert ids_of(events) == ids_of(list(model.generate([5, 6], GREEDY)))
+
+
+def test_an_answer_goes_on_with_another_runtime(model: Model) -> None:
+    """Whether it draws ahead or not, what nobody has read is not part of the conversation."""
+    wanted = ids_of(list(model.generate([5, 6], GREEDY)))
+    events = model.generate([5, 6], GREEDY)
+    begun = ids_of([next(events) for _ in range(4)])
+    model.resplit([1, 1], devices=["cpu", "cpu"])
+    assert begun + ids_of(list(events)) == wanted
+
+
+def test_an_answer_ends_where_another_began(model: Model) -> None:
+    events = model.generate([5, 6], GREEDY)
+    begun = [next(events) for _ in range(4)]
+    wanted = ids_of(list(model.generate([5, 6], GREEDY)))
+    assert ids_of(begun) == wanted[: len(ids_of(begun))]
+    with pytest.raises(PromptError, match="in the meantime"):
+        next(events)
 
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
