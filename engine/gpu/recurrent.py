@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.gpu.kernels import conv, recurrent
 from engine.gpu.launch import launch
-from engine.gpu.steps import is_plain, power_of_two, unit_of
+from engine.gpu.steps import is_plain, power_of_two
 
 if TYPE_CHECKING:
     from engine.layers.delta_net import DeltaInputs
@@ -26,9 +26,9 @@ FEW_TOKENS = 64
 CONV_TOKENS = 8
 """Of a program of the convolution, unless there is one only; at least the taps before the last."""
 
-CONV_CHANNELS = 256
-HELD = 1 << 11
-"""Elements of a state that one warp holds: 64 registers of each thread."""
+CONV_CHANNELS = 128
+HELD = 1 << 10
+"""Elements of a state that one warp holds: 32 registers of each thread."""
 
 
 def causal_conv(
@@ -43,13 +43,11 @@ def causal_conv(
         return None
     y = torch.empty(n_token, n_channel, device=x.device)
     tokens = 1 if n_token == 1 else max(CONV_TOKENS, power_of_two(n_tap - 1))
-    unit = unit_of(x, bias, sizes=(n_channel, x.stride(0)))
     launch(
         conv.causal_conv, (-(-n_channel // CONV_CHANNELS), -(-n_token // tokens)),
         x, state, weight, x if bias is None else bias, y,
-        n_token, n_channel // unit, x.stride(0) // unit,
-        TAPS=n_tap, ACT="none" if act is None else act.kind, HAS_BIAS=bias is not None,
-        TOKENS=tokens, BLOCK=CONV_CHANNELS, UNIT=unit,
+        n_token, n_channel, x.stride(0), TAPS=n_tap, ACT="none" if act is None else act.kind,
+        HAS_BIAS=bias is not None, TOKENS=tokens, BLOCK=CONV_CHANNELS,
     )  # fmt: skip
     return y
 
@@ -69,9 +67,9 @@ def delta_net(x: DeltaInputs, state: Tensor) -> Tensor | None:
         recurrent.delta_net, (n_head, -(-n_value // columns)),
         x.q, x.k, x.v, x.step, x.beta, x.step_bias, x.rate,
         x.step if x.key_of is None else x.key_of, state, y,
-        n_token, n_key, n_value, *(part.stride(0) for part in rows), x.scale, x.eps,
-        num_warps=1, PER_CHANNEL=x.step.dim() == 3, HAS_MAP=x.key_of is not None, SIZE=size,
-        COLUMNS=columns,
+        n_token, *(part.stride(0) for part in rows), x.scale, x.eps,
+        num_warps=1, PER_CHANNEL=x.step.dim() == 3, HAS_MAP=x.key_of is not None, N_KEY=n_key,
+        N_VALUE=n_value, SIZE=size, COLUMNS=columns,
     )  # fmt: skip
     return y
 
@@ -86,11 +84,11 @@ def selective_scan(
     (n_token, n_channel), n_state = x.shape, b.shape[1]
     y = torch.empty(n_token, n_channel, device=x.device)
     size = power_of_two(n_state)
-    channels = min(max(1, HELD // 4 // size), power_of_two(n_channel))
+    channels = min(max(1, HELD // 2 // size), power_of_two(n_channel))
     launch(
         recurrent.selective_scan, (-(-n_channel // channels),),
-        x, step, a, b, c, d, state, y, n_token, n_channel, n_state,
-        *(part.stride(0) for part in rows), num_warps=1, SIZE=size, CHANNELS=channels,
+        x, step, a, b, c, d, state, y, n_token, n_channel, *(part.stride(0) for part in rows),
+        num_warps=1, N_STATE=n_state, SIZE=size, CHANNELS=channels,
     )  # fmt: skip
     return y
 
@@ -109,9 +107,9 @@ def state_space_scan(x: ScanInputs, state: Tensor) -> Tensor | None:
     launch(
         recurrent.state_space_scan, (n_head, -(-n_row // held)),
         x.values, x.step, x.step_bias, x.rate, x.b, x.c, x.skip,
-        x.step if x.key_of is None else x.key_of, state, y, n_token, n_row, n_state,
-        *(part.stride(0) for part in rows), num_warps=1, HAS_MAP=x.key_of is not None, SIZE=size,
-        ROWS=held,
+        x.step if x.key_of is None else x.key_of, state, y, n_token,
+        *(part.stride(0) for part in rows), num_warps=1, HAS_MAP=x.key_of is not None, N_ROW=n_row,
+        N_STATE=n_state, SIZE=size, ROWS=held,
     )  # fmt: skip
     return y
 

@@ -9,23 +9,22 @@ from engine.gpu.kernels.elementwise import activated
 @triton.jit(do_not_specialize=["n_token", "n_channel", "stride"])
 def causal_conv(x, state, weight, bias, y, n_token, n_channel, stride, TAPS: tl.constexpr,
                 ACT: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr,
-                BLOCK: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
+                BLOCK: tl.constexpr):  # fmt: skip
     """Convolve BLOCK channels of TOKENS tokens, after the inputs in `state`, which is updated.
 
     Only the program of the first tokens looks at the state, so that it can be written in place:
     more than TOKENS tokens take TOKENS ≥ TAPS - 1. The sum has the same order for any number.
+    Each thread has the same channels of all that is read, so that nothing is exchanged.
 
     Args:
-        x: F32 (n_token, n_channel) with any stride between tokens.
+        x: F32 (n_token, n_channel), `stride` elements from token to token.
         state: F32 (n_channel, TAPS - 1), the inputs before x, oldest first.
         weight: F32 (n_channel, TAPS), the last column for the token itself.
         bias: F32 (n_channel,); any pointer where there is none.
         y: F32 (n_token, n_channel), without gaps.
-        stride, n_channel: in units of UNIT elements.
         ACT: the activation that follows, or "none".
     """
-    n_channel *= UNIT
-    stride = stride.to(tl.int64) * UNIT
+    stride = stride.to(tl.int64)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[:, None]
     inside = channel < n_channel
@@ -43,8 +42,8 @@ def causal_conv(x, state, weight, bias, y, n_token, n_channel, stride, TAPS: tl.
     if tl.program_id(1) == 0:
         kept = ()
         for i in tl.static_range(TAPS - 1):
-            place = n_token + i - (TAPS - 1)
-            kept = kept + (input_at(x, state, place, channel, inside, stride, TAPS),)
+            last = n_token + i - (TAPS - 1)
+            kept = kept + (input_at(x, state, last, channel, inside, stride, TAPS),)
         tl.debug_barrier()  # all have read what is overwritten now
         for i in tl.static_range(TAPS - 1):
             tl.store(state + channel * (TAPS - 1) + i, kept[i], mask=inside)

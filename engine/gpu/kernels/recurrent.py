@@ -2,7 +2,7 @@
 
 States are read once and written once, in place. A part of a state needs nothing of the others, and
 one warp holds it, so that nothing waits within a program. Where heads share keys, `key_of` says for
-each head which one it has.
+each head which one it has. Sizes of heads are constants, strides are those between tokens.
 """
 
 import triton
@@ -17,44 +17,44 @@ def unit(x, eps):
     return x / tl.maximum(tl.sqrt(tl.sum(x * x)), eps)
 
 
-@triton.jit(do_not_specialize=["n_token", "n_key", "n_value", "q_stride", "k_stride", "v_stride",
-                               "step_stride", "beta_stride"])  # fmt: skip
-def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, y, n_token, n_key, n_value,
-              q_stride, k_stride, v_stride, step_stride, beta_stride, scale, eps,
-              PER_CHANNEL: tl.constexpr, HAS_MAP: tl.constexpr, SIZE: tl.constexpr,
-              COLUMNS: tl.constexpr):  # fmt: skip
-    """`engine.ops.recurrent.delta_net`, COLUMNS columns of one head's state for each program.
+@triton.jit(do_not_specialize=["n_token", "q_stride", "k_stride", "v_stride", "step_stride",
+                               "beta_stride"])  # fmt: skip
+def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, y, n_token, q_stride, k_stride,
+              v_stride, step_stride, beta_stride, scale, eps, PER_CHANNEL: tl.constexpr,
+              HAS_MAP: tl.constexpr, N_KEY: tl.constexpr, N_VALUE: tl.constexpr,
+              SIZE: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """`ReferenceOps.delta_net`, COLUMNS columns of one head's state for each program.
 
     Args:
-        q, k: F32 (n_token, key heads, n_key), of any length.
-        v: F32 (n_token, n_head, n_value)
-        step: F32 (n_token, n_head), or (n_token, n_head, n_key) if PER_CHANNEL.
+        q, k: F32 (n_token, key heads, N_KEY), of any length.
+        v: F32 (n_token, n_head, N_VALUE)
+        step: F32 (n_token, n_head), or (n_token, n_head, N_KEY) if PER_CHANNEL.
         beta: F32 (n_token, n_head), before the sigmoid.
-        step_bias: F32 (n_head,), or (n_head, n_key) if PER_CHANNEL.
+        step_bias: F32 (n_head,), or (n_head, N_KEY) if PER_CHANNEL.
         rate: F32 (n_head,), negative.
         key_of: int64 (n_head,) if HAS_MAP.
-        state: F32 (n_head, n_key, n_value)
-        y: F32 (n_token, n_head, n_value)
+        state: F32 (n_head, N_KEY, N_VALUE)
+        y: F32 (n_token, n_head, N_VALUE)
         scale: on the queries of length one.
-        SIZE: a power of two from n_key on. Strides are those between tokens.
+        SIZE: a power of two from N_KEY on.
     """
     head, n_head = tl.program_id(0), tl.num_programs(0)
     row, column = tl.arange(0, SIZE), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    in_key, in_value = row < n_key, column < n_value
+    in_key, in_value = row < N_KEY, column < N_VALUE
     key_head = tl.load(key_of + head) if HAS_MAP else head
-    held = state + (head.to(tl.int64) * n_key + row[:, None]) * n_value + column[None, :]
+    state += head.to(tl.int64) * (N_KEY * N_VALUE)
+    place = row[:, None] * N_VALUE + column[None, :]
     inside = in_key[:, None] & in_value[None, :]
-    matrix = tl.load(held, mask=inside, other=0.0)
+    matrix = tl.load(state + place, mask=inside, other=0.0)
     own_rate = tl.load(rate + head)
-    at, own = head, step_bias + head
-    wanted = head < n_head
+    at, wanted = head, head < n_head
     if PER_CHANNEL:
-        at, own, wanted = head * n_key + row, step_bias + head * n_key + row, in_key
-    bias = tl.load(own, mask=wanted, other=0.0)
-    q += key_head * n_key
-    k += key_head * n_key
-    v += head * n_value
-    y += head * n_value
+        at, wanted = head * N_KEY + row, in_key
+    bias = tl.load(step_bias + at, mask=wanted, other=0.0)
+    q += key_head * N_KEY
+    k += key_head * N_KEY
+    v += head * N_VALUE
+    y += head * N_VALUE
     for _ in range(n_token):
         query = unit(tl.load(q + row, mask=in_key, other=0.0), eps) * scale
         key = unit(tl.load(k + row, mask=in_key, other=0.0), eps)
@@ -74,31 +74,31 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, y, n_token, n
         v += v_stride
         step += step_stride
         beta += beta_stride
-        y += n_head * n_value
-    tl.store(held, matrix, mask=inside)
+        y += n_head * N_VALUE
+    tl.store(state + place, matrix, mask=inside)
 
 
-@triton.jit(do_not_specialize=["n_token", "n_channel", "n_state", "x_stride", "step_stride",
-                               "b_stride", "c_stride"])  # fmt: skip
-def selective_scan(x, step, a, b, c, d, state, y, n_token, n_channel, n_state, x_stride,
-                   step_stride, b_stride, c_stride, SIZE: tl.constexpr,
+@triton.jit(do_not_specialize=["n_token", "n_channel", "x_stride", "step_stride", "b_stride",
+                               "c_stride"])  # fmt: skip
+def selective_scan(x, step, a, b, c, d, state, y, n_token, n_channel, x_stride, step_stride,
+                   b_stride, c_stride, N_STATE: tl.constexpr, SIZE: tl.constexpr,
                    CHANNELS: tl.constexpr):  # fmt: skip
-    """`engine.ops.recurrent.selective_scan` of CHANNELS channels for each program.
+    """`ReferenceOps.selective_scan` of CHANNELS channels for each program.
 
     Args:
         x: F32 (n_token, n_channel)
         step: F32 (n_token, n_channel), before the softplus.
-        a, state: F32 (n_channel, n_state)
-        b, c: F32 (n_token, n_state)
+        a, state: F32 (n_channel, N_STATE)
+        b, c: F32 (n_token, N_STATE)
         d: F32 (n_channel,)
         y: F32 (n_token, n_channel), without gaps.
-        SIZE: a power of two from n_state on. Strides are those between tokens.
+        SIZE: a power of two from N_STATE on.
     """
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     column = tl.arange(0, SIZE)
-    in_channel, in_state = channel < n_channel, column < n_state
+    in_channel, in_state = channel < n_channel, column < N_STATE
     inside = in_channel[:, None] & in_state[None, :]
-    place = channel[:, None] * n_state + column[None, :]
+    place = channel[:, None] * N_STATE + column[None, :]
     held = tl.load(state + place, mask=inside, other=0.0)
     rates = tl.load(a + place, mask=inside, other=0.0)
     skip = tl.load(d + channel, mask=in_channel, other=0.0)
@@ -119,35 +119,36 @@ def selective_scan(x, step, a, b, c, d, state, y, n_token, n_channel, n_state, x
     tl.store(state + place, held, mask=inside)
 
 
-@triton.jit(do_not_specialize=["n_token", "n_row", "n_state", "x_stride", "step_stride",
-                               "b_stride", "c_stride"])  # fmt: skip
-def state_space_scan(x, step, step_bias, a, b, c, d, key_of, state, y, n_token, n_row, n_state,
-                     x_stride, step_stride, b_stride, c_stride, HAS_MAP: tl.constexpr,
-                     SIZE: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """`engine.ops.recurrent.state_space`, ROWS rows of one head's state for each program.
+@triton.jit(do_not_specialize=["n_token", "x_stride", "step_stride", "b_stride", "c_stride"])
+def state_space_scan(x, step, step_bias, a, b, c, d, key_of, state, y, n_token, x_stride,
+                     step_stride, b_stride, c_stride, HAS_MAP: tl.constexpr,
+                     N_ROW: tl.constexpr, N_STATE: tl.constexpr, SIZE: tl.constexpr,
+                     ROWS: tl.constexpr):  # fmt: skip
+    """`ReferenceOps.state_space_scan`, ROWS rows of one head's state for each program.
 
     Args:
-        x: F32 (n_token, n_head, n_row)
+        x: F32 (n_token, n_head, N_ROW)
         step: F32 (n_token, n_head), before bias and softplus.
         step_bias, a, d: F32 (n_head,)
-        b, c: F32 (n_token, groups, n_state)
+        b, c: F32 (n_token, groups, N_STATE)
         key_of: int64 (n_head,) if HAS_MAP, the group of each head.
-        state: F32 (n_head, n_row, n_state)
-        y: F32 (n_token, n_head, n_row), without gaps.
-        SIZE: a power of two from n_state on. Strides are those between tokens.
+        state: F32 (n_head, N_ROW, N_STATE)
+        y: F32 (n_token, n_head, N_ROW), without gaps.
+        SIZE: a power of two from N_STATE on.
     """
     head, n_head = tl.program_id(0), tl.num_programs(0)
     row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, SIZE)
-    in_row, in_state = row < n_row, column < n_state
+    in_row, in_state = row < N_ROW, column < N_STATE
     group = tl.load(key_of + head) if HAS_MAP else head
     inside = in_row[:, None] & in_state[None, :]
-    place = state + (head.to(tl.int64) * n_row + row[:, None]) * n_state + column[None, :]
-    held = tl.load(place, mask=inside, other=0.0)
+    state += head.to(tl.int64) * (N_ROW * N_STATE)
+    place = row[:, None] * N_STATE + column[None, :]
+    held = tl.load(state + place, mask=inside, other=0.0)
     rate, skip, bias = tl.load(a + head), tl.load(d + head), tl.load(step_bias + head)
-    x += head * n_row
-    y += head * n_row
-    b += group * n_state
-    c += group * n_state
+    x += head * N_ROW
+    y += head * N_ROW
+    b += group * N_STATE
+    c += group * N_STATE
     for _ in range(n_token):
         value = tl.load(x + row, mask=in_row, other=0.0)
         size = softplus(tl.load(step + head) + bias)
@@ -160,5 +161,5 @@ def state_space_scan(x, step, step_bias, a, b, c, d, key_of, state, y, n_token, 
         step += step_stride
         b += b_stride
         c += c_stride
-        y += n_head * n_row
-    tl.store(place, held, mask=inside)
+        y += n_head * N_ROW
+    tl.store(state + place, held, mask=inside)
