@@ -5,8 +5,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from engine.gguf.tensors import TensorInfo
 from engine.gguf.types import TYPES
 from engine.gpu import staging as stages
 from engine.gpu.loading import load_for_gpu, sent, staging_for
-from engine.gpu.staging import Buffer, PlainCopier, Staging
+from engine.gpu.staging import Buffer, CudaCopier, PlainCopier, Staging
 from engine.gpu.weights import GpuPlain, GpuPlanes
 from engine.host_memory import HostTensor
 from engine.kernels.layout import LAYOUTS
@@ -270,6 +272,82 @@ def test_parts_arrive_in_order_whatever_the_threads_do(monkeypatch: pytest.Monke
 
 def _put(goal: Tensor, raw: Tensor) -> None:
     goal.copy_(raw)
+
+
+class FakeStreams:
+    """Streams and events of a device, which only note what they are asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.main = self.stream("main")
+        self.now = [self.main]
+        self.n_events = 0
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "Stream", lambda device: self.stream("copies"))
+        monkeypatch.setattr(cuda, "Event", self.event)
+        monkeypatch.setattr(cuda, "current_stream", lambda device: self.now[-1])
+        monkeypatch.setattr(cuda, "stream", self.within)
+        monkeypatch.setattr(Tensor, "copy_", self.copied(Tensor.copy_))
+
+    def note(self, text: str) -> None:
+        self.calls.append(text)
+
+    def stream(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name,
+            wait_stream=lambda other: self.note(f"{name} waits for {other.name}"),
+            wait_event=lambda event: self.note(f"{name} waits for {event.name}"),
+            synchronize=lambda: self.note(f"host waits for {name}"),
+        )
+
+    def event(self) -> SimpleNamespace:
+        self.n_events += 1
+        kind = "copied" if self.n_events % 2 else "used"
+        name = f"{kind} {(self.n_events + 1) // 2}"
+        return SimpleNamespace(
+            name=name,
+            record=lambda stream: self.note(f"{name} on {stream.name}"),
+            synchronize=lambda: self.note(f"host waits for {name}"),
+        )
+
+    @contextmanager
+    def within(self, stream: SimpleNamespace) -> Iterator[None]:
+        self.now.append(stream)
+        yield
+        self.now.pop()
+
+    def copied(self, copy: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def copy_(goal: Tensor, given: Tensor, *, non_blocking: bool = False) -> Tensor:
+            self.note(f"copy on {self.now[-1].name}" + ("" if non_blocking else ", and wait"))
+            return copy(goal, given)
+
+        return copy_
+
+
+def test_copies_of_a_gpu_wait_for_what_they_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer is copied when what used it before has ended, and used when it was copied."""
+    cuda = FakeStreams(monkeypatch)
+    rows = np.arange(4 * 300, dtype=np.uint8).reshape(4, 3, 100)
+    found: list[Tensor] = []
+
+    def take(raw: Tensor) -> None:
+        cuda.note(f"use on {cuda.now[-1].name}")
+        found.append(raw.clone())
+
+    with Staging(CPU, lambda n: None, 300, CudaCopier(CPU)) as staging:
+        for index in range(4):
+            staging.send(rows[index : index + 1], take)
+    assert np.array_equal(torch.cat(found).numpy(), rows)
+    copied = [
+        [f"copies waits for used {n}", "copy on copies", f"copied {n} on copies",
+         f"main waits for copied {n}", "use on main", f"used {n} on main"]
+        for n in (1, 2, 3, 1)
+    ]  # fmt: skip
+    ended = ["host waits for copies", "host waits for main"]
+    assert cuda.calls == [
+        "copies waits for main", *copied[0], *copied[1], "host waits for copied 1",
+        *copied[2], *copied[3], *ended, *ended,
+    ]  # fmt: skip
 
 
 @pytest.fixture
