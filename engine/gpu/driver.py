@@ -1,4 +1,7 @@
-"""How kernels get onto this machine's GPUs: found out once, before the first is compiled."""
+"""How kernels get onto this machine's GPUs: found out once, before the first is compiled.
+
+At that time, what a search has found for these GPUs is read as well (`tune_kernels`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ import torch
 
 from engine.devices.gpu_path import LAUNCHER_VARIABLE, launcher_problem, triton_version
 from engine.errors import EngineError
+from engine.gpu import configs
 from engine.gpu.cuda_api import CudaApi
+from engine.gpu.found_configs import found_file, read_found
 from engine.gpu.kernel_cache import use_cache
 from engine.gpu.launcher import OwnDriver
 
@@ -67,6 +72,7 @@ def _decide() -> Way:
             "Install triton (on Windows triton-windows).",
         )
     use_cache(targets(), version)
+    configs.use(read_found(found_file()))
     why = launcher_problem()
     if not why and os.environ.get(LAUNCHER_VARIABLE) != "own":
         why = _build_launcher()
