@@ -21,9 +21,9 @@ from app.cli.arguments import (
     model_path,
     split_shares,
 )
-from app.cli.bench_report import Line, Report
+from app.cli.bench_report import Line, Loaded, Report
 from app.cli.learning import learn
-from app.cli.loading import open_model
+from app.cli.loading import LoadWatch, open_model
 from app.cli.output import note, write, write_json
 from app.cli.planned import note_speed, planned
 from engine import (
@@ -240,9 +240,9 @@ def _bench_load(
     waiting = list(tests)
     while waiting:
         n_ctx = max(test.n_ctx for test in waiting)
-        begun = time.perf_counter()
+        begun, watch = time.perf_counter(), LoadWatch()
         try:
-            model = open_model(replace(params, n_ctx=n_ctx))
+            model = open_model(replace(params, n_ctx=n_ctx), watch)
         except EngineError as error:
             is_full = isinstance(error, OutOfDeviceMemory)
             kept = [test for test in waiting if is_full and test.n_ctx < n_ctx]
@@ -252,17 +252,17 @@ def _bench_load(
                     yield replace(line, error=str(error), hint=error.hint)
             waiting = kept
             continue
-        load_s = time.perf_counter() - begun
+        loaded = Loaded(time.perf_counter() - begun, watch.bytes_per_s)
         with model:
             for test in waiting:
-                yield _bench_test(model, test, load_s, args)
+                yield _bench_test(model, test, loaded, args)
         return
 
 
-def _bench_test(model: Model, test: BenchTest, load_s: float, args: argparse.Namespace) -> Line:
+def _bench_test(model: Model, test: BenchTest, loaded: Loaded, args: argparse.Namespace) -> Line:
     params = model.params
     _progress(f"{test} on {','.join(params.devices)}")
-    line = Line(params, test, _now(), model.n_threads, model.plan.storage, load_s)
+    line = Line(params, test, _now(), model.n_threads, model.plan.storage, loaded)
     try:
         result = model.bench(
             test, args.repetitions, warm_up=not args.no_warmup, kernels=args.kernels

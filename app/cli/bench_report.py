@@ -24,6 +24,18 @@ RIGHT = frozenset({4, 5, 7, 8, 9})
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """What a load took.
+
+    Attributes:
+        read_bytes_per_s: of the file's weights, over all devices; None where it was too quick.
+    """
+
+    seconds: float
+    read_bytes_per_s: float | None
+
+
+@dataclass(frozen=True)
 class Line:
     """One test of one load, with its result or the reason why there is none.
 
@@ -39,7 +51,7 @@ class Line:
     test_time: str
     n_threads: int | None = None
     storage: str = ""
-    load_s: float | None = None
+    loaded: Loaded | None = None
     result: BenchResult | None = None
     error: str = ""
     hint: str = ""
@@ -194,7 +206,8 @@ class Report:
             "n_threads": line.n_threads,
             "n_batch": params.n_batch,
             "storage": line.storage or None,
-            "load_s": line.load_s,
+            "load_s": line.loaded and line.loaded.seconds,
+            "load_bytes_per_s": line.loaded and line.loaded.read_bytes_per_s,
             "n_prompt": test.n_prompt,
             "n_gen": test.n_gen,
             "n_depth": test.n_depth,

@@ -68,6 +68,7 @@ def test_a_line_has_the_fields_of_llama_bench(run: Run, model: Path) -> None:
         assert line["stddev_ts"] == pytest.approx(stdev(line["samples_ts"]))
         assert datetime.fromisoformat(line["test_time"]).utcoffset() is not None
         assert line["load_s"] > 0
+        assert line["load_bytes_per_s"] is None or line["load_bytes_per_s"] > 0
 
 
 def test_what_is_reached_is_a_part_of_what_the_machine_can_do(run: Run, model: Path) -> None:
