@@ -18,6 +18,7 @@ from engine.gpu.kernels import many
 from engine.gpu.launch import launch
 from engine.gpu.layouts import constants_of
 from engine.gpu.long import row_scale, short_dtype
+from engine.gpu.steps import power_of_two
 from engine.gpu.target import Target, target_of
 from engine.kernels.layout import BLOCK, LAYOUTS
 
@@ -30,6 +31,9 @@ MOST_ROWS = 256
 
 MOST_ROWS_WITHOUT_CORES = 32
 """The same where Triton has no use for tensor cores: NVIDIA's cards before Ampere."""
+
+LEAST_TOKENS = 16
+"""The fewest that are told apart where a product is cut up."""
 
 ONE = 0x4B000000
 """The bits of 2^23 as F32: a byte below them is added to it."""
@@ -58,11 +62,12 @@ def products(x: Tensor, weights: Sequence[Planes]) -> list[Tensor] | None:
     target = target_of(x.device)
     if x.shape[0] > most_rows(target):
         return None
+    n_token = max(LEAST_TOKENS, power_of_two(x.shape[0]))  # a fact that has few values
     shorts: dict[tuple[Extent, int], Short] = {}
     found = []
     for weight in weights:
         low = LAYOUTS[weight.type_number].low
-        config = config_of(target, "many", n_token=x.shape[0], low=low)
+        config = config_of(target, "many", n_token=n_token, low=low)
         key = weight.extent, low
         if key not in shorts:
             shorts[key] = _shortened(x, weight.extent, low, config["blocks"])

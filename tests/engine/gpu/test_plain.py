@@ -15,9 +15,7 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
     ("n_rows", "n_columns"), [(1, 1), (3, 33), (5, 256), (45, 1024), (2, 2085), (7, 4096)]
 )
 @pytest.mark.parametrize("n_row", [1, 3, 8])
-def test_products(
-    n_rows: int, n_columns: int, n_row: int, dtype: torch.dtype, device: str
-) -> None:
+def test_products(n_rows: int, n_columns: int, n_row: int, dtype: torch.dtype, device: str) -> None:
     data = torch.randn(n_rows, n_columns, device=device).to(dtype)
     x = torch.randn(n_row, n_columns, device=device)
     y = plain.product(x, data)

@@ -1,0 +1,119 @@
+"""Products of some and of many rows with matrices of all types."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.gguf.types import TYPES
+from engine.gpu import long, many
+from engine.gpu.configs import config_of
+from engine.gpu.long import short_dtype
+from engine.gpu.target import Target
+from engine.gpu.weights import GpuPlanes
+from engine.kernels import extent
+from engine.kernels.layout import LAYOUTS
+from tests.helpers.device_planes import Matrix, matrix
+from tests.helpers.device_products import assert_near, short
+
+Q4_0, Q8_0, Q3_K, Q4_K, Q6_K = 2, 8, 11, 12, 14
+
+every_type = pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)
+
+
+def held(found: Matrix) -> GpuPlanes:
+    return GpuPlanes(found.planes, found.number, found.n_rows, found.extent, 1)
+
+
+def some(x: Tensor, found: Matrix) -> Tensor:
+    y = many.product(x, held(found))
+    assert y is not None
+    return y
+
+
+@every_type
+def test_some_rows(number: int, device: str) -> None:
+    found = matrix(number, 37, 256, 544, device=device)
+    for n_row in (9, 17):
+        x = torch.randn(n_row, 288, device=device)
+        y = some(x, found)
+        assert_near(y, short(x).float(), short(found.values), short_dtype(x.device))
+
+
+@every_type
+def test_many_rows(number: int, device: str) -> None:
+    found = matrix(number, 37, 256, 544, device=device)
+    x = torch.randn(300, 288, device=device)
+    y = long.product(x, held(found))
+    assert_near(y, x, short(found.values), short_dtype(x.device))
+
+
+@pytest.mark.parametrize("number", [Q4_0, Q8_0, Q3_K, Q4_K, Q6_K], ids=lambda n: TYPES[n].name)
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (33, 290), (96, 500)])
+def test_columns_may_be_cut_anywhere(number: int, start: int, stop: int, device: str) -> None:
+    found = matrix(number, 19, start, stop, device=device)
+    x = torch.randn(11, stop - start, device=device)
+    values = short(found.values)
+    assert_near(some(x, found), short(x).float(), values, short_dtype(x.device))
+    assert_near(long.product(x, held(found)), x, values, short_dtype(x.device))
+
+
+@pytest.mark.parametrize(("n_rows", "n_row"), [(1, 1), (16, 64), (70, 65)])
+def test_any_number_of_rows_of_both(n_rows: int, n_row: int, device: str) -> None:
+    found = matrix(Q4_0, n_rows, 0, 1024, device=device)
+    x = torch.randn(n_row, 1024, device=device)
+    values = short(found.values)
+    assert_near(some(x, found), short(x).float(), values, short_dtype(x.device))
+
+
+def test_matrices_that_are_cut_alike_share_rounded_rows(device: str) -> None:
+    found = [matrix(number, 20, 0, 256, device=device) for number in (Q4_K, Q6_K, Q8_0, Q4_K)]
+    x = torch.randn(12, 300, device=device)[:, 20:276]
+    products = many.products(x, [held(one) for one in found])
+    assert products is not None
+    for y, one in zip(products, found, strict=True):
+        assert torch.equal(y, some(x.contiguous(), one))
+
+
+def test_more_rows_than_it_serves() -> None:
+    found = matrix(Q4_0, 20, 0, 32)
+    assert many.product(torch.zeros(257, 32), held(found)) is None
+
+
+@pytest.mark.parametrize("number", [Q4_0, Q6_K])
+def test_large_numbers_do_not_overflow_in_f16(
+    number: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (many, long):
+        monkeypatch.setattr(module, "short_dtype", lambda _: torch.float16)
+    found = matrix(number, 20, 0, 256, device=device)
+    x = torch.randn(10, 256, device=device) * 1e6
+    x[3] = 0
+    x[4] *= 1e-9
+    for y in (some(x, found), long.product(x, held(found))):
+        assert_near(y, x, found.values.half(), torch.float16)
+
+
+def test_rows_are_turned_into_numbers_some_at_a_time(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = matrix(Q4_K, 50, 0, 256, device=device)
+    x = torch.randn(3, 256, device=device)
+    whole = long.product(x, held(found))
+    monkeypatch.setattr(long, "DEVICE_CHUNK", 256 * 16)
+    torch.testing.assert_close(long.product(x, held(found)), whole)
+    assert long.chunk_rows(256) == 16
+    assert long.chunk_rows(1 << 20) == 16
+    assert extent.DEVICE_CHUNK % 16 == 0
+
+
+@pytest.mark.parametrize("n_token", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("low", [2, 4, 8])
+@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100, 120])
+def test_programs_fit_into_shared_memory(n_token: int, low: int, capability: int) -> None:
+    config = config_of(Target("nvidia", capability, 100), "many", n_token=n_token, low=low)
+    words = config["blocks"] * low
+    assert words >= 16
+    x_bytes = 32 * config["blocks"] * config["tokens"] * 2
+    word_bytes = config["rows"] * words * 4 * 2  # words, scales and their factors
+    room = {75: 64, 80: 163, 90: 227, 100: 227}.get(capability, 99) << 10
+    assert (x_bytes + word_bytes) * max(1, config["num_stages"] - 1) <= room
