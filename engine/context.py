@@ -160,11 +160,15 @@ class Context:
 
     def rope(self, x: Tensor, rope: Rope) -> Tensor:
         """Rotate x (T, n_head, head_dim) by the positions of this pass."""
+        return self.ropes(rope, x)[0]
+
+    def ropes(self, rope: Rope, *xs: Tensor) -> Sequence[Tensor]:
+        """The same for several, such as queries and keys."""
         angles = self._angles.get(id(rope))
         if angles is None:
             angles = self.ops.rope_angles(rope.params, rope.weight, self.positions)
             self._angles[id(rope)] = angles
-        return self.ops.rope(x, *angles, rope.params.style)
+        return self.ops.ropes(xs, *angles, rope.params.style)
 
     def attention(
         self,

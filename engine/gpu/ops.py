@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu import attention, few, recurrent, routing, steps
+from engine.gpu import attention, few, recurrent, rope, routing, steps
 from engine.gpu.graph import refuse_capture
 from engine.gpu.weights import GpuPlanes
 from engine.ops.reference import ReferenceOps
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from engine.layers.mamba2 import ScanInputs
     from engine.layers.moe import Routing
     from engine.layers.norm import Norm
+    from engine.layers.rope import RopeParams
     from engine.ops.experts import Groups
+
+MOST_TURNED = 2
+"""Tensors that one kernel rotates."""
 
 
 class GpuOps(ReferenceOps):
@@ -36,6 +40,7 @@ class GpuOps(ReferenceOps):
 
     def __init__(self, device: torch.device) -> None:
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._angles = rope.Angles()
 
     def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
         self._position = position
@@ -138,6 +143,15 @@ class GpuOps(ReferenceOps):
         return super().sum_of_experts(y, weights, groups) if total is None else total
 
     # attention
+
+    def rope_angles(
+        self, params: RopeParams, factors: Tensor | None, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._angles(params, factors, positions)
+
+    def ropes(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str) -> Sequence[Tensor]:
+        turned = rope.rope_all(xs, cos, sin, style) if len(xs) <= MOST_TURNED else None
+        return super().ropes(xs, cos, sin, style) if turned is None else turned
 
     def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         if not attention.write(cache, k, v, self._position):

@@ -99,7 +99,7 @@ def _matrix(kind: gguf.GGMLQuantizationType, device: torch.device) -> tuple[GpuP
     extent = Extent.of(0, N_COLUMN)
     shape = n_tiles(N_ROW), extent.tile_bytes(LAYOUTS[kind])
     planes = torch.zeros(shape, dtype=torch.uint8, device=device)
-    pack(raw, kind, extent, planes)
+    pack(raw[None], kind, extent, planes[None])
     return GpuPlanes(planes, kind, N_ROW, extent, 1), dequantise(raw, kind)
 
 

@@ -101,7 +101,8 @@ class Attention(Mixer):
         """Mark queries and keys with their positions."""
         if self.rope is None:
             return q, k
-        return ctx.rope(q, self.rope), ctx.rope(k, self.rope)
+        q, k = ctx.ropes(self.rope, q, k)
+        return q, k
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """The weighted values, (T, heads of this rank, head_dim_v)."""

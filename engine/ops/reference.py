@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.layers.attention import Scores
     from engine.layers.delta_net import DeltaInputs
     from engine.layers.ffn import Activation
-    from engine.layers.linear import Linear
+    from engine.layers.linear import ExpertLinear, Linear
     from engine.layers.mamba2 import ScanInputs
     from engine.layers.moe import Routing
     from engine.layers.norm import Norm
@@ -103,6 +103,32 @@ class ReferenceOps:
     def gated_linears(self, act: Activation, x: Tensor, gate: Linear, up: Linear) -> Tensor:
         """`act(gate(x)) * up(x)` for x (T, n_in)."""
         return self.gated(act, *self.linears(x, gate, up))
+
+    def experts(
+        self,
+        act: Activation,
+        x: Tensor,
+        gate: ExpertLinear | None,
+        up: ExpertLinear | None,
+        down: ExpertLinear,
+        groups: Groups,
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        """`down(act(gate(x)) * up(x))` of each token's experts, for x (T, n_in); (n_row, n_out).
+
+        Args:
+            gate: None for `down(act(up(x)))`.
+            up: None where `gate` has the rows of both, those of the gate first.
+            factors: on what each expert reads, (T, n_used), or None.
+        """
+        rows = groups.rows(x, factors)
+        ups = rows if up is None else up(rows, groups)
+        if gate is None:
+            return down(self.activate(act, ups), groups)
+        gates = gate(rows, groups)
+        if up is None:
+            gates, ups = gates.chunk(2, dim=-1)
+        return down(self.gated(act, gates, ups), groups)
 
     def softplus(self, x: Tensor) -> Tensor:
         """`ln(1 + e^x)`, element by element."""
@@ -226,6 +252,12 @@ class ReferenceOps:
             a, b = rotated.chunk(2, dim=-1)
             turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
         return turned if not rest.shape[-1] else torch.cat((turned, rest), dim=-1)
+
+    def ropes(
+        self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str
+    ) -> Sequence[Tensor]:
+        """The same for several tensors with heads of one size."""
+        return [self.rope(x, cos, sin, style) for x in xs]
 
     def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         """Store k and v in the cache; see `LayerCache.write`."""
