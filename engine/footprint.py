@@ -188,6 +188,8 @@ def compute_bytes(
 ) -> int:
     """An estimate of the largest working set of one pass, from the sizes of its tensors.
 
+    On a GPU it is at least what loading takes, which is free again by then.
+
     Args:
         n_tokens: that are computed at once.
     """
@@ -195,7 +197,8 @@ def compute_bytes(
         return 0
     logits = F32_BYTES * (working.rows + hp.n_vocab)
     if storage == "kernels":
-        return logits + _kernel_bytes(working, hp, n_tokens, n_ctx)
+        n_bytes = logits + _kernel_bytes(working, hp, n_tokens, n_ctx)
+        return n_bytes if device == "cpu" else max(n_bytes, LOADING_BYTES)
     n_used = max(hp.n_expert_used, default=0) if working.routed else 0
     routed = n_used * (3 * working.routed + 2 * hp.n_embd)
     per_token = 6 * hp.n_embd + 3 * working.columns + routed
