@@ -6,26 +6,34 @@ Sizes are those of models of 3 to 30 billion weights, so that variants are those
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from engine.cache import LayerCache
-from engine.config import KV_TYPES
-from engine.gpu import attention, few, many, routing, rows, steps
+from engine.config import KV_TYPES, LoadParams
+from engine.gguf import GGUFFile
+from engine.gpu import attention, experts, few, many, plain, recurrent, routing, rows, steps
 from engine.gpu.launch import Start, watched
+from engine.gpu.rehearsal import rehearse
 from engine.gpu.sampling import DeviceSampler
 from engine.gpu.target import Target, aimed
-from engine.gpu.weights import GpuPlanes
+from engine.gpu.weights import GpuPlain, GpuPlanes
 from engine.kernels.extent import Extent, n_tiles
 from engine.kernels.layout import LAYOUTS
 from engine.layers.addend import Addend
 from engine.layers.attention import Scores
+from engine.layers.delta_net import DeltaInputs
 from engine.layers.ffn import Activation
+from engine.layers.mamba2 import ScanInputs
 from engine.layers.moe import Routing
 from engine.layers.state import KVState
+from engine.models.declare import declare
 from engine.parallel.ranges import Ranges
+from tests.helpers.hollow import hollow_moe
 
 META = torch.device("meta")
 
@@ -50,7 +58,17 @@ def collect(target: Target, *, is_brief: bool) -> list[Start]:
     with torch.inference_mode(), aimed(target), watched(lambda s: bool(starts.append(s))):
         for scene in SCENES:
             scene(is_brief)
-    return starts
+    return starts + of_a_model(target)
+
+
+def of_a_model(target: Target) -> list[Start]:
+    """Whole passes of a model with experts, as loading it rehearses them."""
+    sizes = {"n_layer": 2, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff_exp": 768}
+    with TemporaryDirectory() as folder:
+        path = hollow_moe(Path(folder) / "moe.gguf", **sizes)
+        params = LoadParams(str(path), devices=("cuda:0",), n_ctx=N_CTX)
+        with GGUFFile.open(path) as file:
+            return rehearse(declare(file, params), 0, params, target, (1, 4, 64, 512))
 
 
 def of_weights(is_brief: bool) -> None:
@@ -58,14 +76,13 @@ def of_weights(is_brief: bool) -> None:
     for number in (Q4_K,) if is_brief else LAYOUTS:
         for extent in (Extent.of(0, N_COLUMNS), Extent.of(96, N_COLUMNS))[: 1 if is_brief else 2]:
             weight = _planes(number, extent)
-            for x_bytes in (1,) if is_brief else (1, 2):
+            for x_bytes, n in ((1, 1),) if is_brief else ((1, 1), (1, 8), (2, 1)):
                 weight.x_bytes = x_bytes
-                for n in (1,) if is_brief else ROW_COUNTS:
-                    x = _f32(n, extent.n_columns)
-                    few.product(x, weight)
-                    few.products(x, [weight] * 3, [_f32(N_ROWS)] * 3)
-                    few.gated(x, weight, weight, Activation("silu"))
-            for n in (64,) if is_brief else (16, 32, 64, 128, 256):
+                x = _f32(n, extent.n_columns)
+                few.product(x, weight)
+                few.products(x, [weight] * 3, [_f32(N_ROWS)] * 3)
+                few.gated(x, weight, weight, Activation("silu"))
+            for n in (64,) if is_brief else (16, 64, 256):
                 many.product(_f32(n, extent.n_columns), weight)
             for dtype in (torch.float16, torch.bfloat16, torch.float32)[: 1 if is_brief else 3]:
                 rows.dequantised_rows(weight.planes, number, extent, N_ROWS, 0, N_ROWS, dtype)
@@ -81,6 +98,7 @@ def of_steps(is_brief: bool) -> None:
         steps.add_norm(x, Addend(x), norm)
         steps.gated(Activation("silu"), x, x)
         steps.softplus(x, weight)
+        steps.opened(x, weight, x)
         steps.xielu(x, 0.8, 0.8, 0.5, 1e-6)
         steps.l2_norm(x, 1e-6)
         steps.layer_norm(x, weight, weight, 1e-6)
@@ -120,6 +138,68 @@ def of_attention(is_brief: bool) -> None:
                     attention.attention(_f32(n, n_head, dim), cache, n_past, scores)
 
 
+def of_plain_weights(is_brief: bool) -> None:
+    """Products with weights that are no blocks."""
+    types = torch.float16, torch.bfloat16, torch.float32
+    for dtype in types[: 1 if is_brief else 3]:
+        for n_rows in (128, 4096):
+            for n in (1,) if is_brief else ROW_COUNTS:
+                data = torch.empty(n_rows, N_COLUMNS, dtype=dtype, device=META)
+                plain.product(_f32(n, N_COLUMNS), data)
+
+
+def of_experts_and_heads(is_brief: bool) -> None:
+    """Products with one matrix for each expert, or for each head."""
+    extent, n_matrix = Extent.of(0, 2048), 32
+    for number in (Q4_K,) if is_brief else LAYOUTS:
+        up, down = (
+            GpuPlanes(_tiles(number, n_rows, of, n_matrix), number, n_rows, of, x_bytes=2)
+            for n_rows, of in ((768, extent), (2048, Extent.of(0, 768)))
+        )
+        _grouped(up, n_matrix)
+        layers = [SimpleNamespace(weight=w, scale=None, bias=None) for w in (up, up, down)]
+        for n in (1, 64):
+            groups = _groups(n, n_matrix)
+            experts.ffn(Activation("silu"), groups.rows(_f32(n, 2048)), *layers, groups)
+    types = torch.bfloat16, torch.float16, torch.float32
+    for dtype in types[: 1 if is_brief else 3]:
+        _grouped(GpuPlain(torch.empty(n_matrix, 768, 2048, dtype=dtype, device=META)), n_matrix)
+
+
+def _grouped(weight: GpuPlanes | GpuPlain, n_matrix: int) -> None:
+    for n in (1, 4, 64, 512):
+        groups = _groups(n, n_matrix)
+        weight.grouped(groups.rows(_f32(n, 2048)), groups)
+    for n in (1, 4):
+        weight.per_head(_f32(n, n_matrix, 2048))
+        weight.per_head(_f32(n, n_matrix, 512), slice(0, 512), transposed=True)
+
+
+def _groups(n_token: int, n_expert: int) -> routing.DeviceGroups:
+    found = routing.assign(Routing(n_expert, 4), _f32(n_token, n_expert), None)
+    assert found is not None
+    return found[1]
+
+
+def of_recurrent_layers(is_brief: bool) -> None:
+    """Gated delta nets and state spaces, token by token and for prompts."""
+    for n in (1,) if is_brief else (1, 4, 64):
+        recurrent.causal_conv(_f32(n, 8192), _f32(8192, 3), _f32(8192, 4), None, None)
+        for dim in (128,) if is_brief else (64, 128):
+            q, k, v = (_f32(n, 32, dim) for _ in range(3))
+            gates = _f32(n, 32), _f32(32), _f32(32), _f32(n, 32)
+            recurrent.delta_net(DeltaInputs(q, k, v, *gates, None, 1e-6), _f32(32, dim, dim))
+        recurrent.selective_scan(
+            _f32(n, 5120), _f32(n, 5120), _f32(5120, 16), _f32(n, 16), _f32(n, 16), _f32(5120),
+            _f32(5120, 16),
+        )  # fmt: skip
+        scan = ScanInputs(
+            _f32(n, 80, 64), _f32(n, 80), _f32(80), _f32(80), _f32(n, 80, 128), _f32(n, 80, 128),
+            _f32(80), None,
+        )  # fmt: skip
+        recurrent.state_space_scan(scan, _f32(80, 64, 128))
+
+
 def of_sampling(is_brief: bool) -> None:
     """How the next token is drawn."""
     sampler = DeviceSampler(META, N_VOCAB)
@@ -127,15 +207,18 @@ def of_sampling(is_brief: bool) -> None:
 
 
 SCENES: tuple[Callable[[bool], None], ...] = (
-    of_weights, of_steps, of_routing, of_attention, of_sampling,
+    of_weights, of_plain_weights, of_experts_and_heads, of_steps, of_routing, of_attention,
+    of_recurrent_layers, of_sampling,
 )  # fmt: skip
 
 
 def _planes(number: int, extent: Extent) -> GpuPlanes:
-    shape = n_tiles(N_ROWS), extent.tile_bytes(LAYOUTS[number])
-    return GpuPlanes(
-        torch.empty(*shape, dtype=torch.uint8, device=META), number, N_ROWS, extent, x_bytes=1
-    )
+    return GpuPlanes(_tiles(number, N_ROWS, extent), number, N_ROWS, extent, x_bytes=1)
+
+
+def _tiles(number: int, n_rows: int, extent: Extent, *n_matrix: int) -> Tensor:
+    shape = n_tiles(n_rows), extent.tile_bytes(LAYOUTS[number])
+    return torch.empty(*n_matrix, *shape, dtype=torch.uint8, device=META)
 
 
 def _whole(n: int) -> Ranges:

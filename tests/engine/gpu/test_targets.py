@@ -1,0 +1,73 @@
+"""All kernels compile for real targets, without a GPU; see `python -m tests.engine.gpu.targets`."""
+
+import ast
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engine.gpu
+from tests.engine.gpu.offline import run_offline
+
+QUICK = ("sm_90", "gfx1100")
+SWEEP = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_120", "gfx1100", "gfx942")
+
+
+def compiled(*arguments: str) -> dict[str, Any]:
+    """What came of compiling; it is kept with pytest's own cache."""
+    folder = str(Path(os.environ["TANDEM_KERNEL_CACHE"]) / "triton")
+    return dict(run_offline("tests.engine.gpu.targets", *arguments, TRITON_CACHE_DIR=folder))
+
+
+@pytest.fixture(scope="module")
+def quick() -> dict[str, Any]:
+    """One variant of each kernel, for two targets."""
+    return compiled("--json", *QUICK)
+
+
+def test_every_kernel_compiles_for_nvidia_and_amd(quick: dict[str, Any]) -> None:
+    assert quick["wrong"] == []
+    assert {usage["target"] for usage in quick["kernels"]} == set(QUICK)
+
+
+def test_every_kernel_that_is_started_is_among_them(quick: dict[str, Any]) -> None:
+    found = {usage["kernel"] for usage in quick["kernels"]}
+    assert set(started_kernels()) - found == set(), "add it to tests/engine/gpu/scenes.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("target", SWEEP)
+def test_all_variants_compile(target: str) -> None:
+    assert compiled("--json", "--all", target)["wrong"] == []
+
+
+def started_kernels() -> Iterator[str]:
+    """Such as "norm.norm": attributes of modules of kernels that others of `engine.gpu` name."""
+    package = Path(engine.gpu.__file__).parent
+    jitted = {path.stem: set(_jitted(path)) for path in (package / "kernels").glob("*.py")}
+    for path in package.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        modules: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module == "engine.gpu.kernels":
+                modules |= {alias.asname or alias.name: alias.name for alias in node.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                module = modules.get(node.value.id, "")
+                if node.attr in jitted.get(module, ()):
+                    yield f"{module}.{node.attr}"
+
+
+def _jitted(path: Path) -> Iterator[str]:
+    """The functions of a file that Triton compiles."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and "jit" in map(_name, node.decorator_list):
+            yield node.name
+
+
+def _name(decorator: ast.expr) -> str:
+    call = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return call.attr if isinstance(call, ast.Attribute) else ""
