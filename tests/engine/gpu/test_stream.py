@@ -1,0 +1,357 @@
+"""Tokens that a device draws for itself, read a little later: as if the host had drawn them."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import (
+    ContextShifted,
+    EngineError,
+    Event,
+    Finished,
+    PrefillProgress,
+    SamplingParams,
+    TokenText,
+    load_model,
+)
+from engine.generate import Generation
+from engine.gpu import graph, stream
+from engine.gpu.stream import TokenStep, TokenStream
+from engine.sampler import Sampler
+from engine.session import Session
+from engine.timeline import TokenTimes
+from tests.helpers.toy_runtime import ToyRuntime
+
+DEMO = Path(__file__).resolve().parents[3] / "resources" / "demo" / "tandem-demo.gguf"
+PROMPT = [3, 14, 15, 9, 26, 5]
+RANDOM = {"seed": 11, "temperature": 1.2, "repeat_penalty": 1.2, "repeat_last_n": 7}
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    never_ids = (2, 5)
+
+    def __init__(self, eog: Sequence[int] = ()) -> None:
+        self.eog_ids = frozenset(eog)
+
+    def stream(self) -> "Letters":
+        return self
+
+    def feed(self, token: int) -> str:
+        return chr(ord("0") + token)
+
+    def flush(self) -> str:
+        return ""
+
+
+def toy(device: str, ahead: int | None = None, *, is_recurrent: bool = False) -> ToyRuntime:
+    """A runtime, whose stream runs so many steps ahead if it has one."""
+    made = ToyRuntime(device, n_ctx=20, is_recurrent=is_recurrent)
+    if ahead is not None:
+        attach(made, ahead)
+    made.reset()
+    return made
+
+
+def attach(runtime: ToyRuntime, ahead: int) -> TokenStream:
+    """Give it a stream that is ready; what that computed is gone."""
+    made = TokenStream(step_of(runtime), ahead)
+    made.prepare()
+    runtime.stream = made
+    runtime.reset()
+    return made
+
+
+def step_of(runtime: ToyRuntime) -> TokenStep:
+    return TokenStep(
+        runtime.device, runtime.hp.n_vocab, runtime.token, runtime.position, runtime.begin,
+        runtime.compute, runtime.can_rewind,
+    )  # fmt: skip
+
+
+def answer(
+    runtime: ToyRuntime, params: SamplingParams, *, tokenizer: Letters | None = None,
+    session: Session | None = None, prompt: Sequence[int] = PROMPT,
+    is_cancelled: Callable[[], bool] = lambda: False, timed_every: int = 0,
+) -> list[Event]:  # fmt: skip
+    session = session or Session(runtime)  # type: ignore[arg-type]
+    generation = Generation(
+        session,
+        tokenizer,
+        params,
+        2,
+        is_cancelled,
+        timed_every,  # type: ignore[arg-type]
+    )
+    return list(generation.run(prompt))
+
+
+def ids_of(events: Sequence[Event]) -> list[int]:
+    return [i for event in events if isinstance(event, TokenText) for i in event.ids]
+
+
+def told(events: Sequence[Event]) -> list[object]:
+    """What of an answer must be the same whoever draws."""
+    kept = [e for e in events if isinstance(e, TokenText | ContextShifted | PrefillProgress)]
+    last = events[-1]
+    assert isinstance(last, Finished)
+    return [*kept, last.reason, last.usage]
+
+
+@pytest.fixture(params=[0, 1, 2, "recurrent"])
+def both(request: pytest.FixtureRequest, device: str) -> tuple[ToyRuntime, ToyRuntime]:
+    """The same model drawn by the host, and by its device so many steps ahead."""
+    if request.param == "recurrent":
+        return toy(device, is_recurrent=True), toy(device, 2, is_recurrent=True)
+    return toy(device), toy(device, request.param)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 0},
+        RANDOM,
+        {**RANDOM, "top_k": 0, "frequency_penalty": 0.2},
+        {**RANDOM, "top_k": 0, "top_p": 1.0, "repeat_last_n": -1},
+        {"temperature": 0, "max_tokens": 0},
+        {"temperature": 0, "max_tokens": 1},
+        {"temperature": 0, "max_tokens": 2},
+        {"temperature": 0, "max_tokens": 200},
+        {**RANDOM, "max_tokens": 24, "on_overflow": "shift"},
+    ],
+    ids=["greedy", "random", "top-p", "by id", "none", "one", "two", "context", "shift"],
+)
+def test_an_answer_is_the_same_whoever_draws_it(
+    both: tuple[ToyRuntime, ToyRuntime], changes: dict[str, float]
+) -> None:
+    params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **changes})
+    host, ahead = (answer(runtime, params) for runtime in both)
+    assert told(host) == told(ahead)
+    if "seed" not in changes:
+        assert both[0].n_computed.item() == both[1].n_computed.item(), "the number is known before"
+
+
+def test_what_is_drawn_behind_the_end_is_forgotten(both: tuple[ToyRuntime, ToyRuntime]) -> None:
+    """The next prompt goes on from what was read, and from nothing else."""
+    params = SamplingParams(**RANDOM, max_tokens=8)
+    drawn = ids_of(answer(both[0], params, tokenizer=Letters()))
+    eog = next(token for token in drawn[2:] if token not in drawn[:2])
+    letters = Letters([eog])
+    both[0].n_computed.zero_()
+    sessions = [Session(runtime) for runtime in both]  # type: ignore[arg-type]
+    for prompt in (PROMPT, [*PROMPT, *drawn[:3]]):
+        host, ahead = (
+            told(answer(s._runtime, params, tokenizer=letters, session=s, prompt=prompt))
+            for s in sessions
+        )
+        assert host == ahead
+        assert sessions[0].ids == sessions[1].ids
+    host, ahead = both
+    assert 0 <= ahead.n_computed.item() - host.n_computed.item() <= 2 * 2
+
+
+def test_a_stop_text_ends_an_answer(both: tuple[ToyRuntime, ToyRuntime]) -> None:
+    letters = Letters()
+    params = SamplingParams(**RANDOM, max_tokens=8)
+    drawn = ids_of(answer(both[0], params, tokenizer=letters))
+    stop = letters.feed(drawn[3]) + letters.feed(drawn[4])
+    params = SamplingParams(**RANDOM, max_tokens=8, stop=(stop,))
+    host, ahead = (told(answer(runtime, params, tokenizer=letters)) for runtime in both)
+    assert host == ahead
+    assert "stop" in ahead
+
+
+def test_cancelling_takes_effect_within_a_token(both: tuple[ToyRuntime, ToyRuntime]) -> None:
+    sessions = [Session(runtime) for runtime in both]  # type: ignore[arg-type]
+    params = SamplingParams(**RANDOM, max_tokens=12)
+    cancelled = []
+    for session in sessions:
+        asked = iter([False] * 4 + [True] * 99)
+        events = answer(
+            session._runtime, params, session=session, is_cancelled=lambda a=asked: next(a)
+        )
+        cancelled.append(told(events))
+    assert cancelled[0] == cancelled[1]
+    assert "cancelled" in cancelled[1]
+    assert 0 <= both[1].n_computed.item() - both[0].n_computed.item() <= 2
+    again = [told(answer(s._runtime, params, session=s)) for s in sessions]
+    assert again[0] == again[1]
+
+
+def test_where_the_device_cannot_draw_the_host_does(device: str) -> None:
+    """Flat probabilities have more candidates than the device can look at."""
+    params = SamplingParams(seed=5, temperature=1, top_k=0, top_p=0.999, min_p=0, max_tokens=6)
+    for is_recurrent in (False, True):
+        host, ahead = (
+            ToyRuntime(device, n_vocab=1500, sharpness=0.25, is_recurrent=is_recurrent)
+            for _ in range(2)
+        )
+        attach(ahead, 2)
+        assert told(answer(host, params)) == told(answer(ahead, params))
+
+
+def test_it_is_careful_for_a_while_after_the_host_had_to_draw(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "CALM", 3)
+    runtime = toy(device)
+    source = attach(runtime, 2)
+    assert source.serve(Sampler(SamplingParams(temperature=0)), [])
+    runtime.forward(PROMPT, 0, 0)
+    token, n_computed, by_host = 7, [], []
+    for place in range(6, 15):
+        if place == 8:
+            runtime.spoilt.fill_(torch.nan)
+        before = runtime.n_computed.item()
+        found = source.next(token, place, 50)
+        n_computed.append(runtime.n_computed.item() - before)
+        if isinstance(found, int):
+            token = found
+        else:
+            by_host.append(place)
+            runtime.spoilt.zero_()
+    assert by_host == [10], "two steps were drawn already"
+    assert n_computed == [3, 1, 1, 1, 1, 1, 1, 1, 3]
+
+
+def test_useless_logits_end_an_answer(both: tuple[ToyRuntime, ToyRuntime]) -> None:
+    runtime = both[1]
+    session = Session(runtime)  # type: ignore[arg-type]
+    generation = Generation(session, None, SamplingParams(**RANDOM), 2, lambda: False)
+    events = generation.run(PROMPT)
+    for _ in range(3):
+        next(events)
+    runtime.spoilt[4] = torch.inf
+    with pytest.raises(EngineError, match="no usable probabilities"):
+        list(events)
+    assert session.ids == [], "the cache may hold what made them useless"
+    runtime.spoilt.zero_()
+    params = SamplingParams(**RANDOM, max_tokens=4)
+    wanted = told(answer(both[0], params))
+    assert told(answer(runtime, params, session=session)) == wanted
+
+
+def test_what_is_not_served_is_drawn_by_the_host(device: str) -> None:
+    params = SamplingParams(**RANDOM, typical_p=0.8, max_tokens=5)
+    host, ahead = toy(device), toy(device, 1)
+    assert told(answer(host, params)) == told(answer(ahead, params))
+    assert host.n_computed.item() == ahead.n_computed.item()
+
+
+def test_answers_in_turn_share_a_stream(device: str) -> None:
+    """With other settings each, and timed or not, in the same captured step."""
+    host, ahead = toy(device), toy(device, 1)
+    for seed in range(4):
+        params = SamplingParams(seed=seed, temperature=seed / 2, top_k=3 * seed, max_tokens=5)
+        events = answer(ahead, params, timed_every=seed)
+        times = [event for event in events if isinstance(event, TokenTimes)]
+        assert len(times) == (4 // seed if seed else 0)
+        assert told(answer(host, params)) == told(events)
+
+
+def test_it_is_captured_where_an_answer_begins_if_not_before(device: str) -> None:
+    host, ahead = toy(device), toy(device)
+    ahead.stream = TokenStream(step_of(ahead))
+    params = SamplingParams(**RANDOM, max_tokens=5)
+    assert told(answer(host, params)) == told(answer(ahead, params))
+
+
+class Slow:
+    """A device that takes its time: what is replayed happens on another thread, some time later."""
+
+    def __init__(self, captured: graph.Captured[torch.Tensor]) -> None:
+        self._captured = captured
+        self._wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.n_pending = 0
+        threading.Thread(target=self._work, daemon=True).start()
+
+    @property
+    def result(self) -> torch.Tensor:
+        return self._captured.result
+
+    def replay(self) -> None:
+        self.n_pending += 1
+        self._wanted.put(True)
+
+    def _work(self) -> None:
+        while self._wanted.get():
+            time.sleep(0.005)
+            with torch.inference_mode():
+                self._captured.replay()
+            self.n_pending -= 1
+
+    def end(self) -> None:
+        self._wanted.put(False)
+
+
+def test_the_host_waits_for_a_device_that_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Slow] = []
+
+    def capture(device: torch.device, compute: Callable[[], torch.Tensor]) -> Slow:
+        made.append(Slow(graph.capture(device, compute)))
+        return made[-1]
+
+    monkeypatch.setattr(stream, "capture", capture)
+    monkeypatch.setattr(TokenStream, "_is_idle", lambda self: not made[0].n_pending)
+    host, ahead = toy("cpu"), toy("cpu", 2)
+    for params in (SamplingParams(**RANDOM, max_tokens=6), SamplingParams(seed=1, max_tokens=5)):
+        letters = Letters([ids_of(answer(host, params))[-2]])
+        wanted = told(answer(host, params, tokenizer=letters))
+        assert told(answer(ahead, params, tokenizer=letters)) == wanted
+    made[0].end()
+
+
+def test_a_device_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = toy("cpu", 1)
+    source = runtime.stream
+    assert isinstance(source, TokenStream)
+    assert source.serve(Sampler(SamplingParams(temperature=0)), [])
+    runtime.forward(PROMPT, 0, 0)
+    monkeypatch.setattr(graph.Tape, "replay", lambda self: None)
+    with pytest.raises(EngineError, match="which token"):
+        source.next(7, 6, 9)
+
+
+class Rerun:
+    """Computes again what it was made of, for what cannot be captured."""
+
+    def __init__(self, device: torch.device, compute: Callable[[], torch.Tensor]) -> None:
+        self._compute = compute
+        self.replay()
+
+    def replay(self) -> None:
+        self.result = self._compute()
+
+
+def test_the_demo_model_writes_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "capture", Rerun)
+    with load_model(DEMO, n_ctx=128) as model:
+        runtime, device = model.runtime, torch.device("cpu")
+        token, position = (torch.zeros(1, dtype=torch.int64) for _ in range(2))
+
+        def begin(this: int, n_past: int) -> None:
+            token.fill_(this)
+            position.fill_(n_past)
+
+        def forward() -> torch.Tensor:
+            return torch.from_numpy(runtime.forward([int(token)], int(position), 0)[0])
+
+        step = TokenStep(device, runtime.hp.n_vocab, token, position, begin, forward, True)
+        ahead = TokenStream(step)
+        ahead.prepare()
+        for params in (
+            SamplingParams(seed=1, max_tokens=16),
+            SamplingParams(seed=2, max_tokens=16, temperature=1.5, repeat_penalty=1.1),
+            SamplingParams(temperature=0, max_tokens=16),
+        ):
+            runtime.stream = None
+            wanted = list(model.generate("One day", params))
+            runtime.stream = ahead
+            assert ids_of(list(model.generate("One night", params))) != ids_of(wanted)
+            assert ids_of(list(model.generate("One day", params))) == ids_of(wanted)

@@ -1,0 +1,85 @@
+"""A model of a few operations of torch, as a runtime that computes one token after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.session import TokenSource
+
+
+class ToyRuntime:
+    """What a `Session` uses of a runtime; all that differs from token to token lies in tensors.
+
+    Args:
+        is_recurrent: it remembers one state, which cannot go back, and no cache.
+        sharpness: of its logits.
+
+    Attributes:
+        token, position: (1,), what `compute` computes, and where.
+        n_computed: tokens, (1,); what is computed again counts again.
+        spoilt: is added to all logits.
+    """
+
+    def __init__(
+        self, device: str = "cpu", *, n_vocab: int = 90, n_ctx: int = 64,
+        is_recurrent: bool = False, sharpness: float = 1.5,
+    ) -> None:  # fmt: skip
+        made = torch.Generator().manual_seed(4)
+        self.hp = SimpleNamespace(n_vocab=n_vocab)
+        self.n_ctx, self.n_batch, self.can_rewind = n_ctx, 8, not is_recurrent
+        self.ranks: list[object] = []
+        self.device = torch.device(device)
+        self._rows = torch.randn(n_vocab, 16, generator=made).to(device)
+        self._head = (torch.randn(n_vocab, 16, generator=made) * sharpness).to(device)
+        self._places = torch.arange(n_ctx, device=device)
+        self._cache = torch.zeros(n_ctx, 16, device=device)
+        self._state, self._saved = (torch.zeros(16, device=device) for _ in range(2))
+        self.token, self.position, self.n_computed = (
+            torch.zeros(1, dtype=torch.int64, device=device) for _ in range(3)
+        )
+        self.spoilt = torch.zeros(n_vocab, device=device)
+        self.stream: TokenSource | None = None
+
+    def reset(self) -> None:
+        """Hold nothing that anyone could use."""
+        self._cache.fill_(torch.nan)
+        self._state.fill_(torch.nan)
+        self.n_computed.zero_()
+
+    def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> np.ndarray:
+        rows = []
+        for place, token in enumerate(ids, n_past):
+            self.begin(token, place)
+            rows.append(self.compute().cpu().numpy().copy())
+        return np.stack(rows[first_logit:])
+
+    def save_recurrent(self) -> None:
+        self._saved.copy_(self._state)
+
+    def restore_recurrent(self) -> None:
+        self._state.copy_(self._saved)
+
+    def begin(self, token: int, n_past: int) -> None:
+        """Say what is computed next."""
+        self.token.fill_(token)
+        self.position.fill_(n_past)
+        if n_past == 0:
+            self._state.zero_()
+            self._cache.zero_()
+
+    def compute(self) -> Tensor:
+        """The logits of the next token, (n_vocab,)."""
+        self.n_computed.add_(1)
+        row = self._rows.index_select(0, self.token)
+        self._state.mul_(0.6).add_(row[0])
+        self._cache.index_copy_(0, self.position, row)
+        age = self.position - self._places
+        weights = torch.where(age >= 0, torch.exp(-0.5 * age), 0.0)
+        seen = torch.where(age[:, None] >= 0, self._cache, 0.0)
+        mixed = self._state if not self.can_rewind else weights @ seen
+        return self._head @ mixed + self.spoilt
