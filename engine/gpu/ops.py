@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu import attention, few, recurrent, rope, routing, steps
+from engine.gpu import attention, experts, few, recurrent, rope, routing, steps
 from engine.gpu.graph import refuse_capture
 from engine.gpu.weights import GpuPlanes
 from engine.ops.reference import ReferenceOps
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.layers.attention import Scores
     from engine.layers.delta_net import DeltaInputs
     from engine.layers.ffn import Activation
-    from engine.layers.linear import Linear
+    from engine.layers.linear import ExpertLinear, Linear
     from engine.layers.mamba2 import ScanInputs
     from engine.layers.moe import Routing
     from engine.layers.norm import Norm
@@ -137,6 +137,19 @@ class GpuOps(ReferenceOps):
     ) -> tuple[Tensor, Groups]:
         found = routing.assign(routing_, logits, bias)
         return super().assign(routing_, logits, bias) if found is None else found
+
+    def experts(
+        self,
+        act: Activation,
+        x: Tensor,
+        gate: ExpertLinear | None,
+        up: ExpertLinear | None,
+        down: ExpertLinear,
+        groups: Groups,
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        y = experts.ffn(act, x, gate, up, down, groups, factors)
+        return super().experts(act, x, gate, up, down, groups, factors) if y is None else y
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
         total = routing.sum_of_experts(y, weights, groups)

@@ -55,11 +55,14 @@ class DeviceGroups(Groups):
         """Whether rows are pairs in their order."""
         return self.block_rows == 0
 
-    def rows(self, x: Tensor) -> Tensor:
+    def rows(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
         n_token, n_used = self.row_of.shape
         if not self.are_pairs or n_token == 1:
-            return Groups.rows(self, x)
-        return x[:, None].expand(-1, n_used, -1).reshape(self.n_row, -1)
+            return Groups.rows(self, x, factors)
+        rows = x[:, None].expand(-1, n_used, -1)
+        if factors is not None:
+            rows = rows * factors[:, :, None]
+        return rows.reshape(self.n_row, -1)
 
     def weights(self, weights: Tensor) -> Tensor:
         return weights.view(-1, 1) if self.are_pairs else Groups.weights(self, weights)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from engine.gpu import few, heads, long, many, plain, rows
+from engine.gpu import experts, few, heads, long, many, plain, rows
 from engine.ops.weights import ALL
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ class GpuPlanes:
         return rows.looked_up(self.planes, self.type_number, self.extent, self.n_rows, ids)
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
-        y = x.new_empty(x.shape[0], self.n_rows)
-        for expert, part in groups:
-            y[part] = self.one(expert).matmul(x[part])
+        y = experts.grouped(self, x, groups)
+        if y is None:
+            y = torch.cat([self.one(expert).matmul(x[part]) for expert, part in groups])
         return y
 
     def one(self, index: int) -> GpuPlanes:
@@ -96,9 +97,9 @@ class GpuPlain:
         return plain.looked_up(self.data, ids)
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
-        y = x.new_empty(x.shape[0], self.n_rows)
-        for expert, part in groups:
-            y[part] = GpuPlain(self.data[expert]).matmul(x[part])
+        y = experts.grouped(self, x, groups)
+        if y is None:
+            y = torch.cat([GpuPlain(self.data[n]).matmul(x[part]) for n, part in groups])
         return y
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:

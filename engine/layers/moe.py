@@ -167,20 +167,26 @@ class MoE(Module):
 
     def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
         """What each token's experts make of x (T, n_embd), times weights (T, n_used), added up."""
-        y = self.mapped(groups.rows(x), groups, ctx)
+        y = self.mapped(x, groups, ctx)
         return ctx.ops.sum_of_experts(y, weights, groups)
 
-    def mapped(self, x: Tensor, groups: Groups, ctx: Context) -> Tensor:
-        """Map each row of x (n_row, n_embd) to its expert's summand of (n_row, n_embd)."""
+    def mapped(
+        self, x: Tensor, groups: Groups, ctx: Context, factors: Tensor | None = None
+    ) -> Tensor:
+        """What each token's experts make of x (T, n_embd); (n_row, n_embd).
+
+        Args:
+            factors: on what each expert reads, (T, n_used), or None.
+        """
+        gate = up = None
         if self.is_fused:
-            gate, up = self.ffn_gate_up_exps(x, groups).chunk(2, dim=-1)
-            inner = ctx.ops.gated(self.act, gate, up)
-        elif self.is_gated:
-            gate, up = self.ffn_gate_exps(x, groups), self.ffn_up_exps(x, groups)
-            inner = ctx.ops.gated(self.act, gate, up)
+            gate = self.ffn_gate_up_exps
         else:
-            inner = ctx.ops.activate(self.act, self.ffn_up_exps(x, groups))
-        return self.ffn_down_exps(inner, groups)
+            up = self.ffn_up_exps
+            if self.is_gated:
+                gate = self.ffn_gate_exps
+        down = self.ffn_down_exps
+        return ctx.ops.experts(self.act, x, gate, up, down, groups, factors)
 
 
 def add_parts(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -54,7 +54,7 @@ class InputWeightedMoE(MoE):
     """A token's weight for an expert is a factor on what the expert reads."""
 
     def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
-        y = self.mapped(groups.rows(x) * groups.weights(weights), groups, ctx)
+        y = self.mapped(x, groups, ctx, weights)
         return ctx.ops.sum_of_experts(y, None, groups)
 
 

@@ -63,12 +63,15 @@ class Groups:
         for expert, first, n in self.table.tolist():
             yield expert, slice(first, first + n)
 
-    def rows(self, x: Tensor) -> Tensor:
-        """What each row's token has in x (n_token, n); (n_row, n), not to be written to."""
+    def rows(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
+        """What each row's token has in x (n_token, n); (n_row, n), not to be written to.
+
+        Args:
+            factors: of each pair, on that, (n_token, n_used); or None.
+        """
         n_token, n_used = self.row_of.shape
-        if n_token == 1:
-            return x.expand(n_used, -1)
-        return x.index_select(0, self.pair_of // n_used)
+        rows = x.expand(n_used, -1) if n_token == 1 else x.index_select(0, self.pair_of // n_used)
+        return rows if factors is None else rows * self.weights(factors)
 
     def weights(self, weights: Tensor) -> Tensor:
         """What each row's pair has in weights (n_token, n_used); (n_row, 1)."""

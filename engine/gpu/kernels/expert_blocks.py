@@ -1,0 +1,227 @@
+"""Products of many rows with the matrices of their experts, on the tensor cores.
+
+A program multiplies the rows of one block (see `engine.gpu.routing.DeviceGroups.table`) with
+COLUMNS rows of its expert's matrix, and leaves at once where the table has no block. Programs are
+(parts of n_rows, blocks, matrices): up to two matrices of each expert are multiplied together.
+Weights become F16 or BF16 on their way; sums are F32.
+"""
+
+import triton
+import triton.language as tl
+
+from engine.gpu.kernels.experts import finished
+from engine.gpu.kernels.planes import (
+    has_minimum,
+    high_words,
+    joined,
+    looked_up,
+    low_line,
+    low_words,
+    quad_of,
+    scales_of,
+    splat,
+    starts,
+    sub_blocks,
+)
+
+
+@triton.jit
+def block_rows(table, pair_of, ROWS: tl.constexpr, N_USED: tl.constexpr):
+    """What this program multiplies: an expert, ROWS rows of y and of x, and which there are.
+
+    Args:
+        N_USED: experts of a token where x has the rows of tokens; 0 where it has those of y.
+    """
+    entry = table + tl.program_id(1) * 3
+    expert, first, n = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
+    at = tl.arange(0, ROWS)
+    row = (first + tl.where(at < n, at, 0)).to(tl.int64)
+    source = row
+    if N_USED > 0:
+        source = tl.load(pair_of + row).to(tl.int64) // N_USED
+    return expert, row, source, at < n
+
+
+@triton.jit
+def added_product(x, w, total, PRECISION: tl.constexpr, IS_INTERPRETED: tl.constexpr):
+    """`total + x w`, for x (rows, k) and w (k, columns), both of the type of x."""
+    w = w.to(x.dtype)
+    if IS_INTERPRETED:  # numpy has no BF16
+        return tl.dot(x.to(tl.float32), w.to(tl.float32), total)
+    return tl.dot(x, w, total, input_precision=PRECISION)
+
+
+@triton.jit
+def store_products(out, total, x_scale, scale, bias, expert, row, source, is_row, column, n_row,
+                   n_rows, HAS_X_SCALE: tl.constexpr, HAS_SCALE: tl.constexpr,
+                   HAS_BIAS: tl.constexpr):  # fmt: skip
+    """Put (rows, columns) into out (matrices, n_row, n_rows), finished as `experts.finished` says.
+
+    Args:
+        x_scale: factor on rows of x, (rows of x,), where HAS_X_SCALE.
+    """
+    if HAS_X_SCALE:
+        total = total * tl.load(x_scale + source)[:, None]
+    is_column = column < n_rows
+    total = finished(total, expert, column[None, :], is_column[None, :], scale, bias, n_rows,
+                     HAS_SCALE, HAS_BIAS)  # fmt: skip
+    at = (tl.program_id(2).to(tl.int64) * n_row + row) * n_rows
+    inside = is_row[:, None] & is_column[None, :]
+    tl.store(out + (at[:, None] + column[None, :]), total, mask=inside)
+
+
+@triton.jit
+def stored_step(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.constexpr,
+                SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
+    """What planes hold of some rows and blocks, as read; each thread has whole blocks.
+
+    Args:
+        tile: pointers to the tile of each row, (rows, 1). row: of each row in it.
+        block: (1, blocks); behind the last one, that is read again.
+    """
+    block = tl.minimum(block, n_blocks - 1)
+    mask = block >= 0
+    high, scales, supers = starts(n_blocks, LOW, HIGH, SCALE, SUB)
+    lows = ()
+    for line in tl.static_range(LOW):
+        lows = lows + (low_words(tile, block, row, mask, line, LOW),)
+    highs = ()
+    for line in tl.static_range(HIGH):
+        highs = highs + (high_words(tile, high, block, row, mask, line, HIGH),)
+    factor, added = scales_of(tile, scales, supers, block, row, mask, skip, SCALE, SUB, SIGNED)
+    return lows, highs, factor, added
+
+
+@triton.jit
+def decoded(stored, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
+            SCALE: tl.constexpr, SUB: tl.constexpr):  # fmt: skip
+    """The weights (rows, 32 * blocks) of what `stored_step` read, F32."""
+    IS_SIGNED: tl.constexpr = LOW == 8 or len(TABLE) > 0
+    START: tl.constexpr = 128 if IS_SIGNED else ZERO
+    lows, highs, factor, added = stored
+    quads = ()
+    for n in tl.static_range(8):
+        above = lows[0]
+        if HIGH > 0:
+            above = highs[n * HIGH // 8]
+        code = quad_of(lows[low_line(n, LOW)], above, n, LOW, HIGH)
+        quads = quads + (looked_up(code, TABLE, LOW + HIGH),)
+    SHAPE: tl.constexpr = (lows[0].shape[0], lows[0].shape[1])
+    words = tl.reshape(joined(quads), (SHAPE[0], SHAPE[1], 8))
+    if IS_SIGNED:
+        words = words ^ splat(128)
+    columns = ()
+    for column in tl.static_range(4):
+        bits = ((words >> (8 * column)) & 255) | 0x4B000000  # 2^23 more than the byte
+        columns = columns + (bits.to(tl.float32, bitcast=True) - (8388608.0 + START),)
+    numbers = tl.reshape(joined(columns), (SHAPE[0], SHAPE[1], 32 // SUB, SUB))
+    numbers = numbers * tl.expand_dims(sub_blocks(factor), 3)
+    if has_minimum(SCALE):
+        numbers = numbers + tl.expand_dims(sub_blocks(added), 3)
+    return tl.reshape(numbers, (SHAPE[0], SHAPE[1] * 32))
+
+
+@triton.jit(do_not_specialize=["n_row", "n_rows", "tile_bytes", "n_tile", "n_blocks", "skip"])
+def planes_product(planes0, planes1, scale0, scale1, bias0, bias1, out, table, pair_of, x, x_scale,
+                   n_row, n_rows, tile_bytes, n_tile, n_blocks, skip, HAS_X_SCALE: tl.constexpr,
+                   HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr,
+                   COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, N_USED: tl.constexpr,
+                   IS_INTERPRETED: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+                   ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
+                   SIGNED: tl.constexpr):  # fmt: skip
+    """`x Wᵀ` with W in planes.
+
+    Args:
+        planes: bytes (n_expert, n_tile, tile_bytes); tile_bytes is a multiple of 64.
+        scale, bias: see `experts.finished`; any pointers where there are none.
+        out: (matrices, n_row, n_rows), F32.
+        table, pair_of: of the groups.
+        x: (rows, 32 * n_blocks), F16 or BF16, without gaps; rows of tokens or those of out.
+        x_scale: see `store_products`.
+        n_blocks, skip: see `Extent`.
+        ROWS: of a block. COLUMNS: a multiple of 16. BLOCKS: of 32 columns of W at a time.
+        N_USED: see `block_rows`.
+    """
+    if tl.load(table + tl.program_id(1) * 3 + 2) == 0:
+        return
+    expert, row, source, is_row = block_rows(table, pair_of, ROWS, N_USED)
+    planes, scale, bias = planes0, scale0, bias0
+    if tl.program_id(2) == 1:
+        planes, scale, bias = planes1, scale1, bias1
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    near = tl.minimum(column, n_rows - 1)
+    # by this choice the compiler gives each thread whole rows, as tensor cores want them
+    lane = tl.where(column < n_rows, near % 16, 0)[:, None]
+    tile = (planes + (expert * n_tile + near // 16) * tl.multiple_of(tile_bytes, 64))[:, None]
+    number, at = tl.arange(0, BLOCKS)[None, :], tl.arange(0, BLOCKS * 32)
+    width = n_blocks * 32
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    # what is multiplied next is decoded while tensor cores work, what comes then is on its way
+    stored = stored_step(tile, number, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, SIGNED)
+    w = decoded(stored, LOW, HIGH, ZERO, TABLE, SCALE, SUB).to(x.dtype.element_ty)
+    stored = stored_step(tile, BLOCKS + number, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, SIGNED)
+    for first in range(0, n_blocks, BLOCKS):
+        k = first * 32 + at
+        part = tl.load(x + (source[:, None] * width + k[None, :]),
+                       mask=is_row[:, None] & (k < width)[None, :], other=0.0)  # fmt: skip
+        total = added_product(part, tl.trans(w), total, "ieee", IS_INTERPRETED)
+        w = decoded(stored, LOW, HIGH, ZERO, TABLE, SCALE, SUB).to(x.dtype.element_ty)
+        stored = stored_step(tile, first + 2 * BLOCKS + number, lane, n_blocks, skip, LOW, HIGH,
+                             SCALE, SUB, SIGNED)  # fmt: skip
+    store_products(out, total, x_scale, scale, bias, expert, row, source, is_row, column, n_row,
+                   n_rows, HAS_X_SCALE, HAS_SCALE, HAS_BIAS)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n_row", "n_rows", "n_columns"])
+def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_of, x, x_scale,
+                  n_row, n_rows, n_columns, HAS_X_SCALE: tl.constexpr, HAS_SCALE: tl.constexpr,
+                  HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                  STEP: tl.constexpr, N_USED: tl.constexpr, IS_ALIGNED: tl.constexpr,
+                  PRECISION: tl.constexpr, IS_INTERPRETED: tl.constexpr):  # fmt: skip
+    """The same with W in F16, BF16 or F32.
+
+    Args:
+        data: (n_expert, n_rows, n_columns), without gaps; is turned into the type of x.
+        x: (rows, n_columns), F16, BF16 or F32, without gaps.
+        STEP: columns of W at a time.
+        IS_ALIGNED: n_columns is a multiple of 16.
+        PRECISION: of F32, see `tl.dot`.
+    """
+    if tl.load(table + tl.program_id(1) * 3 + 2) == 0:
+        return
+    expert, row, source, is_row = block_rows(table, pair_of, ROWS, N_USED)
+    data, scale, bias = data0, scale0, bias0
+    if tl.program_id(2) == 1:
+        data, scale, bias = data1, scale1, bias1
+    if IS_ALIGNED:
+        n_columns = tl.multiple_of(n_columns, 16)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    data += (expert * n_rows + tl.minimum(column, n_rows - 1))[:, None] * n_columns
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, n_columns, STEP):
+        k = first + tl.arange(0, STEP)
+        is_here = (k < n_columns)[None, :]
+        w = tl.load(data + k[None, :], mask=is_here, other=0.0)
+        part = tl.load(x + (source[:, None] * n_columns + k[None, :]),
+                       mask=is_row[:, None] & is_here, other=0.0)  # fmt: skip
+        total = added_product(part, tl.trans(w), total, PRECISION, IS_INTERPRETED)
+    store_products(out, total, x_scale, scale, bias, expert, row, source, is_row, column, n_row,
+                   n_rows, HAS_X_SCALE, HAS_SCALE, HAS_BIAS)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["lead", "n_columns", "width"])
+def shorten(x, scale, out, lead, n_columns, width, HAS_SCALE: tl.constexpr, SIZE: tl.constexpr):
+    """Rows of x in F16 or BF16 as the products read them; SIZE columns for each program.
+
+    Args:
+        x: (rows, n_columns), F32, without gaps.
+        scale: what rows are divided by, (rows,), where HAS_SCALE.
+        out: (rows, width); columns before `lead` and behind those of x become zeros.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = (at >= lead) & (at < lead + n_columns)
+    value = tl.load(x + row * n_columns + at - lead, mask=inside, other=0.0)
+    if HAS_SCALE:
+        value = value / tl.load(scale + row)
+    tl.store(out + row * width + at, value.to(out.dtype.element_ty), mask=at < width)

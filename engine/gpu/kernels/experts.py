@@ -1,0 +1,136 @@
+"""Experts of few tokens: each row is multiplied by itself, with the matrix that its expert has.
+
+A program finds the expert of its row in the device's memory. Weights in planes are multiplied as in
+`engine.gpu.kernels.few`, so that a row has the same bits whatever other rows there are.
+"""
+
+import triton
+import triton.language as tl
+
+from engine.gpu.kernels import elementwise
+from engine.gpu.kernels.few import tile_sums
+from engine.gpu.kernels.quantise import write_bytes, write_numbers
+
+
+@triton.jit
+def finished(total, expert, column, inside, scale, bias, n_rows, HAS_SCALE: tl.constexpr,
+             HAS_BIAS: tl.constexpr):  # fmt: skip
+    """`total * scale + bias` of an expert.
+
+    Args:
+        total: its products in rows `column` of its matrix, where `inside`; of any shape.
+        scale: (n_expert,), F32. bias: (n_expert, n_rows), F32.
+    """
+    if HAS_SCALE:
+        total = total * tl.load(scale + expert)
+    if HAS_BIAS:
+        total = total + tl.load(bias + expert * n_rows + column, mask=inside, other=0.0)
+    return total
+
+
+@triton.jit(do_not_specialize=["n_tile", "n_rows", "per_row", "tile_bytes", "n_blocks", "skip"])
+def planes_rows(planes0, planes1, scale0, scale1, bias0, bias1, out, expert_of, x, facts, n_tile,
+                n_rows, per_row, tile_bytes, n_blocks, skip, HAS_SCALE: tl.constexpr,
+                HAS_BIAS: tl.constexpr, ITEMS: tl.constexpr, UNROLL: tl.constexpr,
+                X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
+                TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
+                ASM: tl.constexpr):  # fmt: skip
+    """`x Wᵀ` of one row and one tile for each program, with up to two matrices of each expert.
+
+    Programs are (n_tile, n_row, matrices).
+
+    Args:
+        planes: bytes (n_expert, n_tile, tile_bytes); tile_bytes is a multiple of 64.
+        scale, bias: see `finished`; any pointers where there are none.
+        out: (matrices, n_row, n_rows), F32.
+        expert_of: of each row.
+        x, facts: of `quantise`; so many rows of y share a row of x as `per_row` says.
+        n_rows: of each matrix.
+        ITEMS: other constants are those of `tile_sums`.
+    """
+    tile, row, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    expert = tl.load(expert_of + row).to(tl.int64)
+    planes, scale, bias = planes0, scale0, bias0
+    if which == 1:
+        planes, scale, bias = planes1, scale1, bias1
+    address = planes + (expert * n_tile + tile) * tl.multiple_of(tile_bytes, 64)
+    sums = tile_sums(address, x, facts, (row // per_row,), 0, n_blocks, n_blocks, skip, ITEMS,
+                     UNROLL, X_BYTES, LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
+    column = tile * 16 + tl.arange(0, 16)
+    inside = column < n_rows
+    total = finished(sums[0], expert, column, inside, scale, bias, n_rows, HAS_SCALE, HAS_BIAS)
+    at = out + (which * tl.num_programs(1) + row).to(tl.int64) * n_rows
+    tl.store(at + column, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_columns", "per_row"])
+def plain_rows(data0, data1, scale0, scale1, bias0, bias1, out, expert_of, x, n_rows, n_columns,
+               per_row, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr,
+               STEP: tl.constexpr, IS_ALIGNED: tl.constexpr):  # fmt: skip
+    """The same with matrices in F16, BF16 or F32; ROWS of their rows for each program.
+
+    Args:
+        data: (n_expert, n_rows, n_columns), without gaps.
+        x: (rows, n_columns), F32, without gaps.
+        STEP: columns at a time.
+        IS_ALIGNED: n_columns is a multiple of 16.
+    """
+    row, which = tl.program_id(1), tl.program_id(2)
+    expert = tl.load(expert_of + row).to(tl.int64)
+    data, scale, bias = data0, scale0, bias0
+    if which == 1:
+        data, scale, bias = data1, scale1, bias1
+    if IS_ALIGNED:
+        n_columns = tl.multiple_of(n_columns, 16)
+    column = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = column < n_rows
+    data += (expert * n_rows + tl.where(inside, column, 0))[:, None] * n_columns
+    x += (row // per_row).to(tl.int64) * n_columns
+    at = tl.arange(0, STEP)
+    sums = tl.zeros((ROWS, STEP), tl.float32)
+    for first in range(0, n_columns, STEP):
+        k = first + at
+        weight = tl.load(data + k[None, :], mask=(k < n_columns)[None, :], other=0.0)
+        number = tl.load(x + k, mask=k < n_columns, other=0.0)
+        sums = tl.fma(weight.to(tl.float32), tl.broadcast_to(number[None, :], (ROWS, STEP)), sums)
+    total = tl.sum(sums, axis=1)
+    total = finished(total, expert, column, inside, scale, bias, n_rows, HAS_SCALE, HAS_BIAS)
+    goal = out + (which * tl.num_programs(1) + row).to(tl.int64) * n_rows
+    tl.store(goal + column, total, mask=inside)
+
+
+@triton.jit
+def inner_halves(gate, up, stride, lead, n_columns, n_blocks, limit, KIND: tl.constexpr,
+                 HAS_UP: tl.constexpr, HAS_LIMIT: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
+    """`quantise.halves_of` of what lies between the products of an expert: act(gate) * up."""
+    row = tl.program_id(0).to(tl.int64)
+    half = tl.program_id(1) * (2 * BLOCKS) + tl.arange(0, 2 * BLOCKS)
+    column = half[:, None] * 16 + tl.arange(0, 16)[None, :] - lead
+    inside = (column >= 0) & (column < n_columns)
+    value = tl.load(gate + row * stride + column, mask=inside, other=0.0)
+    if HAS_UP:
+        factor = tl.load(up + row * stride + column, mask=inside, other=0.0)
+        value = elementwise.gate(value, factor, limit, KIND, HAS_LIMIT)
+    else:
+        value = elementwise.activated(value, KIND)
+    return tl.where(inside, value, 0.0), half, half < 2 * n_blocks
+
+
+@triton.jit(do_not_specialize=["stride", "lead", "n_columns", "n_blocks", "limit"])
+def quantise_inner(gate, up, stride, lead, n_columns, n_blocks, limit, numbers, facts,
+                   X_BYTES: tl.constexpr, KIND: tl.constexpr, HAS_UP: tl.constexpr,
+                   HAS_LIMIT: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
+    """What the last matrix of an expert reads, as `engine.gpu.kernels.quantise` makes it.
+
+    Args:
+        gate, up: F32, rows `stride` elements apart, of n_columns columns each; without HAS_UP,
+            `gate` alone is what an activation is applied to.
+        numbers, facts: as in `quantise.as_bytes`, or where X_BYTES is 0 as in `as_numbers`.
+        limit, KIND, HAS_LIMIT: of the activation, see `elementwise.gate`.
+    """
+    values, half, exists = inner_halves(gate, up, stride, lead, n_columns, n_blocks, limit, KIND,
+                                        HAS_UP, HAS_LIMIT, BLOCKS)  # fmt: skip
+    if X_BYTES > 0:
+        write_bytes(values, tl.program_id(0), half, exists, n_blocks, numbers, facts, X_BYTES)
+    else:
+        write_numbers(values, tl.program_id(0), half, exists, n_blocks, numbers, facts)
