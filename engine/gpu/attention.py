@@ -84,14 +84,15 @@ class Tiles:
 
     Attributes:
         rows, keys: queries, and keys that they meet.
-        holds_q: registers hold the queries all the time.
+        part: elements of queries that are read again for each tile of keys; 0 if registers hold
+            all of them.
     """
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
-    holds_q: bool
+    part: int = 0
 
 
 class Shape(NamedTuple):
@@ -168,9 +169,10 @@ def attention(
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, TYPE=cache.kv_type,
         OPERAND=operand(cache.kv_type, target), PRECISION=target.dot_precision,
         IN_F32=target.maker == "interpreter", DIM_K=dim_k, DIM_V=shape.dim_v,
-        WIDTH_V=_n_elements(cache.v.stride(1), cache.kv_type), SIZE_K=_part(dim_k, cache.kv_type),
-        SIZE_V=_part(shape.dim_v, cache.kv_type), ROWS=tiles.rows, KEYS=tiles.keys,
-        HOLDS_Q=tiles.holds_q, IS_MAPPED=cache.head_map is not None,
+        WIDTH_V=_n_elements(cache.v.stride(1), cache.kv_type),
+        SIZE_K=_part(dim_k, cache.kv_type, tiles.part), SIZE_V=_part(shape.dim_v, cache.kv_type),
+        ROWS=tiles.rows, KEYS=tiles.keys,
+        HOLDS_Q=not tiles.part, IS_MAPPED=cache.head_map is not None,
         HAS_SOFTCAP=bool(scores.softcap), HAS_SLOPES=slopes is not None,
         HAS_SINKS=sinks is not None,
     )  # fmt: skip
@@ -226,23 +228,38 @@ def cut_of(shape: Shape, *, is_few: bool) -> Cut:
 def tiles_of(shape: Shape, target: Target, *, is_few: bool) -> Tiles:
     """What programs hold at once, for few tokens or many.
 
-    As much as leaves registers for 128 or 256 threads, by what compilers for NVIDIA's say.
+    As much as leaves registers: so say the compilers for sm_75, sm_86, sm_90 and gfx1100. Those
+    without the way by two short numbers, and latent attention, read queries again and again.
     """
-    size = max(shape.dim_k, shape.dim_v)
-    if size > 256:  # latent attention: many queries for one head of keys
-        return Tiles(16 if shape.group <= 16 else 32, 32, 8, 1, False)
+    size, kind = max(shape.dim_k, shape.dim_v), operand(shape.kv_type, target)
+    if target.maker == "amd" and kind != "f32" and shape.kv_type not in BLOCKS and size <= 256:
+        return Tiles(16, 64, 4, 1, 32) if is_few else Tiles(64, 32, 8, 1, 32)
+    if target.maker == "amd":
+        return Tiles(32, 32, 8, 1, 32)
+    if kind == "f32" and (size > 128 or not has_matrices(target)):
+        return Tiles(16, 32, 4, 1, 32) if is_few else Tiles(32, 32, 8, 1, 32)
+    if size > 256:
+        return Tiles(16 if shape.group <= 16 else 32, 32, 8, 1, 64)
+    keys = 32 if size > 128 or kind == "f32" else 64
     if is_few:
-        return Tiles(16, 64 if size <= 128 else 32, 4, 2, True)
-    if size <= 64:
-        return Tiles(64, 64, 4, 2, True)
-    if size <= 128:
-        return Tiles(64, 32 if shape.kv_type in BLOCKS else 64, 8, 2, True)
-    return Tiles(32, 32, 8, 2, True)
+        return Tiles(16, keys, 4, 2)
+    if size > 128 or kind == "f32":
+        return Tiles(32, keys, 8, 2)
+    if size > 64:
+        return Tiles(64, 32 if shape.kv_type in BLOCKS else 64, 8, 2)
+    return Tiles(64, 64, 4, 2)
 
 
 def operand(kv_type: str, target: Target) -> str:
-    """See `engine.gpu.kernels.attention`."""
-    return {"f32": "f32", "f16": "f16"}.get(kv_type, "bf16")
+    """What `tl.dot` is given, for the kernels: as short numbers as the cache has."""
+    if kv_type == "f32" or not has_matrices(target):
+        return "f32"
+    return "f16" if kv_type == "f16" else "bf16"
+
+
+def has_matrices(target: Target) -> bool:
+    """Whether Triton multiplies matrices of F16 and BF16 by instructions for that."""
+    return target.maker != "nvidia" or target.capability >= 80
 
 
 def write(cache: LayerCache, k: Tensor, v: Tensor | None, n_past: Tensor) -> bool:
@@ -321,10 +338,10 @@ def _n_elements(width: int, kv_type: str) -> int:
     return width // BLOCKS[kv_type] * 32 if kv_type in BLOCKS else width
 
 
-def _part(dim: int, kv_type: str) -> int:
-    """Elements that are multiplied at once: a power of two, of which there is a whole number if it
-    can be."""
-    return 32 if kv_type in BLOCKS else max(SMALLEST_PART, min(LARGEST_PART, dim & -dim))
+def _part(dim: int, kv_type: str, most: int = 0) -> int:
+    """Elements multiplied at once: a power of two, and a divisor of all where that can be."""
+    most = most or LARGEST_PART
+    return 32 if kv_type in BLOCKS else max(SMALLEST_PART, min(most, dim & -dim))
 
 
 def _is_plain(x: Tensor) -> bool:

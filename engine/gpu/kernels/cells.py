@@ -159,9 +159,9 @@ def _store(x, x_token, x_head, cells, past, n_rows, n_head, n_ctx, TYPE: tl.cons
            SIZE: tl.constexpr):  # fmt: skip
     """ROWS heads of tokens, or blocks of them, of keys or of values; see `store`."""
     per_row: tl.constexpr = DIM // BLOCK if has_blocks(TYPE) else 1
-    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row, block = at // per_row, at % per_row
-    token, head = row // n_head, row % n_head
+    token, head = (row // n_head).to(tl.int64), (row % n_head).to(tl.int64)
     position = past + token
     there = (row < n_rows) & (position >= 0) & (position < n_ctx)
     x += token * x_token + head * x_head + block * BLOCK
