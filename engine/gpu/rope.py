@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.gpu.kernels import rope as kernels
 from engine.gpu.launch import launch
 from engine.gpu.steps import power_of_two
+from engine.ops.reference import frequencies
 
 if TYPE_CHECKING:
     from engine.layers.rope import RopeParams
@@ -85,19 +86,6 @@ def rope_all(
         REST=power_of_two(rest) if rest else 0,
     )  # fmt: skip
     return turned
-
-
-def frequencies(params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:
-    """By how much the angle of each pair grows from position to position: F64, (n_rot / 2,)."""
-    pair = torch.arange(params.n_rot // 2, dtype=torch.float64, device=device)
-    frequency = params.base ** (-2 * pair / params.n_rot)
-    if factors is not None:
-        frequency = frequency / factors.double()
-    if not params.yarn:
-        return frequency * params.scale
-    low, high = params.yarn_bounds()
-    kept = 1 - ((pair - low) / max(0.001, high - low)).clamp(0, 1)
-    return frequency * (params.scale * (1 - kept) + kept)
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -226,17 +226,7 @@ class ReferenceOps:
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Cosines and sines (T, 1, n_rot / 2) for positions (T,), computed in F64."""
-        n_pairs = params.n_rot // 2
-        pair = torch.arange(n_pairs, dtype=torch.float64, device=positions.device)
-        frequency = params.base ** (-2 * pair / params.n_rot)
-        if factors is not None:
-            frequency = frequency / factors.double()
-        if params.yarn:
-            low, high = params.yarn_bounds()
-            kept = 1 - ((pair - low) / max(0.001, high - low)).clamp(0, 1)
-            frequency = frequency * (params.scale * (1 - kept) + kept)
-        else:
-            frequency = frequency * params.scale
+        frequency = frequencies(params, factors, positions.device)
         angles = positions.double()[:, None, None] * frequency
         magnitude = params.magnitude()
         return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
@@ -253,9 +243,7 @@ class ReferenceOps:
             turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
         return turned if not rest.shape[-1] else torch.cat((turned, rest), dim=-1)
 
-    def ropes(
-        self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str
-    ) -> Sequence[Tensor]:
+    def ropes(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str) -> Sequence[Tensor]:
         """The same for several tensors with heads of one size."""
         return [self.rope(x, cos, sin, style) for x in xs]
 
@@ -298,6 +286,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 OAI_ALPHA = 1.702
 SMALLEST_SUM = 6.103515625e-5
 """The least that chosen weights are divided by: F16's smallest normal number, as in llama.cpp."""
+
+
+def frequencies(params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:
+    """By how much the angle of each pair grows from position to position: F64, (n_rot / 2,)."""
+    pair = torch.arange(params.n_rot // 2, dtype=torch.float64, device=device)
+    frequency = params.base ** (-2 * pair / params.n_rot)
+    if factors is not None:
+        frequency = frequency / factors.double()
+    if not params.yarn:
+        return frequency * params.scale
+    low, high = params.yarn_bounds()
+    kept = 1 - ((pair - low) / max(0.001, high - low)).clamp(0, 1)
+    return frequency * (params.scale * (1 - kept) + kept)
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
