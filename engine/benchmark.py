@@ -1,7 +1,8 @@
 """How fast a loaded model computes prompts and tokens, measured as a generation does it.
 
 A prompt is computed in batches, each with the logits of its last token; tokens are computed one by
-one, each chosen from the logits of the one before. Not measured: tokenizer and sampling.
+one, each chosen from the logits of the one before. Not measured: tokenizer and sampling, but where
+a device draws tokens by itself, drawing is a part of computing them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from engine.config import SamplingParams
 from engine.errors import Cancelled, EngineError
+from engine.sampler import Sampler
 from engine.timeline import GpuTimes, RankTimes, timed
 
 if TYPE_CHECKING:
@@ -26,6 +29,9 @@ N_WARM_UP = 4
 
 N_RECORDED = 8
 """Tokens at most of which is recorded what runs on GPUs."""
+
+DRAWN = SamplingParams(seed=0, temperature=1.0)
+"""How a device draws, so that the model does not come to repeat itself."""
 
 NO_TOKEN = -1
 """Stands behind the tokens that a session is to keep, since it never keeps the last one."""
@@ -123,11 +129,13 @@ class _Measured(NamedTuple):
     Attributes:
         outside_s: how many of the seconds were outside the kernels.
         ranks: what each rank spent on all tokens that were generated.
+        host_s: how many of the seconds the host worked, where a device draws the tokens.
     """
 
     seconds: float
     outside_s: float | None
     ranks: tuple[RankTimes, ...]
+    host_s: float | None = None
 
 
 class Benchmark:
@@ -174,7 +182,9 @@ class Benchmark:
         ranks = _means(samples, test.n_gen)
         found = BenchResult(test, seconds, overhead_s, ranks)
         gpu = self._recorded(test, ids) if has_kernels else None
-        return replace(found, host_s=self._host_s(test, found), gpu=gpu)
+        worked = [sample.host_s for sample in samples if sample.host_s is not None]
+        host_s = median(worked) / test.n_gen if worked else self._host_s(test, found)
+        return replace(found, host_s=host_s, gpu=gpu)
 
     @property
     def _has_gpu(self) -> bool:
@@ -205,7 +215,8 @@ class Benchmark:
         """One repetition."""
         self._fill(ids[: test.n_depth])
         n_prompt = test.n_depth + test.n_prompt
-        before = self._runtime.kernel_s()
+        before, stream = self._runtime.kernel_s(), self._runtime.stream
+        waited_s = stream.waited_s if stream else 0.0
         begun = time.perf_counter()
         if test.n_prompt:
             self._compute(ids[:n_prompt])
@@ -216,6 +227,8 @@ class Benchmark:
             ranks = times.ranks
         seconds = time.perf_counter() - begun
         after = self._runtime.kernel_s()
+        if stream:
+            return _Measured(seconds, None, ranks, seconds - stream.waited_s + waited_s)
         if before is None or after is None:
             return _Measured(seconds, None, ranks)
         inside = max(b - a for a, b in zip(before, after, strict=True))
@@ -239,11 +252,22 @@ class Benchmark:
         Each is the likeliest one moved on by a random number: it needs the logits, but the model
         does not come to repeat itself.
         """
+        if self._runtime.stream is not None:
+            self._draw(ids)
+            return
         token = ids[0]
         for step in ids:
             self._check()
             logits = self._session.forward([token], 0, self._turn)[0]
             token = (int(logits.argmax()) + step) % len(logits)
+
+    def _draw(self, ids: list[int]) -> None:
+        """The same as an answer is made where a device draws tokens."""
+        token, sampler = ids[0], Sampler(DRAWN)
+        for n_left in range(len(ids), 0, -1):
+            self._check()
+            found = self._session.follow(token, sampler, (), n_left, self._turn)
+            token = found if isinstance(found, int) else int(found.argmax())
 
     def _check(self) -> None:
         if self._is_cancelled():

@@ -18,7 +18,12 @@ class TokenSource(Protocol):
     """Draws tokens where they are computed, and may be some tokens ahead of who reads them.
 
     A runtime that can has one, as its `stream`. Whoever uses the cache otherwise stops it first.
+
+    Attributes:
+        waited_s: seconds so far in which the host did nothing but wait for the device.
     """
+
+    waited_s: float
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
         """Draw as `sampler` would from now on; False if that has to draw by itself.

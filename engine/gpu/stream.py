@@ -69,6 +69,9 @@ class TokenStream:
     Args:
         ahead: steps beyond the token that the host waits for.
 
+    Attributes:
+        waited_s: see `TokenSource`.
+
     Raises:
         EngineError: the host's memory cannot be written by the device.
     """
@@ -88,6 +91,7 @@ class TokenStream:
         self._is_served = False
         self._next: tuple[int, int] | None = None
         self._n_enqueued = self._n_read = self._n_calm = 0
+        self.waited_s = 0.0
 
     @property
     def n_bytes(self) -> int:
@@ -189,10 +193,12 @@ class TokenStream:
 
     def _wait(self, number: int) -> Entry:
         """What the ring holds of a step, once it is there."""
+        begun = time.perf_counter()
         while True:
             is_idle = self._is_idle()  # asked first: what is not there then will never come
             entry = Entry.of(int(self._seen[(number - 1) % RING]))
             if entry.number == number:
+                self.waited_s += time.perf_counter() - begun
                 return entry
             if is_idle:
                 raise EngineError(

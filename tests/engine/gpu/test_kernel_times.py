@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from engine import BenchTest
 from engine.benchmark import Benchmark
 from engine.gpu import kernel_times
 from engine.gpu.kernel_times import Span, gpu_times, host_s, short_name, summed
+from engine.sampler import Sampler
 from engine.timeline import GpuTimes, KernelTime
 
 GEMM = "void cutlass::Kernel<cutlass_80_tensorop>(Params)"
@@ -82,6 +84,7 @@ class FakeRuntime:
         self.ranks = [rank] * n_ranks
         self.devices = [rank.device] * n_ranks
         self.hp = SimpleNamespace(n_vocab=100)
+        self.stream: SimpleNamespace | None = None
 
     def _repeat(self, token: int, position: int) -> None:
         self.starts.append((token, position))
@@ -129,3 +132,32 @@ def test_a_benchmark_on_a_gpu_has_both(clock: None, monkeypatch: pytest.MonkeyPa
     assert result.gpu == GpuTimes((), {"cuda:0": 1e-3})
     assert result.host_s == 1 / kernel_times.N_STARTED
     assert bench.run(BenchTest(0, 3), 1, warm_up=False).gpu is None
+
+
+def test_where_a_device_draws_it_draws_for_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for an answer; what the host does not wait, it works."""
+    now = 0.0
+    asked: list[tuple[int, int]] = []
+
+    def follow(token: int, sampler: Sampler, never: object, n_left: int, turn: int) -> Any:
+        nonlocal now
+        asked.append((token, n_left))
+        now += 1.0
+        runtime.stream.waited_s += 0.75
+        return np.eye(100, dtype=np.float32)[9] if n_left == 2 else 20 + n_left
+
+    runtime: Any = FakeRuntime()
+    runtime.kernel_s = lambda: None
+    runtime.stream = SimpleNamespace(waited_s=5.0)
+    session: Any = SimpleNamespace(
+        begin=lambda: 1, n_ctx=64, ids=[], keep_common=lambda ids: None, follow=follow
+    )
+    monkeypatch.setattr("engine.benchmark.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("engine.benchmark.timed", lambda runtime, position, compute: (
+        compute(), SimpleNamespace(ranks=())
+    ))  # fmt: skip
+    result = Benchmark(session, runtime).run(BenchTest(0, 4), 1, warm_up=False)
+    assert [n_left for _, n_left in asked] == [4, 3, 2, 1]
+    assert [token for token, _ in asked][1:] == [24, 23, 9], "the host draws where it has to"
+    assert result.samples_s == (4.0,)
+    assert result.host_s == 0.25
