@@ -68,7 +68,7 @@ def kernels_for(device: str) -> Kernels:
         return ""
     if device == "cpu":
         return "gpu" if backend == "interpreter" else "cpu"
-    return ""
+    return "gpu" if has_triton() and device not in _refused else ""
 
 
 def uses_kernels(device: str) -> bool:

@@ -156,7 +156,7 @@ def test_a_plan_shows_where_everything_was_asked_to_be(run: Run, model: Path) ->
     total = sum(d["total"] + d["host_kv"] for d in devices)
     assert document["total_bytes"] == total + sum(document["overhead"].values())
     out = run("plan", model, *options).out
-    assert "weights held as F32, as small as in the file" in out
+    assert "weights held as small as in the file" in out
     assert "of keys and values lie in the host's memory" in out
     assert "512.00 MiB of cuda:0 are kept free" in out
     assert "500.00 MiB more of cuda:1 go to CUDA itself" in out

@@ -120,7 +120,7 @@ def test_what_was_learnt_is_worth_nothing_after_a_new_measurement(
         assert found is not None
         return found.decode.seconds
 
-    Forecaster(RIG.devices, RIG.facts, RIG.links, known).learn_decode(evaluation, wanted, "", 9.0)
+    Forecaster(RIG.devices, RIG.facts, RIG.links, known).learn_decode(evaluation, wanted, "", 0.05)
     assert decode(RIG.facts, known) > 10 * decode(RIG.facts, None)
     measured = {**RIG.facts, "cuda:0": slower}
     assert decode(measured, known) == decode(measured, None)

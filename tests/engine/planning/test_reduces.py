@@ -25,13 +25,13 @@ def assert_meets_as_stated(path: Path) -> None:
     counts: dict[int, int] = {}
     with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
         rank = model.runtime.ranks[0]
-        context, current = rank.context, [-1]
+        comm, current = rank.context._comm, [-1]
 
         def counted(*args: Any) -> Any:
             counts[current[0]] = counts.get(current[0], 0) + 1
-            return type(context).all_reduce(context, *args)
+            return type(comm).all_reduce(comm, *args)
 
-        context.all_reduce = counted  # type: ignore[method-assign]
+        comm.all_reduce = counted  # type: ignore[method-assign]
         for layer, block in enumerate(rank.model.blk):
 
             def forward(x: Any, ctx: Any, block: Any = block, layer: int = layer) -> Any:
