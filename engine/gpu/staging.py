@@ -288,12 +288,10 @@ def _fill(goal: Bytes, rows: Bytes) -> None:
 
 @contextmanager
 def _told_as_device_error(device: torch.device) -> Iterator[None]:
-    """Say in a sentence what failed, unless it is memory, of which others tell."""
+    """Say in a sentence what the device refused, unless it is memory, of which others tell."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, OSError) as error:
+    except (torch.AcceleratorError, OSError) as error:
         if "out of memory" in str(error):
             raise
         reason = str(error).strip().partition("\n")[0] or type(error).__name__

@@ -244,10 +244,11 @@ class Failure:
     ("where", "error", "told"),
     [
         ("_fill", OSError(5, "Input/output error"), DeviceError),
-        ("_fill", RuntimeError("CUDA error: unspecified launch failure\nmore"), DeviceError),
-        ("copy", RuntimeError("CUDA error: the device is lost"), DeviceError),
+        ("_fill", torch.AcceleratorError("CUDA error: launch failure\nmore"), DeviceError),
+        ("copy", torch.AcceleratorError("CUDA error: the device is lost"), DeviceError),
         ("copy", torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
-        ("pack", RuntimeError("CUDA error: out of memory"), RuntimeError),
+        ("pack", torch.AcceleratorError("CUDA error: out of memory"), torch.AcceleratorError),
+        ("pack", RuntimeError("a mistake"), RuntimeError),
         ("report", Cancelled("Loading"), Cancelled),
     ],
 )
