@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.kernels.extent import BF16_CHUNK, Extent, token_bytes
+from engine.kernels.extent import BF16_CHUNK, DEVICE_CHUNK, Extent, token_bytes
 from engine.kernels.layout import BLOCK, LAYOUTS
 from engine.layers.state import (
     CPU_STEP,
@@ -184,7 +184,14 @@ def _of_state(state: State, rank: int) -> Working:
 
 
 def compute_bytes(
-    working: Working, hp: HParams, n_tokens: int, n_ctx: int, device: str, storage: str
+    working: Working,
+    hp: HParams,
+    n_tokens: int,
+    n_ctx: int,
+    device: str,
+    storage: str,
+    *,
+    is_kv_on_host: bool = False,
 ) -> int:
     """An estimate of the largest working set of one pass, from the sizes of its tensors.
 
@@ -196,9 +203,11 @@ def compute_bytes(
     if working == Working():
         return 0
     logits = F32_BYTES * (working.rows + hp.n_vocab)
+    if storage == "kernels" and device == "cpu":
+        return logits + _kernel_bytes(working, hp, n_tokens, n_ctx)
     if storage == "kernels":
-        n_bytes = logits + _kernel_bytes(working, hp, n_tokens, n_ctx)
-        return n_bytes if device == "cpu" else max(n_bytes, LOADING_BYTES)
+        n_bytes = _device_bytes(working, hp, n_tokens, n_ctx, is_kv_on_host=is_kv_on_host)
+        return max(2 * logits + n_bytes, LOADING_BYTES)  # a graph's logits stay where they are
     n_used = max(hp.n_expert_used, default=0) if working.routed else 0
     routed = n_used * (3 * working.routed + 2 * hp.n_embd)
     per_token = 6 * hp.n_embd + 3 * working.columns + routed
@@ -234,6 +243,71 @@ def _kernel_bytes(working: Working, hp: HParams, n_tokens: int, n_ctx: int) -> i
     passing += max(attention, int(HEAP_WASTE * n_tokens * max(sizes)))
     return passing + scratch + recorded
 
+
+def _device_bytes(
+    working: Working, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
+) -> int:
+    """The same on a GPU's kernels: what the largest pass and the graph of one token take."""
+    heads = max((cache.heads for cache in working.caches), default=0)
+    few = min(n_tokens, max(FEW_TOKENS, SHARED_ROWS // max(1, heads)))
+    passes = (
+        _device_pass(working, hp, n, n_ctx, is_kv_on_host=is_kv_on_host) for n in {few, n_tokens}
+    )
+    token = _device_pass(working, hp, 1, n_ctx, is_kv_on_host=is_kv_on_host)
+    return int(HEAP_WASTE * (max(passes) + token)) + GRAPH_BYTES + LIBRARY_BYTES
+
+
+def _device_pass(
+    working: Working, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
+) -> int:
+    """What tensors of a pass take at once: the stream beside attention, FFN or experts.
+
+    For many tokens, matrices are turned into short numbers, some rows at a time; the last of what
+    a part keeps (queries, keys and values; gate and up) is made without such memory.
+    """
+    scratch = BF16_BYTES * DEVICE_CHUNK if n_tokens > MANY_TOKENS else 0
+    per_token = (4 * F32_BYTES + BF16_BYTES) * hp.n_embd
+    feed, recurrent = (F32_BYTES * n_tokens * n for n in (working.columns, working.recurrent))
+    sizes = [2 * feed + max(feed, scratch), recurrent + scratch]
+    if working.routed:
+        inner = (3 * F32_BYTES + BF16_BYTES) * working.routed
+        sizes.append(n_tokens * max(hp.n_expert_used) * (inner + F32_BYTES * hp.n_embd))
+    work = max((_piece_bytes(cache, n_tokens, n_ctx) for cache in working.caches), default=0)
+    if is_kv_on_host:
+        sizes_of_work = (
+            attention_work(c.heads, c.row, n_tokens, n_ctx, DEVICE_STEP) for c in working.caches
+        )
+        work = F32_BYTES * max(sizes_of_work, default=0)
+    width = F32_BYTES * n_tokens * working.width
+    sizes.append(3 * width + max(width + work, scratch))
+    return n_tokens * per_token + max(sizes)
+
+
+def _piece_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
+    """What attention keeps of the pieces that it cuts keys into, see `engine.gpu.attention`."""
+    n_rows = n_tokens * cache.heads
+    if n_tokens <= FEW_TOKENS:
+        n_piece = min(-(-n_ctx // 64), 64 + max(0, -(-(n_ctx - 64 * 64) // 256)))
+    elif n_rows <= SHARED_ROWS:
+        n_piece = min(-(-n_ctx // 512), 32)
+    else:
+        return 0
+    width = cache.row if cache.is_shared else cache.row // 2
+    return F32_BYTES * n_rows * n_piece * (width + 2)
+
+
+FEW_TOKENS = 8
+"""Up to so many are computed by kernels that read each weight once, and attend in short pieces."""
+
+SHARED_ROWS = 10 << 10
+"""Tokens times heads whose keys are shared by several programs, at most: of a GPU with 160
+multiprocessors, 64 each."""
+
+GRAPH_BYTES = 32 << 20
+"""What torch sets aside for the graph of a token beyond its tensors, in blocks of 2 and 20 MiB."""
+
+LIBRARY_BYTES = 32 << 20
+"""What cuBLAS takes to work with: 32 MiB on Hopper, 8 on others."""
 
 HEAP_WASTE = 1.15
 """What tensors that come and go take of a heap, with the holes between them."""

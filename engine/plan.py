@@ -44,7 +44,7 @@ class DevicePlan:
         effective: the share of the model's weight elements that the rank really gets.
         memory: predicted bytes; weights and KV cache are exact, compute is an estimate.
         storage: how matrices are held: "f32" (dequantised, fast), "packed" (as in the file,
-            dequantised on each use: slow, but small) or "kernels" (as the CPU's kernels read them:
+            dequantised on each use: slow, but small) or "kernels" (as the device's kernels read them:
             as small as in the file, and fast).
     """
 
@@ -262,7 +262,9 @@ def _memory(
     return MemoryUse(
         weights=size.weights,
         kv=size.state + (0 if is_on_host else size.kv),
-        compute=compute_bytes(size.working, hp, n_tokens, hp.n_ctx, device, storage),
+        compute=compute_bytes(
+            size.working, hp, n_tokens, hp.n_ctx, device, storage, is_kv_on_host=is_on_host
+        ),
         host_kv=size.kv if is_on_host else 0,
     )
 

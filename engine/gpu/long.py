@@ -87,20 +87,18 @@ SMALLEST = 2.0**-100
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
     """`out = a b` in F32, for a (T, k) and b (k, n) in F16 or BF16."""
-    if out.device.type == "cuda" and not torch.version.hip:
-        torch.mm(a, b, out_dtype=torch.float32, out=out)
-    elif out.device.type == "cuda":
+    if a.device.type == "cpu":
+        out.copy_(torch.mm(a.float(), b.float()))
+    elif torch.version.hip:  # whose library rounds what it writes
         out.copy_(torch.mm(a, b))
     else:
-        out.copy_(torch.mm(a.float(), b.float()))
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
 
 
 def batches(a: Tensor, b: Tensor) -> Tensor:
     """The same for several, `a b` in F32, for a (n, T, k) and b (n, k, m) of the same type."""
-    if a.dtype == torch.float32:
-        return torch.bmm(a, b)
-    if a.device.type == "cuda" and not torch.version.hip:
-        return torch.bmm(a, b, out_dtype=torch.float32)
-    if a.device.type == "cuda":
+    if a.dtype == torch.float32 or a.device.type == "cpu":
+        return torch.bmm(a.float(), b.float())
+    if torch.version.hip:
         return torch.bmm(a, b).float()
-    return torch.bmm(a.float(), b.float())
+    return torch.bmm(a, b, out_dtype=torch.float32)

@@ -1,6 +1,7 @@
 """Large models of which there is only the header: for what plans and draws, and never computes."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -51,6 +52,49 @@ def hollow_moe(
         better = Q6_K if layer % 3 == 0 else Q4_K
         block = _block(n_embd, n_embd // n_head, n_head_kv, n_expert, n_ff_exp, better)
         tensors |= {f"blk.{layer}.{name}.weight": tensor for name, tensor in block.items()}
+    return _written(path, meta, tensors)
+
+
+def hollow_llama(
+    path: Path, *, n_layer: int = 32, n_embd: int = 4096, n_head: int = 32, n_head_kv: int = 8,
+    n_ff: int = 14336, n_vocab: int = 128256,
+) -> Path:  # fmt: skip
+    """A Llama in Q4_K and Q6_K, of the size of Llama 3 8B unless said otherwise."""
+    meta = {
+        "general.architecture": "llama",
+        "general.name": "hollow",
+        "llama.block_count": n_layer,
+        "llama.context_length": 131072,
+        "llama.embedding_length": n_embd,
+        "llama.feed_forward_length": n_ff,
+        "llama.attention.head_count": n_head,
+        "llama.attention.head_count_kv": n_head_kv,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 500000.0,
+    }
+    n_kv = n_embd // n_head * n_head_kv
+    block: dict[str, Tensor] = {
+        "attn_norm": ((n_embd,), F32),
+        "attn_q": ((n_embd, n_embd), Q4_K),
+        "attn_k": ((n_kv, n_embd), Q4_K),
+        "attn_v": ((n_kv, n_embd), Q6_K),
+        "attn_output": ((n_embd, n_embd), Q4_K),
+        "ffn_norm": ((n_embd,), F32),
+        "ffn_gate": ((n_ff, n_embd), Q4_K),
+        "ffn_up": ((n_ff, n_embd), Q4_K),
+        "ffn_down": ((n_embd, n_ff), Q6_K),
+    }
+    tensors: dict[str, Tensor] = {
+        "token_embd.weight": ((n_vocab, n_embd), Q4_K),
+        "output_norm.weight": ((n_embd,), F32),
+        "output.weight": ((n_vocab, n_embd), Q6_K),
+    }
+    for layer in range(n_layer):
+        tensors |= {f"blk.{layer}.{name}.weight": tensor for name, tensor in block.items()}
+    return _written(path, meta, tensors)
+
+
+def _written(path: Path, meta: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Path:
     entries, offset = [], 0
     for name, (shape, kind) in tensors.items():
         entries.append(raw_gguf.tensor(name, shape[::-1], kind, offset))

@@ -1,0 +1,47 @@
+"""Memory of tensors at work, counted without any: on torch's device "meta"."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class LiveMemory(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made meanwhile.
+
+    Attributes:
+        n_bytes: of those that there are now.
+        peak: the most that there ever were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_bytes = self.peak = 0
+        self._held: dict[int, tuple[int, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for found in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(found, Tensor):
+                self._add(found)
+        return result
+
+    def _add(self, tensor: Tensor) -> None:
+        memory = tensor.untyped_storage()
+        key, n_bytes = memory._cdata, memory.nbytes()
+        n_tensor, n_bytes = self._held.get(key, (0, n_bytes))
+        if not n_tensor:
+            self.n_bytes += n_bytes
+            self.peak = max(self.peak, self.n_bytes)
+        self._held[key] = n_tensor + 1, n_bytes
+        weakref.finalize(tensor, self._remove, key)
+
+    def _remove(self, key: int) -> None:
+        n_tensor, n_bytes = self._held.pop(key)
+        if n_tensor > 1:
+            self._held[key] = n_tensor - 1, n_bytes
+        else:
+            self.n_bytes -= n_bytes
