@@ -44,7 +44,7 @@ class DevicePlan:
         effective: the share of the model's weight elements that the rank really gets.
         memory: predicted bytes; weights and KV cache are exact, compute is an estimate.
         storage: how matrices are held: "f32" (dequantised, fast), "packed" (as in the file,
-            dequantised on each use: slow, but small) or "kernels" (as the device's kernels read them:
+            dequantised on each use: slow, but small) or "kernels" (as kernels of our own read them:
             as small as in the file, and fast).
     """
 
