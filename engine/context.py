@@ -162,13 +162,17 @@ class Context:
         """Rotate x (T, n_head, head_dim) by the positions of this pass."""
         return self.ropes(rope, x)[0]
 
-    def ropes(self, rope: Rope, *xs: Tensor) -> Sequence[Tensor]:
-        """The same for several, such as queries and keys."""
+    def ropes(self, rope: Rope, *xs: Tensor, norms: Sequence[Norm] = ()) -> Sequence[Tensor]:
+        """The same for several, such as queries and keys.
+
+        Args:
+            norms: what each of them goes through first, if anything.
+        """
         angles = self._angles.get(id(rope))
         if angles is None:
             angles = self.ops.rope_angles(rope.params, rope.weight, self.positions)
             self._angles[id(rope)] = angles
-        return self.ops.ropes(xs, *angles, rope.params.style)
+        return self.ops.ropes(xs, *angles, rope.params.style, norms)
 
     def attention(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.gpu import attention, experts, few, recurrent, rope, routing, steps
 from engine.gpu.graph import refuse_capture
 from engine.gpu.weights import GpuPlanes
-from engine.ops.reference import ReferenceOps
+from engine.ops.reference import ReferenceOps, normed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,8 +162,12 @@ class GpuOps(ReferenceOps):
     ) -> tuple[Tensor, Tensor]:
         return self._angles(params, factors, positions)
 
-    def ropes(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str) -> Sequence[Tensor]:
-        turned = rope.rope_all(xs, cos, sin, style) if len(xs) <= MOST_TURNED else None
+    def ropes(
+        self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str, norms: Sequence[Norm] = ()
+    ) -> Sequence[Tensor]:
+        turned = rope.rope_all(xs, cos, sin, style, norms) if len(xs) <= MOST_TURNED else None
+        if turned is None and norms:
+            return self.ropes(normed(self, xs, norms), cos, sin, style)
         return super().ropes(xs, cos, sin, style) if turned is None else turned
 
     def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:

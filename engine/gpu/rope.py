@@ -15,6 +15,7 @@ from engine.gpu.steps import power_of_two
 from engine.ops.reference import frequencies
 
 if TYPE_CHECKING:
+    from engine.layers.norm import Norm
     from engine.layers.rope import RopeParams
 
 LONGEST_HEAD = 1 << 12
@@ -62,16 +63,29 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
 
 
 def rope_all(
-    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str, norms: Sequence[Norm] = ()
 ) -> tuple[Tensor, ...] | None:
-    """The same for one or two of (T, heads, head_dim), such as queries and keys, in one launch."""
+    """The same for one or two of (T, heads, head_dim), such as queries and keys, in one launch.
+
+    Args:
+        norms: what each of them goes through first, if anything.
+    """
     n_tokens, _, dim = xs[0].shape
     n_pairs = cos.shape[-1]
-    angles = cos, sin
     if any(x.shape[::2] != (n_tokens, dim) or not _is_plain(x) for x in xs) or dim > LONGEST_HEAD:
         return None
-    if any(not _is_plain(x) or not x.is_contiguous() for x in angles) or 2 * n_pairs > dim:
+    if any(not _is_plain(x) or not x.is_contiguous() for x in (cos, sin)) or 2 * n_pairs > dim:
         return None
+    weights = [(xs[0], 0.0)] * 2  # those of no norm
+    if norms:
+        found = [_weight(norm, dim) for norm in norms]
+        weights = [
+            (weight, norm.eps)
+            for weight, norm in zip(found, norms, strict=True)
+            if weight is not None
+        ]
+        if len(weights) < len(xs):
+            return None
     pairs, rest = power_of_two(n_pairs), dim - 2 * n_pairs
     heads = max(1, TURNED // pairs)
     turned = tuple(x.new_empty(x.shape) for x in xs)
@@ -79,13 +93,19 @@ def rope_all(
     q, k = xs[0], xs[-1]
     launch(
         kernels.rotate, (n_tokens, sum(n_blocks)),
-        q, q.stride(0), q.stride(1), turned[0], q.shape[1],
-        k, k.stride(0), k.stride(1), turned[-1], k.shape[1],
+        q, q.stride(0), q.stride(1), turned[0], q.shape[1], *weights[0],
+        k, k.stride(0), k.stride(1), turned[-1], k.shape[1], *weights[-1],
         cos, sin, n_pairs, dim, n_blocks[0],
-        IS_NEOX=style == "neox", HEADS=heads, PAIRS=pairs,
+        HAS_NORM=bool(norms), IS_NEOX=style == "neox", HEADS=heads, PAIRS=pairs,
         REST=power_of_two(rest) if rest else 0,
     )  # fmt: skip
     return turned
+
+
+def _weight(norm: Norm, dim: int) -> Tensor | None:
+    """Of a norm that the kernel knows: one weight for each element of a head, no bias."""
+    weight = None if norm.is_absent or norm.kind != "rms" or norm.bias is not None else norm.weight
+    return weight if weight is not None and weight.shape == (dim,) and _is_plain(weight) else None
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -130,9 +130,12 @@ class QKNormAttention(Attention):
         self.attn_q_norm = RMSNorm(self.head_dim_k, hp.norm_eps, owners, optional=True)
         self.attn_k_norm = RMSNorm(self.head_dim_k, hp.norm_eps, owners, optional=True)
 
-    def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().project(x, ctx)
-        return self.attn_q_norm(q, ctx), self.attn_k_norm(k, ctx), v
+    def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        norms = self.attn_q_norm, self.attn_k_norm
+        if self.rope is None:
+            return norms[0](q, ctx), norms[1](k, ctx)
+        q, k = ctx.ropes(self.rope, q, k, norms=norms)
+        return q, k
 
 
 class HeadNormAttention(Attention):

@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 class NormAfterRopeAttention(QKNormAttention):
     """Normalises each query and key head after it is rotated instead of before."""
 
-    def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        return Attention.project(self, x, ctx)
-
     def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        q, k = super().rotate(q, k, ctx)
+        q, k = Attention.rotate(self, q, k, ctx)
         return self.attn_q_norm(q, ctx), self.attn_k_norm(k, ctx)
 
 

@@ -44,7 +44,7 @@ class QueryGatedAttention(QKNormAttention):
         q, gate = split_heads(self.attn_q(x), 2 * self.head_dim_k).chunk(2, dim=-1)
         k = split_heads(self.attn_k(x), self.head_dim_k)
         v = split_heads(self.attn_v(x), self.head_dim_v)
-        q, k = self.rotate(self.attn_q_norm(q, ctx), self.attn_k_norm(k, ctx), ctx)
+        q, k = self.rotate(q, k, ctx)
         heads = ctx.ops.gated(SIGMOID, gate, self.attend(q, k, v, ctx))
         return self.attn_output(heads.flatten(-2))
 

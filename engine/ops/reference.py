@@ -243,9 +243,11 @@ class ReferenceOps:
             turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
         return turned if not rest.shape[-1] else torch.cat((turned, rest), dim=-1)
 
-    def ropes(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str) -> Sequence[Tensor]:
-        """The same for several tensors with heads of one size."""
-        return [self.rope(x, cos, sin, style) for x in xs]
+    def ropes(
+        self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str, norms: Sequence[Norm] = ()
+    ) -> Sequence[Tensor]:
+        """The same for several tensors with heads of one size, after their norms if there are."""
+        return [self.rope(x, cos, sin, style) for x in normed(self, xs, norms)]
 
     def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         """Store k and v in the cache; see `LayerCache.write`."""
@@ -286,6 +288,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 OAI_ALPHA = 1.702
 SMALLEST_SUM = 6.103515625e-5
 """The least that chosen weights are divided by: F16's smallest normal number, as in llama.cpp."""
+
+
+def normed(ops: ReferenceOps, xs: Sequence[Tensor], norms: Sequence[Norm]) -> Sequence[Tensor]:
+    """Tensors after the norm of each, if there are norms."""
+    if not norms:
+        return xs
+    both = zip(xs, norms, strict=True)
+    return [x if norm.is_absent else norm.apply(x, ops) for x, norm in both]
 
 
 def frequencies(params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:

@@ -32,8 +32,9 @@ def angles(turns, positions, cos, sin, n_pairs, magnitude, SIZE: tl.constexpr):
 
 @triton.jit
 def _turn(
-    x, x_token, x_head, y, first, n_head, n_pairs, dim, cos, sin, IS_NEOX: tl.constexpr,
-    HEADS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
+    x, x_token, x_head, y, first, n_head, weight, eps, n_pairs, dim, cos, sin,
+    HAS_NORM: tl.constexpr, IS_NEOX: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
+    REST: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of a token from the one with the number `first` on; see `rotate`."""
     token = tl.program_id(0).to(tl.int64)
@@ -49,12 +50,22 @@ def _turn(
     high = low + (n_pairs if IS_NEOX else 1)
     a = tl.load(x + low, mask=inside, other=0.0)
     b = tl.load(x + high, mask=inside, other=0.0)
+    if REST:
+        rest = 2 * n_pairs + tl.arange(0, REST)[None, :]
+        others = tl.load(x + rest, mask=there & (rest < dim), other=0.0)
+    if HAS_NORM:
+        total = tl.sum(a * a + b * b, 1)
+        if REST:
+            total += tl.sum(others * others, 1)
+        factor = tl.rsqrt(total / dim + eps)[:, None]
+        a *= factor * tl.load(weight + low, mask=low < dim, other=0.0)
+        b *= factor * tl.load(weight + high, mask=high < dim, other=0.0)
+        if REST:
+            others *= factor * tl.load(weight + rest, mask=rest < dim, other=0.0)
     tl.store(y + low, a * c - b * s, mask=inside)
     tl.store(y + high, a * s + b * c, mask=inside)
     if REST:
-        rest = 2 * n_pairs + tl.arange(0, REST)[None, :]
-        inside = there & (rest < dim)
-        tl.store(y + rest, tl.load(x + rest, mask=inside, other=0.0), mask=inside)
+        tl.store(y + rest, others, mask=there & (rest < dim))
 
 
 @triton.jit(
@@ -63,15 +74,17 @@ def _turn(
     ]
 )  # fmt: skip
 def rotate(
-    q, q_token, q_head, q_out, n_q, k, k_token, k_head, k_out, n_k, cos, sin, n_pairs, dim,
-    n_block_q, IS_NEOX: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
-    REST: tl.constexpr,
+    q, q_token, q_head, q_out, n_q, q_weight, q_eps, k, k_token, k_head, k_out, n_k, k_weight,
+    k_eps, cos, sin, n_pairs, dim, n_block_q, HAS_NORM: tl.constexpr, IS_NEOX: tl.constexpr,
+    HEADS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     """Queries and keys of tokens; programs: (tokens, blocks of HEADS heads, first those of q).
 
     Args:
         q, k: (tokens, n_q or n_k, dim), F32, heads without gaps; strides in elements.
         q_out, k_out: the same, without gaps.
+        q_weight, k_weight: (dim,), F32, of the norm that a head goes through first if HAS_NORM:
+            `x / sqrt(mean(x²) + eps) * weight`.
         cos, sin: (tokens, n_pairs), F32.
         IS_NEOX: pairs are the elements i and i + n_pairs, else 2 i and 2 i + 1.
         PAIRS, REST: the powers of two from n_pairs and from dim - 2 n_pairs on; the rest of a head
@@ -79,8 +92,8 @@ def rotate(
     """
     block = tl.program_id(1)
     if block < n_block_q:
-        _turn(q, q_token, q_head, q_out, block * HEADS, n_q, n_pairs, dim, cos, sin, IS_NEOX,
-              HEADS, PAIRS, REST)  # fmt: skip
+        _turn(q, q_token, q_head, q_out, block * HEADS, n_q, q_weight, q_eps, n_pairs, dim, cos,
+              sin, HAS_NORM, IS_NEOX, HEADS, PAIRS, REST)  # fmt: skip
     else:
-        _turn(k, k_token, k_head, k_out, (block - n_block_q) * HEADS, n_k, n_pairs, dim, cos, sin,
-              IS_NEOX, HEADS, PAIRS, REST)  # fmt: skip
+        _turn(k, k_token, k_head, k_out, (block - n_block_q) * HEADS, n_k, k_weight, k_eps, n_pairs,
+              dim, cos, sin, HAS_NORM, IS_NEOX, HEADS, PAIRS, REST)  # fmt: skip

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from engine.gpu import rope as gpu
+from engine.layers.norm import RMSNorm
 from engine.layers.rope import RopeParams
 from engine.ops.reference import ReferenceOps
+from engine.parallel.placement import Replicate
 
 EXACT = ReferenceOps()
 PLAIN = RopeParams(24, "neox", 10000.0)
@@ -50,6 +52,34 @@ def test_heads_are_turned(style: str, n_rot: int, dim: int, device: str) -> None
         alone = gpu.rope(x, cos, sin, style)
         assert alone is not None
         assert torch.equal(alone, y)
+
+
+@pytest.mark.parametrize("n_rot", [16, 24])
+def test_heads_are_normalised_first(n_rot: int, device: str) -> None:
+    q, k = torch.randn(3, 5, 24, device=device), torch.randn(3, 2, 24, device=device)
+    angle = torch.randn(3, 1, n_rot // 2, device=device)
+    norms = [norm(24, eps, device) for eps in (1e-5, 0.5)]
+    both = gpu.rope_all((q, k), angle.cos(), angle.sin(), "neox", norms)
+    assert both is not None
+    for x, y, layer in zip((q, k), both, norms, strict=True):
+        expected = EXACT.rope(layer.apply(x, EXACT), angle.cos(), angle.sin(), "neox")
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=2e-6)
+
+
+def norm(dim: int, eps: float, device: str) -> RMSNorm:
+    layer = RMSNorm(dim, eps, Replicate((0,)))
+    layer.weight = torch.randn(dim, device=device)
+    return layer
+
+
+def test_norms_that_do_not_fit_are_refused() -> None:
+    x, cos = torch.ones(2, 3, 16), torch.zeros(2, 1, 8)
+    biased, per_head, absent = (norm(16, 1e-5, "cpu") for _ in range(3))
+    assert gpu.rope_all((x,), cos, cos, "norm", [biased]) is not None
+    biased.bias, per_head.weight = torch.zeros(16), torch.ones(3, 16)
+    absent.is_absent = True
+    for layer in (biased, per_head, absent):
+        assert gpu.rope_all((x,), cos, cos, "norm", [layer]) is None
 
 
 def test_what_does_not_fit_is_refused() -> None:
