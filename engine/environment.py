@@ -12,6 +12,8 @@ DEFAULTS = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     # a thread that waits for others must not keep them from running where cores are few or busy
     "OMP_WAIT_POLICY": "PASSIVE",
+    # from 3.10 on Triton would no longer join a product and a sum, where it is not told to
+    "TRITON_DEFAULT_FP_FUSION": "1",
 }
 
 for _name, _value in DEFAULTS.items():

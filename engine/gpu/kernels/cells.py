@@ -19,21 +19,16 @@ NO_NUMBER = tl.constexpr(0x7FC0)
 """As BF16."""
 
 
-@triton.jit
-def has_blocks(TYPE: tl.constexpr):
+@triton.constexpr_function  # what Triton 3.6 lets an `if` be decided by when it compiles
+def has_blocks(TYPE):
     """Whether a scale belongs to each 32 elements."""
     return TYPE == "q8_0" or TYPE == "q4_0"
 
 
-@triton.jit
-def n_units(TYPE: tl.constexpr, WIDTH: tl.constexpr):
+@triton.constexpr_function
+def n_units(TYPE, WIDTH):
     """Of a row with WIDTH elements: pairs of bytes of blocks, else elements."""
-    if TYPE == "q8_0":
-        return WIDTH // BLOCK * 17
-    elif TYPE == "q4_0":
-        return WIDTH // BLOCK * 9
-    else:
-        return WIDTH
+    return {"q8_0": WIDTH // 32 * 17, "q4_0": WIDTH // 32 * 9}.get(TYPE, WIDTH)
 
 
 @triton.jit
