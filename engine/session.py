@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from engine.sampler import Sampler
 
 
+UNKNOWN = -1
+"""Stands for whatever a state holds that cannot be told."""
+
+
 class TokenSource(Protocol):
     """Draws tokens where they are computed, and may be some tokens ahead of who reads them.
 
@@ -35,23 +39,27 @@ class TokenSource(Protocol):
         """
         ...
 
-    def next(self, token: int, n_past: int, n_left: int) -> int | Logits:
+    def next(self, token: int, n_past: int, n_left: int) -> int | Logits | None:
         """Compute a token after `n_past` cached ones, and draw the one behind it.
 
-        Its random number is taken from the sampler, which has accepted `token` before. The cache
-        may hold more behind the token afterwards, which counts for nothing; but where it cannot
-        rewind, it holds no more.
+        Its random number is taken from the sampler, which has accepted `token` before.
 
         Args:
             n_left: how many tokens may still be drawn, with this one; and no more are computed.
 
         Returns:
-            The token that was drawn; or logits (n_vocab,), from which `sampler` has to draw.
+            The token that was drawn; or logits (n_vocab,), from which `sampler` has to draw; or
+            None if those are lost as well, and states hold what cannot be told.
         """
         ...
 
-    def stop(self) -> None:
-        """Wait until nothing is computed any more."""
+    def stop(self) -> Sequence[int]:
+        """Wait until nothing is computed any more.
+
+        Returns:
+            What was computed behind the token that `next` was called for last, if that cannot be
+            undone: the cache holds these tokens now. None where it can rewind.
+        """
         ...
 
 
@@ -61,21 +69,28 @@ class Session:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.n_ctx = runtime.n_ctx  # another split does not change it
-        self.ids: list[int] = []
+        self._ids: list[int] = []
+        self._n_beyond = 0
         self._saved: list[int] = []
         self._turn = 0
         self._drawn_at: float | None = None
 
     @property
+    def ids(self) -> list[int]:
+        """What is in the cache; it stays so, as nothing is computed ahead any more."""
+        self._halt()
+        return self._ids
+
+    @property
     def n_saved(self) -> int:
         """Of how many of the cached tokens the recurrent states are that were saved last."""
         n = len(self._saved)
-        return n if self.ids[:n] == self._saved else 0
+        return n if self._ids[:n] == self._saved else 0
 
     @property
     def is_full(self) -> bool:
         """Whether no token more can be computed."""
-        return len(self.ids) >= self.n_ctx
+        return len(self._ids) >= self.n_ctx
 
     def move(self, runtime: Runtime) -> None:
         """Go on with a runtime that holds the same as the one before."""
@@ -88,8 +103,8 @@ class Session:
             n_saved: of how many of `ids` the saved recurrent states are.
         """
         self.begin()
-        self.ids = list(ids)
-        self._saved = self.ids[:n_saved]
+        self._ids = list(ids)
+        self._saved = self._ids[:n_saved]
 
     def check(self, ids: Sequence[int]) -> None:
         """Raises:
@@ -106,14 +121,17 @@ class Session:
     def begin(self) -> int:
         """Take the cache for one use; an earlier one cannot go on after that."""
         self._halt()
+        self._n_beyond = 0
         self._turn += 1
         return self._turn
 
     def _halt(self) -> None:
-        """Let nothing be computed ahead; what was is forgotten."""
+        """Let nothing be computed ahead; what was is forgotten, or in the cache if it has to."""
         self._drawn_at = None
         if self._runtime.stream is not None:
-            self._runtime.stream.stop()
+            beyond = self._runtime.stream.stop()
+            self._ids.extend(beyond)
+            self._n_beyond += len(beyond)
 
     def keep_common(self, ids: Sequence[int]) -> int:
         """Forget what is cached behind the common prefix with `ids`; returns its length.
@@ -121,31 +139,32 @@ class Session:
         The last token of `ids` never counts: its logits are wanted. A recurrent state cannot be
         cut; it goes back to where it was saved, or to the start.
         """
-        n = 0
-        limit = min(len(self.ids), len(ids) - 1)
-        while n < limit and self.ids[n] == ids[n]:
+        self._halt()
+        self._n_beyond = n = 0
+        limit = min(len(self._ids), len(ids) - 1)
+        while n < limit and self._ids[n] == ids[n]:
             n += 1
-        if n < len(self.ids) and not self._runtime.can_rewind:
+        if n < len(self._ids) and not self._runtime.can_rewind:
             n = self._go_back(n)
-        del self.ids[n:]
+        del self._ids[n:]
         return n
 
     def _go_back(self, n: int) -> int:
         """Restore a recurrent state of the first `n` tokens or fewer; returns of how many."""
-        n_saved, found = len(self._saved), self.ids
-        self.ids = []  # until the state is whole again
+        n_saved, found = len(self._saved), self._ids
+        self._ids = []  # until the state is whole again
         if not 0 < n_saved <= n or found[:n_saved] != self._saved:
             return 0
         self._runtime.restore_recurrent()
-        self.ids = found
+        self._ids = found
         return n_saved
 
     def save(self) -> None:
         """Make a recurrent state able to come back to the tokens that are cached now."""
-        if not self._runtime.can_rewind and self.ids:
+        if not self._runtime.can_rewind and self._ids:
             self._saved = []  # until the copy is whole
             self._runtime.save_recurrent()
-            self._saved = list(self.ids)
+            self._saved = list(self._ids)
 
     def forward(self, ids: Sequence[int], first_logit: int, turn: int) -> Logits:
         """Compute `ids` after what is cached; see `Runtime.forward`.
@@ -154,14 +173,14 @@ class Session:
             PromptError: the cache was taken for another use since `turn` began.
         """
         self._check_turn(turn)
-        n_past = len(self.ids)
         try:
             self._halt()
+            n_past = len(self._ids)
             logits = self._runtime.forward(ids, n_past, first_logit)
         except BaseException:
-            self.ids.clear()
+            self._ids.clear()
             raise
-        self.ids.extend(ids)
+        self._ids.extend(ids)
         return logits
 
     def _check_turn(self, turn: int) -> None:
@@ -185,19 +204,34 @@ class Session:
             PromptError: see `forward`.
         """
         self._check_turn(turn)
+        if self._n_beyond:
+            return self._follow_again(token, turn)
         stream = self._runtime.stream
         if stream is None or not stream.serve(sampler, never):
             row: Logits = self.forward([token], 0, turn)[0]
             return row
-        n_past = len(self.ids)
+        n_past = len(self._ids)
         try:
             found = stream.next(token, n_past, min(n_left, self.n_ctx - n_past))
         except BaseException:
-            self.ids.clear()
+            self._ids.clear()
             raise
-        self.ids.append(token)
+        if found is None:
+            self._ids.append(UNKNOWN)
+            self._n_beyond = 1
+            return self._follow_again(token, turn)
+        self._ids.append(token)
         self._drawn_at = time.perf_counter() if isinstance(found, int) else None
         return found
+
+    def _follow_again(self, token: int, turn: int) -> Logits:
+        """The logits after a token, where the cache holds more than an answer has read."""
+        whole = [*self._ids[: -self._n_beyond], token]
+        self.keep_common(whole)
+        for chunk in self.chunks(whole):
+            logits = self.forward(chunk, len(chunk) - 1, turn)
+        row: Logits = logits[0]
+        return row
 
     def timed(
         self, token: int, sampler: Sampler, never: Sequence[int], n_left: int, turn: int
@@ -207,7 +241,7 @@ class Session:
         Where tokens are drawn ahead that is the time since the one before came: this one was
         computed meanwhile.
         """
-        at = len(self.ids)
+        at = len(self._ids)
         return timed(
             self._runtime,
             at,
@@ -224,7 +258,7 @@ class Session:
         step, stop = self._runtime.n_batch, len(ids)
         if not self._runtime.can_rewind:
             stop -= 1
-        for start in range(len(self.ids), stop, step):
+        for start in range(len(self._ids), stop, step):
             yield ids[start : min(start + step, stop)]
         if stop < len(ids):
             self.save()

@@ -27,6 +27,7 @@ from engine.gpu.sampling import RING, DeviceSampler, Entry, settings_of
 from engine.host_memory import HostTensor
 
 if TYPE_CHECKING:
+    from engine.config import SamplingParams
     from engine.sampler import Sampler
 
 Logits: TypeAlias = NDArray[np.float32]
@@ -50,8 +51,7 @@ class TokenStep:
         position: (1,), integers: how many tokens are cached before it.
         begin: writes both, and whatever else depends on the position that the host knows.
         forward: the logits, (n_vocab,) or (1, n_vocab), from nothing but the device's memory.
-        can_rewind: computing a token once more, or others instead, does no harm; where states do
-            not go back, no step runs ahead, so that none is ever discarded.
+        can_rewind: computing a token once more, or another instead, does no harm.
     """
 
     device: torch.device
@@ -78,8 +78,8 @@ class TokenStream:
 
     def __init__(self, step: TokenStep, ahead: int = AHEAD) -> None:
         self._step = step
-        self._most_ahead = min(ahead, RING - 2) if step.can_rewind else 0
-        self._ahead = self._most_ahead
+        self._wanted = min(ahead, RING - 2)
+        self._ahead = self._most_ahead = 0
         self._draws = DeviceSampler(step.device, step.n_vocab)
         self._ring = HostTensor((RING,), torch.int64, step.device)
         if step.device.type == "cuda" and not self._ring.is_pinned:
@@ -132,9 +132,22 @@ class TokenStream:
             self.stop()
             self._sampler, self._never = sampler, never
             self._is_served = settings_of(sampler.params, self._step.n_vocab) is not None
+            self._ahead = self._most_ahead = self._steps_ahead(sampler.params)
         return self._is_served
 
-    def next(self, token: int, n_past: int, n_left: int) -> int | Logits:
+    def _steps_ahead(self, params: SamplingParams) -> int:
+        """How far steps run ahead.
+
+        Where states do not go back, only one does, if it can draw: then what the states hold too
+        much is the last token that was read. Most often it is the one that ended the answer, which
+        the chat's template continues with; else the states go back to where they were saved.
+        """
+        if self._step.can_rewind:
+            return self._wanted
+        is_sure = params.temperature <= 0 or params.top_k > 0
+        return min(1, self._wanted) if is_sure else 0
+
+    def next(self, token: int, n_past: int, n_left: int) -> int | Logits | None:
         """Compute a token after `n_past` cached ones, and draw the one behind it.
 
         The sampler's random numbers are taken here; who calls this lets it accept what was drawn.
@@ -143,7 +156,8 @@ class TokenStream:
             n_left: how many more may be drawn, with this one.
 
         Returns:
-            The token that was drawn; or the logits (n_vocab,), from which the host has to draw.
+            The token that was drawn; or the logits (n_vocab,), from which the host has to draw; or
+            None if a state cannot go back to those.
 
         Raises:
             EngineError: what the device did is lost.
@@ -152,6 +166,7 @@ class TokenStream:
         with torch.inference_mode():
             if self._next != (token, n_past):
                 self._begin(token, n_past)
+            self._next = None  # until it is known
             self._enqueue(min(1 + self._ahead, n_left))
             entry = self._wait(self._n_read + 1)
             self._n_read += 1
@@ -164,16 +179,21 @@ class TokenStream:
         self._next = (entry.token, n_past + 1)
         return entry.token
 
-    def stop(self) -> None:
+    def stop(self) -> Sequence[int]:
         """Wait for what was enqueued; nothing of it counts. Before anything else uses the cache.
+
+        Returns:
+            What states hold of it, which do not go back.
 
         Raises:
             EngineError, RuntimeError: see `next`.
         """
-        self._next = None
-        if self._n_read < self._n_enqueued:
-            self._wait(self._n_enqueued)
-            self._n_read = self._n_enqueued
+        following, self._next = self._next, None
+        if self._n_read == self._n_enqueued:
+            return ()
+        self._wait(self._n_enqueued)
+        self._n_read = self._n_enqueued
+        return () if following is None or self._step.can_rewind else following[:1]
 
     def _begin(self, token: int, n_past: int) -> None:
         assert self._sampler is not None, "nobody is served"
@@ -214,11 +234,17 @@ class TokenStream:
         done: bool = stream.query()
         return done
 
-    def _logits(self) -> Logits:
-        """Of the step that could not draw; later ones are as careful for a while."""
+    def _logits(self) -> Logits | None:
+        """Of the step that could not draw; later ones are careful for a while.
+
+        Those behind it have computed the same once more, to other results where states changed.
+        """
         assert self._captured is not None, "it was replayed"
+        is_lost = self._n_read < self._n_enqueued and not self._step.can_rewind
         self.stop()
         self._ahead = self._n_calm = 0
+        if is_lost:
+            return None
         logits = self._captured.result.view(-1).to("cpu", torch.float32, copy=True)
         found: Logits = logits.numpy()
         return found

@@ -64,6 +64,7 @@ class AheadStream:
         self._at, self._fed = self._at + 1, drawn
         return drawn
 
-    def stop(self) -> None:
+    def stop(self) -> Sequence[int]:
         self._next = None
         self._drawn.clear()
+        return ()

@@ -96,12 +96,18 @@ def ids_of(events: Sequence[Event]) -> list[int]:
     return [i for event in events if isinstance(event, TokenText) for i in event.ids]
 
 
-def told(events: Sequence[Event]) -> list[object]:
-    """What of an answer must be the same whoever draws."""
-    kept = [e for e in events if isinstance(e, TokenText | ContextShifted | PrefillProgress)]
+def told(events: Sequence[Event], *, is_first: bool = True) -> list[object]:
+    """What of an answer must be the same whoever draws.
+
+    Args:
+        is_first: nothing was cached; otherwise states may have had to go back further.
+    """
+    kept = [e for e in events if isinstance(e, TokenText | ContextShifted)]
     last = events[-1]
     assert isinstance(last, Finished)
-    return [*kept, last.reason, last.usage]
+    if not is_first:
+        return [*kept, last.reason]
+    return [e for e in events if isinstance(e, PrefillProgress)] + [*kept, last.reason, last.usage]
 
 
 @pytest.fixture(params=[0, 1, 2, "recurrent"])
@@ -147,13 +153,16 @@ def test_what_is_drawn_behind_the_end_is_forgotten(both: tuple[ToyRuntime, ToyRu
     sessions = [Session(runtime) for runtime in both]  # type: ignore[arg-type]
     for prompt in (PROMPT, [*PROMPT, *drawn[:3]]):
         host, ahead = (
-            told(answer(s._runtime, params, tokenizer=letters, session=s, prompt=prompt))
+            answer(s._runtime, params, tokenizer=letters, session=s, prompt=prompt)
             for s in sessions
         )
-        assert host == ahead
-        assert sessions[0].ids == sessions[1].ids
-    host, ahead = both
-    assert 0 <= ahead.n_computed.item() - host.n_computed.item() <= 2 * 2
+        is_first = both[1].can_rewind or prompt == PROMPT
+        assert told(host, is_first=is_first) == told(ahead, is_first=is_first)
+        n = len(sessions[0].ids)
+        assert sessions[0].ids == sessions[1].ids[:n]
+        assert len(sessions[1].ids) == n or not both[1].can_rewind
+    if both[1].can_rewind:
+        assert 0 <= both[1].n_computed.item() - both[0].n_computed.item() <= 2 * 2
 
 
 def test_a_stop_text_ends_an_answer(both: tuple[ToyRuntime, ToyRuntime]) -> None:
@@ -180,8 +189,51 @@ def test_cancelling_takes_effect_within_a_token(both: tuple[ToyRuntime, ToyRunti
     assert cancelled[0] == cancelled[1]
     assert "cancelled" in cancelled[1]
     assert 0 <= both[1].n_computed.item() - both[0].n_computed.item() <= 2
-    again = [told(answer(s._runtime, params, session=s)) for s in sessions]
+    again = [told(answer(s._runtime, params, session=s), is_first=False) for s in sessions]
     assert again[0] == again[1]
+
+
+def test_a_state_holds_the_end_of_an_answer(device: str) -> None:
+    """A chat that goes on behind it finds all of it cached."""
+    host, ahead = toy(device, is_recurrent=True), toy(device, 1, is_recurrent=True)
+    params = SamplingParams(**RANDOM, max_tokens=6)
+    drawn = ids_of(answer(host, params, tokenizer=Letters()))
+    eog = next(token for token in drawn[2:] if token not in drawn[:2])
+    heard = [*PROMPT, *drawn[: drawn.index(eog)], eog]
+    session, letters = Session(ahead), Letters([eog])  # type: ignore[arg-type]
+    answer(ahead, params, session=session, tokenizer=letters)
+    assert session.ids == heard
+    for prompt, n_cached in (([*heard, 4, 8], len(heard)), ([*heard, 4, 9], len(heard) + 1)):
+        events = answer(ahead, params, session=session, tokenizer=letters, prompt=prompt)
+        wanted = answer(host, params, tokenizer=letters, prompt=prompt)
+        assert told(events, is_first=False) == told(wanted, is_first=False)
+        assert isinstance(events[-1], Finished)
+        assert events[-1].usage.cached_tokens == n_cached
+
+
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_an_answer_goes_on_after_a_look_at_the_cache(is_recurrent: bool, device: str) -> None:
+    """A state that is saved in the middle of an answer has all that the cache holds."""
+    host, ahead = toy(device, is_recurrent=is_recurrent), toy(device, 1, is_recurrent=is_recurrent)
+    params = SamplingParams(**RANDOM, max_tokens=6)
+    session = Session(ahead)  # type: ignore[arg-type]
+    events: list[Event] = []
+    for event in Generation(session, None, params, 2, lambda: False).run(PROMPT):
+        events.append(event)
+        if len(ids_of(events)) in (3, 5):
+            read = [*PROMPT, *ids_of(events)]
+            assert session.ids == (read if is_recurrent else read[:-1])
+    assert told(events) == told(answer(host, params))
+
+
+def test_states_that_cannot_be_told_are_computed_again(device: str) -> None:
+    """More tokens are equally likely than the device can look at, which only then is known."""
+    params = SamplingParams(**{**RANDOM, "repeat_penalty": 1}, max_tokens=4)
+    host, ahead = (
+        ToyRuntime(device, n_vocab=1500, sharpness=0, is_recurrent=True) for _ in range(2)
+    )
+    attach(ahead, 1)
+    assert told(answer(host, params)) == told(answer(ahead, params))
 
 
 def test_where_the_device_cannot_draw_the_host_does(device: str) -> None:
