@@ -19,25 +19,27 @@ Key = tuple[str, int, int, str, tuple[tuple[str, Any], ...]]
 WARP = 32
 """Threads of a warp."""
 
-MOST_WARPS = 8
-"""Of a program that multiplies few rows: so many that each thread has two blocks or more."""
+MOST_WARPS = 4
+"""Of a program that multiplies few rows: small ones, so that some read while others end."""
 
 PROGRAMS_PER_SM = 2
-"""Programs of few rows that a multiprocessor should have at least, where columns can be cut."""
+"""Programs of few rows that a multiprocessor should have before columns are cut into parts."""
 
 
 def few_config(target: Target, *, n_blocks: int) -> Config:
-    """Warps and blocks at once of a program that multiplies few rows with a tile."""
+    """Warps of a program that multiplies few rows with a tile, and blocks asked for ahead.
+
+    Each thread has two blocks or more, so that there is something to ask for ahead.
+    """
     n_warps = 1
     while n_warps < MOST_WARPS and 2 * n_warps * WARP // 4 * 2 <= n_blocks:
         n_warps *= 2
-    return {"num_warps": n_warps, "unroll": 2}
+    return {"num_warps": n_warps, "unroll": 1}
 
 
 def few_parts_config(target: Target, *, n_blocks: int, n_rows: int, num_warps: int) -> Config:
     """Programs that share a tile of a small matrix; each has at least one step of its own."""
-    n_tile = -(-n_rows // TILE)
-    wanted = -(-PROGRAMS_PER_SM * target.n_sm // max(1, n_tile))
+    wanted = PROGRAMS_PER_SM * target.n_sm * TILE // max(TILE, n_rows)
     n_step = -(-n_blocks // (num_warps * WARP // 4))
     return {"parts": max(1, min(wanted, n_step))}
 

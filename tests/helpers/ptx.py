@@ -29,7 +29,7 @@ class Results:
 
 
 def loaded(addresses: Addresses, n: int) -> list[Words]:
-    """`ld.v2` and `ld.v4`, which want addresses that are multiples of their size."""
+    """`ld`, `ld.v2` and `ld.v4`, which want addresses that are multiples of their size."""
     assert not (addresses % (4 * n)).any()
     there = np.ones(addresses.shape, bool)
     other = np.zeros(addresses.shape, np.int32)
@@ -63,12 +63,11 @@ def create_inline_asm(
     """What `InterpreterBuilder` lacks."""
     n_output = constraints.count("=")
     assert (len(types), len(handles)) == (n_output, constraints.count(",") + 1 - n_output)
-    assert is_pure
     assert pack == 1
     given = [handle.data for handle in handles]
     name = text.split()[0]
     if name.startswith("ld.global.nc"):
-        assert name.endswith(f".v{n_output}.b32")
+        assert name.endswith(".b32" if n_output == 1 else f".v{n_output}.b32")
         return Results(loaded(given[0], n_output))
     instructions: dict[str, Callable[..., Words]] = {
         "dp4a.s32.s32": lambda a, b, c: dot(np.int8, a, b, c),

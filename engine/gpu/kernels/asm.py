@@ -1,6 +1,7 @@
 """NVIDIA's own instructions, element by element; `ASM` says whether there are such.
 
-What has no plain form here is only for use where there are.
+What has no plain form here is only for use where there are. Reads stay where they are: what is asked
+for early shall be on its way early.
 """
 
 import triton
@@ -16,7 +17,7 @@ def four_words(address, ASM: tl.constexpr):
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             "ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l",
-            [address], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
+            [address], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
         )  # fmt: skip
         return a, b, c, d
     else:
@@ -26,11 +27,11 @@ def four_words(address, ASM: tl.constexpr):
 
 @triton.jit
 def two_words(address, ASM: tl.constexpr):
-    """Two neighbouring 32-bit words from each address on, a multiple of 8 bytes; read once."""
+    """Two neighbouring 32-bit words from each address on, a multiple of 8 bytes."""
     if ASM:
         a, b = tl.inline_asm_elementwise(
-            "ld.global.nc.L1::no_allocate.v2.b32 {$0, $1}, [$2];", "=r,=r,l",
-            [address], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+            "ld.global.nc.v2.b32 {$0, $1}, [$2];", "=r,=r,l",
+            [address], dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
         )  # fmt: skip
         return a, b
     else:
@@ -44,7 +45,7 @@ def four_shared_words(address, ASM: tl.constexpr):
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             "ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l",
-            [address], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
+            [address], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
         )  # fmt: skip
         return a, b, c, d
     else:
@@ -83,3 +84,15 @@ def chosen_bytes(low, high, selector):
         "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, selector],
         dtype=tl.int32, is_pure=True, pack=1,
     )  # fmt: skip
+
+
+@triton.jit
+def one_word(address, ASM: tl.constexpr):
+    """A 32-bit word from each address on, a multiple of 4 bytes."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.b32 $0, [$1];", "=r,l",
+            [address], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.load(address.to(tl.pointer_type(tl.int32)))

@@ -45,7 +45,8 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
         first, last: the blocks that count, all of them in [0, n_blocks).
         n_blocks, skip: of the matrix' extent.
         ITEMS: threads of a program: it takes ITEMS / 4 blocks at a time.
-        UNROLL: how many of those each thread asks for before it works on the first.
+        UNROLL: blocks that each thread has asked for before it works on the first of them. What is
+            asked for in the turn before cannot be put off until it is needed, as compilers like to.
         X_BYTES: see above; other constants as in `engine.gpu.layouts`.
     """
     BLOCKS: tl.constexpr = ITEMS // 4
@@ -54,24 +55,20 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
     sums = ()
     for _ in tl.static_range(4 * len(rows)):
         sums = sums + (tl.zeros((ITEMS,), tl.float32),)
-    for start in range(first, last, BLOCKS * UNROLL):
-        stored = ()
-        for step in tl.static_range(UNROLL):
-            block = tl.minimum(start + step * BLOCKS + item // 4, last - 1)
-            stored = stored + (
-                block_words(tile, block, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, ASM),
-            )
-        for step in tl.static_range(UNROLL):
-            block = start + step * BLOCKS + item // 4
-            inside = block < last
-            block = tl.minimum(block, last - 1)
-            if X_BYTES > 0:
-                sums = with_bytes(sums, stored[step], x, facts, rows, n_blocks, block, inside,
-                                  X_BYTES, LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED,
-                                  ASM)  # fmt: skip
-            else:
-                sums = with_numbers(sums, stored[step], x, facts, rows, n_blocks, block, inside,
-                                    LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
+    waiting = ()
+    for step in tl.static_range(UNROLL):
+        block = first + step * BLOCKS + item // 4
+        waiting = waiting + (words_of(tile, x, facts, rows[0], block, lane, last, n_blocks, skip,
+                                      X_BYTES, LOW, HIGH, SCALE, SUB, ASM),)  # fmt: skip
+    for start in range(first, last, BLOCKS):
+        block = start + item // 4
+        later = waiting[0]
+        if start + UNROLL * BLOCKS < last:
+            later = words_of(tile, x, facts, rows[0], block + UNROLL * BLOCKS, lane, last, n_blocks,
+                             skip, X_BYTES, LOW, HIGH, SCALE, SUB, ASM)  # fmt: skip
+        sums = with_block(sums, waiting[0], x, facts, rows, n_blocks, block, last, X_BYTES, LOW,
+                          HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
+        waiting = without_first(waiting) + (later,)
     totals = ()
     for m in tl.static_range(len(rows)):
         even, odd = tl.join(sums[4 * m], sums[4 * m + 2]), tl.join(sums[4 * m + 1], sums[4 * m + 3])
@@ -80,7 +77,56 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
 
 
 @triton.jit
-def with_bytes(sums, stored, x, facts, rows, n_blocks, block, inside, X_BYTES: tl.constexpr,
+def without_first(things):
+    """The other entries of a tuple."""
+    found = ()
+    for n in tl.static_range(len(things) - 1):
+        found = found + (things[n + 1],)
+    return found
+
+
+@triton.jit
+def with_block(sums, words, x, facts, rows, n_blocks, block, last, X_BYTES: tl.constexpr,
+               LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
+               SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
+               ASM: tl.constexpr):  # fmt: skip
+    """`sums` with one block more of each thread, if it has one, from the words of `words_of`."""
+    inside = block < last
+    block = tl.minimum(block, last - 1)
+    stored, numbers = words
+    if X_BYTES > 0:
+        return with_bytes(sums, stored, numbers, x, facts, rows, n_blocks, block, inside, X_BYTES,
+                          LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
+    else:
+        return with_numbers(sums, stored, x, facts, rows, n_blocks, block, inside, LOW, HIGH, ZERO,
+                            TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
+
+
+@triton.jit
+def words_of(tile, x, facts, row, block, lane, last, n_blocks, skip, X_BYTES: tl.constexpr,
+             LOW: tl.constexpr, HIGH: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
+             ASM: tl.constexpr):  # fmt: skip
+    """All that is read of a block before anything is done: `block_words` and `x_words` of a row."""
+    block = tl.minimum(block, last - 1)
+    stored = block_words(tile, block, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, ASM)
+    numbers = ()
+    if X_BYTES > 0:
+        numbers = x_words(x, facts, row * n_blocks + block, X_BYTES, ASM)
+    return stored, numbers
+
+
+@triton.jit
+def x_words(x, facts, place, X_BYTES: tl.constexpr, ASM: tl.constexpr):
+    """A block of a row of x: a tuple with 8 * X_BYTES words of its numbers, and four facts."""
+    numbers = ()
+    for n in tl.static_range(2 * X_BYTES):
+        numbers = numbers + four_shared_words(x + (place * (32 * X_BYTES) + 16 * n), ASM)
+    d0, d1, sum0, sum1 = four_shared_words(facts + place * 16, ASM)
+    return numbers, d0, d1, sum0, sum1
+
+
+@triton.jit
+def with_bytes(sums, stored, first, x, facts, rows, n_blocks, block, inside, X_BYTES: tl.constexpr,
                LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
                SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
@@ -89,6 +135,7 @@ def with_bytes(sums, stored, x, facts, rows, n_blocks, block, inside, X_BYTES: t
     Args:
         sums: for each row of x and each of four rows of the tile.
         stored: of `block_words`.
+        first: of `x_words`, for the first row; each further one is read while one is worked on.
         inside: whether the block counts.
     """
     low, high, scales, supers = stored
@@ -102,13 +149,12 @@ def with_bytes(sums, stored, x, facts, rows, n_blocks, block, inside, X_BYTES: t
         factor, more = row_scales(scales, supers, row, SCALE, SUB, SIGNED)
         factors, added = factors + (factor,), added + (more,)
     result = ()
+    following = first
     for m in tl.static_range(len(rows)):
-        place = rows[m] * n_blocks + block
-        numbers = ()
-        for n in tl.static_range(2 * X_BYTES):
-            numbers = numbers + four_shared_words(x + (place * (32 * X_BYTES) + 16 * n), ASM)
-        numbers = operand(numbers, True, ASM)
-        d0, d1, sum0, sum1 = four_shared_words(facts + place * 16, ASM)
+        words, d0, d1, sum0, sum1 = following
+        if m + 1 < len(rows):
+            following = x_words(x, facts, rows[m + 1] * n_blocks + block, X_BYTES, ASM)
+        numbers = operand(words, True, ASM)
         d0 = tl.where(inside, d0.to(tl.float32, bitcast=True), 0.0)
         d1 = tl.where(inside, d1.to(tl.float32, bitcast=True), 0.0)
         x0, x1 = sum0.to(tl.float32) * d0, sum1.to(tl.float32) * d1

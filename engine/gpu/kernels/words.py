@@ -9,7 +9,7 @@ of `asm` are used; products have the same bits without.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.asm import chosen_bytes, four_words, two_words
+from engine.gpu.kernels.asm import chosen_bytes, four_words, one_word, two_words
 from engine.gpu.kernels.planes import (
     byte_of,
     half_power,
@@ -94,18 +94,12 @@ def scale_words(at, row, SCALE: tl.constexpr, SUB: tl.constexpr, ASM: tl.constex
         elif SCALE == "f32":
             words = words + four_words(at + (64 * sub + row * 4), ASM)
         else:
-            words = words + (one_word(at + (16 * sub + row)),)
+            words = words + (one_word(at + (16 * sub + row), ASM),)
     if SCALE == "f16_min":
         words = words + two_words(at + (32 + row * 2), ASM)
     elif SCALE == "super_min":
-        words = words + (one_word(at + (16 + row)),)
+        words = words + (one_word(at + (16 + row), ASM),)
     return words
-
-
-@triton.jit
-def one_word(address):
-    """A 32-bit word from each address on, a multiple of four."""
-    return tl.load(address.to(tl.pointer_type(tl.int32)))
 
 
 @triton.jit
