@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine.models.declare import Declaration
     from engine.ops.weights import Weight
     from engine.ops.worker import Worker
+    from engine.session import TokenSource
 
 
 class Rank:
@@ -45,6 +46,7 @@ class Rank:
         self.context = context
         self.worker = worker
         self.card = card
+        self.is_alone = is_alone
         self.recording: Recording | Replay | None = None
         self.refusal = "" if worker or card else "its device has no kernels that can be repeated"
         if card and not is_alone:
@@ -113,6 +115,19 @@ class Rank:
                 self.recording = Replay(captured)
                 return captured.result
         return self._forward()
+
+    def token_stream(self, n_vocab: int, n_past: int, *, can_rewind: bool) -> TokenSource | None:
+        """What draws tokens where they are computed; None where that cannot be.
+
+        Args:
+            n_past: cached tokens, which stay.
+        """
+        if self.card is None or self.refusal:
+            return None
+        return self.card.token_stream(
+            n_vocab, self._id, self.context.position, self._begin, self._forward, n_past,
+            can_rewind=can_rewind,
+        )  # fmt: skip
 
     def repeat(self, token: int, n_past: int) -> Tensor | None:
         """Run one token as the recorded one."""

@@ -154,6 +154,7 @@ class Runtime:
         self.ranks = self._run(load, "to load the model")
         self._steer()
         self._warm_up()
+        self._draw_on_device(0)
 
     def _steer(self) -> None:
         """Show the ranks what control vectors add."""
@@ -196,6 +197,17 @@ class Runtime:
             donor._take_back(transfer, error)
             raise
         donor.close()
+        if self.can_rewind and n_past < self.n_ctx:  # trying it goes on from the states
+            self._draw_on_device(n_past)
+
+    def _draw_on_device(self, n_past: int) -> None:
+        """Have tokens drawn where they are computed, if one GPU does all.
+
+        Args:
+            n_past: cached tokens, which stay; recurrent states may become others.
+        """
+        if repeats_tokens() and len(found := [r for r in self.ranks if r.card and r.is_alone]) == 1:
+            self.stream = found[0].token_stream(self.hp.n_vocab, n_past, can_rewind=self.can_rewind)
 
     def _side(self) -> Side:
         return Side(self.ranks, lambda fn: self._run(fn, DOING))

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.errors import EngineError
 from engine.gpu.compiling import Compiling
 from engine.gpu.graph import Captured, NotRepeatable, capture
 from engine.gpu.ops import GpuOps
 from engine.gpu.rehearsal import rehearse
+from engine.gpu.stream import TokenStep, TokenStream
 from engine.gpu.target import target_of
 
 if TYPE_CHECKING:
@@ -62,6 +64,26 @@ class Card:
     def make_ops(self) -> GpuOps:
         """The arithmetic of one rank."""
         return GpuOps(self.device)
+
+    def token_stream(
+        self, n_vocab: int, token: Tensor, position: Tensor, begin: Callable[[int, int], None],
+        forward: Callable[[], Tensor | None], n_past: int, *, can_rewind: bool,
+    ) -> TokenStream | None:  # fmt: skip
+        """Draws tokens on the card, see `TokenStep`; None, with a line in the log, if it cannot."""
+
+        def logits() -> Tensor:
+            found = forward()
+            assert found is not None, "a rank that is alone has the output head"
+            return found
+
+        step = TokenStep(self.device, n_vocab, token, position, begin, logits, can_rewind)
+        try:
+            stream = TokenStream(step)
+            stream.prepare(0, n_past)
+        except (EngineError, NotRepeatable) as error:
+            log.warning("tokens are drawn by the host, not on %s: %s", self.device, error)
+            return None
+        return stream
 
     def capture(
         self, compute: Callable[[], Tensor | None]

@@ -73,6 +73,7 @@ class CudaGraph(Generic[T]):
     """A graph of the device, of one stream; memory that is allocated meanwhile belongs to it."""
 
     def __init__(self, device: torch.device, compute: Callable[[], T]) -> None:
+        self._device = device
         self._graph = torch.cuda.CUDAGraph()
         try:
             with (
@@ -93,7 +94,8 @@ class CudaGraph(Generic[T]):
         return self._result
 
     def replay(self) -> None:
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._graph.replay()
 
 
 class Tape(TorchDispatchMode, Generic[T]):  # type: ignore[no-untyped-call]
