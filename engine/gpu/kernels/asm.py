@@ -1,7 +1,7 @@
 """NVIDIA's own instructions, element by element; `ASM` says whether there are such.
 
-What has no plain form here is only for use where there are. Reads stay where they are: what is asked
-for early shall be on its way early.
+What has no plain form here is only for use where there are. Reads stay where they are: what is
+asked for early shall be on its way early.
 """
 
 import triton
