@@ -121,10 +121,11 @@ class GpuOps(ReferenceOps):
         return super().delta_net(x, state) if y is None else y
 
     def selective_scan(
-        self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
-    ) -> Tensor:
-        y = recurrent.selective_scan(x, step, a, b, c, d, state)
-        return super().selective_scan(x, step, a, b, c, d, state) if y is None else y
+        self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
+        state: Tensor,
+    ) -> Tensor:  # fmt: skip
+        y = recurrent.selective_scan(x, step, a, b, c, d, gate, state)
+        return super().selective_scan(x, step, a, b, c, d, gate, state) if y is None else y
 
     def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
         y = recurrent.state_space_scan(x, state)

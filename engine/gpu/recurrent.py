@@ -75,10 +75,11 @@ def delta_net(x: DeltaInputs, state: Tensor) -> Tensor | None:
 
 
 def selective_scan(
-    x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
-) -> Tensor | None:
+    x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
+    state: Tensor,
+) -> Tensor | None:  # fmt: skip
     """See `ReferenceOps.selective_scan`; for any number of tokens, as torch has nothing better."""
-    rows = (x, step, b, c)
+    rows = (x, step, b, c, gate)
     if not all(map(_has_rows, rows)) or not all(map(is_plain, (a, d, state))):
         return None
     (n_token, n_channel), n_state = x.shape, b.shape[1]
@@ -87,7 +88,7 @@ def selective_scan(
     channels = min(max(1, HELD // 2 // size), power_of_two(n_channel))
     launch(
         recurrent.selective_scan, (-(-n_channel // channels),),
-        x, step, a, b, c, d, state, y, n_token, n_channel, *(part.stride(0) for part in rows),
+        x, step, a, b, c, d, gate, state, y, n_token, n_channel, *(part.stride(0) for part in rows),
         num_warps=1, N_STATE=n_state, SIZE=size, CHANNELS=channels,
     )  # fmt: skip
     return y
@@ -96,17 +97,17 @@ def selective_scan(
 def state_space_scan(x: ScanInputs, state: Tensor) -> Tensor | None:
     """See `ReferenceOps.state_space_scan`; for few tokens."""
     n_token, n_head, n_row = x.values.shape
-    rows = (x.values, x.step, x.b, x.c)
+    rows = (x.values, x.step, x.b, x.c, x.gate)
     plain = (x.step_bias, x.rate, x.skip, state)
     if n_token > FEW_TOKENS or not all(map(_has_rows, rows)) or not all(map(is_plain, plain)):
         return None
     n_state = x.b.shape[2]
-    y = torch.empty(n_token, n_head, n_row, device=state.device)
+    y = torch.empty(n_token, n_head * n_row, device=state.device)
     size = power_of_two(n_state)
     held = min(max(1, HELD // size), power_of_two(n_row))
     launch(
         recurrent.state_space_scan, (n_head, -(-n_row // held)),
-        x.values, x.step, x.step_bias, x.rate, x.b, x.c, x.skip,
+        x.values, x.step, x.step_bias, x.rate, x.b, x.c, x.skip, x.gate,
         x.step if x.key_of is None else x.key_of, state, y, n_token,
         *(part.stride(0) for part in rows), num_warps=1, HAS_MAP=x.key_of is not None, N_ROW=n_row,
         N_STATE=n_state, SIZE=size, ROWS=held,

@@ -113,13 +113,12 @@ class GroupedRMSNorm(Module):
             return None
         start, stop = self.groups.groups.spans[ctx.rank]
         factors = self.groups.of_heads((mean[:, start:stop] + self.eps).rsqrt(), ctx.rank)
-        return self._weighted((heads * factors[..., None]).flatten(1))
+        assert self.weight is not None, "a rank without heads must not compute it"
+        return (heads * factors[..., None]).flatten(1) * self.weight
 
     def _local(self, x: Tensor, ctx: Context) -> Tensor:
         """The same where every group is whole on its rank."""
-        grouped = x.reshape(x.shape[0], self.groups.groups.size(ctx.rank), -1)
-        return self._weighted(ctx.ops.rms_norm(grouped, None, None, self.eps).flatten(1))
-
-    def _weighted(self, x: Tensor) -> Tensor:
         assert self.weight is not None, "a rank without heads must not compute it"
-        return x * self.weight
+        grouped = x.reshape(x.shape[0], self.groups.groups.size(ctx.rank), -1)
+        weight = self.weight.view(grouped.shape[1:])
+        return ctx.ops.rms_norm(grouped, weight, None, self.eps).flatten(1)

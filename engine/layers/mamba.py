@@ -76,8 +76,10 @@ class Mamba(Mixer):
         values, gate = self.ssm_in(x).chunk(2, dim=-1)
         values = self.ssm_conv1d(values, state["conv"], ctx, SILU)
         step, b, c = self.read(values, ctx)
-        y = ctx.ops.selective_scan(values, step, self.ssm_a(), b, c, self.ssm_d(), state["ssm"])
-        return self.ssm_out(ctx.ops.gated(SILU, gate, y))
+        a, d = self.ssm_a(), self.ssm_d()
+        return self.ssm_out(
+            ctx.ops.selective_scan(values, step, a, b, c, d, gate, state["ssm"])
+        )  # fmt: skip
 
     def read(self, values: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         """What steps are made of (T, channels of this rank), B and C (T, n_state).

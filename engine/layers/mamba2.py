@@ -66,6 +66,7 @@ class ScanInputs(NamedTuple):
         rate: of forgetting, negative, (n_head,).
         b, c: what writes to states and reads them, (T, groups of the rank, n_state).
         skip: how much of a value goes past the state, (n_head,).
+        gate: (T, n_head × head_dim); its SiLU is a factor on what is read.
         key_of: the group of each head, int64 (n_head,); None where each has its own.
     """
 
@@ -76,6 +77,7 @@ class ScanInputs(NamedTuple):
     b: Tensor
     c: Tensor
     skip: Tensor
+    gate: Tensor
     key_of: Tensor | None
 
 
@@ -144,7 +146,7 @@ class Mamba2(Mixer):
             split_heads(b, sizes.n_state),
             split_heads(c, sizes.n_state),
             self.ssm_d().flatten(),
+            gate,
             ctx.index(self.groups.of_each(ctx.rank)) if self.groups.size > 1 else None,
         )
-        y = ctx.ops.state_space_scan(inputs, state["ssm"])
-        return ctx.ops.gated(SILU, gate, y.flatten(1))
+        return ctx.ops.state_space_scan(inputs, state["ssm"])

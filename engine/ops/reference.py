@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, normalize, relu, silu, softplus
 
+from engine.layers.ffn import SILU
 from engine.ops import recurrent
 from engine.ops.attention import attend
 from engine.ops.experts import Groups
@@ -169,13 +170,19 @@ class ReferenceOps:
         return recurrent.gated_delta_rule(q * x.scale, k, x.v, log_decay, beta, state)
 
     def selective_scan(
-        self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
-    ) -> Tensor:
-        """See `engine.ops.recurrent.selective_scan`; `step` becomes Δ by the softplus."""
-        return recurrent.selective_scan(x, self.softplus(step), a, b, c, d, state)
+        self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
+        state: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """`silu(gate) * y` for gate (T, channels) and y of `engine.ops.recurrent.selective_scan`.
+
+        Args:
+            step: becomes Δ by the softplus, (T, channels).
+        """
+        y = recurrent.selective_scan(x, self.softplus(step), a, b, c, d, state)
+        return self.gated(SILU, gate, y)
 
     def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
-        """Mamba 2 from what projections make; (T, n_head, head_dim).
+        """Mamba 2 from what projections make; (T, n_head × head_dim).
 
         Args:
             state: (n_head, head_dim, n_state), updated in place.
@@ -183,7 +190,8 @@ class ReferenceOps:
         dt, b, c = self.softplus(x.step + x.step_bias), x.b, x.c
         if x.key_of is not None:
             b, c = b.index_select(1, x.key_of), c.index_select(1, x.key_of)
-        return recurrent.state_space_scan(x.values, dt, x.rate, b, c, x.skip, state)
+        y = recurrent.state_space_scan(x.values, dt, x.rate, b, c, x.skip, state)
+        return self.gated(SILU, x.gate, y.flatten(1))
 
     def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Weights and numbers of each token's experts, both (T, n_used); see `Routing`.

@@ -8,7 +8,7 @@ each head which one it has. Sizes of heads are constants, strides are those betw
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.elementwise import sigmoid, softplus
+from engine.gpu.kernels.elementwise import activated, sigmoid, softplus
 
 
 @triton.jit
@@ -79,15 +79,16 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, y, n_token, q
 
 
 @triton.jit(do_not_specialize=["n_token", "n_channel", "x_stride", "step_stride", "b_stride",
-                               "c_stride"])  # fmt: skip
-def selective_scan(x, step, a, b, c, d, state, y, n_token, n_channel, x_stride, step_stride,
-                   b_stride, c_stride, N_STATE: tl.constexpr, SIZE: tl.constexpr,
+                               "c_stride", "gate_stride"])  # fmt: skip
+def selective_scan(x, step, a, b, c, d, gate, state, y, n_token, n_channel, x_stride, step_stride,
+                   b_stride, c_stride, gate_stride, N_STATE: tl.constexpr, SIZE: tl.constexpr,
                    CHANNELS: tl.constexpr):  # fmt: skip
     """`ReferenceOps.selective_scan` of CHANNELS channels for each program.
 
     Args:
         x: F32 (n_token, n_channel)
         step: F32 (n_token, n_channel), before the softplus.
+        gate: F32 (n_token, n_channel), whose SiLU is a factor on what is read.
         a, state: F32 (n_channel, N_STATE)
         b, c: F32 (n_token, N_STATE)
         d: F32 (n_channel,)
@@ -104,24 +105,26 @@ def selective_scan(x, step, a, b, c, d, state, y, n_token, n_channel, x_stride, 
     skip = tl.load(d + channel, mask=in_channel, other=0.0)
     for _ in range(n_token):
         value = tl.load(x + channel, mask=in_channel, other=0.0)
-        gate = tl.load(step + channel, mask=in_channel, other=0.0)
+        size = softplus(tl.load(step + channel, mask=in_channel, other=0.0))
+        door = tl.load(gate + channel, mask=in_channel, other=0.0)
         key = tl.load(b + column, mask=in_state, other=0.0)
         query = tl.load(c + column, mask=in_state, other=0.0)
-        size = softplus(gate)
         held = tl.exp(size[:, None] * rates) * held + (size * value)[:, None] * key[None, :]
         total = tl.sum(held * query[None, :], 1) + skip * value
-        tl.store(y + channel, total, mask=in_channel)
+        tl.store(y + channel, total * activated(door, "silu"), mask=in_channel)
         x += x_stride
         step += step_stride
         b += b_stride
         c += c_stride
+        gate += gate_stride
         y += n_channel
     tl.store(state + place, held, mask=inside)
 
 
-@triton.jit(do_not_specialize=["n_token", "x_stride", "step_stride", "b_stride", "c_stride"])
-def state_space_scan(x, step, step_bias, a, b, c, d, key_of, state, y, n_token, x_stride,
-                     step_stride, b_stride, c_stride, HAS_MAP: tl.constexpr,
+@triton.jit(do_not_specialize=["n_token", "x_stride", "step_stride", "b_stride", "c_stride",
+                               "gate_stride"])  # fmt: skip
+def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, y, n_token, x_stride,
+                     step_stride, b_stride, c_stride, gate_stride, HAS_MAP: tl.constexpr,
                      N_ROW: tl.constexpr, N_STATE: tl.constexpr, SIZE: tl.constexpr,
                      ROWS: tl.constexpr):  # fmt: skip
     """`ReferenceOps.state_space_scan`, ROWS rows of one head's state for each program.
@@ -131,6 +134,7 @@ def state_space_scan(x, step, step_bias, a, b, c, d, key_of, state, y, n_token, 
         step: F32 (n_token, n_head), before bias and softplus.
         step_bias, a, d: F32 (n_head,)
         b, c: F32 (n_token, groups, N_STATE)
+        gate: F32 (n_token, n_head * N_ROW), whose SiLU is a factor on what is read.
         key_of: int64 (n_head,) if HAS_MAP, the group of each head.
         state: F32 (n_head, N_ROW, N_STATE)
         y: F32 (n_token, n_head, N_ROW), without gaps.
@@ -146,17 +150,20 @@ def state_space_scan(x, step, step_bias, a, b, c, d, key_of, state, y, n_token, 
     held = tl.load(state + place, mask=inside, other=0.0)
     rate, skip, bias = tl.load(a + head), tl.load(d + head), tl.load(step_bias + head)
     x += head * N_ROW
+    gate += head * N_ROW
     y += head * N_ROW
     b += group * N_STATE
     c += group * N_STATE
     for _ in range(n_token):
         value = tl.load(x + row, mask=in_row, other=0.0)
         size = softplus(tl.load(step + head) + bias)
+        door = tl.load(gate + row, mask=in_row, other=0.0)
         key = tl.load(b + column, mask=in_state, other=0.0)
         query = tl.load(c + column, mask=in_state, other=0.0)
         held = tl.exp(size * rate) * held + (size * value)[:, None] * key[None, :]
         total = tl.sum(held * query[None, :], 1) + skip * value
-        tl.store(y + row, total, mask=in_row)
+        tl.store(y + row, total * activated(door, "silu"), mask=in_row)
+        gate += gate_stride
         x += x_stride
         step += step_stride
         b += b_stride

@@ -191,11 +191,11 @@ def of_recurrent_layers(is_brief: bool) -> None:
             recurrent.delta_net(DeltaInputs(q, k, v, *gates, None, 1e-6), _f32(32, dim, dim))
         recurrent.selective_scan(
             _f32(n, 5120), _f32(n, 5120), _f32(5120, 16), _f32(n, 16), _f32(n, 16), _f32(5120),
-            _f32(5120, 16),
+            _f32(n, 5120), _f32(5120, 16),
         )  # fmt: skip
         scan = ScanInputs(
             _f32(n, 80, 64), _f32(n, 80), _f32(80), _f32(80), _f32(n, 80, 128), _f32(n, 80, 128),
-            _f32(80), None,
+            _f32(80), _f32(n, 5120), None,
         )  # fmt: skip
         recurrent.state_space_scan(scan, _f32(80, 64, 128))
 

@@ -96,14 +96,14 @@ def test_delta_net(n_token: int, dim: int, is_shared: bool, per_channel: bool, d
 @pytest.mark.parametrize("n_token", [1, 4])
 @pytest.mark.parametrize(("n_channel", "n_state"), [(70, 16), (5, 3)])
 def test_selective_scan(n_token: int, n_channel: int, n_state: int, device: str) -> None:
-    x, step = (randn(n_token, n_channel).to(device) for _ in range(2))
+    x, step, gate = (randn(n_token, n_channel).to(device) for _ in range(3))
     mixed = randn(n_token, 7 + 2 * n_state).to(device)
     b, c = mixed[:, 7 : 7 + n_state], mixed[:, 7 + n_state :]
     a, d = -torch.rand(n_channel, n_state).to(device), randn(n_channel).to(device)
     state = randn(n_channel, n_state).to(device)
     check(
-        lambda p, state: recurrent.selective_scan(x[p], step[p], a, b[p], c[p], d, state),
-        lambda p, state: EXACT.selective_scan(x[p], step[p], a, b[p], c[p], d, state),
+        lambda p, state: recurrent.selective_scan(x[p], step[p], a, b[p], c[p], d, gate[p], state),
+        lambda p, state: EXACT.selective_scan(x[p], step[p], a, b[p], c[p], d, gate[p], state),
         state,
         n_token,
     )
@@ -120,14 +120,15 @@ def test_state_space_scan(
     step, bias, skip = (randn(*s).to(device) for s in ((n_token, n_head), (n_head,), (n_head,)))
     key_of = torch.tensor([0, 0, 1, 1], device=device) if is_shared else None
     rate = -torch.rand(n_head).to(device)
+    gate = randn(n_token, n_head * n_row + 4).to(device)[:, 4:]
     heads = [part.reshape(n_token, -1, n) for part, n in ((values, n_row), (b, n_state))]
     x = ScanInputs(
-        heads[0], step, bias, rate, heads[1], c.reshape(n_token, -1, n_state), skip, key_of
+        heads[0], step, bias, rate, heads[1], c.reshape(n_token, -1, n_state), skip, gate, key_of
     )
 
     def cut(piece: slice) -> ScanInputs:
         return x._replace(
-            **{name: getattr(x, name)[piece] for name in ("values", "step", "b", "c")}
+            **{name: getattr(x, name)[piece] for name in ("values", "step", "b", "c", "gate")}
         )
 
     check(
@@ -164,13 +165,15 @@ def test_without_memory(n_token: int) -> None:
         channels, torch.empty(8, 3, device=meta), torch.empty(8, 4, device=meta), None, SILU
     )
     vector, matrix, states = (torch.empty(*s, device=meta) for s in ((8,), (8, 4), (n_token, 4)))
-    scan = recurrent.selective_scan(channels, channels, matrix, states, states, vector, matrix)
+    scan = recurrent.selective_scan(
+        channels, channels, matrix, states, states, vector, channels, matrix
+    )  # fmt: skip
     assert conv is not None
     assert scan is not None
     heads = torch.empty(n_token, 8, 4, device=meta)
     y = EXACT.state_space_scan(
-        ScanInputs(heads, channels, vector, vector, heads, heads, vector, None),
+        ScanInputs(heads, channels, vector, vector, heads, heads, vector, heads.flatten(1), None),
         torch.empty(8, 4, 4, device=meta),
     )
     assert conv.shape == scan.shape == channels.shape
-    assert y.shape == heads.shape
+    assert y.shape == (n_token, 32)
