@@ -111,10 +111,11 @@ class GpuOps(ReferenceOps):
     # recurrent layers
 
     def causal_conv(
-        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None
-    ) -> Tensor:
-        y = recurrent.causal_conv(x, state, weight, bias, act)
-        return super().causal_conv(x, state, weight, bias, act) if y is None else y
+        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
+        act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        y = recurrent.causal_conv(x, state, weight, bias, act, gates)
+        return super().causal_conv(x, state, weight, bias, act, gates) if y is None else y
 
     def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
         y = recurrent.delta_net(x, state)

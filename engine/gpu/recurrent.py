@@ -32,22 +32,26 @@ HELD = 1 << 10
 
 
 def causal_conv(
-    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None
-) -> Tensor | None:
-    """See `ReferenceOps.causal_conv`; for any number of tokens."""
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None = None,
+    gates: tuple[Tensor, Tensor] | None = None,
+) -> Tensor | None:  # fmt: skip
+    """See `ReferenceOps.causal_conv`; for any number of tokens, and gates of x's own strides."""
     n_token, n_channel = x.shape
     n_tap = weight.shape[1]
     if not _has_rows(x) or not all(is_plain(t) for t in (weight, state) if t.numel()):
         return None
     if n_tap < 2 or (act is not None and (act.kind == "oai" or act.limit)):
         return None
+    before, after = gates or (x, x)
+    if len({(t.dtype, t.shape, t.stride()) for t in (x, before, after)}) > 1:
+        return None
     y = torch.empty(n_token, n_channel, device=x.device)
     tokens = 1 if n_token == 1 else max(CONV_TOKENS, power_of_two(n_tap - 1))
     launch(
         conv.causal_conv, (-(-n_channel // CONV_CHANNELS), -(-n_token // tokens)),
-        x, state, weight, x if bias is None else bias, y,
+        x, before, after, state, weight, x if bias is None else bias, y,
         n_token, n_channel, x.stride(0), TAPS=n_tap, ACT="none" if act is None else act.kind,
-        HAS_BIAS=bias is not None, TOKENS=tokens, BLOCK=CONV_CHANNELS,
+        HAS_BIAS=bias is not None, HAS_GATES=gates is not None, TOKENS=tokens, BLOCK=CONV_CHANNELS,
     )  # fmt: skip
     return y
 

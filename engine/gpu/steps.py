@@ -73,6 +73,9 @@ def add_norm(
         return None
     if n > LONGEST_ROW or any(not _is_vector(v, n) for v in vectors):
         return None
+    factor = addend.sum_scale
+    if not _is_vector(factor, 1):
+        return None
     total = torch.empty_like(x)
     y = torch.empty_like(x) if outer else total
     unit = unit_of(x, delta, *vectors, sizes=(n,))
@@ -80,10 +83,11 @@ def add_norm(
     names = ("DELTA_BIAS", "INNER_WEIGHT", "INNER_BIAS", "WEIGHT", "BIAS")
     launch(
         norm.add_norm, (x.numel() // n,),
-        x, delta, *(x if v is None else v for v in vectors), total, y, n // unit,
+        x, delta, *(x if v is None else v for v in (*vectors, factor)), total, y, n // unit,
         inner.eps if inner else 0.0, addend.scale, outer.eps if outer else 0.0,
         num_warps=warps_of(size), INNER=inner.kind if inner else "none",
         KIND=outer.kind if outer else "none", SIZE=size, UNIT=unit, HAS_SCALE=addend.scale != 1.0,
+        HAS_SUM_SCALE=factor is not None,
         **{f"HAS_{name}": v is not None for name, v in zip(names, vectors, strict=True)},
     )  # fmt: skip
     return total, y if outer else None

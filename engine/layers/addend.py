@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
 
 class Addend(NamedTuple):
-    """`norm(sum of the ranks' summands + bias) * scale`; `Context.add` works it out.
+    """`norm(sum of the ranks' summands + bias) * scale`; `Context.add` adds it to the stream.
 
     Attributes:
         summand: this rank's, (T, n_embd); None if it has none.
         bias: what is added once to the sum, (n_embd,).
         norm: what the biased sum passes, if anything.
         is_whole: the summand is the sum, and the same on all ranks.
+        sum_scale: what the stream is multiplied by afterwards, (1,).
     """
 
     summand: Tensor | None
@@ -25,3 +26,4 @@ class Addend(NamedTuple):
     norm: Norm | None = None
     scale: float = 1.0
     is_whole: bool = False
+    sum_scale: Tensor | None = None

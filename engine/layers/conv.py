@@ -46,12 +46,14 @@ class CausalConv(Module):
         return slots
 
     def __call__(
-        self, x: Tensor, memory: Tensor, ctx: Context, act: Activation | None = None
-    ) -> Tensor:
+        self, x: Tensor, memory: Tensor, ctx: Context, act: Activation | None = None,
+        gates: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         """Convolve x (T, channels of this rank), after the inputs in `memory`, which is updated.
 
         Args:
             act: follows, if anything.
+            gates: factors on what goes in, and on what comes out, both like x.
         """
         assert self.weight is not None, "a rank without a slice must not compute it"
-        return ctx.ops.causal_conv(x, memory, self.weight, self.bias, act)
+        return ctx.ops.causal_conv(x, memory, self.weight, self.bias, act, gates)

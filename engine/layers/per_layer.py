@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.layers.addend import Addend
 from engine.layers.ffn import GELU
 from engine.layers.linear import Embedding, Linear
 from engine.layers.module import Module
@@ -72,7 +73,7 @@ class PerLayerGate(Module):
         self.proj = Linear(n, hp.n_embd, everyone)
         self.post_norm = RMSNorm(hp.n_embd, hp.norm_eps, everyone)
 
-    def __call__(self, x: Tensor, ctx: Context) -> Tensor:
-        """Map x (T, n_embd) to (T, n_embd)."""
+    def __call__(self, x: Tensor, ctx: Context) -> Addend:
+        """What it adds to x (T, n_embd)."""
         inner = ctx.ops.gated(GELU, self.inp_gate(x), ctx.side[SIDE][:, self.mine])
-        return self.post_norm(self.proj(inner), ctx)
+        return Addend(self.proj(inner), norm=self.post_norm, is_whole=True)

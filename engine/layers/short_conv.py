@@ -53,5 +53,5 @@ class ShortConv(Mixer):
         if not ctx.owns(self.split.state_heads):
             return None
         b, c, values = self.in_proj(x).chunk(3, dim=-1)
-        mixed = self.conv(b * values, ctx.recurrent(self.state)["conv"], ctx)
-        return self.out_proj(c * mixed)
+        memory = ctx.recurrent(self.state)["conv"]
+        return self.out_proj(self.conv(values, memory, ctx, gates=(b, c)))

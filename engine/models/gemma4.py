@@ -91,14 +91,12 @@ class Gemma4Block(SandwichBlock):
         return self.make_dense()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x = super().forward(x, ctx)
+        x = ctx.add(x, self.mix(x, ctx), self.ffn_norm)
+        last = self.feed(x, ctx)
         if self.gate is not None:
-            x = x + self.gate(x, ctx)
-        scale = self.layer_output_scale.value
-        return x if scale is None else x * scale
-
-    def precede(self, following: Block) -> None:
-        """The stream is altered behind its last sum."""
+            x = ctx.add(x, last)
+            last = self.gate(x, ctx)
+        return ctx.add(x, last._replace(sum_scale=self.layer_output_scale.value), self.next_norm)
 
     def feed(self, x: Tensor, ctx: Context) -> Addend:
         if self.experts is None:

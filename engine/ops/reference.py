@@ -81,6 +81,8 @@ class ReferenceOps:
         if addend.scale != 1.0:
             delta = delta * addend.scale
         x = x + delta
+        if addend.sum_scale is not None:
+            x = x * addend.sum_scale
         return x, None if norm is None or norm.is_absent else norm.apply(x, self)
 
     def concat(self, *parts: Tensor) -> Tensor:
@@ -149,11 +151,18 @@ class ReferenceOps:
         return y * (x @ door)[:, None].sigmoid()
 
     def causal_conv(
-        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None
-    ) -> Tensor:
-        """See `engine.ops.recurrent.causal_conv`; then the activation, if there is one."""
-        y = recurrent.causal_conv(x, state, weight, bias)
-        return y if act is None else self.activate(act, y)
+        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
+        act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """See `engine.ops.recurrent.causal_conv`; then the activation, if there is one.
+
+        Args:
+            gates: factors on x, and on what comes of it last, both like x.
+        """
+        y = recurrent.causal_conv(x if gates is None else gates[0] * x, state, weight, bias)
+        if act is not None:
+            y = self.activate(act, y)
+        return y if gates is None else gates[1] * y
 
     def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
         """Gated delta net from what projections make; (T, n_head, head_dim).

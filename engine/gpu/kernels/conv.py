@@ -7,9 +7,9 @@ from engine.gpu.kernels.elementwise import activated
 
 
 @triton.jit(do_not_specialize=["n_token", "n_channel", "stride"])
-def causal_conv(x, state, weight, bias, y, n_token, n_channel, stride, TAPS: tl.constexpr,
-                ACT: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr,
-                BLOCK: tl.constexpr):  # fmt: skip
+def causal_conv(x, before, after, state, weight, bias, y, n_token, n_channel, stride,
+                TAPS: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
+                HAS_GATES: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Convolve BLOCK channels of TOKENS tokens, after the inputs in `state`, which is updated.
 
     Only the program of the first tokens looks at the state, so that it can be written in place:
@@ -18,6 +18,7 @@ def causal_conv(x, state, weight, bias, y, n_token, n_channel, stride, TAPS: tl.
 
     Args:
         x: F32 (n_token, n_channel), `stride` elements from token to token.
+        before, after: factors on x and on the result, like x; any pointers without HAS_GATES.
         state: F32 (n_channel, TAPS - 1), the inputs before x, oldest first.
         weight: F32 (n_channel, TAPS), the last column for the token itself.
         bias: F32 (n_channel,); any pointer where there is none.
@@ -32,27 +33,34 @@ def causal_conv(x, state, weight, bias, y, n_token, n_channel, stride, TAPS: tl.
     total = tl.zeros((TOKENS, BLOCK), tl.float32)
     for tap in tl.static_range(TAPS):
         place = token + tap - (TAPS - 1)
-        value = input_at(x, state, place, channel, taken, stride, TAPS)
+        value = input_at(x, before, state, place, channel, taken, stride, TAPS, HAS_GATES)
         factor = tl.load(weight + channel * TAPS + tap, mask=inside, other=0.0)
         total += value * factor[None, :]
     if HAS_BIAS:
         total += tl.load(bias + channel, mask=inside, other=0.0)[None, :]
-    out = y + token.to(tl.int64) * n_channel + channel[None, :]
-    tl.store(out, activated(total, ACT), mask=taken)
+    total = activated(total, ACT)
+    token = token.to(tl.int64)
+    if HAS_GATES:
+        total *= tl.load(after + token * stride + channel[None, :], mask=taken, other=0.0)
+    tl.store(y + token * n_channel + channel[None, :], total, mask=taken)
     if tl.program_id(1) == 0:
         kept = ()
         for i in tl.static_range(TAPS - 1):
             last = n_token + i - (TAPS - 1)
-            kept = kept + (input_at(x, state, last, channel, inside, stride, TAPS),)
+            newest = input_at(x, before, state, last, channel, inside, stride, TAPS, HAS_GATES)
+            kept = kept + (newest,)
         tl.debug_barrier()  # all have read what is overwritten now
         for i in tl.static_range(TAPS - 1):
             tl.store(state + channel * (TAPS - 1) + i, kept[i], mask=inside)
 
 
 @triton.jit
-def input_at(x, state, place, channel, wanted, stride, TAPS: tl.constexpr):
+def input_at(x, before, state, place, channel, wanted, stride, TAPS: tl.constexpr,
+             HAS_GATES: tl.constexpr):  # fmt: skip
     """The inputs of token `place`; those before the first one are in the state."""
     is_new = wanted & (place >= 0)
     value = tl.load(x + place * stride + channel, mask=is_new, other=0.0)
+    if HAS_GATES:
+        value *= tl.load(before + place * stride + channel, mask=is_new, other=0.0)
     old = state + channel * (TAPS - 1) + place + (TAPS - 1)
     return value + tl.load(old, mask=wanted & (place < 0), other=0.0)

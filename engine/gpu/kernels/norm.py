@@ -99,17 +99,20 @@ def long_norm(x, weight, bias, y, n_head, n, token_stride, head_stride, weight_s
 
 
 @triton.jit(do_not_specialize=["n"])
-def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, total, y,
+def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, sum_scale, total, y,
              n, inner_eps, scale, eps, INNER: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr,
              UNIT: tl.constexpr, HAS_DELTA_BIAS: tl.constexpr, HAS_INNER_WEIGHT: tl.constexpr,
-             HAS_INNER_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-             HAS_BIAS: tl.constexpr):  # fmt: skip
-    """`total = x + inner(delta + delta_bias) * scale; y = norm(total)`, a row for each program.
+             HAS_INNER_BIAS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+             HAS_SCALE: tl.constexpr, HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
+    """`total = (x + inner(delta + delta_bias) * scale) * sum_scale; y = norm(total)`.
+
+    A row for each program.
 
     Args:
         x, delta, total, y: F32 (rows, n), without gaps; y may be any pointer if KIND is "none".
         delta_bias, weight, bias, inner_weight, inner_bias: F32 (n,); any pointer where there is
             none.
+        sum_scale: F32 (1,), or any pointer.
         INNER: the kind of the norm of what is added, or "none".
         KIND: of the norm of the sum, or "none".
         SIZE: a power of two from n on.
@@ -128,6 +131,8 @@ def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, total
     if HAS_SCALE:
         value = value * scale
     value = tl.load(x + row + at, mask=inside, other=0.0) + value
+    if HAS_SUM_SCALE:
+        value = value * tl.load(sum_scale)
     tl.store(total + row + at, value, mask=inside)
     if KIND != "none":
         value = normed(value, inside, n, eps, KIND)

@@ -1,6 +1,7 @@
 """Recurrent layers by kernels against the reference, tokens together and in pieces."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,12 +46,17 @@ def check(step: Step, expected: Step, state: Tensor, n_token: int) -> None:
 @pytest.mark.parametrize("n_token", [1, 2, 5, 20])
 @pytest.mark.parametrize(("n_channel", "n_tap", "act"), [(5, 2, None), (300, 4, SILU)])
 def test_causal_conv(n_token: int, n_channel: int, n_tap: int, act: Any, device: str) -> None:
-    x = randn(n_token, n_channel + 3).to(device)[:, 3:]
+    before, x, after = randn(n_token, 3 * n_channel).to(device).chunk(3, dim=1)
     weight, bias = randn(n_channel, n_tap).to(device), randn(n_channel).to(device)
-    for b in (bias, None):
+
+    def made(ops: Any, b: Tensor | None, is_gated: bool, piece: slice, state: Tensor) -> Any:
+        gates = (before[piece], after[piece]) if is_gated else None
+        return ops.causal_conv(x[piece], state, weight, b, act, gates)
+
+    for b, is_gated in ((bias, False), (None, True)):
         check(
-            lambda piece, state, b=b: recurrent.causal_conv(x[piece], state, weight, b, act),
-            lambda piece, state, b=b: EXACT.causal_conv(x[piece], state, weight, b, act),
+            partial(made, recurrent, b, is_gated),
+            partial(made, EXACT, b, is_gated),
             randn(n_channel, n_tap - 1).to(device),
             n_token,
         )

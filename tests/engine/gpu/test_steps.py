@@ -93,6 +93,7 @@ def test_add_norm(n: int, device: str) -> None:
         (Addend(delta, bias, rms, 0.5), rms),
         (Addend(delta, None, layer), None),
         (Addend(delta, None, absent, 2.0), absent),
+        (Addend(delta, sum_scale=randn(1, device=device)), rms),
     ):
         made = steps.add_norm(x, addend, norm)
         total, y = EXACT.add_norm(x, addend, norm)
