@@ -203,9 +203,10 @@ class DeviceSampler:
         """
         settings, state, limits, found = self._settings, self._state, self._limits, self._found
         n_sum, sums = self._n_program, power_of_two(self._n_program)
+        factor = math.gcd(self.n_vocab, 16)
         launch(
             kernels.survey, (n_sum,), logits, self._counts, settings, self._penalised, self._maxima,
-            self.n_vocab, BLOCK=self._block, GROUP=self._group,
+            self.n_vocab, FACTOR=factor, BLOCK=self._block, GROUP=self._group,
         )  # fmt: skip
         n_group = min(len(self._maxima), -(-self.n_vocab // self._group))
         size = power_of_two(n_group)
@@ -215,7 +216,7 @@ class DeviceSampler:
         )  # fmt: skip
         launch(
             kernels.gather, (n_sum,), self._penalised, settings, limits, found, self._candidates,
-            self._sums, self.n_vocab, BLOCK=self._block, ROOM=ROOM,
+            self._sums, self.n_vocab, FACTOR=factor, BLOCK=self._block, ROOM=ROOM,
         )  # fmt: skip
         launch(
             kernels.draw, (1,), self._candidates, self._sums, settings, limits, found,

@@ -74,8 +74,8 @@ def _below(x, best):
 
 
 @triton.jit(do_not_specialize=["n_vocab"])
-def survey(logits, counts, settings, penalised, maxima, n_vocab, BLOCK: tl.constexpr,
-           GROUP: tl.constexpr):  # fmt: skip
+def survey(logits, counts, settings, penalised, maxima, n_vocab, FACTOR: tl.constexpr,
+           BLOCK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """Logits after penalties, and the largest of each GROUP; each program does BLOCK of them.
 
     What is not a number becomes +inf, and so shows in the maxima.
@@ -84,9 +84,10 @@ def survey(logits, counts, settings, penalised, maxima, n_vocab, BLOCK: tl.const
         logits, penalised: (n_vocab,), F32.
         counts: (n_vocab,), int32, how often each is in the history; below 0: it must not come.
         maxima: (ceil(n_vocab / BLOCK) * BLOCK / GROUP,), F32.
+        FACTOR: a power of two that n_vocab is a multiple of, so that several are read at once.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n_vocab
+    inside = at < n_vocab // FACTOR * FACTOR  # so that the compiler knows
     x = tl.load(logits + at, mask=inside, other=-float("inf"))
     count = tl.load(counts + at, mask=inside, other=0)
     x = tl.where(count < 0, -float("inf"), x)
@@ -142,8 +143,8 @@ def bound(maxima, settings, limits, found, n_group, SIZE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n_vocab"])
-def gather(penalised, settings, limits, found, candidates, sums, n_vocab, BLOCK: tl.constexpr,
-           ROOM: tl.constexpr):  # fmt: skip
+def gather(penalised, settings, limits, found, candidates, sums, n_vocab, FACTOR: tl.constexpr,
+           BLOCK: tl.constexpr, ROOM: tl.constexpr):  # fmt: skip
     """The tokens that reach the bound, packed so that larger numbers come first in the draw.
 
     Args:
@@ -153,7 +154,8 @@ def gather(penalised, settings, limits, found, candidates, sums, n_vocab, BLOCK:
             written where top-p asks for them.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(penalised + at, mask=at < n_vocab, other=-float("inf"))
+    inside = at < n_vocab // FACTOR * FACTOR  # so that the compiler knows
+    x = tl.load(penalised + at, mask=inside, other=-float("inf"))
     best = tl.load(limits + BEST)
     x = tl.where(x == float("inf"), -float("inf"), x)
     is_in = (x >= tl.load(limits + BOUND)) & (x > -float("inf"))
