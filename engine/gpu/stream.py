@@ -112,6 +112,7 @@ class TokenStream:
             self._draws.rest(self._n_enqueued)
             self._step.begin(token, n_past)
             self._compute()
+            self._step.begin(token, n_past)  # what is found once in a pass has to be found again
             self._captured = capture(self._step.device, self._compute)
             self._n_read = self._n_enqueued = self._n_enqueued + RING  # no entry is taken for later
 
