@@ -1,106 +1,165 @@
-"""Products of one to eight rows with one matrix for each head, in F32, in either direction.
+"""Products of few rows with one matrix for each head, in F32, in either direction.
 
-Numbers W are read as (blocks, 16 rows, 32 columns), from planes or from plain matrices (LOW is 0).
-Sums have the same order for any number of rows.
+Programs are (heads, parts of a matrix, rows of x): each row is multiplied by itself, so that it has
+the same bits alone and among others. Matrices are small, and stay in a cache meanwhile.
 """
 
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.planes import weights
+from engine.gpu.kernels.many import stored_words, weights_at
 
 
 @triton.jit
-def part_of(data, tile_bytes, n_tile, n_blocks, skip, n_rows, lead, n_columns, tile, first_block,
-            BLOCKS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
-            TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
-            SIGNED: tl.constexpr):  # fmt: skip
-    """Some blocks of 16 rows of this program's head, F32 (BLOCKS, 16, 32); 0 where there are none.
-
-    Args:
-        data: bytes (n_head, n_tile, tile_bytes), or numbers (n_head, n_rows, n_columns).
-    """
-    head = tl.program_id(0).to(tl.int64)
-    block = first_block + tl.arange(0, BLOCKS)[:, None]
-    lane = tl.arange(0, 16)[None, :]
-    if LOW > 0:
-        start = data + (head * n_tile + tile) * tile_bytes
-        return weights(start, n_blocks, block, lane, (block < n_blocks) & (lane >= 0), skip, LOW,
-                       HIGH, ZERO, TABLE, SCALE, SUB, SIGNED)  # fmt: skip
+def first_column(block, line, PART: tl.constexpr, LOW: tl.constexpr):
+    """The first of four columns of part PART of words, counted from the first block."""
+    if LOW == 4:
+        quad = line + 4 * PART
     else:
-        row = (tile * 16 + lane)[:, :, None]
-        column = (block * 32 - lead)[:, :, None] + tl.arange(0, 32)[None, None, :]
-        inside = (row < n_rows) & (column >= 0) & (column < n_columns)
-        at = data + head * n_rows * n_columns + (row * n_columns + column)
-        return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        quad = line * (8 // LOW) + PART
+    return block * 32 + quad * 4
 
 
-@triton.jit(do_not_specialize=["n_tile", "n_blocks", "skip", "n_rows", "lead", "n_columns", "first",
-                               "n_out", "n_row", "x_row", "x_head"])  # fmt: skip
-def product(x, data, y, tile_bytes, n_tile, n_blocks, skip, n_rows, lead, n_columns, first, n_out,
-            n_row, x_row, x_head, M: tl.constexpr, BLOCKS: tl.constexpr, LOW: tl.constexpr,
-            HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr,
-            SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
-    """`y = x Wᵀ` with rows `first` to `first + n_out` of W: one head and tile for each program.
+@triton.jit(do_not_specialize=["n_tile", "n_blocks", "skip", "lead", "n_columns", "first", "n_out",
+                               "x_row", "x_head"])  # fmt: skip
+def planes_product(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_columns, first, n_out,
+                   x_row, x_head, BLOCKS: tl.constexpr, ROWS: tl.constexpr, ASM: tl.constexpr,
+                   LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
+                   SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
+    """`y = x Wᵀ` with rows `first` to `first + n_out` of W: ROWS rows from a tile on.
 
     Args:
         x: (n_row, n_head, n_columns), F32; x_row, x_head: elements between rows and between heads.
-        data, tile_bytes, n_tile, n_blocks, skip, n_rows, lead, n_columns: see `part_of`.
+        planes: bytes (n_head, n_tile, tile_bytes); tile_bytes is a multiple of 64.
         y: (n_row, n_head, n_out), F32, without gaps.
-        M: n_row or more.
+        BLOCKS: of 32 columns, at a time. ROWS: a multiple of 16.
     """
-    head, tile = tl.program_id(0), first // 16 + tl.program_id(1)
-    totals = ()
-    for _ in tl.static_range(M):
-        totals = totals + (tl.zeros((BLOCKS, 16, 32), tl.float32),)
-    for block in range(0, n_blocks, BLOCKS):
-        w = part_of(data, tile_bytes, n_tile, n_blocks, skip, n_rows, lead, n_columns, tile, block,
-                    BLOCKS, LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED)  # fmt: skip
-        at = (block + tl.arange(0, BLOCKS))[:, None] * 32 + tl.arange(0, 32)[None, :] - lead
-        inside = (at >= 0) & (at < n_columns)
-        sums = ()
-        for m in tl.static_range(M):
-            start = x + tl.minimum(m, n_row - 1).to(tl.int64) * x_row + head * x_head
-            number = tl.load(start + at, mask=inside, other=0.0)
-            sums = sums + (totals[m] + w * number[:, None, :],)
-        totals = sums
-    goal = tile * 16 + tl.arange(0, 16) - first
-    for m in tl.static_range(M):
-        total = tl.sum(tl.sum(totals[m], axis=2), axis=0)
-        out = y + m * tl.num_programs(0) * n_out
-        tl.store(out + head * n_out + goal, total,
-                 mask=(goal >= 0) & (goal < n_out) & (m < n_row))  # fmt: skip
+    WORDS: tl.constexpr = BLOCKS * LOW
+    head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    first_tile = first // 16 + tl.program_id(1) * (ROWS // 16)
+    row = tl.arange(0, ROWS)
+    tile = planes + (head * n_tile + first_tile) * tile_bytes
+    at, lane = (row // 16 * tile_bytes)[:, None], (row % 16)[:, None]
+    is_row = (first_tile + row // 16 < n_tile)[:, None]
+    word = tl.arange(0, WORDS)[None, :]
+    line = word % LOW
+    total = tl.zeros((ROWS, WORDS), tl.float32)
+    for start in range(0, n_blocks, BLOCKS):
+        block = start + word // LOW
+        stored = stored_words(tile, at, lane, is_row, block, line, line, n_blocks, skip, ASM, LOW,
+                              HIGH, TABLE, SCALE, SUB, SIGNED)  # fmt: skip
+        for part in tl.static_range(8 // LOW):
+            for column in tl.static_range(4):
+                weight = weights_at(stored, 0x4B000000, part, column, ASM, LOW, ZERO, TABLE, SCALE,
+                                    SUB)  # fmt: skip
+                place = first_column(block, line, part, LOW) + column - lead
+                number = tl.load(x + (m * x_row + head * x_head) + place,
+                                 mask=(place >= 0) & (place < n_columns), other=0.0)  # fmt: skip
+                total += weight * number
+    goal = first_tile * 16 + row - first
+    out = y + (m * tl.num_programs(0) + head) * n_out
+    tl.store(out + goal, tl.sum(total, axis=1), mask=(goal >= 0) & (goal < n_out))
 
 
-@triton.jit(do_not_specialize=["n_tile", "n_blocks", "skip", "n_rows", "lead", "n_columns", "first",
-                               "n_in", "n_row", "x_row", "x_head"])  # fmt: skip
-def transposed(x, data, y, tile_bytes, n_tile, n_blocks, skip, n_rows, lead, n_columns, first, n_in,
-               n_row, x_row, x_head, M: tl.constexpr, BLOCKS: tl.constexpr, LOW: tl.constexpr,
-               HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr,
-               SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
-    """`y = x W` with rows `first` to `first + n_in` of W: a head and BLOCKS blocks each program.
+@triton.jit(do_not_specialize=["n_tile", "n_blocks", "skip", "lead", "n_columns", "first", "n_in",
+                               "x_row", "x_head"])  # fmt: skip
+def planes_transposed(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_columns, first,
+                      n_in, x_row, x_head, BLOCKS: tl.constexpr, ROWS: tl.constexpr,
+                      ASM: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
+                      TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
+                      SIGNED: tl.constexpr):  # fmt: skip
+    """`y = x W` with rows `first` to `first + n_in` of W: BLOCKS blocks, ROWS rows at a time.
 
     Args:
         x: (n_row, n_head, n_in), F32.
-        y: (n_row, n_head, n_columns), F32, without gaps; else as `product`.
+        y: (n_row, n_head, n_columns), F32, without gaps; else as `planes_product`.
     """
-    head, block = tl.program_id(0), tl.program_id(1) * BLOCKS
+    WORDS: tl.constexpr = BLOCKS * LOW
+    head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row = tl.arange(0, ROWS)
+    at, lane = (row // 16 * tile_bytes)[:, None], (row % 16)[:, None]
+    word = tl.arange(0, WORDS)[None, :]
+    block, line = tl.program_id(1) * BLOCKS + word // LOW, word % LOW
     totals = ()
-    for _ in tl.static_range(M):
-        totals = totals + (tl.zeros((BLOCKS, 16, 32), tl.float32),)
-    for tile in range(first // 16, (first + n_in + 15) // 16):
-        w = part_of(data, tile_bytes, n_tile, n_blocks, skip, n_rows, lead, n_columns, tile, block,
-                    BLOCKS, LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED)  # fmt: skip
-        at = tile * 16 + tl.arange(0, 16) - first
-        inside = (at >= 0) & (at < n_in)
+    for _ in tl.static_range(32 // LOW):
+        totals = totals + (tl.zeros((ROWS, WORDS), tl.float32),)
+    for first_tile in range(first // 16, (first + n_in + 15) // 16, ROWS // 16):
+        tile = planes + (head * n_tile + first_tile) * tile_bytes
+        is_row = (first_tile + row // 16 < n_tile)[:, None]
+        stored = stored_words(tile, at, lane, is_row, block, line, line, n_blocks, skip, ASM, LOW,
+                              HIGH, TABLE, SCALE, SUB, SIGNED)  # fmt: skip
+        place = first_tile * 16 + row - first
+        number = tl.load(x + (m * x_row + head * x_head) + place,
+                         mask=(place >= 0) & (place < n_in), other=0.0)  # fmt: skip
         sums = ()
-        for m in tl.static_range(M):
-            start = x + tl.minimum(m, n_row - 1).to(tl.int64) * x_row + head * x_head
-            number = tl.load(start + at, mask=inside, other=0.0)
-            sums = sums + (totals[m] + w * number[None, :, None],)
+        for part in tl.static_range(8 // LOW):
+            for column in tl.static_range(4):
+                weight = weights_at(stored, 0x4B000000, part, column, ASM, LOW, ZERO, TABLE, SCALE,
+                                    SUB)  # fmt: skip
+                sums = sums + (totals[4 * part + column] + weight * number[:, None],)
         totals = sums
-    goal = (block + tl.arange(0, BLOCKS))[:, None] * 32 + tl.arange(0, 32)[None, :] - lead
-    for m in tl.static_range(M):
-        total = tl.sum(totals[m], axis=1)
-        out = y + m * tl.num_programs(0) * n_columns + head * n_columns
-        tl.store(out + goal, total, mask=(goal >= 0) & (goal < n_columns) & (m < n_row))
+    out = y + (m * tl.num_programs(0) + head) * n_columns
+    for part in tl.static_range(8 // LOW):
+        for column in tl.static_range(4):
+            goal = first_column(block, line, part, LOW) + column - lead
+            total = tl.expand_dims(tl.sum(totals[4 * part + column], axis=0), 0)
+            tl.store(out + goal, total, mask=(goal >= 0) & (goal < n_columns))
+
+
+@triton.jit
+def plain_part(data, n_rows, n_columns, first_row, first_column, ROWS: tl.constexpr,
+               COLUMNS: tl.constexpr):  # fmt: skip
+    """Some rows and columns of this program's head, F32 (ROWS, COLUMNS); 0 where there are none."""
+    row = first_row + tl.arange(0, ROWS)[:, None]
+    column = first_column + tl.arange(0, COLUMNS)[None, :]
+    start = data + tl.program_id(0).to(tl.int64) * n_rows * n_columns
+    inside = (row < n_rows) & (column < n_columns)
+    return tl.load(start + (row * n_columns + column), mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_columns", "first", "n_out", "x_row", "x_head"])
+def plain_product(x, data, y, n_rows, n_columns, first, n_out, x_row, x_head, ROWS: tl.constexpr,
+                  COLUMNS: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
+    """`y = x Wᵀ` with rows `first` to `first + n_out` of W: ROWS rows, COLUMNS columns at a time.
+
+    Args:
+        x: (n_row, n_head, n_columns), F32; x_row, x_head: elements between rows and between heads.
+        data: (n_head, n_rows, n_columns), without gaps.
+        n_columns: divided by ALIGNED, so that it is known what it is a multiple of.
+        y: (n_row, n_head, n_out), F32, without gaps.
+    """
+    n_columns *= ALIGNED
+    head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    first_row = first + tl.program_id(1) * ROWS
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, n_columns, COLUMNS):
+        weight = plain_part(data, n_rows, n_columns, first_row, start, ROWS, COLUMNS)
+        place = start + tl.arange(0, COLUMNS)
+        number = tl.load(x + (m * x_row + head * x_head) + place, mask=place < n_columns, other=0.0)
+        total += weight * number[None, :]
+    goal = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    out = y + (m * tl.num_programs(0) + head) * n_out
+    tl.store(out + goal, tl.sum(total, axis=1), mask=goal < n_out)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_columns", "first", "n_in", "x_row", "x_head"])
+def plain_transposed(x, data, y, n_rows, n_columns, first, n_in, x_row, x_head, ROWS: tl.constexpr,
+                     COLUMNS: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
+    """`y = x W` with rows `first` to `first + n_in` of W: COLUMNS columns, ROWS rows at a time.
+
+    Args:
+        x: (n_row, n_head, n_in), F32.
+        y: (n_row, n_head, n_columns), F32, without gaps; else as `plain_product`.
+    """
+    n_columns *= ALIGNED
+    head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    start = tl.program_id(1) * COLUMNS
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for row in range(0, n_in, ROWS):
+        weight = plain_part(data, n_rows, n_columns, first + row, start, ROWS, COLUMNS)
+        place = row + tl.arange(0, ROWS)
+        number = tl.load(x + (m * x_row + head * x_head) + place, mask=place < n_in, other=0.0)
+        total += weight * number[:, None]
+    goal = start + tl.arange(0, COLUMNS)
+    out = y + (m * tl.num_programs(0) + head) * n_columns
+    tl.store(out + goal, tl.sum(total, axis=0), mask=goal < n_columns)

@@ -174,20 +174,17 @@ def multiplied(weights, numbers, total, IS_INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def step_product(total, x, tile, at, lane, is_row, block, line, shift, magic, n_blocks, skip,
-                 WORDS: tl.constexpr, IS_INTERPRETED: tl.constexpr, ASM: tl.constexpr,
-                 LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
-                 SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
-    """`total + W x` of the columns of one step.
+def stored_words(tile, at, lane, is_row, block, line, shift, n_blocks, skip, ASM: tl.constexpr,
+                 LOW: tl.constexpr, HIGH: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr,
+                 SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
+    """What `weights_at` makes weights of: codes of each part, factors, and what is added; tuples.
 
     Args:
-        total: F32 (rows, tokens).
-        x: pointers to what is multiplied with the first position, (WORDS, tokens); those of the
-            next position follow WORDS elements on.
         tile: pointer to the first tile, bytes.
         at: bytes from there to each row's tile, (rows, 1). lane: of the row in it.
-        block, line: of each word, (1, WORDS).
-        shift: the same as line, but read from memory, see `product`.
+        is_row: (rows, 1), which rows there are.
+        block, line: of each word, (1, words).
+        shift: the same as line, maybe read from memory, see `product`.
     """
     # words of two quads for each sub-block have both in one word, those of four have one of both
     IN_WORD: tl.constexpr = 32 // SUB if LOW == 4 else 1
@@ -203,17 +200,47 @@ def step_product(total, x, tile, at, lane, is_row, block, line, shift, magic, n_
         factors, added = plain_scales(tile + scales, sub_at, block, inside, SCALE, IN_WORD,
                                       32 // SUB)  # fmt: skip
     highs = ()
-    for line in tl.static_range(HIGH):
+    for n in tl.static_range(HIGH):
         upper = (tile + high).to(tl.pointer_type(tl.int32))
-        upper = upper + (at // 4 + lane + block * (16 * HIGH) + 16 * line)
+        upper = upper + (at // 4 + lane + block * (16 * HIGH) + 16 * n)
         highs = highs + (tl.load(upper, mask=inside, other=0),)
-    codes = codes_of(low, highs, shift, LOW, HIGH, TABLE, ASM)
+    return codes_of(low, highs, shift, LOW, HIGH, TABLE, ASM), factors, added
+
+
+@triton.jit
+def weights_at(stored, magic, PART: tl.constexpr, COLUMN: tl.constexpr, ASM: tl.constexpr,
+               LOW: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr,
+               SUB: tl.constexpr):  # fmt: skip
+    """The weights of one column of one part of all words, F32 (rows, words).
+
+    Args:
+        stored: of `stored_words`.
+        magic: words with the bits of 2^23 as F32.
+    """
+    codes, factors, added = stored
+    SUB_BLOCK: tl.constexpr = PART if LOW == 4 and SUB == 16 else 0
+    weight = numbers(codes[PART], magic, COLUMN, offset(LOW, ZERO, TABLE, ASM), ASM)
+    weight = weight * factors[SUB_BLOCK]
+    if has_minimum(SCALE):
+        weight = weight + added[SUB_BLOCK]
+    return weight
+
+
+@triton.jit
+def step_product(total, x, stored, magic, WORDS: tl.constexpr, IS_INTERPRETED: tl.constexpr,
+                 ASM: tl.constexpr, LOW: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
+                 SCALE: tl.constexpr, SUB: tl.constexpr):  # fmt: skip
+    """`total + W x` of the columns of one step.
+
+    Args:
+        total: F32 (rows, tokens).
+        x: pointers to what is multiplied with the first position, (WORDS, tokens); those of the
+            next position follow WORDS elements on.
+        stored, magic: see `weights_at`.
+    """
     for part in tl.static_range(8 // LOW):
         for column in tl.static_range(4):
-            weight = numbers(codes[part], magic, column, offset(LOW, ZERO, TABLE, ASM), ASM)
-            weight = weight * factors[part if IN_WORD == 2 else 0]
-            if has_minimum(SCALE):
-                weight = weight + added[part if IN_WORD == 2 else 0]
+            weight = weights_at(stored, magic, part, column, ASM, LOW, ZERO, TABLE, SCALE, SUB)
             short = tl.load(x + (4 * part + column) * WORDS)
             total = multiplied(weight, short, total, IS_INTERPRETED)
     return total
@@ -258,11 +285,10 @@ def product(x, planes, tile_bytes, n_tile, n_blocks, skip, n_token, n_rows, n_st
     total = tl.zeros((ROWS, TOKENS), tl.float32)
     part, n_part = tl.program_id(2), tl.num_programs(2)
     for step in range(part * n_step // n_part, (part + 1) * n_step // n_part):
-        total = step_product(
-            total, x_at + step * (32 * BLOCKS), tile, at, lane, is_row, block + step * BLOCKS,
-            line, shift, magic, n_blocks, skip, WORDS, IS_INTERPRETED, ASM, LOW, HIGH, ZERO, TABLE,
-            SCALE, SUB, SIGNED,
-        )  # fmt: skip
+        stored = stored_words(tile, at, lane, is_row, block + step * BLOCKS, line, shift, n_blocks,
+                              skip, ASM, LOW, HIGH, TABLE, SCALE, SUB, SIGNED)  # fmt: skip
+        total = step_product(total, x_at + step * (32 * BLOCKS), stored, magic, WORDS,
+                             IS_INTERPRETED, ASM, LOW, ZERO, TABLE, SCALE, SUB)  # fmt: skip
     goal = y + (part.to(tl.int64) * n_token * n_rows + first_tile * 16)
     inside = (first_tile * 16 + row < n_rows)[:, None] & (token < n_token)[None, :]
     tl.store(goal + (token[None, :] * n_rows + row[:, None]), total, mask=inside)
