@@ -128,17 +128,19 @@ class CudaApi:
             sizes.append(size.value)
 
     def start(
-        self, function: int, grid: Dim, n_threads: int, shared_bytes: int, stream: int,
+        self, function: int, device: int, grid: Dim, n_threads: int, shared_bytes: int, stream: int,
         parameters: Sequence[Any],
     ) -> None:  # fmt: skip
         """Start a kernel, in the order of a stream.
 
         Args:
+            device: where it was loaded.
             parameters: a value of ctypes for each parameter; further ones are not read.
 
         Raises:
             EngineError: the driver refuses it.
         """
+        self._enter(device)
         addresses = (c_void_p * len(parameters))(*map(ctypes.addressof, parameters))
         self._call(
             "cuLaunchKernel", c_void_p(function), *map(c_uint, grid), c_uint(n_threads), c_uint(1),
@@ -157,10 +159,12 @@ class CudaApi:
         return value.value
 
     def _enter(self, device: int) -> None:
-        """Have a context on this thread: torch's, which is the device's primary one."""
-        context = c_void_p()
+        """Have the device's context on this thread: torch's, which is the primary one."""
+        context, current = c_void_p(), c_int(-1)
         self._call("cuCtxGetCurrent", byref(context))
-        if not context.value:
+        if context.value:
+            self._call("cuCtxGetDevice", byref(current))
+        if current.value != device:
             self._call("cuDevicePrimaryCtxRetain", byref(context), c_int(device))
             self._call("cuCtxSetCurrent", context)
 

@@ -48,15 +48,6 @@ def prepare() -> Way:
     return found
 
 
-def problem() -> str:
-    """Why kernels cannot be started on this machine's GPUs, as a sentence; "" if they can."""
-    try:
-        prepare()
-    except EngineError as error:
-        return str(error)
-    return ""
-
-
 def _decided() -> Way | EngineError:
     try:
         return _decide()

@@ -8,7 +8,7 @@ variant of a kernel serves which arguments, stay Triton's own business.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -67,15 +67,18 @@ class OwnLauncher:
     Args:
         source: what it was compiled from, with its signature.
         metadata: what the compiler says of it.
+        current_device: the number of the device that it is started on.
 
     Raises:
         ValueError: it is of a kind that our kernels are not.
     """
 
-    def __init__(self, api: CudaApi, source: Any, metadata: Any) -> None:
+    def __init__(
+        self, api: CudaApi, source: Any, metadata: Any, current_device: Callable[[], int]
+    ) -> None:
         if getattr(metadata, "num_ctas", 1) != 1 or metadata.launch_cooperative_grid:
             raise ValueError(f"{metadata.name} needs clusters or a cooperative start")
-        self._api = api
+        self._api, self._current_device = api, current_device
         self._types = parameter_types(source.signature)
         self._n_threads = WARP * metadata.num_warps
         self._shared_bytes = metadata.shared
@@ -106,7 +109,10 @@ class OwnLauncher:
         values = [kind(_value(args[place])) for place, kind in self._types]
         scratch = [_scratch(n_bytes * x * y * z) for n_bytes in self._scratch_bytes]
         values += [ctypes.c_uint64(0 if made is None else made.data_ptr()) for made in scratch]
-        self._api.start(function, (x, y, z), self._n_threads, self._shared_bytes, stream, values)
+        device = self._current_device()
+        self._api.start(
+            function, device, (x, y, z), self._n_threads, self._shared_bytes, stream, values
+        )
 
     def _check(self, function: int) -> None:
         """Compare with what the compiled code itself says of its parameters."""
@@ -166,7 +172,7 @@ class OwnDriver:
 
     def launcher_cls(self, source: Any, metadata: Any) -> OwnLauncher:
         """What starts a compiled kernel."""
-        return OwnLauncher(self._api, source, metadata)
+        return OwnLauncher(self._api, source, metadata, self.get_current_device)
 
     def get_current_target(self) -> Any:
         """What kernels are compiled for: torch's current device."""

@@ -24,6 +24,7 @@ class FakeCuda:
         started: of each start: kernel, grid, threads, shared memory, stream and the parameters'
             bytes.
         attributes: of functions, that were set.
+        context: whose context the thread has; None for none.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class FakeCuda:
         self.calls: list[str] = []
         self.started: list[tuple[str, tuple[int, ...], int, int, int, list[bytes]]] = []
         self.attributes: list[tuple[int, int]] = []
+        self.context: int | None = None
         self._parameter_bytes = parameter_bytes
         self._failing = failing
         self._names: list[str] = []
@@ -57,7 +59,16 @@ class FakeCuda:
         return 0
 
     def _cuCtxGetCurrent(self, context: Any) -> int:  # noqa: N802
-        context._obj.value = None if "cuCtxSetCurrent" not in self.calls else 77
+        context._obj.value = None if self.context is None else 77
+        return 0
+
+    def _cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:  # noqa: N802
+        context._obj.value = 77
+        self.context = device.value
+        return 0
+
+    def _cuCtxGetDevice(self, device: Any) -> int:  # noqa: N802
+        device._obj.value = self.context
         return 0
 
     def _cuModuleLoadData(self, module: Any, code: Any) -> int:  # noqa: N802

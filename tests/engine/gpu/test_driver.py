@@ -86,12 +86,22 @@ def test_what_cannot_be_passed_is_refused() -> None:
 def test_a_failure_of_the_driver_is_a_sentence() -> None:
     api = CudaApi(FakeCuda(failing=("cuLaunchKernel", 719)))
     with pytest.raises(EngineError, match=r"made-up error 719.*cuLaunchKernel") as caught:
-        api.start(1, (1, 1, 1), 32, 0, 0, [])
+        api.start(1, 0, (1, 1, 1), 32, 0, 0, [])
     assert caught.value.hint
     with pytest.raises(EngineError, match="made-up error 100"):
         CudaApi(FakeCuda(failing=("cuInit", 100)))
     api.unload(7)
     assert api.parameter_bytes(1) is None, "an older driver does not tell"
+
+
+def test_each_thread_has_the_context_of_the_device() -> None:
+    fake = FakeCuda()
+    api = CudaApi(fake)
+    loaded = api.load("kernel", b"\x7fELF", 0, 0)
+    for device, n_set in ((0, 1), (0, 1), (1, 2), (1, 2)):
+        api.start(loaded.function, device, (1, 1, 1), 32, 0, 0, [])
+        assert fake.calls.count("cuCtxSetCurrent") == n_set
+        assert fake.context == device
 
 
 def test_without_nvidias_driver_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,21 +133,22 @@ def test_where_nothing_starts_kernels_there_is_a_sentence(
     fresh: Path, active: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_api, "LIBRARY", "libthere-is-none.so.1")
-    assert "cannot be opened" in driver.problem()
-    with pytest.raises(EngineError, match="cannot be opened"):
-        driver.prepare()
+    for _ in range(2):
+        with pytest.raises(EngineError, match="cannot be opened"):
+            driver.prepare()
     assert not active
 
     monkeypatch.setattr(driver, "_found", {})
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert driver.problem() == (
-        "Kernels for AMD's GPUs cannot be started because Triton's own launcher fails "
-        "(Failed to find C compiler.)."
-    )
+    with pytest.raises(
+        EngineError, match=r"AMD's GPUs .* because Triton's own launcher fails \(Fai"
+    ):
+        driver.prepare()
 
     monkeypatch.setattr(driver, "_found", {})
     monkeypatch.setattr(driver, "triton_version", lambda: "")
-    assert "Triton, which compiles the kernels for GPUs, is not installed" in driver.problem()
+    with pytest.raises(EngineError, match="Triton, which compiles the kernels for GPUs, is not"):
+        driver.prepare()
 
 
 # --- where compiled kernels are kept
