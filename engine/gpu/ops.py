@@ -104,9 +104,9 @@ class GpuOps(ReferenceOps):
         y = steps.norm_gated(x, norm, act, gate)
         return super().norm_gated(x, norm, act, gate) if y is None else y
 
-    def opened(self, x: Tensor, door: Tensor, y: Tensor) -> Tensor:
-        found = steps.opened(x, door, y)
-        return super().opened(x, door, y) if found is None else found
+    def opened(self, x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
+        found = steps.opened(x, door, y, other)
+        return super().opened(x, door, y, other) if found is None else found
 
     # recurrent layers
 

@@ -104,18 +104,22 @@ def norm_gated(x: Tensor, norm_of: Norm, act: Activation, gate: Tensor) -> Tenso
     return None if y is None else y.flatten(1)
 
 
-def opened(x: Tensor, door: Tensor, y: Tensor) -> Tensor | None:
+def opened(x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor | None:
     """See `ReferenceOps.opened`."""
+    added = y if other is None else other
     n_in, n = x.shape[-1], y.shape[-1]
     size = power_of_two(max(n_in, n))
-    if not (_is_matrix(x) and _is_matrix(y) and _is_vector(door, n_in)) or size > LONGEST_ROW:
+    if not all(map(_is_matrix, (x, y, added))) or not _is_vector(door, n_in):
+        return None
+    if size > LONGEST_ROW or added.shape != y.shape:
         return None
     out = torch.empty(y.shape, device=y.device)
-    unit = unit_of(x, door, y, sizes=(n_in, n, x.stride(0), y.stride(0)))
+    sizes = (n_in, n, x.stride(0), y.stride(0), added.stride(0))
+    unit = unit_of(x, door, y, added, sizes=sizes)
     launch(
         elementwise.opened, (y.shape[0],),
-        x, door, y, out, n_in // unit, n // unit, x.stride(0) // unit, y.stride(0) // unit,
-        num_warps=warps_of(size), UNIT=unit, SIZE=size,
+        x, door, y, added, out, *(size // unit for size in sizes),
+        num_warps=warps_of(size), HAS_OTHER=other is not None, UNIT=unit, SIZE=size,
     )  # fmt: skip
     return out
 

@@ -92,13 +92,14 @@ class SharedExpert(FFN):
         owners = Replicate(columns.owners())
         self.ffn_gate_inp_shexp = Vector((hp.n_embd,), owners, optional=True)
 
-    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        y, bias, gate = super().__call__(x, ctx), self.bias, self.ffn_gate_inp_shexp.value
-        if y is None:
-            return None
-        if bias is not None and ctx.rank == self.columns.owners()[0]:
+    def beside(self, routed: Tensor | None, x: Tensor, ctx: Context) -> Tensor | None:
+        """What it makes of x (T, n_embd) and what `routed` experts do, added up."""
+        y, bias, gate = self(x, ctx), self.bias, self.ffn_gate_inp_shexp.value
+        if y is not None and bias is not None and ctx.rank == self.columns.owners()[0]:
             y = y + bias  # on one rank, since gate and routed experts are added up with it
-        return y if gate is None else ctx.ops.opened(x, gate, y)
+        if y is None or gate is None:
+            return add_parts(routed, y)
+        return ctx.ops.opened(x, gate, y, routed)
 
 
 class MoE(Module):
@@ -154,8 +155,7 @@ class MoE(Module):
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         """Map x (T, n_embd) to this rank's summand of (T, n_embd)."""
         routed = self.routed(x, x, ctx)
-        shared = None if self.shared is None else self.shared(x, ctx)
-        return add_parts(routed, shared)
+        return routed if self.shared is None else self.shared.beside(routed, x, ctx)
 
     def routed(self, x: Tensor, router_input: Tensor, ctx: Context) -> Tensor | None:
         """The weighted experts alone; both inputs (T, n_embd)."""

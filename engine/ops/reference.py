@@ -146,9 +146,10 @@ class ReferenceOps:
         """`act(gate) * norm(x)` for heads x (T, n_head, n) and gate (T, n_head × n)."""
         return self.gated(act, gate, norm.apply(x, self).flatten(1))
 
-    def opened(self, x: Tensor, door: Tensor, y: Tensor) -> Tensor:
-        """`sigmoid(x · door) * y` for x (T, n_in), door (n_in,) and y (T, n)."""
-        return y * (x @ door)[:, None].sigmoid()
+    def opened(self, x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
+        """`other + sigmoid(x · door) * y` for x (T, n_in), door (n_in,), y and other (T, n)."""
+        y = y * (x @ door)[:, None].sigmoid()
+        return y if other is None else other + y
 
     def causal_conv(
         self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,

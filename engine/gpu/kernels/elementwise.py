@@ -134,15 +134,15 @@ def softplus_rows(x, bias, y, n, x_stride, HAS_BIAS: tl.constexpr, UNIT: tl.cons
     tl.store(y + row * n + at, softplus(value), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n_in", "n", "x_stride", "y_stride"])
-def opened(x, door, y, out, n_in, n, x_stride, y_stride, UNIT: tl.constexpr,
-           SIZE: tl.constexpr):  # fmt: skip
-    """`sigmoid(x · door) * y`, one token for each program.
+@triton.jit(do_not_specialize=["n_in", "n", "x_stride", "y_stride", "other_stride"])
+def opened(x, door, y, other, out, n_in, n, x_stride, y_stride, other_stride,
+           HAS_OTHER: tl.constexpr, UNIT: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    """`other + sigmoid(x · door) * y`, one token for each program.
 
     Args:
-        x: F32 (n_token, n_in) with any stride between tokens, as y.
+        x: F32 (n_token, n_in) with any stride between tokens, as y and other.
         door: F32 (n_in,)
-        y, out: F32 (n_token, n); out without gaps.
+        y, other, out: F32 (n_token, n); out without gaps, other any pointer without HAS_OTHER.
         SIZE: a power of two from n_in and n on.
     """
     n_in *= UNIT
@@ -151,5 +151,7 @@ def opened(x, door, y, out, n_in, n, x_stride, y_stride, UNIT: tl.constexpr,
     read, inside = at < n_in, at < n
     value = tl.load(x + row * x_stride * UNIT + at, mask=read, other=0.0)
     factor = sigmoid(tl.sum(value * tl.load(door + at, mask=read, other=0.0)))
-    value = tl.load(y + row * y_stride * UNIT + at, mask=inside, other=0.0)
-    tl.store(out + row * n + at, value * factor, mask=inside)
+    value = tl.load(y + row * y_stride * UNIT + at, mask=inside, other=0.0) * factor
+    if HAS_OTHER:
+        value += tl.load(other + row * other_stride * UNIT + at, mask=inside, other=0.0)
+    tl.store(out + row * n + at, value, mask=inside)

@@ -119,7 +119,8 @@ def test_norm_with_a_gate(kind: str, device: str) -> None:
 def test_opened(n_in: int, n: int, device: str) -> None:
     x, y = randn(3, n_in + 5, device=device)[:, 5:], randn(3, n, device=device, seed=2)
     door = randn(n_in, device=device, seed=3)
-    check(steps.opened(x, door, y), EXACT.opened(x, door, y))
+    for other in (None, randn(3, n + 1, device=device, seed=4)[:, 1:]):
+        check(steps.opened(x, door, y, other), EXACT.opened(x, door, y, other))
 
 
 def test_gates_of_heads(device: str) -> None:
