@@ -14,6 +14,7 @@ from engine.gpu.compiling import Compiling
 from engine.gpu.graph import Captured, NotRepeatable, capture
 from engine.gpu.ops import GpuOps
 from engine.gpu.rehearsal import rehearse
+from engine.gpu.sampling import draw_starts
 from engine.gpu.stream import TokenStep, TokenStream
 from engine.gpu.target import target_of
 
@@ -55,6 +56,8 @@ class Card:
             note: told how far it is, as a sentence; "" at the end.
         """
         starts = rehearse(declaration, rank, params, self.target, row_counts)
+        if len(declaration.split.holders) == 1:
+            starts += draw_starts(declaration.hp.n_vocab)
 
         def tell(n_done: int, n_total: int) -> None:
             note(f"Compiling kernels: {n_done} of {n_total}" if n_done < n_total else "")

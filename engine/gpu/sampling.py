@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.config import SamplingParams
 from engine.gpu.kernels import sampling as kernels
-from engine.gpu.launch import launch
+from engine.gpu.launch import Start, launch, watched
 from engine.gpu.steps import power_of_two
 from engine.host_memory import HostTensor
 from engine.sampler import History, Sampler, penalises
@@ -223,3 +223,17 @@ class DeviceSampler:
             self._uniforms, state, self._counts, self._history, token, position, self.ring, n_sum,
             FEW=FEW, ROOM=ROOM, SUMS=sums, UNIFORMS=N_UNIFORM, RING=RING,
         )  # fmt: skip
+
+
+def draw_starts(n_vocab: int) -> list[Start]:
+    """The kernels of a draw, to compile them before there is memory."""
+    meta, starts = torch.device("meta"), list[Start]()
+
+    def note(start: Start) -> bool:
+        starts.append(start)
+        return False
+
+    place = torch.empty(1, dtype=torch.int64, device=meta)
+    with watched(note):
+        DeviceSampler(meta, n_vocab).draw(torch.empty(n_vocab, device=meta), place, place)
+    return starts

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,8 +10,7 @@ import torch
 
 from engine.config import SamplingParams
 from engine.gpu import sampling
-from engine.gpu.launch import Start, watched
-from engine.gpu.sampling import DeviceSampler, Entry, settings_of
+from engine.gpu.sampling import DeviceSampler, Entry, draw_starts, settings_of
 from engine.sampler import Sampler
 
 NEUTRAL = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=1)
@@ -251,12 +250,6 @@ def test_a_small_vocabulary_is_served_with_any_top_k() -> None:
 
 
 def test_without_memory_the_starts_are_known() -> None:
-    starts: list[Start] = []
-    note: Callable[[Start], bool] = lambda start: starts.append(start) is None  # noqa: E731
-    meta = torch.device("meta")
-    drawer = DeviceSampler(meta, 150_000)
-    logits, place = torch.empty(150_000, device=meta), torch.empty(1, device=meta)
-    with watched(note):
-        drawer.draw(logits, place.long(), place.long())
-    assert [start.kernel.__name__ for start in starts] == ["survey", "bound", "gather", "draw"]
-    assert drawer.n_bytes < 2**21
+    names = [start.kernel.__name__ for start in draw_starts(150_000)]
+    assert names == ["survey", "bound", "gather", "draw"]
+    assert DeviceSampler(torch.device("meta"), 150_000).n_bytes < 2**21
