@@ -8,10 +8,13 @@ from engine.gguf.types import TYPES
 from engine.gpu import long, many
 from engine.gpu.configs import config_of
 from engine.gpu.long import short_dtype
+from engine.gpu.ops import GpuOps
 from engine.gpu.target import Target
 from engine.gpu.weights import GpuPlanes
 from engine.kernels import extent
 from engine.kernels.layout import LAYOUTS
+from engine.layers.linear import Linear
+from engine.parallel.placement import Replicate
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.device_products import assert_near, short
 
@@ -72,6 +75,17 @@ def test_matrices_that_are_cut_alike_share_rounded_rows(device: str) -> None:
     assert products is not None
     for y, one in zip(products, found, strict=True):
         assert torch.equal(y, some(x.contiguous(), one))
+
+
+def test_layers_with_the_same_input_add_their_biases(device: str) -> None:
+    layers = []
+    for number, bias in ((Q4_K, None), (Q6_K, torch.randn(20, device=device))):
+        layer = Linear(256, 20, Replicate((0,)))
+        layer.weight, layer.bias = held(matrix(number, 20, 0, 256, device=device)), bias
+        layers.append(layer)
+    x = torch.randn(12, 256, device=device)
+    for y, layer in zip(GpuOps(torch.device(device)).linears(x, *layers), layers, strict=True):
+        assert torch.equal(y, layer(x))
 
 
 def test_more_rows_than_it_serves() -> None:
