@@ -162,12 +162,14 @@ class Rank:
 
 
 def warm_rows(most: int) -> list[int]:
-    """Tokens at once for which GPUs have kernels of their own, which are compiled at load.
+    """Tokens at once that need, all together, every kernel that a pass on a GPU may start.
+
+    How kernels are cut up changes at powers of two, if anywhere.
 
     Args:
         most: tokens of a pass.
     """
-    return sorted({min(n, most) for n in (1, 2, 4, 8, 16, most)})
+    return [*(1 << n for n in range((most - 1).bit_length())), most]
 
 
 class Replay:

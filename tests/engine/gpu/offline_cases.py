@@ -7,6 +7,8 @@ import os
 import struct
 import sys
 import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import triton
@@ -15,13 +17,20 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import JITFunction
 
+from engine.config import LoadParams
+from engine.gguf import GGUFFile
 from engine.gpu import compiling
-from engine.gpu.compiling import Compiling, compile_start, variants
+from engine.gpu.compiling import Compiling, compile_start, variant_key, variants
 from engine.gpu.kernel_cache import leave_cache
 from engine.gpu.launch import Start, launch, watched
 from engine.gpu.launcher import SCRATCH, parameter_types
+from engine.gpu.rehearsal import rehearse
+from engine.gpu.target import Target
+from engine.models.declare import declare
+from engine.rank import warm_rows
 from tests.engine.gpu.offline import offline, parameter_bytes
 from tests.helpers.fake_cuda import FakeCuda
+from tests.helpers.hollow import hollow_llama, hollow_moe
 
 CPU = torch.device("cpu")
 
@@ -130,6 +139,35 @@ def ahead() -> object:
     assert told == [(n, work.n_total) for n in range(work.n_total + 1)]
     assert work.n_done == work.n_total == len(variants(starts))
     return [len(starts), work.n_total, n_ahead, len(compiled)]
+
+
+def whole_passes() -> object:
+    """Whatever number of tokens a pass has, loading has compiled all that it starts."""
+    counts = [1, 2, 3, 5, 8, 9, 15, 17, 31, 33, 63, 65, 100, 128, 129, 200, 257, 300, 427, 511]
+    targets = [Target("nvidia", n, n_sm) for n, n_sm in ((75, 68), (86, 82), (90, 132))]
+    missing: list[str] = []
+    with TemporaryDirectory() as folder:
+        moe = hollow_moe(
+            Path(folder) / "moe.gguf", n_layer=2, n_embd=2048, n_head=32, n_head_kv=4, n_ff_exp=768
+        )
+        for path in (moe, hollow_llama(Path(folder) / "llama.gguf", n_layer=2)):
+            for target in (*targets, Target("amd", 0, 96)):
+                known = {variant_key(start) for start in rehearsed(path, target, warm_rows(512))}
+                for n in counts:
+                    wanted = rehearsed(path, target, [n])
+                    missing += [
+                        f"{target}: {start.kernel.__name__} for {n} tokens: {start.constants}"
+                        for start in wanted
+                        if variant_key(start) not in known
+                    ]
+    return missing
+
+
+def rehearsed(path: Path, target: Target, row_counts: list[int]) -> list[Start]:
+    """The starts of a model on one GPU."""
+    params = LoadParams(str(path), devices=("cuda:0",), n_ctx=4096)
+    with GGUFFile.open(path) as file:
+        return rehearse(declare(file, params), 0, params, target, row_counts)
 
 
 def broken() -> object:

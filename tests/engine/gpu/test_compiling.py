@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -70,17 +71,32 @@ def test_what_is_interpreted_is_not_compiled() -> None:
     assert variants([Start(norm.norm, (1,), (), {}, 4, 2)]) == []
 
 
-def test_variants_collected_without_memory_are_those_of_real_starts(tmp_path: Path) -> None:
-    found = run_offline(CASES, "ahead", "broken", TRITON_CACHE_DIR=str(tmp_path))
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came of the cases in a process where kernels are compiled."""
+    cases = ("ahead", "broken", "whole_passes")
+    folder = tmp_path_factory.mktemp("cache")
+    return dict(run_offline(CASES, *cases, TRITON_CACHE_DIR=str(folder)))
+
+
+def test_variants_collected_without_memory_are_those_of_real_starts(found: dict[str, Any]) -> None:
     n_starts, n_variants, n_ahead, n_in_all = found["ahead"]
     assert n_starts == 36
     assert n_variants < n_starts
     assert n_ahead == n_variants
     assert n_in_all == n_ahead, "real starts compile nothing"
 
+
+def test_a_kernel_that_is_wrong_is_a_sentence(found: dict[str, Any]) -> None:
     sentence, hint = found["broken"]
     assert sentence.startswith("The kernel wrong cannot be compiled for this GPU (")
     assert hint
+
+
+def test_no_number_of_tokens_needs_a_kernel_that_loading_has_not_compiled(
+    found: dict[str, Any],
+) -> None:
+    assert found["whole_passes"] == []
 
 
 def test_work_can_be_cancelled() -> None:
