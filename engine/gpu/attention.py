@@ -239,7 +239,7 @@ def tiles_of(shape: Shape, target: Target, *, is_few: bool) -> Tiles:
     if kind == "f32" and (size > 128 or not has_matrices(target)):
         return Tiles(16, 32, 4, 1, 32) if is_few else Tiles(32, 32, 8, 1, 32)
     if size > 256:
-        return Tiles(16 if shape.group <= 16 else 32, 32, 8, 1, 64)
+        return Tiles(16 if shape.group <= 16 else 32, 32, 8, 3, 64)
     keys = 32 if size > 128 or kind == "f32" else 64
     if is_few:
         return Tiles(16, keys, 4, 2)
@@ -254,7 +254,7 @@ def operand(kv_type: str, target: Target) -> str:
     """What `tl.dot` is given, for the kernels: as short numbers as the cache has."""
     if kv_type == "f32" or not has_matrices(target):
         return "f32"
-    return "f16" if kv_type == "f16" else "bf16"
+    return "bf16" if kv_type == "bf16" else "f16"
 
 
 def has_matrices(target: Target) -> bool:

@@ -4,7 +4,8 @@ they come (arXiv 1805.02867).
 Rows of a program are query heads of tokens that use the same head of keys and values, so that these
 are read once for all of them. Numbers of F32 meet those of the cache as sums of two shorter ones,
 for which GPUs multiply matrices: OPERAND is "f16" or "bf16", whichever holds the numbers of the
-cache as they are, or "f32". A weight is 2 to the power of a score.
+cache as they are, or "f32". Those of blocks are multiplied without their scales, as F16. A weight
+is 2 to the power of a score.
 """
 
 import triton
@@ -19,6 +20,9 @@ LOWEST = tl.constexpr(-1e30)
 HEADROOM = tl.constexpr(15.0)
 """The largest weight of a row is 2 to the power of this, which F16 can hold: so it also holds those
 that are a billion times less."""
+
+HEADROOM_OF_BLOCKS = tl.constexpr(7.0)
+"""The same where weights are multiplied with scales: for values that F16 could hold as well."""
 
 
 @triton.jit
@@ -190,9 +194,10 @@ def attended(
         start: a multiple of KEYS.
 
     Returns:
-        The greatest score less HEADROOM (ROWS,), the sum of all weights relative to that (ROWS,),
+        The greatest score less headroom (ROWS,), the sum of all weights relative to that (ROWS,),
         and as many (ROWS, SIZE_V) as a value has parts: the sums of values so weighted.
     """
+    headroom: tl.constexpr = HEADROOM_OF_BLOCKS if has_blocks(TYPE) else HEADROOM
     k, v = units(k, TYPE), units(v, TYPE)
     power, inverse = powers(q, there, OPERAND, DIM_K, SIZE_K)
     factor = inverse * (scale / softcap if HAS_SOFTCAP else scale * LOG2E)
@@ -217,7 +222,7 @@ def attended(
             s += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
         seen = (key[None, :] <= position[:, None]) & (key[None, :] >= first[:, None])
         s = tl.where(seen, s, -float("inf"))
-        new = tl.maximum(top, tl.max(s, 1) - HEADROOM)
+        new = tl.maximum(top, tl.max(s, 1) - headroom)
         kept = tl.exp2(top - new)
         s = tl.exp2(s - new[:, None])
         top = new

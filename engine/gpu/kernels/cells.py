@@ -15,6 +15,9 @@ BLOCK = tl.constexpr(32)
 SIGN, INFINITE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7F800000)
 """All bits of an F32 but the sign; those of infinity."""
 
+THOUSAND, THOUSAND_128 = tl.constexpr(0x6400), tl.constexpr(0x6480)
+"""1024 and 1152 as F16."""
+
 NO_NUMBER = tl.constexpr(0x7FC0)
 """As BF16."""
 
@@ -61,7 +64,8 @@ def scales(rows, there, block, TYPE: tl.constexpr):
 def read(rows, there, part, TYPE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     """The numbers (N, SIZE) of some rows from element part * SIZE on, 0 where there are none.
 
-    They are in the type that they are held in, or without scales as int16.
+    They are in the type that they are held in, or of blocks without scales, in F16. Few
+    instructions make F16 of a byte: 0x6400 is 1024, and the last bits count ones.
 
     Args:
         rows: (N,), pointers to units.
@@ -72,13 +76,15 @@ def read(rows, there, part, TYPE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.co
     if TYPE == "q8_0":
         at = tl.arange(0, 16)
         both = tl.load(rows[:, None] + (part * 17 + 1 + at)[None, :], mask=there[:, None], other=0)
-        return tl.join((both << 8) >> 8, both >> 8).reshape(both.shape[0], SIZE)
+        codes = tl.join(both & 0xFF, (both >> 8) & 0xFF).reshape(both.shape[0], SIZE)
+        return (codes ^ THOUSAND_128).to(tl.float16, bitcast=True) - 1152.0
     elif TYPE == "q4_0":
         at = tl.arange(0, 8)
         four = tl.load(rows[:, None] + (part * 9 + 1 + at)[None, :], mask=there[:, None], other=0)
         low, high = tl.join(four, four >> 8), tl.join(four >> 4, four >> 12)
         both = tl.join(low.reshape(four.shape[0], 16), high.reshape(four.shape[0], 16))
-        return (both & 15).reshape(four.shape[0], SIZE) - 8
+        codes = (both & 15).reshape(four.shape[0], SIZE)
+        return (codes | THOUSAND).to(tl.float16, bitcast=True) - 1032.0
     else:
         at = part * SIZE + tl.arange(0, SIZE)
         inside = there[:, None] & (at < WIDTH)[None, :] if WIDTH % SIZE else there[:, None]
