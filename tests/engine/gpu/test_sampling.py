@@ -245,6 +245,17 @@ def test_what_is_served(changes: dict[str, float], is_served: bool) -> None:
     assert drawer.begin(Sampler(params), [], 0) == is_served
 
 
+def test_no_setting_is_overlooked() -> None:
+    """Whoever adds one says in `settings_of` what the kernels do with it, then here."""
+    drawn_with = {
+        "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
+        "frequency_penalty", "presence_penalty", "seed",
+    }  # fmt: skip
+    ends_answers = {"max_tokens", "stop", "ignore_eos", "on_overflow"}
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert fields == drawn_with | ends_answers
+
+
 def test_a_small_vocabulary_is_served_with_any_top_k() -> None:
     assert settings_of(SamplingParams(top_k=10**6), sampling.MOST_WANTED) is not None
 
