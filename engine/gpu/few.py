@@ -15,14 +15,13 @@ from engine.gpu.configs import WARP, Config, config_of
 from engine.gpu.kernels import few
 from engine.gpu.launch import launch
 from engine.gpu.layouts import constants_of
-from engine.gpu.quantise import N_COUNTERS, Rows, quantised
+from engine.gpu.quantise import N_COUNTERS, Rows, keep, quantised, unwritten
 from engine.gpu.steps import is_plain, power_of_two
 from engine.gpu.target import target_of
-from engine.kernels.extent import n_tiles
+from engine.kernels.extent import Extent, n_tiles
 from engine.kernels.layout import LAYOUTS, TILE
 
 if TYPE_CHECKING:
-    from engine.kernels.extent import Extent
     from engine.layers.ffn import Activation
 
 T = TypeVar("T")
@@ -100,7 +99,10 @@ def products(
 
 
 def gated(x: Tensor, gate: Planes, up: Planes, act: Activation) -> Tensor | None:
-    """`act(x gateᵀ) * (x upᵀ)`, see `ReferenceOps.gated`; None where the kernel does not serve."""
+    """`act(x gateᵀ) * (x upᵀ)`, see `ReferenceOps.gated`; None where the kernel does not serve.
+
+    Whole blocks of results are rounded by who computes them, for the product that comes next.
+    """
     is_alike = (gate.type_number, gate.extent, gate.n_rows) == (
         up.type_number, up.extent, up.n_rows
     )  # fmt: skip
@@ -110,12 +112,16 @@ def gated(x: Tensor, gate: Planes, up: Planes, act: Activation) -> Tensor | None
     m, config, (n_parts,) = _cut(rows, [gate])
     out = torch.empty(rows.n_row, gate.n_rows, device=x.device)
     n_program = n_tiles(gate.n_rows) * n_parts
+    inner = unwritten(rows.n_row, Extent.of(0, gate.n_rows), rows.x_bytes, rows.counters)
     launch(
-        few.gated, (n_program,), gate.planes, up.planes, out, rows.numbers, rows.facts,
-        _scratch(n_program if n_parts > 1 else 0, 2 * m, x), rows.counters, gate.n_rows, n_parts,
-        rows.n_row, gate.planes.shape[-1], gate.extent.n_blocks, gate.extent.skip, act.limit,
-        KIND=act.kind, HAS_LIMIT=act.limit != 0, M=m, **_constants(rows, gate, config),
+        few.gated, (n_program,), gate.planes, up.planes, out, *inner.typed, rows.numbers,
+        rows.facts, _scratch(n_program if n_parts > 1 else 0, 2 * m, x), rows.counters,
+        gate.n_rows, n_parts, rows.n_row, gate.planes.shape[-1], gate.extent.n_blocks,
+        gate.extent.skip, act.limit, KIND=act.kind, HAS_LIMIT=act.limit != 0,
+        IS_ROUNDED=inner.extent.is_exact, M=m, **_constants(rows, gate, config),
     )  # fmt: skip
+    if inner.extent.is_exact:
+        keep(out, inner)
     return out
 
 

@@ -45,31 +45,60 @@ class Rows:
     def n_row(self) -> int:
         return self.numbers.shape[0]
 
+    @property
+    def typed(self) -> tuple[Tensor, Tensor]:
+        """Numbers and facts as the kernels write them."""
+        if self.x_bytes:
+            return self.numbers.view(torch.int8), self.facts.view(torch.int32)
+        return self.numbers.view(torch.float32), self.facts.view(torch.float32)
+
 
 def quantised(x: Tensor, extent: Extent, x_bytes: int) -> Rows:
-    """Rows x (n, extent.n_columns), F32 without gaps.
+    """Rows x (n, extent.n_columns), F32 without gaps; those kept with x if there are such.
 
     Args:
         x_bytes: of each number where the device multiplies bytes, 1 or 2.
     """
     if target_of(x.device).arithmetic == "numbers":
         x_bytes = 0
-    n_row, n_blocks = x.shape[0], extent.n_blocks
-    per_block = BLOCK * (x_bytes or 4)
-    numbers = torch.empty(n_row, n_blocks, per_block, dtype=torch.uint8, device=x.device)
+    kept: Rows | None = getattr(x, _KEPT, None)
+    if kept is not None and kept.x_bytes == x_bytes and _place(kept.extent) == _place(extent):
+        return kept
     counters = torch.empty(N_COUNTERS, dtype=torch.int32, device=x.device)
-    grid = (n_row, -(-n_blocks // BLOCKS))
-    place = (extent.lead, extent.n_columns, n_blocks)
+    rows = unwritten(x.shape[0], extent, x_bytes, counters)
+    grid = (x.shape[0], -(-extent.n_blocks // BLOCKS))
+    arguments = (x, extent.lead, extent.n_columns, extent.n_blocks, *rows.typed, counters)
     if x_bytes:
-        facts = torch.empty(n_row, n_blocks, 4, dtype=torch.int32, device=x.device)
         launch(
-            kernels.as_bytes, grid, x, *place, numbers.view(torch.int8), facts, counters,
-            X_BYTES=x_bytes, BLOCKS=BLOCKS, N_COUNTERS=N_COUNTERS,
+            kernels.as_bytes, grid, *arguments, X_BYTES=x_bytes, BLOCKS=BLOCKS,
+            N_COUNTERS=N_COUNTERS,
         )  # fmt: skip
     else:
-        facts = torch.empty(n_row, n_blocks, 2, device=x.device)
-        launch(
-            kernels.as_numbers, grid, x, *place, numbers.view(torch.float32), facts, counters,
-            BLOCKS=BLOCKS, N_COUNTERS=N_COUNTERS,
-        )  # fmt: skip
-    return Rows(numbers, facts.view(torch.uint8), counters, x_bytes, extent)
+        launch(kernels.as_numbers, grid, *arguments, BLOCKS=BLOCKS, N_COUNTERS=N_COUNTERS)
+    return rows
+
+
+def unwritten(n_row: int, extent: Extent, x_bytes: int, counters: Tensor) -> Rows:
+    """Memory for rows that a kernel will write.
+
+    Args:
+        x_bytes: 0 for F32.
+        counters: zeros by the time the rows are multiplied.
+    """
+    shape = (n_row, extent.n_blocks)
+    numbers = counters.new_empty(*shape, BLOCK * (x_bytes or 4), dtype=torch.uint8)
+    facts = counters.new_empty(*shape, 16 if x_bytes else 8, dtype=torch.uint8)
+    return Rows(numbers, facts, counters, x_bytes, extent)
+
+
+_KEPT = "_rows_of_few"
+
+
+def keep(x: Tensor, rows: Rows) -> None:
+    """Let products of x find it rounded, as long as there is x; who wrote x wrote the rows, too."""
+    setattr(x, _KEPT, rows)
+
+
+def _place(extent: Extent) -> tuple[int, int, int]:
+    """What rows depend on."""
+    return extent.lead, extent.n_columns, extent.n_blocks

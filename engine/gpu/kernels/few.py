@@ -1,13 +1,5 @@
 """One to eight rows times quantised matrices: each weight is read once for all rows.
 
-`tile_sums` is what other kernels build on. A program walks the blocks of 32 columns of one tile of
-16 rows: each thread takes one block and four rows at a time and adds up what it finds, and in the
-end the threads' sums are added. So a row's result is summed in the same order for any number of
-rows, and whatever else is multiplied in the same launch.
-
-Rows x are made by `engine.gpu.kernels.quantise`: as bytes (`X_BYTES` of them for each number),
-which are multiplied four at a time in whole numbers, or as F32 (`X_BYTES` is 0).
-
 Large matrices have a program for each tile. Of small ones the columns are cut into parts: each
 program keeps its sums, and the last one of a tile adds them in order.
 """
@@ -16,271 +8,8 @@ import triton
 import triton.language as tl
 
 from engine.gpu.kernels import elementwise
-from engine.gpu.kernels.asm import dot_of_bytes, four_shared_words
-from engine.gpu.kernels.planes import byte_of, has_minimum, joined
-from engine.gpu.kernels.words import (
-    block_words,
-    has_high_halves,
-    has_signed_quads,
-    row_quads,
-    row_scales,
-    table_bias,
-)
-
-BASE = tl.constexpr(255)
-"""What the first of two bytes counts, see `engine.kernels.panels`."""
-
-
-@triton.jit
-def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.constexpr,
-              UNROLL: tl.constexpr, X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-              ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
-              SIGNED: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Products of some rows of x with the 16 rows of a tile: for each row of x a tensor (16,), F32.
-
-    Args:
-        tile: address of the tile in its planes, in bytes.
-        x, facts: bytes of what `quantise` made, from its first row on.
-        rows: a tuple of the numbers of the rows of x, as long as there are products.
-        first, last: the blocks that count, all of them in [0, n_blocks).
-        n_blocks, skip: of the matrix' extent.
-        ITEMS: threads of a program: it takes ITEMS / 4 blocks at a time.
-        UNROLL: blocks that each thread has asked for before it works on the first of them. What is
-            asked for in the turn before cannot be put off until it is needed, as compilers like to.
-        X_BYTES: see above; other constants as in `engine.gpu.layouts`.
-    """
-    BLOCKS: tl.constexpr = ITEMS // 4
-    item = tl.arange(0, ITEMS)
-    lane = item % 4 * 4
-    sums = ()
-    for _ in tl.static_range(4 * len(rows)):
-        sums = sums + (tl.zeros((ITEMS,), tl.float32),)
-    waiting = ()
-    for step in tl.static_range(UNROLL):
-        block = first + step * BLOCKS + item // 4
-        waiting = waiting + (words_of(tile, x, facts, rows[0], block, lane, last, n_blocks, skip,
-                                      X_BYTES, LOW, HIGH, SCALE, SUB, ASM),)  # fmt: skip
-    for start in range(first, last, BLOCKS):
-        block = start + item // 4
-        later = waiting[0]
-        if start + UNROLL * BLOCKS < last:
-            later = words_of(tile, x, facts, rows[0], block + UNROLL * BLOCKS, lane, last, n_blocks,
-                             skip, X_BYTES, LOW, HIGH, SCALE, SUB, ASM)  # fmt: skip
-        sums = with_block(sums, waiting[0], x, facts, rows, n_blocks, block, last, X_BYTES, LOW,
-                          HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
-        waiting = without_first(waiting) + (later,)
-    totals = ()
-    for m in tl.static_range(len(rows)):
-        even, odd = tl.join(sums[4 * m], sums[4 * m + 2]), tl.join(sums[4 * m + 1], sums[4 * m + 3])
-        totals = totals + (tl.sum(tl.reshape(tl.join(even, odd), (BLOCKS, 16)), axis=0),)
-    return totals
-
-
-@triton.jit
-def without_first(things):
-    """The other entries of a tuple."""
-    found = ()
-    for n in tl.static_range(len(things) - 1):
-        found = found + (things[n + 1],)
-    return found
-
-
-@triton.jit
-def with_block(sums, words, x, facts, rows, n_blocks, block, last, X_BYTES: tl.constexpr,
-               LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
-               SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
-               ASM: tl.constexpr):  # fmt: skip
-    """`sums` with one block more of each thread, if it has one, from the words of `words_of`."""
-    inside = block < last
-    block = tl.minimum(block, last - 1)
-    stored, numbers = words
-    if X_BYTES > 0:
-        return with_bytes(sums, stored, numbers, x, facts, rows, n_blocks, block, inside, X_BYTES,
-                          LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
-    else:
-        return with_numbers(sums, stored, x, facts, rows, n_blocks, block, inside, LOW, HIGH, ZERO,
-                            TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
-
-
-@triton.jit
-def words_of(tile, x, facts, row, block, lane, last, n_blocks, skip, X_BYTES: tl.constexpr,
-             LOW: tl.constexpr, HIGH: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
-             ASM: tl.constexpr):  # fmt: skip
-    """All that is read of a block before anything is done: `block_words` and `x_words` of a row."""
-    block = tl.minimum(block, last - 1)
-    stored = block_words(tile, block, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, ASM)
-    numbers = ()
-    if X_BYTES > 0:
-        numbers = x_words(x, facts, row * n_blocks + block, X_BYTES, ASM)
-    return stored, numbers
-
-
-@triton.jit
-def x_words(x, facts, place, X_BYTES: tl.constexpr, ASM: tl.constexpr):
-    """A block of a row of x: a tuple with 8 * X_BYTES words of its numbers, and four facts."""
-    numbers = ()
-    for n in tl.static_range(2 * X_BYTES):
-        numbers = numbers + four_shared_words(x + (place * (32 * X_BYTES) + 16 * n), ASM)
-    d0, d1, sum0, sum1 = four_shared_words(facts + place * 16, ASM)
-    return numbers, d0, d1, sum0, sum1
-
-
-@triton.jit
-def with_bytes(sums, stored, first, x, facts, rows, n_blocks, block, inside, X_BYTES: tl.constexpr,
-               LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
-               SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
-               ASM: tl.constexpr):  # fmt: skip
-    """`sums` with one block more of each thread, in whole numbers for each 16 columns.
-
-    Args:
-        sums: for each row of x and each of four rows of the tile.
-        stored: of `block_words`.
-        first: of `x_words`, for the first row; each further one is read while one is worked on.
-        inside: whether the block counts.
-    """
-    low, high, scales, supers = stored
-    IS_HIGH: tl.constexpr = has_high_halves(LOW, HIGH, TABLE)
-    IS_SIGNED: tl.constexpr = has_signed_quads(LOW, TABLE, ASM)
-    FROM: tl.constexpr = ZERO + table_bias(TABLE, LOW, ASM)
-    quads, factors, added = (), (), ()
-    for row in tl.static_range(4):
-        found = row_quads(low, high, row, LOW, HIGH, TABLE, IS_HIGH, ASM)
-        quads = quads + (operand(found, IS_SIGNED, ASM),)
-        factor, more = row_scales(scales, supers, row, SCALE, SUB, SIGNED)
-        factors, added = factors + (factor,), added + (more,)
-    result = ()
-    following = first
-    for m in tl.static_range(len(rows)):
-        words, d0, d1, sum0, sum1 = following
-        if m + 1 < len(rows):
-            following = x_words(x, facts, rows[m + 1] * n_blocks + block, X_BYTES, ASM)
-        numbers = operand(words, True, ASM)
-        d0 = tl.where(inside, d0.to(tl.float32, bitcast=True), 0.0)
-        d1 = tl.where(inside, d1.to(tl.float32, bitcast=True), 0.0)
-        x0, x1 = sum0.to(tl.float32) * d0, sum1.to(tl.float32) * d1
-        from0, from1 = sum0 * -FROM, sum1 * -FROM
-        if IS_HIGH:
-            from1 = from1 * 16
-            d1 = d1 * 0.0625
-        for row in tl.static_range(4):
-            p0 = half_product(quads[row], numbers, from0, 0, X_BYTES, IS_SIGNED, ASM) * d0
-            p1 = half_product(quads[row], numbers, from1, 1, X_BYTES, IS_SIGNED, ASM)
-            total = sums[4 * m + row]
-            if SUB == 32:
-                total = tl.fma(factors[row][0], tl.fma(p1, d1, p0), total)
-                if has_minimum(SCALE):
-                    total = tl.fma(added[row][0], x0 + x1, total)
-            else:
-                total = tl.fma(factors[row][0], p0, total)
-                total = tl.fma(factors[row][1], p1 * d1, total)
-                if has_minimum(SCALE):
-                    total = tl.fma(added[row][0], x0, total)
-                    total = tl.fma(added[row][1], x1, total)
-            result = result + (total,)
-    return result
-
-
-@triton.jit
-def operand(quads, IS_SIGNED: tl.constexpr, ASM: tl.constexpr):
-    """Eight quads or more for `half_product`: as they are; plainly, tensors (threads, 16)."""
-    if ASM:
-        return quads
-    else:
-        shift = 8 * tl.arange(0, 4)[None, :]
-        halves = ()
-        for half in tl.static_range(len(quads) // 4):
-            parts = (quads[4 * half], quads[4 * half + 1], quads[4 * half + 2], quads[4 * half + 3])
-            words = tl.reshape(joined(parts), (4 * quads[0].shape[0], 1))
-            if IS_SIGNED:
-                numbers = (words << (24 - shift)) >> 24
-            else:
-                numbers = (words >> shift) & 255
-            halves = halves + (tl.reshape(numbers, (quads[0].shape[0], 16)),)
-        return halves
-
-
-@triton.jit
-def half_product(quads, numbers, total, HALF: tl.constexpr, X_BYTES: tl.constexpr,
-                 IS_SIGNED: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """`total` plus the products of 16 columns, as F32.
-
-    Args:
-        quads: an operand, of weights.
-        numbers: one of x; of two bytes those that count more, then those that count 1.
-    """
-    LAST: tl.constexpr = 2 * (X_BYTES - 1) + HALF
-    if ASM:
-        if X_BYTES == 2:
-            upper = tl.zeros_like(total)
-            for n in tl.static_range(4 * HALF, 4 * HALF + 4):
-                upper = dot_of_bytes(quads[n], numbers[n], upper, IS_SIGNED)
-            total = upper * BASE + total
-        for n in tl.static_range(4):
-            total = dot_of_bytes(quads[4 * HALF + n], numbers[4 * LAST + n], total, IS_SIGNED)
-    else:
-        if X_BYTES == 2:
-            total += tl.sum(quads[HALF] * numbers[HALF], axis=1) * BASE
-        total += tl.sum(quads[HALF] * numbers[LAST], axis=1)
-    return total.to(tl.float32)
-
-
-@triton.jit
-def with_numbers(sums, stored, x, facts, rows, n_blocks, block, inside, LOW: tl.constexpr,
-                 HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr,
-                 SUB: tl.constexpr, SIGNED: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """`with_bytes` for rows x in F32; each weight is multiplied by itself."""
-    low, high, scales, supers = stored
-    IS_SIGNED: tl.constexpr = has_signed_quads(LOW, TABLE, ASM)
-    FROM: tl.constexpr = ZERO + table_bias(TABLE, LOW, ASM)
-    quads = ()
-    for row in tl.static_range(4):
-        quads = quads + (row_quads(low, high, row, LOW, HIGH, TABLE, False, ASM),)
-    for half in tl.static_range(2):
-        products = ()
-        for _ in tl.static_range(4 * len(rows)):
-            products = products + (tl.zeros_like(sums[0]),)
-        for n in tl.static_range(4):
-            products = with_quads(products, quads, x, rows, n_blocks, block, 4 * half + n,
-                                  IS_SIGNED, ASM)  # fmt: skip
-        result = ()
-        for m in tl.static_range(len(rows)):
-            at = (facts + ((rows[m] * n_blocks + block) * 8 + 4 * half)).to(
-                tl.pointer_type(tl.float32)
-            )
-            x_sum = tl.load(at, mask=inside, other=0.0)
-            for row in tl.static_range(4):
-                factor, added = row_scales(scales, supers, row, SCALE, SUB, SIGNED)
-                product = tl.where(inside, products[4 * m + row], 0.0)
-                if FROM != 0:
-                    product = tl.fma(x_sum, -1.0 * FROM, product)
-                total = tl.fma(factor[half * 16 // SUB], product, sums[4 * m + row])
-                if has_minimum(SCALE):
-                    total = tl.fma(added[half * 16 // SUB], x_sum, total)
-                result = result + (total,)
-        sums = result
-    return sums
-
-
-@triton.jit
-def with_quads(products, quads, x, rows, n_blocks, block, QUAD: tl.constexpr,
-               IS_SIGNED: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """`products` with four columns more, for each row of x and each of four rows of the tile."""
-    weights = ()
-    for row in tl.static_range(4):
-        for column in tl.static_range(4):
-            byte = byte_of(quads[row][QUAD], column, IS_SIGNED)
-            weights = weights + (byte.to(tl.float32),)
-    result = ()
-    for m in tl.static_range(len(rows)):
-        place = rows[m] * n_blocks + block
-        numbers = four_shared_words(x + (place * 128 + 16 * QUAD), ASM)
-        for row in tl.static_range(4):
-            total = products[4 * m + row]
-            for column in tl.static_range(4):
-                number = numbers[column].to(tl.float32, bitcast=True)
-                total = tl.fma(weights[4 * row + column], number, total)
-            result = result + (total,)
-    return result
+from engine.gpu.kernels.quantise import write_bytes, write_numbers
+from engine.gpu.kernels.tile import tile_sums
 
 
 @triton.jit
@@ -300,36 +29,40 @@ def distinct_rows(n_row, M: tl.constexpr):
 
 
 @triton.jit
-def is_last_part(sums, program, n_parts, scratch, counter):
-    """Keep sums of a part for the program that comes last of its tile, and say who that is.
+def of_all_parts(sums, program, part, n_parts, scratch, counter):
+    """The sums of whole rows for the last program of a tile, and whether this is it.
 
     Args:
-        sums: a tuple of tensors (16,), F32.
-        program: its place in `scratch`, (programs, sums, 16) F32.
+        sums: a tuple of tensors (16,), F32; of one part.
+        program: where it keeps them in `scratch`, (programs, sums, 16) F32.
         counter: the address of a zero that all parts of the tile share; in the end it is one again.
     """
-    at = scratch + program * (16 * len(sums)) + tl.arange(0, 16)
-    for n in tl.static_range(len(sums)):
-        tl.store(at + 16 * n, sums[n])
-    tl.debug_barrier()  # all threads have written before one of them says so
-    is_last = tl.atomic_add(counter, 1, sem="acq_rel") == n_parts - 1
-    if is_last:
-        tl.store(counter, 0)
-    return is_last
+    is_last = n_parts == 1
+    if n_parts > 1:
+        at = scratch + program * (16 * len(sums)) + tl.arange(0, 16)
+        for n in tl.static_range(len(sums)):
+            tl.store(at + 16 * n, sums[n])
+        tl.debug_barrier()  # all threads have written before one of them says so
+        is_last = tl.atomic_add(counter, 1, sem="acq_rel") == n_parts - 1
+        if is_last:
+            tl.store(counter, 0)
+            sums = added_parts(sums, scratch + (program - part) * (16 * len(sums)), n_parts)
+    return is_last, sums
 
 
 @triton.jit
-def sum_of_parts(program, n_parts, scratch, INDEX: tl.constexpr, COUNT: tl.constexpr):
-    """One of COUNT sums of a tile, from the sums of its parts in order.
-
-    Args:
-        program: the place of the first part.
-    """
-    at = scratch + program * (16 * COUNT) + 16 * INDEX + tl.arange(0, 16)
-    total = tl.zeros((16,), tl.float32)
+def added_parts(sums, scratch, n_parts):
+    """The kept sums of all parts, in their order, in place of those of one."""
+    totals = ()
+    for _ in tl.static_range(len(sums)):
+        totals = totals + (tl.zeros((16,), tl.float32),)
     for part in range(n_parts):
-        total += tl.load(at + part * (16 * COUNT), cache_modifier=".cg")
-    return total
+        at = scratch + part * (16 * len(sums)) + tl.arange(0, 16)
+        found = ()
+        for n in tl.static_range(len(sums)):
+            found = found + (totals[n] + tl.load(at + 16 * n, cache_modifier=".cg"),)
+        totals = found
+    return totals
 
 
 @triton.jit
@@ -368,7 +101,7 @@ def products(planes0, planes1, planes2, out0, out1, out2, bias0, bias1, bias2, r
         bias: (rows,) of each, F32, if HAS_BIAS.
         residual: as `out0`, if HAS_RESIDUAL; then COUNT is 1.
         x, facts: of `quantise`, n_row rows.
-        scratch: see `is_last_part`; used by matrices in several parts.
+        scratch: see `of_all_parts`; used by matrices in several parts.
         counters: int32, zeros, one for each tile in several parts.
         rows, parts: rows of each matrix, and programs for each of its tiles.
         tile_bytes: a multiple of 64.
@@ -394,28 +127,30 @@ def products(planes0, planes1, planes2, out0, out1, out2, bias0, bias1, bias2, r
     address = planes + tile.to(tl.int64) * tl.multiple_of(tile_bytes, 64)
     sums = tile_sums(address, x, facts, distinct_rows(n_row, M), first, last, n_blocks, skip, ITEMS,
                      UNROLL, X_BYTES, LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
-    if n_parts == 1:
+    is_last, sums = of_all_parts(
+        sums, program, part, n_parts, scratch, counters + counter + tile
+    )  # fmt: skip
+    if is_last:
         for m in tl.static_range(M):
             write_row(sums[m], tile, out, bias, residual, n_rows, m, n_row, HAS_BIAS, HAS_RESIDUAL)
-    elif is_last_part(sums, program, n_parts, scratch, counters + counter + tile):
-        for m in tl.static_range(M):
-            total = sum_of_parts(program - part, n_parts, scratch, m, M)
-            write_row(total, tile, out, bias, residual, n_rows, m, n_row, HAS_BIAS, HAS_RESIDUAL)
 
 
 @triton.jit(
     do_not_specialize=["n_rows", "n_parts", "n_row", "tile_bytes", "n_blocks", "skip", "limit"]
 )
-def gated(gate, up, out, x, facts, scratch, counters, n_rows, n_parts, n_row, tile_bytes, n_blocks,
-          skip, limit, KIND: tl.constexpr, HAS_LIMIT: tl.constexpr, M: tl.constexpr,
-          ITEMS: tl.constexpr, UNROLL: tl.constexpr, X_BYTES: tl.constexpr, LOW: tl.constexpr,
-          HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr,
-          SUB: tl.constexpr, SIGNED: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
+def gated(gate, up, out, inner, inner_facts, x, facts, scratch, counters, n_rows, n_parts, n_row,
+          tile_bytes, n_blocks, skip, limit, KIND: tl.constexpr, HAS_LIMIT: tl.constexpr,
+          IS_ROUNDED: tl.constexpr, M: tl.constexpr, ITEMS: tl.constexpr, UNROLL: tl.constexpr,
+          X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
+          TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
+          ASM: tl.constexpr):  # fmt: skip
     """`act(x gateᵀ) * (x upᵀ)` for two matrices of one type, extent and number of rows.
 
     Args:
         gate, up: planes as in `products`.
         out: (n_row, n_rows), F32.
+        inner, inner_facts: the same as `quantise` makes it, if IS_ROUNDED; then n_rows is a
+            multiple of 32, and a tile's results are half a block.
         limit, KIND, HAS_LIMIT: of the activation, see `elementwise.gate`.
     """
     program = tl.program_id(0)
@@ -427,13 +162,25 @@ def gated(gate, up, out, x, facts, scratch, counters, n_rows, n_parts, n_row, ti
                       X_BYTES, LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
     ups = tile_sums(up + offset, x, facts, rows, first, last, n_blocks, skip, ITEMS, UNROLL,
                     X_BYTES, LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
-    if n_parts == 1:
+    is_last, sums = of_all_parts(
+        gates + ups, program, part, n_parts, scratch, counters + tile
+    )  # fmt: skip
+    if is_last:
         for m in tl.static_range(M):
-            value = elementwise.gate(gates[m], ups[m], limit, KIND, HAS_LIMIT)
-            write_row(value, tile, out, out, out, n_rows, m, n_row, False, False)
-    elif is_last_part(gates + ups, program, n_parts, scratch, counters + tile):
-        for m in tl.static_range(M):
-            one = sum_of_parts(program - part, n_parts, scratch, m, 2 * M)
-            other = sum_of_parts(program - part, n_parts, scratch, M + m, 2 * M)
-            value = elementwise.gate(one, other, limit, KIND, HAS_LIMIT)
-            write_row(value, tile, out, out, out, n_rows, m, n_row, False, False)
+            value = elementwise.gate(sums[m], sums[M + m], limit, KIND, HAS_LIMIT)
+            write_inner(value, tile, out, inner, inner_facts, n_rows, m, n_row, IS_ROUNDED, X_BYTES)
+
+
+@triton.jit
+def write_inner(value, tile, out, inner, inner_facts, n_rows, m: tl.constexpr, n_row,
+                IS_ROUNDED: tl.constexpr, X_BYTES: tl.constexpr):  # fmt: skip
+    """16 results of row m, and the same rounded."""
+    write_row(value, tile, out, out, out, n_rows, m, n_row, False, False)
+    if IS_ROUNDED:
+        values, row = tl.reshape(value, (1, 16)), tl.full((), m, tl.int32)
+        half = tile + tl.zeros((1,), tl.int32)
+        exists = half * 0 + row < n_row
+        if X_BYTES > 0:
+            write_bytes(values, row, half, exists, n_rows // 32, inner, inner_facts, X_BYTES)
+        else:
+            write_numbers(values, row, half, exists, n_rows // 32, inner, inner_facts)

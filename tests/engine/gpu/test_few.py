@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 from unittest import mock
 
 import pytest
@@ -27,6 +28,8 @@ def every_type(test: Callable[..., None]) -> Callable[..., None]:
     test = pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)(test)
     return pytest.mark.usefixtures("one_step")(test)
 
+
+T = TypeVar("T")
 
 START, STOP = 40, 600
 """Columns that begin and end inside of blocks; some of the file's 256 are cut."""
@@ -87,6 +90,14 @@ def many_parts() -> Iterator[None]:
     """Each tile is shared by as many programs as can be."""
     with mock.patch.dict(configs.RULES, few_parts=lambda target, **facts: {"parts": 2}):
         yield
+
+
+def counted(call: Callable[[], T]) -> tuple[T, int]:
+    """What a function returns, and how many kernels it starts."""
+    starts: list[Start] = []
+    with watched(lambda start: starts.append(start) is None):
+        found = call()
+    return found, len(starts)
 
 
 def seen(x: Tensor, weight: Held) -> Tensor:
@@ -193,10 +204,8 @@ def test_several_matrices_at_once(device: str) -> None:
     sizes = ((Kind.Q4_K, 40), (Kind.Q6_K, 16), (Kind.Q4_K, 7), (Kind.Q4_K, 33), (Kind.Q4_K, 16))
     weights = [some(number, device, n, seed=n) for number, n in sizes]
     biases = [random_x(1, device, n)[0] if n != 7 else None for _, n in sizes]
-    starts: list[Start] = []
-    with watched(lambda start: starts.append(start) is None):
-        together = few.products(x, weights, biases)
-    assert len(starts) == 4  # one that rounds; Q4_K with and without a bias, Q6_K
+    together, n_start = counted(lambda: few.products(x, weights, biases))
+    assert n_start == 4  # one that rounds; Q4_K with and without a bias, Q6_K
     alone = [few.product(x, w, b) for w, b in zip(weights, biases, strict=True)]
     assert together is not None
     for found, wanted in zip(together, alone, strict=True):
@@ -230,6 +239,22 @@ def test_gated(act: Activation, is_shared: bool, device: str) -> None:
     if device == "cpu" or act.kind.startswith("relu"):
         assert torch.equal(y, wanted)
     torch.testing.assert_close(y, ReferenceOps().gated(act, *numbers), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("x_bytes", "how"), [(1, "bytes"), (2, "bytes"), (1, "numbers")])
+def test_what_is_rounded_on_the_way(x_bytes: int, how: str, device: str) -> None:
+    gate, up = (some(Kind.Q4_0, device, 64, x_bytes, seed) for seed in (1, 2))
+    down = held(matrix(Kind.Q4_0, 20, 0, 64, device=device), x_bytes)
+    x = random_x(3, device) / 8
+    for shared in (mock.MagicMock(), many_parts()):
+        with arithmetic(how), shared:
+            inner = few.gated(x, gate, up, SILU)
+            assert inner is not None
+            y, n_start = counted(lambda: product(inner, down))  # noqa: B023 called at once
+            assert n_start == 1
+            assert torch.equal(y, product(inner.clone(), down))
+            other = held(matrix(Kind.Q4_0, 20, 40, 104, device=device), x_bytes)
+            assert torch.equal(product(inner, other), product(inner.clone(), other))
 
 
 def test_counters_are_zeros_again(device: str) -> None:
