@@ -101,6 +101,8 @@ def expert_rows_config(target: Target, *, n_blocks: int) -> Config:
 
 def expert_blocks_config(target: Target, *, rows: int) -> Config:
     """How many rows of an expert's matrix meet a block of rows in one program, and how."""
+    if target.maker == "nvidia" and target.capability < 80:  # no tensor cores that Triton knows
+        return {"columns": 64, "blocks": 1, "num_warps": 2, "num_stages": 2}
     if rows >= 128:
         return {"columns": 128, "blocks": 2, "num_warps": 8, "num_stages": 2}
     return {"columns": 64, "blocks": 2, "num_warps": 4, "num_stages": 2}

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.gpu.kernels import routing
 from engine.gpu.launch import launch
 from engine.gpu.steps import is_plain, power_of_two
+from engine.gpu.target import Target, target_of
 from engine.ops.experts import Groups
 from engine.ops.reference import SMALLEST_SUM
 
@@ -24,7 +25,7 @@ FEW_TOKENS = 8
 MOST_EXPERTS = 2048
 """That one program compares."""
 
-LEAST_BLOCK, MOST_BLOCK = 16, 128
+LEAST_BLOCK = 16
 """Rows of one expert that are multiplied together, for many tokens."""
 
 SORT_STEP = 1024
@@ -106,7 +107,8 @@ def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
         chosen: numbers of each token's experts, ascending, int32 (T, n_used), without gaps.
     """
     n_pair = chosen.numel()
-    block_rows = min(max(power_of_two(-(-n_pair // n_expert)), LEAST_BLOCK), MOST_BLOCK)
+    wanted = max(power_of_two(-(-n_pair // n_expert)), LEAST_BLOCK)
+    block_rows = min(wanted, most_block_rows(target_of(chosen.device)))
     n_block = n_pair // block_rows + min(n_expert, n_pair)
     table = _numbers(n_block * 3, chosen, torch.int32).view(n_block, 3)
     expert_of, pair_of, row_of = (_numbers(n_pair, chosen) for _ in range(3))
@@ -116,6 +118,13 @@ def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
         SIZE=power_of_two(n_expert + 1), STEP=SORT_STEP, BLOCK_ROWS=block_rows,
     )  # fmt: skip
     return DeviceGroups(table, expert_of, pair_of, row_of.view(chosen.shape), block_rows)
+
+
+def most_block_rows(target: Target) -> int:
+    """Rows of one expert that a program has room for; with more, weights are decoded less often."""
+    if target.maker == "nvidia" and target.capability < 80:
+        return LEAST_BLOCK
+    return 128 if target.maker == "nvidia" and 90 <= target.capability < 120 else 64
 
 
 def sum_of_experts(y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
