@@ -1,0 +1,58 @@
+"""A pass without memory: no layer of any architecture reads a number of the device."""
+
+from pathlib import Path
+
+import pytest
+
+from engine import LoadParams
+from engine.gguf import GGUFFile
+from engine.gpu.rehearsal import rehearse
+from engine.gpu.target import Target
+from engine.models.declare import declare
+from tests.helpers.golden import golden_models, golden_path
+from tests.helpers.tiny_gguf import tiny_gguf
+
+H200 = Target("nvidia", 90, 132)
+ROWS = (1, 2, 8, 40, 300)
+
+
+def starts_of(path: Path, rank: int = 0, **options: object) -> list[str]:
+    """The names of the kernels that passes over `ROWS` rows would start."""
+    params = LoadParams(str(path), n_ctx=320, **options)
+    with GGUFFile.open(path) as file:
+        found = rehearse(declare(file, params), rank, params, H200, ROWS)
+    return [start.kernel.__name__ for start in found]
+
+
+@pytest.mark.parametrize("name", sorted(golden_models()) or ["none"])
+def test_all_architectures_can_be_captured(name: str) -> None:
+    names = starts_of(golden_path(f"{name}.gguf"))
+    assert len(names) > 5 * len(ROWS)
+
+
+@pytest.mark.parametrize("quant", ["Q4_0", "Q8_0", "F16", "F32"])
+def test_a_small_model_can_be_captured(tmp_path: Path, quant: str) -> None:
+    names = starts_of(tiny_gguf(tmp_path / "m.gguf", quant=quant))
+    assert names.count("attend") == 2 * len(ROWS)
+    assert names.count("store") == 2 * len(ROWS)
+
+
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_rehearse_alone(tmp_path: Path, mode: str, rank: int) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
+    names = starts_of(path, rank, devices=("cuda:0", "cuda:1"), split_mode=mode)
+    assert names.count("attend") == (2 if mode == "tensor" else 1) * len(ROWS)
+
+
+def test_a_token_needs_few_kernels(tmp_path: Path) -> None:
+    """A block of a dense model: what takes time between kernels is their number."""
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=9)
+    params = LoadParams(str(path), n_ctx=320)
+    with GGUFFile.open(path) as file:
+        n_long = len(rehearse(declare(file, params), 0, params, H200, (1,)))
+    short = tiny_gguf(tmp_path / "s.gguf", quant="Q8_0", n_layer=1)
+    params = LoadParams(str(short), n_ctx=320)
+    with GGUFFile.open(short) as file:
+        n_short = len(rehearse(declare(file, params), 0, params, H200, (1,)))
+    assert (n_long - n_short) / 8 <= 14
