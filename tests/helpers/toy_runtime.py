@@ -83,3 +83,21 @@ class ToyRuntime:
         seen = torch.where(age[:, None] >= 0, self._cache, 0.0)
         mixed = self._state if not self.can_rewind else weights @ seen
         return self._head @ mixed + self.spoilt
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    never_ids = (2, 5)
+
+    def __init__(self, eog: Sequence[int] = ()) -> None:
+        self.eog_ids = frozenset(eog)
+
+    def stream(self) -> Letters:
+        return self
+
+    def feed(self, token: int) -> str:
+        return chr(ord("0") + token)
+
+    def flush(self) -> str:
+        return ""

@@ -25,29 +25,11 @@ from engine.gpu.stream import TokenStep, TokenStream
 from engine.sampler import Sampler
 from engine.session import Session
 from engine.timeline import TokenTimes
-from tests.helpers.toy_runtime import ToyRuntime
+from tests.helpers.toy_runtime import Letters, ToyRuntime
 
 DEMO = Path(__file__).resolve().parents[3] / "resources" / "demo" / "tandem-demo.gguf"
 PROMPT = [3, 14, 15, 9, 26, 5]
 RANDOM = {"seed": 11, "temperature": 1.2, "repeat_penalty": 1.2, "repeat_last_n": 7}
-
-
-class Letters:
-    """A tokenizer whose tokens are letters."""
-
-    never_ids = (2, 5)
-
-    def __init__(self, eog: Sequence[int] = ()) -> None:
-        self.eog_ids = frozenset(eog)
-
-    def stream(self) -> "Letters":
-        return self
-
-    def feed(self, token: int) -> str:
-        return chr(ord("0") + token)
-
-    def flush(self) -> str:
-        return ""
 
 
 def toy(device: str, ahead: int | None = None, *, is_recurrent: bool = False) -> ToyRuntime:
