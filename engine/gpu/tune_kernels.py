@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -19,16 +20,18 @@ from torch import Tensor
 
 from engine.errors import Cancelled, EngineError
 from engine.gguf import GGUFFile
-from engine.gpu import configs, few, many, plain
+from engine.gpu import configs, experts, few, many, plain
 from engine.gpu.configs import RULES, Config, Key, config_of, key_of
 from engine.gpu.driver import prepare
 from engine.gpu.found_configs import found_file, keep_found, read_found
 from engine.gpu.graph import capture
+from engine.gpu.routing import DeviceGroups, assign
 from engine.gpu.target import Target, target_of
 from engine.gpu.weights import GpuPlanes
 from engine.kernel_tuning import KernelTuning, TuningProgress
 from engine.kernels.extent import Extent, n_tiles
 from engine.kernels.layout import LAYOUTS
+from engine.layers.moe import Routing
 
 if TYPE_CHECKING:
     from engine.callbacks import IsCancelled
@@ -37,8 +40,8 @@ log = logging.getLogger(__name__)
 
 BOUNDS: Mapping[str, tuple[int, int]] = {
     "num_warps": (1, 16), "unroll": (1, 8), "parts": (1, 64), "tokens": (16, 256),
-    "rows": (1, 256), "step": (64, 4096), "programs_per_sm": (1, 8), "least_steps": (1, 16),
-    "num_stages": (1, 5),
+    "rows": (1, 256), "columns": (32, 256), "step": (64, 4096), "programs_per_sm": (1, 8),
+    "least_steps": (1, 16), "num_stages": (1, 5),
 }  # fmt: skip
 """Numbers that are tried out, and how far."""
 
@@ -50,6 +53,12 @@ WORTH = 0.98
 
 TOKEN_COUNTS = (16, 32, 64, 128, 256)
 """Rows of activations for which products of some rows are tried."""
+
+EXPERT_ROWS = (16, 32, 64, 128)
+"""Rows of one expert that are multiplied together, for which its products are tried."""
+
+MOST_USED = 8
+"""Experts of a token, of those that a model has."""
 
 CODE_BITS = 0x3F
 """Bytes of made-up planes have no others: so no scale among them is infinite or no number."""
@@ -71,12 +80,19 @@ class Matrix(NamedTuple):
     Attributes:
         type_number: the GGML type; not in `LAYOUTS` for plain numbers.
         dtype: of those.
+        n_expert: each of which has one; 0 for a matrix that all tokens use.
     """
 
     type_number: int
     n_rows: int
     n_columns: int
     dtype: torch.dtype | None = None
+    n_expert: int = 0
+
+    @property
+    def n_used(self) -> int:
+        """Experts of a token."""
+        return min(MOST_USED, -(-self.n_expert // 2))
 
 
 class Probe(NamedTuple):
@@ -148,6 +164,9 @@ def matrices_of(file: GGUFFile) -> list[Matrix]:
         dtype, number = plain_types.get(tensor.type.name), tensor.type.number
         if len(tensor.shape) == 2 and (dtype is not None or number in LAYOUTS):
             found[Matrix(number, *tensor.shape, dtype)] = None
+        elif len(tensor.shape) == 3 and number in LAYOUTS:
+            n_expert, n_rows, n_columns = tensor.shape
+            found[Matrix(number, n_rows, n_columns, None, n_expert)] = None
     if not found:
         raise EngineError("The model has no matrices that kernels for GPUs multiply.")
     return list(found)
@@ -260,9 +279,16 @@ def probes(matrices: Iterable[Matrix]) -> list[tuple[str, Matrix, int]]:
         Kernels, matrices and rows of activations; parts are chosen after all else of few rows.
     """
     ordered = sorted(matrices, key=lambda matrix: -matrix.n_rows * matrix.n_columns)
-    planes = [matrix for matrix in ordered if matrix.dtype is None]
+    planes = [matrix for matrix in ordered if matrix.dtype is None and not matrix.n_expert]
+    experts = [matrix for matrix in ordered if matrix.n_expert]
     found = [(kernel, matrix, 1) for kernel in ("few", "few_parts") for matrix in planes]
     found += [("many", matrix, n) for matrix in planes for n in TOKEN_COUNTS]
+    found += [("expert_rows", matrix, 1) for matrix in experts]
+    found += [
+        ("expert_blocks", matrix, n_rows * matrix.n_expert // matrix.n_used)
+        for matrix in experts
+        for n_rows in EXPERT_ROWS
+    ]
     return found + [("plain", matrix, 1) for matrix in ordered if matrix.dtype is not None]
 
 
@@ -273,8 +299,10 @@ def facts_of(kernel: str, target: Target, matrix: Matrix, n_token: int) -> dict[
         return {"n_token": n_token, "n_rows": n_rows, "n_columns": n_columns}
     if kernel == "many":
         return {"n_token": n_token, "low": LAYOUTS[matrix.type_number].low}
+    if kernel == "expert_blocks":
+        return {"rows": n_token * matrix.n_used // matrix.n_expert}
     n_blocks = Extent.of(0, n_columns).n_blocks
-    if kernel == "few":
+    if kernel in ("few", "expert_rows"):
         return {"n_blocks": n_blocks}
     n_warps = config_of(target, "few", n_blocks=n_blocks)["num_warps"]
     return {"n_blocks": n_blocks, "n_rows": n_rows, "num_warps": n_warps}
@@ -284,17 +312,25 @@ class Product:
     """Products with copies of a made-up matrix, as many as no cache holds.
 
     Attributes:
-        n_copies: of the matrix.
+        n_copies: of the matrix; where it has experts, of tokens that use other ones.
     """
 
     def __init__(self, probe: Probe, device: torch.device) -> None:
-        self._probe = probe
-        first = _made_up(probe.matrix, device)
+        matrix, n_token = probe.matrix, probe.n_token
+        first = _made_up(matrix, device)
         n_bytes = first.planes.nbytes if isinstance(first, GpuPlanes) else first.nbytes
+        if matrix.n_expert:
+            n_bytes = n_bytes * min(n_token * matrix.n_used, matrix.n_expert) // matrix.n_expert
         self.n_copies = max(1, min(MOST_COPIES, DISTINCT_BYTES // n_bytes))
-        others = [_made_up(probe.matrix, device) for _ in range(self.n_copies - 1)]
-        self._weights = [first, *others]
-        self._x = torch.randn(probe.n_token, probe.matrix.n_columns, device=device)
+        x = torch.randn(n_token, matrix.n_columns, device=device)
+        self._products: list[Callable[[], Tensor | None]] = []
+        for index in range(self.n_copies):
+            if matrix.n_expert:
+                groups = _groups(matrix, n_token, device)
+                self._products.append(partial(experts.grouped, first, groups.rows(x), groups))
+            else:
+                weight = _made_up(matrix, device) if index else first
+                self._products.append(partial(_multiplied, probe.kernel, x, weight))
 
     def compute(self) -> list[Tensor]:
         """One product with each copy."""
@@ -306,17 +342,26 @@ class Product:
         Raises:
             ValueError: no kernel serves.
         """
-        results = [_product(self._probe, self._x, weight) for weight in self._weights[:n]]
+        results = [product() for product in self._products[:n]]
         found = [result for result in results if result is not None]
         if len(found) < n:
-            raise ValueError(f"no kernel serves {self._probe}")
+            raise ValueError("no kernel serves")
         return found
 
 
-def _product(probe: Probe, x: Tensor, weight: GpuPlanes | Tensor) -> Tensor | None:
+def _multiplied(kernel: str, x: Tensor, weight: GpuPlanes | Tensor) -> Tensor | None:
     if isinstance(weight, Tensor):
         return plain.product(x, weight)
-    return many.product(x, weight) if probe.kernel == "many" else few.product(x, weight)
+    return many.product(x, weight) if kernel == "many" else few.product(x, weight)
+
+
+def _groups(matrix: Matrix, n_token: int, device: torch.device) -> DeviceGroups:
+    """Experts of tokens, by chance."""
+    logits = torch.randn(n_token, matrix.n_expert, device=device)
+    found = assign(Routing(matrix.n_expert, matrix.n_used), logits, None)
+    if found is None:
+        raise ValueError(f"no kernel chooses among {matrix.n_expert} experts")
+    return found[1]
 
 
 def _made_up(matrix: Matrix, device: torch.device) -> GpuPlanes | Tensor:
@@ -324,7 +369,9 @@ def _made_up(matrix: Matrix, device: torch.device) -> GpuPlanes | Tensor:
         numbers = torch.randn(matrix.n_rows, matrix.n_columns, device=device)
         return numbers.to(matrix.dtype)
     extent = Extent.of(0, matrix.n_columns)
-    shape = n_tiles(matrix.n_rows), extent.tile_bytes(LAYOUTS[matrix.type_number])
+    shape = [n_tiles(matrix.n_rows), extent.tile_bytes(LAYOUTS[matrix.type_number])]
+    if matrix.n_expert:
+        shape.insert(0, matrix.n_expert)
     planes = torch.randint(CODE_BITS + 1, shape, dtype=torch.uint8, device=device)
     return GpuPlanes(planes, matrix.type_number, matrix.n_rows, extent, x_bytes=1)
 

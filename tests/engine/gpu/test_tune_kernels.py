@@ -18,18 +18,23 @@ from engine.gpu.target import INTERPRETER, Target
 from engine.gpu.tune_kernels import Matrix, Search, climb, facts_of, matrices_of, neighbours, probes
 from engine.kernel_tuning import tunable
 from tests.helpers.fake_nvml import install, three_gpus
+from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf
 
 CPU = torch.device("cpu")
 H200 = Target("nvidia", 90, 132)
 Q4_K, Q8_0, F16 = 12, 8, 1
-SMALL = [Matrix(Q4_K, 32, 256), Matrix(Q8_0, 48, 64), Matrix(F16, 16, 64, torch.float16)]
+SMALL = [
+    Matrix(Q4_K, 32, 256), Matrix(Q8_0, 48, 64), Matrix(F16, 16, 64, torch.float16),
+    Matrix(Q8_0, 16, 64, n_expert=4),
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TANDEM_HOME", str(tmp_path))
     monkeypatch.setattr(module, "DISTINCT_BYTES", 1)
+    monkeypatch.setattr(module, "EXPERT_ROWS", (16,))
     yield
     configs.use({})
 
@@ -146,7 +151,11 @@ def test_the_matrices_of_a_model(tmp_path: Path) -> None:
         found = matrices_of(file)
     assert len(set(found)) == len(found)
     assert {matrix.type_number for matrix in found if matrix.dtype is None} == {Q8_0}
-    assert all(len(matrix) == 4 for matrix in found)
+    assert not any(matrix.n_expert for matrix in found)
+    path = hollow_moe(tmp_path / "moe.gguf", n_layer=1, n_embd=256, n_head=4, n_head_kv=4)
+    with GGUFFile.open(path) as file:
+        experts = {matrix[1:] for matrix in matrices_of(file) if matrix.n_expert}
+    assert experts == {(1536, 256, None, 128), (256, 1536, None, 128)}
 
 
 # --- the file
