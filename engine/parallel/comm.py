@@ -20,6 +20,7 @@ from engine.errors import CommError
 from engine.kernels.log import Log, present, present_log, refuse
 from engine.kernels.meeting import ADDED, NO_NUMBERS, OTHERS_SLEEP, Board
 from engine.kernels.steps import is_plain
+from engine.parallel.moving import Mover
 
 Group = tuple[int, ...]
 
@@ -304,6 +305,7 @@ class ThreadCommunicator:
         self.rank = rank
         self.device = device
         self._shared = shared
+        self._mover = Mover(device)
 
     @property
     def waited_s(self) -> float:
@@ -339,7 +341,7 @@ class ThreadCommunicator:
         total: Tensor | None = None
         for value in values:
             if value is not None:
-                value = value.to(self.device)
+                value = self._mover.moved(value)
                 total = value if total is None else total + value
         assert total is not None, "no rank of the group had a value"
         return total
@@ -350,7 +352,7 @@ class ThreadCommunicator:
         return self._join(values) if self.rank == group[0] else None
 
     def _join(self, values: Sequence[Tensor | None]) -> Tensor:
-        present = [v.to(self.device) for v in values if v is not None]
+        present = [self._mover.moved(v) for v in values if v is not None]
         return present[0] if len(present) == 1 else torch.cat(present, dim=-1)
 
     def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
@@ -361,7 +363,7 @@ class ThreadCommunicator:
     def _sent(self, x: Tensor | None, source: int, group: Group) -> Tensor:
         value = self._shown(x, group)[group.index(source)]
         assert value is not None, "the source must have a value"
-        return value.to(self.device)
+        return self._mover.moved(value)
 
     def _shown(self, x: Tensor | None, group: Group) -> Sequence[Tensor | None]:
         """The values of all members, in group order; nobody else is needed for a group of one."""

@@ -1,0 +1,76 @@
+"""What goes between a GPU and the CPU passes one pinned buffer, never written too early."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.parallel.moving import LEAST_BYTES, Mover
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda:0")
+
+
+class Copies:
+    """Copies that happen only when somebody waits for them, as late as a GPU may be."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, goal: Tensor, source: Tensor) -> "Copies":
+        self.waiting.append((goal, source))
+        return self
+
+    def synchronize(self) -> None:
+        for goal, source in self.waiting:
+            goal.copy_(source)
+        self.waiting.clear()
+
+
+@pytest.fixture(autouse=True)
+def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.host_memory._pin", lambda held, device: False)
+
+
+def test_values_of_a_gpu_are_whole_and_stay() -> None:
+    mover = Mover(CPU, Copies())
+    values = [torch.randn(3, 5), torch.randn(40), torch.arange(7)]
+    found = [mover.through_pinned(value, GPU) for value in values]
+    assert all(torch.equal(a, b) for a, b in zip(found, values, strict=True))
+
+
+def test_a_buffer_is_not_written_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies()
+    mover = Mover(torch.device("meta"), copies)
+    goals: list[Tensor] = []
+    empty = torch.empty
+
+    def on_the_cpu(*shape: object, **options: object) -> Tensor:
+        goals.append(empty(*shape, dtype=options["dtype"]))
+        return goals[-1]
+
+    values = [torch.randn(1000), torch.randn(1000)]
+    monkeypatch.setattr(torch, "empty", on_the_cpu)
+    for value in values:
+        mover.through_pinned(value, GPU)
+    copies.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(goals, values, strict=True))
+
+
+def test_a_longer_value_gets_a_longer_buffer() -> None:
+    mover = Mover(CPU, Copies())
+    value = torch.randn(LEAST_BYTES)
+    assert torch.equal(mover.through_pinned(value[:10], GPU), value[:10])
+    assert torch.equal(mover.through_pinned(value, GPU), value)
+
+
+def test_what_is_there_is_not_copied() -> None:
+    value = torch.randn(4)
+    assert Mover(CPU).moved(value) is value
+
+
+@pytest.mark.gpu
+def test_there_and_back_on_a_gpu() -> None:
+    value = torch.randn(1 << 16)
+    up, down = Mover(GPU), Mover(CPU)
+    for n in (1, 100, 1 << 16):
+        assert torch.equal(down.moved(up.moved(value[:n])), value[:n])
