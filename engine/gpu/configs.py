@@ -96,7 +96,7 @@ def expert_rows_config(target: Target, *, n_blocks: int) -> Config:
     n_warps = 1
     while n_warps < MOST_WARPS and 2 * n_warps * WARP // 4 < n_blocks:
         n_warps *= 2
-    return {"num_warps": n_warps, "unroll": 2}
+    return {"num_warps": n_warps, "unroll": 1}
 
 
 def expert_blocks_config(target: Target, *, rows: int) -> Config:

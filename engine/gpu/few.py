@@ -15,7 +15,7 @@ from engine.gpu.configs import WARP, Config, config_of
 from engine.gpu.kernels import few
 from engine.gpu.launch import launch
 from engine.gpu.layouts import constants_of
-from engine.gpu.quantise import N_COUNTERS, Rows, keep, quantised, unwritten
+from engine.gpu.quantise import MOST_ROWS, N_COUNTERS, Rows, keep, quantised, unwritten
 from engine.gpu.steps import is_plain, power_of_two
 from engine.gpu.target import target_of
 from engine.kernels.extent import Extent, n_tiles
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from engine.layers.ffn import Activation
 
 T = TypeVar("T")
-
-MOST_ROWS = 8
 
 MOST_TOGETHER = 3
 """Matrices of one launch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,10 +10,11 @@ from torch import Tensor
 from engine.gpu.kernels import quantise as kernels
 from engine.gpu.launch import launch
 from engine.gpu.target import target_of
+from engine.kernels.extent import Extent
 from engine.kernels.layout import BLOCK
 
-if TYPE_CHECKING:
-    from engine.kernels.extent import Extent
+MOST_ROWS = 8
+"""That products of few rows serve."""
 
 N_COUNTERS = 2048
 """Tiles of a launch that several programs may share."""
@@ -89,6 +89,21 @@ def unwritten(n_row: int, extent: Extent, x_bytes: int, counters: Tensor) -> Row
     numbers = counters.new_empty(*shape, BLOCK * (x_bytes or 4), dtype=torch.uint8)
     facts = counters.new_empty(*shape, 16 if x_bytes else 8, dtype=torch.uint8)
     return Rows(numbers, facts, counters, x_bytes, extent)
+
+
+def unwritten_whole(x: Tensor, x_bytes: int | None) -> Rows | None:
+    """Memory for something like x, if that is few rows (n, n_columns) of whole blocks.
+
+    Args:
+        x_bytes: of each number where the device multiplies bytes; None if nobody multiplies.
+    """
+    extent = Extent.of(0, x.shape[-1])
+    if x_bytes is None or x.dim() != 2 or x.shape[0] > MOST_ROWS or not extent.is_exact:
+        return None
+    if target_of(x.device).arithmetic == "numbers":
+        x_bytes = 0
+    counters = torch.empty(N_COUNTERS, dtype=torch.int32, device=x.device)
+    return unwritten(x.shape[0], extent, x_bytes, counters)
 
 
 _KEPT = "_rows_of_few"

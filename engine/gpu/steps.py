@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.gpu.kernels import elementwise, norm
 from engine.gpu.launch import launch
+from engine.gpu.quantise import N_COUNTERS, keep, unwritten_whole
 
 if TYPE_CHECKING:
     from engine.layers.addend import Addend
@@ -60,10 +61,14 @@ def l2_norm(x: Tensor, eps: float) -> Tensor | None:
 
 
 def add_norm(
-    x: Tensor, addend: Addend, norm_of: Norm | None
+    x: Tensor, addend: Addend, norm_of: Norm | None, x_bytes: int | None = None
 ) -> tuple[Tensor, Tensor | None] | None:
-    """See `ReferenceOps.add_norm`, in one kernel."""
-    delta, n = addend.summand, x.shape[-1]
+    """See `ReferenceOps.add_norm`, in one kernel.
+
+    Args:
+        x_bytes: of a quantised activation, if few normed rows shall be rounded for products, too.
+    """
+    delta, n, factor = addend.summand, x.shape[-1], addend.sum_scale
     inner = None if addend.norm is None or addend.norm.is_absent else addend.norm
     outer = None if norm_of is None or norm_of.is_absent else norm_of
     vectors = [addend.bias]
@@ -71,25 +76,27 @@ def add_norm(
         vectors += [None, None] if used is None else [used.weight, used.bias]
     if delta is None or delta.shape != x.shape or not is_plain(x) or not is_plain(delta):
         return None
-    if n > LONGEST_ROW or any(not _is_vector(v, n) for v in vectors):
-        return None
-    factor = addend.sum_scale
-    if not _is_vector(factor, 1):
+    if n > LONGEST_ROW or not all(_is_vector(v, n) for v in vectors) or not _is_vector(factor, 1):
         return None
     total = torch.empty_like(x)
     y = torch.empty_like(x) if outer else total
+    rows = unwritten_whole(x, x_bytes) if outer else None
     unit = unit_of(x, delta, *vectors, sizes=(n,))
     size = power_of_two(n)
     names = ("DELTA_BIAS", "INNER_WEIGHT", "INNER_BIAS", "WEIGHT", "BIAS")
     launch(
         norm.add_norm, (x.numel() // n,),
-        x, delta, *(x if v is None else v for v in (*vectors, factor)), total, y, n // unit,
+        x, delta, *(x if v is None else v for v in (*vectors, factor)), total, y,
+        *((y, y, y) if rows is None else (*rows.typed, rows.counters)), n // unit,
         inner.eps if inner else 0.0, addend.scale, outer.eps if outer else 0.0,
         num_warps=warps_of(size), INNER=inner.kind if inner else "none",
-        KIND=outer.kind if outer else "none", SIZE=size, UNIT=unit, HAS_SCALE=addend.scale != 1.0,
+        KIND=outer.kind if outer else "none", X_BYTES=-1 if rows is None else rows.x_bytes,
+        N_COUNTERS=N_COUNTERS, SIZE=size, UNIT=unit, HAS_SCALE=addend.scale != 1.0,
         HAS_SUM_SCALE=factor is not None,
         **{f"HAS_{name}": v is not None for name, v in zip(names, vectors, strict=True)},
     )  # fmt: skip
+    if rows is not None:
+        keep(y, rows)
     return total, y if outer else None
 
 

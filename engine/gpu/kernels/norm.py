@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from engine.gpu.kernels.elementwise import activated
+from engine.gpu.kernels.quantise import clear, write_bytes, write_numbers
 
 
 @triton.jit
@@ -100,10 +101,12 @@ def long_norm(x, weight, bias, y, n_head, n, token_stride, head_stride, weight_s
 
 @triton.jit(do_not_specialize=["n"])
 def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, sum_scale, total, y,
-             n, inner_eps, scale, eps, INNER: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr,
-             UNIT: tl.constexpr, HAS_DELTA_BIAS: tl.constexpr, HAS_INNER_WEIGHT: tl.constexpr,
-             HAS_INNER_BIAS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
-             HAS_SCALE: tl.constexpr, HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
+             numbers, facts, counters, n, inner_eps, scale, eps, INNER: tl.constexpr,
+             KIND: tl.constexpr, X_BYTES: tl.constexpr, N_COUNTERS: tl.constexpr,
+             SIZE: tl.constexpr, UNIT: tl.constexpr, HAS_DELTA_BIAS: tl.constexpr,
+             HAS_INNER_WEIGHT: tl.constexpr, HAS_INNER_BIAS: tl.constexpr,
+             HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr,
+             HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
     """`total = (x + inner(delta + delta_bias) * scale) * sum_scale; y = norm(total)`.
 
     A row for each program.
@@ -114,7 +117,9 @@ def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, sum_s
             none.
         sum_scale: F32 (1,), or any pointer.
         INNER: the kind of the norm of what is added, or "none".
+        numbers, facts, counters: y as `quantise` makes it, for products; n is a multiple of 32.
         KIND: of the norm of the sum, or "none".
+        X_BYTES: of each of the numbers, 0 for F32; -1 if nobody wants them.
         SIZE: a power of two from n on.
     """
     n *= UNIT
@@ -138,3 +143,12 @@ def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, sum_s
         value = normed(value, inside, n, eps, KIND)
         value = affine(value, weight, bias, at, inside, HAS_WEIGHT, HAS_BIAS)
         tl.store(y + row + at, value, mask=inside)
+        if X_BYTES >= 0:
+            clear(counters, N_COUNTERS)
+            halves = tl.reshape(tl.where(inside, value, 0.0), (SIZE // 16, 16))
+            half = tl.arange(0, SIZE // 16)
+            index = tl.program_id(0)
+            if X_BYTES > 0:
+                write_bytes(halves, index, half, half * 16 < n, n // 32, numbers, facts, X_BYTES)
+            else:
+                write_numbers(halves, index, half, half * 16 < n, n // 32, numbers, facts)

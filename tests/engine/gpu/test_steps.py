@@ -1,6 +1,7 @@
 """Small operations by kernels against the reference."""
 
 from itertools import product
+from unittest import mock
 
 import pytest
 import torch
@@ -8,6 +9,9 @@ from torch import Tensor
 
 from engine.gpu import steps
 from engine.gpu.launch import Start, watched
+from engine.gpu.quantise import quantised
+from engine.gpu.target import Target
+from engine.kernels.extent import Extent
 from engine.layers.addend import Addend
 from engine.layers.ffn import Activation
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
@@ -77,6 +81,37 @@ def norm_with(kind: type[Norm], n: int, device: str, *, has_bias: bool) -> Norm:
     norm.weight = randn(n, device=device, seed=5)
     norm.bias = randn(n, device=device, seed=6) if has_bias else None
     return norm
+
+
+@pytest.mark.parametrize("how", ["bytes", "numbers"])
+@pytest.mark.parametrize("x_bytes", [1, 2])
+def test_normed_rows_are_rounded_on_the_way(how: str, x_bytes: int, device: str) -> None:
+    x, addend = randn(3, 96, device=device), Addend(randn(3, 96, device=device, seed=2))
+    norm, extent = norm_with(RMSNorm, 96, device, has_bias=False), Extent.of(0, 96)
+    with mock.patch.object(Target, "arithmetic", how):
+        made, plain = (steps.add_norm(x, addend, norm, n) for n in (x_bytes, None))
+        assert made is not None
+        assert plain is not None
+        y, wanted = made[1], plain[1]
+        assert y is not None
+        assert wanted is not None
+        assert torch.equal(y, wanted)
+        starts: list[Start] = []
+        with watched(lambda start: starts.append(start) is None):
+            found = quantised(y, extent, x_bytes)
+        assert not starts
+        alone = quantised(wanted, extent, x_bytes)
+    assert torch.equal(found.numbers, alone.numbers)
+    assert torch.equal(found.facts, alone.facts)
+    assert not found.counters.any()
+
+
+def test_rows_that_cannot_be_rounded(device: str) -> None:
+    norm = norm_with(RMSNorm, 40, device, has_bias=False)
+    made = steps.add_norm(randn(2, 40, device=device), Addend(randn(2, 40, device=device)), norm, 1)
+    assert made is not None
+    assert made[1] is not None
+    assert quantised(made[1], Extent.of(0, 40), 1).extent.n_blocks == 2
 
 
 @pytest.mark.parametrize("n", [3, 48])
