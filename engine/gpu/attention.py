@@ -161,7 +161,7 @@ def attention(
         sums = q.new_empty(n_tokens, n_head, way.n_slot, shape.dim_v)
     spans = scores.window, scores.chunk, cut.small, cut.n_small, cut.large, way.n_slot
     launch(
-        kernels.attend, (-(-n_tokens * shape.group // tiles.rows), way.n_split, shape.n_kv),
+        kernels.attend, (shape.n_kv, way.n_split, -(-n_tokens * shape.group // tiles.rows)),
         q, q.stride(0), q.stride(1), cache.k, cache.v, n_past,
         n_past if cache.head_map is None else cache.head_map, q if slopes is None else slopes,
         q if sinks is None else sinks, out, tops, sums, n_tokens, n_head, shape.group, shape.n_ctx,

@@ -96,7 +96,10 @@ def queries(rows, there, part, power, TYPE: tl.constexpr, OPERAND: tl.constexpr,
 
 @triton.jit
 def powers(rows, there, OPERAND: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """A power of 2 for each row that brings its elements below 2, for F16; and its inverse."""
+    """A power of 2 for each row that brings its elements below 2^13, and its inverse.
+
+    So F16 holds them, and also what is left of them with all its digits.
+    """
     one = tl.where(there, 1.0, 1.0)
     if OPERAND != "f16":
         return one, one
@@ -107,8 +110,9 @@ def powers(rows, there, OPERAND: tl.constexpr, DIM: tl.constexpr, SIZE: tl.const
         x = tl.load(rows[:, None] + at[None, :], mask=inside, other=0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(x), 1))
     bits = largest.to(tl.int32, bitcast=True) & 0x7F800000
-    bits = tl.minimum(tl.maximum(bits, 0x00800000), 0x7E000000)  # both powers are normal numbers
-    return (0x7F000000 - bits).to(tl.float32, bitcast=True), bits.to(tl.float32, bitcast=True)
+    bits = tl.minimum(tl.maximum(bits, 0x0D800000), 0x7E000000)  # both powers are normal numbers
+    inverse = bits.to(tl.float32, bitcast=True)
+    return (0x7F000000 - bits).to(tl.float32, bitcast=True) * 4096.0, inverse / 4096.0
 
 
 @triton.jit
@@ -249,7 +253,7 @@ def attend(
 ):  # fmt: skip
     """Causal attention of some rows over the whole cache, or over every n_split-th piece of it.
 
-    Programs: (blocks of ROWS rows, n_split, n_head / group). Rows are n_tokens * group, those of a
+    Programs: (n_head / group, n_split, blocks of ROWS rows). Rows are n_tokens * group, those of a
     token side by side. Where pieces begin depends on nothing but their number: so what comes of a
     row does not depend on which tokens are computed with it.
 
@@ -271,18 +275,18 @@ def attend(
         HOLDS_Q: registers hold queries while keys pass; else they are read for each tile.
     """
     n_past = tl.load(past).to(tl.int32)
-    block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most keys first
+    block = tl.num_programs(2) - 1 - tl.program_id(2)  # those with most keys first
     at = block * ROWS + tl.arange(0, ROWS)
     there = at < n_tokens * group
     token = tl.minimum(at // group, n_tokens - 1)
-    head = tl.program_id(2) * group + at % group
+    head = tl.program_id(0) * group + at % group
     position = n_past + token
     first = first_seen(position, window, chunk)
     oldest = first_seen(n_past + block * ROWS // group, window, chunk)
     stop = n_past + tl.minimum(((block + 1) * ROWS - 1) // group, n_tokens - 1) + 1
     begin = piece_of(oldest, small, n_small, large)
     end = piece_of(stop - 1, small, n_small, large) + 1
-    row = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     if IS_MAPPED:
         row = tl.load(head_map + row).to(tl.int64)
     slope = tl.zeros((ROWS,), tl.float32)
