@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ class Compiling:
         if device.type == "cuda":
             prepare()
         wanted = variants(starts)
+        _open_memory(wanted, device)
         self.n_total = len(wanted)
         self._n_done = 0
         self._on_progress = on_progress
@@ -121,6 +123,19 @@ class Compiling:
         with self._lock:
             self._n_done += 1
             self._on_progress(self._n_done, self.n_total)
+
+
+def _open_memory(starts: Iterable[Start], device: torch.device) -> None:
+    """Let each kernel make its place for variants now: of two threads at once, one would lose its.
+
+    It belongs to a device, by the number that Triton's driver tells.
+    """
+    driver = import_module("triton.runtime").driver
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        for start in starts:
+            places = getattr(start.kernel, "device_caches", None)
+            if places is not None:
+                _ = places[driver.active.get_current_device()]
 
 
 def compile_start(start: Start, device: torch.device) -> Any:
