@@ -19,7 +19,7 @@ from engine.gpu.kernels import expert_blocks, experts
 from engine.gpu.launch import launch
 from engine.gpu.layouts import constants_of
 from engine.gpu.long import row_scale, short_dtype
-from engine.gpu.quantise import BLOCKS, Rows, quantised
+from engine.gpu.quantise import BLOCKS, Rows, quantised, unwritten
 from engine.gpu.routing import DeviceGroups, assign, sum_of_experts
 from engine.gpu.target import target_of
 from engine.kernels.extent import n_tiles
@@ -194,19 +194,16 @@ def _plain_rows(matrices: Sequence[Matrix], given: Given) -> Tensor:
 def _quantised_inner(act: Activation, found: Sequence[Tensor], weight: Planes) -> Rows:
     """The activation of gate and up, or of one alone, as the last matrix reads it."""
     first, second, extent = found[0], found[-1], weight.extent
-    n_row, n_blocks, device = first.shape[0], extent.n_blocks, first.device
-    x_bytes = 0 if target_of(device).arithmetic == "numbers" else weight.x_bytes
-    per_block = BLOCK * (x_bytes or 4)
-    numbers = torch.empty(n_row, n_blocks, per_block, dtype=torch.uint8, device=device)
-    facts = torch.empty(n_row, n_blocks, 4 if x_bytes else 2, dtype=torch.int32, device=device)
+    x_bytes = 0 if target_of(first.device).arithmetic == "numbers" else weight.x_bytes
+    nothing = torch.empty(0, dtype=torch.int32, device=first.device)  # no tile is shared
+    rows = unwritten(first.shape[0], extent, x_bytes, nothing)
     launch(
-        experts.quantise_inner, (n_row, -(-n_blocks // BLOCKS)),
-        first, second, first.stride(0), extent.lead, extent.n_columns, n_blocks, act.limit,
-        numbers.view(torch.int8 if x_bytes else torch.float32),
-        facts if x_bytes else facts.view(torch.float32), X_BYTES=x_bytes, KIND=act.kind,
-        HAS_UP=len(found) > 1, HAS_LIMIT=act.limit != 0, BLOCKS=BLOCKS,
+        experts.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),
+        first, second, first.stride(0), extent.lead, extent.n_columns, extent.n_blocks, act.limit,
+        *rows.typed, X_BYTES=x_bytes, KIND=act.kind, HAS_UP=len(found) > 1,
+        HAS_LIMIT=act.limit != 0, BLOCKS=BLOCKS,
     )  # fmt: skip
-    return Rows(numbers, facts.view(torch.uint8), facts, x_bytes, extent)
+    return rows
 
 
 def _block_products(matrices: Sequence[Matrix], given: Given) -> Tensor:
