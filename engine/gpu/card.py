@@ -66,7 +66,7 @@ class Card:
 
     def make_ops(self) -> GpuOps:
         """The arithmetic of one rank."""
-        return GpuOps(self.device)
+        return GpuOps(self.device, self.x_bytes)
 
     def token_stream(
         self, n_vocab: int, token: Tensor, position: Tensor, begin: Callable[[int, int], None],

@@ -36,9 +36,14 @@ class GpuOps(ReferenceOps):
 
     Nothing here reads a number of the device, so that a token can be captured in a graph; what
     differs from token to token stands in the device's memory.
+
+    Args:
+        x_bytes: of a quantised activation, see `engine.footprint.x_bytes`; None if nothing shall be
+            rounded ahead of its product.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, x_bytes: int | None = None) -> None:
+        self._x_bytes = x_bytes
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._angles = rope.Angles()
 
@@ -81,7 +86,7 @@ class GpuOps(ReferenceOps):
     def add_norm(
         self, x: Tensor, addend: Addend, norm: Norm | None
     ) -> tuple[Tensor, Tensor | None]:
-        found = steps.add_norm(x, addend, norm)
+        found = steps.add_norm(x, addend, norm, self._x_bytes)
         return super().add_norm(x, addend, norm) if found is None else found
 
     def activate(self, act: Activation, x: Tensor) -> Tensor:

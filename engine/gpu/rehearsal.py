@@ -50,7 +50,7 @@ def rehearse(
             setattr(slot.owner, slot.attribute, _held(slot, pieces, n_bytes))
     cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
     comm = _Alone(rank, declaration.hp.n_embd)
-    context = Context(comm, GpuOps(META), cache, META, ["cuda"] * len(declaration.devices))
+    context = Context(comm, GpuOps(META, n_bytes), cache, META, ["cuda"] * len(declaration.devices))
     starts: list[Start] = []
     with torch.inference_mode(), aimed(target), watched(lambda start: _note(starts, start)):
         for n in row_counts:
