@@ -197,8 +197,6 @@ class Runtime:
             donor._take_back(transfer, error)
             raise
         donor.close()
-        if self.can_rewind and n_past < self.n_ctx:  # trying it goes on from the states
-            self._draw_on_device(n_past)
 
     def _draw_on_device(self, n_past: int) -> None:
         """Have tokens drawn where they are computed, if one GPU does all.
@@ -206,7 +204,9 @@ class Runtime:
         Args:
             n_past: cached tokens, which stay; recurrent states may become others.
         """
-        if repeats_tokens() and len(found := [r for r in self.ranks if r.card and r.is_alone]) == 1:
+        if self.stream is not None or n_past >= self.n_ctx or not repeats_tokens():
+            return
+        if len(found := [rank for rank in self.ranks if rank.card and rank.is_alone]) == 1:
             self.stream = found[0].token_stream(self.hp.n_vocab, n_past, can_rewind=self.can_rewind)
 
     def _side(self) -> Side:
@@ -255,6 +255,8 @@ class Runtime:
         if len(ids) > 1 and self._resident:  # reading it costs as much as a small model's token
             self._resident.note()
         result: Logits = logits.cpu().numpy()
+        if len(ids) == 1 and self._n_single == RECORDED and self.can_rewind:
+            self._draw_on_device(n_past + 1)  # a state that cannot go back must not try it
         return result
 
     def _step(

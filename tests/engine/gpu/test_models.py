@@ -88,3 +88,16 @@ def test_families(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [f.name for f in FAMILIES if f.name not in QUICK])
 def test_all_families(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
+
+
+def test_after_another_split_the_device_draws_again(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
+    with load_model(path, n_ctx=32) as model:
+        expected = answer(model, temperature=0)
+        model.resplit([1, 1], devices=["cpu"] * 2)
+        assert model.runtime.stream is None
+        assert answer(model, temperature=0) == expected
+        model.resplit([1], devices=["cpu"])
+        assert answer(model, temperature=0) == expected
+        assert model.runtime.stream is not None
+        assert answer(model, temperature=0) == expected
