@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu import attention, experts, few, recurrent, rope, routing, steps
+from engine.gpu import attention, experts, few, many, recurrent, rope, routing, steps
 from engine.gpu.graph import refuse_capture
 from engine.gpu.weights import GpuPlanes
 from engine.ops.reference import ReferenceOps, normed
@@ -58,7 +58,12 @@ class GpuOps(ReferenceOps):
             return super().linears(x, *layers)
         biases = [layer.added_bias for layer in layers]
         products = few.products(x, weights, biases)
-        return super().linears(x, *layers) if products is None else products
+        if products is not None:
+            return products
+        products = many.products(x, weights)
+        if products is None:
+            return super().linears(x, *layers)
+        return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
 
     def gated_linears(self, act: Activation, x: Tensor, gate: Linear, up: Linear) -> Tensor:
         a, b = gate.weight, up.weight
