@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engine.layers.norm import Norm
     from engine.layers.rope import RopeParams
     from engine.ops.experts import Groups
+    from engine.ops.recurrent import Chunks
 
 MOST_TURNED = 2
 """Tensors that one kernel rotates."""
@@ -141,6 +142,10 @@ class GpuOps(ReferenceOps):
     def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
         y = recurrent.state_space_scan(x, state)
         return super().state_space_scan(x, state) if y is None else y
+
+    def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:
+        y = recurrent.scan_chunks(chunks, state)
+        return super().scan_chunks(chunks, state) if y is None else y
 
     # experts
 

@@ -14,11 +14,13 @@ from torch import Tensor
 from engine.gpu.kernels import conv, recurrent
 from engine.gpu.launch import launch
 from engine.gpu.steps import is_plain, power_of_two
+from engine.gpu.target import target_of
 
 if TYPE_CHECKING:
     from engine.layers.delta_net import DeltaInputs
     from engine.layers.ffn import Activation
     from engine.layers.mamba2 import ScanInputs
+    from engine.ops.recurrent import Chunks
 
 FEW_TOKENS = 64
 """Up to so many one after the other take no longer than a chunk of matrix products."""
@@ -29,6 +31,12 @@ CONV_TOKENS = 8
 CONV_CHANNELS = 128
 HELD = 1 << 10
 """Elements of a state that one warp holds: 32 registers of each thread."""
+
+SMALLEST_TILE = 16
+"""Of matrices that tensor cores multiply."""
+
+STATE_ROWS = 32
+"""Of a state, that are multiplied at once with SMALLEST_TILE columns: registers hold no more."""
 
 
 def causal_conv(
@@ -115,6 +123,31 @@ def state_space_scan(x: ScanInputs, state: Tensor) -> Tensor | None:
         x.step if x.key_of is None else x.key_of, state, y, n_token,
         *(part.stride(0) for part in rows), num_warps=1, HAS_MAP=x.key_of is not None, N_ROW=n_row,
         N_STATE=n_state, SIZE=size, ROWS=held,
+    )  # fmt: skip
+    return y
+
+
+def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor | None:
+    """See `ReferenceOps.scan_chunks`; where tensor cores multiply F32, as exactly as F32 is."""
+    q, k, v, products, (from_start, to_end), inverse = chunks
+    (n_chunk, n_head, size, n_key), n_value = q.shape, v.shape[3]
+    target = target_of(q.device)
+    if target.maker != "interpreter" and target.dot_precision == "ieee":
+        return None
+    plain = [t.contiguous() for t in (q, k, v, products, from_start, to_end)]
+    last = products if inverse is None else inverse.contiguous()
+    flat = state.transpose(1, 2) if state.stride(1) == 1 and n_value > 1 else state
+    if size < SMALLEST_TILE or not is_plain(flat):
+        return None
+    y = torch.empty(n_chunk * size, n_head, n_value, device=q.device)
+    columns, rows = SMALLEST_TILE, min(STATE_ROWS, max(SMALLEST_TILE, power_of_two(n_key)))
+    launch(
+        recurrent.scan_chunks, (n_head, -(-n_value // columns)),
+        *plain, last, state, y, n_chunk, num_stages=1,
+        HAS_INVERSE=inverse is not None, PER_CHANNEL=from_start.shape[3] > 1,
+        IS_TRANSPOSED=flat is not state, N_KEY=n_key, N_VALUE=n_value, CHUNK=size,
+        PARTS=-(-n_key // rows), ROWS=rows, COLUMNS=columns,
+        PRECISION=target.dot_precision,
     )  # fmt: skip
     return y
 

@@ -62,9 +62,53 @@ def causal_conv(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None = 
     return y if bias is None else y.add_(bias)
 
 
+class Chunks(NamedTuple):
+    """What a pass brings to the states, in chunks.
+
+    Attributes:
+        q, k: (n_chunk, n_head, C, d_k)
+        v: (n_chunk, n_head, C, d_v)
+        products: the decayed products of q and k, (n_chunk, n_head, C, C).
+        decays: of the same chunks.
+        inverse: where what is written depends on the state: it is inverse @ (v - what the keys
+            find), (n_chunk, n_head, C, C). Else None, and v is what is written.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    products: Tensor
+    decays: Decays
+    inverse: Tensor | None = None
+
+
+def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor:
+    """Carry the state (n_head, d_k, d_v) through the chunks and read it with q.
+
+    Returns:
+        (n_chunk * C, n_head, d_v)
+    """
+    q, k, v, products, decays, inverse = chunks
+    kept = decays.from_start[:, :, -1, :, None]
+    found = []
+    for i in range(q.shape[0]):
+        values = v[i]
+        if inverse is not None:
+            values = inverse[i] @ (values - (k[i] * decays.from_start[i]) @ state)
+        read = (q[i] * decays.from_start[i]) @ state
+        found.append(read.baddbmm_(products[i], values))
+        state.mul_(kept[i]).add_((k[i] * decays.to_end[i]).mT @ values)
+    return torch.cat(found, dim=1).transpose(0, 1)
+
+
+Scan = Callable[[Chunks, Tensor], Tensor]
+"""`scan_chunks`, or what does the same."""
+
+
 def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor,
+    scan: Scan = scan_chunks,
+) -> Tensor:  # fmt: skip
     """Gated delta net (arXiv 2412.06464), also with a gate per channel (arXiv 2510.26692).
 
     For each token `S = exp(g) S; S += k ⊗ β (v - Sᵀ k); o = Sᵀ q`. Within a chunk the values u
@@ -95,11 +139,7 @@ def gated_delta_rule(
     inverse: Tensor = torch.linalg.solve_triangular(
         beta * k_products, beta.squeeze(-1).diag_embed(), upper=False, unitriangular=True
     )
-
-    def written_in(i: int) -> Tensor:
-        return inverse[i] @ (v[i] - (k[i] * decays.from_start[i]) @ state)
-
-    return _scan_chunks(q, k, q_products, decays, state, written_in)[:n_tokens]
+    return scan(Chunks(q, k, v, q_products, decays, inverse), state)[:n_tokens]
 
 
 def selective_scan(
@@ -135,8 +175,9 @@ def selective_scan(
 
 
 def state_space_scan(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
-) -> Tensor:
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor,
+    scan: Scan = scan_chunks,
+) -> Tensor:  # fmt: skip
     """Mamba 2 (arXiv 2405.21060): `S = exp(Δ a) S + Δ x ⊗ b; y = S c + d x` for each token.
 
     With one decay per head this is linear attention with query c, key b and value Δ x, whose chunks
@@ -162,7 +203,7 @@ def state_space_scan(
         return _read(c, memory) + skipped
     b, c, values, gate = (_split_chunks(t) for t in (b, c, values, gate))
     (products,), decays = _decayed_products((c,), b, gate)
-    y = _scan_chunks(c, b, products, decays, memory, values.__getitem__)
+    y = scan(Chunks(c, b, values, products, decays), memory)
     return skipped.add_(y[:n_tokens])
 
 
@@ -181,32 +222,6 @@ def _split_chunks(x: Tensor) -> Tensor:
     if n_tokens % size:
         x = pad(x, (0, 0, 0, 0, 0, -n_tokens % size))
     return x.reshape(-1, size, *x.shape[1:]).transpose(1, 2).contiguous()
-
-
-def _scan_chunks(
-    q: Tensor, k: Tensor, products: Tensor, decays: Decays, state: Tensor,
-    values_of: Callable[[int], Tensor],
-) -> Tensor:  # fmt: skip
-    """Carry the state (n_head, d_k, d_v) through the chunks and read it with q.
-
-    Args:
-        q, k: (n_chunk, n_head, C, d_k)
-        products: the decayed products of q and k, (n_chunk, n_head, C, C).
-        decays: of the same chunks.
-        values_of: what the tokens of chunk i write, (n_head, C, d_v); called while `state` is the
-            one before that chunk.
-
-    Returns:
-        (n_chunk * C, n_head, d_v)
-    """
-    kept = decays.from_start[:, :, -1, :, None]
-    chunks = []
-    for i in range(q.shape[0]):
-        values = values_of(i)
-        read = (q[i] * decays.from_start[i]) @ state
-        chunks.append(read.baddbmm_(products[i], values))
-        state.mul_(kept[i]).add_((k[i] * decays.to_end[i]).mT @ values)
-    return torch.cat(chunks, dim=1).transpose(0, 1)
 
 
 def _decayed_products(

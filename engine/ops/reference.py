@@ -177,7 +177,8 @@ class ReferenceOps:
         steps = self.softplus(x.step + x.step_bias)
         log_decay = steps * (x.rate if steps.dim() == 2 else x.rate[:, None])
         beta = x.beta.sigmoid()
-        return recurrent.gated_delta_rule(q * x.scale, k, x.v, log_decay, beta, state)
+        q = q * x.scale
+        return recurrent.gated_delta_rule(q, k, x.v, log_decay, beta, state, self.scan_chunks)
 
     def selective_scan(
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
@@ -200,8 +201,14 @@ class ReferenceOps:
         dt, b, c = self.softplus(x.step + x.step_bias), x.b, x.c
         if x.key_of is not None:
             b, c = b.index_select(1, x.key_of), c.index_select(1, x.key_of)
-        y = recurrent.state_space_scan(x.values, dt, x.rate, b, c, x.skip, state)
+        y = recurrent.state_space_scan(
+            x.values, dt, x.rate, b, c, x.skip, state, self.scan_chunks
+        )  # fmt: skip
         return self.gated(SILU, x.gate, y.flatten(1))
+
+    def scan_chunks(self, chunks: recurrent.Chunks, state: Tensor) -> Tensor:
+        """See `engine.ops.recurrent.scan_chunks`; the state may have any strides."""
+        return recurrent.scan_chunks(chunks, state)
 
     def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Weights and numbers of each token's experts, both (T, n_used); see `Routing`.

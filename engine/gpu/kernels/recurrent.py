@@ -170,3 +170,98 @@ def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, y, n_t
         c += c_stride
         y += n_head * N_ROW
     tl.store(state + place, held, mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_chunk"])
+def scan_chunks(q, k, v, products, from_start, to_end, inverse, state, y, n_chunk,
+                HAS_INVERSE: tl.constexpr, PER_CHANNEL: tl.constexpr, IS_TRANSPOSED: tl.constexpr,
+                N_KEY: tl.constexpr, N_VALUE: tl.constexpr, CHUNK: tl.constexpr,
+                PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                PRECISION: tl.constexpr):  # fmt: skip
+    """`engine.ops.recurrent.scan_chunks`, COLUMNS columns of one head's state for each program.
+
+    They are held as PARTS matrices of ROWS rows, so that no operand takes all registers.
+
+    Args:
+        q, k: F32 (n_chunk, n_head, CHUNK, N_KEY), as all others without gaps.
+        v: F32 (n_chunk, n_head, CHUNK, N_VALUE)
+        products, inverse: F32 (n_chunk, n_head, CHUNK, CHUNK); inverse if HAS_INVERSE.
+        from_start, to_end: F32 (n_chunk, n_head, CHUNK, N_KEY if PER_CHANNEL else 1)
+        state: F32 (n_head, N_KEY, N_VALUE), or (n_head, N_VALUE, N_KEY) if IS_TRANSPOSED.
+        y: F32 (n_chunk * CHUNK, n_head, N_VALUE)
+    """
+    head, n_head = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    token = tl.arange(0, CHUNK)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    in_value = (column < N_VALUE)[None, :]
+    state += head * (N_KEY * N_VALUE)
+    matrix = ()
+    for part in tl.static_range(PARTS):
+        at, inside = part_of_state(part, column, IS_TRANSPOSED, N_KEY, N_VALUE, ROWS)
+        matrix = matrix + (tl.load(state + at, mask=inside, other=0.0),)
+    value_at = token[:, None] * N_VALUE + column[None, :]
+    pair_at = token[:, None] * CHUNK + token[None, :]
+    for i in range(n_chunk):
+        start = (i * n_head + head) * CHUNK
+        value = tl.load(v + start * N_VALUE + value_at, mask=in_value, other=0.0)
+        found = tl.zeros((CHUNK, COLUMNS), tl.float32)
+        for part in tl.static_range(PARTS):
+            key_at, in_key = part_of_keys(part, token, N_KEY, ROWS)
+            first = decay_of(from_start, start, key_at, token, in_key, PER_CHANNEL, N_KEY)
+            query = tl.load(q + start * N_KEY + key_at, mask=in_key, other=0.0)
+            found += tl.dot(query * first, matrix[part], input_precision=PRECISION)
+            if HAS_INVERSE:
+                key = tl.load(k + start * N_KEY + key_at, mask=in_key, other=0.0)
+                value -= tl.dot(key * first, matrix[part], input_precision=PRECISION)
+        if HAS_INVERSE:
+            pairs = tl.load(inverse + start * CHUNK + pair_at)
+            value = tl.dot(pairs, value, input_precision=PRECISION)
+        pairs = tl.load(products + start * CHUNK + pair_at)
+        found += tl.dot(pairs, value, input_precision=PRECISION)
+        out = (i * CHUNK + token[:, None]) * n_head + head
+        tl.store(y + out * N_VALUE + column[None, :], found, mask=in_value)
+        after = ()
+        for part in tl.static_range(PARTS):
+            key_at, in_key = part_of_keys(part, token, N_KEY, ROWS)
+            last = decay_of(to_end, start, key_at, token, in_key, PER_CHANNEL, N_KEY)
+            key = tl.load(k + start * N_KEY + key_at, mask=in_key, other=0.0)
+            written = tl.dot(tl.trans(key * last), value, input_precision=PRECISION)
+            end = start + CHUNK - 1
+            if PER_CHANNEL:
+                row = part * ROWS + tl.arange(0, ROWS)
+                kept = tl.load(from_start + end * N_KEY + row, mask=row < N_KEY, other=0.0)
+                after = after + (matrix[part] * kept[:, None] + written,)
+            else:
+                after = after + (matrix[part] * tl.load(from_start + end) + written,)
+        matrix = after
+    for part in tl.static_range(PARTS):
+        at, inside = part_of_state(part, column, IS_TRANSPOSED, N_KEY, N_VALUE, ROWS)
+        tl.store(state + at, matrix[part], mask=inside)
+
+
+@triton.jit
+def part_of_state(part: tl.constexpr, column, IS_TRANSPOSED: tl.constexpr, N_KEY: tl.constexpr,
+                  N_VALUE: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """Where some rows and columns of a head's state lie, and whether there are such."""
+    row = part * ROWS + tl.arange(0, ROWS)
+    inside = (row < N_KEY)[:, None] & (column < N_VALUE)[None, :]
+    if IS_TRANSPOSED:
+        return column[None, :] * N_KEY + row[:, None], inside
+    else:
+        return row[:, None] * N_VALUE + column[None, :], inside
+
+
+@triton.jit
+def part_of_keys(part: tl.constexpr, token, N_KEY: tl.constexpr, ROWS: tl.constexpr):
+    """Where those elements of a chunk's keys lie that meet some rows of the state."""
+    row = part * ROWS + tl.arange(0, ROWS)
+    return token[:, None] * N_KEY + row[None, :], (row < N_KEY)[None, :]
+
+
+@triton.jit
+def decay_of(decay, start, at, token, inside, PER_CHANNEL: tl.constexpr, N_KEY: tl.constexpr):
+    """The decays of a chunk's tokens, for some elements of the keys or for all."""
+    if PER_CHANNEL:
+        return tl.load(decay + start * N_KEY + at, mask=inside, other=0.0)
+    else:
+        return tl.load(decay + start + token)[:, None]

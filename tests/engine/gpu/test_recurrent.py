@@ -12,6 +12,7 @@ from engine.gpu import recurrent
 from engine.layers.delta_net import DeltaInputs
 from engine.layers.ffn import SILU
 from engine.layers.mamba2 import ScanInputs
+from engine.ops.recurrent import Chunks
 from engine.ops.reference import ReferenceOps
 
 EXACT = ReferenceOps()
@@ -145,6 +146,38 @@ def test_state_space_scan(
     )
 
 
+class ChunkOps(ReferenceOps):
+    """The reference with chunks by the kernel, which must serve."""
+
+    def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:
+        y = recurrent.scan_chunks(chunks, state)
+        assert y is not None
+        return y
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(("n_token", "dim"), [(70, 16), (130, 40)])
+def test_chunks_of_a_delta_net(n_token: int, dim: int, per_channel: bool, device: str) -> None:
+    x = delta_inputs(n_token, 2, dim, device, per_channel=per_channel, is_shared=True)
+    state, expected = (torch.ones(2, dim, dim, device=device) for _ in range(2))
+    y = ChunkOps().delta_net(x, state)
+    torch.testing.assert_close(y, EXACT.delta_net(x, expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_chunks_of_a_state_space(device: str) -> None:
+    n_token, n_head, n_row, n_state = 70, 2, 20, 24
+    values, step = randn(n_token, n_head, n_row).to(device), randn(n_token, n_head).to(device)
+    b, c = (randn(n_token, n_head, n_state).to(device) for _ in range(2))
+    bias, skip, rate = (torch.rand(n_head).to(device) for _ in range(3))
+    gate = randn(n_token, n_head * n_row).to(device)
+    x = ScanInputs(values, step, bias, -rate, b, c, skip, gate, None)
+    state, expected = (torch.ones(n_head, n_row, n_state, device=device) for _ in range(2))
+    y = ChunkOps().state_space_scan(x, state)
+    torch.testing.assert_close(y, EXACT.state_space_scan(x, expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_many_tokens_are_left_to_matrix_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "FEW_TOKENS", 2)
     x = delta_inputs(3, 2, 16, "cpu", per_channel=False, is_shared=False)
@@ -163,7 +196,8 @@ def test_without_memory(n_token: int) -> None:
     x = delta_inputs(n_token, 4, 16, "cpu", per_channel=True, is_shared=True)
     x = DeltaInputs(*map(on_meta, x))
     state = torch.empty(4, 16, 16, device=meta)
-    few, many = recurrent.delta_net(x, state), EXACT.delta_net(x, state)
+    exact = EXACT if n_token == 1 else ChunkOps()
+    few, many = recurrent.delta_net(x, state), exact.delta_net(x, state)
     assert many.shape == x.v.shape
     assert n_token > 1 or (few is not None and few.shape == x.v.shape)
     channels = torch.empty(n_token, 8, device=meta)
@@ -177,7 +211,7 @@ def test_without_memory(n_token: int) -> None:
     assert conv is not None
     assert scan is not None
     heads = torch.empty(n_token, 8, 4, device=meta)
-    y = EXACT.state_space_scan(
+    y = exact.state_space_scan(
         ScanInputs(heads, channels, vector, vector, heads, heads, vector, heads.flatten(1), None),
         torch.empty(8, 4, 4, device=meta),
     )
