@@ -32,6 +32,7 @@ from engine.layers.mamba2 import ScanInputs
 from engine.layers.moe import Routing
 from engine.layers.state import KVState
 from engine.models.declare import declare
+from engine.ops.recurrent import Chunks, Decays
 from engine.parallel.ranges import Ranges
 from tests.helpers.hollow import hollow_moe
 
@@ -184,7 +185,9 @@ def _groups(n_token: int, n_expert: int) -> routing.DeviceGroups:
 def of_recurrent_layers(is_brief: bool) -> None:
     """Gated delta nets and state spaces, token by token and for prompts."""
     for n in (1,) if is_brief else (1, 4, 64):
-        recurrent.causal_conv(_f32(n, 8192), _f32(8192, 3), _f32(8192, 4), None, None)
+        recurrent.causal_conv(_f32(n, 8192), _f32(8192, 3), _f32(8192, 4), None)
+        gated = _f32(n, 3 * 2048).chunk(3, dim=1)
+        recurrent.causal_conv(gated[2], _f32(2048, 2), _f32(2048, 3), None, None, gated[:2])
         for dim in (128,) if is_brief else (64, 128):
             q, k, v = (_f32(n, 32, dim) for _ in range(3))
             gates = _f32(n, 32), _f32(32), _f32(32), _f32(n, 32)
@@ -198,6 +201,12 @@ def of_recurrent_layers(is_brief: bool) -> None:
             _f32(80), _f32(n, 5120), None,
         )  # fmt: skip
         recurrent.state_space_scan(scan, _f32(80, 64, 128))
+    for width in (1,) if is_brief else (1, 128):
+        decays = Decays(_f32(8, 32, 64, width), _f32(8, 32, 64, width))
+        parts = [_f32(8, 32, 64, n) for n in (128, 128, 128, 64)]
+        recurrent.scan_chunks(Chunks(*parts, decays, _f32(8, 32, 64, 64)), _f32(32, 128, 128))
+    parts[2] = _f32(8, 32, 64, 64)
+    recurrent.scan_chunks(Chunks(*parts, decays), _f32(32, 64, 128).transpose(1, 2))
 
 
 def of_sampling(is_brief: bool) -> None:
