@@ -95,6 +95,10 @@ class Tiles:
     part: int = 0
 
 
+New = tuple[Tensor, Tensor | None]
+"""Keys and values, see `write`."""
+
+
 class Shape(NamedTuple):
     """What is known of a layer's attention on one rank.
 
@@ -139,16 +143,24 @@ def attention(
     scores: Scores,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    new: New | None = None,
 ) -> Tensor | None:
-    """See `ReferenceOps.attention`; None where the kernels do not serve.
+    """See `ReferenceOps.attention`; None where the kernels do not serve, and nothing was written.
 
     Args:
         q: (T, n_head, head_dim), F32; only the elements of a head need to lie side by side.
         n_past: one whole number on the device.
+        new: keys and values of these tokens, if they are not in the cache yet: see `write`.
     """
     n_tokens, n_head, dim_k = q.shape
     vectors = [x for x in (sinks, slopes) if x is not None]
     if not _serves(q, cache) or any(x.shape != (n_head,) or not _is_plain(x) for x in vectors):
+        return None
+    if new is not None and n_tokens > FEW_TOKENS:
+        if not write(cache, *new, n_past):
+            return None
+        new = None
+    if new is not None and not (_fits(cache, *new) and len(new[0]) == n_tokens):
         return None
     shape = shape_of(q, cache, scores)
     target = target_of(q.device)
@@ -162,7 +174,8 @@ def attention(
     spans = scores.window, scores.chunk, cut.small, cut.n_small, cut.large, way.n_slot
     launch(
         kernels.attend, (shape.n_kv, way.n_split, -(-n_tokens * shape.group // tiles.rows)),
-        q, q.stride(0), q.stride(1), cache.k, cache.v, n_past,
+        *_placed(q), *_placed(q if new is None else new[0]),
+        *_placed(q if new is None or new[1] is None else new[1]), cache.k, cache.v, n_past,
         n_past if cache.head_map is None else cache.head_map, q if slopes is None else slopes,
         q if sinks is None else sinks, out, tops, sums, n_tokens, n_head, shape.group, shape.n_ctx,
         scores.scale, scores.softcap, *spans, way.n_split,
@@ -174,7 +187,9 @@ def attention(
         ROWS=tiles.rows, KEYS=tiles.keys,
         HOLDS_Q=not tiles.part, IS_MAPPED=cache.head_map is not None,
         HAS_SOFTCAP=bool(scores.softcap), HAS_SLOPES=slopes is not None,
-        HAS_SINKS=sinks is not None,
+        HAS_SINKS=sinks is not None, TOKENS=0 if new is None else FEW_TOKENS,
+        HAS_NEW_V=new is not None and new[1] is not None,
+        NEW=power_of_two(max(dim_k, shape.dim_v)),
     )  # fmt: skip
     if way.n_slot:
         size = min(64, power_of_two(shape.dim_v))
@@ -274,14 +289,9 @@ def write(cache: LayerCache, k: Tensor, v: Tensor | None, n_past: Tensor) -> boo
     Returns:
         Whether it was done; if not, no kernel serves.
     """
-    kv_type, both = cache.kv_type, [(k, cache.k)]
-    if v is not None:
-        both.append((v, cache.v))
-    for x, held in both:
-        if not _is_plain(x) or not _holds(held, cache) or x.shape[1] != held.shape[0]:
-            return False
-        if x.shape[2] != _n_elements(held.shape[2], kv_type) or x.shape[2] > LARGEST_HEAD:
-            return False
+    kv_type = cache.kv_type
+    if not _fits(cache, k, v):
+        return False
     n_tokens, n_head, dim_k = k.shape
     dim_v = dim_k if v is None else v.shape[2]
     size = power_of_two(max(dim_k, dim_v))
@@ -289,15 +299,29 @@ def write(cache: LayerCache, k: Tensor, v: Tensor | None, n_past: Tensor) -> boo
     per_row, rows = 1, max(1, WRITTEN // size)
     if kv_type in BLOCKS:
         per_row, rows = max(dim_k, dim_v) // 32, WRITTEN // 32
-    v = k if v is None else v
     launch(
-        cells.store, (-(-n_rows * per_row // rows), len(both)),
-        k, k.stride(0), k.stride(1), v, v.stride(0), v.stride(1), cache.k, cache.v, n_past,
-        n_rows, n_head, cache.k.shape[1],
+        cells.store, (-(-n_rows * per_row // rows), 1 if v is None else 2),
+        *_placed(k), *_placed(k if v is None else v), cache.k, cache.v, n_past, n_rows, n_head,
+        cache.k.shape[1],
         TYPE=kv_type, DIM_K=dim_k, DIM_V=dim_v, WIDTH_V=_n_elements(cache.v.stride(1), kv_type),
         ROWS=rows, SIZE=size,
     )  # fmt: skip
     return True
+
+
+def _fits(cache: LayerCache, k: Tensor, v: Tensor | None) -> bool:
+    """Whether the kernels can write k and v to the cache."""
+    for x, held in ((k, cache.k), (k if v is None else v, cache.k if v is None else cache.v)):
+        if not _is_plain(x) or not _holds(held, cache) or x.shape[1] != held.shape[0]:
+            return False
+        if x.shape[2] != _n_elements(held.shape[2], cache.kv_type) or x.shape[2] > LARGEST_HEAD:
+            return False
+    return v is None or len(k) == len(v)
+
+
+def _placed(x: Tensor) -> tuple[Tensor, int, int]:
+    """A tensor (T, heads, elements) and its first two strides."""
+    return x, x.stride(0), x.stride(1)
 
 
 def shape_of(q: Tensor, cache: LayerCache, scores: Scores) -> Shape:

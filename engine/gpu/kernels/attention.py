@@ -11,7 +11,7 @@ is 2 to the power of a score.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.cells import element, has_blocks, n_units, read, scales, units
+from engine.gpu.kernels.cells import BLOCK, element, has_blocks, n_units, put, read, scales, units
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
@@ -238,18 +238,19 @@ def attended(
 
 @triton.jit(
     do_not_specialize=[
-        "q_token", "q_head", "n_tokens", "n_head", "group", "n_ctx", "window", "chunk", "small",
-        "n_small", "large", "n_slot", "n_split",
+        "q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "n_tokens", "n_head",
+        "group", "n_ctx", "window", "chunk", "small", "n_small", "large", "n_slot", "n_split",
     ]
 )  # fmt: skip
 def attend(
-    q, q_token, q_head, k, v, past, head_map, slopes, sinks, out, tops, sums, n_tokens, n_head,
-    group, n_ctx, scale, softcap, window, chunk, small, n_small, large, n_slot, n_split,
+    q, q_token, q_head, new_k, k_token, k_head, new_v, v_token, v_head, k, v, past, head_map,
+    slopes, sinks, out, tops, sums, n_tokens, n_head, group, n_ctx, scale, softcap, window, chunk,
+    small, n_small, large, n_slot, n_split,
     TYPE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr, IN_F32: tl.constexpr,
     DIM_K: tl.constexpr, DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr,
     SIZE_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, HOLDS_Q: tl.constexpr,
     IS_MAPPED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, TOKENS: tl.constexpr, HAS_NEW_V: tl.constexpr, NEW: tl.constexpr,
 ):  # fmt: skip
     """Causal attention of some rows over the whole cache, or over every n_split-th piece of it.
 
@@ -259,6 +260,9 @@ def attend(
 
     Args:
         q: (n_tokens, n_head, DIM_K), F32, heads without gaps; strides in elements.
+        new_k, new_v: (n_tokens, heads, DIM_K or DIM_V), the same: keys, and values if HAS_NEW_V, of
+            these tokens, if they are not in the cache yet. Programs first write those in pieces
+            that they read; if others do as well, they write the same.
         k: (heads, n_ctx, DIM_K elements of TYPE); blocks as bytes.
         v: (heads, n_ctx, DIM_V elements of TYPE), rows WIDTH_V elements apart.
         past: one whole number: how many tokens were in the cache before.
@@ -273,6 +277,8 @@ def attend(
         small, n_small, large: see `piece_of`; multiples of KEYS.
         SIZE_K, SIZE_V: elements of keys and values that are multiplied at once; 32 for blocks.
         HOLDS_Q: registers hold queries while keys pass; else they are read for each tile.
+        TOKENS: the most tokens that may be new; 0 if all are in the cache.
+        NEW: the power of two from both dimensions on.
     """
     n_past = tl.load(past).to(tl.int32)
     block = tl.num_programs(2) - 1 - tl.program_id(2)  # those with most keys first
@@ -289,6 +295,13 @@ def attend(
     row = tl.program_id(0).to(tl.int64)
     if IS_MAPPED:
         row = tl.load(head_map + row).to(tl.int64)
+    if TOKENS:
+        _write(new_k, k_token, k_head, k, n_past, stop, row, n_ctx, begin, n_split, small, n_small,
+               large, TYPE, DIM_K, DIM_K, TOKENS, NEW)  # fmt: skip
+        if HAS_NEW_V:
+            _write(new_v, v_token, v_head, v, n_past, stop, row, n_ctx, begin, n_split, small,
+                   n_small, large, TYPE, DIM_V, WIDTH_V, TOKENS, NEW)  # fmt: skip
+        tl.debug_barrier()  # then all threads of the program see it
     slope = tl.zeros((ROWS,), tl.float32)
     if HAS_SLOPES:
         slope = tl.load(slopes + head, mask=there, other=0.0) * LOG2E
@@ -316,6 +329,23 @@ def attend(
             tl.store(tops + n_tokens.to(tl.int64) * n_head * n_slot + slot, weight, mask=there)
             one = tl.full((ROWS,), 1.0, tl.float32)
             _put(sums + slot * DIM_V, there, found, one, TYPE, DIM_V, SIZE_V)
+
+
+@triton.jit
+def _write(x, x_token, x_head, cells, n_past, stop, row, n_ctx, begin, n_split, small, n_small,
+           large, TYPE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr,
+           NEW: tl.constexpr):  # fmt: skip
+    """New keys or values of one head into the cache, those in pieces that the program reads."""
+    per_row: tl.constexpr = (NEW + BLOCK - 1) // BLOCK if has_blocks(TYPE) else 1
+    at = tl.arange(0, TOKENS * per_row)
+    token, block = at // per_row, at % per_row
+    position = n_past + token
+    piece = piece_of(position, small, n_small, large) - begin
+    mine = (position < stop) & (piece >= 0) & (piece % n_split == tl.program_id(1))
+    if has_blocks(TYPE):
+        mine = mine & (block < DIM // BLOCK)
+    put(x, x_token, x_head, cells, token.to(tl.int64), row, block.to(tl.int64),
+        position.to(tl.int64), mine, n_ctx, TYPE, DIM, WIDTH, NEW)  # fmt: skip
 
 
 @triton.jit

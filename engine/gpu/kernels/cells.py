@@ -155,16 +155,16 @@ def _nibbles(scaled):
 
 
 @triton.jit
-def _store(x, x_token, x_head, cells, past, n_rows, n_head, n_ctx, TYPE: tl.constexpr,
-           DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-           SIZE: tl.constexpr):  # fmt: skip
-    """ROWS heads of tokens, or blocks of them, of keys or of values; see `store`."""
-    per_row: tl.constexpr = DIM // BLOCK if has_blocks(TYPE) else 1
-    at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    row, block = at // per_row, at % per_row
-    token, head = (row // n_head).to(tl.int64), (row % n_head).to(tl.int64)
-    position = past + token
-    there = (row < n_rows) & (position >= 0) & (position < n_ctx)
+def put(x, x_token, x_head, cells, token, head, block, position, there, n_ctx,
+        TYPE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+        SIZE: tl.constexpr):  # fmt: skip
+    """Some heads of tokens, or blocks of them, into keys or values of the cache; see `store`.
+
+    Args:
+        token, head, block, position, there: (N,) or less, int64 but for the last: what of x goes
+            where, if at all. Positions outside of the cache are left out.
+    """
+    there = there & (position >= 0) & (position < n_ctx)
     x += token * x_token + head * x_head + block * BLOCK
     cells += (head * n_ctx + position) * (n_units(TYPE, WIDTH) * (2 if has_blocks(TYPE) else 1))
     if has_blocks(TYPE):
@@ -182,6 +182,19 @@ def _store(x, x_token, x_head, cells, past, n_rows, n_head, n_ctx, TYPE: tl.cons
         inside = there[:, None] & (element < DIM)[None, :]
         number = tl.load(x[:, None] + element[None, :], mask=inside, other=0.0)
         _write_plain(number, cells[:, None] + element[None, :], inside, TYPE)
+
+
+@triton.jit
+def _store(x, x_token, x_head, cells, past, n_rows, n_head, n_ctx, TYPE: tl.constexpr,
+           DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+           SIZE: tl.constexpr):  # fmt: skip
+    """ROWS heads of tokens, or blocks of them, of keys or of values; see `store`."""
+    per_row: tl.constexpr = DIM // BLOCK if has_blocks(TYPE) else 1
+    at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row, block = at // per_row, (at % per_row).to(tl.int64)
+    token, head = (row // n_head).to(tl.int64), (row % n_head).to(tl.int64)
+    put(x, x_token, x_head, cells, token, head, block, past + token, row < n_rows, n_ctx, TYPE, DIM,
+        WIDTH, SIZE)  # fmt: skip
 
 
 @triton.jit(

@@ -182,6 +182,40 @@ def test_bits_do_not_depend_on_other_tokens(kv_type: str, device: str) -> None:
             assert torch.equal(together[token], alone[0])
 
 
+@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize(("n_tokens", "n_past"), [(1, 33), (8, 27), (9, 0)])
+@pytest.mark.usefixtures("small_tiles")
+def test_new_keys_and_values_are_written_first(
+    kv_type: str, n_tokens: int, n_past: int, device: str
+) -> None:
+    """By the same kernel for few tokens, with the same bits as by one of its own."""
+    q, k, v = (numbers(n, n_tokens, 4 // n, 96).to(device) for n in (1, 2, 4))
+    v = v.expand(-1, 2, -1)[..., :32]
+    for scores in (PLAIN, Scores(0.2, window=3)):
+        both = [layer(kv_type, 4, 2, 96, 32, 40, device=device) for _ in range(2)]
+        place = past(n_past, device)
+        found = gpu.attention(q, both[0], place, scores, new=(k, v))
+        assert gpu.write(both[1], k, v, place)
+        expected = gpu.attention(q, both[1], place, scores)
+        assert found is not None
+        assert expected is not None
+        assert torch.equal(found, expected)
+        assert torch.equal(both[0].k, both[1].k)
+        assert torch.equal(both[0].v, both[1].v)
+
+
+def test_new_keys_that_are_values_too(device: str) -> None:
+    both = [layer("q8_0", 4, 1, 96, 64, 40, v_in_k=True, device=device) for _ in range(2)]
+    q, k, place = numbers(1, 2, 4, 96).to(device), numbers(2, 2, 1, 96).to(device), past(9, device)
+    found = gpu.attention(q, both[0], place, PLAIN, new=(k, None))
+    assert gpu.write(both[1], k, None, place)
+    expected = gpu.attention(q, both[1], place, PLAIN)
+    assert found is not None
+    assert expected is not None
+    assert torch.equal(found, expected)
+    assert torch.equal(both[0].k, both[1].k)
+
+
 @pytest.mark.parametrize("n_tokens", [1, 12, 20])
 @pytest.mark.usefixtures("small_tiles")
 def test_only_the_position_in_memory_counts(n_tokens: int, device: str) -> None:
@@ -245,5 +279,9 @@ def test_what_does_not_fit_is_refused() -> None:
         assert gpu.attention(wrong, held, place, PLAIN) is None
     assert gpu.attention(q, held, place, PLAIN, numbers(18, 3)) is None
     assert gpu.attention(q, held, place, PLAIN, None, numbers(18, 4).double()) is None
+    before = held.k.clone()
+    for wrong in (numbers(19, 1, 2, 31), numbers(19, 2, 2, 32), numbers(19, 1, 1, 32)):
+        assert gpu.attention(q, held, place, PLAIN, new=(wrong, wrong)) is None
+    assert torch.equal(held.k, before)
     held.is_on_host = True
     assert gpu.attention(q, held, place, PLAIN) is None
