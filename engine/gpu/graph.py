@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.gpu.launch import Start, watched
-from engine.ops.again import Again, is_allocation, is_fit, is_view
+from engine.ops.again import Again, Watching, is_allocation, is_fit, is_view
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -98,7 +98,7 @@ class CudaGraph(Generic[T]):
             self._graph.replay()
 
 
-class Tape(TorchDispatchMode, Generic[T]):  # type: ignore[no-untyped-call]
+class Tape(Watching, Generic[T]):
     """The operations of torch and the starts of kernels on the CPU, in their order."""
 
     def __init__(self, compute: Callable[[], T]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
@@ -15,6 +16,15 @@ UNFIT = {
     torch.Tag.nondeterministic_seeded,
 }  # fmt: skip
 """Operations that would be others for other numbers."""
+
+
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the operations of torch of one thread, without torch's compiler."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To have it skipped would import it, and Triton with it, which takes seconds."""
+        return False
 
 
 class Again:

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.errors import CommError
 from engine.kernels.log import Log, present, present_log, refuse
 from engine.kernels.replay import Replay
 from engine.kernels.steps import Steps
 from engine.kernels.team import Team
-from engine.ops.again import Again, is_allocation, is_fit, is_view
+from engine.ops.again import Again, Watching, is_allocation, is_fit, is_view
 
 aten = torch.ops.aten
 
@@ -32,7 +31,7 @@ Arguments = Sequence[Any]
 Options = Mapping[str, Any]
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(Watching):
     """Records what one thread computes while it is entered.
 
     Args:

@@ -1,0 +1,24 @@
+"""What computing on a CPU must not import."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.helpers.tiny_gguf import tiny_gguf
+
+CODE = """
+import sys
+from engine import SamplingParams, load_model
+with load_model(sys.argv[1], n_ctx=32) as model:
+    list(model.generate([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True)))
+wrong = ("triton", "torch._dynamo", "torch._inductor", "engine.gpu")
+sys.exit(", ".join(name for name in wrong if name in sys.modules))
+"""
+
+
+def test_the_cpu_needs_no_compiler_of_torch(tmp_path: Path) -> None:
+    """They take seconds to import, and the first answer would wait for that."""
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
+    command = [sys.executable, "-c", CODE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
