@@ -101,8 +101,9 @@ def _multiplied(short: Short, weight: Planes, target: Target, config: Config) ->
     n_row_block = -(-weight.n_rows // config["rows"])
     n_token_block = -(-n_token // config["tokens"])
     # parts of the columns for programs of their own, where there are too few for all of the device
-    n_part = max(1, min(config["programs_per_sm"] * target.n_sm // (n_row_block * n_token_block),
-                        n_step // config["least_steps"]))  # fmt: skip
+    n_program = max(1, n_row_block * n_token_block)
+    wanted = config["programs_per_sm"] * target.n_sm // n_program
+    n_part = max(1, min(wanted, n_step // config["least_steps"]))
     planes, device = weight.planes, short.numbers.device
     y = torch.empty(n_part, n_token, weight.n_rows, device=device)
     launch(

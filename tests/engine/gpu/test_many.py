@@ -88,6 +88,11 @@ def test_layers_with_the_same_input_add_their_biases(device: str) -> None:
         assert torch.equal(y, layer(x))
 
 
+def test_no_rows_at_all(device: str) -> None:
+    found = matrix(Q4_0, 20, 0, 32, device=device)
+    assert held(found).matmul(torch.empty(0, 32, device=device)).shape == (0, 20)
+
+
 def test_more_rows_than_it_serves() -> None:
     found = matrix(Q4_0, 20, 0, 32)
     assert many.product(torch.zeros(257, 32), held(found)) is None
