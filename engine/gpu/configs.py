@@ -29,10 +29,10 @@ PROGRAMS_PER_SM = 2
 def few_config(target: Target, *, n_blocks: int) -> Config:
     """Warps of a program that multiplies few rows with a tile, and blocks asked for ahead.
 
-    Each thread has two blocks or more, so that there is something to ask for ahead.
+    Warps that have a second block at least, which can be asked for ahead.
     """
     n_warps = 1
-    while n_warps < MOST_WARPS and 2 * n_warps * WARP // 4 * 2 <= n_blocks:
+    while n_warps < MOST_WARPS and 2 * n_warps * WARP // 4 < n_blocks:
         n_warps *= 2
     return {"num_warps": n_warps, "unroll": 1}
 

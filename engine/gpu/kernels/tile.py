@@ -153,6 +153,7 @@ def with_bytes(sums, stored, first, x, facts, rows, n_blocks, block, inside, X_B
         d0 = tl.where(inside, d0.to(tl.float32, bitcast=True), 0.0)
         d1 = tl.where(inside, d1.to(tl.float32, bitcast=True), 0.0)
         x0, x1 = sum0.to(tl.float32) * d0, sum1.to(tl.float32) * d1
+        x_sum = tl.fma(sum1.to(tl.float32), d1, x0)
         from0, from1 = sum0 * -FROM, sum1 * -FROM
         if IS_HIGH:
             from1 = from1 * 16
@@ -164,7 +165,7 @@ def with_bytes(sums, stored, first, x, facts, rows, n_blocks, block, inside, X_B
             if SUB == 32:
                 total = tl.fma(factors[row][0], tl.fma(p1, d1, p0), total)
                 if has_minimum(SCALE):
-                    total = tl.fma(added[row][0], x0 + x1, total)
+                    total = tl.fma(added[row][0], x_sum, total)
             else:
                 total = tl.fma(factors[row][0], p0, total)
                 total = tl.fma(factors[row][1], p1 * d1, total)
