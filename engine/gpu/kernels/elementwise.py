@@ -46,11 +46,12 @@ def gate(x, up, limit, KIND: tl.constexpr, HAS_LIMIT: tl.constexpr):
         x = tl.minimum(x, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
         return x * sigmoid(x * ALPHA) * (up + 1.0)
-    x = activated(x, KIND)
-    if HAS_LIMIT:
-        x = tl.minimum(x, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-    return x * up
+    else:  # what stands behind a return is compiled as well
+        x = activated(x, KIND)
+        if HAS_LIMIT:
+            x = tl.minimum(x, limit)
+            up = tl.minimum(tl.maximum(up, -limit), limit)
+        return x * up
 
 
 @triton.jit

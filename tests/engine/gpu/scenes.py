@@ -82,7 +82,8 @@ def of_weights(is_brief: bool) -> None:
                 x = _f32(n, extent.n_columns)
                 few.product(x, weight)
                 few.products(x, [weight] * 3, [_f32(N_ROWS)] * 3)
-                few.gated(x, weight, weight, Activation("silu"))
+                for kind in ("silu",) if is_brief else ("silu", "oai"):
+                    few.gated(x, weight, weight, Activation(kind))
             for n in (64,) if is_brief else (16, 64, 256):
                 many.product(_f32(n, extent.n_columns), weight)
             for dtype in (torch.float16, torch.bfloat16, torch.float32)[: 1 if is_brief else 3]:
@@ -104,10 +105,9 @@ def of_steps(is_brief: bool) -> None:
         steps.l2_norm(x, 1e-6)
         steps.layer_norm(x, weight, weight, 1e-6)
     steps.rms_norm(_f32(2, 1 << 17), None, None, 1e-6)
-    if not is_brief:
-        for kind in ("gelu", "relu", "relu2", "oai"):
-            steps.gated(Activation(kind, 7.0), _f32(4, N_COLUMNS), _f32(4, N_COLUMNS))
-            steps.activate(Activation(kind), _f32(4, N_COLUMNS))
+    for kind in ("gelu", "relu", "relu2", "oai"):
+        steps.gated(Activation(kind, 7.0), _f32(4, N_COLUMNS), _f32(4, N_COLUMNS))
+        steps.activate(Activation(kind), _f32(4, N_COLUMNS))
 
 
 def of_routing(is_brief: bool) -> None:
@@ -161,7 +161,7 @@ def of_experts_and_heads(is_brief: bool) -> None:
         layers = [SimpleNamespace(weight=w, scale=None, bias=None) for w in (up, up, down)]
         for n in (1, 64):
             groups = _groups(n, n_matrix)
-            experts.ffn(Activation("silu"), groups.rows(_f32(n, 2048)), *layers, groups)
+            experts.ffn(Activation("oai"), groups.rows(_f32(n, 2048)), *layers, groups)
     types = torch.bfloat16, torch.float16, torch.float32
     for dtype in types[: 1 if is_brief else 3]:
         _grouped(GpuPlain(torch.empty(n_matrix, 768, 2048, dtype=dtype, device=META)), n_matrix)

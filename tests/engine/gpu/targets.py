@@ -97,11 +97,12 @@ def targets_of(name: str) -> tuple[Target, Any]:
 
 
 def starts_for(name: str, *, is_brief: bool) -> list[Start]:
-    """The starts to compile: all variants, or one of each kernel."""
+    """The starts to compile: all variants, or one of each kernel and kind of arithmetic in it."""
     found = variants(collect(targets_of(name)[0], is_brief=is_brief))
     if not is_brief:
         return found
-    return list({kernel_name(start): start for start in reversed(found)}.values())
+    kinds = {(kernel_name(start), start.constants.get("KIND")): start for start in reversed(found)}
+    return list(kinds.values())
 
 
 def kernel_name(start: Start) -> str:
