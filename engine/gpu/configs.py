@@ -41,7 +41,8 @@ def few_parts_config(target: Target, *, n_blocks: int, n_rows: int, num_warps: i
     """Programs that share a tile of a small matrix; each has at least one step of its own."""
     wanted = PROGRAMS_PER_SM * target.n_sm * TILE // max(TILE, n_rows)
     n_step = -(-n_blocks // (num_warps * WARP // 4))
-    return {"parts": max(1, min(wanted, n_step))}
+    steps_each = -(-n_step // max(1, min(wanted, n_step)))
+    return {"parts": -(-n_step // steps_each)}
 
 
 def many_config(target: Target, *, n_token: int, low: int) -> Config:

@@ -188,6 +188,19 @@ def test_parts_of_a_tile_are_added(device: str) -> None:
     torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("n_rows", "n_blocks", "n_warps", "parts"),
+    [(1024, 128, 4, 4), (4096, 128, 4, 1), (16, 160, 4, 5), (528, 160, 4, 5), (1056, 160, 4, 3),
+     (64, 24, 2, 2), (64, 8, 1, 1), (128256, 64, 4, 1)],
+)  # fmt: skip
+def test_how_programs_are_cut(n_rows: int, n_blocks: int, n_warps: int, parts: int) -> None:
+    h200 = Target("nvidia", 90, 132)
+    found = configs.few_config(h200, n_blocks=n_blocks)["num_warps"]
+    assert found == n_warps
+    cut = configs.few_parts_config(h200, n_blocks=n_blocks, n_rows=n_rows, num_warps=n_warps)
+    assert cut == {"parts": parts}
+
+
 def test_what_is_added(device: str) -> None:
     weight, x = some(Kind.Q5_0, device), random_x(3, device)
     bias, residual = random_x(1, device, N_ROWS)[0], random_x(3, device, N_ROWS)
