@@ -196,9 +196,9 @@ class Context:
             (T, heads of this rank, head_dim_v)
         """
         cache = self.cache.kv(state)
-        if k is not None:
-            self.ops.remember(cache, k, v, self.n_past)
-        return self.ops.attention(q, cache, self.n_past, scores, sinks, slopes)
+        if k is None:
+            return self.ops.attention(q, cache, self.n_past, scores, sinks, slopes)
+        return self.ops.new_attention(q, k, v, cache, self.n_past, scores, sinks, slopes)
 
     def index(self, numbers: tuple[int, ...]) -> Tensor:
         """Whole numbers in the device's memory, int64 (n,): the same tensor each time."""

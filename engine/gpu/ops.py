@@ -206,3 +206,20 @@ class GpuOps(ReferenceOps):
             refuse_capture("no kernel reads such a cache")
             return super().attention(q, cache, n_past, scores, sinks, slopes)
         return y
+
+    def new_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        cache: LayerCache,
+        n_past: int,
+        scores: Scores,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+    ) -> Tensor:
+        new = k, v
+        y = attention.attention(q, cache, self._position, scores, sinks, slopes, new)
+        if y is None:
+            return super().new_attention(q, k, v, cache, n_past, scores, sinks, slopes)
+        return y

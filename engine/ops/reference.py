@@ -302,6 +302,21 @@ class ReferenceOps:
         """
         return attend(q, cache, n_past, scores, sinks, slopes)
 
+    def new_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        cache: LayerCache,
+        n_past: int,
+        scores: Scores,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+    ) -> Tensor:
+        """`remember`, then `attention`."""
+        self.remember(cache, k, v, n_past)
+        return self.attention(q, cache, n_past, scores, sinks, slopes)
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
