@@ -40,6 +40,9 @@ BLOCK_COLUMNS, BLOCK_STEP = 64, 64
 
 SHORT_STEP = 1024
 
+UNIT = 16
+"""Columns, of which threads may then read several at once."""
+
 
 class Matrix(NamedTuple):
     """One matrix for each expert, and what is done with its products; see `ExpertLinear`.
@@ -181,12 +184,13 @@ def _plain_rows(matrices: Sequence[Matrix], given: Given) -> Tensor:
     """Of few tokens; all matrices as they stand in files, of one type and size."""
     x, groups, per_row = given
     n_rows, n_columns = matrices[0].n_rows, x.shape[1]
+    unit = _unit(n_columns)
     out = x.new_empty(len(matrices), groups.n_row, n_rows)
     launch(
         experts.plain_rows, (-(-n_rows // PLAIN_ROWS), groups.n_row, len(matrices)),
-        *_followed(matrices, out), out, groups.expert_of, x, n_rows, n_columns, max(1, per_row),
-        ROWS=PLAIN_ROWS, STEP=min(PLAIN_STEP, steps.power_of_two(n_columns)),
-        IS_ALIGNED=n_columns % 16 == 0, **_what_follows(matrices[0]),
+        *_followed(matrices, out), out, groups.expert_of, x, n_rows, n_columns // unit,
+        max(1, per_row), ROWS=PLAIN_ROWS, STEP=min(PLAIN_STEP, steps.power_of_two(n_columns)),
+        UNIT=unit, **_what_follows(matrices[0]),
     )  # fmt: skip
     return out
 
@@ -235,11 +239,11 @@ def _block_products(matrices: Sequence[Matrix], given: Given) -> Tensor:
             **constants_of(weight.type_number),
         )  # fmt: skip
     else:
-        n_columns = given.x.shape[1]
+        unit = _unit(given.x.shape[1])
         launch(
             expert_blocks.plain_product, grid,
-            *places, n_columns, num_warps=config["num_warps"], num_stages=num_stages,
-            COLUMNS=columns, STEP=BLOCK_STEP, IS_ALIGNED=n_columns % 16 == 0,
+            *places, given.x.shape[1] // unit, num_warps=config["num_warps"], num_stages=num_stages,
+            COLUMNS=columns, STEP=BLOCK_STEP, UNIT=unit,
             PRECISION=target.dot_precision, **constants,
         )  # fmt: skip
     return out
@@ -259,13 +263,18 @@ def _shortened(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
         return x, None
     scale = row_scale(x) if dtype == torch.float16 else None
     out = torch.empty(x.shape[0], width, dtype=dtype, device=x.device)
-    size = min(SHORT_STEP, steps.power_of_two(width))
+    size, unit = min(SHORT_STEP, steps.power_of_two(width)), _unit(lead, x.shape[1], width)
     launch(
         expert_blocks.shorten, (x.shape[0], -(-width // size)),
-        x, x if scale is None else scale, out, lead, x.shape[1], width,
-        HAS_SCALE=scale is not None, SIZE=size,
+        x, x if scale is None else scale, out, *(n // unit for n in (lead, x.shape[1], width)),
+        HAS_SCALE=scale is not None, UNIT=unit, SIZE=size,
     )  # fmt: skip
     return out, scale
+
+
+def _unit(*sizes: int) -> int:
+    """What kernels may know that sizes are multiples of."""
+    return UNIT if all(size % UNIT == 0 for size in sizes) else 1
 
 
 def _followed(matrices: Sequence[Matrix], other: Tensor) -> list[Tensor]:

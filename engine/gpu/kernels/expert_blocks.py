@@ -172,11 +172,11 @@ def planes_product(planes0, planes1, scale0, scale1, bias0, bias1, out, table, p
                    n_rows, HAS_X_SCALE, HAS_SCALE, HAS_BIAS)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["n_row", "n_rows", "n_columns"])
+@triton.jit(do_not_specialize=["n_row", "n_rows", "n_units"])
 def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_of, x, x_scale,
-                  n_row, n_rows, n_columns, HAS_X_SCALE: tl.constexpr, HAS_SCALE: tl.constexpr,
+                  n_row, n_rows, n_units, HAS_X_SCALE: tl.constexpr, HAS_SCALE: tl.constexpr,
                   HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                  STEP: tl.constexpr, N_USED: tl.constexpr, IS_ALIGNED: tl.constexpr,
+                  STEP: tl.constexpr, N_USED: tl.constexpr, UNIT: tl.constexpr,
                   PRECISION: tl.constexpr, IS_INTERPRETED: tl.constexpr):  # fmt: skip
     """The same with W in F16, BF16 or F32.
 
@@ -184,7 +184,7 @@ def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_o
         data: (n_expert, n_rows, n_columns), without gaps; is turned into the type of x.
         x: (rows, n_columns), F16, BF16 or F32, without gaps.
         STEP: columns of W at a time.
-        IS_ALIGNED: n_columns is a multiple of 16.
+        n_units: see `experts.plain_rows`.
         PRECISION: of F32, see `tl.dot`.
     """
     if tl.load(table + tl.program_id(1) * 3 + 2) == 0:
@@ -193,8 +193,7 @@ def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_o
     data, scale, bias = data0, scale0, bias0
     if tl.program_id(2) == 1:
         data, scale, bias = data1, scale1, bias1
-    if IS_ALIGNED:
-        n_columns = tl.multiple_of(n_columns, 16)
+    n_columns = n_units * UNIT
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     data += (expert * n_rows + tl.minimum(column, n_rows - 1))[:, None] * n_columns
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -210,18 +209,21 @@ def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_o
 
 
 @triton.jit(do_not_specialize=["lead", "n_columns", "width"])
-def shorten(x, scale, out, lead, n_columns, width, HAS_SCALE: tl.constexpr, SIZE: tl.constexpr):
+def shorten(x, scale, out, lead, n_columns, width, HAS_SCALE: tl.constexpr, UNIT: tl.constexpr,
+            SIZE: tl.constexpr):  # fmt: skip
     """Rows of x in F16 or BF16 as the products read them; SIZE columns for each program.
 
     Args:
         x: (rows, n_columns), F32, without gaps.
         scale: what rows are divided by, (rows,), where HAS_SCALE.
         out: (rows, width); columns before `lead` and behind those of x become zeros.
+        lead, n_columns, width: in units of UNIT columns.
     """
+    lead, n_columns, width = lead * UNIT, n_columns * UNIT, width * UNIT
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = (at >= lead) & (at < lead + n_columns)
-    value = tl.load(x + row * n_columns + at - lead, mask=inside, other=0.0)
+    value = tl.load(x + (row * n_columns + at - lead), mask=inside, other=0.0)
     if HAS_SCALE:
         value = value / tl.load(scale + row)
-    tl.store(out + row * width + at, value.to(out.dtype.element_ty), mask=at < width)
+    tl.store(out + (row * width + at), value.to(out.dtype.element_ty), mask=at < width)

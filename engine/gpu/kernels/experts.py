@@ -63,25 +63,24 @@ def planes_rows(planes0, planes1, scale0, scale1, bias0, bias1, out, expert_of, 
     tl.store(at + column, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_columns", "per_row"])
-def plain_rows(data0, data1, scale0, scale1, bias0, bias1, out, expert_of, x, n_rows, n_columns,
+@triton.jit(do_not_specialize=["n_rows", "n_units", "per_row"])
+def plain_rows(data0, data1, scale0, scale1, bias0, bias1, out, expert_of, x, n_rows, n_units,
                per_row, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr,
-               STEP: tl.constexpr, IS_ALIGNED: tl.constexpr):  # fmt: skip
+               STEP: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
     """The same with matrices in F16, BF16 or F32; ROWS of their rows for each program.
 
     Args:
         data: (n_expert, n_rows, n_columns), without gaps.
         x: (rows, n_columns), F32, without gaps.
         STEP: columns at a time.
-        IS_ALIGNED: n_columns is a multiple of 16.
+        n_units: UNIT columns each; a known factor lets threads read several at once.
     """
     row, which = tl.program_id(1), tl.program_id(2)
     expert = tl.load(expert_of + row).to(tl.int64)
     data, scale, bias = data0, scale0, bias0
     if which == 1:
         data, scale, bias = data1, scale1, bias1
-    if IS_ALIGNED:
-        n_columns = tl.multiple_of(n_columns, 16)
+    n_columns = n_units * UNIT
     column = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = column < n_rows
     data += (expert * n_rows + tl.where(inside, column, 0))[:, None] * n_columns
