@@ -81,6 +81,7 @@ def of_weights(is_brief: bool) -> None:
                 weight.x_bytes = x_bytes
                 x = _f32(n, extent.n_columns)
                 few.product(x, weight)
+                few.product(x, weight, _f32(N_ROWS), _f32(n, N_ROWS))
                 few.products(x, [weight] * 3, [_f32(N_ROWS)] * 3)
                 for kind in ("silu",) if is_brief else ("silu", "oai"):
                     few.gated(x, weight, weight, Activation(kind))
@@ -118,8 +119,9 @@ def of_routing(is_brief: bool) -> None:
         Routing(256, 8, "sigmoid", n_group=8, n_group_used=4),
     ]
     for rule in rules[: 1 if is_brief else 3]:
+        bias = None if is_brief else _f32(rule.n_expert)
         for n in (4, 512):
-            found = routing.assign(rule, _f32(n, rule.n_expert), None)
+            found = routing.assign(rule, _f32(n, rule.n_expert), bias)
             assert found is not None
             weights, groups = found
             routing.sum_of_experts(_f32(n * rule.n_used, 2048), groups.weights(weights), groups)
@@ -135,8 +137,13 @@ def of_attention(is_brief: bool) -> None:
             for n in (1, 512) if is_brief else (1, 4, 64, 512):
                 k = _f32(n, n_kv, dim)
                 attention.write(cache, k, k, n_past)
+                q = _f32(n, n_head, dim)
                 for scores in (Scores(0.1), Scores(0.1, window=1024, softcap=50.0)):
-                    attention.attention(_f32(n, n_head, dim), cache, n_past, scores)
+                    attention.attention(q, cache, n_past, scores)
+                if not is_brief:
+                    some = _f32(n_head)
+                    attention.attention(q, cache, n_past, Scores(0.1), sinks=some)
+                    attention.attention(q, cache, n_past, Scores(0.1), slopes=some)
 
 
 def of_plain_weights(is_brief: bool) -> None:
@@ -158,10 +165,11 @@ def of_experts_and_heads(is_brief: bool) -> None:
             for n_rows, of in ((768, extent), (2048, Extent.of(0, 768)))
         )
         _grouped(up, n_matrix)
-        layers = [SimpleNamespace(weight=w, scale=None, bias=None) for w in (up, up, down)]
-        for n in (1, 64):
-            groups = _groups(n, n_matrix)
-            experts.ffn(Activation("oai"), groups.rows(_f32(n, 2048)), *layers, groups)
+        for has_bias in (False, True):
+            layers = [_layer(w, has_bias=has_bias) for w in (up, up, down)]
+            for n in (1, 64):
+                groups = _groups(n, n_matrix)
+                experts.ffn(Activation("oai"), groups.rows(_f32(n, 2048)), *layers, groups)
     types = torch.bfloat16, torch.float16, torch.float32
     for dtype in types[: 1 if is_brief else 3]:
         _grouped(GpuPlain(torch.empty(n_matrix, 768, 2048, dtype=dtype, device=META)), n_matrix)
@@ -174,6 +182,12 @@ def _grouped(weight: GpuPlanes | GpuPlain, n_matrix: int) -> None:
     for n in (1, 4):
         weight.per_head(_f32(n, n_matrix, 2048))
         weight.per_head(_f32(n, n_matrix, 512), slice(0, 512), transposed=True)
+
+
+def _layer(weight: GpuPlanes, *, has_bias: bool) -> SimpleNamespace:
+    """A linear layer of each expert."""
+    bias = _f32(len(weight.planes), weight.n_rows) if has_bias else None
+    return SimpleNamespace(weight=weight, scale=None, bias=bias)
 
 
 def _groups(n_token: int, n_expert: int) -> routing.DeviceGroups:
