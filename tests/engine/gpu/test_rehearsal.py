@@ -6,6 +6,7 @@ import pytest
 
 from engine import LoadParams
 from engine.gguf import GGUFFile
+from engine.gpu.attention import FEW_TOKENS
 from engine.gpu.rehearsal import rehearse
 from engine.gpu.target import Target
 from engine.models.declare import declare
@@ -34,7 +35,8 @@ def test_all_architectures_can_be_captured(name: str) -> None:
 def test_a_small_model_can_be_captured(tmp_path: Path, quant: str) -> None:
     names = starts_of(tiny_gguf(tmp_path / "m.gguf", quant=quant))
     assert names.count("attend") == 2 * len(ROWS)
-    assert names.count("store") == 2 * len(ROWS)
+    n_longer = sum(n > FEW_TOKENS for n in ROWS)  # few are written where they are read
+    assert names.count("store") == 2 * n_longer
 
 
 @pytest.mark.parametrize("mode", ["tensor", "layer"])
