@@ -35,9 +35,6 @@ __all__ = ["assign", "ffn", "grouped", "sum_of_experts"]
 PLAIN_ROWS, PLAIN_STEP = 4, 512
 """Of a matrix that is not in planes, for each program of one row."""
 
-BLOCK_COLUMNS, BLOCK_STEP = 64, 64
-"""The same for a block of rows."""
-
 SHORT_STEP = 1024
 
 UNIT = 16
@@ -240,10 +237,11 @@ def _block_products(matrices: Sequence[Matrix], given: Given) -> Tensor:
         )  # fmt: skip
     else:
         unit = _unit(given.x.shape[1])
+        step = 16 if x.dtype == torch.float32 else config["blocks"] * BLOCK
         launch(
             expert_blocks.plain_product, grid,
             *places, given.x.shape[1] // unit, num_warps=config["num_warps"], num_stages=num_stages,
-            COLUMNS=columns, STEP=BLOCK_STEP, UNIT=unit,
+            COLUMNS=columns, STEP=step, UNIT=unit,
             PRECISION=target.dot_precision, **constants,
         )  # fmt: skip
     return out
