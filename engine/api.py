@@ -36,7 +36,7 @@ from engine.gguf.identity import file_stamp, model_hash
 from engine.info import ModelInfo, describe
 from engine.plan import Plan
 from engine.prompts import Prompt, Prompts
-from engine.runtime import Logits, Runtime
+from engine.runtime import Logits, open_runtime
 from engine.session import Session
 from engine.state_file import StateFiles
 from engine.text import ChatTemplate, Tokenizer
@@ -131,7 +131,7 @@ class Model:
             self._stamp = file_stamp(file)
             self.model_hash = model_hash(file)
             self._prompts = Prompts(file, self.info.name)
-            self.runtime = Runtime(file, params, on_progress, is_cancelled)
+            self.runtime = open_runtime(file, params, on_progress, is_cancelled)
         self.n_ctx = self.runtime.n_ctx
         self._session = Session(self.runtime)
 
@@ -304,7 +304,7 @@ class Model:
                     "Load it again.",
                 )
             n_past = len(self._session.ids)
-            runtime = Runtime(file, params, on_progress, is_cancelled, self.runtime, n_past)
+            runtime = open_runtime(file, params, on_progress, is_cancelled, self.runtime, n_past)
         self.runtime, self.params = runtime, params
         self._session.move(runtime)
 

@@ -64,11 +64,11 @@ def kernels_for(device: str) -> Kernels:
         device: a name such as "cuda:0", or a type such as "cuda".
     """
     backend = chosen_backend()
-    if backend == "reference":
+    if backend == "reference" or device in _refused:
         return ""
     if device == "cpu":
         return "gpu" if backend == "interpreter" else "cpu"
-    return "gpu" if has_triton() and device not in _refused else ""
+    return "gpu" if has_triton() else ""
 
 
 def uses_kernels(device: str) -> bool:

@@ -12,6 +12,7 @@
     ├─ DeviceError
     │  ├─ NoDevice(device)
     │  ├─ OutOfDeviceMemory(device, needed_bytes, free_bytes)
+    │  ├─ KernelError(device, why)
     │  └─ CommError(rank)
     ├─ SplitError
     ├─ PromptError
@@ -158,6 +159,22 @@ class OutOfDeviceMemory(DeviceError):
         self.device = device
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+
+
+class KernelError(DeviceError):
+    """Kernels of our own do not work on a GPU, which can compute without them.
+
+    Args:
+        why: a sentence without its point.
+    """
+
+    def __init__(self, device: str, why: str) -> None:
+        self.device = device
+        self.why = why
+        super().__init__(
+            f"Tandem's kernels do not work on {device}: {why}.",
+            "Set TANDEM_BACKEND=reference to do without them.",
+        )
 
 
 class CommError(DeviceError):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from engine.backend import kernels_for
 from engine.cache import Cache
 from engine.context import Context
+from engine.errors import Cancelled, EngineError, KernelError
 from engine.footprint import x_bytes
 from engine.loader import Progress, load_rank
 from engine.models.declare import Declaration, declare
@@ -61,14 +62,17 @@ class Opener:
         if rank.card is None or not rank.card.compiles:
             yield
             return
-        compiling = rank.card.compile_ahead(
-            declare(self.file, self._params), rank.number, self._params,
-            warm_rows(min(self._runtime.n_ctx, self._runtime.n_batch)),
-            lambda doing: progress.note(rank.number, doing),
-        )  # fmt: skip
+        name = self._runtime.plan.devices[rank.number].device
+        with _explained(name):
+            compiling = rank.card.compile_ahead(
+                declare(self.file, self._params), rank.number, self._params,
+                warm_rows(min(self._runtime.n_ctx, self._runtime.n_batch)),
+                lambda doing: progress.note(rank.number, doing),
+            )  # fmt: skip
         try:
             yield
-            compiling.wait(progress.is_cancelled)
+            with _explained(name):
+                compiling.wait(progress.is_cancelled)
         finally:
             compiling.cancel()
 
@@ -100,3 +104,18 @@ class Opener:
 
             return None, Card(device, n_bytes)
         return None, None
+
+
+@contextmanager
+def _explained(device: str) -> Iterator[None]:
+    """Say of what goes wrong with kernels that it is that, and where.
+
+    Raises:
+        KernelError: for other errors but a wish to stop.
+    """
+    try:
+        yield
+    except Cancelled:
+        raise
+    except EngineError as error:
+        raise KernelError(device, str(error).rstrip(".")) from error

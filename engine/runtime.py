@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.backend import repeats_tokens
+from engine.backend import refuse_kernels, repeats_tokens
 from engine.control import Direction, read_control_vectors
-from engine.errors import EngineError, OutOfDeviceMemory
+from engine.errors import EngineError, KernelError, OutOfDeviceMemory
 from engine.events import DeviceMemory
 from engine.layers.state import RecurrentState
 from engine.loader import Progress, check_types
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from engine.gguf import GGUFFile
     from engine.layers.hparams import HParams
     from engine.session import TokenSource
+
+log = logging.getLogger(__name__)
 
 Logits = NDArray[np.float32]
 T = TypeVar("T")
@@ -377,6 +380,19 @@ class Runtime:
         self.ranks = []
         release_scratch()
         release_reserves(self.devices)
+
+
+def open_runtime(
+    file: GGUFFile, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled,
+    donor: Runtime | None = None, n_past: int = 0,
+) -> Runtime:  # fmt: skip
+    """A `Runtime`; without the kernels of a GPU where they cannot be compiled after all."""
+    while True:
+        try:
+            return Runtime(file, params, on_progress, is_cancelled, donor, n_past)
+        except KernelError as error:
+            log.warning("%s", error)
+            refuse_kernels(error.device, error.why)
 
 
 def _directions(params: LoadParams, hp: HParams) -> Mapping[int, Direction]:

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine import Model, SamplingParams, TokenText, load_model
+from engine import EngineError, Model, SamplingParams, TokenText, backend, load_model
+from engine.gpu.card import Card
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -101,3 +102,21 @@ def test_after_another_split_the_device_draws_again(tmp_path: Path) -> None:
         assert answer(model, temperature=0) == expected
         assert model.runtime.stream is not None
         assert answer(model, temperature=0) == expected
+
+
+def test_a_kernel_that_cannot_be_compiled_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise EngineError("The kernel products cannot be compiled for this GPU (ptxas died).")
+
+    monkeypatch.setattr(backend, "_refused", {})
+    monkeypatch.setattr(Card, "compiles", True)
+    monkeypatch.setattr(Card, "compile_ahead", fail)
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
+    with load_model(path, n_ctx=32) as model:
+        assert not any(rank.card for rank in model.runtime.ranks)
+        assert model.logits(IDS).shape[0] == len(IDS)
+    assert backend.refused_kernels() == {
+        "cpu": "The kernel products cannot be compiled for this GPU (ptxas died)"
+    }
