@@ -112,8 +112,8 @@ class Rank:
         if not self.refusal:
             captured, self.refusal = card.capture(self._forward)
             if captured is not None:
-                self.recording = Replay(captured)
-                return captured.result
+                self.recording = replay = Replay(captured)
+                return replay.result
         return self._forward()
 
     def token_stream(self, n_vocab: int, n_past: int, *, can_rewind: bool) -> TokenSource | None:
@@ -179,9 +179,15 @@ class Replay:
         self._captured = captured
 
     def run(self) -> Tensor | None:
-        """What it gives, in memory that the next one writes anew."""
+        """What it gives."""
         self._captured.replay()
-        return self._captured.result
+        return self.result
+
+    @property
+    def result(self) -> Tensor | None:
+        """What it gave last; on a GPU in memory that the next one writes anew."""
+        found = self._captured.result
+        return found.clone() if found is not None and found.is_cpu else found
 
 
 def make_ops(worker: Worker | None, card: Card | None = None) -> ReferenceOps:
