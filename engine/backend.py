@@ -90,6 +90,20 @@ def refused_kernels() -> Mapping[str, str]:
     return _refused
 
 
+def use_interpreter() -> None:
+    """Have Triton interpret the kernels that are imported from now on.
+
+    Raises:
+        EngineError: it is not installed.
+    """
+    if not has_triton():
+        raise EngineError(
+            f"{VARIABLE}=interpreter needs Triton, which is not installed.",
+            "Install triton, or choose another backend.",
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
 @cache
 def has_triton() -> bool:
     """Whether the compiler of the GPUs' kernels is installed; it comes with PyTorch for CUDA."""

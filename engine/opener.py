@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from engine.backend import kernels_for
+from engine.backend import kernels_for, use_interpreter
 from engine.cache import Cache
 from engine.context import Context
 from engine.errors import Cancelled, EngineError, KernelError
@@ -100,6 +100,8 @@ class Opener:
         if kernels == "cpu":
             return Worker(1 if is_idle else runtime.threads_per_rank, n_bytes), None
         if kernels == "gpu" and not is_idle:
+            if device.type == "cpu":
+                use_interpreter()
             from engine.gpu.card import Card  # Triton is not for the CPU
 
             return None, Card(device, n_bytes)

@@ -1,8 +1,12 @@
-"""What computing on a CPU must not import."""
+"""What computing on a CPU must not import, and what the interpreter needs."""
 
+import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -21,4 +25,17 @@ def test_the_cpu_needs_no_compiler_of_torch(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
     command = [sys.executable, "-c", CODE, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_interpreter_is_a_setting_of_its_own(tmp_path: Path) -> None:
+    """Nobody has to know how Triton is told to interpret."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("there is no Triton for this system")
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
+    code = "import sys; from engine import load_model; load_model(sys.argv[1], n_ctx=8).close()"
+    environment = {**os.environ, "TANDEM_BACKEND": "interpreter"}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
