@@ -38,6 +38,20 @@ def refuse_capture(reason: str) -> None:
         raise NotRepeatable(reason)
 
 
+def between(step: Callable[[], None]) -> None:
+    """Do what is no work of the device, such as meeting other ranks; again at each replay.
+
+    Raises:
+        NotRepeatable: this thread is capturing what nothing can come between.
+    """
+    take: Callable[[Callable[[], None]], None] | None = getattr(_present, "between", None)
+    if take is not None:
+        take(step)
+        return
+    refuse_capture("something is done between kernels")
+    step()
+
+
 class Captured(Protocol[T_co]):
     """Something that was computed once and can be computed again.
 
@@ -105,8 +119,12 @@ class Tape(Watching, Generic[T]):
         super().__init__()  # type: ignore[no-untyped-call]
         self._steps: list[Callable[[], Any]] = []
         self._kept: list[object] = []
-        with watched(self._watch), self:
-            self._result = compute()
+        _present.between = self._between
+        try:
+            with watched(self._watch), self:
+                self._result = compute()
+        finally:
+            _present.between = None
 
     @property
     def result(self) -> T:
@@ -122,6 +140,11 @@ class Tape(Watching, Generic[T]):
         with _disable_current_modes():
             start.run()
         return False
+
+    def _between(self, step: Callable[[], None]) -> None:
+        self._steps.append(step)
+        with _disable_current_modes():
+            step()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
