@@ -13,7 +13,7 @@
     │  ├─ NoDevice(device)
     │  ├─ OutOfDeviceMemory(device, needed_bytes, free_bytes)
     │  ├─ KernelError(device, why)
-    │  └─ CommError(rank)
+    │  └─ CommError(rank, device)
     ├─ SplitError
     ├─ PromptError
     │  ├─ ContextOverflow(n_tokens, n_ctx)
@@ -178,11 +178,23 @@ class KernelError(DeviceError):
 
 
 class CommError(DeviceError):
-    """A rank left or stalled during a collective; the model must be loaded again."""
+    """A rank left, stalled or computed something else during a collective.
 
-    def __init__(self, rank: int, problem: str) -> None:
-        super().__init__(f"Rank {rank} {problem}.", "Load the model again.")
+    Args:
+        rank: the one that is to blame, rather than the one that noticed.
+        problem: what it did, as the end of a sentence without its point.
+        device: the one that it computes on, such as "cuda:1"; "" where that is not known.
+    """
+
+    def __init__(self, rank: int, problem: str, device: str = "") -> None:
+        who = f"{device} (rank {rank})" if device else f"Rank {rank}"
+        without = device or "the device"
+        super().__init__(
+            f"{who} {problem}.",
+            f"Load the model again; if this comes back, load it without {without}.",
+        )
         self.rank = rank
+        self.device = device
 
 
 class SplitError(EngineError):

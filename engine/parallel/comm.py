@@ -276,6 +276,10 @@ class ThreadGroup:
                 self._meetings[group] = meeting
             return meeting
 
+    def communicator(self, rank: int, device: torch.device) -> Communicator:
+        """What a rank on a device meets the others by."""
+        return ThreadCommunicator(self, rank, device)
+
     def waited_s(self, rank: int) -> float:
         """Seconds that a rank has waited for others so far, but for repeated calls."""
         meetings = list(self._meetings.items())

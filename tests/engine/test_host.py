@@ -457,7 +457,7 @@ ERRORS = [
     error_module.UnsupportedQuant("a.gguf", "Q9", "w"),
     error_module.NoDevice("cuda:9", "why"),
     error_module.OutOfDeviceMemory("cpu", 2, 1, "to load"),
-    error_module.CommError(1, "stalled"),
+    error_module.CommError(1, "stalled", "cuda:1"),
     error_module.ContextOverflow(5, 4),
     error_module.StateFileError("chat.state", "It is damaged."),
     error_module.Cancelled("Loading"),
