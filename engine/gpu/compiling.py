@@ -71,6 +71,7 @@ class Compiling:
         _open_memory(wanted, device)
         self.n_total = len(wanted)
         self._n_done = 0
+        self._has_failed = False
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(
@@ -119,7 +120,13 @@ class Compiling:
                 raise
 
     def _work(self, start: Start, device: torch.device) -> None:
-        compile_start(start, device)
+        if self._has_failed:  # of one that began before, which `wait` comes to first
+            return
+        try:
+            compile_start(start, device)
+        except BaseException:
+            self._has_failed = True
+            raise
         with self._lock:
             self._n_done += 1
             self._on_progress(self._n_done, self.n_total)

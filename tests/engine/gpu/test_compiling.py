@@ -120,7 +120,7 @@ def test_the_first_failure_ends_it(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(EngineError, match=r"fake cannot be compiled .*no registers left") as caught:
         work.wait()
     assert "TANDEM_BACKEND=reference" in caught.value.hint
-    assert len(kernel.compiled) < 50
+    assert len(kernel.compiled) == 1
     kernel.error = OSError(5, "Input/output error")
     with pytest.raises(EngineError, match="Input/output error"):
         compile_start(start(kernel, 2, 5), CPU)
