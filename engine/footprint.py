@@ -45,6 +45,38 @@ LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
 """What a GPU takes beside its weights, at most, while these are loaded; nothing stays of it."""
 
 
+LINK_ROUND_BYTES = 4 << 20
+"""What ranks on GPUs show each other at a time of a large value, see `engine.gpu.copying`."""
+
+LINK_SETS = 2
+"""Buffers for that take turns: one is filled while the other is read."""
+
+
+def shown_bytes(stage: int, n_ranks: int) -> int:
+    """What one of n ranks shows the others in a stage: a part of a value, then a slice's sum."""
+    return LINK_ROUND_BYTES if stage == 0 else -(-LINK_ROUND_BYTES // n_ranks // 16) * 16
+
+
+def link_bytes(n_ranks: int) -> int:
+    """What a rank on a GPU needs there to add up large values with others.
+
+    The host's pinned memory has the same without what each of them gets: `host_link_bytes`.
+    """
+    if n_ranks < 2:
+        return 0
+    stages = range(1 if n_ranks == 2 else 2)
+    total = 2 * shown_bytes(1, n_ranks) if n_ranks > 2 else 0
+    return total + LINK_SETS * sum(shown_bytes(k, n_ranks) + LINK_ROUND_BYTES for k in stages)
+
+
+def host_link_bytes(n_ranks: int) -> int:
+    """What the same takes of the host's memory for each rank whose values pass there."""
+    if n_ranks < 2:
+        return 0
+    stages = range(1 if n_ranks == 2 else 2)
+    return LINK_SETS * sum(shown_bytes(stage, n_ranks) for stage in stages)
+
+
 def runtime_bytes(device: str) -> int:
     """What using a device takes by itself."""
     return 0 if device == "cpu" else RUNTIME_BYTES

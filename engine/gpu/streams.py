@@ -1,0 +1,266 @@
+"""Operations that devices do later, in queues: what copies between GPUs are written with.
+
+A queue is a stream of a GPU. Its operations happen in the order in which they were put there; only
+events order those of different queues. Where kernels are interpreted everything happens at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.errors import CommError
+from engine.host_memory import HostTensor
+
+STALL_S = 4.0
+"""When no rank ends anything for this long while the host waits, one hangs: between two sums of a
+pass there is half a block's work."""
+
+POLL_S = 50e-6
+"""Between looks at an event, in which other threads run."""
+
+
+class Event(Protocol):
+    """A point in a queue."""
+
+    def query(self) -> bool:
+        """Whether all that was in the queue before it has been done."""
+        ...
+
+
+class Queue(Protocol):
+    """What one device shall do, in this order."""
+
+    def run(self, step: Callable[[], object]) -> None:
+        """Compute with torch on the device, in memory that stays until it was done."""
+        ...
+
+    def copy(self, goal: Tensor, source: Tensor) -> None:
+        """From or to the memory of the host or of another GPU; both without gaps."""
+        ...
+
+    def record(self) -> Event:
+        """Where the queue ends now."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Do what comes from now on after an event that was recorded already."""
+        ...
+
+
+class Queues(Protocol):
+    """The queues of one rank, and memory for them."""
+
+    @property
+    def compute(self) -> Queue:
+        """Where the model computes."""
+        ...
+
+    @property
+    def sums(self) -> Queue:
+        """Beside it, what adds up values."""
+        ...
+
+    @property
+    def up(self) -> Queue:
+        """Copies to the host."""
+        ...
+
+    @property
+    def down(self) -> Queue:
+        """Copies from there, or from other GPUs."""
+        ...
+
+    def empty(self, n_bytes: int) -> Tensor:
+        """Memory of the device, uint8."""
+        ...
+
+    def pinned(self, n_bytes: int) -> HostTensor:
+        """Memory of the host that the GPUs read and write by themselves, uint8."""
+        ...
+
+
+class _Done:
+    """An event of a queue whose operations happen at once."""
+
+    def query(self) -> bool:
+        return True
+
+
+class HostQueue:
+    """Does everything at once."""
+
+    def run(self, step: Callable[[], object]) -> None:
+        step()
+
+    def copy(self, goal: Tensor, source: Tensor) -> None:
+        goal.copy_(source)
+
+    def record(self) -> Event:
+        return _Done()
+
+    def wait(self, event: Event) -> None:
+        """It was done before it could be recorded."""
+
+
+class HostQueues:
+    """Of a rank whose kernels are interpreted."""
+
+    def __init__(self) -> None:
+        self.compute = self.sums = self.up = self.down = HostQueue()
+
+    def empty(self, n_bytes: int) -> Tensor:
+        return torch.empty(n_bytes, dtype=torch.uint8)
+
+    def pinned(self, n_bytes: int) -> HostTensor:
+        return HostTensor((n_bytes,), torch.uint8, torch.device("cpu"))
+
+
+class CudaQueue:
+    """A stream.
+
+    Args:
+        stream: None for the one that is the thread's current one at each time.
+    """
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
+        self._device = device
+        self._own = stream
+        self._beside: dict[torch.device, torch.cuda.Stream] = {}
+
+    @property
+    def _stream(self) -> torch.cuda.Stream:
+        return self._own or torch.cuda.current_stream(self._device)
+
+    def run(self, step: Callable[[], object]) -> None:
+        with torch.cuda.stream(self._stream):
+            step()
+
+    def copy(self, goal: Tensor, source: Tensor) -> None:
+        """See `Queue.copy`.
+
+        Torch copies between GPUs in the current stream of the one that gives, which must not be
+        the one that a rank computes in; both streams wait for each other before and after.
+        """
+        with ExitStack() as stack:
+            if source.is_cuda and source.device != self._device:
+                stack.enter_context(torch.cuda.stream(self._beside_on(source.device)))
+            stack.enter_context(torch.cuda.stream(self._stream))
+            goal.copy_(source, non_blocking=True)
+
+    def record(self) -> Event:
+        event: torch.cuda.Event = self._stream.record_event()
+        return event
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, torch.cuda.Event)
+        self._stream.wait_event(event)
+
+    def _beside_on(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._beside:
+            self._beside[device] = new_stream(device)
+        return self._beside[device]
+
+
+class CudaQueues:
+    """Of a rank on a GPU: its stream, and three beside it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.compute = CudaQueue(device, None)
+        self.sums = CudaQueue(device, new_stream(device))
+        self.up = CudaQueue(device, new_stream(device))
+        self.down = CudaQueue(device, new_stream(device))
+
+    def empty(self, n_bytes: int) -> Tensor:
+        return torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
+
+    def pinned(self, n_bytes: int) -> HostTensor:
+        return HostTensor((n_bytes,), torch.uint8, self._device)
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream:
+    """Another stream of a GPU."""
+    make: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
+    return make(device)
+
+
+def queues_of(device: torch.device) -> Queues:
+    """The queues of a rank on a device."""
+    return CudaQueues(device) if device.type == "cuda" else HostQueues()
+
+
+class Watch:
+    """How far the ranks are, by events that each of them leaves behind as it goes.
+
+    Args:
+        devices: of the ranks, as people know them.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._devices = devices
+        self._lock = threading.Lock()
+        self._marks: list[deque[tuple[float, Event]]] = [deque() for _ in devices]
+
+    def mark(self, rank: int, event: Event) -> None:
+        """Note where a rank's work ends now."""
+        with self._lock:
+            marks = self._marks[rank]
+            while marks and marks[0][1].query():
+                marks.popleft()
+            marks.append((time.perf_counter(), event))
+
+    def until(self, events: Sequence[Event]) -> None:
+        """Wait for events.
+
+        Raises:
+            CommError: no rank has ended anything for `STALL_S`; names the one whose work has been
+                waiting longest, for without that the others cannot go on.
+        """
+        seen, deadline = (-1, -1), 0.0
+        while n_left := sum(not event.query() for event in events):
+            now = n_left, self._n_left()
+            if now != seen:
+                seen, deadline = now, time.monotonic() + STALL_S
+            if time.monotonic() > deadline:
+                raise self._stalled()
+            time.sleep(POLL_S)
+
+    def finish(self) -> None:
+        """Wait for everything that was marked.
+
+        Raises:
+            CommError: see `until`.
+        """
+        with self._lock:
+            last = [marks[-1][1] for marks in self._marks if marks]
+        self.until(last)
+
+    def forget(self) -> None:
+        """Expect nothing any more of what was marked."""
+        with self._lock:
+            for marks in self._marks:
+                marks.clear()
+
+    def _n_left(self) -> int:
+        with self._lock:
+            for marks in self._marks:
+                while marks and marks[0][1].query():
+                    marks.popleft()
+            return sum(map(len, self._marks))
+
+    def _stalled(self) -> CommError:
+        with self._lock:
+            oldest = [(m[0][0], rank) for rank, m in enumerate(self._marks) if m]
+        rank = min(oldest)[1] if oldest else 0
+        return CommError(
+            rank, f"has ended nothing of what it was given for {STALL_S:.0f} s",
+            self._devices[rank],
+        )  # fmt: skip
