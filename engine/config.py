@@ -20,13 +20,15 @@ from typing import Any, Literal, TypeVar
 from engine.errors import EngineError
 
 __all__ = [
-    "KV_TYPES", "SPLIT_MODES", "ControlVector", "LoadParams", "Overflow", "SamplingParams",
-    "validate_fields",
+    "KV_TYPES", "PEER_MODES", "SPLIT_MODES", "ControlVector", "LoadParams", "Overflow", "PeerMode",
+    "SamplingParams", "validate_fields",
 ]  # fmt: skip
 
 Overflow = Literal["stop", "shift"]
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 SPLIT_MODES = ("tensor", "layer", "groups")
+PeerMode = Literal["auto", "off", "on"]
+PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
 DEFAULT_CONTEXT = 2048
 
 T = TypeVar("T")
@@ -277,6 +279,8 @@ class LoadParams:
         n_batch: prompt tokens computed at once.
         control_vectors: directions that steer the model; several add up.
         control_layers: first and last layer that are steered; None is all but layer 0.
+        p2p: whether GPUs reach each other's memory directly: "auto" where a trial shows that it
+            works and is faster, "off" nowhere, "on" wherever a trial shows that it works.
 
     Raises:
         EngineError: a value that cannot be meant.
@@ -298,12 +302,14 @@ class LoadParams:
     n_cpu_moe: int = 0
     kv_on_host: bool = False
     reserve: tuple[tuple[str, int], ...] = ()
+    p2p: PeerMode = "auto"
 
     def __post_init__(self) -> None:
         if not self.devices:
             raise EngineError("No device was chosen.", "Switch at least one device on.")
         _one_of("kv_type", self.kv_type, KV_TYPES)
         _one_of("split_mode", self.split_mode, SPLIT_MODES)
+        _one_of("p2p", self.p2p, PEER_MODES)
         _count("n_ctx", self.n_ctx)
         _count("cpu_threads", self.cpu_threads)
         _count("n_batch", self.n_batch)

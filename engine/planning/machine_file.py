@@ -1,7 +1,8 @@
-"""What was measured on this machine, kept on disk: measuring takes seconds.
+"""What was measured and proven on this machine, kept on disk: that takes seconds.
 
-An entry belongs to a device's name, driver and number of cores, and to this version of Tandem. What
-is lost or damaged is measured again.
+An entry belongs to a device's name, driver and number of cores, and to this version of Tandem; that
+of a link to slots as well, and what was proven to the version of CUDA. What is lost or damaged
+is measured again.
 """
 
 from __future__ import annotations
@@ -9,16 +10,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine.config import PeerMode
 from engine.devices.links import Topology
+from engine.devices.torch_build import find_torch_build
 from engine.devices.types import DeviceInfo
 from engine.json_file import cache_folder, read_json, write_json
 from engine.planning.calibration import package_version
 from engine.planning.cards import CARDS, GIB, UNKNOWN_CORE_FLOP, UNKNOWN_CPU_BYTES, Card
 from engine.planning.facts import DeviceFacts, LinkFacts, Links, WeightRate
 from engine.planning.link_classes import expected_links
+from engine.planning.link_records import (
+    LinkRecord,
+    chosen_way,
+    record_document,
+    record_from,
+    speed_of,
+)
 from engine.planning.rigs import known_card
 
 FILE_NAME = "machine.json"
@@ -39,7 +50,7 @@ class MachineFile:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._devices, self._links = _read(path)
+        self._devices, self._links, self._proofs = _read(path)
 
     @classmethod
     def of_user(cls) -> MachineFile:
@@ -87,13 +98,38 @@ class MachineFile:
         found = {(a.id, b.id): self.link(a, b) for a, b in pairs}
         return {pair: facts for pair, facts in found.items() if facts is not None}
 
+    def proof(self, source: DeviceInfo, goal: DeviceInfo) -> LinkRecord | None:
+        """What came of trying the ways from one GPU to another."""
+        with self._lock:
+            return self._proofs.get(_way_key(source, goal))
+
+    def keep_proof(self, source: DeviceInfo, goal: DeviceInfo, record: LinkRecord) -> None:
+        """Keep what came of trying the ways from one GPU to another."""
+        with self._lock:
+            self._proofs.pop(_way_key(source, goal), None)
+            self._proofs[_way_key(source, goal)] = record
+            self._save()
+
+    def forget_proof(self, source: DeviceInfo, goal: DeviceInfo) -> None:
+        """Let the ways from one GPU to another be tried anew."""
+        with self._lock:
+            if self._proofs.pop(_way_key(source, goal), None) is not None:
+                self._save()
+
+    def proofs(self, devices: Sequence[DeviceInfo]) -> dict[tuple[str, str], LinkRecord]:
+        """What came of trying ways between any of these, by their ids."""
+        pairs = permutations([d for d in devices if d.kind != "cpu"], 2)
+        found = {(a.id, b.id): self.proof(a, b) for a, b in pairs}
+        return {pair: record for pair, record in found.items() if record is not None}
+
     def _save(self) -> None:
-        for entries in (self._devices, self._links):
+        for entries in (self._devices, self._links, self._proofs):
             while len(entries) > MOST_ENTRIES:
                 del entries[next(iter(entries))]  # the oldest
         document = {
             "devices": {key: asdict(facts) for key, facts in self._devices.items()},
             "links": {key: asdict(facts) for key, facts in self._links.items()},
+            "proofs": {key: record_document(record) for key, record in self._proofs.items()},
         }
         write_json(self._path, document)
 
@@ -108,11 +144,24 @@ def _link_key(a: DeviceInfo, b: DeviceInfo) -> str:
     return " | ".join((*ends, a.driver or b.driver or str(a.n_cores), package_version()))
 
 
-def _read(path: Path | None) -> tuple[dict[str, DeviceFacts], dict[str, LinkFacts]]:
+def _way_key(source: DeviceInfo, goal: DeviceInfo) -> str:
+    """Whatever may decide over whether it works and has a version."""
+    ends = " > ".join(f"{info.name} {info.pci_bus}".strip() for info in (source, goal))
+    versions = f"driver {source.driver}", f"CUDA {_cuda()}", package_version()
+    return " | ".join((ends, *versions))
+
+
+def _cuda() -> str:
+    return find_torch_build().cuda
+
+
+def _read(
+    path: Path | None,
+) -> tuple[dict[str, DeviceFacts], dict[str, LinkFacts], dict[str, LinkRecord]]:
     """All entries that make sense."""
     document = read_json(path)
     if not isinstance(document, dict):
-        return {}, {}
+        return {}, {}, {}
     devices: dict[str, DeviceFacts] = {}
     for key, entry in _entries(document.get("devices")):
         rates = {
@@ -128,7 +177,12 @@ def _read(path: Path | None) -> tuple[dict[str, DeviceFacts], dict[str, LinkFact
         for key, entry in _entries(document.get("links"))
         if (link := _made(LinkFacts, entry)) is not None
     }
-    return devices, links
+    proofs = {
+        key: record
+        for key, entry in _entries(document.get("proofs"))
+        if (record := record_from(entry)) is not None
+    }
+    return devices, links, proofs
 
 
 def _entries(found: object) -> list[tuple[str, dict[str, Any]]]:
@@ -178,7 +232,31 @@ def expected_facts(info: DeviceInfo) -> DeviceFacts:
 
 
 def known_links(
-    devices: Sequence[DeviceInfo], topology: Topology, file: MachineFile | None = None
-) -> Links:
-    """What was measured between devices, else what is to be expected of links of their class."""
-    return expected_links(topology, file.links(devices) if file else {})
+    devices: Sequence[DeviceInfo], topology: Topology, file: MachineFile | None = None,
+    p2p: PeerMode = "auto",
+) -> Links:  # fmt: skip
+    """What was measured between devices, else what is to be expected of links of their class.
+
+    Between GPUs that is of the ways that are used; their sums are as fast as the slower direction.
+    """
+    if file is None:
+        return expected_links(topology, {})
+    return expected_links(topology, {**file.links(devices), **used_speeds(devices, file, p2p)})
+
+
+def used_speeds(
+    devices: Sequence[DeviceInfo], file: MachineFile, p2p: PeerMode = "auto"
+) -> dict[tuple[str, str], LinkFacts]:
+    """Of pairs of GPUs whose ways were tried and timed: what those give that are used."""
+    found: dict[tuple[str, str], LinkFacts] = {}
+    for (a, b), record in file.proofs(devices).items():
+        speed = speed_of(record, chosen_way(record, p2p))
+        if speed is None:
+            continue
+        pair = (a, b) if a <= b else (b, a)
+        known = found.get(pair, speed)
+        found[pair] = LinkFacts(
+            max(known.latency_s, speed.latency_s), min(known.bytes_per_s, speed.bytes_per_s),
+            min(known.covered_bytes, speed.covered_bytes),
+        )  # fmt: skip
+    return found

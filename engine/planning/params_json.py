@@ -132,4 +132,5 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "n_cpu_moe": _whole,
     "kv_on_host": _flag,
     "reserve": _many(_reserve),
+    "p2p": _text,
 }

@@ -18,6 +18,7 @@ from engine.config import KV_TYPES, LoadParams
 from engine.gguf import GGUFFile
 from engine.gpu import attention, experts, few, many, plain, recurrent, routing, rows, steps
 from engine.gpu.launch import Start, watched
+from engine.gpu.link_trial import Exchange, Slots, store_words
 from engine.gpu.rehearsal import rehearse
 from engine.gpu.sampling import DeviceSampler
 from engine.gpu.target import Target, aimed
@@ -229,9 +230,27 @@ def of_sampling(is_brief: bool) -> None:
     sampler.draw(_f32(N_VOCAB), _ids(1), _ids(1))
 
 
+def of_links(is_brief: bool) -> None:
+    """How links are tried."""
+    exchange = Exchange(NoBench(), (NoBench.slots, NoBench.slots), (256, 256), 1)
+    exchange.start(0, 1)
+    exchange.step(0)
+    store_words(_ids(1 << 18), _ids(1))
+
+
+class NoBench:
+    """Two devices that nothing connects."""
+
+    devices, names, spins = (META, META), ("cuda:0", "cuda:1"), True
+    slots = Slots(0, 0, torch.zeros(1, dtype=torch.int64, device=META))
+
+    def carry(self, slots: Slots) -> None:
+        """There is nothing to carry."""
+
+
 SCENES: tuple[Callable[[bool], None], ...] = (
     of_weights, of_plain_weights, of_experts_and_heads, of_steps, of_routing, of_attention,
-    of_recurrent_layers, of_sampling,
+    of_recurrent_layers, of_sampling, of_links,
 )  # fmt: skip
 
 

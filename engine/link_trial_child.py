@@ -1,0 +1,42 @@
+"""Tries links between GPUs and says what comes of it; see `engine.link_child`, which starts it.
+
+It sees no GPUs but those that it is to try, which are numbered from 0 on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TextIO
+
+import engine.environment  # noqa: F401 before torch, which reads it
+
+# isort: split
+from engine.errors import EngineError
+from engine.gpu.link_bench import GpuBench
+from engine.gpu.link_trial import FULL, Both, refused, tried
+from engine.planning.link_records import trial_document
+
+
+def run(requests: TextIO, replies: TextIO) -> None:
+    """Try what the first line asks for."""
+    request = json.loads(requests.readline())
+    names = request["names"]
+
+    def say(**message: object) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    for number, (a, b, means, place) in enumerate(request["steps"]):
+        bench = GpuBench((a, b), (names[a], names[b]))
+        bench.warm_up()  # what takes long and cannot hang, before the time counts
+        say(begin=number)
+        try:
+            both: Both = tried(bench, means, place, FULL)
+        except EngineError as error:
+            both = refused(error)
+        say(there=trial_document(both[0]), back=trial_document(both[1]))
+
+
+if __name__ == "__main__":
+    run(sys.stdin, sys.stdout)

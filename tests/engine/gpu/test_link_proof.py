@@ -1,0 +1,219 @@
+"""Which ways follow from trials: what was proven, is kept on disk and still works."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.gpu import link_trial
+from engine.gpu.link_trial import Effort
+from engine.link_proof import find_ways, prove_links
+from engine.parallel.ways import Way, Ways
+from engine.planning.link_records import TrialRecord
+from engine.planning.machine_file import MachineFile
+from tests.helpers.fake_links import FakeBench, FakeWorld, corrupt, lost
+
+TINY = Effort(n_rounds=2, n_words=4, n_rows=2, n_bulk=20, copied=(64,))
+TWO = ("cuda:0", "cuda:1")
+PEER, HOST = Way("peer", "peer"), Way("host", "host")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_trial, "N_PROGRAMS", 2)
+    monkeypatch.setattr(link_trial, "SIZE", 4)
+    monkeypatch.setattr(link_trial, "FULL", TINY)
+    monkeypatch.setattr(link_trial, "QUICK", TINY)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "machine.json"
+
+
+def both(ways: Ways) -> tuple[Way, Way]:
+    return ways.between("cuda:0", "cuda:1"), ways.between("cuda:1", "cuda:0")
+
+
+def test_one_gpu_or_none_needs_no_proof(path: Path) -> None:
+    world = FakeWorld()
+    for devices in (("cpu",), ("cpu", "cpu"), ("cuda:0", "cuda:0", "cpu")):
+        assert find_ways(devices, "on", file=MachineFile(path), world=world) == Ways()
+    assert not world.asked
+    assert not world.benches
+    assert not path.exists()
+
+
+def test_what_was_proven_is_used_and_found_again(path: Path) -> None:
+    world = FakeWorld()
+    assert both(find_ways(TWO, file=MachineFile(path), world=world)) == (PEER, PEER)
+    assert world.asked == [TWO]
+    again = FakeWorld()
+    ways = find_ways(TWO, file=MachineFile(path), world=again)
+    assert both(ways) == (PEER, PEER)
+    assert ways.notes == ()
+    assert again.asked == []
+    calls = again.benches[TWO].calls
+    assert {"slots 0 peer", "slots 1 peer", "copy 0 peer", "copy 1 peer"} <= set(calls), "a check"
+
+
+def test_only_gpus_of_the_model_are_touched(path: Path) -> None:
+    world = FakeWorld()
+    find_ways(("cuda:0", "cpu", "cuda:2"), file=MachineFile(path), world=world)
+    assert world.asked == [("cuda:0", "cuda:2")]
+    assert set(world.benches) == {("cuda:0", "cuda:2")}
+
+
+@pytest.mark.parametrize(
+    "change", [{"driver": "590.2"}, {"slot": "00000000:09:00.0"}], ids=["driver", "slot"]
+)
+def test_another_driver_or_slot_is_proven_anew(path: Path, change: dict[str, str]) -> None:
+    find_ways(TWO, file=MachineFile(path), world=FakeWorld())
+    world = FakeWorld(**change)  # type: ignore[arg-type]
+    find_ways(TWO, file=MachineFile(path), world=world)
+    assert world.asked == [TWO]
+
+
+def test_another_cuda_is_proven_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_ways(TWO, file=MachineFile(path), world=FakeWorld())
+    world = FakeWorld()
+    monkeypatch.setattr("engine.planning.machine_file._cuda", lambda: "99.9")
+    find_ways(TWO, file=MachineFile(path), world=world)
+    assert world.asked == [TWO]
+
+
+def test_off_never_touches_the_memory_of_another_gpu(path: Path) -> None:
+    for _ in range(2):  # also where a proof is known
+        world = FakeWorld()
+        ways = find_ways(TWO, "off", file=MachineFile(path), world=world)
+        assert both(ways) == (HOST, HOST)
+        assert ways.notes == ()
+        assert world.asked == []
+        assert not [call for call in world.benches[TWO].calls if "peer" in call]
+        find_ways(TWO, "auto", file=MachineFile(path), world=FakeWorld())
+
+
+def test_what_the_driver_forbids_is_not_tried(path: Path) -> None:
+    world = FakeWorld(forbidden=frozenset([TWO]))
+    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    assert both(ways) == (HOST, HOST)
+    assert (world.asked, ways.notes) == ([], ())
+    (note,) = find_ways(TWO, "on", file=MachineFile(path), world=world).notes
+    assert note == (
+        "cuda:0 and cuda:1 cannot reach each other's memory: the chipset does not support it."
+    )
+
+
+def test_stores_that_vanish_while_copies_arrive(path: Path) -> None:
+    """Copies that pass prove nothing for stores; the other direction is as good as ever."""
+    world = FakeWorld({TWO: FakeBench(stores={(0, "peer"): lost})})
+    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    assert both(ways) == (Way("host", "peer"), PEER)
+    (note,) = ways.notes
+    assert note.startswith("What kernels on cuda:0 write to the memory of cuda:1 does not arrive (")
+    assert note.endswith("; the host's memory is used instead.")
+    again = FakeWorld({TWO: FakeBench(stores={(0, "peer"): lost})})
+    assert find_ways(TWO, file=MachineFile(path), world=again) == ways
+    assert again.asked == []
+    on = find_ways(TWO, "on", file=MachineFile(path), world=again)
+    assert again.asked == [TWO], "it is tried once more"
+    assert on == ways
+
+
+def test_copies_that_are_damaged(path: Path) -> None:
+    world = FakeWorld({TWO: FakeBench(copies={(1, "peer"): corrupt})})
+    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    assert both(ways) == (PEER, Way("peer", "host"))
+    assert "What cuda:1 copies straight to cuda:0 arrives damaged (" in ways.notes[0]
+
+
+def test_nothing_that_kernels_write_arrives(path: Path) -> None:
+    faults = {(source, place): lost for source in (0, 1) for place in ("peer", "host")}
+    world = FakeWorld({TWO: FakeBench(stores=faults)})  # type: ignore[arg-type]
+    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    assert both(ways) == (Way(None, "peer"), Way(None, "peer"))
+    assert not ways.have_stores(TWO)
+    assert sum("does not reach" in note for note in ways.notes) == 2
+
+
+def test_no_memory_of_the_host_for_kernels(path: Path) -> None:
+    """It may be there the next time, so it is not kept."""
+    world = FakeWorld({TWO: FakeBench(without=frozenset(["host"]))}, forbidden=frozenset([TWO]))
+    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    assert both(ways) == (Way(None, "host"), Way(None, "host"))
+    assert any("was not tried (There is no memory of host)" in note for note in ways.notes)
+    ways = find_ways(TWO, file=MachineFile(path), world=FakeWorld(forbidden=frozenset([TWO])))
+    assert both(ways) == (HOST, HOST)
+
+
+def test_gpus_without_kernels_have_copies_only(path: Path) -> None:
+    ways = find_ways(TWO, file=MachineFile(path), world=FakeWorld(without_kernels=True))
+    assert both(ways) == (Way(None, "peer"), Way(None, "peer"))
+    assert ways.notes == ()
+
+
+@pytest.mark.parametrize("means", ["stores", "copies"])
+def test_what_no_longer_works_is_not_used_and_is_proven_anew(path: Path, means: str) -> None:
+    find_ways(TWO, file=MachineFile(path), world=FakeWorld())
+    faults = {(0, "peer"): corrupt}
+    world = FakeWorld({TWO: FakeBench(**{means: faults})})  # type: ignore[arg-type]
+    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    assert getattr(ways.between(*TWO), means) == "host"
+    assert ways.between("cuda:1", "cuda:0") == PEER
+    assert "worked before and does not now" in ways.notes[0]
+    assert world.asked == []
+    again = FakeWorld()
+    assert both(find_ways(TWO, file=MachineFile(path), world=again)) == (PEER, PEER)
+    assert again.asked == [TWO]
+
+
+def test_when_all_fails_at_once_copies_by_the_host_are_left(path: Path) -> None:
+    find_ways(TWO, file=MachineFile(path), world=FakeWorld())
+    faults = {(source, place): lost for source in (0, 1) for place in ("peer", "host")}
+    bench = FakeBench(stores=faults, copies={(0, "peer"): lost, (1, "peer"): lost})  # type: ignore[arg-type]
+    ways = find_ways(TWO, file=MachineFile(path), world=FakeWorld({TWO: bench}))
+    assert both(ways) == (Way(None, "host"), Way(None, "host"))
+
+
+def test_what_ended_its_process_is_not_tried_again_unless_asked(path: Path) -> None:
+    bad = {("stores", "peer"): TrialRecord("hung", "for 20 s")}
+    apart = {TWO: bad, ("cuda:1", "cuda:0"): bad}
+    world = FakeWorld(apart=apart)  # type: ignore[arg-type]
+    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    assert both(ways) == (Way("host", "peer"), Way("host", "peer"))
+    assert "never came to an end (for 20 s), as tried on 20" in ways.notes[0]
+    assert "'tandem devices --measure' tries again" in ways.notes[0]
+    again = FakeWorld()
+    assert both(find_ways(TWO, file=MachineFile(path), world=again)) == both(ways)
+    assert again.asked == []
+    assert both(prove_links(TWO, file=MachineFile(path), world=again)) == (PEER, PEER)
+    assert again.asked == [TWO]
+
+
+def test_a_process_that_does_not_start_proves_nothing(path: Path) -> None:
+    world = FakeWorld()
+    world.try_apart = lambda pairs, places: {}  # type: ignore[method-assign]
+    assert both(find_ways(TWO, file=MachineFile(path), world=world)) == (HOST, HOST)
+    again = FakeWorld()
+    assert both(find_ways(TWO, file=MachineFile(path), world=again)) == (PEER, PEER)
+
+
+def test_the_faster_of_two_ways_is_taken_unless_asked(path: Path) -> None:
+    """Some machines read a neighbour's memory well and write it badly."""
+    slow = TrialRecord("passed", "", {16384: 9e-5, 32768: 1e-4})
+    fast = TrialRecord("passed", "", {16384: 1e-5, 32768: 2e-5})
+    apart = {
+        pair: {("stores", "peer"): slow, ("stores", "host"): fast}
+        for pair in (TWO, ("cuda:1", "cuda:0"))
+    }
+    world = FakeWorld(apart=apart)  # type: ignore[arg-type]
+    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    assert both(ways) == (Way("host", "peer"), Way("host", "peer"))
+    assert both(find_ways(TWO, "on", file=MachineFile(path), world=world)) == (PEER, PEER)
+
+
+def test_three_gpus_have_six_ways(path: Path) -> None:
+    world = FakeWorld({("cuda:1", "cuda:2"): FakeBench(stores={(1, "peer"): corrupt})})
+    ways = find_ways(("cuda:0", "cuda:1", "cuda:2"), file=MachineFile(path), world=world)
+    assert len(ways.pairs) == 6
+    assert ways.between("cuda:2", "cuda:1") == Way("host", "peer")
+    assert sum(way == PEER for way in ways.pairs.values()) == 5

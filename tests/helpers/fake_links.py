@@ -1,0 +1,172 @@
+"""Made-up GPUs whose memory is the CPU's, and links between them that may lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from engine.devices.types import DeviceInfo
+from engine.errors import EngineError
+from engine.gpu import link_trial
+from engine.gpu.link_trial import Slots, tried
+from engine.parallel.ways import Pair, Place
+from engine.planning.link_records import MEANS, Means, TrialRecord
+
+CPU = torch.device("cpu")
+
+Fault = Callable[[Tensor, Tensor], None]
+"""Brings what was sent (first) to where it is read, in its own way."""
+
+
+def honest(sent: Tensor, memory: Tensor) -> None:
+    memory.copy_(sent)
+
+
+def lost(sent: Tensor, memory: Tensor) -> None:
+    """Nothing arrives, and nothing says so."""
+
+
+def corrupt(sent: Tensor, memory: Tensor) -> None:
+    """One bit of one word differs."""
+    memory.copy_(sent)
+    (at,) = sent.nonzero(as_tuple=True)
+    if len(at):
+        memory[at[len(at) // 2]] ^= 1 << 7
+
+
+def torn(sent: Tensor, memory: Tensor) -> None:
+    """Flags arrive before their data."""
+    memory.copy_(sent & ~0xFFFFFFFF | memory & 0xFFFFFFFF)
+
+
+class Late:
+    """What is sent arrives with what is sent after it."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, Tensor] = {}
+
+    def __call__(self, sent: Tensor, memory: Tensor) -> None:
+        memory.copy_(self._before.get(sent.data_ptr(), torch.zeros_like(sent)))
+        self._before[sent.data_ptr()] = sent.clone()
+
+
+def swapped(sent: Tensor, memory: Tensor) -> None:
+    """Neighbours change places."""
+    memory.copy_(sent.view(-1, 2).flip(1).reshape(-1) if len(sent) % 2 == 0 else sent)
+
+
+class Fading:
+    """It works for a while."""
+
+    def __init__(self, n: int) -> None:
+        self._left = n
+
+    def __call__(self, sent: Tensor, memory: Tensor) -> None:
+        self._left -= 1
+        if self._left >= 0:
+            memory.copy_(sent)
+
+
+@dataclass
+class FakeBench:
+    """Two such GPUs.
+
+    Attributes:
+        stores, copies: what happens to what device 0 or 1 sends by a place; honest if not named.
+        without: places where no memory can be had.
+        hangs: (means, source, place) that never end.
+        calls: what was asked for.
+    """
+
+    stores: Mapping[tuple[int, Place], Fault] = field(default_factory=dict)
+    copies: Mapping[tuple[int, Place], Fault] = field(default_factory=dict)
+    without: frozenset[Place] = frozenset()
+    hangs: frozenset[tuple[int, Place]] = frozenset()
+    names: tuple[str, str] = ("cuda:0", "cuda:1")
+    devices: tuple[torch.device, torch.device] = (CPU, CPU)
+    spins: bool = False
+    calls: list[str] = field(default_factory=list)
+    _is_stuck: bool = False
+
+    def slots(self, writer: int, place: Place, n: int) -> Slots:
+        self.calls.append(f"slots {writer} {place}")
+        if place in self.without:
+            raise EngineError(f"There is no memory of {place}.")
+        sent, memory = (torch.zeros(n, dtype=torch.int64) for _ in range(2))
+        return Slots(sent.data_ptr(), memory.data_ptr(), memory, (sent, writer, place))
+
+    def carry(self, slots: Slots) -> None:
+        sent, writer, place = slots.held  # type: ignore[misc]
+        self.stores.get((writer, place), honest)(sent, slots.memory)
+
+    def copy(self, source: int, place: Place, x: Tensor, y: Tensor) -> None:
+        self.calls.append(f"copy {source} {place}")
+        if (source, place) in self.hangs:
+            self._is_stuck = True
+            return
+        self.copies.get((source, place), honest)(x, y)
+
+    def finish(self, seconds: float) -> bool:
+        is_done, self._is_stuck = not self._is_stuck, False
+        return is_done
+
+
+@dataclass
+class FakeWorld:
+    """A machine with three GPUs of such links.
+
+    Attributes:
+        benches: by pair; honest ones where there is none.
+        forbidden: pairs whose memory the driver keeps apart.
+        apart: what another process finds instead of trying, by pair.
+        asked: what was tried in another process.
+        without_kernels: stores cannot be tried.
+    """
+
+    benches: dict[Pair, FakeBench] = field(default_factory=dict)
+    forbidden: frozenset[Pair] = frozenset()
+    apart: dict[Pair, dict[tuple[Means, Place], TrialRecord]] = field(default_factory=dict)
+    asked: list[Pair] = field(default_factory=list)
+    without_kernels: bool = False
+    driver: str = "580.1"
+    slot: str = "00000000:01:00.0"
+
+    def infos(self) -> Mapping[str, DeviceInfo]:
+        buses = (self.slot, "00000000:02:00.0", "00000000:03:00.0")
+        return {
+            f"cuda:{n}": DeviceInfo(
+                f"cuda:{n}", "cuda", "RTX 3090", 24 << 30, 23 << 30, uuid=f"GPU-{n}", pci_bus=bus,
+                driver=self.driver,
+            )
+            for n, bus in enumerate(buses)
+        }  # fmt: skip
+
+    def peer_problem(self, a: str, b: str) -> str:
+        return "the chipset does not support it" if (a, b) in self.forbidden else ""
+
+    def means(self, a: str, b: str) -> Sequence[Means]:
+        return ("copies",) if self.without_kernels else MEANS
+
+    def bench(self, a: str, b: str) -> FakeBench:
+        return self.benches.setdefault((a, b), FakeBench(names=(a, b)))
+
+    def release(self, devices: Sequence[str]) -> None:
+        """There is no memory to give back."""
+
+    def try_apart(
+        self, pairs: Sequence[Pair], places: Sequence[Place]
+    ) -> Mapping[Pair, dict[tuple[Means, Place], TrialRecord]]:
+        self.asked += pairs
+        found: dict[Pair, dict[tuple[Means, Place], TrialRecord]] = {}
+        for a, b in pairs:
+            for key in product(self.means(a, b), places):
+                there, back = tried(self.bench(a, b), *key, link_trial.FULL)
+                found.setdefault((a, b), {})[key] = there
+                found.setdefault((b, a), {})[key] = back
+            for pair in ((a, b), (b, a)):
+                found[pair].update(self.apart.get(pair, {}))
+        return found
