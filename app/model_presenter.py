@@ -12,7 +12,7 @@ from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.views.main_window import MainWindow
 from app.views.split_panel import SplitPanel
-from engine import LoadParams, ModelInfo, ModelLoaded
+from engine import Choice, ModelInfo, ModelLoaded
 
 
 class ModelPresenter(QObject):
@@ -92,10 +92,10 @@ class ModelPresenter(QObject):
         self._window.model_bar.show_selected(info)
 
     @Slot(object)
-    def _on_suggested(self, params: LoadParams) -> None:
+    def _on_suggested(self, choice: Choice) -> None:
         """Nobody has chosen how to split this model yet."""
-        if not isinstance(self._settings.current.plans.get(params.path), dict):
-            self._split.suggest(params)
+        if not isinstance(self._settings.current.plans.get(choice.params.path), dict):
+            self._split.suggest(choice)
 
     @Slot(object)
     def _on_loading(self, info: ModelInfo) -> None:

@@ -11,6 +11,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 from app.engine_client import EngineClient, EngineState, is_cancelled
 from app.notice import Notice
 from engine import (
+    Choice,
     EngineError,
     LoadParams,
     ModelInfo,
@@ -32,7 +33,7 @@ class ModelSession(QObject):
     """
 
     selected = Signal(object)  # ModelInfo
-    suggested = Signal(object)  # LoadParams for it, before it is loaded
+    suggested = Signal(object)  # Choice of how to load it, before it is loaded
     loading = Signal(object)  # ModelInfo
     applying = Signal(object)  # ModelInfo of the model that is being split anew
     kept = Signal(object)  # ModelLoaded that could not be split anew and answers as before
@@ -43,16 +44,14 @@ class ModelSession(QObject):
     emptied = Signal(object)  # ModelInfo that could be loaded again, or None
     noticed = Signal(object)  # Notice
 
-    _read = Signal(
-        int, object, object
-    )  # ModelInfo or EngineError, LoadParams or None; from a thread
+    _read = Signal(int, object, object)  # ModelInfo or EngineError, Choice or None; from a thread
 
     def __init__(
         self,
         client: EngineClient,
         plan: Callable[[], LoadParams],
         parent: QObject,
-        suggest: Callable[[], Callable[[ModelInfo], LoadParams | None]] = lambda: lambda _: None,
+        suggest: Callable[[], Callable[[ModelInfo], Choice | None]] = lambda: lambda _: None,
     ) -> None:
         super().__init__(parent)
         self._client, self._plan, self._suggest = client, plan, suggest
@@ -80,8 +79,8 @@ class ModelSession(QObject):
 
         def read() -> None:
             found = _info_or_error(path)
-            params = suggest(found) if isinstance(found, ModelInfo) else None
-            self._read.emit(number, found, params)
+            choice = suggest(found) if isinstance(found, ModelInfo) else None
+            self._read.emit(number, found, choice)
 
         self._reader = threading.Thread(target=read, name="tandem-header", daemon=True)
         self._reader.start()
@@ -124,7 +123,7 @@ class ModelSession(QObject):
 
     @Slot(int, object, object)
     def _on_read(
-        self, number: int, result: ModelInfo | EngineError, suggested: LoadParams | None
+        self, number: int, result: ModelInfo | EngineError, suggested: Choice | None
     ) -> None:
         if number != self._number:
             return

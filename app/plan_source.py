@@ -18,6 +18,8 @@ FREE_STEP: Final = 256 << 20
 class PlannerLike(Protocol):
     """What is used of `engine.Planner`."""
 
+    info: ModelInfo
+
     def evaluate(
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
     ) -> Evaluation:

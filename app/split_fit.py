@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
 from app.plan_source import PlannerFactory, PlannerLike
 from app.split_settings import SplitSettings
-from engine import EngineError, Fit, LoadParams, ModelInfo, Plan, Remedy, Room
+from engine import (
+    Choice,
+    EngineError,
+    Fit,
+    Forecaster,
+    LoadParams,
+    ModelInfo,
+    Plan,
+    Remedy,
+    Room,
+    choose,
+)
 
 Rooms = tuple[tuple[str, int, float], ...]
 """Device, free bytes, and bytes/s at which it reads, of each."""
@@ -69,30 +80,31 @@ def _answer(question: FitQuestion, planner: PlannerLike, stopped: threading.Even
 
 
 def suggestion(
-    info: ModelInfo, settings: SplitSettings, rooms: Rooms, factory: PlannerFactory
-) -> LoadParams | None:
+    info: ModelInfo,
+    settings: SplitSettings,
+    free_bytes: Mapping[str, int],
+    factory: PlannerFactory,
+    forecaster: Callable[[], Forecaster],
+) -> Choice | None:
     """Where to put a model if nobody says, with the context and the rest of `settings`; None where
-    no plan can be made for it."""
+    no plan can be made for it.
+
+    Args:
+        forecaster: makes one that no other thread uses.
+    """
     if not settings.ranks:
         return None
+    params = settings.load_params(info.path)
+    clean = LoadParams(
+        info.path,
+        params.devices,
+        n_ctx=min(params.n_ctx, info.n_ctx_train or params.n_ctx) if params.n_ctx else None,
+        kv_type=params.kv_type,
+        cpu_threads=params.cpu_threads,
+        reserve=params.reserve,
+    )
     try:
         with closing(factory(info.path)) as planner:
-            fit = Fit(
-                lambda params, free: planner.evaluate(params, free).plan,
-                [Room(*room) for room in rooms],
-                info.n_ctx_train,
-                info.n_layer,
-            )
-            params = settings.load_params(info.path)
-            n_ctx = min(params.n_ctx, info.n_ctx_train or params.n_ctx) if params.n_ctx else None
-            clean = LoadParams(
-                info.path,
-                params.devices,
-                n_ctx=n_ctx,
-                kv_type=params.kv_type,
-                cpu_threads=params.cpu_threads,
-                reserve=params.reserve,
-            )
-            return fit.default_split(clean)
+            return choose(planner, clean, forecaster(), free_bytes=free_bytes)
     except (EngineError, OSError):
         return None

@@ -25,6 +25,7 @@ from app.split_saving import from_dict, to_dict
 from app.split_settings import SplitSettings, default_settings
 from app.split_speed import MachineFactory, SpeedSource, this_machine
 from engine import (
+    Choice,
     DeviceInfo,
     DeviceSnapshot,
     EngineError,
@@ -65,6 +66,7 @@ class SplitModel:
         self._overhead: dict[str, int] = {}
         self._model_error = ""
         self._fit: FitAnswer | None = None
+        self._suggested = SplitSettings(), ""
 
     @property
     def info(self) -> ModelInfo | None:
@@ -95,6 +97,7 @@ class SplitModel:
         except EngineError as error:
             self._model_error = _sentence(error)
         if is_other:  # what names blocks and tensors was meant for another model
+            self._suggested = SplitSettings(), ""
             self.history.clear()
             self.settings = replace(
                 self.settings, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=()
@@ -182,9 +185,9 @@ class SplitModel:
         if self.devices:
             self.settings = from_dict(data, self.devices)
 
-    def suggest(self, params: LoadParams) -> None:
-        """Begin with where `params` put the model."""
-        made = settings_for(self.settings, params)
+    def suggest(self, choice: Choice) -> None:
+        """Begin with where the model is best put, until a person chooses something else."""
+        made = settings_for(self.settings, choice.params)
         self.settings = replace(
             made,
             n_ctx=self.settings.n_ctx,
@@ -192,14 +195,22 @@ class SplitModel:
             cpu_threads=self.settings.cpu_threads,
             reserve=self.settings.reserve,
         )
+        self._suggested = self.settings, choice.reason
         self.history.clear()
 
-    def suggester(self) -> Callable[[ModelInfo], LoadParams | None]:
-        """What finds out, on another thread, where to put a model: on as few devices as do."""
+    def suggester(self) -> Callable[[ModelInfo], Choice | None]:
+        """What finds out, on another thread, where to put a model if nobody says."""
         if self.info is None and self.history.can_undo:  # a person has chosen before any model
             return lambda _: None
-        rooms, settings, factory = self._rooms(), self.settings, self._factory
-        return lambda info: suggestion(info, settings, rooms, factory)
+        free, settings, factory = dict(self._plans.free), self.settings, self._factory
+        forecaster = self.speed.another()
+        return lambda info: suggestion(info, settings, free, factory, forecaster)
+
+    @property
+    def _chosen_because(self) -> str:
+        """Why there are these settings; "" where a person chose them."""
+        suggested, reason = self._suggested
+        return reason if self.settings == suggested else ""
 
     def settings_of(self, params: LoadParams) -> SplitSettings:
         """The settings that load what `params` say."""
@@ -302,6 +313,7 @@ class SplitModel:
             can_redo=self.history.can_redo,
             speed=self._speed(evaluation, has_changed),
             fit=self._fit_figures(),
+            chosen_because=self._chosen_because,
         )
 
     def _evaluation(self) -> tuple[Evaluation | None, str]:

@@ -64,6 +64,7 @@ class SplitPicture:
         measured: bytes by rank index, while the settings are those that are loaded.
         has_changed: whether the settings differ from those that are loaded.
         can_apply: whether they differ only in what a loaded model can change.
+        chosen_because: why there are these settings, where nobody chose them.
     """
 
     settings: SplitSettings
@@ -80,3 +81,4 @@ class SplitPicture:
     can_redo: bool
     speed: SpeedFigures = field(default_factory=SpeedFigures)
     fit: FitFigures = field(default_factory=FitFigures)
+    chosen_because: str = ""

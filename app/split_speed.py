@@ -106,6 +106,11 @@ class SpeedSource:
             self._machine = self._factory(self._devices)
         return self._machine
 
+    def another(self) -> Callable[[], Forecaster]:
+        """What makes a forecaster of these devices for another thread."""
+        factory, devices = self._factory, self._devices
+        return lambda: factory(devices).forecaster
+
     def set_devices(self, devices: Sequence[DeviceInfo]) -> None:
         """Use these devices, and what is known of them now."""
         self._devices = tuple(devices)

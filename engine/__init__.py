@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from engine.machine_speed import DeviceSpeed, measure_device, measure_facts
     from engine.plan import DevicePlan, Plan
     from engine.planning.calibration import Calibration
+    from engine.planning.choice import Alternative, Choice, choose
     from engine.planning.evaluator import Evaluation
     from engine.planning.facts import DeviceFacts, LinkFacts, Links
     from engine.planning.fit import Fit, Remedy, Room
@@ -126,12 +127,14 @@ __all__ = [
     "KV_TYPES",
     "SIMULATED",
     "SPLIT_MODES",
+    "Alternative",
     "BenchResult",
     "BenchTest",
     "Calibration",
     "Cancelled",
     "ChatMessage",
     "ChatTemplate",
+    "Choice",
     "CommError",
     "Command",
     "ContextOverflow",
@@ -236,6 +239,7 @@ __all__ = [
     "UnsupportedArchitecture",
     "UnsupportedQuant",
     "Usage",
+    "choose",
     "cuda_status",
     "export_plan",
     "fastest_plan",
@@ -302,6 +306,7 @@ _HOME = {
     "work": ("TokenWork", "token_work"),
     "link_speed": ("LinkSpeed", "measure_link"),
     "planning.calibration": ("Calibration",),
+    "planning.choice": ("Alternative", "Choice", "choose"),
     "planning.evaluator": ("Evaluation",),
     "planning.facts": ("DeviceFacts", "LinkFacts", "Links"),
     "planning.forecast": ("Forecast", "Forecaster"),

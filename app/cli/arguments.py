@@ -53,7 +53,8 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--devices", metavar="LIST",
-        help="one device per rank, such as cuda:0,cuda:1 or cpu,cpu (default: cpu)",
+        help="one device per rank, such as cuda:0,cuda:1 or cpu,cpu (default: without --split and "
+        "the like, what should be fastest)",
     )  # fmt: skip
     group.add_argument(
         "--split", metavar="LIST", help="relative share of each device, such as 3,1 (default: even)"

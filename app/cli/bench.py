@@ -22,6 +22,7 @@ from app.cli.arguments import (
     split_shares,
 )
 from app.cli.bench_report import Line, Loaded, Report
+from app.cli.default_split import by_default
 from app.cli.learning import learn
 from app.cli.loading import LoadWatch, open_model
 from app.cli.output import note, write, write_json
@@ -86,7 +87,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "--plan", metavar="NAME",
         help="as in a saved plan, which then shows the speed; other options change it",
     )  # fmt: skip
-    _add_list(how, ("--devices",), _devices, "one device per rank (default: cpu)")
+    _add_list(how, ("--devices",), _devices, "one device per rank (default: the fastest)")
     _add_list(how, ("--split",), _splits, "relative shares, such as 3,1, or 'even' (default)")
     modes = f"{', '.join(SPLIT_MODES)} (default: tensor)"
     _add_list(how, ("--split-mode",), _choices(SPLIT_MODES), modes)
@@ -183,6 +184,7 @@ def _settings(args: argparse.Namespace) -> list[LoadParams]:
     """Every combination of what says how to load, once."""
     path = model_path(args.model)
     base = LoadParams(path) if args.plan is None else planned(args.plan, path)
+    base = by_default(args, base)
     if args.devices:  # the plan's shares are of other devices
         base = replace(base, split=None, groups=None)
     crossed = itertools.product(

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import asdict
 
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
+from app.cli.default_split import choice_document, is_open
 from app.cli.fit import RoomLeft, room_left, room_text
 from app.cli.links import measure, measured_document, measured_text, topology_text
 from app.cli.output import percent, size, table, write, write_json
@@ -19,6 +20,7 @@ from engine import (
     LoadParams,
     Plan,
     Planner,
+    choose,
     cuda_status,
     find_gpu_path,
     inspect_model,
@@ -156,9 +158,13 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(args: argparse.Namespace) -> None:
+    nobody_says = is_open(args)
     machine = forecaster_of(args)
-    params, free = load_params(args), machine.free_bytes
+    params, free, choice = load_params(args), machine.free_bytes, None
     with closing(Planner(params.path)) as planner:
+        if nobody_says:
+            choice = choose(planner, params, machine)
+            params = params if args.simulate else choice.params
         evaluation, quant = planner.evaluate(params, free), planner.info.quant
         room = room_left(planner.fit(machine.rooms), params)
     if args.save is not None:
@@ -170,9 +176,12 @@ def run_plan(args: argparse.Namespace) -> None:
     short = plan.shortages(free)
     if args.json:
         document = _plan_document(plan, params, free, short)
-        write_json({**document, **asdict(room), "speed": speed and speed_document(speed)})
+        document |= asdict(room) | {"speed": speed and speed_document(speed)}
+        write_json({**document, "choice": choice and choice_document(choice)})
         return
     _write_plan(plan, short, room)
+    if choice is not None:
+        write(f"If nobody chooses a split: {choice.reason}")
     if speed is not None:
         write(("" if short else "It fits.\n") + "Predicted speed:\n" + speed_text(speed))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import load_params
+from app.cli.default_split import by_default
 from app.cli.output import note
 from engine import LoadParams, LoadProgress
 
@@ -22,7 +23,7 @@ def load(args: argparse.Namespace) -> Model:
     Raises:
         EngineError: it cannot be loaded.
     """
-    model = open_model(load_params(args))
+    model = open_model(by_default(args, load_params(args)))
     for warning in model.warnings:
         note(warning)
     return model

@@ -26,6 +26,7 @@ from app.views.controls import show_number
 from app.views.device_row import DeviceRow
 from app.views.split_layout import SplitLayout
 from engine import (
+    Choice,
     DeviceInfo,
     DeviceSnapshot,
     Finished,
@@ -157,12 +158,12 @@ class SplitPanel(SplitLayout):
         self._model.speed.set_devices(self._model.devices)
         self._schedule()
 
-    def suggest(self, params: LoadParams) -> None:
-        """Begin with what `params` say of where the model goes; context and the rest stay."""
-        self._model.suggest(params)
+    def suggest(self, choice: Choice) -> None:
+        """Begin with where the model is best put, and say why; context and the rest stay."""
+        self._model.suggest(choice)
         self._schedule()
 
-    def suggester(self) -> Callable[[ModelInfo], LoadParams | None]:
+    def suggester(self) -> Callable[[ModelInfo], Choice | None]:
         """What finds out, on another thread, where to put a model if nobody says."""
         return self._model.suggester()
 
@@ -235,7 +236,9 @@ class SplitPanel(SplitLayout):
         self.options.set_settings(settings, picture.n_ctx)
         self.options.set_most(picture.fit.n_ctx, picture.n_ctx)
         has_model = self._model.info is not None
-        self.summary.show_figures(picture.plan, picture.speed, has_model=has_model)
+        self.summary.show_figures(
+            picture.plan, picture.speed, has_model=has_model, chosen=picture.chosen_because
+        )
         self.comparison.set_loaded(loaded, rank_labels(loaded.params.devices if loaded else ()))
         self.problem.setText("\n".join(picture.problems))
         self.problem.setVisible(bool(picture.problems))

@@ -34,8 +34,14 @@ class SplitSummary(QWidget):
         self._build()
         self.show_figures(None, SpeedFigures(), has_model=False)
 
-    def show_figures(self, plan: Plan | None, speed: SpeedFigures, *, has_model: bool) -> None:
-        """Show a plan and its speed."""
+    def show_figures(
+        self, plan: Plan | None, speed: SpeedFigures, *, has_model: bool, chosen: str = ""
+    ) -> None:
+        """Show a plan and its speed.
+
+        Args:
+            chosen: why it is this plan, where nobody chose it; takes the place of what limits it.
+        """
         forecast = speed.forecast if plan else None
         rate = rate_text(forecast.decode.tokens_per_s) if forecast else ""
         self.predicted.setText(f"{rate} tok/s" if rate else "")
@@ -46,7 +52,9 @@ class SplitSummary(QWidget):
         self.measured.setText(rate_text(speed.measured))
         for part in (self.measured, self.measured_note):
             part.setVisible(speed.measured > 0)
-        self.reason.setText(forecast.decode.reason if forecast else "")
+        limit = forecast.decode.reason if forecast else ""
+        self.reason.setText(chosen or limit)
+        self.reason.setToolTip(limit if chosen else "")
         self.reason.setVisible(forecast is not None)
         self.note.setText(" ".join(notes(plan, speed)) if plan else _empty_text(has_model))
         self.note.setVisible(bool(self.note.text()))

@@ -1,4 +1,4 @@
-"""What fits: the longest context, what to do where something does not fit, and what to begin with.
+"""What fits: the longest context, what to do where something does not, and shares by memory.
 
 Whatever is proposed has been evaluated and fits.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
 from engine.errors import EngineError
@@ -99,7 +98,7 @@ class Fit:
     def _plan(self, params: LoadParams) -> Plan:
         return self._evaluate(params, self._free)
 
-    def _fits(self, params: LoadParams) -> bool:
+    def fits(self, params: LoadParams) -> bool:
         """Whether it can be made and everything has room."""
         try:
             return not self.shortages(params)
@@ -115,9 +114,9 @@ class Fit:
         """
         self._plan(params)
         most = self._n_ctx_train or LONGEST
-        if self._fits(replace(params, n_ctx=most)):
+        if self.fits(replace(params, n_ctx=most)):
             return most
-        steps = _last(most // CONTEXT_STEP, lambda n: self._fits(_at(params, n * CONTEXT_STEP)))
+        steps = _last(most // CONTEXT_STEP, lambda n: self.fits(_at(params, n * CONTEXT_STEP)))
         return steps * CONTEXT_STEP
 
     def remedies(self, params: LoadParams) -> list[Remedy]:
@@ -157,7 +156,7 @@ class Fit:
         bits = _kv_bits(params.kv_type)
         for kv_type in ("q8_0", "q4_0"):
             found = replace(params, kv_type=kv_type)
-            if _kv_bits(kv_type) < bits and self._fits(found):
+            if _kv_bits(kv_type) < bits and self.fits(found):
                 return Remedy("kv_type", f"Hold keys and values as {kv_type}.", found)
         return None
 
@@ -177,7 +176,7 @@ class Fit:
 
     def _kv_on_host(self, params: LoadParams) -> Remedy | None:
         found = replace(params, kv_on_host=True)
-        if params.kv_on_host or CPU not in self._free or not self._fits(found):
+        if params.kv_on_host or CPU not in self._free or not self.fits(found):
             return None
         return Remedy("kv_on_host", "Keep keys and values in the host's memory.", found)
 
@@ -189,7 +188,7 @@ class Fit:
 
     def _cpu_alone(self, params: LoadParams) -> Remedy | None:
         found = replace(params, devices=(CPU,), split=None)
-        if set(params.devices) == {CPU} or CPU not in self._free or not self._fits(found):
+        if set(params.devices) == {CPU} or CPU not in self._free or not self.fits(found):
             return None
         return Remedy("devices", "Use the CPU alone.", found)
 
@@ -214,16 +213,21 @@ class Fit:
 
         more = 1 + _last(self._n_layer - least, are_too_few)
         found = with_n(params, least + more)
-        return found if least + more <= self._n_layer and self._fits(found) else None
+        return found if least + more <= self._n_layer and self.fits(found) else None
 
-    def balanced(self, params: LoadParams) -> LoadParams | None:
+    def balanced(self, params: LoadParams, *, in_turn: bool = False) -> LoadParams | None:
         """The same with shares by which it fits; None if there are none.
 
         They follow the devices' speed as far as memory allows.
+
+        Args:
+            in_turn: devices compute one after the other: the fastest gets as much as it can hold.
         """
-        speeds = [self._rooms[d].bytes_per_s if d in self._rooms else 1.0 for d in params.devices]
+        speeds = [self._speed(device) for device in params.devices]
         split = tuple(speed / sum(speeds) for speed in speeds)
         usable = beside_reserve(self._free, params.reserve)
+        if in_turn and len(set(speeds)) > 1:
+            split = self._filled(replace(params, split=split), usable) or split
         for _ in range(N_TRIES):
             found = replace(params, split=split)
             try:
@@ -237,38 +241,40 @@ class Fit:
                 return None
         return None
 
+    def _filled(self, params: LoadParams, usable: Mapping[str, int]) -> Split:
+        """Shares with which fast devices are full before slower ones get anything; empty where the
+        split cannot be made."""
+        try:
+            left = float(sum(self._plan(params).bytes_by_device().values()))
+        except EngineError:
+            return ()
+        total, found = left, dict.fromkeys(range(len(params.devices)), 0.0)
+        for rank in sorted(found, key=lambda rank: -self._speed(params.devices[rank])):
+            device = params.devices[rank]
+            room = MARGIN * usable.get(device, 0) / params.devices.count(device)
+            found[rank] = min(left, room)
+            left -= found[rank]
+        return tuple((size + left / len(found)) / total for size in found.values())
+
+    def _speed(self, device: str) -> float:
+        return self._rooms[device].bytes_per_s if device in self._rooms else 1.0
+
     def _in_round_numbers(self, params: LoadParams) -> LoadParams:
         """The same with as few digits as fit, and even shares unsaid."""
         shares = params.split or ()
         if len(set(shares)) == 1:
             return replace(params, split=None)
         rounded = (replace(params, split=tuple(round(s, n) for s in shares)) for n in (1, 2, 3))
-        return next((p for p in rounded if self._is_near(p, shares) and self._fits(p)), params)
+        return next((p for p in rounded if self._is_near(p, shares) and self.fits(p)), params)
 
     def _is_near(self, params: LoadParams, shares: Split) -> bool:
         """Whether no share is off by a tenth."""
         split = params.split or ()
         return all(abs(a - b) <= b / 10 for a, b in zip(split, shares, strict=True))
 
-    def default_split(self, params: LoadParams) -> LoadParams:
-        """Where to put a model if nobody says: on as few devices as hold it, the fastest.
-
-        GPUs come first; what they cannot hold goes to the CPU. Where nothing fits, all devices
-        share it by speed.
-
-        Raises:
-            EngineError: the model cannot be run.
-        """
-        self._plan(params)
-        gpus = [device for device in self._by_speed() if device != CPU]
-        for n in range(1, len(gpus) + 1):
-            for devices in combinations(gpus, n):
-                found = self.balanced(replace(params, devices=devices))
-                if found is not None:
-                    return found
-        return self._with_cpu(params, tuple(gpus))
-
-    def _with_cpu(self, params: LoadParams, gpus: tuple[str, ...]) -> LoadParams:
+    def with_cpu(self, params: LoadParams, gpus: tuple[str, ...]) -> LoadParams:
+        """What GPUs can hold there, by their memory, the rest on the CPU; all of it on the CPU
+        where that does not help."""
         alone = replace(params, devices=(CPU,), split=None)
         if not gpus:
             return alone

@@ -96,6 +96,10 @@ class Forecaster:
             if device.usable
         ]
 
+    def sum_s(self, devices: Sequence[str], n_bytes: float) -> float:
+        """Seconds of a sum that ranks on these devices get, each of `n_bytes`."""
+        return self._links.all_reduce_s(devices, n_bytes)
+
     def forecast(
         self,
         evaluation: Evaluation,

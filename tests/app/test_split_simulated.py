@@ -18,6 +18,8 @@ from app.views.split_panel import SplitPanel
 from app.views.split_summary import UNMEASURED
 from engine import (
     SIMULATED,
+    Choice,
+    DeviceInfo,
     LoadParams,
     ModelInfo,
     Pcie,
@@ -39,27 +41,42 @@ from tests.helpers.fake_planner import (
 from tests.helpers.split_panels import settle
 from tests.helpers.tiny_gguf import tiny_gguf
 
-ROOMS = tuple((f"cuda:{i}", size * GIB, speed) for i, size, speed in ((0, 24, 1e12), (1, 24, 9e11)))
+FREE = {"cuda:0": 24 * GIB, "cuda:1": 24 * GIB, "cpu": 24 * GIB}
+
+
+def suggested(planner: type[FakePlanner], devices: list[DeviceInfo], *free: int) -> Choice | None:
+    return suggestion(
+        INFO,
+        default_settings(devices),
+        FREE | {f"cuda:{i}": size * GIB for i, size in enumerate(free)},
+        planner,
+        lambda: fake_machine(devices).forecaster,
+    )
 
 
 @pytest.mark.parametrize(
-    ("free", "devices"), [((24, 24), ("cuda:0",)), ((8, 24), ("cuda:1",)), ((8, 8), None)]
+    ("free", "devices"),
+    [
+        ((24, 24), ("cuda:0", "cuda:1")),
+        ((24, 1), ("cuda:0",)),
+        ((8, 24), ("cuda:0", "cuda:1")),
+        ((1, 24), ("cuda:1",)),
+        ((1, 1), ("cpu",)),
+    ],
 )
-def test_a_model_goes_to_as_few_devices_as_hold_it(
-    free: tuple[int, int], devices: tuple[str, ...] | None
+def test_a_model_goes_where_it_is_fastest_of_what_holds_it(
+    free: tuple[int, int], devices: tuple[str, ...]
 ) -> None:
-    """It takes 12.5 GiB; the faster device comes first."""
-    rooms = tuple((d, n * GIB, s) for (d, _, s), n in zip(ROOMS, free, strict=True))
-    settings = default_settings([*GPUS[:2], CPU])
-    params = suggestion(INFO, settings, rooms, FakePlanner)
-    assert params is not None
-    assert params.devices == (devices or ("cuda:0", "cuda:1"))
+    """It takes 12.5 GiB, and reads fastest on both GPUs."""
+    choice = suggested(FakePlanner, [*GPUS[:2], CPU], *free)
+    assert choice is not None
+    assert choice.params.devices == devices
+    assert "t/s" in choice.reason
 
 
-def test_nothing_is_suggested_where_nothing_can_be_planned(tmp_path: Path) -> None:
-    settings = default_settings(GPUS)
-    assert suggestion(INFO, settings, ROOMS, RefusingPlanner) is None
-    assert suggestion(INFO, default_settings([]), ROOMS, FakePlanner) is None
+def test_nothing_is_suggested_where_nothing_can_be_planned() -> None:
+    assert suggested(RefusingPlanner, GPUS) is None
+    assert suggested(FakePlanner, []) is None
 
 
 def test_a_suggestion_keeps_context_and_cache_type(panel: SplitPanel) -> None:
@@ -67,11 +84,32 @@ def test_a_suggestion_keeps_context_and_cache_type(panel: SplitPanel) -> None:
     panel.options.context.setValue(4096)
     panel.options.kv_type.setCurrentIndex(panel.options.kv_type.findData("bf16"))
     settle()
-    panel.suggest(LoadParams(INFO.path, ("cuda:1",)))
+    panel.suggest(Choice(LoadParams(INFO.path, ("cuda:1",)), "Because."))
     settle()
     params = panel.load_params()
     assert (params.devices, params.n_ctx, params.kv_type) == (("cuda:1",), 4096, "bf16")
     assert not panel.footer.undo.isEnabled()
+
+
+def test_why_a_split_was_chosen_is_shown_until_another_one_is(panel: SplitPanel) -> None:
+    """In one line, in which what limits a split that a person chose stands."""
+    why = "GPU 1 alone: 61 t/s; split over both it would be 48."
+    limit = panel.summary.reason.text()
+    assert limit
+    panel.suggest(Choice(LoadParams(INFO.path, ("cuda:1",)), why))
+    settle()
+    assert panel.summary.reason.text() == why
+    assert panel.summary.reason.toolTip().endswith("of the time.")
+    panel.rows[0].switch.click()
+    settle()
+    assert panel.summary.reason.text() not in ("", why)
+    assert not panel.summary.reason.toolTip()
+    panel.undo()
+    settle()
+    assert panel.summary.reason.text() == why
+    panel.set_model(replace(INFO, path=INFO.path))
+    settle()
+    assert panel.summary.reason.text() == why, "the same model"
 
 
 def test_what_was_chosen_before_any_model_is_not_suggested_away(make_panel: MakePanel) -> None:

@@ -47,6 +47,7 @@ def fake_machine(devices: Sequence[DeviceInfo]) -> Machine:
 class FakePlanner:
     """10 GiB of weights and 1 MiB of keys and values per token of F16."""
 
+    info = INFO
     calls = 0
     free_bytes: Mapping[str, int] | None = None
 

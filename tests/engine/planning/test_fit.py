@@ -117,29 +117,28 @@ def test_a_long_context_is_met_by_shorter_keys_or_a_shorter_context(dense: Plann
     assert 0 < (found["context"].n_ctx or 0) < 65536
 
 
-def test_the_default_is_the_fastest_device_that_holds_it(moe: Planner) -> None:
-    params = asked(moe, "cpu")
-    fit = moe.fit(rooms(100, 20, 60, 60))
-    assert fit.default_split(params).devices == ("cuda:1",)
-    assert fit.default_split(params).split is None
-
-
-def test_the_default_uses_as_few_devices_as_hold_it(moe: Planner) -> None:
-    params = asked(moe, "cpu")
-    machine = rooms(100, 16, 24, 16)
-    found = moe.fit(machine).default_split(params)
-    assert found.devices == ("cuda:0", "cuda:1")
-    assert fits(moe, found, machine)
-
-
 def test_what_gpus_cannot_hold_goes_to_the_cpu(moe: Planner) -> None:
     params = asked(moe, "cuda:0")
     machine = rooms(100, 10, 10)
-    found = moe.fit(machine).default_split(params)
+    found = moe.fit(machine).with_cpu(params, ("cuda:0", "cuda:1"))
     assert found.devices == ("cuda:0", "cuda:1")
     assert found.n_cpu_moe > 0
     assert fits(moe, found, machine)
-    assert moe.fit(rooms(100)).default_split(params).devices == ("cpu",)
+    assert moe.fit(rooms(100)).with_cpu(params, ()).devices == ("cpu",)
+
+
+def test_devices_in_turn_are_filled_the_fastest_first(moe: Planner) -> None:
+    """Ranks that compute at the same time get shares by their speed instead."""
+    machine, params = rooms(0, 30, 24), asked(moe, "cuda:1", "cuda:0", split_mode="layer")
+    filled = moe.fit(machine).balanced(params, in_turn=True)
+    by_speed = moe.fit(machine).balanced(params)
+    assert filled is not None
+    assert by_speed is not None
+    assert fits(moe, filled, machine)
+    assert filled.split is not None
+    assert by_speed.split is not None
+    assert filled.split[1] > 0.75 * sum(filled.split)
+    assert 0.5 <= by_speed.split[1] / sum(by_speed.split) < 0.6
 
 
 def test_a_split_that_cannot_be_made_is_said(moe: Planner) -> None:
@@ -148,7 +147,7 @@ def test_a_split_that_cannot_be_made_is_said(moe: Planner) -> None:
 
 
 def test_answers_come_at_once(tmp_path: Path) -> None:
-    """80 blocks of 128 experts: all remedies, and a default, in well under a second."""
+    """80 blocks of 128 experts: remedies, and what the CPU could take, in well under a second."""
     planner = Planner(hollow_moe(tmp_path / "m.gguf"))
     fit = planner.fit(rooms(400, 40, 24, 24, 24))
     params = asked(planner, "cuda:0", "cuda:1", "cuda:2", "cuda:3")
@@ -156,5 +155,5 @@ def test_answers_come_at_once(tmp_path: Path) -> None:
     start = time.thread_time()
     assert fit.remedies(params)
     fit.largest_context(params)
-    fit.default_split(params)
+    fit.with_cpu(params, params.devices)
     assert time.thread_time() - start < 1

@@ -1,0 +1,287 @@
+"""Where a model goes if nobody says, on rigs whose winners are known.
+
+What others have published decides: sums by way of the host's memory take about 13 µs and by NCCL
+40, with which two cards are faster than one for a dense model of 8 billion weights but not for one
+whose tokens use 3 billion (llama.cpp#19378: a model of that kind runs at 0.7 of its speed when each
+block is cut over four cards without peer access; ik_llama.cpp#1057: 70 billion dense ones run twice
+as fast).
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import GOALS, EngineError, Forecaster, LoadParams, Planner, parse_rig
+from engine.planning.choice import LEAST_GAIN, Choice, choose
+from engine.planning.facts import LinkFacts, Links
+from tests.helpers.hollow import hollow_llama, hollow_moe
+
+GIB = 1 << 30
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "8b": hollow_llama,
+    "32b": lambda path: hollow_llama(path, n_layer=64, n_embd=5120, n_head=40, n_ff=27648),
+    "70b": lambda path: hollow_llama(path, n_layer=80, n_embd=8192, n_head=64, n_ff=28672),
+    "a3b": lambda path: hollow_moe(
+        path, n_layer=48, n_embd=2048, n_head=16, n_head_kv=4, n_ff_exp=768
+    ),
+    "moe": lambda path: hollow_moe(path, n_layer=12),
+}
+"""As Llama 3 8B and 70B, a dense one that needs two small cards, Qwen 3 30B-A3B, and 33 GiB of
+experts."""
+
+
+@pytest.fixture(scope="module")
+def planners(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Planner]:
+    folder = tmp_path_factory.mktemp("choice")
+    return {name: Planner(make(folder / f"{name}.gguf")) for name, make in MODELS.items()}
+
+
+Chosen = Callable[..., Choice]
+
+
+@pytest.fixture
+def chosen(planners: dict[str, Planner]) -> Chosen:
+    """What is chosen for a model on a rig."""
+
+    def on(model: str, rig: str, *, goal: str = "chat", **changes: object) -> Choice:
+        planner, forecaster = planners[model], Forecaster.of_rig(parse_rig(rig))
+        params = replace(LoadParams(planner.info.path, n_ctx=4096), **changes)
+        choice = choose(planner, params, forecaster, GOALS[goal])
+        free = forecaster.free_bytes
+        if choice.alternatives:
+            assert not planner.plan(choice.params, free).shortages(free)
+            assert choice.params in [one.params for one in choice.alternatives]
+            seconds = [one.seconds for one in choice.alternatives]
+            assert seconds == sorted(seconds)
+        assert choice.reason[0].isupper()
+        assert choice.reason.endswith(".")
+        assert choice.reason.count(". ") == 0, "one sentence"
+        return choice
+
+    return on
+
+
+def speed(choice: Choice, mode: str, n: int) -> float:
+    """Tokens/s of the best alternative over so many devices in a mode."""
+    found = [
+        one
+        for one in choice.alternatives
+        if (one.params.split_mode, len(one.params.all_devices)) == (mode, n)
+    ]
+    return max(one.speeds.decode_ts for one in found)
+
+
+@pytest.mark.parametrize("card", ["3090", "4090", "5090"])
+@pytest.mark.parametrize("way", ["host", "p2p"])
+def test_a_dense_model_is_cut_over_two_cards(chosen: Chosen, card: str, way: str) -> None:
+    choice = chosen("8b", f"2x{card}@{way}")
+    assert choice.params.devices == ("cuda:0", "cuda:1")
+    assert (choice.params.split_mode, choice.params.split) == ("tensor", None)
+    assert speed(choice, "tensor", 2) > 1.1 * speed(choice, "tensor", 1)
+    assert choice.reason.startswith("Split by tensor over both: ")
+    assert "each token waits 64 times " in choice.reason
+    assert "GPU 0 alone gives " in choice.reason
+
+
+def test_a_bridge_is_better_than_none(chosen: Chosen) -> None:
+    rates = [speed(chosen("8b", f"2x3090@{way}"), "tensor", 2) for way in ("nvlink", "p2p", "host")]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_slow_sums_leave_a_model_on_one_card(chosen: Chosen) -> None:
+    """The break-even of a model of 8 billion weights on a 5090 is 25 µs."""
+    choice = chosen("8b", "2x5090@shm")
+    assert choice.params.devices == ("cuda:0",)
+    assert choice.params.split is None
+    assert choice.reason.startswith("GPU 0 alone: ")
+    assert "; split over both it would be " in choice.reason
+    assert "because each token waits 64 times " in choice.reason
+    assert choice.reason.endswith(" µs for the other GPU.")
+
+
+@pytest.mark.parametrize("rig", ["2x4090", "2x4090@shm", "4x4090@shm", "2x5090", "8x3090@shm"])
+def test_a_model_with_few_active_weights_stays_on_one_card(chosen: Chosen, rig: str) -> None:
+    choice = chosen("a3b", rig)
+    assert choice.params.devices == ("cuda:0",)
+    assert len({len(one.params.devices) for one in choice.alternatives}) > 1, "others were tried"
+
+
+def test_a_model_with_few_active_weights_that_needs_two_cards_may_be_cut_by_layer(
+    chosen: Chosen,
+) -> None:
+    """llama.cpp#19378: cut in every block it is slower than whole blocks where sums are slow."""
+    choice = chosen("a3b", "2x4080@shm")
+    assert choice.params.devices == ("cuda:0", "cuda:1")
+    assert choice.params.split_mode == "layer"
+    assert speed(choice, "tensor", 2) < 0.9 * speed(choice, "layer", 2)
+    assert choice.reason.startswith("No GPU holds the model alone; by layer over both: ")
+    assert "because each token waits 96 times " in choice.reason
+
+
+def test_a_large_dense_model_is_cut_over_all_of_four_cards(chosen: Chosen) -> None:
+    """And gains as published: about twice the speed of whole blocks on each."""
+    choice = chosen("70b", "4x3090@p2p")
+    assert len(choice.params.devices) == 4
+    assert choice.params.split_mode == "tensor"
+    assert 45 < speed(choice, "tensor", 4) < 70
+    assert choice.reason.startswith("No GPU holds the model alone; split by tensor over all 4 GPUs")
+
+
+def test_a_large_dense_model_on_two_cards(chosen: Chosen) -> None:
+    choice = chosen("70b", "2x5090")
+    assert choice.params.split_mode == "tensor"
+    assert speed(choice, "tensor", 2) > 1.4 * speed(choice, "layer", 2)
+    assert ", by layer " in choice.reason
+    assert choice.reason.endswith(", because only one GPU computes at a time.")
+
+
+def test_a_slow_card_is_left_out_where_it_brings_little(chosen: Chosen) -> None:
+    """In whichever order they are."""
+    for rig, fast in (("4090,3060", "cuda:0"), ("3060,4090", "cuda:1")):
+        choice = chosen("8b", rig)
+        assert choice.params.devices == (fast,)
+        assert f"GPU {fast[-1]} alone: " in choice.reason
+
+
+def test_cards_of_different_size_and_speed_get_different_shares(chosen: Chosen) -> None:
+    choice = chosen("32b", "4090,3060")
+    split = choice.params.split
+    assert choice.params.devices == ("cuda:0", "cuda:1")
+    assert split is not None
+    assert split[0] > 1.8 * split[1]
+    four = chosen("70b", "2x4090,2x3060")
+    shares = four.params.split
+    assert shares is not None
+    assert shares[0] == shares[1] > 2 * shares[2] == 2 * shares[3]
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_odd_numbers_of_cards(chosen: Chosen, n: int) -> None:
+    """Eight heads for keys do not divide evenly by them; a large model is faster nevertheless."""
+    choice = chosen("70b", f"{n}x3090@p2p")
+    assert choice.params.devices == tuple(f"cuda:{i}" for i in range(n))
+    assert choice.params.split_mode == "tensor"
+
+
+def test_the_fewest_cards_of_those_that_are_about_as_fast(chosen: Chosen) -> None:
+    choice = chosen("8b", "8x3090@host")
+    best = choice.alternatives[0]
+    taken = next(one for one in choice.alternatives if one.params == choice.params)
+    near = (1 - LEAST_GAIN) * taken.seconds <= best.seconds
+    assert near or taken.speeds.decode_ts >= (1 - LEAST_GAIN) * best.speeds.decode_ts
+    for one in choice.alternatives:
+        if len(one.params.devices) < len(taken.params.devices):
+            assert (1 - LEAST_GAIN) * one.seconds > best.seconds
+            assert one.speeds.decode_ts < (1 - LEAST_GAIN) * best.speeds.decode_ts
+
+
+def test_too_little_gain_is_said(chosen: Chosen) -> None:
+    choice = chosen("8b", "4090,3060")
+    assert choice.params.devices == ("cuda:0",)
+    assert choice.alternatives[0].params.devices == ("cuda:0", "cuda:1")
+    assert choice.reason.endswith(", too little gain for a second GPU.")
+
+
+def test_many_cards_are_grouped_where_sums_over_all_are_slow(planners: dict[str, Planner]) -> None:
+    """Pairs with a bridge, and between them only what the host passes on very slowly."""
+    rig = parse_rig("4x3060")
+    fast, slow = LinkFacts(5e-6, 50e9), LinkFacts(400e-6, 1e9)
+    pairs = {(f"cuda:{a}", f"cuda:{b}"): slow for b in range(4) for a in range(b)}
+    pairs |= {("cuda:0", "cuda:1"): fast, ("cuda:2", "cuda:3"): fast}
+    planner = planners["moe"]
+    choice = choose(
+        planner,
+        LoadParams(planner.info.path, n_ctx=2048),
+        Forecaster(rig.devices, rig.facts, Links(pairs, slow)),
+    )
+    assert choice.params.group_sizes == (2, 2)
+    assert "in groups of 2 + 2" in choice.reason
+
+
+def test_of_equal_cards_those_with_the_best_link_are_taken(planners: dict[str, Planner]) -> None:
+    rig = parse_rig("4x4090")
+    fast, slow = LinkFacts(5e-6, 50e9), LinkFacts(100e-6, 1e9)
+    planner = planners["8b"]
+    choice = choose(
+        planner,
+        LoadParams(planner.info.path, n_ctx=2048),
+        Forecaster(rig.devices, rig.facts, Links({("cuda:1", "cuda:3"): fast}, slow)),
+    )
+    assert choice.params.devices == ("cuda:1", "cuda:3")
+    assert "over GPU 1 and GPU 3" in choice.reason
+
+
+def test_the_only_card(chosen: Chosen) -> None:
+    choice = chosen("8b", "3090")
+    assert choice.params.devices == ("cuda:0",)
+    assert choice.reason.startswith("GPU 0, the only GPU, holds the model: ")
+
+
+def test_what_cards_cannot_hold_goes_to_the_cpu(chosen: Chosen) -> None:
+    dense, routed = chosen("70b", "3090"), chosen("a3b", "3060")
+    assert dense.params.devices == routed.params.devices == ("cuda:0",)
+    assert dense.params.n_cpu_blocks > 0
+    assert routed.params.n_cpu_moe > 0
+    assert dense.reason.startswith("GPU 0 is too small, so the CPU has ")
+    assert f"the experts of {routed.params.n_cpu_moe} blocks: " in routed.reason
+    for choice in (dense, routed):
+        assert "; the CPU alone gives " in choice.reason
+
+
+def test_the_cpu_alone(chosen: Chosen) -> None:
+    choice = chosen("8b", "7950x")
+    assert choice.params.devices == ("cpu",)
+    assert choice.reason.startswith("The CPU alone, as there is no GPU: ")
+
+
+def test_where_nothing_fits_that_is_said(chosen: Chosen, planners: dict[str, Planner]) -> None:
+    choice = chosen("70b", "3060", n_ctx=131072, kv_type="f32")
+    assert choice.alternatives == ()
+    assert choice.reason == "Nothing here has room for the model with this context."
+    planners["70b"].plan(choice.params)
+
+
+def test_memory_that_others_take_counts(chosen: Chosen, planners: dict[str, Planner]) -> None:
+    """And what has to stay free."""
+    kept = chosen("8b", "2x5090@shm", reserve=(("cuda:0", 30 * GIB),))
+    assert kept.params.devices == ("cuda:1",)
+    planner, forecaster = planners["8b"], Forecaster.of_rig(parse_rig("2x5090@shm"))
+    free = forecaster.free_bytes | {"cuda:0": 2 * GIB}
+    params = LoadParams(planner.info.path, n_ctx=4096)
+    assert choose(planner, params, forecaster, free_bytes=free).params.devices == ("cuda:1",)
+
+
+def test_prompts_that_count_are_a_reason_for_more_cards(chosen: Chosen) -> None:
+    """Where documents are read a card more may pay that does nothing for answers."""
+    chat, prompts = chosen("a3b", "2x3090"), chosen("a3b", "2x3090", goal="prompts")
+    assert chat.params.devices == ("cuda:0",)
+    assert chat.reason.endswith((" for a second GPU.", "only prompts would gain by a second GPU."))
+    assert len(prompts.params.devices) == 2
+
+
+def test_without_a_device_nothing_can_be_chosen(planners: dict[str, Planner]) -> None:
+    planner = planners["8b"]
+    nowhere = Forecaster([], {}, Links({}))
+    with pytest.raises(EngineError, match="no device"):
+        choose(planner, LoadParams(planner.info.path), nowhere)
+
+
+@pytest.mark.parametrize("model", ["8b", "70b", "a3b", "moe"])
+@pytest.mark.parametrize("rig", ["8x3090", "4x4090,4x3060"])
+def test_eight_cards_take_well_below_a_tenth_of_a_second(
+    planners: dict[str, Planner], model: str, rig: str
+) -> None:
+    """The better of two runs, each with a planner that knows nothing yet of this rig."""
+    seconds = []
+    for _ in range(2):
+        planner, forecaster = Planner(planners[model].info.path), Forecaster.of_rig(parse_rig(rig))
+        params = LoadParams(planner.info.path, n_ctx=4096)
+        planner.plan(params)
+        start = time.thread_time()
+        choose(planner, params, forecaster)
+        seconds.append(time.thread_time() - start)
+        planner.close()
+    assert min(seconds) < 0.1
