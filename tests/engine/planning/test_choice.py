@@ -152,7 +152,7 @@ def test_cards_of_different_size_and_speed_get_different_shares(chosen: Chosen) 
     assert choice.params.devices == ("cuda:0", "cuda:1")
     assert split is not None
     assert split[0] > 1.8 * split[1]
-    four = chosen("70b", "2x4090,2x3060")
+    four = chosen("70b", "2x4090,2x3060@p2p")
     shares = four.params.split
     assert shares is not None
     assert shares[0] == shares[1] > 2 * shares[2] == 2 * shares[3]
