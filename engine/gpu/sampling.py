@@ -3,19 +3,30 @@
 The random numbers are the host's, uploaded before they are used, so a seed gives the same text.
 Probabilities are F64 as on the host; results differ only where sums in another order round to
 another side of a limit.
+
+Where several ranks have a slice of the vocabulary each, they exchange the likeliest tokens of their
+slices and little else, `message_bytes` each, and all draw the same token from these:
+
+- greedy, and any top-k up to `most_sent`: as the host, and as exactly as one rank;
+- min-p without top-p and top-k: as the host, if what may pass is found in what was sent;
+- top-p without top-k: the same, with a total that adds up the ranks' sums, each relative to the
+  largest logit of its slice. So it may differ from the host's in its last bits, and the token where
+  what is reached by a number of tokens lies within these bits of top-p;
+- otherwise, and where too many tokens are equally likely, the host draws.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.config import SamplingParams
+from engine.gpu.kernels import drawing, split_sampling
 from engine.gpu.kernels import sampling as kernels
 from engine.gpu.launch import Start, launch, watched
 from engine.gpu.steps import power_of_two
@@ -31,8 +42,17 @@ MOST_WANTED = 768
 FEW = 128
 """Candidates up to which a smaller sort is enough."""
 
+MOST_SENT = 256
+"""Candidates that a rank tells the others at most: 2 KB."""
+
+FEW_SENT = 64
+"""Candidates of a rank up to which a smaller sort is enough."""
+
 BLOCK = 1024
 """Logits of one program."""
+
+STREAM_BLOCK = 2048
+"""Numbers of a residual stream that are read at once."""
 
 MOST_GROUPS = 8192
 """Maxima that one program can hold; at least half as many there are of a large vocabulary."""
@@ -50,8 +70,24 @@ NEVER = -(1 << 30)
 """The count of a token that must not come: below zero also after it has occurred."""
 
 
-WORD_BITS, ENTRY_BITS = kernels.WORD_BITS.value, kernels.ENTRY_BITS.value
-DRAWN, FOR_HOST = kernels.DRAWN.value, kernels.FOR_HOST.value
+WORD_BITS, ENTRY_BITS = drawing.WORD_BITS.value, drawing.ENTRY_BITS.value
+DRAWN, FOR_HOST, WRONG = drawing.DRAWN.value, drawing.FOR_HOST.value, drawing.WRONG.value
+N_HEAD = split_sampling.N_HEAD.value
+
+
+class WordsLane(Protocol):
+    """How ranks exchange small messages on their devices.
+
+    Attributes:
+        group: the ranks that do, each at its `seat`.
+    """
+
+    seat: int
+    group: tuple[int, ...]
+
+    def words(self, own: Tensor) -> Tensor:
+        """What each member gives, (m,) int32 each, as (n, m): with the same bits on all."""
+        ...
 
 
 class Entry(NamedTuple):
@@ -59,22 +95,40 @@ class Entry(NamedTuple):
 
     Attributes:
         number: of the step, from 1.
-        is_drawn: there is a token; otherwise the host has to draw it.
+        is_drawn: there is a token; otherwise the host has to draw it, if nothing is wrong.
+        wrong: seats of ranks that computed with other numbers than most; of two that differ both.
+            What was computed since the last token cannot be trusted.
     """
 
     number: int
     is_drawn: bool
     token: int
+    wrong: tuple[int, ...] = ()
 
     @staticmethod
     def of(word: int) -> Entry:
         """Unpack it."""
         ending = word >> WORD_BITS & (1 << ENTRY_BITS - WORD_BITS) - 1
-        return Entry(word >> ENTRY_BITS, ending == DRAWN, word & (1 << WORD_BITS) - 1)
+        number, token = word >> ENTRY_BITS, word & (1 << WORD_BITS) - 1
+        if ending == WRONG:
+            seats = tuple(n for n in range(WORD_BITS) if token >> n & 1)
+            return Entry(number, is_drawn=False, token=0, wrong=seats)
+        return Entry(number, ending == DRAWN, token)
 
 
-def settings_of(params: SamplingParams, n_vocab: int) -> Sequence[float] | None:
+def most_sent(n_rank: int) -> int:
+    """The largest top-k that so many ranks serve; what a rank tells without top-k."""
+    return MOST_WANTED if n_rank == 1 else min(MOST_SENT, ROOM // power_of_two(n_rank))
+
+
+def message_bytes(n_rank: int) -> int:
+    """What a rank tells each other one for a token, without what a lane adds."""
+    return 0 if n_rank == 1 else 8 * (N_HEAD + most_sent(n_rank))
+
+
+def settings_of(params: SamplingParams, n_vocab: int, n_rank: int = 1) -> Sequence[float] | None:
     """What the kernels read of `params`, in their order; None where the host has to draw."""
+    most = most_sent(n_rank)
     p = params
     n_last = p.repeat_last_n if penalises(p) else 0
     if n_last > N_HISTORY:
@@ -82,9 +136,9 @@ def settings_of(params: SamplingParams, n_vocab: int) -> Sequence[float] | None:
     penalties = [p.repeat_penalty, p.frequency_penalty, p.presence_penalty, float(n_last != 0)]
     if p.temperature <= 0:
         return [*penalties, n_last, 1, 1, 1, -math.inf, 1, 0]
-    n_wanted = min(p.top_k or MOST_WANTED, n_vocab)
+    n_wanted = min(p.top_k or most, n_vocab)
     is_open = p.top_k == 0 and p.top_p >= 1 and p.min_p <= 0
-    if n_wanted > MOST_WANTED or p.typical_p < 1 or is_open:
+    if n_wanted > most or p.typical_p < 1 or is_open:
         return None
     min_p = float(np.float32(math.log(p.min_p))) if p.min_p > 0 else -math.inf
     is_by_id = p.top_k == 0 and p.top_p >= 1
@@ -95,35 +149,54 @@ class DeviceSampler:
     """Memory and kernels that draw one token after the other on a device.
 
     Args:
-        n_vocab: logits of a token.
+        n_vocab: logits of a token, those of all ranks.
+        own: the ids of those that this rank has; None for all.
+        lane: to the other ranks that draw the same token; None if there are none.
 
     Attributes:
+        n_rank: how many draw.
         ring: (RING,), int64: what the last steps drew, see `Entry`.
     """
 
-    def __init__(self, device: torch.device, n_vocab: int) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        n_vocab: int,
+        own: range | None = None,
+        lane: WordsLane | None = None,
+    ) -> None:
         self.n_vocab = n_vocab
+        self.n_rank = 1 if lane is None else len(lane.group)
+        self._lane = lane if self.n_rank > 1 else None
+        self._own = range(n_vocab) if own is None else own
+        assert self._lane or len(self._own) == n_vocab, "somebody has the others"
         self._device = device
-        self._group = max(1, power_of_two(-(-n_vocab // MOST_GROUPS)))
+        n_own = len(self._own)
+        self._group = max(1, power_of_two(-(-n_own // MOST_GROUPS)))
         self._block = max(BLOCK, self._group)
-        self._n_program = -(-n_vocab // self._block)
+        self._n_program = max(1, -(-n_own // self._block))
         f32, f64, i32, i64 = torch.float32, torch.float64, torch.int32, torch.int64
-        self._settings = self._zeros(kernels.N_SETTING, f64)
-        self._set(settings_of(SamplingParams(temperature=0), n_vocab))
-        self._state = self._zeros(kernels.N_STATE, i64)
-        self._counts = self._zeros(n_vocab, i32)
+        self._settings = self._zeros(drawing.N_SETTING, f64)
+        self._set(self.settings_of(SamplingParams(temperature=0)))
+        self._state = self._zeros(drawing.N_STATE, i64)
+        self._counts = self._zeros(max(1, n_own), i32)
         self._history = self._zeros(N_HISTORY, i32)
         self._uniforms = self._zeros(N_UNIFORM, f64)
         self._host_uniforms = HostTensor((N_UNIFORM,), f64, device)
         self.ring = self._zeros(RING, i64)
-        self._penalised = self._zeros(n_vocab, f32)
+        self._penalised = self._zeros(max(1, n_own), f32)
         self._maxima = self._zeros(self._n_program * self._block // self._group, f32)
         self._limits = self._zeros(2, f32)
-        self._found = self._zeros(2, i32)
+        self._found = self._zeros(drawing.N_FACT, i32)
         self._candidates = self._zeros(ROOM, i64)
         self._sums = self._zeros(self._n_program, f64)
+        self._message = self._zeros(message_bytes(self.n_rank) // 8, i64)
         self._sampler: Sampler | None = None
         self._n_uploaded = self._n_taken = 0
+
+    def settings_of(self, params: SamplingParams) -> Sequence[float] | None:
+        """What the kernels read of `params`; None where the host has to draw."""
+        return settings_of(params, self.n_vocab, self.n_rank)
 
     def _set(self, settings: Sequence[float] | None) -> bool:
         if settings is None:
@@ -149,7 +222,7 @@ class DeviceSampler:
             never: tokens that must not come.
             n_step: steps so far: the next one has the number after that.
         """
-        if not self._set(settings_of(sampler.params, self.n_vocab)):
+        if not self._set(self.settings_of(sampler.params)):
             return False
         self._sampler = sampler
         self._n_uploaded = self._n_taken = 0
@@ -168,16 +241,25 @@ class DeviceSampler:
         if tokens:
             there = torch.tensor(tokens[:N_HISTORY], dtype=torch.int32)
             self._history[: len(there)].copy_(there)  # without effect where nothing is forgotten
-            ids, counts = (torch.from_numpy(x).to(self._device) for x in history.counts())
-            self._counts.index_copy_(0, ids, counts.to(torch.int32))
-        if never:
-            self._counts.index_fill_(0, torch.tensor(never).to(self._device), NEVER)
+            ids, counts = history.counts()
+            is_own = (ids >= self._own.start) & (ids < self._own.stop)
+            at = torch.from_numpy(ids[is_own] - self._own.start).to(self._device)
+            there = torch.from_numpy(counts[is_own]).to(self._device, torch.int32)
+            self._counts.index_copy_(0, at, there)
+        own_never = [token - self._own.start for token in never if token in self._own]
+        if own_never:
+            self._counts.index_fill_(0, torch.tensor(own_never).to(self._device), NEVER)
 
-    def took(self) -> None:
-        """Note that the host has a token that the device drew: the sampler's next draw is later."""
+    def took(self, *, is_first: bool = True) -> None:
+        """Note that the host has a token that the device drew: the sampler's next draw is later.
+
+        Args:
+            is_first: not so for all but one of the ranks that share the sampler.
+        """
         assert self._sampler is not None, "nothing was begun"
         if not self._sampler.is_greedy:
-            self._sampler.uniforms.draw()
+            if is_first:
+                self._sampler.uniforms.draw()
             self._n_taken += 1
 
     def supply(self) -> None:
@@ -194,39 +276,91 @@ class DeviceSampler:
             self._uniforms[first : first + half].copy_(source, non_blocking=True)
             self._n_uploaded += half
 
-    def draw(self, logits: Tensor, token: Tensor, position: Tensor) -> None:
-        """Draw a token from logits (n_vocab,), F32: a step, to be captured.
+    def draw(
+        self, logits: Tensor | None, token: Tensor, position: Tensor, stream: Tensor | None = None
+    ) -> None:
+        """Draw a token from logits (n_own,), F32: a step, to be captured.
 
         Args:
+            logits: None on a rank that has none.
             token: (1,), int64, becomes the token that was drawn.
             position: (1,), is raised by one.
+            stream: (n_embd,), F32, what the logits were computed from; ranks see whether they had
+                the same. Only on ranks with others.
         """
-        settings, state, limits, found = self._settings, self._state, self._limits, self._found
-        n_sum, sums = self._n_program, power_of_two(self._n_program)
-        factor = math.gcd(self.n_vocab, 16)
+        n_own, settings, found = len(self._own), self._settings, self._found
         launch(
-            kernels.survey, (n_sum,), logits, self._counts, settings, self._penalised, self._maxima,
-            self.n_vocab, FACTOR=factor, BLOCK=self._block, GROUP=self._group,
+            kernels.survey, (self._n_program,), self._penalised if logits is None else logits,
+            self._counts, settings, self._penalised, self._maxima, n_own,
+            FACTOR=math.gcd(n_own, 16), BLOCK=self._block, GROUP=self._group,
         )  # fmt: skip
-        n_group = min(len(self._maxima), -(-self.n_vocab // self._group))
-        size = power_of_two(n_group)
+        n_group = min(len(self._maxima), -(-n_own // self._group))
+        size, is_checked = power_of_two(n_group), stream is not None and self._lane is not None
         launch(
-            kernels.bound, (1,), self._maxima, settings, limits, found, n_group,
-            SIZE=size, num_warps=16 if size > 2048 else 4,
+            kernels.bound, (1,), self._maxima, self._maxima if stream is None else stream, settings,
+            self._limits, found, n_group, 0 if stream is None else stream.numel(),
+            SIZE=size, HAS_STREAM=is_checked, STREAM_BLOCK=STREAM_BLOCK,
+            num_warps=16 if size > 2048 else 4,
+        )  # fmt: skip
+        if self._lane is None:
+            self._draw_alone(token, position)
+        else:
+            self._offer(token, is_checked)
+            told = self._lane.words(self._message.view(torch.int32))
+            self._decide(told.view(torch.int64), self._lane, token, position)
+
+    def _draw_alone(self, token: Tensor, position: Tensor) -> None:
+        n_sum, sums, factor = self._n_program, self._sums, math.gcd(self.n_vocab, 16)
+        launch(
+            kernels.gather, (n_sum,), self._penalised, self._settings, self._limits, self._found,
+            self._candidates, sums, self.n_vocab, FACTOR=factor, BLOCK=self._block, ROOM=ROOM,
         )  # fmt: skip
         launch(
-            kernels.gather, (n_sum,), self._penalised, settings, limits, found, self._candidates,
-            self._sums, self.n_vocab, FACTOR=factor, BLOCK=self._block, ROOM=ROOM,
+            kernels.draw, (1,), self._candidates, sums, self._settings, self._limits, self._found,
+            self._uniforms, self._state, self._counts, self._history, token, position, self.ring,
+            n_sum, self.n_vocab, FEW=FEW, ROOM=ROOM, SUMS=power_of_two(n_sum), UNIFORMS=N_UNIFORM,
+            RING=RING,
         )  # fmt: skip
+
+    def _offer(self, token: Tensor, is_checked: bool) -> None:
+        n_sum, n_own = self._n_program, len(self._own)
         launch(
-            kernels.draw, (1,), self._candidates, self._sums, settings, limits, found,
-            self._uniforms, state, self._counts, self._history, token, position, self.ring, n_sum,
-            FEW=FEW, ROOM=ROOM, SUMS=sums, UNIFORMS=N_UNIFORM, RING=RING,
+            split_sampling.offer, (n_sum,), self._penalised, self._settings, self._limits,
+            self._found, self._candidates, self._sums, self._state, token, self._message, n_own,
+            self._own.start, n_sum, HAS_STREAM=is_checked, FACTOR=math.gcd(n_own, 16),
+            BLOCK=self._block, FEW=FEW, ROOM=ROOM, SENT=most_sent(self.n_rank),
+            SUMS=power_of_two(n_sum),
+        )  # fmt: skip
+
+    def _decide(self, told: Tensor, lane: WordsLane, token: Tensor, position: Tensor) -> None:
+        launch(
+            split_sampling.decide, (1,), told, self._message, self._settings, self._uniforms,
+            self._state, self._counts, self._history, token, position, self.ring, lane.seat,
+            self.n_rank, len(self._own), self._own.start, self.n_vocab,
+            SEATS=power_of_two(self.n_rank), FEW=min(FEW_SENT, most_sent(self.n_rank)),
+            SENT=most_sent(self.n_rank), UNIFORMS=N_UNIFORM, RING=RING,
         )  # fmt: skip
 
 
-def draw_starts(n_vocab: int) -> list[Start]:
-    """The kernels of a draw, to compile them before there is memory."""
+class Unheard:
+    """A lane on the device "meta": it tells nothing, and starts no kernels of its own."""
+
+    def __init__(self, n_rank: int) -> None:
+        self.seat, self.group = 0, tuple(range(n_rank))
+
+    def words(self, own: Tensor) -> Tensor:
+        return own.new_empty(len(self.group), own.numel())
+
+
+def draw_starts(
+    n_vocab: int, own: range | None = None, n_rank: int = 1, n_embd: int | None = None
+) -> list[Start]:
+    """The kernels of a draw, to compile them before there is memory; not those of the lane.
+
+    Args:
+        own: the ids of the logits that the rank has; None for all.
+        n_embd: of the stream that ranks compare, if they do.
+    """
     meta, starts = torch.device("meta"), list[Start]()
 
     def note(start: Start) -> bool:
@@ -234,6 +368,10 @@ def draw_starts(n_vocab: int) -> list[Start]:
         return False
 
     place = torch.empty(1, dtype=torch.int64, device=meta)
+    lane = Unheard(n_rank) if n_rank > 1 else None
+    drawer = DeviceSampler(meta, n_vocab, own, lane)
+    logits = torch.empty(n_vocab if own is None else len(own), device=meta)
+    stream = None if n_embd is None else torch.empty(n_embd, device=meta)
     with watched(note):
-        DeviceSampler(meta, n_vocab).draw(torch.empty(n_vocab, device=meta), place, place)
+        drawer.draw(logits, place, place, stream)
     return starts

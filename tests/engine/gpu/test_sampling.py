@@ -10,101 +10,9 @@ import torch
 
 from engine.config import SamplingParams
 from engine.gpu import sampling
-from engine.gpu.sampling import DeviceSampler, Entry, draw_starts, settings_of
+from engine.gpu.sampling import DeviceSampler, draw_starts, settings_of
 from engine.sampler import Sampler
-
-NEUTRAL = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=1)
-GREEDY = SamplingParams(temperature=0)
-PENALTIES = {"repeat_penalty": 1.3, "frequency_penalty": 0.15, "presence_penalty": 0.4}
-
-
-class Pair:
-    """A sampler of the host and one of the device that draw the same, or else the test fails."""
-
-    def __init__(
-        self, device: str, params: SamplingParams, n_vocab: int, prompt: Sequence[int] = (),
-        never: Sequence[int] = (), n_step: int = 0,
-    ) -> None:  # fmt: skip
-        self.host, self.followed = Sampler(params), Sampler(params)
-        self.drawer = DeviceSampler(torch.device(device), n_vocab)
-        self.never = list(never)
-        self.token = torch.zeros(1, dtype=torch.int64, device=device)
-        self.position = torch.zeros(1, dtype=torch.int64, device=device)
-        self.n_step = n_step
-        for token in prompt:
-            self.accept(token)
-        self.begin()
-
-    def begin(self) -> None:
-        assert self.drawer.begin(self.followed, self.never, self.n_step)
-
-    def accept(self, token: int) -> None:
-        self.host.accept(token)
-        self.followed.accept(token)
-
-    def step(self, logits: np.ndarray) -> Entry:
-        """What the device draws from logits."""
-        self.drawer.supply()
-        self.drawer.draw(torch.from_numpy(logits).to(self.token.device), self.token, self.position)
-        self.n_step += 1
-        entry = Entry.of(int(self.drawer.ring[(self.n_step - 1) % sampling.RING]))
-        assert entry.number == self.n_step
-        return entry
-
-    def draw(self, logits: np.ndarray) -> bool:
-        """A token that both draw and accept; whether the device could, or the host did it."""
-        place, entry, masked = int(self.position), self.step(logits), self.masked(logits)
-        token = self.host.sample(masked)
-        if entry.is_drawn:
-            assert entry.token == int(self.token) == token
-            assert int(self.position) == place + 1
-            self.drawer.took()
-            self.accept(token)
-            return True
-        assert self.followed.sample(masked) == token
-        self.accept(token)
-        self.begin()
-        return False
-
-    def drawn(self, logits: np.ndarray) -> int:
-        """The same where the device must be able to; what was drawn."""
-        assert self.draw(logits)
-        return int(self.token)
-
-    def masked(self, logits: np.ndarray) -> np.ndarray:
-        masked = logits.copy()
-        masked[self.never] = -math.inf
-        return masked
-
-
-def random_params(random: np.random.Generator) -> SamplingParams:
-    """Settings that are served, of every kind."""
-    kind = random.integers(5)
-    top_k = int(random.integers(1, 120)) if kind < 3 else 0
-    top_p = float(random.choice([1.0, 0.95, 0.8, 0.3, 0.0]))
-    min_p = float(random.choice([0.0, 0.02, 0.3, 1.0]))
-    if kind == 3:
-        top_p = min(top_p, 0.8)
-    elif kind == 4:
-        min_p = max(min_p, 0.02)
-    penalties = PENALTIES if random.integers(2) else {}
-    return SamplingParams(
-        seed=int(random.integers(1000)), temperature=float(random.choice([0, 0.4, 1, 1.7])),
-        top_k=top_k, top_p=top_p, min_p=min_p, repeat_last_n=int(random.choice([-1, 0, 3, 20])),
-        **penalties,
-    )  # fmt: skip
-
-
-def random_logits(random: np.random.Generator, n: int) -> np.ndarray:
-    """Steep or flat, some with many equal ones, or with tokens that cannot come."""
-    logits = (random.standard_normal(n) * random.choice([1, 3, 8])).astype(np.float32)
-    kind = random.integers(4)
-    if kind == 0:
-        logits = np.round(logits)
-    elif kind == 1:
-        logits[random.random(n) < 0.7] = -math.inf
-        logits[random.integers(n)] = 1
-    return logits
+from tests.helpers.draws import GREEDY, NEUTRAL, PENALTIES, Draws, random_logits, random_params
 
 
 def sweep(device: str, n_settings: int, n_tokens: int, seed: int) -> None:
@@ -113,7 +21,7 @@ def sweep(device: str, n_settings: int, n_tokens: int, seed: int) -> None:
         n_vocab = int(random.integers(300, 2000))
         prompt = random.integers(0, n_vocab, 30).tolist()
         never = random.integers(0, n_vocab, 2).tolist()
-        pair = Pair(device, random_params(random), n_vocab, prompt, never)
+        pair = Draws(device, random_params(random), n_vocab, prompt, never)
         n_drawn += sum(pair.draw(random_logits(random, n_vocab)) for _ in range(n_tokens))
     assert n_drawn > 0.9 * n_settings * n_tokens
 
@@ -135,14 +43,14 @@ def test_thousands_of_draws_are_those_of_the_host(device: str, seed: int) -> Non
 )
 @pytest.mark.parametrize("n_vocab", [1, 2, 1024, 8193, 33_000])
 def test_vocabularies_of_all_sizes(n_vocab: int, params: SamplingParams, device: str) -> None:
-    pair = Pair(device, params, n_vocab)
+    pair = Draws(device, params, n_vocab)
     random = np.random.default_rng(n_vocab)
     for scale in (2, 4):
         pair.drawn((random.standard_normal(n_vocab) * scale).astype(np.float32))
 
 
 def test_the_largest_top_k(device: str) -> None:
-    pair = Pair(device, dataclasses.replace(NEUTRAL, top_k=sampling.MOST_WANTED), 5000)
+    pair = Draws(device, dataclasses.replace(NEUTRAL, top_k=sampling.MOST_WANTED), 5000)
     random = np.random.default_rng(2)
     for _ in range(3):
         pair.drawn(random.standard_normal(5000).astype(np.float32))
@@ -152,8 +60,8 @@ def test_of_equal_ones_the_lowest_is_the_likeliest(device: str) -> None:
     logits = np.zeros(600, dtype=np.float32)
     logits[::7] = -0.0
     logits[:3] = -1
-    assert Pair(device, GREEDY, 600).drawn(logits) == 3
-    pair = Pair(device, dataclasses.replace(NEUTRAL, top_k=5), 600)
+    assert Draws(device, GREEDY, 600).drawn(logits) == 3
+    pair = Draws(device, dataclasses.replace(NEUTRAL, top_k=5), 600)
     drawn = {pair.drawn(logits) for _ in range(12)}
     assert drawn <= set(range(3, 8))
 
@@ -161,7 +69,7 @@ def test_of_equal_ones_the_lowest_is_the_likeliest(device: str) -> None:
 def test_a_window_of_penalties_moves(device: str) -> None:
     """Greedy from equal logits with a presence penalty goes round a window."""
     params = SamplingParams(temperature=0, repeat_last_n=4, presence_penalty=1)
-    pair = Pair(device, params, 40, prompt=[0, 1, 2])
+    pair = Draws(device, params, 40, prompt=[0, 1, 2])
     assert [pair.drawn(np.zeros(40, np.float32)) for _ in range(8)] == [3, 4, 0, 1, 2, 3, 4, 0]
 
 
@@ -169,14 +77,14 @@ def test_more_random_numbers_than_there_is_room_for(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "N_UNIFORM", 8)
-    pair = Pair(device, dataclasses.replace(NEUTRAL, top_k=64), 64)
+    pair = Draws(device, dataclasses.replace(NEUTRAL, top_k=64), 64)
     for _ in range(30):
         pair.drawn(np.zeros(64, np.float32))
 
 
 def test_the_host_goes_on_where_the_device_stopped_and_back(device: str) -> None:
     random = np.random.default_rng(7)
-    pair = Pair(device, SamplingParams(seed=5, temperature=2, **PENALTIES), 500)
+    pair = Draws(device, SamplingParams(seed=5, temperature=2, **PENALTIES), 500)
     for _ in range(3):
         for _ in range(2):
             pair.drawn(random_logits(random, 500))
@@ -204,13 +112,14 @@ def test_what_the_host_must_do_changes_nothing(
     params: SamplingParams, logits: Sequence[float], device: str
 ) -> None:
     served = params if params != NEUTRAL else dataclasses.replace(NEUTRAL, top_k=2)
-    pair = Pair(device, served, len(logits), n_step=20)
-    pair.token.fill_(2)
-    before = [x.clone() for x in (pair.drawer._counts, pair.drawer._history)]
+    pair = Draws(device, served, len(logits), n_step=20)
+    pair.tokens[0].fill_(2)
+    (drawer,) = pair.drawers
+    before = [x.clone() for x in (drawer._counts, drawer._history)]
     for usable in (np.asarray(logits, np.float32), np.arange(len(logits), dtype=np.float32)):
         assert not pair.step(usable).is_drawn, "also all steps behind it"
-        assert (int(pair.token), int(pair.position)) == (2, 0)
-    for x, y in zip(before, (pair.drawer._counts, pair.drawer._history), strict=True):
+        assert (pair.token, pair.position) == (2, 0)
+    for x, y in zip(before, (drawer._counts, drawer._history), strict=True):
         assert torch.equal(x, y)
     pair.begin()
     pair.drawn(np.arange(len(logits), dtype=np.float32))
@@ -219,7 +128,7 @@ def test_what_the_host_must_do_changes_nothing(
 def test_tokens_that_must_not_come_may_be_no_numbers(device: str) -> None:
     logits = np.arange(300, dtype=np.float32)
     logits[[298, 299]] = math.nan, math.inf
-    pair = Pair(device, GREEDY, 300, prompt=[299] * 5, never=[298, 299])
+    pair = Draws(device, GREEDY, 300, prompt=[299] * 5, never=[298, 299])
     assert pair.drawn(logits) == 297
 
 

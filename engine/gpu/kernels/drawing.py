@@ -1,0 +1,206 @@
+"""What draws of one rank and of several share: where facts stand, and from candidates to a token.
+
+What differs from answer to answer stands in `settings` (F64), what differs from token to token in
+`state` (int64), `counts` and `history`. `limits` (F32) and `found` (int32) go from kernel to
+kernel.
+"""
+
+import triton
+import triton.language as tl
+
+REPEAT, FREQUENCY, PRESENCE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+IS_PENALISED = tl.constexpr(3)
+N_LAST = tl.constexpr(4)
+"""How many tokens count for the penalties; -1 for all, 0 for none."""
+N_WANTED = tl.constexpr(5)
+"""How many of the likeliest tokens are looked at."""
+IS_TOP_K = tl.constexpr(6)
+"""Whether those are all: otherwise what was not looked at counts for top-p."""
+TOP_P = tl.constexpr(7)
+MIN_P = tl.constexpr(8)
+"""The logarithm as F32; -inf for none."""
+TEMPERATURE = tl.constexpr(9)
+IS_BY_ID = tl.constexpr(10)
+"""Whether the draw counts tokens by rising id and not by falling logit."""
+N_SETTING = 11
+
+N_STEP, N_UNIFORM, N_HISTORY, HALT = (
+    tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
+)  # fmt: skip
+"""Steps so far; random numbers used; tokens that came to the history; why nothing is drawn."""
+N_STATE = 4
+
+BEST, BOUND = tl.constexpr(0), tl.constexpr(1)
+"""In `limits`: the largest logit, infinite if none is of use; what candidates reach."""
+N_FOUND, IS_WHOLE, N_DONE, CHECK = (
+    tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
+)  # fmt: skip
+"""In `found`: how many do; whether no other token could pass the filters; programs of the kernel
+after `bound` that are done; what the residual stream comes to."""
+N_FACT = 4
+
+DRAWN, UNUSABLE, FOR_HOST, WRONG = (
+    tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
+)  # fmt: skip
+"""How a step ended: with a token; with logits that are not numbers; the host has to draw; ranks
+have computed with different numbers, and instead of an id there is a bit for each that is named."""
+
+ENDING_BITS, ENDING_MASK = tl.constexpr(4), tl.constexpr((1 << 4) - 1)
+"""What `state` holds at HALT is an ending and, above these bits, what stands in place of an id."""
+
+WORD_BITS, ENTRY_BITS = tl.constexpr(32), tl.constexpr(36)
+"""An entry of the ring is `(number of the step << ENTRY_BITS) | (ending << WORD_BITS) | id`."""
+
+LARGEST = tl.constexpr((1 << 31) - 1)
+LOWEST = tl.constexpr(-(1 << 63))
+"""Of int32; of int64."""
+
+RANK_OF_NONE = tl.constexpr(0x007FFFFF)
+"""`rank_of` -inf, below that of all numbers."""
+
+
+@triton.jit
+def rank_of(x):
+    """uint32 that rise with x (F32); equal ones for equal x, so also for both zeros."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)
+    return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
+
+
+@triton.jit
+def number_of(rank):
+    """The F32 of a `rank_of`."""
+    bits = tl.where((rank >> 31) != 0, rank ^ 0x80000000, rank ^ 0xFFFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def below(x, best):
+    """How far x (F32) lies below the largest, F64."""
+    return x.to(tl.float64) - best.to(tl.float64)
+
+
+@triton.jit
+def _filtered(x, there, n, best, is_whole, total, settings):
+    """Which of the candidates pass top-p and min-p; and whether these are known to be all.
+
+    Args:
+        x: (N,), logits, in the order of the draw; the first n are `there`.
+        total: probability of all tokens, if not only of the candidates.
+    """
+    lane = tl.arange(0, x.shape[0])
+    is_known = (tl.load(settings + IS_TOP_K) != 0) | is_whole
+    keep = there
+    top_p = tl.load(settings + TOP_P)
+    if top_p < 1:
+        weight = tl.where(there, tl.exp(below(x, best)), 0.0)
+        if tl.load(settings + IS_TOP_K) != 0:
+            total = tl.sum(weight)
+        n_less = tl.sum((there & (tl.cumsum(weight, axis=0) / total < top_p)).to(tl.int32))
+        keep = there & (lane <= n_less)
+        is_known = is_known | (n_less < n)
+    return keep & (x >= best + tl.load(settings + MIN_P).to(tl.float32)), is_known
+
+
+@triton.jit
+def sort(x, n, run, SIZE: tl.constexpr):
+    """x (SIZE,) by falling value: a bitonic sort, as a loop because that is less to read.
+
+    Args:
+        n: all behind the first n are LOWEST.
+        run: 2, or twice the length of pieces that are in order already, falling and rising in turn.
+    """
+    lane = tl.arange(0, SIZE)
+    run = tl.full((), 0, tl.int32) + run  # a number that is not known when this is compiled
+    while (run <= SIZE) & (run // 2 < n):
+        step = run // 2
+        while step > 0:
+            other = tl.gather(x, lane ^ step, axis=0)
+            is_larger = ((lane & step) == 0) == ((lane & run) == 0)
+            x = tl.where((other > x) == is_larger, other, x)
+            step = step // 2
+        run = run * 2
+    return x
+
+
+@triton.jit
+def choose(packed, n_found, best, is_whole, total, settings, uniform, SIZE: tl.constexpr):
+    """The token of a uniform random number; and whether the candidates were enough to know it.
+
+    Args:
+        packed: (SIZE,), int64, n_found candidates in the order of the draw.
+        total: see `_filtered`.
+    """
+    lane = tl.arange(0, SIZE)
+    is_by_id = tl.load(settings + IS_BY_ID) != 0
+    n = n_found
+    if tl.load(settings + IS_TOP_K) != 0:
+        n = tl.minimum(n, tl.load(settings + N_WANTED).to(tl.int32))
+    there = lane < n
+    upper, lower = packed >> 32, packed & 0xFFFFFFFF
+    ids = tl.where(is_by_id, upper, lower) ^ LARGEST
+    rank = tl.where(is_by_id, lower, upper + 0x80000000).to(tl.uint32)
+    x = tl.where(there, number_of(tl.where(there, rank, 0x80000000).to(tl.uint32)), -float("inf"))
+    keep, is_known = _filtered(x, there, n, best, is_whole, total, settings)
+    under = tl.where(keep, below(x, best), -1e30)
+    temperature = tl.load(settings + TEMPERATURE)
+    warm = tl.maximum(under / temperature, -1e30).to(tl.float32).to(tl.float64)
+    weight = tl.where(keep, tl.exp(tl.where(temperature == 1, under, warm)), 0.0)
+    cumulative = tl.cumsum(weight, axis=0)
+    point = uniform * tl.max(cumulative)
+    last = tl.max(tl.where(weight > 0, lane, 0))
+    chosen = tl.minimum(tl.sum((keep & (cumulative <= point)).to(tl.int32)), last)
+    return tl.sum(tl.where(lane == chosen, ids, 0)), is_known
+
+
+@triton.jit
+def _count(counts, token, change, first, n_own, is_wanted):
+    """Change how often a token is in the history, if it is one of the rank's own."""
+    own = token - first
+    is_own = is_wanted & (own >= 0) & (own < n_own)
+    tl.atomic_add(counts + tl.where(is_own, own, 0), change, mask=is_own, sem="relaxed")
+
+
+@triton.jit
+def _accept(token, is_drawn, settings, state, counts, history, first, n_own):
+    """Let a token count for the penalties, and the one that leaves their window no more."""
+    n_last = tl.load(settings + N_LAST).to(tl.int64)
+    n = tl.load(state + N_HISTORY)
+    place = tl.where(n_last > 0, n % tl.maximum(n_last, 1), 0)
+    leaves = is_drawn & (n_last > 0) & (n >= n_last)
+    old = tl.load(history + place, mask=leaves, other=0)
+    tl.debug_barrier()
+    _count(counts, old, -1, first, n_own, leaves)
+    _count(counts, token, 1, first, n_own, is_drawn & (n_last != 0))
+    tl.store(history + place, token.to(tl.int32), mask=is_drawn & (n_last > 0))
+    tl.store(state + N_HISTORY, n + 1, mask=is_drawn)
+
+
+@triton.jit
+def finish(token, now, settings, state, counts, history, ids, position, ring, first, n_own,
+           RING: tl.constexpr):  # fmt: skip
+    """Write what the next step reads, and what the host does.
+
+    Where nothing was drawn, this step and all later ones leave everything as it is, but for the
+    ring: the same token at the same place is then computed once more.
+
+    Args:
+        token: what was drawn; or what stands in place of an id.
+        now: how this step ended, if none before it halted.
+        counts: of n_own tokens from `first` on.
+    """
+    halt, n_step = tl.load(state + HALT), tl.load(state + N_STEP)
+    is_new = halt == DRAWN
+    is_drawn = is_new & (now == DRAWN)
+    shown = tl.where((now == UNUSABLE) | (now == FOR_HOST), 0, token)
+    told = tl.where(is_new, now | (shown << ENDING_BITS), halt)
+    token = tl.where(is_drawn, token, 0)
+    _accept(token, is_drawn, settings, state, counts, history, first, n_own)
+    tl.store(ids, token, mask=is_drawn)
+    tl.store(position, tl.load(position) + 1, mask=is_drawn)
+    ending = told & ENDING_MASK
+    entry = ((n_step + 1) << ENTRY_BITS) | (ending << WORD_BITS) | (told >> ENDING_BITS)
+    tl.store(ring + n_step % RING, entry)
+    n_uniform = tl.load(state + N_UNIFORM)
+    tl.store(state + N_STEP, n_step + 1)
+    tl.store(state + N_UNIFORM, n_uniform + 1, mask=is_drawn)
+    tl.store(state + HALT, told, mask=is_new & (now != DRAWN))

@@ -1,0 +1,234 @@
+"""A token drawn by several ranks that have a slice of the logits each; every rank draws it.
+
+After `sampling.survey` and `sampling.bound` of its slice a rank offers what could be drawn:
+`offer` gathers and packs a message, ranks exchange these, and `decide` merges them in the order of
+seats. It computes with nothing but what all have, so all draw the same token.
+
+A message is int64: MARK, CHECK_WORD, INFO and SUM, then SENT candidates by falling logit, packed
+as in `sampling.gather`.
+"""
+
+import triton
+import triton.language as tl
+
+from engine.gpu.kernels.drawing import (
+    BEST,
+    CHECK,
+    DRAWN,
+    FOR_HOST,
+    IS_BY_ID,
+    IS_WHOLE,
+    LOWEST,
+    MIN_P,
+    N_DONE,
+    N_FOUND,
+    N_STEP,
+    N_UNIFORM,
+    N_WANTED,
+    UNUSABLE,
+    WRONG,
+    below,
+    choose,
+    finish,
+    number_of,
+    sort,
+)  # fmt: skip
+from engine.gpu.kernels.sampling import candidates_of, total_of
+
+MARK = tl.constexpr(0)
+"""The number of the step and, in the lower half, the token that the logits follow."""
+CHECK_WORD = tl.constexpr(1)
+"""What the residual stream comes to, in the lower half, and whether there was one."""
+INFO = tl.constexpr(2)
+"""How many candidates; OVER_BIT, LACKS_BIT; in the upper half the largest logit."""
+SUM = tl.constexpr(3)
+"""Of the probabilities of all tokens of the slice, as multiples of the largest there."""
+N_HEAD = tl.constexpr(4)
+
+OVER_BIT, LACKS_BIT = tl.constexpr(1 << 16), tl.constexpr(1 << 17)
+"""There was no room for all candidates; tokens that are none could pass the filters."""
+
+LOWER_HALF = tl.constexpr((1 << 32) - 1)
+
+
+@triton.jit(do_not_specialize=["n_own", "first", "n_sum"])
+def offer(penalised, settings, limits, found, candidates, sums, state, ids, message, n_own, first,
+          n_sum, HAS_STREAM: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr,
+          FEW: tl.constexpr, ROOM: tl.constexpr, SENT: tl.constexpr,
+          SUMS: tl.constexpr):  # fmt: skip
+    """What `sampling.gather` finds in a slice, as a message, which the last program writes.
+
+    Args:
+        message: (N_HEAD + SENT,), int64.
+        n_own, first: how many logits, and the id of the first.
+        SENT: at least as many as are wanted.
+        SUMS: the power of two from n_sum on, the number of programs.
+    """
+    candidates_of(penalised, settings, limits, found, candidates, sums, n_own, first, True, FACTOR,
+                  BLOCK, ROOM)  # fmt: skip
+    tl.debug_barrier()  # all threads have written before one of them says so
+    if tl.atomic_add(found + N_DONE, 1, sem="acq_rel") == n_sum - 1:
+        n_found = tl.load(found + N_FOUND, cache_modifier=".cg")
+        n_sent = tl.minimum(n_found, tl.load(settings + N_WANTED).to(tl.int32))
+        if n_found <= FEW:
+            _send(candidates, n_found, n_sent, message, FEW)
+        else:
+            _send(candidates, tl.minimum(n_found, ROOM), n_sent, message, ROOM)
+        step = tl.load(state + N_STEP) & LOWER_HALF
+        tl.store(message + MARK, (step << 32) | tl.load(ids).to(tl.int64))
+        check = tl.zeros((), tl.int64)
+        if HAS_STREAM:
+            check = (1 << 32) | (tl.load(found + CHECK).to(tl.int64) & LOWER_HALF)
+        tl.store(message + CHECK_WORD, check)
+        lacks = (tl.load(found + IS_WHOLE) == 0) | (n_sent < n_found)
+        info = n_sent | tl.where(n_found > ROOM, OVER_BIT, 0) | tl.where(lacks, LACKS_BIT, 0)
+        best = tl.load(limits + BEST).to(tl.int32, bitcast=True).to(tl.int64)
+        tl.store(message + INFO, (best << 32) | info.to(tl.int64))
+        total = total_of(sums, n_sum, settings, SUMS)
+        tl.store(message + SUM, total.to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _send(candidates, n, n_sent, message, SIZE: tl.constexpr):
+    """The n_sent largest of n candidates, by falling logit."""
+    lane = tl.arange(0, SIZE)
+    packed = tl.load(candidates + lane, mask=lane < n, other=LOWEST, cache_modifier=".cg")
+    packed = sort(packed, n, 2, SIZE)
+    tl.store(message + N_HEAD + lane, packed, mask=lane < n_sent)
+
+
+@triton.jit
+def _best_of(info):
+    """The largest logit of each slice, infinite if a link has made no number of it."""
+    best = (info >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    return tl.where(best == best, best, float("inf"))
+
+
+@triton.jit
+def _n_sent(info, STRIDE: tl.constexpr):
+    """How many candidates there are, whatever a link has made of that; int32."""
+    return tl.minimum((info & (OVER_BIT - 1)).to(tl.int32), STRIDE - N_HEAD)
+
+
+@triton.jit
+def _agree(mark, check, other_mark, other_check):
+    """Whether two ranks have computed with the same; not all of them have a stream."""
+    is_same = (check == other_check) | ((check >> 32) == 0) | ((other_check >> 32) == 0)
+    return (mark == other_mark) & is_same
+
+
+@triton.jit
+def _wrong(told, own, seat, n_rank, SEATS: tl.constexpr, STRIDE: tl.constexpr):
+    """A bit for each seat that is named because ranks have computed with different numbers.
+
+    These are the seats that no majority agrees with, and where there are none such, because not
+    all can be compared, those with which fewer agree than with another. If what this rank told is
+    not what it now reads of itself, messages were not exchanged, and only this seat is named.
+    """
+    mine, other = tl.arange(0, SEATS)[:, None], tl.arange(0, SEATS)[None, :]
+    is_mine, is_other = mine < n_rank, other < n_rank
+    agree = _agree(
+        tl.load(told + mine * STRIDE + MARK, mask=is_mine, other=0),
+        tl.load(told + mine * STRIDE + CHECK_WORD, mask=is_mine, other=0),
+        tl.load(told + other * STRIDE + MARK, mask=is_other, other=0),
+        tl.load(told + other * STRIDE + CHECK_WORD, mask=is_other, other=0),
+    )
+    n_agree = tl.sum((agree & is_mine & is_other).to(tl.int32), axis=1)
+    at = tl.arange(0, SEATS)
+    is_alone = (at < n_rank) & (n_agree * 2 <= n_rank)
+    is_less = (at < n_rank) & (n_agree < tl.max(n_agree))
+    is_named = tl.where(tl.max(is_alone.to(tl.int32)) != 0, is_alone, is_less)
+    seats = tl.sum(tl.where(is_named, 1, 0).to(tl.int64) << at.to(tl.int64))
+    is_read = tl.load(told + seat * STRIDE + MARK) == tl.load(own + MARK)
+    is_read = is_read & (tl.load(told + seat * STRIDE + CHECK_WORD) == tl.load(own + CHECK_WORD))
+    return tl.where(is_read, seats, tl.full((), 1, tl.int64) << seat)
+
+
+@triton.jit
+def _logit_of(packed):
+    """The logit of a candidate that is packed by falling logit."""
+    return number_of(((packed >> 32) + 0x80000000).to(tl.uint32))
+
+
+@triton.jit
+def _merged(told, n_rank, settings, limit, best, total, n_each, uniform, SIZE: tl.constexpr,
+            STRIDE: tl.constexpr):  # fmt: skip
+    """`choose` from the candidates of all ranks that are not below a limit.
+
+    Args:
+        limit: of packed candidates: tokens that are none may lie below.
+        n_each: a power of two that no rank has told more candidates than.
+        SIZE: at least n_each for each rank.
+    """
+    lane = tl.arange(0, SIZE)
+    rank, place = lane // n_each, lane % n_each
+    is_rank = rank < n_rank
+    info = tl.load(told + rank * STRIDE + INFO, mask=is_rank, other=0)
+    # falling and rising in turn, as a sort has them when it comes to pieces of this length
+    place = tl.where(rank % 2 != 0, n_each - 1 - place, place)
+    there = is_rank & (place < _n_sent(info, STRIDE))
+    packed = tl.load(told + rank * STRIDE + N_HEAD + place, mask=there, other=LOWEST)
+    there = there & (packed >= limit)
+    least = best + tl.load(settings + MIN_P).to(tl.float32)
+    is_by_id = tl.load(settings + IS_BY_ID) != 0
+    # in that order, those that the largest logit of all ranks leaves out would lie between others
+    there = there & ((_logit_of(packed) >= least) | (is_by_id == 0))
+    by_id = ((packed & LOWER_HALF) << 32) | ((packed >> 32) + 0x80000000)
+    packed = tl.where(there, tl.where(is_by_id, by_id, packed), LOWEST)
+    packed = sort(packed, SIZE, tl.where(is_by_id, 2, 2 * n_each), SIZE)
+    is_whole = (limit == LOWEST) | (_logit_of(limit) < least)
+    n = tl.sum(there.to(tl.int32))
+    return choose(packed, n, best, is_whole, total, settings, uniform, SIZE)
+
+
+@triton.jit(do_not_specialize=["seat", "n_rank", "n_own", "first", "n_vocab"])
+def decide(told, own, settings, uniforms, state, counts, history, ids, position, ring, seat, n_rank,
+           n_own, first, n_vocab, SEATS: tl.constexpr, FEW: tl.constexpr, SENT: tl.constexpr,
+           UNIFORMS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
+    """Draw a token from the messages of all ranks and write what the next step reads; one program.
+
+    Args:
+        told: (n_rank, N_HEAD + SENT), int64.
+        own: (N_HEAD + SENT,), what this rank told.
+        counts: of the n_own tokens from `first` on.
+        SEATS: the power of two from n_rank on.
+        FEW: candidates of a rank up to which less work is enough.
+        uniforms and what follows it: see `sampling.draw`.
+    """
+    STRIDE: tl.constexpr = N_HEAD + SENT
+    at = tl.arange(0, SEATS)
+    there = at < n_rank
+    info = tl.load(told + at * STRIDE + INFO, mask=there, other=0)
+    bests = tl.where(there, _best_of(info), -float("inf"))
+    best = tl.max(bests)
+    is_usable = (best > -float("inf")) & (best < float("inf"))
+    best = tl.where(is_usable, best, 0.0)
+    sums = tl.load(told + at * STRIDE + SUM, mask=there, other=0).to(tl.float64, bitcast=True)
+    is_finite = (bests > -float("inf")) & (bests < float("inf"))
+    factors = tl.exp(tl.where(is_finite, below(bests, best), 0.0))
+    total = tl.sum(tl.where(is_finite, sums * factors, 0.0))
+    n_sent = _n_sent(info, STRIDE)
+    lacks = there & ((info & LACKS_BIT) != 0)
+    last = tl.maximum(n_sent - 1, 0)
+    limits = tl.load(told + at * STRIDE + N_HEAD + last, mask=lacks & (n_sent > 0), other=LOWEST)
+    limit = tl.max(limits)
+    is_over = tl.max((there & ((info & OVER_BIT) != 0)).to(tl.int32))
+    uniform = tl.load(uniforms + tl.load(state + N_UNIFORM) % UNIFORMS)
+    n_most, n_each = tl.max(n_sent), 1
+    while n_each < n_most:
+        n_each = n_each * 2
+    if n_each <= FEW:
+        token, is_known = _merged(
+            told, n_rank, settings, limit, best, total, n_each, uniform, SEATS * FEW, STRIDE
+        )
+    else:
+        token, is_known = _merged(
+            told, n_rank, settings, limit, best, total, n_each, uniform, SEATS * SENT, STRIDE
+        )
+    is_known = is_known & (is_over == 0) & (token < n_vocab)  # whatever a link has made of it
+    now = tl.where(is_known, DRAWN, FOR_HOST)
+    now = tl.where(is_usable, now, UNUSABLE).to(tl.int64)
+    seats = _wrong(told, own, seat, n_rank, SEATS, STRIDE)
+    now = tl.where(seats != 0, WRONG, now).to(tl.int64)
+    token = tl.where(seats != 0, seats, token)
+    finish(token, now, settings, state, counts, history, ids, position, ring, first, n_own, RING)

@@ -1,0 +1,185 @@
+"""Tokens drawn by kernels on one or several ranks, next to a sampler of the host."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config import SamplingParams
+from engine.gpu import sampling
+from engine.gpu.sampling import DeviceSampler, Entry
+from engine.sampler import Sampler
+
+NEUTRAL = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=1)
+GREEDY = SamplingParams(temperature=0)
+PENALTIES = {"repeat_penalty": 1.3, "frequency_penalty": 0.15, "presence_penalty": 0.4}
+
+
+class HostLanes:
+    """Where ranks exchange words on the host; each has a thread of its own."""
+
+    def __init__(self, n_rank: int) -> None:
+        self.barrier = threading.Barrier(n_rank, timeout=60)
+        self.shown: list[Tensor] = [torch.empty(0)] * n_rank
+        self.n_rank = n_rank
+
+    def lane(self, seat: int) -> HostLane:
+        return HostLane(self, seat)
+
+
+class HostLane:
+    """That of one rank.
+
+    Attributes:
+        n_bytes: that it told each other one so far.
+    """
+
+    def __init__(self, lanes: HostLanes, seat: int) -> None:
+        self._lanes, self.seat = lanes, seat
+        self.group = tuple(range(lanes.n_rank))
+        self.n_bytes = 0
+
+    def words(self, own: Tensor) -> Tensor:
+        assert own.dtype == torch.int32
+        self.n_bytes += own.nbytes
+        self._lanes.shown[self.seat] = own.cpu().clone()
+        self._lanes.barrier.wait()
+        found = torch.stack(self._lanes.shown).to(own.device)
+        self._lanes.barrier.wait()
+        return found
+
+
+class Draws:
+    """A sampler of the host and ranks of the device that draw the same, or else the test fails.
+
+    Args:
+        cuts: where slices of the vocabulary begin and end, if there are several ranks.
+    """
+
+    def __init__(
+        self, device: str, params: SamplingParams, n_vocab: int, prompt: Sequence[int] = (),
+        never: Sequence[int] = (), n_step: int = 0, cuts: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.host, self.followed = Sampler(params), Sampler(params)
+        place = torch.device(device)
+        self.slices = [range(*ends) for ends in pairwise(cuts)] or [range(n_vocab)]
+        lanes = HostLanes(len(self.slices))
+        self.lanes = [lanes.lane(n) for n in range(len(self.slices))]
+        self.drawers = [DeviceSampler(place, n_vocab)]
+        if cuts:
+            self.drawers = [
+                DeviceSampler(place, n_vocab, own, lane)
+                for own, lane in zip(self.slices, self.lanes, strict=True)
+            ]
+        self._threads = ThreadPoolExecutor(len(self.slices))
+        self.never = list(never)
+        self.tokens = [torch.zeros(1, dtype=torch.int64, device=place) for _ in self.slices]
+        self.positions = [torch.zeros(1, dtype=torch.int64, device=place) for _ in self.slices]
+        self.streams: list[Tensor | None] = [None for _ in self.slices]
+        self.n_step = n_step
+        for token in prompt:
+            self.accept(token)
+        self.begin()
+
+    @property
+    def token(self) -> int:
+        """What the next step computes, on all ranks."""
+        return self._same([int(x) for x in self.tokens])
+
+    @property
+    def position(self) -> int:
+        return self._same([int(x) for x in self.positions])
+
+    @staticmethod
+    def _same(values: Sequence[int]) -> int:
+        assert len(set(values)) == 1
+        return values[0]
+
+    def begin(self) -> None:
+        for drawer in self.drawers:
+            assert drawer.begin(self.followed, self.never, self.n_step)
+
+    def accept(self, token: int) -> None:
+        self.host.accept(token)
+        self.followed.accept(token)
+
+    def step(self, logits: np.ndarray) -> Entry:
+        """What the device draws from logits: the same on all ranks."""
+        for drawer in self.drawers:
+            drawer.supply()
+        self.n_step += 1
+        entries = set(self._threads.map(lambda n: self._step(n, logits), range(len(self.slices))))
+        assert len(entries) == 1
+        entry = entries.pop()
+        assert entry.number == self.n_step
+        return entry
+
+    def _step(self, n: int, logits: np.ndarray) -> Entry:
+        drawer, own = self.drawers[n], self.slices[n]
+        slice_ = torch.from_numpy(logits[own.start : own.stop]).to(self.tokens[n].device)
+        drawer.draw(slice_ if own else None, self.tokens[n], self.positions[n], self.streams[n])
+        return Entry.of(int(drawer.ring[(self.n_step - 1) % sampling.RING]))
+
+    def draw(self, logits: np.ndarray) -> bool:
+        """A token that both draw and accept; whether the device could, or the host did it."""
+        place, masked = self.position, self.masked(logits)
+        entry = self.step(logits)
+        token = self.host.sample(masked)
+        if entry.is_drawn:
+            assert entry.token == self.token == token
+            assert self.position == place + 1
+            for n, drawer in enumerate(self.drawers):
+                drawer.took(is_first=n == 0)
+            self.accept(token)
+            return True
+        assert self.followed.sample(masked) == token
+        self.accept(token)
+        self.begin()
+        return False
+
+    def drawn(self, logits: np.ndarray) -> int:
+        """The same where the device must be able to; what was drawn."""
+        assert self.draw(logits)
+        return self.token
+
+    def masked(self, logits: np.ndarray) -> np.ndarray:
+        masked = logits.copy()
+        masked[self.never] = -math.inf
+        return masked
+
+
+def random_params(random: np.random.Generator) -> SamplingParams:
+    """Settings that are served, of every kind."""
+    kind = random.integers(5)
+    top_k = int(random.integers(1, 120)) if kind < 3 else 0
+    top_p = float(random.choice([1.0, 0.95, 0.8, 0.3, 0.0]))
+    min_p = float(random.choice([0.0, 0.02, 0.3, 1.0]))
+    if kind == 3:
+        top_p = min(top_p, 0.8)
+    elif kind == 4:
+        min_p = max(min_p, 0.02)
+    penalties = PENALTIES if random.integers(2) else {}
+    return SamplingParams(
+        seed=int(random.integers(1000)), temperature=float(random.choice([0, 0.4, 1, 1.7])),
+        top_k=top_k, top_p=top_p, min_p=min_p, repeat_last_n=int(random.choice([-1, 0, 3, 20])),
+        **penalties,
+    )  # fmt: skip
+
+
+def random_logits(random: np.random.Generator, n: int) -> np.ndarray:
+    """Steep or flat, some with many equal ones, or with tokens that cannot come."""
+    logits = (random.standard_normal(n) * random.choice([1, 3, 8])).astype(np.float32)
+    kind = random.integers(4)
+    if kind == 0:
+        logits = np.round(logits)
+    elif kind == 1:
+        logits[random.random(n) < 0.7] = -math.inf
+        logits[random.integers(n)] = 1
+    return logits
