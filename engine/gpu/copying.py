@@ -68,7 +68,6 @@ class Offer:
         host: the same in the host's memory, as far as `parts` say.
         is_pinned: devices read that memory by themselves.
         freed: what it has read of what it was shown before.
-        shape: of its whole value, where that is asked for.
     """
 
     wire: Tensor | None = None
@@ -77,7 +76,6 @@ class Offer:
     is_pinned: bool = True
     parts: Sequence[Part] = ()
     freed: Freed | None = None
-    shape: torch.Size | None = None
 
 
 Meet = Callable[[Offer], Sequence[Offer]]
@@ -144,9 +142,9 @@ class Copying:
         self._freed: Freed | None = None
         self._sum: Tensor | None = None
 
-    def shapes(self, x: Tensor | None) -> list[torch.Size | None]:
-        """Of all members' values; None of those that have none."""
-        return [offer.shape for offer in self._met(Offer(shape=None if x is None else x.shape))]
+    def values(self, x: Tensor | None) -> list[Tensor | None]:
+        """What all members have, not to be read but for its shape and type."""
+        return [offer.wire for offer in self._met(Offer(x))]
 
     def all_reduce(self, x: Tensor | None, out: Tensor) -> Event:
         """Sum the members' values in rank order.

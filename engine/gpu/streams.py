@@ -197,8 +197,8 @@ def queues_of(device: torch.device) -> Queues:
     return CudaQueues(device) if device.type == "cuda" else HostQueues()
 
 
-class Watch:
-    """How far the ranks are, by events that each of them leaves behind as it goes.
+class Marks:
+    """How far the ranks' devices are, by events that ranks leave behind as they go.
 
     Args:
         devices: of the ranks, as people know them.
@@ -208,59 +208,68 @@ class Watch:
         self._devices = devices
         self._lock = threading.Lock()
         self._marks: list[deque[tuple[float, Event]]] = [deque() for _ in devices]
+        self._seen = [0] * len(devices)
+        self._n_over = [0] * len(devices)
+        self._problem: CommError | None = None
 
-    def mark(self, rank: int, event: Event) -> None:
+    def leave(self, rank: int, event: Event) -> None:
         """Note where a rank's work ends now."""
         with self._lock:
-            marks = self._marks[rank]
-            while marks and marks[0][1].query():
-                marks.popleft()
-            marks.append((time.perf_counter(), event))
+            self._pass_over(rank)
+            self._marks[rank].append((time.perf_counter(), event))
+
+    def has_moved(self, rank: int) -> bool | None:
+        """Whether a device has ended something since this was asked last; None if it has nothing.
+
+        That is what it was given up to the last mark.
+        """
+        with self._lock:
+            self._pass_over(rank)
+            has_moved = self._n_over[rank] != self._seen[rank]
+            self._seen[rank] = self._n_over[rank]
+            return has_moved if self._marks[rank] else None
 
     def until(self, events: Sequence[Event]) -> None:
         """Wait for events.
 
         Raises:
             CommError: no rank has ended anything for `STALL_S`; names the one whose work has been
-                waiting longest, for without that the others cannot go on.
+                waiting longest, for without that the others cannot go on. Once it is so, it is
+                not waited for again.
         """
         seen, deadline = (-1, -1), 0.0
         while n_left := sum(not event.query() for event in events):
-            now = n_left, self._n_left()
+            if self._problem is not None:
+                raise self._problem
+            now = n_left, self._total()
             if now != seen:
                 seen, deadline = now, time.monotonic() + STALL_S
             if time.monotonic() > deadline:
-                raise self._stalled()
+                self._problem = self._stalled()
             time.sleep(POLL_S)
 
-    def finish(self) -> None:
-        """Wait for everything that was marked.
-
-        Raises:
-            CommError: see `until`.
-        """
-        with self._lock:
-            last = [marks[-1][1] for marks in self._marks if marks]
-        self.until(last)
-
     def forget(self) -> None:
-        """Expect nothing any more of what was marked."""
+        """Expect nothing any more of what was noted."""
         with self._lock:
             for marks in self._marks:
                 marks.clear()
 
-    def _n_left(self) -> int:
+    def _pass_over(self, rank: int) -> None:
+        marks = self._marks[rank]
+        while marks and marks[0][1].query():
+            marks.popleft()
+            self._n_over[rank] += 1
+
+    def _total(self) -> int:
+        """Of what all ranks have ended."""
         with self._lock:
-            for marks in self._marks:
-                while marks and marks[0][1].query():
-                    marks.popleft()
-            return sum(map(len, self._marks))
+            for rank in range(len(self._marks)):
+                self._pass_over(rank)
+            return sum(self._n_over)
 
     def _stalled(self) -> CommError:
         with self._lock:
             oldest = [(m[0][0], rank) for rank, m in enumerate(self._marks) if m]
         rank = min(oldest)[1] if oldest else 0
-        return CommError(
-            rank, f"has ended nothing of what it was given for {STALL_S:.0f} s",
-            self._devices[rank],
-        )  # fmt: skip
+        problem = f"has ended nothing of what it was given for {STALL_S:.0f} seconds"
+        return CommError(rank, problem, self._devices[rank])
