@@ -126,10 +126,10 @@ class Context:
         Args:
             norm: reads the result next, so that both may be computed at once; `normed` has it then.
         """
-        if not addend.is_whole:
-            total = self._comm.all_reduce(addend.summand, self._group)
-            addend = addend._replace(summand=total, is_whole=True)
-        x, normed = self.ops.add_norm(x, addend, norm)
+        lane = None if addend.is_whole else self._comm.lane(self._group, x.numel())
+        if lane is None and not addend.is_whole:
+            addend = addend.summed(self._comm.all_reduce(addend.summand, self._group))
+        x, normed = self.ops.add_norm(x, addend, norm, lane)
         self._normed = None if norm is None or normed is None else (x, norm, normed)
         return x
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-PORTABLE = 1
-"""CUDA's `cudaHostRegisterPortable`: pinned for all GPUs."""
+PORTABLE_AND_MAPPED = 1 | 2
+"""CUDA's `cudaHostRegisterPortable` and `...Mapped`: pinned for all GPUs, and in their reach."""
 
 
 class HostTensor:
@@ -41,11 +41,24 @@ class HostTensor:
             finalizer = weakref.finalize(self, _unpin, self.value.data_ptr(), device)
             finalizer.atexit = False  # CUDA may have ended before
 
+    def address_on(self, device: torch.device) -> int:
+        """Where kernels on a device find it; any GPU does if it is pinned.
+
+        Raises:
+            EngineError: the driver knows no such place.
+        """
+        address = self.value.data_ptr()
+        if device.type != "cuda" or torch.version.hip:
+            return address
+        from engine.gpu.cuda_api import CudaApi  # only where there is its driver
+
+        return CudaApi.open().host_address(address, device.index or 0)
+
 
 def _pin(held: Tensor, device: torch.device) -> bool:
     """Whether it could be done; some systems allow little pinned memory."""
     with torch.cuda.device(device):  # the first GPU may be one that is not used
-        code = _cuda().cudaHostRegister(held.data_ptr(), held.nbytes, PORTABLE)
+        code = _cuda().cudaHostRegister(held.data_ptr(), held.nbytes, PORTABLE_AND_MAPPED)
     if int(code) == 0:
         return True
     log.warning("%d bytes of host memory could not be pinned; copies are slower", held.nbytes)

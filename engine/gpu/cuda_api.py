@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from engine.errors import EngineError
@@ -29,6 +29,9 @@ DEVICE_SHARED_BYTES, DEVICE_SHARED_BYTES_OPT_IN = 8, 97
 DEVICE_REGISTERS, DEVICE_WARP, DEVICE_CLOCK, DEVICE_PROCESSORS = 12, 10, 13, 16
 DEVICE_MEMORY_CLOCK, DEVICE_BUS_WIDTH = 36, 37
 """Of CUdevice_attribute."""
+
+PEER_ACCESS_ALREADY_ENABLED = 704
+"""CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED."""
 
 PLAIN_SHARED_BYTES = 48 << 10
 """A kernel with more shared memory has to ask for it."""
@@ -146,6 +149,54 @@ class CudaApi:
             "cuLaunchKernel", c_void_p(function), *map(c_uint, grid), c_uint(n_threads), c_uint(1),
             c_uint(1), c_uint(shared_bytes), c_void_p(stream), addresses, None,
         )  # fmt: skip
+
+    def allocate(self, n_bytes: int, device: int) -> int:
+        """The address of zeros on a device, which peers can reach, unlike PyTorch's segments.
+
+        Raises:
+            EngineError: the driver refuses it; there may not be as much.
+        """
+        self._enter(device)
+        address = c_uint64()
+        self._call("cuMemAlloc_v2", byref(address), c_size_t(n_bytes))
+        try:
+            self.clear(address.value, n_bytes, device)
+        except EngineError:
+            self.free(address.value, device)
+            raise
+        return address.value
+
+    def clear(self, address: int, n_bytes: int, device: int) -> None:
+        """Make what `allocate` gave zeros, at once."""
+        self._enter(device)
+        self._call("cuMemsetD8_v2", c_uint64(address), c_ubyte(0), c_size_t(n_bytes))
+        self._call("cuCtxSynchronize")
+
+    def free(self, address: int, device: int) -> None:
+        """Give back what `allocate` gave."""
+        self._enter(device)
+        self._call("cuMemFree_v2", c_uint64(address))
+
+    def allow_peer(self, device: int, peer: int) -> None:
+        """Let kernels on a device use memory of a peer.
+
+        Raises:
+            EngineError: they cannot.
+        """
+        self._enter(peer)
+        context = c_void_p()
+        self._call("cuCtxGetCurrent", byref(context))
+        self._enter(device)
+        failed = self._library.cuCtxEnablePeerAccess(context, c_uint(0))
+        if failed != PEER_ACCESS_ALREADY_ENABLED:
+            self._check("cuCtxEnablePeerAccess", failed)
+
+    def host_address(self, address: int, device: int) -> int:
+        """Where kernels on a device find mapped memory of the host; on Windows elsewhere."""
+        self._enter(device)
+        found = c_uint64()
+        self._call("cuMemHostGetDevicePointer_v2", byref(found), c_void_p(address), c_uint(0))
+        return found.value
 
     def device_attribute(self, number: int, device: int) -> int:
         """A number of a device."""

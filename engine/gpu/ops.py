@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.cache import LayerCache
+    from engine.gpu.lane import Lane
     from engine.layers.addend import Addend
     from engine.layers.attention import Scores
     from engine.layers.delta_net import DeltaInputs
@@ -90,8 +91,13 @@ class GpuOps(ReferenceOps):
         return super().l2_norm(x, eps) if y is None else y
 
     def add_norm(
-        self, x: Tensor, addend: Addend, norm: Norm | None
+        self, x: Tensor, addend: Addend, norm: Norm | None, lane: Lane | None = None
     ) -> tuple[Tensor, Tensor | None]:
+        if lane is not None:
+            found = lane.add_norm(x, addend, norm, self._x_bytes)
+            if found is not None:
+                return found
+            addend = addend.summed(lane.all_reduce(addend.summand, x.shape))
         found = steps.add_norm(x, addend, norm, self._x_bytes)
         return super().add_norm(x, addend, norm) if found is None else found
 

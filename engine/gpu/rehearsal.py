@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.cache import Cache
 from engine.context import Context
 from engine.footprint import plane_parts, slot_pieces, x_bytes
+from engine.gpu.lane import Lane, Lanes
 from engine.gpu.launch import Start, watched
 from engine.gpu.ops import GpuOps
 from engine.gpu.target import Target, aimed
@@ -23,6 +24,7 @@ from engine.kernels.layout import LAYOUTS
 from engine.ops.planes import JoinedColumns
 from engine.ops.weights import DenseWeight, PackedWeight, Weight
 from engine.parallel.placement import Shard, Slices
+from engine.parallel.ways import Ways
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
@@ -49,7 +51,7 @@ def rehearse(
         if pieces:
             setattr(slot.owner, slot.attribute, _held(slot, pieces, n_bytes))
     cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
-    comm = _Alone(rank, declaration.hp.n_embd)
+    comm = _Alone(rank, declaration.hp.n_embd, _lanes(declaration))
     context = Context(comm, GpuOps(META, n_bytes), cache, META, ["cuda"] * len(declaration.devices))
     starts: list[Start] = []
     with torch.inference_mode(), aimed(target), watched(lambda start: _note(starts, start)):
@@ -101,6 +103,12 @@ def _widths(pieces: Sequence[Slices]) -> list[int]:
     return [piece[-1].stop - piece[-1].start for piece in pieces]
 
 
+def _lanes(declaration: Declaration) -> Lanes | None:
+    """By which ranks would meet, if all of them are on GPUs."""
+    devices = declaration.devices
+    return None if "cpu" in devices else Lanes([META] * len(devices), Ways())
+
+
 class _Alone:
     """As if the other ranks had nothing to add, and had what this one lacks.
 
@@ -110,13 +118,21 @@ class _Alone:
 
     waited_s = 0.0
 
-    def __init__(self, rank: int, n_embd: int) -> None:
+    def __init__(self, rank: int, n_embd: int, lanes: Lanes | None) -> None:
         self.rank = rank
         self.n_tokens = 1
         self._n_embd = n_embd
+        self._lanes = lanes
 
     def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
-        return self._stream() if x is None else x
+        lane = None if x is None else self.lane(group, x.numel())
+        if x is None or lane is None:
+            return self._stream() if x is None else x
+        return lane.all_reduce(x, x.shape)
+
+    def lane(self, group: Group, n: int) -> Lane | None:
+        lane = None if self._lanes is None else self._lanes.lane(self.rank, group)
+        return lane if lane is not None and lane.serves(n) else None
 
     def gather(self, x: Tensor | None, group: Group) -> Tensor | None:
         return x

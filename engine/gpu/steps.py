@@ -68,13 +68,46 @@ def add_norm(
     Args:
         x_bytes: of a quantised activation, if few normed rows shall be rounded for products, too.
     """
-    delta, n, factor = addend.summand, x.shape[-1], addend.sum_scale
+    if addend.summand is None:
+        return None
+    found = added(x, addend.summand, addend, norm_of, x_bytes)
+    if found is None:
+        return None
+    launch(norm.add_norm, (x.numel() // x.shape[-1],), *found.arguments, num_warps=found.num_warps,
+           **found.constants)  # fmt: skip
+    return found.result
+
+
+class Added(NamedTuple):
+    """What kernels like `norm.add_norm` are started with.
+
+    Attributes:
+        result: of `add_norm`, to be written.
+    """
+
+    arguments: tuple[Tensor | int | float, ...]
+    num_warps: int
+    constants: dict[str, Any]
+    result: tuple[Tensor, Tensor | None]
+
+
+def added(
+    x: Tensor, delta: Tensor | None, addend: Addend, norm_of: Norm | None,
+    x_bytes: int | None = None, smallest: int = 1,
+) -> Added | None:  # fmt: skip
+    """See `add_norm`; None where its kernel does not serve.
+
+    Args:
+        delta: in place of the addend's summand; None if the kernel gets it from elsewhere.
+        smallest: elements that a program holds at least.
+    """
+    n, factor = x.shape[-1], addend.sum_scale
     inner = None if addend.norm is None or addend.norm.is_absent else addend.norm
     outer = None if norm_of is None or norm_of.is_absent else norm_of
     vectors = [addend.bias]
     for used in (inner, outer):
         vectors += [None, None] if used is None else [used.weight, used.bias]
-    if delta is None or delta.shape != x.shape or not is_plain(x) or not is_plain(delta):
+    if not is_plain(x) or (delta is not None and not (delta.shape == x.shape and is_plain(delta))):
         return None
     if n > LONGEST_ROW or not all(_is_vector(v, n) for v in vectors) or not _is_vector(factor, 1):
         return None
@@ -82,22 +115,22 @@ def add_norm(
     y = torch.empty_like(x) if outer else total
     rows = unwritten_whole(x, x_bytes) if outer else None
     unit = unit_of(x, delta, *vectors, sizes=(n,))
-    size = power_of_two(n)
+    size = max(power_of_two(n), smallest)
     names = ("DELTA_BIAS", "INNER_WEIGHT", "INNER_BIAS", "WEIGHT", "BIAS")
-    launch(
-        norm.add_norm, (x.numel() // n,),
-        x, delta, *(x if v is None else v for v in (*vectors, factor)), total, y,
-        *((y, y, y) if rows is None else (*rows.typed, rows.counters)), n // unit,
+    arguments: tuple[Tensor | int | float, ...] = (
+        x, x if delta is None else delta, *(x if v is None else v for v in (*vectors, factor)),
+        total, y, *((y, y, y) if rows is None else (*rows.typed, rows.counters)), n // unit,
         inner.eps if inner else 0.0, addend.scale, outer.eps if outer else 0.0,
-        num_warps=warps_of(size), INNER=inner.kind if inner else "none",
-        KIND=outer.kind if outer else "none", X_BYTES=-1 if rows is None else rows.x_bytes,
-        N_COUNTERS=N_COUNTERS, SIZE=size, UNIT=unit, HAS_SCALE=addend.scale != 1.0,
-        HAS_SUM_SCALE=factor is not None,
-        **{f"HAS_{name}": v is not None for name, v in zip(names, vectors, strict=True)},
     )  # fmt: skip
+    constants = {
+        "INNER": inner.kind if inner else "none", "KIND": outer.kind if outer else "none",
+        "X_BYTES": -1 if rows is None else rows.x_bytes, "N_COUNTERS": N_COUNTERS, "SIZE": size,
+        "UNIT": unit, "HAS_SCALE": addend.scale != 1.0, "HAS_SUM_SCALE": factor is not None,
+        **{f"HAS_{name}": v is not None for name, v in zip(names, vectors, strict=True)},
+    }  # fmt: skip
     if rows is not None:
         keep(y, rows)
-    return total, y if outer else None
+    return Added(arguments, warps_of(size), constants, (total, y if outer else None))
 
 
 def norm_gated(x: Tensor, norm_of: Norm, act: Activation, gate: Tensor) -> Tensor | None:

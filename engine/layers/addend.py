@@ -27,3 +27,7 @@ class Addend(NamedTuple):
     scale: float = 1.0
     is_whole: bool = False
     sum_scale: Tensor | None = None
+
+    def summed(self, total: Tensor) -> Addend:
+        """The same with the sum of all ranks."""
+        return self._replace(summand=total, is_whole=True)

@@ -17,6 +17,7 @@ from engine.ops.experts import Groups
 
 if TYPE_CHECKING:
     from engine.cache import LayerCache
+    from engine.gpu.lane import Lane
     from engine.layers.addend import Addend
     from engine.layers.attention import Scores
     from engine.layers.delta_net import DeltaInputs
@@ -64,14 +65,17 @@ class ReferenceOps:
         return normalize(x, dim=-1, eps=eps)
 
     def add_norm(
-        self, x: Tensor, addend: Addend, norm: Norm | None
+        self, x: Tensor, addend: Addend, norm: Norm | None, lane: Lane | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The stream x (T, n_embd) with what is added to it, and what a norm makes of that.
 
         Args:
-            addend: with the sum of all ranks as its summand.
+            addend: with the sum of all ranks as its summand; with this rank's if there is a lane.
             norm: reads the result next; None if nobody knows.
+            lane: where the ranks' summands are added up.
         """
+        if lane is not None:
+            addend = addend.summed(lane.all_reduce(addend.summand, x.shape))
         delta = addend.summand
         assert delta is not None, "no rank of the group had a value"
         if addend.bias is not None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from engine.kernels.log import Log, present, present_log, refuse
 from engine.kernels.meeting import ADDED, NO_NUMBERS, OTHERS_SLEEP, Board
 from engine.kernels.steps import is_plain
 from engine.parallel.moving import Mover
+
+if TYPE_CHECKING:
+    from engine.gpu.lane import Lane
 
 Group = tuple[int, ...]
 
@@ -64,6 +67,10 @@ class Communicator(Protocol):
 
     def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
         """The tensor of rank `source`, on every member of the group."""
+        ...
+
+    def lane(self, group: Group, n: int) -> Lane | None:
+        """Where kernels sum n numbers of each member by themselves; None on all if they do not."""
         ...
 
 
@@ -349,6 +356,9 @@ class ThreadCommunicator:
                 total = value if total is None else total + value
         assert total is not None, "no rank of the group had a value"
         return total
+
+    def lane(self, group: Group, n: int) -> Lane | None:
+        return None
 
     def gather(self, x: Tensor | None, group: Group) -> Tensor | None:
         refuse("slices are joined in Python")

@@ -81,7 +81,7 @@ class FakeCuda:
         self.pinned: dict[int, int] = {}
 
     def cudaHostRegister(self, address: int, n_bytes: int, flags: int) -> int:  # noqa: N802
-        assert flags == 1
+        assert flags == 3, "portable and mapped"
         self.pinned[address] = n_bytes
         return self.code
 

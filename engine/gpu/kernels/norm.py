@@ -99,6 +99,45 @@ def long_norm(x, weight, bias, y, n_head, n, token_stride, head_stride, weight_s
         tl.store(y + start + at, value, mask=inside)
 
 
+@triton.jit
+def add_norm_of(value, x, delta_bias, inner_weight, inner_bias, weight, bias, sum_scale, total, y,
+                numbers, facts, counters, n, inner_eps, scale, eps, INNER: tl.constexpr,
+                KIND: tl.constexpr, X_BYTES: tl.constexpr, N_COUNTERS: tl.constexpr,
+                SIZE: tl.constexpr, HAS_DELTA_BIAS: tl.constexpr,
+                HAS_INNER_WEIGHT: tl.constexpr, HAS_INNER_BIAS: tl.constexpr,
+                HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr,
+                HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
+    """`add_norm` of this program's row of delta, which is `value` (SIZE,); n in elements."""
+    row = tl.program_id(0).to(tl.int64) * n
+    at = tl.arange(0, SIZE)
+    inside = at < n
+    value = affine(value, delta_bias, delta_bias, at, inside, False, HAS_DELTA_BIAS)
+    if INNER != "none":
+        value = normed(value, inside, n, inner_eps, INNER)
+        value = affine(
+            value, inner_weight, inner_bias, at, inside, HAS_INNER_WEIGHT, HAS_INNER_BIAS
+        )  # fmt: skip
+    if HAS_SCALE:
+        value = value * scale
+    value = tl.load(x + row + at, mask=inside, other=0.0) + value
+    if HAS_SUM_SCALE:
+        value = value * tl.load(sum_scale)
+    tl.store(total + row + at, value, mask=inside)
+    if KIND != "none":
+        value = normed(value, inside, n, eps, KIND)
+        value = affine(value, weight, bias, at, inside, HAS_WEIGHT, HAS_BIAS)
+        tl.store(y + row + at, value, mask=inside)
+        if X_BYTES >= 0:
+            clear(counters, N_COUNTERS)
+            halves = tl.reshape(tl.where(inside, value, 0.0), (SIZE // 16, 16))
+            half = tl.arange(0, SIZE // 16)
+            index = tl.program_id(0)
+            if X_BYTES > 0:
+                write_bytes(halves, index, half, half * 16 < n, n // 32, numbers, facts, X_BYTES)
+            else:
+                write_numbers(halves, index, half, half * 16 < n, n // 32, numbers, facts)
+
+
 @triton.jit(do_not_specialize=["n"])
 def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, sum_scale, total, y,
              numbers, facts, counters, n, inner_eps, scale, eps, INNER: tl.constexpr,
@@ -125,30 +164,10 @@ def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, sum_s
     n *= UNIT
     row = tl.program_id(0).to(tl.int64) * n
     at = tl.arange(0, SIZE)
-    inside = at < n
-    value = tl.load(delta + row + at, mask=inside, other=0.0)
-    value = affine(value, delta_bias, delta_bias, at, inside, False, HAS_DELTA_BIAS)
-    if INNER != "none":
-        value = normed(value, inside, n, inner_eps, INNER)
-        value = affine(
-            value, inner_weight, inner_bias, at, inside, HAS_INNER_WEIGHT, HAS_INNER_BIAS
-        )  # fmt: skip
-    if HAS_SCALE:
-        value = value * scale
-    value = tl.load(x + row + at, mask=inside, other=0.0) + value
-    if HAS_SUM_SCALE:
-        value = value * tl.load(sum_scale)
-    tl.store(total + row + at, value, mask=inside)
-    if KIND != "none":
-        value = normed(value, inside, n, eps, KIND)
-        value = affine(value, weight, bias, at, inside, HAS_WEIGHT, HAS_BIAS)
-        tl.store(y + row + at, value, mask=inside)
-        if X_BYTES >= 0:
-            clear(counters, N_COUNTERS)
-            halves = tl.reshape(tl.where(inside, value, 0.0), (SIZE // 16, 16))
-            half = tl.arange(0, SIZE // 16)
-            index = tl.program_id(0)
-            if X_BYTES > 0:
-                write_bytes(halves, index, half, half * 16 < n, n // 32, numbers, facts, X_BYTES)
-            else:
-                write_numbers(halves, index, half, half * 16 < n, n // 32, numbers, facts)
+    value = tl.load(delta + row + at, mask=at < n, other=0.0)
+    add_norm_of(
+        value, x, delta_bias, inner_weight, inner_bias, weight, bias, sum_scale, total, y, numbers,
+        facts, counters, n, inner_eps, scale, eps, INNER, KIND, X_BYTES, N_COUNTERS, SIZE,
+        HAS_DELTA_BIAS, HAS_INNER_WEIGHT, HAS_INNER_BIAS, HAS_WEIGHT, HAS_BIAS, HAS_SCALE,
+        HAS_SUM_SCALE,
+    )  # fmt: skip

@@ -17,6 +17,7 @@ from engine.cache import LayerCache
 from engine.config import KV_TYPES, LoadParams
 from engine.gguf import GGUFFile
 from engine.gpu import attention, experts, few, many, plain, recurrent, routing, rows, steps
+from engine.gpu.lane import Lanes
 from engine.gpu.launch import Start, watched
 from engine.gpu.link_trial import Exchange, Slots, store_words
 from engine.gpu.rehearsal import rehearse
@@ -35,6 +36,7 @@ from engine.layers.state import KVState
 from engine.models.declare import declare
 from engine.ops.recurrent import Chunks, Decays
 from engine.parallel.ranges import Ranges
+from engine.parallel.ways import Ways
 from tests.helpers.hollow import hollow_moe
 
 META = torch.device("meta")
@@ -248,9 +250,25 @@ class NoBench:
         """There is nothing to carry."""
 
 
+def of_lanes(is_brief: bool) -> None:
+    """Sums of ranks inside kernels, also on one that has nothing to add."""
+    for n_rank in (2,) if is_brief else range(2, 9):
+        group = tuple(range(n_rank))
+        lane = Lanes([META] * n_rank, Ways()).lane(0, group)
+        assert lane is not None
+        lane.words(torch.empty(514, dtype=torch.int32, device=META))
+        for n in (N_COLUMNS,) if is_brief else (2048, 2880, N_COLUMNS, 8192):
+            norm = SimpleNamespace(kind="rms", weight=_f32(n), bias=None, eps=1e-6, is_absent=False)
+            for n_row in (1,) if is_brief else (1, 8):
+                x = _f32(n_row, n)
+                lane.all_reduce(x, x.shape)
+                for own in (x, None):
+                    lane.add_norm(x, Addend(own), norm, 1)
+
+
 SCENES: tuple[Callable[[bool], None], ...] = (
     of_weights, of_plain_weights, of_experts_and_heads, of_steps, of_routing, of_attention,
-    of_recurrent_layers, of_sampling, of_links,
+    of_recurrent_layers, of_sampling, of_links, of_lanes,
 )  # fmt: skip
 
 

@@ -64,10 +64,10 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[Norm | None]:
     compute = ReferenceOps.add_norm
 
     def noted(
-        self: ReferenceOps, x: Tensor, addend: Addend, norm: Norm | None
+        self: ReferenceOps, x: Tensor, addend: Addend, norm: Norm | None, lane: None
     ) -> tuple[Tensor, Tensor | None]:
         seen.append(norm)
-        return compute(self, x, addend, norm)
+        return compute(self, x, addend, norm, lane)
 
     monkeypatch.setattr(ReferenceOps, "add_norm", noted)
     return seen

@@ -1,0 +1,106 @@
+"""Memory into which kernels of one rank write packets for another one (`engine.gpu.lane`)."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from engine.errors import EngineError
+from engine.gpu.cuda_api import CudaApi
+from engine.host_memory import HostTensor
+
+if TYPE_CHECKING:
+    from engine.parallel.ways import Place
+
+
+class Slot(Protocol):
+    """Packets on the way from one rank to another.
+
+    Attributes:
+        source: where kernels of the rank that gives write them.
+        goal: where kernels of the rank that gets read them.
+        device_bytes: of the memory of the device that gets them.
+    """
+
+    source: int
+    goal: int
+    device_bytes: int
+
+    def clear(self) -> None:
+        """Zeros, when it returns; only while nobody uses it."""
+        ...
+
+
+def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.device) -> Slot:
+    """Memory for so many packets, all zeros.
+
+    Raises:
+        EngineError: it cannot be had.
+    """
+    if place == "device":
+        return _OnDevice(n_packet, goal)
+    if place == "peer" and source.type == goal.type == "cuda" and not torch.version.hip:
+        return _OnPeer(n_packet, source, goal)
+    return _OnHost(n_packet, source, goal)
+
+
+class _OnDevice:
+    """Of two ranks on one device."""
+
+    def __init__(self, n_packet: int, device: torch.device) -> None:
+        self._packets = torch.zeros(n_packet, dtype=torch.int64, device=device)
+        self.source = self.goal = self._packets.data_ptr()
+        self.device_bytes = self._packets.nbytes
+        finish(device)
+
+    def clear(self) -> None:
+        self._packets.zero_()
+        finish(self._packets.device)
+
+
+class _OnPeer:
+    """In the memory of the device that gets them: nobody reads over the link."""
+
+    def __init__(self, n_packet: int, source: torch.device, goal: torch.device) -> None:
+        self._api, self._device, self.device_bytes = CudaApi.open(), goal.index or 0, 8 * n_packet
+        self._api.allow_peer(source.index or 0, self._device)
+        self.source = self.goal = self._api.allocate(self.device_bytes, self._device)
+        finalizer = weakref.finalize(self, self._api.free, self.goal, self._device)
+        finalizer.atexit = False  # CUDA may have ended before
+
+    def clear(self) -> None:
+        self._api.clear(self.goal, self.device_bytes, self._device)
+
+
+class _OnHost:
+    """In the memory of the host."""
+
+    device_bytes = 0
+
+    def __init__(self, n_packet: int, source: torch.device, goal: torch.device) -> None:
+        self._packets = host_words(n_packet, goal)
+        self.source = self._packets.address_on(source)
+        self.goal = self._packets.address_on(goal)
+
+    def clear(self) -> None:
+        self._packets.value.zero_()
+
+
+def host_words(n: int, device: torch.device) -> HostTensor:
+    """Zeros of the host, int64 (n,), that kernels of all GPUs can read and write.
+
+    Raises:
+        EngineError: the system does not allow it.
+    """
+    held = HostTensor((n,), torch.int64, device)
+    if device.type == "cuda" and not held.is_pinned:
+        raise EngineError("The system allows no memory that several GPUs can write by themselves.")
+    return held
+
+
+def finish(device: torch.device) -> None:
+    """Wait for all that a device was told to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
