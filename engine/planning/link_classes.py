@@ -1,9 +1,10 @@
 """How fast links of each class are, where nobody has measured them.
 
-Latencies are of a sum of a few kilobytes over two devices, as published: NVLink 6 µs (NCCL on two
-H100), one-shot sums by kernels over PCIe 4 to 9 µs, NCCL through shared memory 39 µs and 1.9 GB/s
-where GPUs cannot reach each other; kernels that exchange by way of the host's memory have two or
-three hops of a few µs (an estimate).
+Latencies are of a sum of a few kilobytes over two devices. Measured by others: NVLink 6 µs (NCCL on
+two H100, nccl#1259); kernels of one's own over PCIe 4.0 to 4.9 µs (two GPUs, flashinfer#5023), 4.0
+to 7.2 µs (four, sglang-V100#2), 9 µs (eight, ik_llama.cpp#1022); NCCL through shared memory 39 µs
+and 1.9 GB/s, or 12.5 GB/s of a slot's 26 with copies (sglang#39605). An estimate: kernels that
+exchange by way of the host's memory have two or three hops of a few µs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NVLINK_BYTES = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
 
 NVLINK_EFFICIENCY = 0.8
 HOST_PART = 0.5
-"""Of a slot's speed, where each number goes up and then down again."""
+"""Of a slot's speed, where each number goes up and then down again: 12.5 of 26 GB/s."""
 
 USUAL_SLOT = Pcie(4, 16, 4, 16)
 
@@ -33,24 +34,28 @@ class LinkClass:
         latency_s: of a sum of few numbers.
         part: of the slot's speed; 0 where that does not matter.
         bytes_per_s: where it does not.
+        covered_bytes: are sent within the latency.
     """
 
     latency_s: float
     part: float = 0.0
     bytes_per_s: float = 0.0
+    covered_bytes: float = 0.0
 
     def facts(self, slot_bytes_per_s: float) -> LinkFacts:
         """Between devices whose slower slot is so fast."""
-        return LinkFacts(self.latency_s, self.bytes_per_s or self.part * slot_bytes_per_s)
+        rate = self.bytes_per_s or self.part * slot_bytes_per_s
+        return LinkFacts(self.latency_s, rate, self.covered_bytes)
 
 
 CLASSES: Mapping[str, LinkClass] = {
     "nvlink": LinkClass(6e-6, bytes_per_s=45e9),
     "p2p": LinkClass(6e-6, 1.0),
     "host": LinkClass(13e-6, HOST_PART),
-    "shm": LinkClass(40e-6, bytes_per_s=1.9e9),
+    "shm": LinkClass(40e-6, bytes_per_s=1.9e9, covered_bytes=64 << 10),
 }
-"""By name, the fastest first; what NVLink gives depends on how many there are."""
+"""By name, the fastest first; what NVLink gives depends on how many there are. The last one is as
+slow as NCCL through shared memory: 37 and 38.5 µs for 32 and 64 KiB and eight GPUs (nccl#922)."""
 
 
 def nvlink_facts(bytes_per_s: float) -> LinkFacts:
@@ -81,4 +86,5 @@ def expected_links(
         (device, CPU): LinkFacts(CLASSES["host"].latency_s, slot_bytes_per_s(slot))
         for device, slot in topology.pcie.items()
     }
-    return Links({**pairs, **host, (CPU, CPU): SHARED_MEMORY, **(measured or {})})
+    ways = {(link.a, link.b): link.kind for link in topology.links}
+    return Links({**pairs, **host, (CPU, CPU): SHARED_MEMORY, **(measured or {})}, ways=ways)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import combinations
 
@@ -20,8 +20,13 @@ from engine.planning.link_classes import CLASSES, nvlink_facts
 MOST_DEVICES = 16
 SIMULATED = "These devices are simulated: plans can be made for them, but nothing can be loaded."
 ENTRY = re.compile(r"(?:(?P<count>\d{1,3})\s*[xX×*]\s*)?(?P<name>\S.*)")
+LANES = re.compile(r"x(?:1|2|4|8|16)(?:/x?(?:1|2|4|8|16))*")
 NVLINK_VERSION = 3
-NVLINK_LINK_BYTES = 25e9
+NVLINK_GB, BRIDGE_LINK_GB = 25.0, 14.0625
+"""10⁹ bytes/s of one NVLink of data centre cards, and of the four in a bridge of GA102."""
+
+BRIDGED_GB_PER_S = 100
+"""NVLinks that give less are a bridge, which joins two cards; others lead to a switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +59,17 @@ class Rig:
 
 
 def parse_rig(text: str) -> Rig:
-    """A machine from cards and how many of each, such as "2x3090,1x3060" or "4x4090@p2p".
+    """A machine from cards and how many of each, such as "2x3090,1x3060" or "4x4090@p2p,x8".
 
     One entry may be a processor. Behind an @ stands how GPUs reach each other: nvlink, p2p, host or
-    shm; without it, as the cards' drivers let them.
+    shm; without it, as the cards' drivers let them. NVLink bridges join the first and the second
+    card of a kind, the third and the fourth, and so on. Lanes of slots may follow, of all or of one
+    after the other: x8, or x16/x4.
 
     Raises:
         EngineError: an entry is unknown, or there is none, or there are too many.
     """
-    cards_text, _, way = text.partition("@")
-    way = way.strip().lower()
-    if way and way not in CLASSES:
-        raise EngineError(
-            f"'{way}' is no way for GPUs to reach each other.", f"Use {', '.join(CLASSES)}."
-        )
+    cards_text, _, links_text = text.partition("@")
     gpus: list[Card] = []
     host = HOSTS[0]
     for entry in cards_text.split(","):
@@ -81,7 +83,40 @@ def parse_rig(text: str) -> Rig:
             raise EngineError(
                 "A machine has one CPU.", f"Write {entry.split('x')[-1].strip()} once."
             )
-    return _build(text.strip(), gpus, host, way)
+    way, lanes = _links(links_text)
+    return _build(text.strip(), _in_slots(gpus, lanes), host, way)
+
+
+def _links(text: str) -> tuple[str, list[int]]:
+    """How GPUs reach each other, "" for as usual, and the lanes of slots where they are told."""
+    way, lanes = "", list[int]()
+    for word in text.lower().replace(" ", "").split(",") if text.strip() else ():
+        if LANES.fullmatch(word):
+            lanes = [int(number) for number in re.findall(r"\d+", word)]
+        elif word in CLASSES:
+            way = word
+        else:
+            raise EngineError(
+                f"'{word}' is no way for GPUs to reach each other.",
+                f"Use {', '.join(CLASSES)}, or lanes of slots such as x8 or x16/x4.",
+            )
+    return way, lanes
+
+
+def _in_slots(gpus: Sequence[Card], lanes: Sequence[int]) -> list[Card]:
+    """The cards in slots of so many lanes, of which each uses those that it has."""
+    if not lanes:
+        return list(gpus)
+    if len(lanes) not in (1, len(gpus)):
+        raise EngineError(
+            f"{len(lanes)} slots are told of {len(gpus)} GPUs.",
+            "Write one number of lanes for all, or one for each.",
+        )
+    each = list(lanes) * len(gpus) if len(lanes) == 1 else lanes
+    return [
+        replace(card, pcie=(card.pcie[0], min(card.pcie[1], n)))
+        for card, n in zip(gpus, each, strict=True)
+    ]
 
 
 def _entry(text: str) -> tuple[int, Card]:
@@ -173,16 +208,20 @@ def _build(text: str, gpus: Sequence[Card], host: Card, way: str) -> Rig:
     devices.append(_host_info(host))
     facts = {device: card.facts(device) for device, card in cards.items()}
     facts[CPU] = host.facts(CPU)
+    pcie = {device: Pcie(*card.pcie, *card.pcie) for device, card in cards.items()}
+    ways = _ways(cards, way)
     pairs: dict[tuple[str, str], LinkFacts] = {(CPU, CPU): SHARED_MEMORY}
-    links: list[Link] = []
     for device, card in cards.items():
         pairs[device, CPU] = LinkFacts(CLASSES["host"].latency_s, card.pcie_bytes_per_s)
-    for a, b in combinations(cards, 2):
-        kind = way or _usual_way(cards[a], cards[b])
+    for (a, b), kind in ways.items():
         pairs[a, b] = _facts(kind, cards[a], cards[b])
-        links.append(_link(a, b, kind, cards[a], cards[b]))
-    pcie = {device: Pcie(*card.pcie, *card.pcie) for device, card in cards.items()}
-    return Rig(text, tuple(devices), facts, Links(pairs), Topology(pcie, tuple(links)))
+    links = Links(pairs, ways=ways, host_bytes_per_s=1e9 * host.gb_per_s * DMA_PART)
+    told = tuple(_link(a, b, kind, cards[a]) for (a, b), kind in ways.items())
+    return Rig(text, tuple(devices), facts, links, Topology(pcie, told))
+
+
+DMA_PART = 0.75
+"""Of the bandwidth of the host's memory, for what GPUs write and read there: an estimate."""
 
 
 def _gpu_info(device: str, card: Card) -> DeviceInfo:
@@ -202,23 +241,55 @@ def _host_info(host: Card) -> DeviceInfo:
     )  # fmt: skip
 
 
+def _ways(cards: Mapping[str, Card], way: str) -> dict[tuple[str, str], str]:
+    """How the two of each pair reach each other.
+
+    Raises:
+        EngineError: NVLink is asked for, and no two cards have it.
+    """
+    bridged = _bridged(cards)
+    found: dict[tuple[str, str], str] = {}
+    for a, b in combinations(cards, 2):
+        usual = _usual_way(cards[a], cards[b])
+        if way == "nvlink":
+            found[a, b] = "nvlink" if (a, b) in bridged else usual
+        else:
+            found[a, b] = way or usual
+    if way == "nvlink" and "nvlink" not in found.values():
+        raise EngineError(
+            "No two of these cards can be joined by NVLink.", "Use p2p or host instead."
+        )
+    return found
+
+
 def _usual_way(a: Card, b: Card) -> str:
     """As drivers let them: a bridge is something that has to be bought."""
     if not (a.has_peer_access and b.has_peer_access):
         return "host"
-    return "nvlink" if min(a.nvlink_gb_per_s, b.nvlink_gb_per_s) > 100 else "p2p"
+    return "nvlink" if min(a.nvlink_gb_per_s, b.nvlink_gb_per_s) > BRIDGED_GB_PER_S else "p2p"
+
+
+def _bridged(cards: Mapping[str, Card]) -> set[tuple[str, str]]:
+    """Pairs that a bridge can join: the first two cards of a kind, the next two, and so on."""
+    found = set()
+    for name in {card.name for card in cards.values() if card.nvlink_gb_per_s}:
+        alike = [device for device, card in cards.items() if card.name == name]
+        found |= set(zip(alike[::2], alike[1::2], strict=False))
+    return found
 
 
 def _facts(way: str, a: Card, b: Card) -> LinkFacts:
-    nvlink = 1e9 * min(a.nvlink_gb_per_s, b.nvlink_gb_per_s)
-    if way == "nvlink" and nvlink:
-        return nvlink_facts(nvlink)
+    if way == "nvlink":
+        return nvlink_facts(1e9 * min(a.nvlink_gb_per_s, b.nvlink_gb_per_s))
     return CLASSES[way].facts(min(a.pcie_bytes_per_s, b.pcie_bytes_per_s))
 
 
-def _link(a: str, b: str, way: str, card_a: Card, card_b: Card) -> Link:
+def _link(a: str, b: str, way: str, card: Card) -> Link:
+    """As a driver would tell it."""
     kind: LinkKind = "nvlink" if way == "nvlink" else "p2p" if way == "p2p" else "host"
-    nvlink = 1e9 * min(card_a.nvlink_gb_per_s, card_b.nvlink_gb_per_s)
-    n_nvlink = max(1, round(nvlink / NVLINK_LINK_BYTES)) if kind == "nvlink" else 0
-    problem = "" if kind != "host" else "these GPUs do not support it"
-    return Link(a, b, kind, n_nvlink, NVLINK_VERSION if n_nvlink else 0, "one host bridge", problem)
+    is_bridge = card.nvlink_gb_per_s < BRIDGED_GB_PER_S
+    n_nvlink = round(card.nvlink_gb_per_s / (BRIDGE_LINK_GB if is_bridge else NVLINK_GB))
+    if kind == "nvlink":
+        return Link(a, b, kind, n_nvlink, NVLINK_VERSION, "one host bridge")
+    problem = "" if kind == "p2p" else "these GPUs do not support it"
+    return Link(a, b, kind, 0, 0, "one host bridge", problem)

@@ -47,6 +47,11 @@ def test_there_is_always_a_cpu_and_it_comes_last() -> None:
         ("9x3090,8x3060", "at most 16", "fewer"),
         ("2x7950X", "one CPU", "once"),
         ("2x3090@pigeon", "'pigeon' is no way", "nvlink"),
+        ("2x3090@p2p,x5", "'x5' is no way", "x16/x4"),
+        ("2x3090@x", "'x' is no way", "x8"),
+        ("3x3090@x8/x4", "2 slots are told of 3 GPUs", "one for each"),
+        ("2x4090@nvlink", "joined by NVLink", "p2p"),
+        ("3090,a6000@nvlink", "joined by NVLink", "p2p"),
     ],
 )
 def test_what_cannot_be_meant_is_said_in_a_sentence(text: str, problem: str, hint: str) -> None:
@@ -77,6 +82,49 @@ def test_gpus_reach_each_other_as_their_drivers_let_them() -> None:
     assert kinds("4xH100") == {"nvlink"}
     assert kinds("a6000,3090") == {"host"}
     assert len(parse_rig("4x3090").topology.links) == 6
+
+
+def test_a_bridge_joins_two_cards_of_a_kind() -> None:
+    def bridged(text: str) -> list[tuple[str, str]]:
+        links = parse_rig(text).topology.links
+        return [(link.a[-1], link.b[-1]) for link in links if link.kind == "nvlink"]
+
+    assert bridged("2x3090@nvlink") == [("0", "1")]
+    assert bridged("4x3090@nvlink") == [("0", "1"), ("2", "3")]
+    assert bridged("3x3090@nvlink") == [("0", "1")]
+    assert bridged("3090,4090,3090@nvlink") == [("0", "2")]
+    assert len(bridged("4xA100@nvlink")) == 6
+    others = [link for link in parse_rig("4x3090@nvlink").topology.links if link.kind != "nvlink"]
+    assert {link.kind for link in others} == {"host"}
+    assert {link.kind for link in parse_rig("3xA6000@nvlink").topology.links} == {"nvlink", "p2p"}
+    rig = parse_rig("2x3090@nvlink")
+    assert rig.topology.links[0].n_nvlink == 4
+    assert rig.links.between("cuda:0", "cuda:1").bytes_per_s == pytest.approx(0.8 * 56.25e9)
+
+
+def test_a_card_in_a_narrow_slot_is_slow_to_reach() -> None:
+    wide, narrow, uneven = (parse_rig(f"2x4090@{lanes}") for lanes in ("x16", "x4", "p2p,x16/x4"))
+    pair = "cuda:0", "cuda:1"
+    assert parse_rig("2x4090").links.between(*pair) == wide.links.between(*pair)
+    assert wide.links.between(*pair).bytes_per_s == pytest.approx(
+        4 * narrow.links.between(*pair).bytes_per_s
+    )
+    assert uneven.links.way(*pair) == "p2p"
+    assert {device: slot.width for device, slot in uneven.topology.pcie.items()} == {
+        "cuda:0": 16, "cuda:1": 4,
+    }  # fmt: skip
+    assert uneven.links.between(*pair).bytes_per_s == pytest.approx(pcie_bytes_per_s(4, 4))
+    assert parse_rig("4060ti@x16").topology.pcie["cuda:0"].width == 8  # it has no more
+
+
+def test_many_gpus_share_the_memory_of_the_host() -> None:
+    """A server's is wider than a desktop computer's."""
+
+    def seconds(text: str) -> float:
+        return parse_rig(text).links.all_reduce_s([f"cuda:{n}" for n in range(4)], 64 << 20)
+
+    assert seconds("epyc 9654,4x4090") < 0.7 * seconds("4x4090")
+    assert seconds("epyc 9654,4x4090@p2p") == seconds("4x4090@p2p")
 
 
 def test_a_better_way_is_sooner() -> None:
