@@ -226,16 +226,24 @@ class TopP:
     N_FIRST = 1024
 
     def __call__(self, candidates: Candidates) -> Candidates:
-        total = candidates.weights().sum()
-        best = float(candidates.logits.max())
+        total = float(candidates.weights().sum())
         # the answer is nearly always among the first few, and sorting a vocabulary is slow
         for n_sorted in (min(self.N_FIRST, len(candidates)), len(candidates)):
             top = candidates.top(n_sorted)
-            reached = np.cumsum(np.exp(top.logits.astype(np.float64) - best)) / total
-            n = int(np.searchsorted(reached, self.p, side="left")) + 1
-            if n <= n_sorted:
-                return top.take(slice(n), is_sorted=True)
+            found = self.of_likeliest(top, total)
+            if found is not None:
+                return found
         return top
+
+    def of_likeliest(self, top: Candidates, total: float) -> Candidates | None:
+        """The same, of more tokens than the likeliest, `top`, sorted; None if these are too few.
+
+        Args:
+            total: of the weights of all tokens, as multiples of the largest.
+        """
+        reached = np.cumsum(np.exp(top.logits.astype(np.float64) - float(top.logits[0]))) / total
+        n = int(np.searchsorted(reached, self.p, side="left")) + 1
+        return top.take(slice(n), is_sorted=True) if n <= len(top) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +322,10 @@ class Sampler:
         Raises:
             EngineError: the logits are not usable, see `Candidates.from_logits`.
         """
-        candidates = self.candidates(logits)
+        return self.pick(self.candidates(logits))
+
+    def pick(self, candidates: Candidates) -> int:
+        """The draw alone, from what passed every step."""
         if self.is_greedy:
             return int(candidates.ids[np.argmax(candidates.logits)])
         cumulative = np.cumsum(candidates.weights())
