@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Topology,
         cuda_status,
         find_gpu_path,
+        hidden_gpus,
         list_devices,
         parse_devices,
         parse_target,
@@ -244,6 +245,7 @@ __all__ = [
     "export_plan",
     "fastest_plan",
     "find_gpu_path",
+    "hidden_gpus",
     "import_plan",
     "inspect_model",
     "known_facts",
@@ -274,8 +276,8 @@ _HOME = {
     "config": ("KV_TYPES", "SPLIT_MODES", "ControlVector", "LoadParams", "SamplingParams"),
     "devices": (
         "DeviceInfo", "DeviceMonitor", "DeviceSnapshot", "GpuPath", "Link", "Pcie", "Topology",
-        "cuda_status", "find_gpu_path", "list_devices", "parse_devices", "parse_target",
-        "read_topology",
+        "cuda_status", "find_gpu_path", "hidden_gpus", "list_devices", "parse_devices",
+        "parse_target", "read_topology",
     ),
     "errors": (
         "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",

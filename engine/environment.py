@@ -1,15 +1,17 @@
 """Variables that torch and its libraries read when they are imported; import this module first.
 
-What a person has set stays as it is.
+What a person has set stays as it is, but for an order of GPUs in which nobody has named one.
 """
 
 from __future__ import annotations
 
 import os
 
+from engine.devices.visibility import ORDER, PCI_ORDER, VISIBLE, has_numbers
+
 DEFAULTS = {
     # CUDA would put the fastest GPU first, and a number would mean another one than in NVML
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    ORDER: PCI_ORDER,
     # a thread that waits for others must not keep them from running where cores are few or busy
     "OMP_WAIT_POLICY": "PASSIVE",
     # from 3.10 on Triton would no longer join a product and a sum, where it is not told to
@@ -18,3 +20,5 @@ DEFAULTS = {
 
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
+if not has_numbers(os.environ.get(VISIBLE)):
+    os.environ[ORDER] = PCI_ORDER

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from engine.backend import kernels_for, refuse_kernels, refused_kernels
-from engine.devices import cuda_status, require_devices
+from engine.devices import DeviceInfo, cuda_status, list_devices, require_devices
 from engine.devices.host import usable_cores
 from engine.errors import NoDevice
 from engine.footprint import runtime_bytes
@@ -30,14 +30,34 @@ def torch_device(name: str) -> torch.device:
     """The torch device for "cpu" or "cuda:N".
 
     Raises:
-        NoDevice: it does not exist here.
+        NoDevice: it does not exist here, or torch means another GPU by that number.
     """
     if name == "cpu":
         return torch.device("cpu")
     require_devices([name])
     if not torch.cuda.is_available():
         raise NoDevice(name, cuda_status().rstrip(".") or "PyTorch sees no GPU")
+    _check_number(name, list_devices())
     return torch.device(name)
+
+
+def _check_number(name: str, devices: Sequence[DeviceInfo]) -> None:
+    """Make sure that torch and NVML mean the same GPU.
+
+    They do not where CUDA was started before the order of GPUs was settled, or with other variables
+    than are set now. What has a UUID of its own kind, as a part of a GPU has, cannot be compared.
+
+    Raises:
+        NoDevice: they mean different ones.
+    """
+    uuid = getattr(torch.cuda.get_device_properties(name), "uuid", None)
+    meant = next((d.id for d in devices if uuid and d.uuid == f"GPU-{uuid}"), name)
+    if meant != name:
+        raise NoDevice(
+            name,
+            f"CUDA was started with GPUs in another order, in which {name} is what the driver "
+            f"calls {meant}; start anew with CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        )
 
 
 def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.device]:

@@ -2,6 +2,7 @@
 
     list_devices() -> [DeviceInfo]       GPUs by number, the CPU last
     cuda_status() -> str                 why no GPU can be used
+    hidden_gpus() -> str                 what is wrong with CUDA_VISIBLE_DEVICES
     find_gpu_path(devices) -> GpuPath    how GPUs compute, or what is missing for that
     parse_devices("cpu,cuda:0") -> ids
     DeviceMonitor().snapshot() -> [DeviceSnapshot]
@@ -10,7 +11,7 @@
 NVML and psutil are asked; torch is never imported here. Without a driver there is just the CPU.
 """
 
-from engine.devices.catalog import cuda_status, list_devices
+from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
 from engine.devices.gpu_path import GpuPath, find_gpu_path
 from engine.devices.links import Link, Pcie, Topology, read_topology
 from engine.devices.monitor import DeviceMonitor
@@ -28,6 +29,7 @@ __all__ = [
     "Topology",
     "cuda_status",
     "find_gpu_path",
+    "hidden_gpus",
     "list_devices",
     "parse_devices",
     "parse_target",

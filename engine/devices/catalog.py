@@ -10,9 +10,10 @@ from engine.devices.host import cpu_info
 from engine.devices.nvml import Gpu, Memory, Nvml
 from engine.devices.torch_build import find_torch_build
 from engine.devices.types import DeviceInfo
+from engine.devices.visibility import VISIBLE, order_problem, visible, visible_problem
 from engine.errors import DeviceError
 
-__all__ = ["cuda_status", "list_devices", "numbered_gpus", "visible"]
+__all__ = ["cuda_status", "hidden_gpus", "list_devices", "numbered_gpus"]
 
 log = logging.getLogger(__name__)
 
@@ -31,19 +32,31 @@ def cuda_status() -> str:
     """Why no GPU can be used, as a sentence; "" when one can."""
     try:
         with Nvml() as nvml:
-            n_gpus, gpus = len(nvml.gpus()), list(numbered_gpus(nvml).values())
-            build_problem = _build_problem(nvml.cuda_major())
+            all_gpus = nvml.gpus()
+            problem = order_problem(len(all_gpus)) or _build_problem(nvml.cuda_major())
     except DeviceError as error:
         return str(error)
-    if not n_gpus:
+    if not all_gpus:
         return "An NVIDIA driver is here but no GPU; Tandem runs on the CPU."
+    gpus = list(_numbered(all_gpus).values())
     if not gpus:
-        return (
-            f"CUDA_VISIBLE_DEVICES is '{os.environ.get('CUDA_VISIBLE_DEVICES', '')}' and hides "
-            "all GPUs; Tandem runs on the CPU."
-        )
+        hidden = f"{VISIBLE} is '{os.environ.get(VISIBLE, '')}' and hides all GPUs."
+        return f"{_hidden(all_gpus) or hidden} Tandem runs on the CPU."
     all_fail = all(gpu.problem for gpu in gpus)
-    return build_problem or (gpus[0].problem if all_fail else "")
+    return problem or (gpus[0].problem if all_fail else "")
+
+
+def hidden_gpus() -> str:
+    """A sentence on GPUs that CUDA_VISIBLE_DEVICES names in vain; "" where there are none."""
+    try:
+        with Nvml() as nvml:
+            return _hidden(nvml.gpus())
+    except DeviceError:
+        return ""
+
+
+def _hidden(gpus: Sequence[Gpu]) -> str:
+    return visible_problem([gpu.uuid for gpu in gpus], os.environ.get(VISIBLE))
 
 
 def numbered_gpus(nvml: Nvml) -> dict[str, Gpu]:
@@ -52,59 +65,32 @@ def numbered_gpus(nvml: Nvml) -> dict[str, Gpu]:
     Raises:
         DeviceError: the driver does not answer.
     """
-    gpus = nvml.gpus()
-    order = visible([gpu.uuid for gpu in gpus], os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return _numbered(nvml.gpus())
+
+
+def _numbered(gpus: Sequence[Gpu]) -> dict[str, Gpu]:
+    """Those of all GPUs in PCI order that CUDA shows, by id."""
+    order = visible([gpu.uuid for gpu in gpus], os.environ.get(VISIBLE))
     return {f"cuda:{number}": gpus[index] for number, index in enumerate(order)}
-
-
-def visible(uuids: Sequence[str], value: str | None) -> list[int]:
-    """The GPUs that CUDA_VISIBLE_DEVICES shows, in its order, as indices into `uuids`.
-
-    CUDA's rules: entries are numbers or beginnings of UUIDs; the first that fits no GPU, or more
-    than one, ends the list; naming a GPU twice hides all.
-
-    Args:
-        uuids: of all GPUs in PCI order.
-        value: of the variable; None where it is not set.
-    """
-    if value is None:
-        return list(range(len(uuids)))
-    shown: list[int] = []
-    for entry in value.split(","):
-        index = _find_gpu(uuids, entry.strip())
-        if index is None:
-            break
-        if index in shown:
-            return []
-        shown.append(index)
-    return shown
-
-
-def _find_gpu(uuids: Sequence[str], entry: str) -> int | None:
-    if entry.isascii() and entry.isdigit():
-        return int(entry) if int(entry) < len(uuids) else None
-    if not entry.startswith("GPU-"):
-        return None
-    found = [index for index, uuid in enumerate(uuids) if uuid.startswith(entry)]
-    return found[0] if len(found) == 1 else None
 
 
 def _list_gpus() -> list[DeviceInfo]:
     try:
         with Nvml() as nvml:
-            build_problem, driver = _build_problem(nvml.cuda_major()), nvml.driver_version()
+            gpus, driver = nvml.gpus(), nvml.driver_version()
+            problem = order_problem(len(gpus)) or _build_problem(nvml.cuda_major())
             return [
-                _describe(nvml, device, gpu, driver, build_problem)
-                for device, gpu in numbered_gpus(nvml).items()
+                _describe(nvml, device, gpu, driver, problem)
+                for device, gpu in _numbered(gpus).items()
             ]
     except DeviceError as error:
         log.info("no GPU is listed: %s", error)
         return []
 
 
-def _describe(nvml: Nvml, device: str, gpu: Gpu, driver: str, build_problem: str) -> DeviceInfo:
+def _describe(nvml: Nvml, device: str, gpu: Gpu, driver: str, problem: str) -> DeviceInfo:
     try:
-        memory, problem = nvml.memory(gpu), build_problem
+        memory = nvml.memory(gpu)
     except DeviceError as error:
         memory, problem = NO_MEMORY, str(error)
     return DeviceInfo(

@@ -12,16 +12,18 @@ from engine.errors import NoDevice
 __all__ = ["parse_devices", "parse_target", "require_devices"]
 
 GPU_ID = re.compile(r"(?:cuda|gpu):([0-9]+)")
+UUID = re.compile(r"gpu-[0-9a-f][0-9a-f-]*")
 RANK = re.compile(r"#[0-9]+")
 
 
 def parse_devices(devices: str | Sequence[str]) -> list[str]:
     """Ids from "cpu,cuda:0" or a list; "gpu:N" is taken for "cuda:N". A repeated id stays repeated.
 
-    Only the form is checked; `require_devices` says whether the devices are here.
+    A GPU may also be named by its UUID, "GPU-…", or by a beginning of it that fits no other GPU.
+    Of what else is written only the form is checked; `require_devices` says what is here.
 
     Raises:
-        NoDevice: an entry has another form, or there is none.
+        NoDevice: an entry has another form, or is a UUID of no GPU or of several, or there is none.
     """
     entries = devices.split(",") if isinstance(devices, str) else devices
     ids = [_parse_device(entry) for entry in entries]
@@ -34,7 +36,7 @@ def parse_target(target: str) -> str:
     """Where an override puts a part: the id of a device, or a rank as in "#1".
 
     Raises:
-        NoDevice: it has another form.
+        NoDevice: as `parse_devices`.
     """
     name = target.strip()
     return f"#{int(name[1:])}" if RANK.fullmatch(name) else _parse_device(name)
@@ -44,10 +46,26 @@ def _parse_device(entry: str) -> str:
     name = entry.strip().lower()
     if name == "cpu":
         return name
+    if name.startswith("mig-"):
+        raise NoDevice(entry.strip(), "a part of a GPU cannot be used; name the whole GPU")
+    if UUID.fullmatch(name):
+        return _by_uuid(entry.strip())
     match = GPU_ID.fullmatch(name)
     if match is None:
-        raise NoDevice(entry.strip(), "write cpu, or cuda:0 for the first GPU")
+        raise NoDevice(entry.strip(), "write cpu, or cuda:0 for the first GPU, or a GPU's UUID")
     return f"cuda:{int(match.group(1))}"
+
+
+def _by_uuid(beginning: str) -> str:
+    """The id of the GPU whose UUID begins so, in capital letters or small ones."""
+    known = list_devices()
+    found = [d.id for d in known if d.uuid.lower().startswith(beginning.lower())]
+    if len(found) > 1:
+        raise NoDevice(beginning, f"the UUIDs of {' and '.join(found)} begin so; write more of it")
+    if not found:
+        here = ", ".join(f"{d.id} with {d.uuid}" for d in known if d.uuid)
+        raise NoDevice(beginning, f"there is {here}" if here else _why_missing(["cpu"]))
+    return found[0]
 
 
 def require_devices(

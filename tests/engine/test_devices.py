@@ -1,7 +1,9 @@
 """Which devices there are and what they are called, with a made-up NVIDIA driver."""
 
 import importlib
+import os
 import pickle
+import re
 import subprocess
 import sys
 import types
@@ -12,13 +14,15 @@ import pytest
 from engine.devices import (
     DeviceInfo,
     cuda_status,
+    hidden_gpus,
     list_devices,
     parse_devices,
+    parse_target,
     require_devices,
     torch_build,
 )
-from engine.devices.catalog import visible
 from engine.devices.torch_build import TorchBuild, find_torch_build
+from engine.devices.visibility import visible, visible_problem
 from engine.errors import NoDevice
 from tests.helpers.fake_nvml import CODES, GIB, FakeDriver, install, no_gpus, three_gpus, use_build
 
@@ -184,9 +188,123 @@ def test_visible_follows_cudas_rules(value, expected):
     assert visible(["GPU-aaaa1111", "GPU-bbbb2222", "GPU-aaaa3333"], value) == expected
 
 
-def test_the_status_names_the_variable_that_hides_all(driver, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
-    assert "CUDA_VISIBLE_DEVICES is '9'" in cuda_status()
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, ""),
+        ("2,0,1", ""),
+        ("GPU-aaaa1,GPU-bbbb2222", ""),
+        ("0,-1,7", ""),
+        ("", ""),
+        ("NoDevFiles", ""),
+        ("0,7", "'0,7': there is no GPU 7, as 3 are here, which ends the list."),
+        ("1,0,1", "'1,0,1': it names GPU 1 twice, which hides all GPUs."),
+        ("GPU-aaaa3333,1", ""),
+        ("GPU-aaaa1111,0", "'GPU-aaaa1111,0': it names GPU 0 twice, which hides all GPUs."),
+        ("GPU-aaaa", "2 GPUs have UUIDs that begin with 'GPU-aaaa', which ends the list."),
+        ("GPU-cc", "no GPU here has a UUID that begins with 'GPU-cc', which ends"),
+        ("MIG-12ab", "'MIG-12ab' is a part of a GPU, which Tandem cannot use"),
+        ("cuda:0", "'cuda:0' is neither a number nor a UUID of a GPU"),
+    ],
+)
+def test_what_is_named_in_vain_is_told(value, expected):
+    """What hides GPUs on purpose is no problem."""
+    found = visible_problem(["GPU-aaaa1111", "GPU-bbbb2222", "GPU-aaaa3333"], value)
+    assert expected in found
+    assert bool(expected) == bool(found)
+    assert found in ("", expected) or found.startswith(f"CUDA_VISIBLE_DEVICES is '{value}': ")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("9", "CUDA_VISIBLE_DEVICES is '9': there is no GPU 9, as 3 are here"),
+        ("1,1", "CUDA_VISIBLE_DEVICES is '1,1': it names GPU 1 twice, which hides all GPUs."),
+        ("MIG-1", "'MIG-1' is a part of a GPU, which Tandem cannot use"),
+        ("", "CUDA_VISIBLE_DEVICES is '' and hides all GPUs. Tandem runs on the CPU."),
+        ("-1", "CUDA_VISIBLE_DEVICES is '-1' and hides all GPUs. Tandem runs on the CPU."),
+    ],
+)
+def test_the_status_names_the_variable_that_hides_all(driver, monkeypatch, value, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert expected in cuda_status()
+    assert cuda_status().endswith("; Tandem runs on the CPU.") or cuda_status().endswith(
+        ". Tandem runs on the CPU."
+    )
+    with pytest.raises(NoDevice, match="CUDA_VISIBLE_DEVICES"):
+        require_devices(["cuda:0"])
+
+
+def test_gpus_that_are_named_in_vain_are_told_also_where_others_are_shown(driver, monkeypatch):
+    assert hidden_gpus() == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,7,0")
+    assert list(names(list_devices()).values()) == ["RTX 4090"]
+    assert cuda_status() == ""
+    assert "there is no GPU 7" in hidden_gpus()
+
+
+def test_without_a_driver_no_gpu_is_hidden(no_driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert hidden_gpus() == ""
+
+
+@pytest.mark.parametrize(
+    ("order", "value", "is_known"),
+    [
+        (None, "1,0", True),
+        ("PCI_BUS_ID", "1,0", True),
+        ("FASTEST_FIRST", None, True),
+        ("FASTEST_FIRST", "GPU-bbbb2222,GPU-aaaa1", True),
+        ("FASTEST_FIRST", "-1", True),
+        ("FASTEST_FIRST", "1", False),
+        ("FASTEST_FIRST", "GPU-bbbb2222,1", False),
+    ],
+)
+def test_numbers_in_another_order_than_the_bus_are_not_guessed(
+    driver, monkeypatch, order, value, is_known
+):
+    """CUDA would count the fastest GPU first, which NVML cannot tell."""
+    for name, text in (("CUDA_DEVICE_ORDER", order), ("CUDA_VISIBLE_DEVICES", value)):
+        if text is not None:
+            monkeypatch.setenv(name, text)
+        else:
+            monkeypatch.delenv(name, raising=False)
+    gpus = [info for info in list_devices() if info.kind == "cuda"]
+    assert all(info.usable == is_known for info in gpus)
+    if not is_known:
+        assert gpus
+        assert "CUDA_DEVICE_ORDER is FASTEST_FIRST" in gpus[0].reason
+        assert cuda_status() == gpus[0].reason
+
+
+def test_a_single_gpu_has_one_number_in_any_order(driver, monkeypatch):
+    driver.gpus = driver.gpus[:1]
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert list_devices()[0].usable
+    assert cuda_status() == ""
+
+
+@pytest.mark.parametrize(
+    ("order", "value", "expected"),
+    [
+        ("", "", "PCI_BUS_ID"),
+        ("FASTEST_FIRST", "", "PCI_BUS_ID"),
+        ("FASTEST_FIRST", "GPU-aaaa", "PCI_BUS_ID"),
+        ("FASTEST_FIRST", "1", "FASTEST_FIRST"),
+    ],
+)
+def test_gpus_are_in_pci_order_unless_somebody_counted_in_another(order, value, expected):
+    """Before torch is imported, as it reads the variables then."""
+    set_ones = {"CUDA_DEVICE_ORDER": order, "CUDA_VISIBLE_DEVICES": value}
+    others = {k: v for k, v in os.environ.items() if k not in set_ones}
+    program = "import engine.environment, os, sys; assert 'torch' not in sys.modules; "
+    program += "print(os.environ['CUDA_DEVICE_ORDER'])"
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=others | {k: v for k, v in set_ones.items() if v},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.strip() == expected
 
 
 def test_a_driver_without_gpus_is_told_apart(driver):
@@ -304,6 +422,37 @@ def test_device_names_are_read(written, expected):
     assert parse_devices(written) == expected
 
 
+def test_gpus_are_named_by_their_uuids_or_what_these_begin_with(driver, monkeypatch):
+    """In capital letters or small ones; the number is the one that the GPU has now."""
+    assert parse_devices("GPU-aaaa1111,cpu,gpu-BBBB") == ["cuda:2", "cpu", "cuda:0"]
+    assert parse_devices(["GPU-aaaa3", "GPU-aaaa3333"]) == ["cuda:1", "cuda:1"], "two ranks"
+    assert parse_target(" GPU-bbbb2222 ") == "cuda:0"
+    assert parse_target("#1") == "#1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aaaa1111")
+    assert parse_devices("GPU-aaaa") == ["cuda:0"], "the only one that is shown"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("GPU-aaaa", "the UUIDs of cuda:1 and cuda:2 begin so; write more of it"),
+        ("GPU-cccc", "there is cuda:0 with GPU-bbbb2222, cuda:1 with GPU-aaaa3333, cuda:2 with"),
+        ("MIG-3f2a", "a part of a GPU cannot be used; name the whole GPU"),
+        ("GPU-xyz", "write cpu, or cuda:0 for the first GPU, or a GPU's UUID"),
+        ("GPU-", "or a GPU's UUID"),
+    ],
+)
+def test_a_uuid_that_names_no_single_gpu_is_refused(driver, written, expected):
+    for parse in (parse_devices, parse_target):
+        with pytest.raises(NoDevice, match=re.escape(expected)):
+            parse(written)
+
+
+def test_a_uuid_without_a_driver_is_refused_with_the_cause(no_driver):
+    with pytest.raises(NoDevice, match="No NVIDIA driver"):
+        parse_devices("GPU-aaaa1111")
+
+
 @pytest.mark.parametrize("written", ["cuda", "cuda:", "cuda:-1", "tpu:0", "", "cpu,,cpu", "0", []])
 def test_other_device_names_are_refused_with_a_sentence(written):
     with pytest.raises(NoDevice, match=r"(cpu|cuda:0)"):
@@ -321,6 +470,16 @@ def test_required_devices_come_back_in_order_and_as_often(driver):
 def test_a_required_device_that_is_not_here_is_refused(driver):
     with pytest.raises(NoDevice, match=r"no device 'cuda:5'.*cuda:0, cuda:1, cuda:2, cpu"):
         require_devices(["cpu", "cuda:5"])
+
+
+def test_a_gpu_that_vanished_is_refused(driver):
+    """After it was listed: the others keep their numbers or get new ones, so it is asked anew."""
+    assert len(require_devices(["cuda:2"])) == 1
+    driver.gpus = [gpu for gpu in driver.gpus if gpu.name != "RTX 4090"]
+    with pytest.raises(NoDevice, match=r"no device 'cuda:2'.*cuda:0, cuda:1, cpu"):
+        require_devices(["cuda:2"])
+    with pytest.raises(NoDevice, match="there is cuda:0 with GPU-bbbb2222, cuda:1 with GPU-aaaa33"):
+        parse_devices("GPU-aaaa1111")
 
 
 def test_a_required_gpu_without_a_driver_is_refused_with_the_cause(no_driver):
