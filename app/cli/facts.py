@@ -13,15 +13,7 @@ from app.cli.fit import RoomLeft, room_left, room_text
 from app.cli.links import measure, measured_document, measured_text, topology_text
 from app.cli.output import percent, size, table, write, write_json
 from app.cli.plans import save_plan
-from app.cli.simulate import (
-    add_simulate,
-    forecaster_of,
-    links_document,
-    links_text,
-    measured,
-    speed_document,
-    speed_text,
-)
+from app.cli.simulate import add_simulate, forecaster_of, measured, speed_document, speed_text
 from engine import (
     SPLIT_MODES,
     Inspection,
@@ -184,12 +176,9 @@ def run_plan(args: argparse.Namespace) -> None:
     plan = evaluation.plan
     speed = machine.forecast(evaluation, params, quant, args.prompt)
     short = plan.shortages(free)
-    n_batch = min(params.n_batch, speed.prefill.n_tokens) if speed else 0
     if args.json:
         document = _plan_document(plan, params, free, short)
         document |= asdict(room) | {"speed": speed and speed_document(speed)}
-        if speed is not None and args.simulate is not None:
-            document |= links_document(args.simulate, evaluation, n_batch)
         write_json({**document, "choice": choice and choice_document(choice)})
         return
     _write_plan(plan, short, room)
@@ -197,8 +186,6 @@ def run_plan(args: argparse.Namespace) -> None:
         write(f"If nobody chooses a split: {choice.reason}")
     if speed is not None:
         write(("" if short else "It fits.\n") + "Predicted speed:\n" + speed_text(speed))
-        if args.simulate is not None:
-            write("\n" + links_text(args.simulate, evaluation, n_batch))
 
 
 def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
