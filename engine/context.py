@@ -151,12 +151,16 @@ class Context:
             return x
         return self._comm.broadcast(x, ranks[0], ranks)
 
-    def gather(self, x: Tensor | None) -> Tensor | None:
-        """Join slices of the last dimension on the first rank of the group; None elsewhere."""
+    def gather(self, x: Tensor | None, alike: Tensor) -> Tensor | None:
+        """Join slices of the last dimension on the first rank of the group; None elsewhere.
+
+        Args:
+            alike: what all ranks of the group have computed; where they differ, one is at fault.
+        """
         group = self._group
         if self.recorder is None:
-            return self._comm.gather(x, group)
-        return self.recorder.live(lambda: self._comm.gather(x, group))
+            return self._comm.gather(x, group, alike)
+        return self.recorder.live(lambda: self._comm.gather(x, group, alike))
 
     def rope(self, x: Tensor, rope: Rope) -> Tensor:
         """Rotate x (T, n_head, head_dim) by the positions of this pass."""

@@ -14,6 +14,7 @@
     │  ├─ OutOfDeviceMemory(device, needed_bytes, free_bytes)
     │  ├─ KernelError(device, why)
     │  └─ CommError(rank, device)
+    │     └─ LeftAlone
     ├─ SplitError
     ├─ PromptError
     │  ├─ ContextOverflow(n_tokens, n_ctx)
@@ -195,6 +196,13 @@ class CommError(DeviceError):
         )
         self.rank = rank
         self.device = device
+
+
+class LeftAlone(CommError):
+    """A rank waited for another one, which failed: not the cause, which others tell."""
+
+    def __init__(self, rank: int, device: str = "") -> None:
+        super().__init__(rank, "lost the other ranks in the middle of a step", device)
 
 
 class SplitError(EngineError):

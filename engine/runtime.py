@@ -128,7 +128,7 @@ class Runtime:
         n_native = sum(d.storage == "kernels" for d in self.plan.devices)
         self.group = ThreadGroup(is_awake=n_native > 1)
         self._pool = RankPool(  # it must not know this object, which ends it when it is dropped
-            len(self.devices), self.group.abort, lambda: torch.set_num_threads(threads)
+            len(self.devices), self.group.abort, lambda: torch.set_num_threads(threads), self.group
         )
         self._finalizer = weakref.finalize(self, self._pool.close)
 
@@ -253,7 +253,8 @@ class Runtime:
         return self._pass(ids, n_past, first_logit)
 
     def _pass(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        found = self._run(self._step(ids, n_past, first_logit), "to compute the next tokens")
+        step = self._step(ids, n_past, first_logit)
+        found = self._run(step, "to compute the next tokens", is_watched=True)
         (logits,) = (x for x in found if x is not None)
         if len(ids) > 1 and self._resident:  # reading it costs as much as a small model's token
             self._resident.note()
@@ -296,8 +297,12 @@ class Runtime:
         """Go back to the copy of the recurrent states."""
         self._run(lambda rank: self.ranks[rank].context.cache.restore(), "to go back to a state")
 
-    def _run(self, fn: Callable[[int], T], doing: str) -> list[T]:
-        """Run on all ranks; failures to allocate become a sentence."""
+    def _run(self, fn: Callable[[int], T], doing: str, *, is_watched: bool = False) -> list[T]:
+        """Run on all ranks; failures to allocate become a sentence.
+
+        Args:
+            is_watched: ranks never rest for long in it. If one is lost, the model is closed.
+        """
 
         def guarded(rank: int) -> T:
             try:
@@ -310,9 +315,11 @@ class Runtime:
 
         self._set_threads()
         try:
-            return self._pool.run(guarded)
+            return self._pool.run(guarded, is_watched=is_watched)
         except BaseException:
             self._forget_recordings()  # the places where ranks meet in them are of no use now
+            if self._pool.lost:
+                self.close()
             raise
         finally:
             self.group.settle()
@@ -372,12 +379,16 @@ class Runtime:
         )
 
     def close(self) -> None:
-        """Free everything; safe to call twice."""
+        """Free everything; safe to call twice.
+
+        What a lost rank uses is freed when its thread comes back.
+        """
         self._finalizer()
         self.stream = None
         for rank in self.ranks:
-            rank.close()
-        self.ranks = []
+            if rank.number not in self._pool.lost:
+                rank.close()
+        self.ranks.clear()  # what a lost rank was told to do knows this list as well
         release_scratch()
         release_reserves(self.devices)
 

@@ -134,7 +134,7 @@ class _Alone:
         lane = None if self._lanes is None else self._lanes.lane(self.rank, group)
         return lane if lane is not None and lane.serves(n) else None
 
-    def gather(self, x: Tensor | None, group: Group) -> Tensor | None:
+    def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
         return x
 
     def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:

@@ -95,16 +95,19 @@ def _add_are_here(module: ir.Module) -> None:
 
 
 def _add_wait(module: ir.Module) -> None:
-    """`wait(head, round, turns)`: the same, awake; 0 as well if it is broken off."""
+    """`wait(head, round, turns)`: the same, awake; 0 as well if it is broken off.
+
+    Even if all have arrived then: those who left may have freed what they show.
+    """
     code, (head, number, turns) = function(module, "wait", 3, I64)
     code.builder.function.linkage = "internal"
     waited = code.variable(code.number(0))
     with code.forever() as leave:
+        leave(load(code, head + IS_BROKEN) > 0)
         here = code.call("are_here", I64, head, number)
         with code.when(here > 0):
             code.builder.ret(here.raw)
         leave(waited.get() >= turns)
-        leave(load(code, head + IS_BROKEN) > 0)
         pause(code, head, waited, YIELD_TURNS)
     code.builder.ret(code.number(0).raw)
 

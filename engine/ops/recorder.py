@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import CommError
+from engine.errors import LeftAlone
 from engine.kernels.log import Log, present, present_log, refuse
 from engine.kernels.replay import Replay
 from engine.kernels.steps import Steps
@@ -129,13 +129,13 @@ class Recording:
         """What the last step gives, in memory of its own.
 
         Raises:
-            CommError: another rank is gone.
+            LeftAlone: another rank is gone.
         """
         try:
             for step in self._steps:
                 step()
         except threading.BrokenBarrierError:
-            raise CommError(self._rank, "lost the other ranks in the middle of a step") from None
+            raise LeftAlone(self._rank) from None
         result = self._last() if self._last else None
         return result.clone() if result is not None and result is self._result else result
 

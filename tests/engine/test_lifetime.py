@@ -111,35 +111,6 @@ def test_collectives_keep_no_history() -> None:
     pool.close()
 
 
-def test_an_interrupt_waits_for_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the next step would begin while they are still at the last one."""
-    pool = RankPool(2, lambda: None, lambda: None)
-    finished = threading.Event()
-    real_get = pool._done.get
-    interrupts = [KeyboardInterrupt()]
-
-    class Done:
-        def get(self) -> None:
-            if interrupts:
-                raise interrupts.pop()
-            real_get()
-
-    def work(rank: int) -> int:
-        if rank == 1:
-            finished.wait(0.2)
-            finished.set()
-        return rank
-
-    done, pool._done = pool._done, Done()  # type: ignore[assignment]
-    done_put = done.put
-    pool._done.put = done_put  # type: ignore[attr-defined,method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        pool.run(work)
-    assert finished.is_set()
-    assert pool.run(lambda rank: rank) == [0, 1]
-    pool.close()
-
-
 def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from engine.errors import CommError
 from engine.kernels.meeting import ADDED, COMPLETE, NO_NUMBERS, Board
-from engine.parallel.comm import MOST_ADDED, ThreadCommunicator, ThreadGroup
+from engine.parallel.comm import ThreadCommunicator, ThreadGroup
+from engine.parallel.meeting import MOST_ADDED
 from engine.parallel.pool import RankPool
 
 CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ class Ranks:
         self.everyone = tuple(range(n))
         self.group = ThreadGroup(is_awake=is_awake)
         self.comms = [ThreadCommunicator(self.group, rank, CPU) for rank in range(n)]
-        self.pool = RankPool(n, self.group.abort, lambda: None)
+        self.pool = RankPool(n, self.group.abort, lambda: None, self.group)
 
     def run(self, step: Step) -> list[Tensor | None]:
         try:
@@ -57,7 +58,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 @pytest.fixture(params=[1, 30_000], ids=["impatient", "patient"])
 def turns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How long ranks stay awake: the impatient fall asleep nearly every time."""
-    monkeypatch.setattr("engine.parallel.comm.AWAKE_TURNS", request.param)
+    monkeypatch.setattr("engine.parallel.meeting.AWAKE_TURNS", request.param)
     return int(request.param)
 
 
@@ -156,9 +157,9 @@ def test_a_failure_wakes_those_who_wait(pair: Pair, turns: int) -> None:
 
 
 def test_a_rank_that_never_comes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.parallel.comm.STALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("engine.parallel.watch.SILENT_S", 0.3)
     ranks = Ranks(3, is_awake=True)
-    with pytest.raises(CommError, match="Rank"):
+    with pytest.raises(CommError, match=r"cpu \(rank 0\) has not come"):
         ranks.run(lambda comm: comm.all_reduce(torch.ones(1), (0, 1, 2)) if comm.rank else None)
     ranks.pool.close()
 
