@@ -21,7 +21,7 @@ from engine.gpu.lane import Lanes
 from engine.gpu.launch import Start, watched
 from engine.gpu.link_trial import Exchange, Slots, store_words
 from engine.gpu.rehearsal import rehearse
-from engine.gpu.sampling import DeviceSampler
+from engine.gpu.sampling import DeviceSampler, Unheard
 from engine.gpu.target import Target, aimed
 from engine.gpu.weights import GpuPlain, GpuPlanes
 from engine.kernels.extent import Extent, n_tiles
@@ -230,6 +230,10 @@ def of_sampling(is_brief: bool) -> None:
     """How the next token is drawn."""
     sampler = DeviceSampler(META, N_VOCAB)
     sampler.draw(_f32(N_VOCAB), _ids(1), _ids(1))
+    for n_rank in (2,) if is_brief else (2, 3, 8):
+        own = range(N_VOCAB // n_rank)
+        split = DeviceSampler(META, N_VOCAB, own, Unheard(n_rank))
+        split.draw(_f32(len(own)), _ids(1), _ids(1), _f32(N_COLUMNS))
 
 
 def of_links(is_brief: bool) -> None:
