@@ -13,7 +13,15 @@ from app.cli.fit import RoomLeft, room_left, room_text
 from app.cli.links import measure, measured_document, measured_text, topology_text
 from app.cli.output import percent, size, table, write, write_json
 from app.cli.plans import save_plan
-from app.cli.simulate import add_simulate, forecaster_of, measured, speed_document, speed_text
+from app.cli.simulate import (
+    add_simulate,
+    forecaster_of,
+    links_document,
+    links_text,
+    measured,
+    speed_document,
+    speed_text,
+)
 from engine import (
     SPLIT_MODES,
     Inspection,
@@ -179,13 +187,15 @@ def run_plan(args: argparse.Namespace) -> None:
     if args.json:
         document = _plan_document(plan, params, free, short)
         document |= asdict(room) | {"speed": speed and speed_document(speed)}
+        document |= links_document(args.simulate, evaluation, params.n_batch)
         write_json({**document, "choice": choice and choice_document(choice)})
         return
     _write_plan(plan, short, room)
     if choice is not None:
         write(f"If nobody chooses a split: {choice.reason}")
     if speed is not None:
-        write(("" if short else "It fits.\n") + "Predicted speed:\n" + speed_text(speed))
+        text = speed_text(speed) + links_text(args.simulate, evaluation, params.n_batch)
+        write(("" if short else "It fits.\n") + "Predicted speed:\n" + text)
 
 
 def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import combinations
+from typing import Any
 
 import engine  # names that need torch are resolved when they are used
 from app.cli.output import note, percent, table
-from engine import Forecast, Forecaster, LoadParams, MachineFile, Prediction, parse_rig
+from app.links import Edge, read_links
+from engine import Evaluation, Forecast, Forecaster, LoadParams, MachineFile, Prediction, parse_rig
 
 HEADERS = ("RANK", "DEVICE", "READS", "MULTIPLIES", "FIXED", "WAITS", "LINKS", "IDLE", "")
 CAUSES = {
@@ -22,7 +25,8 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("predicted speed")
     group.add_argument(
         "--simulate", metavar="RIG",
-        help="plan for devices that are not here, such as 2x3090,1x3060 or 4x4090@p2p; "
+        help="plan for devices that are not here, such as 2x3090,1x3060, or with how GPUs reach "
+        "each other and the lanes of their slots: 4x3090@nvlink, 2x4090@p2p,x8, 2x4090@x16/x4; "
         "without --devices for all its GPUs",
     )  # fmt: skip
     group.add_argument(
@@ -97,3 +101,76 @@ def _prediction(prediction: Prediction) -> dict[str, object]:
         "path": asdict(prediction.path),
         "ranks": [{**asdict(rank), "limited_by": rank.limited_by} for rank in prediction.ranks],
     }
+
+
+F32_BYTES = 4
+HOW = {
+    "lane": "kernels that write to each other", "copies": "copies", "threads": "threads of the CPU",
+}  # fmt: skip
+
+
+def links_document(
+    rig_text: str | None, evaluation: Evaluation, n_tokens: int
+) -> dict[str, list[dict[str, Any]]]:
+    """How a simulated rig's devices reach each other, and what sums over those of a plan take.
+
+    Args:
+        rig_text: None where nothing is simulated: then there is nothing to say.
+        n_tokens: of a prompt's batch; a sum of one token is told as well.
+    """
+    if rig_text is None:
+        return {}
+    rig, devices = parse_rig(rig_text), [device.device for device in evaluation.plan.devices]
+    sums = []
+    for ranks in _groups(evaluation):
+        ids = [devices[rank] for rank in ranks]
+        for n in (1, n_tokens):
+            found = rig.links.sums(ids, F32_BYTES * n * evaluation.load.n_embd)
+            sums += [
+                {"ranks": ranks, "n_tokens": n, "is_used": not at, **way._asdict()}
+                for at, way in enumerate(found)
+            ]
+    edges = read_links(rig.devices, rig).edges
+    pairs = {tuple(sorted(pair)) for pair in combinations(devices, 2)}
+    links = [_edge_document(edge) for edge in edges if tuple(sorted((edge.a, edge.b))) in pairs]
+    return {"links": links, "sums": sums}
+
+
+def _groups(evaluation: Evaluation) -> Iterator[list[int]]:
+    """Ranks that add up, in the order of their blocks."""
+    groups = (block.group for block in evaluation.load.blocks if block.n_reduce)
+    yield from (list(group) for group in dict.fromkeys(groups) if len(group) > 1)
+
+
+def _edge_document(edge: Edge) -> dict[str, Any]:
+    speeds = {"latency_s": edge.facts.latency_s, "bytes_per_s": edge.facts.bytes_per_s}
+    return {"a": edge.a, "b": edge.b, "kind": edge.kind, "way": edge.way, **speeds}
+
+
+def links_text(rig_text: str | None, evaluation: Evaluation, n_tokens: int) -> str:
+    """The same for people, as tables with an empty line before each."""
+    document = links_document(rig_text, evaluation, n_tokens)
+    links = [
+        (e["a"], e["b"], e["way"], _microseconds(e["latency_s"]), _rate(e["bytes_per_s"]))
+        for e in document.get("links", [])
+    ]
+    sums = [
+        (
+            ", ".join(map(str, found["ranks"])), f"{found['n_tokens']}", HOW[found["how"]],
+            found["wire"], _microseconds(found["seconds"]), "" if found["is_used"] else "not used",
+        )
+        for found in document.get("sums", [])
+    ]  # fmt: skip
+    tables = (
+        table(("FROM", "TO", "LINK", "SMALL SUM", "BANDWIDTH"), links, frozenset({3, 4})),
+        table(("SUM OF RANKS", "TOKENS", "BY", "AS", "TAKES", ""), sums, frozenset({1, 4})),
+    )
+    return "".join("\n\n" + text for text, rows in zip(tables, (links, sums), strict=True) if rows)
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} µs"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.1f} GB/s"

@@ -28,6 +28,9 @@ Wire = Literal["F32", "BF16"]
 SMALL_BYTES = 32 << 10
 """Of a value in F32: up to here GPUs exchange it as it is, beyond that in BF16."""
 
+LANE_BYTES = 256 << 10
+"""Of the largest values in F32 that go by lanes."""
+
 PACKET = 2.0
 """Bytes that a lane sends for each one: every four have a mark of four, by which a reader knows
 them. Sums of ranks that were measured have it within their latency."""
@@ -102,17 +105,16 @@ class Group:
 
 
 def sums(group: Group, n_bytes: float) -> list[SumTime]:
-    """The ways to add up values of so many bytes in F32, the fastest first."""
+    """The ways to add up values of so many bytes in F32, first the one that is used."""
     if group.has_cpu:
         threads = min(group.lane_s(n_bytes), group.slices_s(n_bytes, 0.0))
         return [SumTime(threads, "threads", "F32")]
     wire: Wire = "F32" if n_bytes <= SMALL_BYTES else "BF16"
     sent = n_bytes if wire == "F32" else n_bytes / 2
-    found = (
-        SumTime(group.lane_s(PACKET * sent), "lane", wire),
-        SumTime(group.slices_s(sent, COPY_S), "copies", wire),
-    )
-    return sorted(found)
+    copies = SumTime(group.slices_s(sent, COPY_S), "copies", wire)
+    if n_bytes > LANE_BYTES:
+        return [copies]
+    return [SumTime(group.lane_s(PACKET * sent), "lane", wire), copies]
 
 
 def by_way(links: Sequence[tuple[str, LinkFacts]]) -> tuple[tuple[LinkFacts, ...], ...]:

@@ -146,7 +146,7 @@ class Links:
         return Group(len(ids), CPU in ids, tuple(peers), n_by_host, self._host_bytes_per_s)
 
     def sums(self, devices: Sequence[str], n_bytes: float) -> list[SumTime]:
-        """The ways to make a sum that all ranks on `devices` get, the fastest first.
+        """The ways to make a sum that all ranks on `devices` get, first the one that is used.
 
         Args:
             n_bytes: of what each rank has, in F32.
@@ -162,7 +162,7 @@ class Links:
         return found
 
     def all_reduce_s(self, devices: Sequence[str], n_bytes: float) -> float:
-        """Seconds of the fastest way to make such a sum; see `sums`."""
+        """Seconds of such a sum as it is made; see `sums`."""
         found = self.sums(devices, n_bytes)
         return found[0].seconds if found else 0.0
 

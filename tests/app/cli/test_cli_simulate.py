@@ -26,7 +26,8 @@ def test_people_see_whether_it_fits_and_what_limits(run: Run, model: Path) -> No
     assert "It fits." in out
     assert "a prompt of 100 tokens: " in out
     assert "of the time." in out
-    assert out.splitlines()[-2].split()[1] == "cuda:0"
+    speed = out[out.index("READS") :].splitlines()
+    assert [line.split()[1] for line in speed[1:3]] == ["cuda:0", "cuda:1"]
     short = run("plan", model, "--simulate", "3060", "--ctx", "99999999999").out
     assert "It fits." not in short
     assert "cuda:0 is " in short
@@ -53,9 +54,39 @@ def test_a_better_link_is_sooner(run: Run, model: Path) -> None:
     assert "links" in speeds[-1]["reason"]
 
 
+def test_links_and_what_sums_take_are_shown(run: Run, model: Path) -> None:
+    options = ("plan", model, "--simulate", "2x3090@nvlink,x8", "--prompt", "100", "--batch", "64")
+    document = run(*options, "--json").document
+    (link,) = document["links"]
+    assert (link["a"], link["b"], link["kind"]) == ("cuda:0", "cuda:1", "nvlink")
+    assert link["latency_s"] < 1e-5 < 1 / link["bytes_per_s"] * 1e9
+    assert [found["n_tokens"] for found in document["sums"]] == [1, 1, 64, 64]
+    used = [found for found in document["sums"] if found["is_used"]]
+    assert [(found["how"], found["wire"]) for found in used] == [("lane", "F32")] * 2
+    assert all(found["ranks"] == [0, 1] for found in document["sums"])
+    out = run(*options).out
+    assert "4 × NVLink 3" in out
+    assert f"{1e6 * used[0]['seconds']:.1f} µs" in out
+    assert out.count("not used") == 2
+
+
+def test_there_are_no_links_where_there_is_one_device_or_none_is_simulated(
+    run: Run, model: Path
+) -> None:
+    one = run("plan", model, "--simulate", "3090", "--json").document
+    assert one["links"] == one["sums"] == []
+    assert "SUM OF RANKS" not in run("plan", model, "--simulate", "3090").out
+    in_turn = run("plan", model, "--simulate", "2x3090", "--split-mode", "layer", "--json").document
+    assert len(in_turn["links"]) == 1
+    assert in_turn["sums"] == []
+    here = run("plan", model, "--json").document
+    assert "links" not in here
+
+
 def test_a_rig_that_cannot_be_meant_is_refused(run: Run, model: Path) -> None:
     assert_refused(run("plan", model, "--simulate", "3091"), "Did you mean RTX 3090?")
     assert_refused(run("plan", model, "--simulate", ""), "For example 2x3090,1x3060.")
+    assert_refused(run("plan", model, "--simulate", "2x4090@nvlink"), "Use p2p or host instead.")
 
 
 def test_a_device_that_the_rig_does_not_have_has_no_speed(run: Run, model: Path) -> None:
