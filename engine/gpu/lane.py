@@ -71,6 +71,9 @@ BLOCK = 4096
 SMALLEST = 4 * RENEWED
 """Numbers that a program holds at least: it has as many pairs of packets as it writes anew."""
 
+FIRST_ROUND = 1
+"""Its number is another one than that of packets that nobody has written, which is 0."""
+
 BROKEN, NOT_WAITING = 0, 1
 """Places in a rank's flags."""
 
@@ -266,7 +269,7 @@ class Lane:
         self._device = device
         self._end = end
         self._lanes = lanes
-        self._words = torch.zeros(2, dtype=torch.int32, device=device)
+        self._words = torch.tensor([FIRST_ROUND, 0], dtype=torch.int32).to(device)
 
     @property
     def rank(self) -> int:
@@ -287,7 +290,7 @@ class Lane:
         """See `Lanes.reset`."""
         for slot in self._end.slots:
             slot.clear()
-        self._words.zero_()
+        self._words.copy_(torch.tensor([FIRST_ROUND, 0]))
         self._end.statuses.value.zero_()
 
     def serves(self, n: int) -> bool:
@@ -364,7 +367,7 @@ class Lane:
         """All in one kernel, or where kernels are interpreted in two, with a meeting between."""
         target = target_of(self._device)
         constants |= {"N": len(self.group), "SLOT": SLOT, "ASM": target.has_asm}
-        if target.maker != "interpreter":
+        if target.maker != "interpreter" or self._device.type == "meta":
             launch(kernel, grid, *args, PUSH=True, COLLECT=True, **constants)
             return
         meet, rank = self._lanes.meet, self.rank

@@ -91,11 +91,20 @@ def read_pair(address, mask, ASM: tl.constexpr):
         return a, b, c, d
     else:
         at = address.to(tl.pointer_type(tl.int64))
-        one = tl.load(at, mask=mask, other=0, volatile=True)
-        two = tl.load(at + 1, mask=mask, other=0, volatile=True)
+        one = tl.load(at, mask=mask, other=0, cache_modifier=".cv")
+        two = tl.load(at + 1, mask=mask, other=0, cache_modifier=".cv")
         return (
             one.to(tl.int32), (one >> 32).to(tl.int32), two.to(tl.int32), (two >> 32).to(tl.int32)
         )  # fmt: skip
+
+
+@triton.jit
+def read_word(at, ASM: tl.constexpr):
+    """64 bits from the memory itself; Triton's own words for that differ between makers."""
+    if ASM:
+        return tl.load(at, volatile=True)
+    else:
+        return tl.load(at, cache_modifier=".cv")
 
 
 @triton.jit
@@ -201,11 +210,11 @@ def received(table, seat, peer, epoch, at, inside, stop, begun, turn, patience, 
     while state == 1:
         first, flag, second, flag_2 = read_pair(address, inside, ASM)
         there = inside & (flag == epoch) & (flag_2 == epoch)
-        is_empty = tl.load(header, volatile=True) == empty
+        is_empty = read_word(header, ASM) == empty
         turn += 1
         if turn % LOOK == 0:
             word = tl.load(table + 2 * N + 1).to(tl.pointer_type(tl.int64))
-            is_aborted = (tl.load(word, volatile=True) != 0).to(tl.int32)
+            is_aborted = (read_word(word, ASM) != 0).to(tl.int32)
         if ASM:
             waited = clock() - begun
         else:

@@ -1,0 +1,303 @@
+"""Sums of ranks inside kernels: the same bits on all, round after round."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.gpu import lane as lane_module
+from engine.gpu import steps
+from engine.gpu.graph import NotRepeatable, Tape, capture
+from engine.gpu.kernels import exchange
+from engine.gpu.lane import MOST_NUMBERS, MOST_WORDS, Lane, Lanes
+from engine.gpu.launch import Start, watched
+from engine.gpu.ops import GpuOps
+from engine.gpu.quantise import quantised
+from engine.gpu.target import Target, aimed
+from engine.kernels.extent import Extent
+from engine.layers.addend import Addend
+from engine.layers.norm import LayerNorm, Norm, RMSNorm
+from engine.parallel.placement import Replicate
+from engine.parallel.ways import Way, Ways
+from tests.helpers.lanes import (
+    CPU,
+    Ranks,
+    alike,
+    expected,
+    one_kernel,
+    randn,
+    ranks_of,
+    values_of,
+    write_only,
+)
+
+META = torch.device("meta")
+
+
+@pytest.fixture(params=["f32", "bf16"])
+def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How numbers travel: whole, or in BF16 from 4 on."""
+    if request.param == "bf16":
+        monkeypatch.setattr(lane_module, "MOST_IN_F32", 3)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("wire")
+@pytest.mark.parametrize(("n", "empty"), [(2, ()), (2, (0,)), (3, (2,)), (5, (0, 3)), (8, (1, 7))])
+def test_all_members_have_the_same_bits(n: int, empty: Sequence[int]) -> None:
+    shapes = [(1, 32), (2, 9), (5,), (2, 9)]
+    with ranks_of(n) as ranks:
+        for seed, shape in enumerate(shapes if n < 5 else shapes[:2]):
+            values = values_of(n, shape, empty, seed)
+            assert alike(ranks.sums(values, shape), expected(values))
+        assert ranks.lanes.problem() is None
+
+
+@pytest.mark.usefixtures("wire")
+def test_numbers_that_are_none(wire: str) -> None:
+    """Zeros keep their sign; what is no number or infinite stays so, whatever its bits."""
+    odd = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3e38, -3.4e38, 1e-40]
+    x = torch.tensor([odd]).repeat(1, 2)
+    x.view(torch.int32)[0, 12:15] = torch.tensor([0x7FFFFFFF, -1, 0x7FC00001])
+    with ranks_of(2) as ranks:
+        (one, other) = ranks.sums([x, None], x.shape)
+        assert alike([one], other)
+        if wire == "f32":
+            assert alike([one], x)
+        else:
+            assert torch.equal(one.isnan(), x.isnan())
+            assert alike([one.nan_to_num(7.0)], x.bfloat16().float().nan_to_num(7.0))
+        (one, other) = ranks.sums([x / 4, x / 4], x.shape)
+        assert alike([one.nan_to_num(7.0)], other.nan_to_num(7.0))
+        assert torch.equal(one.isinf(), x.isinf())
+
+
+@pytest.mark.usefixtures("wire")
+def test_several_programs_with_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each counts once: values of one and of many programs go on by turns."""
+    monkeypatch.setattr(lane_module, "BLOCK", 128)
+    with ranks_of(2) as ranks:
+        for seed, n in enumerate((300, 1, 129, 513, 128)):
+            values = values_of(2, (n,), (1,) if n == 129 else (), seed)
+            assert alike(ranks.sums(values, (n,)), expected(values))
+            assert ranks.lane(0)._words.tolist() == [seed + 2, 0]
+
+
+def norm_of(n: int, kind: type[Norm] = RMSNorm, *, has_bias: bool = False) -> Norm:
+    norm = kind(n, 1e-5, Replicate((0,)))
+    norm.weight = randn(n, seed=5)
+    norm.bias = randn(n, seed=6) if has_bias else None
+    return norm
+
+
+def same(found: object, wanted: tuple[Tensor, Tensor | None] | None) -> bool:
+    """Whether both are the same stream and the same normed one, bit by bit."""
+    assert isinstance(found, tuple)
+    assert wanted is not None
+    pairs = zip(found, wanted, strict=True)
+    return all((a is None and b is None) or alike([a], b) for a, b in pairs)
+
+
+@pytest.mark.usefixtures("wire")
+@pytest.mark.parametrize("n", [3, 48])
+def test_sum_and_norm_in_one_kernel(n: int) -> None:
+    shape, norm = (2, n), norm_of(n)
+    x, bias = randn(*shape, seed=9), randn(n, seed=4)
+    cases = [
+        (Addend(None), norm, ()),
+        (Addend(None, bias, norm_of(n, LayerNorm, has_bias=True), 0.5), None, (1,)),
+        (Addend(None, bias, sum_scale=randn(1)), norm_of(n, LayerNorm), (0,)),
+    ]
+    with ranks_of(3) as ranks:
+        for seed, (addend, outer, empty) in enumerate(cases):
+            values = values_of(3, shape, empty, seed)
+            found = ranks.all(
+                lambda lane, a=addend, o=outer, v=values: lane.add_norm(
+                    x, a._replace(summand=v[lane.seat]), o
+                )
+            )
+            wanted = steps.add_norm(x, addend.summed(expected(values)), outer)
+            assert all(same(one, wanted) for one in found)
+
+
+@pytest.mark.parametrize("how", ["bytes", "numbers"])
+def test_normed_rows_are_rounded_on_the_way(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "arithmetic", how)
+    values, x, norm = values_of(2, (2, 160), (), 1), randn(2, 160, seed=9), norm_of(160)
+    with ranks_of(2) as ranks:
+        found = ranks.all(lambda lane: lane.add_norm(x, Addend(values[lane.seat]), norm, 1))
+    plain = steps.add_norm(x, Addend(expected(values)), norm)
+    assert plain is not None
+    assert plain[1] is not None
+    alone = quantised(plain[1], Extent.of(0, 160), 1)
+    for one in found:
+        assert isinstance(one, tuple)
+        starts: list[Start] = []
+        with watched(lambda start: starts.append(start) is None):  # noqa: B023
+            rows = quantised(one[1], Extent.of(0, 160), 1)
+        assert not starts
+        assert torch.equal(rows.numbers, alone.numbers)
+        assert torch.equal(rows.facts, alone.facts)
+        assert not rows.counters.any()
+
+
+def test_arithmetic_by_a_lane() -> None:
+    """Operations of a rank take the lane, also where its kernel does not serve."""
+    values, x, norm = values_of(2, (2, 48), (), 3), randn(2, 48, seed=9), norm_of(48)
+    norm_without = norm_of(48)
+    norm_without.weight = norm_without.weight.double()  # no kernel reads it
+    with ranks_of(2) as ranks:
+        for outer in (norm, norm_without):
+            found = ranks.all(
+                lambda lane, o=outer: GpuOps(CPU).add_norm(x, Addend(values[lane.seat]), o, lane)
+            )
+            wanted = GpuOps(CPU).add_norm(x, Addend(expected(values)), outer)
+            for one in found:
+                assert isinstance(one, tuple)
+                assert torch.equal(one[0], wanted[0])
+                assert torch.equal(one[1], wanted[1])
+
+
+@pytest.mark.parametrize("m", [1, 7, 150])
+def test_words_of_all_members(m: int) -> None:
+    generator = torch.Generator().manual_seed(m)
+    own = torch.randint(-(1 << 31), 1 << 31, (3, m), generator=generator).int()
+    with ranks_of(3) as ranks:
+        for turn in range(3):
+            mine = own * (turn + 1)
+            found = ranks.all(lambda lane, w=mine: lane.words(w[lane.seat]))
+            assert all(isinstance(one, Tensor) and torch.equal(one, mine) for one in found)
+
+
+@pytest.mark.parametrize("start", [(1 << 31) - 2, -2])
+def test_numbers_of_rounds_begin_anew(start: int) -> None:
+    with ranks_of(2) as ranks:
+        for seat in ranks.group:
+            ranks.lane(seat)._words[0] = start
+        for seed in range(4):
+            values = values_of(2, (1, 20), (), seed)
+            assert alike(ranks.sums(values, (1, 20)), expected(values))
+        assert ranks.lane(0)._words[0] == ((start + 4 + (1 << 31)) % (1 << 32)) - (1 << 31)
+
+
+def test_old_packets_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a packet lies, also where rounds of this size have none."""
+    renewed = exchange.RENEWED.value
+    monkeypatch.setattr(lane_module, "SLOT", 2 + 2 * 3 * renewed)
+    with ranks_of(2) as ranks:
+        slot = ranks.lane(1)._end.slots[0]._packets  # type: ignore[attr-defined]
+        slot.fill_(77 << 32)  # as if of a round long ago
+        for seat in ranks.group:
+            ranks.lane(seat)._words[0] = 70
+        for seed in range(6):
+            values = values_of(2, (1, 20), (0,) if seed % 3 else (), seed)
+            assert alike(ranks.sums(values, (1, 20)), expected(values))
+        flags = slot >> 32
+        assert bool(((flags >= 68) & (flags < 76)).all())
+        values = values_of(2, (120,), (), 9)
+        assert alike(ranks.sums(values, (120,)), expected(values))
+
+
+def soak(ranks: Ranks, n_replay: int) -> None:
+    """Replay tapes of all ranks with changing values; each bit must be right each time."""
+    xs = [randn(1, 8, seed=seat) for seat in ranks.group]
+
+    def tape(lane: Lane) -> Tape[Tensor]:
+        x = xs[lane.seat]
+        lane.all_reduce(x, x.shape)
+        return Tape(lambda: lane.all_reduce(lane.all_reduce(x, x.shape), x.shape))
+
+    tapes = ranks.all(tape)
+    for turn in range(n_replay):
+        for seat, x in enumerate(xs):
+            x.copy_(randn(1, 8, seed=1000 + turn * len(xs) + seat))
+        list(ranks.pool.map(lambda one: one.replay(), tapes))
+        once = expected(xs)
+        wanted = expected([once] * len(xs))
+        assert alike([one.result for one in tapes], wanted), f"replay {turn}"
+    assert ranks.lanes.problem() is None
+
+
+@pytest.mark.parametrize(("n", "n_replay"), [(2, 80), (3, 20)])
+def test_rounds_in_a_row(n: int, n_replay: int) -> None:
+    with ranks_of(n) as ranks:
+        soak(ranks, n_replay)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_replays() -> None:
+    with ranks_of(2) as ranks:
+        soak(ranks, 10_000)
+
+
+def test_one_kernel_for_all() -> None:
+    """What GPUs start: it writes, waits and adds up at once."""
+    values, x, norm = values_of(2, (2, 48), (), 3), randn(2, 48, seed=9), norm_of(48)
+    wanted = steps.add_norm(x, Addend(expected(values)), norm)
+    with ranks_of(2) as ranks:
+        write_only(ranks, 1, lambda lane: lane.add_norm(x, Addend(values[1]), norm))
+        with one_kernel():
+            assert same(ranks.lane(0).add_norm(x, Addend(values[0]), norm), wanted)
+            assert same(ranks.lane(1).add_norm(x, Addend(values[1]), norm), wanted)
+        assert ranks.lanes.problem() is None
+
+
+def test_first_meetings_are_not_captured() -> None:
+    lanes = Lanes([CPU] * 2, Ways(), lambda rank, group: None)
+    with pytest.raises(NotRepeatable):
+        capture(CPU, lambda: lanes.lane(0, (0, 1)))
+    assert lanes.lane(0, (0, 1)) is not None
+    assert capture(CPU, lambda: lanes.lane(1, (0, 1)) is not None).result
+
+
+def test_who_has_no_lane() -> None:
+    lanes = Lanes([CPU] * 2, Ways())
+    assert lanes.lane(0, (0,)) is None
+    devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    cut = Lanes(devices, Ways({("cuda:0", "cuda:1"): Way(None, "host")}))
+    assert cut.lane(0, (0, 1)) is None
+    assert lanes.lane(0, (0, 1)) is not None
+    lanes.retire("it gave other bits")
+    assert lanes.lane(0, (0, 1)) is None
+
+
+def test_what_a_lane_takes() -> None:
+    lane = Lanes([META] * 2, Ways()).lane(0, (0, 1))
+    assert lane is not None
+    assert (lane.serves(1), lane.serves(MOST_NUMBERS), lane.serves(MOST_NUMBERS + 1)) == (1, 1, 0)
+    long = torch.empty(2, MOST_NUMBERS, device=META)
+    assert lane.add_norm(long, Addend(long), None) is None
+    odd = torch.empty(MOST_NUMBERS // 5, 5, device=META)  # more packets than it has numbers
+    assert lane.add_norm(odd, Addend(odd), None) is None
+    assert lane.words(torch.empty(MOST_WORDS, dtype=torch.int32, device=META)).shape[0] == 2
+
+
+def test_without_memory() -> None:
+    """On a GPU all is one kernel; interpreted it is two."""
+    x = torch.empty(2, 64, device=META)
+    norm = SimpleNamespace(kind="rms", weight=x[0].clone(), bias=None, eps=1e-5, is_absent=False)
+    for target, n_start in ((Target("nvidia", 90, 132), 1), (Target("amd", 0, 96), 1)):
+        starts: list[Start] = []
+        with aimed(target), watched(lambda start: starts.append(start) is not None):  # noqa: B023
+            lane = Lanes([META] * 3, Ways()).lane(1, (0, 1, 2))
+            assert lane is not None
+            made = lane.add_norm(x, Addend(None), norm, 1)  # type: ignore[arg-type]
+            assert made is not None
+            assert made[0].shape == x.shape
+            assert lane.all_reduce(None, (2, 64)).is_meta
+            assert lane.words(torch.empty(9, dtype=torch.int32, device=META)).shape == (3, 9)
+        assert len(starts) == 3 * n_start
+
+
+def test_memory_is_told() -> None:
+    lanes = Lanes([CPU] * 3, Ways())
+    assert lanes.n_bytes(0) == 0
+    lanes.lane(2, (0, 2))
+    slot = 2 * lane_module.SLOT * 8
+    assert slot < lanes.n_bytes(0) < slot + 4096
+    assert lanes.n_bytes(1) == 0
+    lanes.lane(2, (0, 1, 2))
+    assert 3 * slot < lanes.n_bytes(2) < 3 * slot + 4096

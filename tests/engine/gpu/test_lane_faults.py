@@ -1,0 +1,236 @@
+"""Sums inside kernels where a rank does not come, or shall not be awaited."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.errors import CommError, EngineError
+from engine.gpu import lane as lane_module
+from engine.gpu import slots as slots_module
+from engine.gpu.cuda_api import CudaApi
+from engine.gpu.lane import Lane, Lanes
+from engine.gpu.slots import new_slot
+from engine.gpu.target import INTERPRETER
+from engine.layers.addend import Addend
+from engine.parallel.ways import Way, Ways
+from tests.helpers.fake_cuda import FakeCuda
+from tests.helpers.lanes import (
+    CPU,
+    Ranks,
+    alike,
+    expected,
+    one_kernel,
+    randn,
+    ranks_of,
+    values_of,
+    write_only,
+)
+
+SHORT_S = 50e-6
+"""Fifty polls."""
+
+LONG_S = 100.0
+"""More polls than a test can wait for."""
+
+SHAPE = (1, 20)
+
+
+def starts_anew(ranks: Ranks) -> bool:
+    """Whether sums are right on all ranks."""
+    for seed in range(3):
+        values = values_of(len(ranks.group), SHAPE, (), seed)
+        if not alike(ranks.sums(values, SHAPE), expected(values)):
+            return False
+    return ranks.lanes.problem() is None
+
+
+def patient(lane: Lane) -> Lane:
+    """A lane that would wait for longer than the test may take."""
+    lane._end = replace(lane._end, patience=int(LONG_S * lane_module.POLLS_PER_S))
+    return lane
+
+
+Exchange = Callable[[Lane], object]
+
+EXCHANGES: dict[str, Exchange] = {
+    "all_reduce": lambda lane: lane.all_reduce(randn(*SHAPE), SHAPE),
+    "add_norm": lambda lane: lane.add_norm(randn(*SHAPE), Addend(randn(*SHAPE)), None),
+    "words": lambda lane: lane.words(torch.arange(20, dtype=torch.int32)),
+}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=list(EXCHANGES))
+def test_a_rank_that_does_not_come_is_named(exchange: Exchange) -> None:
+    with one_kernel(), ranks_of(4, SHORT_S) as ranks:
+        ranks.lane(0)
+        write_late(ranks, (1, 3), exchange)
+        exchange(ranks.lane(0))
+        problem = ranks.lanes.problem()
+        assert isinstance(problem, CommError)
+        assert (problem.rank, problem.device) == (2, "cpu")
+        assert int(ranks.lane(0).status) == (1 << 32) + 2 + 1, "of round 1"
+        assert ranks.lane(0)._end.flags.tolist() == [1, 0]
+        exchange(patient(ranks.lane(0)))  # later ones do not wait
+        assert int(ranks.lane(0).status) == (1 << 32) + 2 + 1, "what came first is what counts"
+        assert ranks.lane(1)._end.flags.tolist() == [0, 0], "others have their own"
+
+
+def write_late(ranks: Ranks, seats: Sequence[int], exchange: Exchange) -> None:
+    """Let some ranks write, in kernels of their own as where they are interpreted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane_module, "target_of", lambda device: INTERPRETER)
+        for seat in seats:
+            write_only(ranks, seat, exchange)
+
+
+def test_after_a_reset_all_is_well() -> None:
+    with ranks_of(3, SHORT_S) as ranks:
+        assert starts_anew(ranks)
+        with one_kernel():
+            ranks.lane(0).all_reduce(randn(*SHAPE), SHAPE)
+        assert ranks.lanes.problem() is not None
+        ranks.lanes.reset()
+        assert ranks.lanes.problem() is None
+        assert starts_anew(ranks)
+
+
+def test_nobody_waits_while_all_are_started_once() -> None:
+    """Each rank starts as many kernels, one after the other; then they meet as ever."""
+    with ranks_of(2) as ranks:
+        assert starts_anew(ranks)
+        with one_kernel(), ranks.lanes.without_waiting():
+            for seat in ranks.group:
+                lane = patient(ranks.lane(seat))
+                for exchange in EXCHANGES.values():
+                    exchange(lane)
+                found = lane.all_reduce(randn(*SHAPE), SHAPE)
+                assert bool(found.isfinite().all())
+        assert starts_anew(ranks)
+
+
+def test_waiting_ends_when_the_host_says_so() -> None:
+    with one_kernel(), ranks_of(2) as ranks:
+        lane = patient(ranks.lane(0))
+        thread = threading.Thread(target=lambda: EXCHANGES["add_norm"](lane))
+        thread.start()
+        time.sleep(0.05)
+        assert thread.is_alive(), "it waits"
+        ranks.lanes.abort()
+        thread.join(20)
+        assert not thread.is_alive()
+        for exchange in EXCHANGES.values():
+            exchange(lane)
+        assert ranks.lanes.problem() is None, "nobody is to blame"
+        ranks.lanes.reset()
+        assert lane._end.flags.tolist() == [0, 0]
+    with ranks_of(2) as ranks:
+        ranks.lanes.abort()  # nothing was exchanged yet
+        assert starts_anew(ranks)
+
+
+def test_ranks_in_several_groups() -> None:
+    """A problem in one group ends waiting in the others, too, and is told once for all."""
+    with one_kernel(), ranks_of(2, SHORT_S) as ranks:
+        pair, alone = (0, 1), ranks.lanes
+        wide = Lanes([CPU] * 3, Ways(), None, SHORT_S)
+        narrow, all_three = wide.lane(0, pair), wide.lane(0, (0, 1, 2))
+        assert narrow is not None
+        assert all_three is not None
+        all_three.all_reduce(randn(*SHAPE), SHAPE)
+        patient(narrow).all_reduce(randn(*SHAPE), SHAPE)
+        problem = wide.problem()
+        assert problem is not None
+        assert problem.rank == 1
+        assert alone.problem() is None
+
+
+class Peers(FakeCuda):
+    """A driver with memory.
+
+    Attributes:
+        allowed: devices that were given access, by the context they had.
+        allocated: bytes by address.
+    """
+
+    def __init__(self, failing: tuple[str, int] = ("", 0)) -> None:
+        super().__init__(failing=failing)
+        self.allowed: list[int | None] = []
+        self.allocated: dict[int, int] = {}
+
+    def _cuMemAlloc_v2(self, address: object, n_bytes: object) -> int:  # noqa: N802 CUDA's names
+        address._obj.value = 4096 * (1 + len(self.allocated))  # type: ignore[attr-defined]
+        self.allocated[address._obj.value] = n_bytes.value  # type: ignore[attr-defined]
+        return 0
+
+    def _cuMemFree_v2(self, address: object) -> int:  # noqa: N802
+        del self.allocated[address.value]  # type: ignore[attr-defined]
+        return 0
+
+    def _cuCtxEnablePeerAccess(self, context: object, flags: object) -> int:  # noqa: N802
+        self.allowed.append(self.context)
+        return 704 if len(self.allowed) > 1 else 0
+
+    def _cuMemHostGetDevicePointer_v2(  # noqa: N802
+        self, found: object, address: object, flags: object
+    ) -> int:
+        found._obj.value = address.value + 1000 * (1 + (self.context or 0))  # type: ignore[attr-defined]
+        return 0
+
+
+CARDS = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Peers:
+    peers = Peers()
+    monkeypatch.setattr(CudaApi, "open", lambda: CudaApi(peers))
+    return peers
+
+
+def test_slots_in_the_memory_of_a_peer(driver: Peers) -> None:
+    slot = new_slot("peer", 100, *CARDS)
+    assert driver.allowed == [0], "the one that writes is allowed to"
+    assert driver.allocated == {slot.source: 800}
+    assert slot.goal == slot.source
+    assert driver.context == 1, "where it lies"
+    assert slot.device_bytes == 800
+    driver.calls.clear()
+    slot.clear()
+    assert driver.calls[-2:] == ["cuMemsetD8_v2", "cuCtxSynchronize"]
+    second = new_slot("peer", 100, *CARDS)  # access was allowed before
+    assert second.goal != slot.goal
+    del slot, second
+    assert driver.allocated == {}
+
+
+def test_slots_on_the_host_have_a_place_on_each_device(
+    driver: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pinned(slots_module.HostTensor):
+        def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+            super().__init__(shape, dtype, CPU)
+            self.is_pinned = device.type == "cuda"
+
+    monkeypatch.setattr(slots_module, "HostTensor", Pinned)
+    slot = new_slot("host", 100, *CARDS)
+    assert slot.goal - slot.source == 1000
+    assert slot.device_bytes == 0
+    slot.clear()
+
+
+def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the driver gives none, there is no lane, on any rank."""
+    for failing in ("cuCtxEnablePeerAccess", "cuMemAlloc_v2", "cuMemsetD8_v2"):
+        peers = Peers((failing, 2))
+        monkeypatch.setattr(CudaApi, "open", lambda peers=peers: CudaApi(peers))
+        with pytest.raises(EngineError, match=failing):
+            new_slot("peer", 100, *CARDS)
+        assert peers.allocated == {}
+        way = Way("peer", "host")
+        lanes = Lanes(CARDS, Ways({("cuda:0", "cuda:1"): way, ("cuda:1", "cuda:0"): way}))
+        assert lanes.lane(0, (0, 1)) is None
+        assert lanes.lane(1, (0, 1)) is None

@@ -1,0 +1,119 @@
+"""Ranks on the CPU that add up inside kernels, and what must come of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from engine.gpu import lane as lane_module
+from engine.gpu.lane import Lane, Lanes
+from engine.gpu.target import Target
+from engine.parallel.ways import Ways
+
+CPU = torch.device("cpu")
+
+WAIT_S = 60.0
+
+
+class Ranks:
+    """Threads that stand for ranks on one device.
+
+    Args:
+        timeout_s: of kernels that wait, in polls of a microsecond.
+
+    Attributes:
+        group: of all of them.
+    """
+
+    def __init__(self, n: int, timeout_s: float = 1.0) -> None:
+        self.group = tuple(range(n))
+        self._barrier = threading.Barrier(n)
+        self.lanes = Lanes([CPU] * n, Ways(), lambda rank, group: self.meet(), timeout_s)
+        self.pool = ThreadPoolExecutor(n)
+
+    def meet(self) -> None:
+        """Return when all ranks are there."""
+        self._barrier.wait(WAIT_S)
+
+    def lane(self, seat: int) -> Lane:
+        """One rank's end."""
+        lane = self.lanes.lane(seat, self.group)
+        assert lane is not None
+        return lane
+
+    def all(self, do: Callable[[Lane], object]) -> list[object]:
+        """What each rank gives, at the same time."""
+        return list(self.pool.map(lambda seat: do(self.lane(seat)), self.group))
+
+    def sums(self, values: Sequence[Tensor | None], shape: Sequence[int]) -> list[Tensor]:
+        """The sums of values on all ranks."""
+        found = self.all(lambda lane: lane.all_reduce(values[lane.seat], shape))
+        return [y for y in found if isinstance(y, Tensor)]
+
+
+@contextmanager
+def ranks_of(n: int, timeout_s: float = 1.0) -> Iterator[Ranks]:
+    """Ranks that end with the test."""
+    ranks = Ranks(n, timeout_s)
+    try:
+        yield ranks
+    finally:
+        ranks.pool.shutdown()
+
+
+class Gone(Exception):
+    """A rank that has written, and does not come to read."""
+
+
+def write_only(ranks: Ranks, seat: int, do: Callable[[Lane], object]) -> None:
+    """Let a rank write what it would exchange, and no more."""
+
+    def leave(rank: int, group: tuple[int, ...]) -> None:
+        raise Gone
+
+    with mock.patch.object(ranks.lanes, "meet", leave):
+        try:
+            do(ranks.lane(seat))
+        except Gone:
+            return
+    raise AssertionError("it must have been about to meet the others")
+
+
+@contextmanager
+def one_kernel() -> Iterator[None]:
+    """Kernels write and wait at once, as on a GPU without a clock: nobody else can come then."""
+    with mock.patch.object(lane_module, "target_of", return_value=Target("amd", 0, 4)):
+        yield
+
+
+def randn(*shape: int, seed: int = 1) -> Tensor:
+    """Numbers that are always the same."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def values_of(n: int, shape: Sequence[int], empty: Sequence[int], seed: int) -> list[Tensor | None]:
+    """A value of each rank, but of those that have none."""
+    return [None if r in empty else randn(*shape, seed=100 * seed + r) for r in range(n)]
+
+
+def expected(values: Sequence[Tensor | None]) -> Tensor:
+    """The sum in the order of seats, of what arrives."""
+    total = None
+    for x in values:
+        if x is not None:
+            value = x if x.numel() <= lane_module.MOST_IN_F32 else x.bfloat16().float()
+            total = value if total is None else total + value
+    assert total is not None
+    return total
+
+
+def alike(found: Sequence[Tensor], wanted: Tensor) -> bool:
+    """Whether all have the same bits."""
+    bits = wanted.contiguous().view(torch.int32)
+    return len(found) > 0 and all(torch.equal(y.view(torch.int32), bits) for y in found)
