@@ -129,7 +129,7 @@ GPT_OSS = _alone("llama.cpp#19378, gpt-oss-120B", LLAMA_NCCL, FOUR_4090, m.GPT_O
 QWEN_5090 = _alone("llama.cpp#28196, 27B Q4_K_M", LLAMA_NCCL, "5090", m.QWEN_27B, 76.7, 1.10)
 QWEN_9070 = _alone(
     "llama-cpp-rdna-boosts#27, 27B Q4_K_S, 16k", LLAMA_BUTTERFLY, TWO_9070, m.QWEN_27B_Q4_0_CACHE,
-    27.42, 1.24, context=16384,
+    27.42, 1.23, context=16384,
 )  # fmt: skip
 IK_32B = _alone("ik_llama.cpp#1107, 32B", IK, "2x3090@p2p", m.QWEN_32B, 42.33, 0.95, context=0)
 IK_A3B = _alone(
