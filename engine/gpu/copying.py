@@ -158,9 +158,8 @@ class Copying:
             were made in waits for it.
         """
         self._begin()
-        is_small = out.nbytes <= SMALL_BYTES
-        wire = torch.bfloat16 if out.dtype == torch.float32 and not is_small else out.dtype
-        is_whole = is_small or self._seat.n == 2
+        wire = torch.bfloat16 if is_rounded(out) else out.dtype
+        is_whole = out.nbytes <= SMALL_BYTES or self._seat.n == 2
         given, total = None if x is None else x.reshape(-1), out.view(-1)
         for span in self._rounds(out.numel(), wire, is_whole=is_whole):
             mine, goal = None if given is None else given[span], total[span]
@@ -203,11 +202,11 @@ class Copying:
         """A round in which everybody reads everything."""
         n, whole = self._seat.n, slice(0, len(_either(given, out)))
 
-        def add(values: Sequence[Tensor]) -> None:
+        def use(values: Sequence[Tensor]) -> None:
             if out is not None:
-                _add(values, out)
+                add(values, out)
 
-        self._stage(0, given, [whole] * n, [whole] * n, wire, add)
+        self._stage(0, given, [whole] * n, [whole] * n, wire, use)
 
     def _read_slices(self, given: Tensor | None, out: Tensor, wire: torch.dtype) -> None:
         """A round in which each member adds up a slice for all."""
@@ -215,7 +214,7 @@ class Copying:
         slices = [slice(size * k // n, size * (k + 1) // n) for k in range(n)]
         whole = [slice(0, part.stop - part.start) for part in slices]
         total = self._total(out.dtype)[: whole[mine].stop]
-        self._stage(0, given, slices, [slices[mine]] * n, wire, lambda found: _add(found, total))
+        self._stage(0, given, slices, [slices[mine]] * n, wire, lambda found: add(found, total))
 
         def place(sums: Sequence[Tensor]) -> None:
             for part, value in zip(slices, sums, strict=True):
@@ -343,6 +342,11 @@ class Copying:
         return offers
 
 
+def is_rounded(x: Tensor) -> bool:
+    """Whether values like x are rounded to BF16 on their way."""
+    return x.dtype == torch.float32 and x.nbytes > SMALL_BYTES
+
+
 def _turns(seat: Seat, step: int) -> list[int]:
     """The other members, from the next one on: they read in the order in which it is written."""
     return [(seat.number + step * k) % seat.n for k in range(1, seat.n)]
@@ -362,7 +366,7 @@ def _either(given: Tensor | None, out: Tensor | None) -> Tensor:
     return found
 
 
-def _add(values: Sequence[Tensor], total: Tensor) -> None:
+def add(values: Sequence[Tensor], total: Tensor) -> None:
     """The sum in this order, in F32."""
     first, *others = values
     total.copy_(first)

@@ -136,11 +136,12 @@ class CudaQueue:
         self._beside: dict[torch.device, torch.cuda.Stream] = {}
 
     @property
-    def _stream(self) -> torch.cuda.Stream:
+    def stream(self) -> torch.cuda.Stream:
+        """The stream; where it is the current one, at this time on this thread."""
         return self._own or torch.cuda.current_stream(self._device)
 
     def run(self, step: Callable[[], object]) -> None:
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             step()
 
     def copy(self, goal: Tensor, source: Tensor) -> None:
@@ -152,16 +153,16 @@ class CudaQueue:
         with ExitStack() as stack:
             if source.is_cuda and source.device != self._device:
                 stack.enter_context(torch.cuda.stream(self._beside_on(source.device)))
-            stack.enter_context(torch.cuda.stream(self._stream))
+            stack.enter_context(torch.cuda.stream(self.stream))
             goal.copy_(source, non_blocking=True)
 
     def record(self) -> Event:
-        event: torch.cuda.Event = self._stream.record_event()
+        event: torch.cuda.Event = self.stream.record_event()
         return event
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, torch.cuda.Event)
-        self._stream.wait_event(event)
+        self.stream.wait_event(event)
 
     def _beside_on(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._beside:

@@ -1,0 +1,141 @@
+"""Large sums by NCCL, as a made-up one does them: late, or not at all."""
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.gpu import copying, nccl
+from engine.gpu.comm import DeviceGroup
+from engine.gpu.nccl import Nccl, tried
+from engine.gpu.streams import HostQueue
+from engine.parallel.pool import RankPool
+from engine.parallel.ways import Ways
+from tests.helpers.fake_streams import FakeQueue, FakeQueues, Machine
+
+CPU = torch.device("cpu")
+
+
+def late_gather(
+    values: Sequence[Tensor], outputs: Sequence[Tensor], queues: Sequence[FakeQueue]
+) -> None:
+    """Each queue waits for all, writes, and is waited for by all: peers read what it gave."""
+    ready = [queue.record() for queue in queues]
+    for queue, output in zip(queues, outputs, strict=True):
+        for event in ready:
+            queue.wait(event)
+        queue.run(lambda output=output: output.copy_(torch.cat(list(values))))
+    done = [queue.record() for queue in queues]
+    for queue in queues:
+        for event in done:
+            queue.wait(event)
+
+
+class Failing:
+    """Works a number of times."""
+
+    def __init__(self, n_good: int) -> None:
+        self.n_left = n_good
+
+    def __call__(self, *args: Sequence[object]) -> None:
+        self.n_left -= 1
+        if self.n_left < 0:
+            raise RuntimeError("unhandled system error")
+        late_gather(*args)  # type: ignore[arg-type]
+
+
+def summed(seed: int, shared: Nccl, values: Sequence[Tensor | None]) -> list[Tensor]:
+    """By two ranks, twice in a row."""
+    machine = Machine(seed)
+    group = DeviceGroup([CPU] * 2, Ways(), shared, lambda device: FakeQueues(machine))
+    pool = RankPool(2, group.abort, lambda: None)
+
+    def compute(rank: int) -> Tensor:
+        comm = group.communicator(rank, CPU)
+        found = [comm.all_reduce(values[rank], (0, 1)) for _ in range(2)]
+        result = torch.empty_like(found[0])
+        comm._compute.run(lambda: result.copy_(found[0] + found[1]))
+        return result
+
+    try:
+        found = pool.run(compute)
+    finally:
+        group.settle()
+        pool.close()
+    machine.drain()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "LINK_ROUND_BYTES", 64 << 10)
+    assert copying.SMALL_BYTES < 200 * 300 * 4
+
+
+def total_of(values: Sequence[Tensor | None]) -> Tensor:
+    first, *others = (value.bfloat16().float() for value in values if value is not None)
+    return 2 * sum(others, start=first)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_get_the_same_right_bits(seed: int) -> None:
+    shared = Nccl(late_gather)
+    for values in (
+        [torch.randn(200, 300), torch.randn(200, 300)],
+        [None, torch.randn(200, 300)],
+    ):
+        assert all(torch.equal(x, total_of(values)) for x in summed(seed, shared, values))
+    assert shared.works
+
+
+@pytest.mark.parametrize("n_good", [0, 1, 2, 5])
+def test_when_it_fails_copies_take_over_for_good(
+    n_good: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    gather = Failing(n_good)
+    shared = Nccl(gather)
+    values = [torch.randn(200, 300), torch.randn(200, 300)]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert all(torch.equal(x, total_of(values)) for x in summed(0, shared, values))
+    assert not shared.works
+    assert gather.n_left == -1, "it is never tried again"
+    assert len([r for r in caplog.records if "NCCL failed" in r.message]) == 1
+
+
+def eager_gather(
+    values: Sequence[Tensor], outputs: Sequence[Tensor], queues: Sequence[HostQueue]
+) -> None:
+    for output in outputs:
+        output.copy_(torch.cat(list(values)))
+
+
+def wrong_gather(
+    values: Sequence[Tensor], outputs: Sequence[Tensor], queues: Sequence[HostQueue]
+) -> None:
+    eager_gather(values, outputs, queues)
+    outputs[1][12345] += 1
+
+
+class Never:
+    def query(self) -> bool:
+        return False
+
+
+def test_it_is_tried_before_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queues = [HostQueue(), HostQueue()]
+    assert tried([CPU] * 2, queues, eager_gather) is not None
+    assert not caplog.records
+    assert tried([CPU] * 2, queues, wrong_gather) is None
+    assert "wrong numbers" in caplog.text
+    assert tried([CPU] * 2, queues, Failing(0)) is None
+    assert "unhandled system error" in caplog.text
+    assert tried([CPU] * 2, queues, nccl.all_gather) is None, "there are no GPUs"
+    monkeypatch.setattr(nccl, "TRIAL_S", 0.01)
+    monkeypatch.setattr(HostQueue, "record", lambda self: Never())
+    assert tried([CPU] * 2, queues, eager_gather) is None
+    assert "has not arrived" in caplog.text
