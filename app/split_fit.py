@@ -102,6 +102,7 @@ def suggestion(
         kv_type=params.kv_type,
         cpu_threads=params.cpu_threads,
         reserve=params.reserve,
+        p2p=params.p2p,
     )
     try:
         with closing(factory(info.path)) as planner:

@@ -29,7 +29,7 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
 
 
 def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
-    n_ranks = len(params.devices)
+    n_ranks, n_gpus = len(params.devices), len(set(params.all_devices) - {"cpu"})
     shares = normalised(params.split or [1.0] * n_ranks)
     return (
         params.path,
@@ -46,6 +46,7 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
         params.kv_type,
         params.cpu_threads,
         params.n_batch,
+        params.p2p if n_gpus > 1 else "",
     )
 
 
@@ -87,4 +88,5 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
         n_cpu_moe=params.n_cpu_moe,
         kv_on_host=params.kv_on_host,
         overrides=params.overrides,
+        p2p=params.p2p,
     )

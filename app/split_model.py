@@ -194,6 +194,7 @@ class SplitModel:
             kv_type=self.settings.kv_type,
             cpu_threads=self.settings.cpu_threads,
             reserve=self.settings.reserve,
+            p2p=self.settings.p2p,
         )
         self._suggested = self.settings, choice.reason
         self.history.clear()

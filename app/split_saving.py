@@ -14,7 +14,7 @@ from app.split_settings import (
     default_settings,
     ensure_on,
 )
-from engine import KV_TYPES, DeviceInfo
+from engine import KV_TYPES, PEER_MODES, DeviceInfo
 
 MAX_CONTEXT: Final = 1 << 24
 MAX_BLOCKS: Final = 1 << 16
@@ -45,6 +45,7 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
         "n_cpu_blocks": settings.n_cpu_blocks,
         "n_cpu_moe": settings.n_cpu_moe,
         "kv_on_host": settings.kv_on_host,
+        "p2p": settings.p2p,
         "overrides": [[parts, keys.get(place, place)] for parts, place in settings.overrides],
     }
 
@@ -70,6 +71,7 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         n_cpu_blocks=_whole(data.get("n_cpu_blocks"), 0, MAX_BLOCKS) or 0,
         n_cpu_moe=_whole(data.get("n_cpu_moe"), 0, MAX_BLOCKS) or 0,
         kv_on_host=data.get("kv_on_host") is True,
+        p2p=next((mode for mode in PEER_MODES if mode == data.get("p2p")), settings.p2p),
         overrides=tuple(_overrides(data.get("overrides"), places))[:MAX_OVERRIDES],
     )
 

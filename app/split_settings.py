@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from engine import DeviceInfo, LoadParams
+from engine import DeviceInfo, LoadParams, PeerMode
 
 Mode = Literal["single", "tensor", "layer", "groups"]
 MODES: Final[tuple[Mode, ...]] = ("single", "tensor", "layer", "groups")
@@ -51,6 +51,7 @@ class SplitSettings:
         cpu_threads: None is one per core.
         reserve: (device id, bytes) that have to stay free there.
         n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; they fit one model.
+        p2p: as in `LoadParams`.
     """
 
     ranks: tuple[Rank, ...] = ()
@@ -64,6 +65,7 @@ class SplitSettings:
     n_cpu_moe: int = 0
     kv_on_host: bool = False
     overrides: tuple[tuple[str, str], ...] = ()
+    p2p: PeerMode = "auto"
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -89,6 +91,11 @@ class SplitSettings:
             else:
                 sizes.append(1)
         return tuple(sizes)
+
+    @property
+    def n_gpus(self) -> int:
+        """Different GPUs that take part."""
+        return len({self.ranks[i].device for i in self.active} - {"cpu"})
 
     @property
     def n_cpu_ranks(self) -> int:
@@ -126,6 +133,7 @@ class SplitSettings:
             n_cpu_moe=self.n_cpu_moe,
             kv_on_host=self.kv_on_host,
             overrides=self.overrides,
+            p2p=self.p2p,
         )
 
     # changes

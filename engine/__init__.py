@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.api import Model, load_model
     from engine.benchmark import BenchResult, BenchTest
-    from engine.config import KV_TYPES, SPLIT_MODES, ControlVector, LoadParams, SamplingParams
+    from engine.config import (
+        KV_TYPES,
+        PEER_MODES,
+        SPLIT_MODES,
+        ControlVector,
+        LoadParams,
+        PeerMode,
+        SamplingParams,
+    )
     from engine.devices import (
         DeviceInfo,
         DeviceMonitor,
@@ -84,8 +92,10 @@ if TYPE_CHECKING:
     from engine.host import EngineHost, ThreadHost
     from engine.info import Inspection, ModelInfo, TensorSummary, inspect_model, read_model_info
     from engine.kernel_tuning import KernelTuning, tune_kernels
+    from engine.link_proof import prove_links
     from engine.link_speed import LinkSpeed, measure_link
     from engine.machine_speed import DeviceSpeed, measure_device, measure_facts
+    from engine.parallel.ways import Way
     from engine.plan import DevicePlan, Plan
     from engine.planning.calibration import Calibration
     from engine.planning.choice import Alternative, Choice, choose
@@ -93,6 +103,13 @@ if TYPE_CHECKING:
     from engine.planning.facts import DeviceFacts, LinkFacts, Links
     from engine.planning.fit import Fit, Remedy, Room
     from engine.planning.forecast import Forecast, Forecaster
+    from engine.planning.link_records import (
+        LinkRecord,
+        chosen_way,
+        link_problems,
+        record_document,
+        speed_of,
+    )
     from engine.planning.machine_file import MachineFile, known_facts, known_links
     from engine.planning.placement import PlacementMap, TensorPlace
     from engine.planning.planner import Planner
@@ -126,6 +143,7 @@ __all__ = [
     "AUTO_PLAN",
     "GOALS",
     "KV_TYPES",
+    "PEER_MODES",
     "SIMULATED",
     "SPLIT_MODES",
     "Alternative",
@@ -170,6 +188,7 @@ __all__ = [
     "KernelTuning",
     "Link",
     "LinkFacts",
+    "LinkRecord",
     "LinkSpeed",
     "Links",
     "Load",
@@ -189,6 +208,7 @@ __all__ = [
     "NoDevice",
     "OutOfDeviceMemory",
     "Pcie",
+    "PeerMode",
     "Perplexity",
     "PlacementMap",
     "Plan",
@@ -240,7 +260,9 @@ __all__ = [
     "UnsupportedArchitecture",
     "UnsupportedQuant",
     "Usage",
+    "Way",
     "choose",
+    "chosen_way",
     "cuda_status",
     "export_plan",
     "fastest_plan",
@@ -251,6 +273,7 @@ __all__ = [
     "known_facts",
     "known_links",
     "last_result",
+    "link_problems",
     "list_devices",
     "load_model",
     "load_tokenizer",
@@ -262,9 +285,12 @@ __all__ = [
     "parse_rig",
     "parse_target",
     "perplexity",
+    "prove_links",
     "read_model_info",
     "read_topology",
+    "record_document",
     "result_document",
+    "speed_of",
     "token_work",
     "tune",
     "tune_kernels",
@@ -273,7 +299,10 @@ __all__ = [
 _HOME = {
     "api": ("Model", "load_model"),
     "benchmark": ("BenchResult", "BenchTest"),
-    "config": ("KV_TYPES", "SPLIT_MODES", "ControlVector", "LoadParams", "SamplingParams"),
+    "config": (
+        "KV_TYPES", "PEER_MODES", "SPLIT_MODES", "ControlVector", "LoadParams", "PeerMode",
+        "SamplingParams",
+    ),
     "devices": (
         "DeviceInfo", "DeviceMonitor", "DeviceSnapshot", "GpuPath", "Link", "Pcie", "Topology",
         "cuda_status", "find_gpu_path", "hidden_gpus", "list_devices", "parse_devices",
@@ -306,7 +335,12 @@ _HOME = {
     "text": ("ChatTemplate", "load_tokenizer"),
     "timeline": ("RankTimes", "TokenTimes"),
     "work": ("TokenWork", "token_work"),
+    "link_proof": ("prove_links",),
     "link_speed": ("LinkSpeed", "measure_link"),
+    "parallel.ways": ("Way",),
+    "planning.link_records": (
+        "LinkRecord", "chosen_way", "link_problems", "record_document", "speed_of",
+    ),
     "planning.calibration": ("Calibration",),
     "planning.choice": ("Alternative", "Choice", "choose"),
     "planning.evaluator": ("Evaluation",),

@@ -19,7 +19,7 @@ import numpy as np
 import engine.environment  # noqa: F401 before torch, which reads it
 from engine.benchmark import Benchmark, BenchResult, BenchTest
 from engine.callbacks import IsCancelled, ProgressSink, StateSink, ignore, never
-from engine.config import ControlVector, LoadParams, SamplingParams
+from engine.config import ControlVector, LoadParams, PeerMode, SamplingParams
 from engine.devices import parse_devices, parse_target
 from engine.errors import EngineError, ModelFileError, SplitError
 from engine.events import (
@@ -62,6 +62,7 @@ def load_model(
     n_cpu_moe: int = 0,
     kv_on_host: bool = False,
     reserve: Mapping[str, int] = NOTHING,
+    p2p: PeerMode = "auto",
     on_progress: ProgressSink = ignore,
     is_cancelled: IsCancelled = never,
 ) -> Model:
@@ -81,7 +82,7 @@ def load_model(
         n_batch: prompt tokens computed at once.
         control_vectors: (GGUF of the architecture "controlvector", factor) that steer the model.
         control_layers: first and last layer that are steered; None is all but layer 0.
-        groups, n_cpu_blocks, n_cpu_moe, kv_on_host: see `LoadParams`.
+        groups, n_cpu_blocks, n_cpu_moe, kv_on_host, p2p: see `LoadParams`.
         reserve: bytes that have to stay free, by device.
 
     Raises:
@@ -104,6 +105,7 @@ def load_model(
         n_cpu_moe=n_cpu_moe,
         kv_on_host=kv_on_host,
         reserve=tuple((parse_devices(device)[0], n) for device, n in reserve.items()),
+        p2p=p2p,
     )
     return Model(params, on_progress, is_cancelled)
 

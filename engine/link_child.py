@@ -75,7 +75,12 @@ def try_steps(
     """
     left, found = list(steps), list[Tried]()
     while left:
-        with _Child(command, left, gpus) as child:
+        try:
+            child = _Child(command, left, gpus)
+        except OSError as error:
+            log.warning("links could not be tried apart: %s", error)
+            return found
+        with child:
             some, failed = child.results(left, start_s, step_s)
         found += some
         done = {tried.step for tried in some}

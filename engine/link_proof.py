@@ -22,12 +22,13 @@ from engine.planning.link_records import (
     Means,
     TrialRecord,
     chosen_way,
-    problems,
+    link_problems,
 )
 from engine.planning.machine_file import MachineFile
 
 if TYPE_CHECKING:
-    from engine.gpu.link_trial import Effort, LinkBench
+    from engine.gpu.link_exchange import LinkBench
+    from engine.gpu.link_trial import Effort
 
 __all__ = ["Found", "LinkWorld", "find_ways", "prove_links"]
 
@@ -175,7 +176,7 @@ class Prover:
                 pairs[pair] = way = self._way(pair)
                 if way.stores is None and "stores" in self._world.means(a, b):
                     notes.append(NO_STORES.format(*pair))
-                notes += problems(*pair, self._records[pair], self._mode(pair))
+                notes += link_problems(*pair, self._records[pair], self._mode(pair))
         self._world.release(self._devices)
         return Ways(pairs, notes=tuple(dict.fromkeys(notes)))
 

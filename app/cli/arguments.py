@@ -10,6 +10,7 @@ from typing import Any
 from app.cli.planned import planned
 from engine import (
     KV_TYPES,
+    PEER_MODES,
     SPLIT_MODES,
     ControlVector,
     EngineError,
@@ -71,6 +72,11 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--ctx", type=int, metavar="N", help="context in tokens")
     _add_offload(group)
+    group.add_argument(
+        "--p2p", choices=PEER_MODES,
+        help="whether GPUs reach each other's memory directly: auto: where a trial shows that it "
+        "works and is faster; on: wherever it works; off: nowhere (default: auto)",
+    )  # fmt: skip
     group.add_argument("--kv-type", choices=KV_TYPES, help="numbers of the KV cache (default: f16)")
     group.add_argument(
         "--control-vector", action="append", metavar="FILE[=SCALE]",
@@ -187,6 +193,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         "n_cpu_moe": (args.n_cpu_moe, int),
         "kv_on_host": (args.kv_on_host, bool),
         "reserve": (args.reserve, tuple),
+        "p2p": (args.p2p, str),
     }
     return {name: parse(value) for name, (value, parse) in read.items() if value is not None}
 

@@ -53,6 +53,7 @@ def _options(params: LoadParams) -> Iterator[tuple[str, str, str]]:
     yield "control_layers", "--control-layers", "-".join(map(str, layers))
     yield "cpu_threads", "--threads", str(params.cpu_threads)
     yield "n_batch", "--batch", str(params.n_batch)
+    yield "p2p", "--p2p", params.p2p
 
 
 def _list(numbers: tuple[float, ...] | tuple[int, ...] | None) -> str:

@@ -10,7 +10,14 @@ from dataclasses import asdict
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
 from app.cli.default_split import choice_document, is_open
 from app.cli.fit import RoomLeft, room_left, room_text
-from app.cli.links import measure, measured_document, measured_text, topology_text
+from app.cli.links import (
+    measure,
+    measured_document,
+    measured_text,
+    topology_text,
+    ways_document,
+    ways_text,
+)
 from app.cli.output import percent, size, table, write, write_json
 from app.cli.plans import save_plan
 from app.cli.simulate import (
@@ -48,7 +55,7 @@ def add_devices(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.add_argument(
         "--measure", action="store_true",
-        help="measure devices and links, and keep that for predictions of speed",
+        help="measure devices and links, try all ways between GPUs, and keep the results",
     )  # fmt: skip
 
 
@@ -62,14 +69,15 @@ def run_devices(args: argparse.Namespace) -> None:
         gpu = find_gpu_path(devices)
         status = {"cuda": cuda_status(), "hidden": hidden_gpus()}
         document = {"devices": devices, **status, "gpu": gpu, **links}
-        write_json({**document, "measured": found})
+        write_json({**document, "ways": ways_document(devices, topology), "measured": found})
         return
     rows = [
         (d.id, d.name, size(d.total_bytes), size(d.free_bytes), "" if d.usable else d.reason)
         for d in devices
     ]
     write(table(("DEVICE", "NAME", "MEMORY", "FREE", ""), rows, frozenset({2, 3})))
-    for text in (hidden_gpus(), topology_text(topology), measured_text(devices)):
+    about = topology_text(topology), ways_text(devices, topology), measured_text(devices)
+    for text in (hidden_gpus(), *about):
         if text:
             write("\n" + text)
     write("\n" + find_gpu_path(devices).sentence)

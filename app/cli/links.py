@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.cli.output import note, table
-from app.links import measure_links, slot_text, way_text
+from app.links import known_ways, measure_links, slot_text, way_text
 from engine import (
     DeviceFacts,
     DeviceInfo,
@@ -15,6 +15,12 @@ from engine import (
     MachineFile,
     Pcie,
     Topology,
+    record_document,
+)
+
+UNTRIED = (
+    "How GPUs reach each other is tried when a model is first loaded on them; "
+    "'tandem devices --measure' does it now."
 )
 
 
@@ -28,6 +34,41 @@ def topology_text(topology: Topology) -> str:
         links = [(link.a, link.b, _way(link), link.ancestor or "?") for link in topology.links]
         parts.append(table(("FROM", "TO", "LINK", "BOTH ON"), links, frozenset()))
     return "\n\n".join(parts)
+
+
+def ways_text(devices: Sequence[DeviceInfo], topology: Topology) -> str:
+    """By which ways GPUs reach each other, and what is wrong with them; "" if nothing is proven."""
+    ways = known_ways(devices, topology, MachineFile.of_user())
+    rows = [
+        (
+            way.source, way.goal, way.small, way.large, way.record.date,
+            f"{1e6 * way.speed.latency_s:.1f} µs" if way.speed else "?",
+            f"{way.speed.bytes_per_s / 1e9:.2f} GB/s" if way.speed else "?",
+        )
+        for way in ways
+    ]  # fmt: skip
+    headers = ("FROM", "TO", "SMALL VALUES", "LARGE VALUES", "PROVEN", "LATENCY", "SPEED")
+    parts = [table(headers, rows, frozenset({5, 6}))] if rows else []
+    problems = dict.fromkeys(text for way in ways for text in way.problems)
+    if problems:
+        parts.append("\n".join(problems))
+    untried = len(topology.links) * 2 - len(ways)
+    if untried > 0:
+        parts.append(UNTRIED)
+    return "\n\n".join(parts)
+
+
+def ways_document(devices: Sequence[DeviceInfo], topology: Topology) -> list[dict[str, Any]]:
+    """The same for programs, with all that was tried."""
+    return [
+        {
+            "from": way.source, "to": way.goal, "small": way.small, "large": way.large,
+            "latency_s": way.speed and way.speed.latency_s,
+            "bytes_per_s": way.speed and way.speed.bytes_per_s,
+            "problems": way.problems, **record_document(way.record),
+        }
+        for way in known_ways(devices, topology, MachineFile.of_user())
+    ]  # fmt: skip
 
 
 def _slot(pcie: Pcie) -> str:

@@ -1,4 +1,4 @@
-"""Context length, cache type and threads: what else decides where the bytes go."""
+"""Context length, cache type, threads, links: what else is decided before a model is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.theme import set_role
 from app.units import context_text, tokens_text
 from app.views.context_slider import ContextSlider
 from app.views.controls import ElidedLabel, ignore_wheel, label, show_number
-from engine import KV_TYPES
+from engine import KV_TYPES, PEER_MODES
 
 FIRST_STOP = 512
 CONTEXT_IF_UNKNOWN = 32768
@@ -20,6 +20,16 @@ KV_HINTS = {
     "f32": "Exact, twice as large as F16", "f16": "Half of F32", "bf16": "Half of F32, less exact",
     "q8_0": "About half of F16", "q4_0": "About a quarter of F16",
 }  # fmt: skip
+
+PEER_NAMES = {"auto": "Direct if proven", "on": "Direct wherever it works", "off": "By the host"}
+PEER_HINTS = {
+    "auto": "GPUs write straight into each other's memory where a trial on this machine shows that "
+    "nothing is lost and that it is faster",
+    "on": "The same, also where the way by the host's memory is faster; what fails the trial is "
+    "never used",
+    "off": "GPUs never touch each other's memory: choose this if answers are gibberish or the "
+    "machine hangs",
+}
 
 
 def context_stops(n_ctx_train: int) -> list[int]:
@@ -39,6 +49,7 @@ class LoadOptions(QWidget):
     context_changed = Signal(int)
     kv_type_changed = Signal(str)
     threads_changed = Signal(object)  # int, or None for one per core
+    p2p_changed = Signal(str)
     gesture_began = Signal()
     gesture_ended = Signal()
 
@@ -59,6 +70,14 @@ class LoadOptions(QWidget):
             self.kv_type.addItem(kv_type.upper(), kv_type)
             hint, role = KV_HINTS.get(kv_type), Qt.ItemDataRole.ToolTipRole
             self.kv_type.setItemData(self.kv_type.count() - 1, hint, role)
+        self.p2p = QComboBox()
+        self.p2p.setAccessibleName("How GPUs reach each other")
+        for mode in PEER_MODES:
+            self.p2p.addItem(PEER_NAMES[mode], mode)
+            self.p2p.setItemData(
+                self.p2p.count() - 1, PEER_HINTS[mode], Qt.ItemDataRole.ToolTipRole
+            )
+        self.p2p_label = label("GPU to GPU", "muted")
         self.threads = QSpinBox()
         self.threads.setAccessibleName("CPU threads")
         self.threads.setRange(0, MAX_THREADS)
@@ -66,7 +85,7 @@ class LoadOptions(QWidget):
         self.threads.setKeyboardTracking(False)
         self.threads.setFixedWidth(96)
         self.threads_label = label("Threads", "muted")
-        for field in (self.context_slider, self.context, self.kv_type, self.threads):
+        for field in (self.context_slider, self.context, self.kv_type, self.threads, self.p2p):
             ignore_wheel(field)
         self._build()
         self.context_slider.valueChanged.connect(self._on_slider)
@@ -75,6 +94,9 @@ class LoadOptions(QWidget):
         self.context.valueChanged.connect(self.context_changed)
         self.kv_type.currentIndexChanged.connect(
             lambda _: self.kv_type_changed.emit(self.kv_type.currentData())
+        )
+        self.p2p.currentIndexChanged.connect(
+            lambda _: self.p2p_changed.emit(self.p2p.currentData())
         )
         self.threads.valueChanged.connect(lambda n: self.threads_changed.emit(n or None))
         self.set_model_context(0)
@@ -92,14 +114,21 @@ class LoadOptions(QWidget):
     def set_settings(self, settings: SplitSettings, n_ctx: int) -> None:
         """Show `settings`; `n_ctx` is the context length in effect."""
         n_ctx = min(n_ctx, self._stops[-1])
-        with QSignalBlocker(self.context_slider), QSignalBlocker(self.kv_type):
+        with (
+            QSignalBlocker(self.context_slider), QSignalBlocker(self.kv_type),
+            QSignalBlocker(self.p2p),
+        ):  # fmt: skip
             self.context_slider.setValue(max(0, bisect_right(self._stops, n_ctx) - 1))
             self.kv_type.setCurrentIndex(self.kv_type.findData(settings.kv_type))
+            self.p2p.setCurrentIndex(self.p2p.findData(settings.p2p))
+            self.p2p.setToolTip(PEER_HINTS[settings.p2p])
         show_number(self.context, n_ctx)
         show_number(self.threads, settings.cpu_threads or 0)
         has_cpu = any(settings.ranks[i].device == "cpu" for i in settings.active)
         self.threads.setVisible(has_cpu)
         self.threads_label.setVisible(has_cpu)
+        for field in (self.p2p, self.p2p_label):
+            field.setVisible(settings.n_gpus > 1)
 
     def set_most(self, most: int | None, n_ctx: int) -> None:
         """Mark the longest context that fits, in tokens, beside `n_ctx`, the one in effect."""
@@ -135,3 +164,5 @@ class LoadOptions(QWidget):
         layout.addWidget(self.kv_type, 2, 1)
         layout.addWidget(self.threads_label, 2, 2, Qt.AlignmentFlag.AlignRight)
         layout.addWidget(self.threads, 2, 3)
+        layout.addWidget(self.p2p_label, 3, 0)
+        layout.addWidget(self.p2p, 3, 1, 1, 3)

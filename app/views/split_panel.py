@@ -319,6 +319,7 @@ class SplitPanel(SplitLayout):
         on(self.cpu_ranks.valueChanged, lambda now, count: now.with_cpu_ranks(count))
         on(options.context_changed, lambda now, n_ctx: replace(now, n_ctx=n_ctx))
         on(options.kv_type_changed, lambda now, kv_type: replace(now, kv_type=kv_type))
+        on(options.p2p_changed, lambda now, p2p: replace(now, p2p=p2p))
         on(options.threads_changed, lambda now, count: replace(now, cpu_threads=count))
         header.bar.dragged.connect(self._on_dragged)
         for source in (header.bar, options):

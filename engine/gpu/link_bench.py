@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.devices import read_topology
 from engine.errors import EngineError
-from engine.gpu.kernels import link_trial as kernels
-from engine.gpu.launch import launch
-from engine.gpu.link_trial import BULK_SIZE, N_PROGRAMS, SIZE, Slots
-from engine.gpu.target import target_of
+from engine.gpu.link_exchange import warm_up
+from engine.gpu.slots import Slot, new_slot
 from engine.parallel.ways import Place
 
 CHUNK_BYTES = 1 << 20
@@ -22,7 +21,7 @@ POLL_S = 20e-6
 
 
 class GpuBench:
-    """Two GPUs of this process; see `engine.gpu.link_trial.LinkBench`.
+    """Two GPUs of this process; see `engine.gpu.link_exchange.LinkBench`.
 
     Args:
         numbers: of the GPUs, as CUDA counts them.
@@ -46,29 +45,17 @@ class GpuBench:
             EngineError: kernels cannot be started here.
         """
         for device in self.devices:
-            words = torch.zeros(N_PROGRAMS, 1, dtype=torch.int32, device=device)
-            table = torch.tensor([words.data_ptr()] * 2, dtype=torch.int64, device=device)
-            status = torch.zeros(N_PROGRAMS, 3, dtype=torch.int64, device=device)
-            has_asm = target_of(device).has_asm
-            launch(
-                kernels.exchange, (N_PROGRAMS,), words, words, table, status, 0, 0, 1, 0, 0, 1, 0,
-                SIZE=SIZE, ASM=has_asm,
-            )  # fmt: skip
-            launch(kernels.store_words, (1,), table, table, 0, SIZE=BULK_SIZE, ASM=has_asm)
+            warm_up(device)
         if not self.finish(60):
             raise EngineError(f"{' or '.join(self.names)} does not answer.")
 
-    def slots(self, writer: int, place: Place, n: int) -> Slots:
-        """See `LinkBench.slots`."""
-        goal = self.devices[1 - writer]
-        if place == "host":
-            memory = torch.zeros(n, dtype=torch.int64, pin_memory=True)
-        else:
-            self._open_peers()
-            memory = torch.zeros(n, dtype=torch.int64, device=goal)
-        return Slots(memory.data_ptr(), memory.data_ptr(), memory)
+    def slot(self, writer: int, place: Place, n_packet: int) -> Slot:
+        """See `LinkBench.slot`; the memory is of the kind that sums inside kernels have."""
+        if place == "peer" and torch.version.hip:
+            raise EngineError("Kernels of AMD's GPUs meet in the host's memory only.")
+        return new_slot(place, n_packet, self.devices[writer], self.devices[1 - writer])
 
-    def carry(self, slots: Slots) -> None:
+    def carry(self, slot: Slot) -> None:
         """Memory that both see needs nothing."""
 
     def copy(self, source: int, place: Place, x: Tensor, y: Tensor) -> None:
@@ -100,6 +87,11 @@ class GpuBench:
                 time.sleep(POLL_S)
         return True
 
+    def lanes(self, source: int) -> tuple[int, int]:
+        """See `LinkBench.lanes`."""
+        slot = read_topology().pcie.get(str(self.devices[source]))
+        return (slot.generation, slot.width) if slot else (0, 0)
+
     def _staged(self, source: int, x: Tensor) -> Tensor:
         """Pinned memory of the host for what one device sends."""
         held = self._staging.get(source)
@@ -107,12 +99,6 @@ class GpuBench:
             held = torch.empty(len(x), dtype=x.dtype, pin_memory=True)
             self._staging[source] = held
         return held
-
-    def _open_peers(self) -> None:
-        """Let each of them reach the other's memory; torch does that for its first copy."""
-        ones = [torch.ones(1, device=device) for device in self.devices]
-        for source in (0, 1):
-            ones[1 - source].copy_(ones[source])
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

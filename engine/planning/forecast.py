@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from engine.config import PEER_MODES, PeerMode
 from engine.devices import DeviceInfo, list_devices, read_topology
 from engine.planning.calibration import DECODE, PREFILL, Calibration, Subject, device_set
 from engine.planning.facts import CACHE, CPU, DeviceFacts, Links, WeightRate
@@ -61,10 +62,12 @@ class Forecaster:
         facts: Mapping[str, DeviceFacts],
         links: Links,
         calibration: Calibration | None = None,
+        by_mode: Mapping[PeerMode, Links] | None = None,
     ) -> None:
         self.devices = {device.id: device for device in devices}
         self._facts = facts
         self._links = links
+        self._by_mode = by_mode or {}
         self._calibration = calibration
         self._marks = {device: _mark(found) for device, found in facts.items()}
         self._models: dict[tuple[object, ...], SpeedModel] = {}
@@ -74,8 +77,9 @@ class Forecaster:
         """For the devices that are here, with what was measured and learnt before."""
         devices, file = list_devices(), MachineFile.of_user()
         facts = {device.id: known_facts(device, file) for device in devices}
-        links = known_links(devices, read_topology(), file)
-        return cls(devices, facts, links, Calibration.of_user())
+        topology = read_topology()
+        by_mode = {mode: known_links(devices, topology, file, mode) for mode in PEER_MODES}
+        return cls(devices, facts, by_mode["auto"], Calibration.of_user(), by_mode)
 
     @classmethod
     def of_rig(cls, rig: Rig) -> Forecaster:
@@ -163,15 +167,16 @@ class Forecaster:
         ids = tuple(device.device for device in evaluation.plan.devices)
         if any(device not in self._facts for device in ids):
             return None
-        key = ids, params.cpu_threads, params.kv_on_host
+        key = ids, params.cpu_threads, params.kv_on_host, params.p2p
         found = self._models.get(key)
         if found is None:
             if len(self._models) >= MOST_MODELS:
                 self._models.clear()
             facts = [self._facts[device] for device in ids]
+            links = self._by_mode.get(params.p2p, self._links)
             if params.kv_on_host:
-                facts = [with_cache_on_host(of_one, self._links) for of_one in facts]
-            found = self._models[key] = SpeedModel(facts, self._links, params.cpu_threads)
+                facts = [with_cache_on_host(of_one, links) for of_one in facts]
+            found = self._models[key] = SpeedModel(facts, links, params.cpu_threads)
         return found
 
     def _subject(

@@ -31,6 +31,12 @@ COVERED_BYTES = 32 << 10
 SLOW_STORES = 0.1
 """Of the speed of copies: kernels that write slower than that have something in their way."""
 
+TELLING_BYTES = 128 << 10
+"""Of what kernels write: so many show how fast they write."""
+
+FEW_LANES = 4
+"""Of a slot: with so many or fewer it is one for other cards, or by way of the chipset."""
+
 TRIES_AGAIN = "'tandem devices --measure' tries again"
 
 
@@ -42,11 +48,13 @@ class TrialRecord:
         why: what was seen, as half a sentence; "" where it passed.
         seconds: by payload in bytes: of an exchange in which both write as much (stores), or of a
             copy while one goes the other way (copies).
+        lanes: generation and width of the source's slot right after copies; zeros if not known.
     """
 
     verdict: Verdict
     why: str = ""
     seconds: Mapping[int, float] = field(default_factory=dict)
+    lanes: tuple[int, int] = (0, 0)
 
     @property
     def passed(self) -> bool:
@@ -115,15 +123,14 @@ def speed_of(record: LinkRecord, way: Way) -> LinkFacts | None:
     return LinkFacts(copies.seconds[min(copies.seconds)], bytes_per_s, min(copies.seconds))
 
 
-def problems(source: str, goal: str, record: LinkRecord, p2p: PeerMode) -> tuple[str, ...]:
+def link_problems(source: str, goal: str, record: LinkRecord, p2p: PeerMode) -> tuple[str, ...]:
     """What a person should know of a direction, as sentences."""
     said = []
     for (means, place), trial in record.trials.items():
         if not trial.passed and not (place == "peer" and p2p == "off"):
             said.append(_failure(source, goal, means, place, trial, record.date))
-    way = chosen_way(record, p2p)
-    if slow := _slowness(source, goal, record, way):
-        said.append(slow)
+    said += filter(None, (_slowness(source, goal, record, chosen_way(record, p2p)),))
+    said += filter(None, (_narrowness(source, record),))
     return tuple(said)
 
 
@@ -155,7 +162,9 @@ def _slowness(source: str, goal: str, record: LinkRecord, way: Way) -> str:
     """Whether kernels write much slower than copies bring the same, as a sentence; or ""."""
     stores = record.trials.get(("stores", way.stores)) if way.stores else None
     copies = record.trials.get(("copies", way.copies))
-    if stores is None or copies is None or not stores.seconds or not copies.seconds:
+    if stores is None or copies is None or not copies.seconds:
+        return ""
+    if max(stores.seconds, default=0) < TELLING_BYTES:  # it is latency that counts below
         return ""
     rates = [max(t.seconds) / t.seconds[max(t.seconds)] for t in (stores, copies)]
     if rates[0] >= SLOW_STORES * rates[1]:
@@ -163,6 +172,20 @@ def _slowness(source: str, goal: str, record: LinkRecord, way: Way) -> str:
     return (
         f"Kernels on {source} write to {goal} at {rates[0] / 1e9:.2g} GB/s, while copies bring "
         f"{rates[1] / 1e9:.2g} GB/s; sums of a token are slower than they could be."
+    )
+
+
+def _narrowness(source: str, record: LinkRecord) -> str:
+    """Whether a device sits in a slot that is slow at work, as a sentence; or ""."""
+    known = [trial.lanes for trial in record.trials.values() if all(trial.lanes)]
+    if not known:
+        return ""
+    generation, width = max(known, key=lambda lanes: lanes[0] * lanes[1])
+    if generation > 1 and width > FEW_LANES:
+        return ""
+    return (
+        f"The slot of {source} runs as PCIe {generation}.0 x{width} at work; another slot, a riser "
+        "or a setting of the mainboard may give it more."
     )
 
 
@@ -177,7 +200,9 @@ def record_document(record: LinkRecord) -> dict[str, object]:
 def trial_document(trial: TrialRecord) -> dict[str, object]:
     """What came of one way, for JSON."""
     seconds = {str(n): s for n, s in trial.seconds.items()}
-    return {"verdict": trial.verdict, "why": trial.why, "seconds": seconds}
+    return {
+        "verdict": trial.verdict, "why": trial.why, "seconds": seconds, "lanes": [*trial.lanes]
+    }  # fmt: skip
 
 
 def record_from(document: object) -> LinkRecord | None:
@@ -210,7 +235,10 @@ def trial_from(entry: object) -> TrialRecord | None:
         if not str(n_bytes).isdecimal() or not is_number or not 0 < value < 1e6:
             return None
         measured[int(n_bytes)] = float(value)
-    return TrialRecord(entry["verdict"], why[:200], measured)
+    lanes = entry.get("lanes", (0, 0))
+    is_lanes = isinstance(lanes, list | tuple) and [*map(type, lanes)] == [int, int]
+    slot = (lanes[0], lanes[1]) if is_lanes else (0, 0)
+    return TrialRecord(entry["verdict"], why[:200], measured, slot)
 
 
 _KEYS: Mapping[object, tuple[Means, Place]] = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.config import PeerMode
-from engine.devices.links import Topology
+from engine.devices.links import Link, Topology
 from engine.devices.torch_build import find_torch_build
 from engine.devices.types import DeviceInfo
 from engine.json_file import cache_folder, read_json, write_json
@@ -239,9 +239,16 @@ def known_links(
 
     Between GPUs that is of the ways that are used; their sums are as fast as the slower direction.
     """
+    if p2p == "off":
+        topology = replace(topology, links=tuple(by_host(link) for link in topology.links))
     if file is None:
         return expected_links(topology, {})
     return expected_links(topology, {**file.links(devices), **used_speeds(devices, file, p2p)})
+
+
+def by_host(link: Link) -> Link:
+    """A link whose GPUs do not use each other's memory."""
+    return replace(link, kind="host", n_nvlink=0)
 
 
 def used_speeds(

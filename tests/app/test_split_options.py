@@ -37,6 +37,27 @@ def test_options_feed_the_load(make_panel: MakePanel) -> None:
     assert (panel.load_params().n_ctx, panel.load_params().cpu_threads) == (1000, None)
 
 
+def test_how_gpus_reach_each_other_is_asked_where_there_are_several(panel: SplitPanel) -> None:
+    """It is loaded with, remembered, and undone like the rest."""
+    options = panel.options
+    panel.header.mode_button("single").click()
+    settle()
+    assert not options.p2p.isVisible()
+    panel.header.mode_button("tensor").click()
+    settle()
+    assert options.p2p.isVisible()
+    assert panel.load_params().p2p == "auto"
+    options.p2p.setCurrentIndex(options.p2p.findData("off"))
+    settle()
+    assert panel.load_params().p2p == "off"
+    assert panel.state()["p2p"] == "off"
+    assert "gibberish" in options.p2p.toolTip()
+    panel.undo()
+    settle()
+    assert panel.load_params().p2p == "auto"
+    assert options.p2p.currentData() == "auto"
+
+
 def test_a_smaller_model_takes_the_context_down(panel: SplitPanel) -> None:
     """A context beyond what it was trained for is never carried over."""
     panel.options.context.setValue(8192)

@@ -227,6 +227,7 @@ def test_a_saved_place_follows_its_card() -> None:
         n_cpu_moe=3,
         n_cpu_blocks=2,
         kv_on_host=True,
+        p2p="off",
     )
     saved = json.loads(json.dumps(to_dict(split)))
     assert from_dict(saved, RIG).load_params("m") == split.load_params("m")
@@ -254,6 +255,7 @@ def test_a_rank_that_is_put_elsewhere_leaves_groups_where_they_were() -> None:
         LoadParams("m", ("cpu", "cpu"), (1, 1), reserve=(("cpu", 5),), cpu_threads=3),
         LoadParams("m", ("cuda:0",), n_cpu_moe=4, n_cpu_blocks=1, kv_on_host=True),
         LoadParams("m", ("cuda:0", "cuda:1"), (1, 1), overrides=(("ffn_", "cpu"),)),
+        LoadParams("m", ("cuda:0", "cuda:1"), (1, 1), p2p="on"),
     ],
 )
 def test_settings_can_be_made_that_load_what_is_wanted(params: LoadParams) -> None:
@@ -282,6 +284,13 @@ def test_only_a_split_can_be_given_to_a_loaded_model() -> None:
     assert resplit_params(replace(wanted, path="n"), loaded, 4096) is None
 
 
+def test_how_gpus_reach_each_other_matters_where_there_are_several() -> None:
+    one, two = LoadParams("m", ("cuda:0", "cpu")), LoadParams("m", ("cuda:0", "cuda:1"))
+    assert is_same_load(one, replace(one, p2p="off"), 0)
+    assert not is_same_load(two, replace(two, p2p="off"), 0)
+    assert resplit_params(replace(two, p2p="off"), two, 0) == replace(two, p2p="off")
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
@@ -299,6 +308,7 @@ damaged = st.fixed_dictionaries(
         "n_cpu_blocks": json_values,
         "n_cpu_moe": json_values,
         "kv_on_host": json_values,
+        "p2p": json_values,
         "overrides": json_values | st.lists(st.lists(json_values, max_size=2)),
         "ranks": json_values
         | st.lists(

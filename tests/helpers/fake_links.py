@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.devices.types import DeviceInfo
 from engine.errors import EngineError
 from engine.gpu import link_trial
-from engine.gpu.link_trial import Slots, tried
+from engine.gpu.link_trial import tried
 from engine.parallel.ways import Pair, Place
 from engine.planning.link_records import MEANS, Means, TrialRecord
 
@@ -71,6 +71,21 @@ class Fading:
             memory.copy_(sent)
 
 
+class FakeSlot:
+    """Memory of the one that writes, and of the one that reads; nothing else brings it there."""
+
+    device_bytes = 0
+
+    def __init__(self, writer: int, place: Place, n_packet: int) -> None:
+        self.writer, self.place = writer, place
+        self.sent, self.memory = (torch.zeros(n_packet, dtype=torch.int64) for _ in range(2))
+        self.source, self.goal = self.sent.data_ptr(), self.memory.data_ptr()
+
+    def clear(self) -> None:
+        self.sent.zero_()
+        self.memory.zero_()
+
+
 @dataclass
 class FakeBench:
     """Two such GPUs.
@@ -79,6 +94,7 @@ class FakeBench:
         stores, copies: what happens to what device 0 or 1 sends by a place; honest if not named.
         without: places where no memory can be had.
         hangs: (means, source, place) that never end.
+        slot_lanes: generation and width of each one's slot while it copies.
         calls: what was asked for.
     """
 
@@ -86,22 +102,21 @@ class FakeBench:
     copies: Mapping[tuple[int, Place], Fault] = field(default_factory=dict)
     without: frozenset[Place] = frozenset()
     hangs: frozenset[tuple[int, Place]] = frozenset()
+    slot_lanes: tuple[tuple[int, int], tuple[int, int]] = ((4, 16), (4, 16))
     names: tuple[str, str] = ("cuda:0", "cuda:1")
     devices: tuple[torch.device, torch.device] = (CPU, CPU)
     spins: bool = False
     calls: list[str] = field(default_factory=list)
     _is_stuck: bool = False
 
-    def slots(self, writer: int, place: Place, n: int) -> Slots:
-        self.calls.append(f"slots {writer} {place}")
+    def slot(self, writer: int, place: Place, n_packet: int) -> FakeSlot:
+        self.calls.append(f"slot {writer} {place}")
         if place in self.without:
             raise EngineError(f"There is no memory of {place}.")
-        sent, memory = (torch.zeros(n, dtype=torch.int64) for _ in range(2))
-        return Slots(sent.data_ptr(), memory.data_ptr(), memory, (sent, writer, place))
+        return FakeSlot(writer, place, n_packet)
 
-    def carry(self, slots: Slots) -> None:
-        sent, writer, place = slots.held  # type: ignore[misc]
-        self.stores.get((writer, place), honest)(sent, slots.memory)
+    def carry(self, slot: FakeSlot) -> None:
+        self.stores.get((slot.writer, slot.place), honest)(slot.sent, slot.memory)
 
     def copy(self, source: int, place: Place, x: Tensor, y: Tensor) -> None:
         self.calls.append(f"copy {source} {place}")
@@ -109,6 +124,9 @@ class FakeBench:
             self._is_stuck = True
             return
         self.copies.get((source, place), honest)(x, y)
+
+    def lanes(self, source: int) -> tuple[int, int]:
+        return self.slot_lanes[source]
 
     def finish(self, seconds: float) -> bool:
         is_done, self._is_stuck = not self._is_stuck, False

@@ -1,101 +1,83 @@
 """Whether what kernels of one GPU write comes to another one whole, and how soon.
 
-A packet is four bytes of data and a flag of four, the number of the round, written at once (NCCL's
-protocol LL). Packets of a round lie in one of two halves of a slot by turns: whoever writes round
-r has read all of round r - 1, so the other one is done with the half of round r - 2.
+It is written and read by what the kernels of `exchange` write and read with. Packets of a round lie
+in one of two halves of a slot by turns: whoever writes round r has read all of round r - 1, so the
+other one is done with the half of round r - 2.
 """
 
 import triton
 import triton.language as tl
+
+from engine.gpu.kernels.exchange import read_pair, time_now, write_pair
 
 WAITING, TOO_LATE = tl.constexpr(1), tl.constexpr(2)
 """Of a program: packets are on their way, or they are no longer awaited."""
 
 
 @triton.jit
-def clock(ASM: tl.constexpr):
-    """Nanoseconds since some time; only for use where ASM is set."""
-    return tl.inline_asm_elementwise(
-        "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
-    )
-
-
-@triton.jit
-def store_packets(at, packet, inside, ASM: tl.constexpr):
-    """Write 64 bits to each address at once, and neither later nor together with other writes."""
-    if ASM:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.volatile.global.b64 [$1], $2; "
-            "mov.u32 $0, 0; }",
-            "=r,l,l,r", [at, packet, inside.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-    else:
-        tl.store(at, packet, mask=inside)
-
-
-@triton.jit
-def write_packets(slot, words, n, epoch, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Write n words (int32) as packets of a round; slot: pointer to int64."""
-    flag = epoch.to(tl.int64) << 32
+def write_packets(slot, words, n, flag, SIZE: tl.constexpr, ASM: tl.constexpr):
+    """Write n pairs of packets, of words (2 n,) int32, from the address `slot` on."""
     for start in range(0, n, SIZE):
         at = start + tl.arange(0, SIZE)
-        word = tl.load(words + at, mask=at < n, other=0)
-        store_packets(slot + at, (word.to(tl.int64) & 0xFFFFFFFF) | flag, at < n, ASM)
+        inside = at < n
+        first = tl.load(words + at * 2, mask=inside, other=0)
+        second = tl.load(words + at * 2 + 1, mask=inside, other=0)
+        write_pair(slot + at.to(tl.int64) * 16, first, second, flag, inside, ASM)
 
 
 @triton.jit
 def time_left(left, begun, limit, ASM: tl.constexpr):
-    """Nanoseconds until it is too late, or reads where there is no clock."""
+    """Until it is too late: in units of 1024 ns, or polls where there is no clock."""
     if ASM:
-        return limit - (clock(ASM) - begun)
+        return limit - (time_now(begun, ASM) - begun)
     else:
         return left - 1
 
 
 @triton.jit
-def read_packets(slot, words, n, epoch, limit, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Wait for n packets of a round; how many never came, and how many hold other data than words.
+def read_packets(slot, words, n, flag, limit, SIZE: tl.constexpr, ASM: tl.constexpr):
+    """Wait for n pairs; how many never came whole, and how many hold other words (2 n,) int32.
 
     Args:
-        limit: nanoseconds to wait, or how often to read where there is no clock.
+        limit: how long to wait for all of them, see `time_left`.
     """
-    missing = tl.program_id(0).to(tl.int64) * 0
-    wrong = missing
-    left = missing + limit
-    begun = missing
-    if ASM:
-        begun = clock(ASM)
+    missing = limit * 0
+    wrong = limit * 0
+    left = limit
+    begun = time_now(limit, ASM)
     for start in range(0, n, SIZE):
         at = start + tl.arange(0, SIZE)
         inside = at < n
-        packet = tl.load(slot + at, mask=inside, other=0, volatile=True)
-        is_late = inside & ((packet >> 32) != epoch)
-        state = tl.max(is_late.to(tl.int32))
+        address = slot + at.to(tl.int64) * 16
+        first, flag_1, second, flag_2 = read_pair(address, inside, ASM)
+        is_late = inside & ((flag_1 != flag) | (flag_2 != flag))
+        state = tl.max(is_late.to(tl.int32), axis=0)
         while state == WAITING:
-            packet = tl.load(slot + at, mask=inside, other=0, volatile=True)
-            is_late = inside & ((packet >> 32) != epoch)
+            first, flag_1, second, flag_2 = read_pair(address, inside, ASM)
+            is_late = inside & ((flag_1 != flag) | (flag_2 != flag))
             left = time_left(left, begun, limit, ASM)
             # clocks of threads differ, and all of them have to leave the loop at once
-            state = tl.max(tl.where(is_late, tl.where(left > 0, WAITING, TOO_LATE), 0))
-        word = tl.load(words + at, mask=inside, other=0)
-        is_wrong = inside & (is_late == 0) & (packet.to(tl.int32) != word)
-        missing += tl.sum(is_late.to(tl.int64))
-        wrong += tl.sum(is_wrong.to(tl.int64))
+            state = tl.max(tl.where(is_late, tl.where(left > 0, WAITING, TOO_LATE), 0), axis=0)
+        word_1 = tl.load(words + at * 2, mask=inside, other=0)
+        word_2 = tl.load(words + at * 2 + 1, mask=inside, other=0)
+        is_wrong = inside & (is_late == 0) & ((first != word_1) | (second != word_2))
+        missing += tl.sum(is_late.to(tl.int64), axis=0)
+        wrong += tl.sum(is_wrong.to(tl.int64), axis=0)
     return missing, wrong
 
 
 @triton.jit
 def slot_of(table, which, turn, most):
-    """Where this program's packets of a round lie, in the memory that `table` names."""
-    slot = tl.load(table + which).to(tl.pointer_type(tl.int64))
-    return slot + (tl.program_id(0) * 2 + (turn & 1)) * most
+    """The address of this program's packets of a round, in memory that `table` names."""
+    half = tl.program_id(0) * 2 + (turn & 1)
+    return tl.load(table + which) + half.to(tl.int64) * most * 16
 
 
 @triton.jit
 def words_of(words, turn, n_rows, most):
-    """This program's data of a round: words (n_rows, n_programs, most) serve by turns."""
+    """This program's words of a round: (n_rows, n_programs, 2 most) serve by turns."""
     row = (turn % n_rows).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-    return words + row * most
+    return words + row * most * 2
 
 
 @triton.jit
@@ -122,7 +104,8 @@ def read_round(theirs, table, status, first, n_rows, n_theirs, most, limit, SIZE
     turn = first.to(tl.int32)
     slot = slot_of(table, 1, turn, most)
     words = words_of(theirs, turn, n_rows, most)
-    missing, wrong = read_packets(slot, words, n_theirs, turn + 1, limit, SIZE, ASM)
+    patience = limit.to(tl.int64)
+    missing, wrong = read_packets(slot, words, n_theirs, turn + 1, patience, SIZE, ASM)
     note(status, (missing == 0).to(tl.int64), missing, wrong)
 
 
@@ -135,22 +118,23 @@ def exchange(mine, theirs, table, status, first, n_rounds, n_rows, n_mine, n_the
     It ends with the first round that does not come.
 
     Args:
-        mine: int32 (n_rows, n_programs, most): what this device writes.
+        mine: int32 (n_rows, n_programs, 2 most): what this device writes.
         theirs: the same of the other one, which is what has to come.
         table: int64 (2,): addresses of the slots to write and of those to read, each int64
-            (n_programs, 2, most).
+            (n_programs, 2, 2 most).
         status: see `note`.
         first: number of the first round; slots hold no flag of it or of later ones.
-        n_mine, n_theirs: packets of a program that are written and that come, at most `most`.
+        n_mine, n_theirs: pairs of packets of a program that are written and that come.
+        most: of both.
         limit: see `read_packets`; the first round may take five times that, as the other device
             may start later.
-        SIZE: packets at once.
+        SIZE: pairs at once, as many as a program has threads or more.
     """
     turn = first.to(tl.int32)
-    n_done = tl.program_id(0).to(tl.int64) * 0
-    missing = n_done
-    wrong = n_done
-    patience = n_done + limit * 5
+    patience = limit.to(tl.int64) * 5
+    n_done = patience * 0
+    missing = patience * 0
+    wrong = patience * 0
     while (n_done < n_rounds) & (missing == 0):
         to = slot_of(table, 0, turn, most)
         write_packets(to, words_of(mine, turn, n_rows, most), n_mine, turn + 1, SIZE, ASM)
@@ -161,14 +145,28 @@ def exchange(mine, theirs, table, status, first, n_rounds, n_rows, n_mine, n_the
         wrong += bad
         n_done += (lost == 0).to(tl.int64)
         turn += 1
-        patience = n_done * 0 + limit
+        patience = limit.to(tl.int64)
     note(status, n_done, missing, wrong)
 
 
-@triton.jit(do_not_specialize=["n"])
-def store_words(words, table, n, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Write words (n,) int64 to the memory that `table` names first, of the same size."""
+@triton.jit(do_not_specialize=["flag", "n"])
+def store_pairs(words, table, flag, n, SIZE: tl.constexpr, ASM: tl.constexpr):
+    """Write n pairs of packets of words (2 n,) int32 to the address that `table` names first."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    to = tl.load(table).to(tl.pointer_type(tl.int64))
-    word = tl.load(words + at, mask=at < n, other=0)
-    store_packets(to + at, word, at < n, ASM)
+    first = tl.load(words + at * 2, mask=at < n, other=0)
+    second = tl.load(words + at * 2 + 1, mask=at < n, other=0)
+    write_pair(tl.load(table) + at.to(tl.int64) * 16, first, second, flag, at < n, ASM)
+
+
+@triton.jit(do_not_specialize=["n"])
+def load_pairs(out, table, n, SIZE: tl.constexpr, ASM: tl.constexpr):
+    """Read n pairs of packets from the address that `table` names first, as they are: (4 n,)."""
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    first, flag_1, second, flag_2 = read_pair(
+        tl.load(table) + at.to(tl.int64) * 16, at < n, ASM
+    )  # fmt: skip
+    out += at * 4
+    tl.store(out, first, mask=at < n)
+    tl.store(out + 1, flag_1, mask=at < n)
+    tl.store(out + 2, second, mask=at < n)
+    tl.store(out + 3, flag_2, mask=at < n)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from engine import EngineError, LinkSpeed
+from engine import EngineError, LinkRecord, LinkSpeed, MachineFile, list_devices
+from engine.planning.link_records import TrialRecord
 from tests.helpers.command_line import Run
 from tests.helpers.fake_nvml import FakeDriver, FakeGpu, install
 
@@ -66,6 +67,9 @@ def test_what_cannot_be_measured_is_said_and_left_out(
     def fail(device: object, *_: object) -> None:
         raise EngineError("It has no memory left.")
 
+    def refuse(devices: object) -> None:
+        raise EngineError("The trial of links failed.")
+
     def link(a: str, b: str) -> LinkSpeed:
         if "cuda:2" in (a, b):
             raise EngineError(f"{a} cannot reach {b}.")
@@ -73,10 +77,44 @@ def test_what_cannot_be_measured_is_said_and_left_out(
 
     monkeypatch.setattr("engine.measure_facts", fail)
     monkeypatch.setattr("engine.measure_link", link)
+    monkeypatch.setattr("engine.prove_links", refuse)
     outcome = run("devices", "--measure", "--json")
     assert outcome.err.count("no memory left") == 4
     assert "cuda:2 cannot reach cpu." in outcome.err
     links = outcome.document["measured"]["links"]
     assert {(found["a"], found["b"]) for found in links} == {
-        ("cuda:0", "cuda:1"), ("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cpu"),
+        ("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cpu"),
     }  # fmt: skip
+    assert outcome.err.count("Trying the ways between cuda:0, cuda:1, cuda:2 …") == 1
+    assert "The trial of links failed." in outcome.err
+
+
+def test_ways_that_were_proven_are_shown_with_what_is_wrong(run: Run, driver: FakeDriver) -> None:
+    assert "is tried when a model is first loaded" in run("devices").out
+    file, gpus = MachineFile.of_user(), {d.id: d for d in list_devices()}
+    fast = {n: TrialRecord("passed", "", {16384: 8e-6, 1 << 24: 1e-3}) for n in range(2)}
+    trials = {("stores", "peer"): fast[0], ("copies", "peer"): fast[1]}
+    slow = TrialRecord("passed", "", {16384: 2e-5}), TrialRecord("passed", "", {1 << 24: 2e-3})
+    hosts = {("stores", "host"): slow[0], ("copies", "host"): slow[1]}
+    lost = {("stores", "peer"): TrialRecord("lost", "after 3 of 1000 exchanges")}
+    file.keep_proof(gpus["cuda:0"], gpus["cuda:1"], LinkRecord("2026-03-01", {**trials, **hosts}))
+    file.keep_proof(
+        gpus["cuda:1"], gpus["cuda:0"], LinkRecord("2026-03-01", {**trials, **hosts, **lost})
+    )
+    out = run("devices").out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "cuda:0 cuda:1 directly directly 2026-03-01 8.0 µs 16.78 GB/s" in lines
+    assert "cuda:1 cuda:0 by the host directly 2026-03-01 20.0 µs 16.78 GB/s" in lines
+    assert (
+        "What kernels on cuda:1 write to the memory of cuda:0 does not arrive (after 3 of 1000 "
+        "exchanges), as tried on 2026-03-01; the host's memory is used instead."
+    ) in lines
+    assert "is tried when a model is first loaded" in out, "of the third GPU nothing is known"
+    ways = run("devices", "--json").document["ways"]
+    assert [(way["from"], way["to"], way["small"], way["large"]) for way in ways] == [
+        ("cuda:0", "cuda:1", "directly", "directly"),
+        ("cuda:1", "cuda:0", "by the host", "directly"),
+    ]
+    assert ways[1]["trials"]["stores/peer"]["verdict"] == "lost"
+    assert ways[0]["trials"]["copies/peer"]["seconds"] == {"16384": 8e-6, str(1 << 24): 1e-3}
+    assert (ways[0]["problems"], len(ways[1]["problems"])) == ([], 1)

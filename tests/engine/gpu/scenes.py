@@ -19,9 +19,10 @@ from engine.gguf import GGUFFile
 from engine.gpu import attention, experts, few, many, plain, recurrent, routing, rows, steps
 from engine.gpu.lane import Lanes
 from engine.gpu.launch import Start, watched
-from engine.gpu.link_trial import Exchange, Slots, store_words
+from engine.gpu.link_exchange import Exchange, load_pairs, store_pairs
 from engine.gpu.rehearsal import rehearse
 from engine.gpu.sampling import DeviceSampler, Unheard
+from engine.gpu.slots import Slot
 from engine.gpu.target import Target, aimed
 from engine.gpu.weights import GpuPlain, GpuPlanes
 from engine.kernels.extent import Extent, n_tiles
@@ -238,19 +239,29 @@ def of_sampling(is_brief: bool) -> None:
 
 def of_links(is_brief: bool) -> None:
     """How links are tried."""
-    exchange = Exchange(NoBench(), (NoBench.slots, NoBench.slots), (256, 256), 1)
+    exchange = Exchange(NoBench(), (NoSlot(), NoSlot()), (256, 256), 1)
     exchange.start(0, 1)
     exchange.step(0)
-    store_words(_ids(1 << 18), _ids(1))
+    words = torch.zeros(1 << 18, dtype=torch.int32, device=META)
+    store_pairs(words, _ids(1), 1)
+    load_pairs(words, _ids(1))
+
+
+class NoSlot:
+    """No memory."""
+
+    source, goal, device_bytes = 0, 0, 0
+
+    def clear(self) -> None:
+        """There is nothing to clear."""
 
 
 class NoBench:
     """Two devices that nothing connects."""
 
     devices, names, spins = (META, META), ("cuda:0", "cuda:1"), True
-    slots = Slots(0, 0, torch.zeros(1, dtype=torch.int64, device=META))
 
-    def carry(self, slots: Slots) -> None:
+    def carry(self, slot: Slot) -> None:
         """There is nothing to carry."""
 
 

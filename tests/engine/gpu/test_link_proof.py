@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.gpu import link_trial
+from engine.gpu import link_exchange, link_trial
 from engine.gpu.link_trial import Effort
 from engine.link_proof import find_ways, prove_links
 from engine.parallel.ways import Way, Ways
@@ -12,15 +12,15 @@ from engine.planning.link_records import TrialRecord
 from engine.planning.machine_file import MachineFile
 from tests.helpers.fake_links import FakeBench, FakeWorld, corrupt, lost
 
-TINY = Effort(n_rounds=2, n_words=4, n_rows=2, n_bulk=20, copied=(64,))
+TINY = Effort(n_rounds=1, n_pairs=4, n_rows=1, n_bulk=8, copied=(64,))
 TWO = ("cuda:0", "cuda:1")
 PEER, HOST = Way("peer", "peer"), Way("host", "host")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_trial, "N_PROGRAMS", 2)
-    monkeypatch.setattr(link_trial, "SIZE", 4)
+    monkeypatch.setattr(link_exchange, "N_PROGRAMS", 1)
+    monkeypatch.setattr(link_exchange, "SIZE", 4)
     monkeypatch.setattr(link_trial, "FULL", TINY)
     monkeypatch.setattr(link_trial, "QUICK", TINY)
 
@@ -53,7 +53,7 @@ def test_what_was_proven_is_used_and_found_again(path: Path) -> None:
     assert ways.notes == ()
     assert again.asked == []
     calls = again.benches[TWO].calls
-    assert {"slots 0 peer", "slots 1 peer", "copy 0 peer", "copy 1 peer"} <= set(calls), "a check"
+    assert {"slot 0 peer", "slot 1 peer", "copy 0 peer", "copy 1 peer"} <= set(calls), "a check"
 
 
 def test_only_gpus_of_the_model_are_touched(path: Path) -> None:

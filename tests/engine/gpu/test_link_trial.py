@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.gpu import link_trial
+from engine.gpu import link_exchange
 from engine.gpu.link_trial import Effort, try_copies, try_stores
 from engine.parallel.ways import Place
 from tests.helpers.fake_links import (
@@ -16,14 +16,14 @@ from tests.helpers.fake_links import (
     torn,
 )
 
-TINY = Effort(n_rounds=3, n_words=4, n_rows=2, n_bulk=40, copied=(64, 4096))
+TINY = Effort(n_rounds=3, n_pairs=4, n_rows=2, n_bulk=40, copied=(64, 4096))
 PLACES: tuple[Place, ...] = ("peer", "host")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_trial, "N_PROGRAMS", 2)
-    monkeypatch.setattr(link_trial, "SIZE", 4)
+    monkeypatch.setattr(link_exchange, "N_PROGRAMS", 2)
+    monkeypatch.setattr(link_exchange, "SIZE", 4)
 
 
 @pytest.mark.parametrize("place", PLACES)
