@@ -74,8 +74,8 @@ SMALLEST = 4 * RENEWED
 FIRST_ROUND = 1
 """Its number is another one than that of packets that nobody has written, which is 0."""
 
-BROKEN, NOT_WAITING = 0, 1
-"""Places in a rank's flags."""
+NOT_WAITING = 1
+"""Where in a rank's flags it says that no kernel shall wait."""
 
 
 class Lanes:
@@ -94,14 +94,14 @@ class Lanes:
         meet: Callable[[int, Group], None] | None = None, timeout_s: float = TIMEOUT_S,
     ) -> None:  # fmt: skip
         self.devices = tuple(devices)
-        self.meet = meet
+        self._meet = meet
         self._ways = ways
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._made: dict[Group, tuple[Lane, ...]] = {}
         self._flags: dict[int, Tensor] = {}
         self._host: HostTensor | None = None
-        self._is_retired = False
+        self._is_aborted = self._is_hasty = self._is_retired = False
 
     def lane(self, rank: int, group: Group) -> Lane | None:
         """A rank's end of the lane of a group; None where its kernels cannot reach each other.
@@ -128,11 +128,11 @@ class Lanes:
 
         What they compute is of no use. All ranks must start as many of them.
         """
-        self._set(NOT_WAITING, 1)
+        self._hasten(is_hasty=True)
         try:
             yield
         finally:
-            self._set(NOT_WAITING, 0)
+            self._hasten(is_hasty=False)
 
     def problem(self) -> CommError | None:
         """What a kernel reported: that it waited too long, and for whom. It asks no device."""
@@ -149,12 +149,14 @@ class Lanes:
     def abort(self) -> None:
         """Let kernels that wait give up soon, and later ones not wait; `reset` undoes it."""
         with self._lock:
+            self._is_aborted = True
             if self._host is not None:
                 self._host.value.fill_(1)
 
     def reset(self) -> None:
         """As if nothing had been exchanged yet; only while nothing runs, on any of the devices."""
         with self._lock:
+            self._is_aborted = False
             for device in set(self.devices):
                 finish(device)
             for lanes in self._made.values():
@@ -179,12 +181,13 @@ class Lanes:
             flags = self._flags.get(rank)
         return sum(lane.n_bytes for lane in ends) + (0 if flags is None else flags.nbytes)
 
-    def _set(self, place: int, value: int) -> None:
-        """Write a flag of all ranks, between what they were told before and what comes now."""
+    def _hasten(self, *, is_hasty: bool) -> None:
+        """Set whether kernels wait, between what devices were told before and what comes now."""
         with self._lock:
+            self._is_hasty = is_hasty
             for rank, flags in self._flags.items():
                 finish(self.devices[rank])
-                flags[place].fill_(value)
+                flags[NOT_WAITING].fill_(int(is_hasty))
                 finish(self.devices[rank])
 
     def _new(self, group: Group) -> tuple[Lane, ...]:
@@ -207,10 +210,12 @@ class Lanes:
         }
         if self._host is None:
             self._host = host_words(1, devices[0])
+            self._host.value.fill_(int(self._is_aborted))
         statuses = host_words(len(group), devices[0])
         for rank, device in zip(group, devices, strict=True):
             if rank not in self._flags:
-                self._flags[rank] = torch.zeros(2, dtype=torch.int32, device=device)
+                flags = torch.tensor([0, int(self._is_hasty)], dtype=torch.int32)
+                self._flags[rank] = flags.to(device)
         lanes = []
         for seat, (rank, device) in enumerate(zip(group, devices, strict=True)):
             to = [slots[seat, b].source if b != seat else 0 for b in range(len(group))]
@@ -218,8 +223,8 @@ class Lanes:
             own = [slots[a, seat] for a in range(len(group)) if a != seat]
             places = [statuses.address_on(device) + 8 * seat, self._host.address_on(device)]
             table = torch.tensor([*to, *of, *places], dtype=torch.int64).to(device)
-            end = _End(table, self._flags[rank], own, statuses, self._patience(device))
-            lanes.append(Lane(group, seat, device, end, self))
+            end = _End(table, self._flags[rank], own, statuses, self._patience(device), self._meet)
+            lanes.append(Lane(group, seat, device, end))
             finish(device)
         return tuple(lanes)
 
@@ -242,6 +247,7 @@ class _End:
         table, flags, patience: see `exchange.all_reduce`.
         slots: that it reads.
         statuses: of all members, by seat.
+        meet: see `Lanes`.
     """
 
     table: Tensor
@@ -249,6 +255,7 @@ class _End:
     slots: Sequence[Slot]
     statuses: HostTensor
     patience: int
+    meet: Callable[[int, Group], None] | None
 
 
 class Lane:
@@ -261,14 +268,11 @@ class Lane:
         seat: this rank's place in the group.
     """
 
-    def __init__(
-        self, group: Group, seat: int, device: torch.device, end: _End, lanes: Lanes
-    ) -> None:
+    def __init__(self, group: Group, seat: int, device: torch.device, end: _End) -> None:
         self.group = group
         self.seat = seat
         self._device = device
         self._end = end
-        self._lanes = lanes
         self._words = torch.tensor([FIRST_ROUND, 0], dtype=torch.int32).to(device)
 
     @property
@@ -370,7 +374,7 @@ class Lane:
         if target.maker != "interpreter" or self._device.type == "meta":
             launch(kernel, grid, *args, PUSH=True, COLLECT=True, **constants)
             return
-        meet, rank = self._lanes.meet, self.rank
+        meet, rank = self._end.meet, self.rank
         assert meet is not None, "ranks whose kernels are interpreted have to meet"
         launch(kernel, grid, *args, PUSH=True, COLLECT=False, **constants)
         between(lambda: meet(rank, self.group))

@@ -127,9 +127,14 @@ def test_waiting_ends_when_the_host_says_so() -> None:
         assert ranks.lanes.problem() is None, "nobody is to blame"
         ranks.lanes.reset()
         assert lane._end.flags.tolist() == [0, 0]
-    with ranks_of(2) as ranks:
-        ranks.lanes.abort()  # nothing was exchanged yet
-        assert starts_anew(ranks)
+
+
+def test_what_is_made_later_does_not_wait_either() -> None:
+    with one_kernel(), ranks_of(2) as ranks:
+        ranks.lanes.abort()
+        EXCHANGES["all_reduce"](patient(ranks.lane(0)))
+    with one_kernel(), ranks_of(2) as ranks, ranks.lanes.without_waiting():
+        EXCHANGES["all_reduce"](patient(ranks.lane(0)))
 
 
 def test_ranks_in_several_groups() -> None:
