@@ -18,6 +18,9 @@ from engine.planning.prediction import Path, Prediction, RankTime
 F32_BYTES = 4
 """Of a number that ranks exchange."""
 
+CANDIDATE_BYTES = 2048
+"""What a GPU tells the others of its part of the vocabulary when a token is drawn, at most."""
+
 READY = frozenset({"F32", "F16", "BF16", DEQUANTISED})
 """Kinds of weights that a batch needs not dequantise, or that are read as slowly as that takes."""
 
@@ -94,7 +97,7 @@ class SpeedModel:
 
     def decode(self, load: ModelLoad, position: int = 0) -> Prediction:
         """One token after `position` others."""
-        return self._pass(load, _Span(1, position)).prediction(1)
+        return self._pass(load, _Span(1, position), draws=True).prediction(1)
 
     def prefill(
         self, load: ModelLoad, n_tokens: int, n_batch: int, position: int = 0
@@ -113,8 +116,8 @@ class SpeedModel:
             totals.add(self._pass(load, _Span(rest, position + n_full * n_batch)), 1)
         return totals.prediction(n_tokens)
 
-    def _pass(self, load: ModelLoad, span: _Span) -> _Totals:
-        """One pass through the model."""
+    def _pass(self, load: ModelLoad, span: _Span, *, draws: bool = False) -> _Totals:
+        """One pass through the model; `draws` where only the next token of it is wanted."""
         run = self._run(span)
         stream = F32_BYTES * load.n_embd
         last = tuple(load.embedding)
@@ -127,7 +130,10 @@ class SpeedModel:
         run.move(last, head, stream)
         ends = self._run(_Span(1, 0))
         ends.compute(BlockLoad(1, head, load.head, 0), 0.0)
-        ends.gather(head, F32_BYTES * load.n_vocab)
+        if draws and CPU not in (self._ids[rank] for rank in head):
+            ends.draw(head)
+        else:
+            ends.gather(head, F32_BYTES * load.n_vocab)
         run.totals.add(ends.totals, 1)
         run.totals.host += max((device.host_s for device in self._devices), default=0.0)
         return run.totals
@@ -175,6 +181,11 @@ class _Run:
         seconds = max(link.latency_s for link in links)
         seconds += sum(link.payload_s(n_bytes) for link in links)
         self.totals.add_link({source, *after}, seconds)
+
+    def draw(self, head: Sequence[int]) -> None:
+        """A token on GPUs, each of which tells the others the likeliest ones of its own rows."""
+        ids = [self._ids[rank] for rank in head]
+        self.totals.add_link(set(head), self._links.all_reduce_s(ids, CANDIDATE_BYTES))
 
     def gather(self, head: Sequence[int], n_bytes: float) -> None:
         """All logits to the first of the head's ranks, and from there to the host."""

@@ -3,10 +3,11 @@
 A row's engine is calibrated by the row it is paced by: a speed of the same engine on one such GPU,
 or in whole blocks on one GPU after the other. Nothing else is fitted.
 
-Left out: exllamav2's 1.5 times the speed on three GPUs (exllamav2#571) and llama.cpp's prompts of
-other models than below, as the sources name no GPUs or no model; speeds with speculation, which is
-not predicted; nano-vllm's, of many requests at once; 26.4 tokens/s of ik_llama.cpp#1057, which
-waited for the GPUs at each sum then. Sources of one model and two speeds have two rows.
+Left out: exllamav2's gain on three GPUs (exllamav2#571), which are not named; prompts
+of 2048 tokens by llama.cpp in layers, of which four GPUs compute four parts at once; other prompts
+of llama.cpp#19378, whose speeds are not told; speeds with speculation, which is not predicted;
+nano-vllm's, of many requests at once; 26.4 tokens/s of ik_llama.cpp#1057, which waited for the GPUs
+at each sum then. Of vLLM's 35B-A3B and 27B FP8 only gains are here: no speed on one GPU is known.
 """
 
 from __future__ import annotations
@@ -120,12 +121,12 @@ TWO_5090, TWO_9070 = "2x5090@host,x8", "2x9070xt@host,x8"
 """Rigs of four GPUs are servers. A desktop computer has sixteen lanes for graphics: two cards get
 eight each, as is told of one of the rigs with two 5090s (club-3090#833)."""
 
-LLAMA_1B = _alone("llama.cpp#19378, 1B F16", LLAMA_NCCL, "4090", m.LLAMA_1B, 315, 1.00)
-GEMMA_31B = _alone("llama.cpp#19378, 31B Q4_K_M", LLAMA_NCCL, FOUR_4090, m.GEMMA_31B, 43.8, 1.00)
+LLAMA_1B = _alone("llama.cpp#19378, 1B F16", LLAMA_NCCL, "4090", m.LLAMA_1B, 315, 1.01)
+GEMMA_31B = _alone("llama.cpp#19378, 31B Q4_K_M", LLAMA_NCCL, FOUR_4090, m.GEMMA_31B, 43.8, 1.01)
 GEMMA_A4B = _alone(
-    "llama.cpp#19378, 26B-A4B Q4_0", LLAMA_NCCL, FOUR_4090, m.GEMMA_26B_A4B, 197, 1.19
+    "llama.cpp#19378, 26B-A4B Q4_0", LLAMA_NCCL, FOUR_4090, m.GEMMA_26B_A4B, 197, 1.20
 )
-GPT_OSS = _alone("llama.cpp#19378, gpt-oss-120B", LLAMA_NCCL, FOUR_4090, m.GPT_OSS_120B, 180, 1.08)
+GPT_OSS = _alone("llama.cpp#19378, gpt-oss-120B", LLAMA_NCCL, FOUR_4090, m.GPT_OSS_120B, 180, 1.09)
 QWEN_5090 = _alone("llama.cpp#28196, 27B Q4_K_M", LLAMA_NCCL, "5090", m.QWEN_27B, 76.7, 1.10)
 QWEN_9070 = _alone(
     "llama-cpp-rdna-boosts#27, 27B Q4_K_S, 16k", LLAMA_BUTTERFLY, TWO_9070, m.QWEN_27B_Q4_0_CACHE,
@@ -133,7 +134,7 @@ QWEN_9070 = _alone(
 )  # fmt: skip
 IK_32B = _alone("ik_llama.cpp#1107, 32B", IK, "2x3090@p2p", m.QWEN_32B, 42.33, 0.95, context=0)
 IK_A3B = _alone(
-    "ik_llama.cpp#1080, 30B-A3B", IK_ASYNC, "2x3090@p2p", m.QWEN_30B_A3B, 125.1, 2.18, context=0,
+    "ik_llama.cpp#1080, 30B-A3B", IK_ASYNC, "2x3090@p2p", m.QWEN_30B_A3B, 125.1, 2.21, context=0,
     why="far below llama.cpp on a 3090; a quantisation of its own",
 )  # fmt: skip
 VLLM_27B = _alone("HyperQwen#135, vLLM, 27B int4", VLLM_SHM, "3090", m.QWEN_27B_INT4, 46, 1.07)
@@ -189,7 +190,7 @@ ROWS: tuple[Row, ...] = (
     FAST_7B, FAST_8B, FAST_INT4,
     PROMPT_31B, PROMPT_A4B, PROMPT_70B, PROMPT_3B, PROMPT_A3B, PROMPT_IK, PROMPT_9070,
     _on(LLAMA_1B, FOUR_4090, 410, 1.06),
-    _on(GEMMA_31B, FOUR_4090, 59.5, 1.46,
+    _on(GEMMA_31B, FOUR_4090, 59.5, 1.47,
         why="a sum would take 85 µs; those of the other models on these GPUs take 43 to 49"),
     _on(GEMMA_A4B, FOUR_4090, 139, 1.14),
     _on(GPT_OSS, FOUR_4090, 180, 1.04),
@@ -227,7 +228,7 @@ ROWS: tuple[Row, ...] = (
           replace(IK_A3B_LONG, mode="layer")),
     _gain("club-3090#928, vLLM, 27B int4, own sums over NCCL", CLUB_3090, 1.1, 1.03, VLLM_27B,
           replace(CLUB_3090, engine=VLLM_SHM)),
-    _gain("club-3090#873, vLLM, 35B-A3B NVFP4, own sums over NCCL", CLUB_5090, 1.29, 1.06, None,
+    _gain("club-3090#873, vLLM, 35B-A3B NVFP4, own sums over NCCL", CLUB_5090, 1.29, 1.07, None,
           replace(CLUB_5090, engine=VLLM_SHM)),
     _gain("vllm#56128, 27B FP8, own sums over NCCL", PRO_6000, 1.14, 1.09, None,
           replace(PRO_6000, engine=VLLM_PEERS)),

@@ -8,7 +8,7 @@ import pytest
 
 from engine.planning.facts import CACHE, DeviceFacts, LinkFacts, Links, WeightRate
 from engine.planning.load import BlockLoad, ModelLoad, RankLoad, Weights
-from engine.planning.speed import SpeedModel
+from engine.planning.speed import CANDIDATE_BYTES, SpeedModel
 
 FREE = LinkFacts(0.0, 1e30)
 SLOW = LinkFacts(1e-3, 1e6)
@@ -130,11 +130,11 @@ def test_groups_compute_one_after_the_other() -> None:
     found = speed.decode(
         model(block(2, r0=RankLoad(read_bytes=10)), block(3, r1=RankLoad(read_bytes=20)))
     )
-    move, to_host = 0.125, 0.125
-    assert found.seconds == pytest.approx(2 * 0.1 + move + 3 * 0.2 + to_host)
+    move = 0.125
+    assert found.seconds == pytest.approx(2 * 0.1 + move + 3 * 0.2)
     first, second = found.ranks
-    assert (first.idle_s, first.wait_s) == pytest.approx((0.6 + to_host, 0.0))
-    assert (second.idle_s, second.link_s) == pytest.approx((0.2, move + to_host))
+    assert (first.idle_s, first.wait_s) == pytest.approx((0.6, 0.0))
+    assert (second.idle_s, second.link_s) == pytest.approx((0.2, move))
     for rank in found.ranks:
         whole = rank.busy_s + rank.wait_s + rank.link_s + rank.idle_s
         assert whole == pytest.approx(found.seconds)
@@ -145,12 +145,31 @@ def test_sums_cost_latency_and_payload() -> None:
     slow, free = (SpeedModel([GPU, OTHER], links(facts)) for facts in (SLOW, FREE))
     loads = model(block(5, 2, r0=load, r1=load))
     gap = slow.decode(loads).seconds - free.decode(loads).seconds
-    embedding, head = 1, 4 * 100 / 2 * 2 / 1e6 + 1e-3
+    embedding = 1
     one = links(SLOW).all_reduce_s(["cuda:0", "cuda:1"], 4 * 10)
     none = links(FREE).all_reduce_s(["cuda:0", "cuda:1"], 4 * 10)
     assert one > SLOW.latency_s + 4 * 10 / SLOW.bytes_per_s
-    assert gap == pytest.approx((10 + embedding) * (one - none) + head)
-    assert slow.decode(loads).path.link_s == pytest.approx(gap)
+    devices = ["cuda:0", "cuda:1"]
+    drawn = links(SLOW).all_reduce_s(devices, CANDIDATE_BYTES)
+    drawn -= links(FREE).all_reduce_s(devices, CANDIDATE_BYTES)
+    assert gap == pytest.approx((10 + embedding) * (one - none) + drawn)
+
+
+def test_only_what_is_drawn_on_gpus_needs_no_logits() -> None:
+    """A prompt's logits go to the host, and those of a head on the CPU beside a GPU do."""
+    load, facts = RankLoad(read_bytes=1), LinkFacts(1.0, 1.0)
+    ends = {0: load, 1: load}
+    alone, both = model(block(r0=load)), model(block(r0=load, r1=load), head=ends)
+    assert SpeedModel([GPU], links(facts)).decode(alone).path.link_s == 0.0
+    assert SpeedModel([GPU], links(facts)).prefill(alone, 1, 1).path.link_s == 1.0 + 4 * 100
+    on_cpu = SpeedModel([CPU, GPU], links(facts)).decode(both).path.link_s
+    on_gpus = SpeedModel([GPU, OTHER], links(facts)).decode(both).path.link_s
+    sums = [
+        2 * links(facts).all_reduce_s(devices, 4 * 10)
+        for devices in (["cpu", "cuda:0"], ["cuda:0", "cuda:1"])
+    ]
+    assert on_cpu - sums[0] == pytest.approx(1.0 + 4 * 100 / 2)
+    assert on_gpus - sums[1] == pytest.approx(1.0 + 2 * CANDIDATE_BYTES)
 
 
 CPU = DeviceFacts("cpu", 100.0, 1000.0, n_threads=4, thread_bytes_per_s=40.0)
