@@ -1,0 +1,221 @@
+"""Rigs of several devices, as ranks on the CPU: all compute from the same bits, and rightly.
+
+Every rank of a group adds up what all have computed. If one of them ended with another bit, its
+part of the next layer, and in the end its slice of the logits, would be those of another stream,
+and experts might be others on each device. So the streams are compared to the bit: the last normed
+one, from which each rank of the head's group computes its logits, after each pass, of prompts and
+of single tokens, also of those that are recorded and repeated; and whatever moves from one group to
+another.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from engine import CommError, Model, load_model
+from engine.context import Context
+from engine.parallel.comm import Group, ThreadCommunicator
+from tests.helpers.golden import (
+    LEAST_BAR,
+    TOLERANCE,
+    golden_logits,
+    golden_models,
+    golden_path,
+    kernel_bars,
+    nmse,
+)
+
+
+@dataclass(frozen=True)
+class Rig:
+    """Ranks and how a model lies on them.
+
+    Attributes:
+        split: the share of each rank.
+        chunk: tokens of the prompt computed at once.
+        n_decode: tokens at the end that are computed one by one.
+        options: further ones of `load_model`.
+    """
+
+    split: tuple[float, ...]
+    chunk: int = 9
+    n_decode: int = 6
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+GROUPED = {"split_mode": "groups"}
+RIGS = {
+    "two of different speed": Rig((3, 1)),
+    "three": Rig((3, 1, 2), chunk=7),
+    "five": Rig((1, 2, 3, 4, 5), chunk=14),
+    "eight": Rig((5, 1, 2, 1, 3, 1, 1, 2), chunk=11),
+    "eight, some with nothing": Rig((4, 0, 1, 0, 0, 2, 1, 0)),
+    "all on one of three": Rig((0, 1, 0), chunk=16, n_decode=4),
+    "five in groups of three and two": Rig(
+        (2, 1, 1, 3, 1), chunk=8, options={**GROUPED, "groups": (3, 2)}
+    ),
+    "eight in groups of different size": Rig(
+        (3, 1, 2, 1, 1, 2, 0, 1), chunk=10, options={**GROUPED, "groups": (3, 2, 3)}
+    ),
+}
+SOME = [
+    "llama-gqa-q4_k_m", "glm4moe-q4_k_m", "deepseek3-mla-q4_k_m", "qwen3next-q4_k_m",
+    "falcon-h1-q4_k_m", "gptoss-mxfp4", "gemma3-q4_0", "cohere2-q4_k_m",
+]  # fmt: skip
+"""Dense, experts with a shared one, latent attention, two kinds of recurrent layers, sinks, a tied
+head with norms behind each sum, and attention and FFN beside each other."""
+
+
+class Streams:
+    """What ranks have computed from in the pass under way, by place in the model and rank."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, bytes] = {}
+        self._moved: dict[int, dict[int, bytes]] = {}
+        self._n_moved: dict[int, int] = {}
+        self._group: Group = ()
+
+    def note_last(self, rank: int, group: Group, x: Tensor) -> None:
+        """What a rank computes its logits from."""
+        self._group = group
+        self._last[rank] = _bits(x)
+
+    def note_moved(self, rank: int, x: Tensor | None) -> None:
+        """What a rank has where the stream may move to another group."""
+        place = self._n_moved[rank] = self._n_moved.get(rank, 0) + 1
+        if x is not None:
+            self._moved.setdefault(place, {})[rank] = _bits(x)
+
+    def check(self) -> tuple[int, int]:
+        """Make sure that all have had the same, and forget it.
+
+        Returns:
+            How many ranks computed logits from the last stream, and places where several ranks had
+            a stream that was compared.
+        """
+        assert set(self._last) == set(self._group), "all of the group computed logits"
+        assert len(set(self._last.values())) == 1, f"ranks {self._group} computed from others"
+        for place, found in self._moved.items():
+            assert len(set(found.values())) == 1, f"before block {place} of {sorted(found)}"
+        n_ranks = len(self._last)
+        n_places = sum(len(found) > 1 for found in self._moved.values())
+        self.__init__()  # type: ignore[misc]
+        return n_ranks, n_places
+
+
+def _bits(x: Tensor) -> bytes:
+    assert x.numel(), "there is something to compare"
+    return x.contiguous().numpy().tobytes()
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    """Of models that are loaded from now on; recorded tokens are seen as well."""
+    found = Streams()
+    gather, enter = ThreadCommunicator.gather, Context.enter
+
+    def gathered(
+        self: ThreadCommunicator, x: Tensor | None, group: Group, alike: Tensor | None = None
+    ) -> Tensor | None:
+        assert alike is not None, "what logits are computed from is told"
+        found.note_last(self.rank, group, alike)
+        return gather(self, x, group, alike)
+
+    def entered(self: Context, x: Tensor | None, group: Group) -> Tensor | None:
+        found.note_moved(self.rank, x)
+        return enter(self, x, group)
+
+    monkeypatch.setattr(ThreadCommunicator, "gather", gathered)
+    monkeypatch.setattr(Context, "enter", entered)
+    return found
+
+
+def computed(model: Model, ids: list[int], rig: Rig, streams: Streams) -> tuple[Any, int, int]:
+    """Logits of all tokens, checked after each pass, and the least that `check` has compared."""
+    streams.check()  # passes that warm up
+    n_prompt = len(ids) - rig.n_decode
+    starts = [*range(0, n_prompt, rig.chunk), *range(n_prompt, len(ids))]
+    rows, n_ranks, n_places = [], [], []
+    for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True):
+        rows.append(model.runtime.forward(ids[start:stop], start, 0))
+        ranks, places = streams.check()
+        n_ranks.append(ranks)
+        n_places.append(places)
+    assert len(rows) == -(-n_prompt // rig.chunk) + rig.n_decode
+    return np.concatenate(rows), min(n_ranks), n_places[0]
+
+
+def check(name: str, rig: Rig, streams: Streams, *, has_kernels: bool) -> None:
+    """All ranks compute from the same bits, and what comes of it is right."""
+    ids, expected = golden_logits(name)
+    path, devices = golden_path(f"{name}.gguf"), ["cpu"] * len(rig.split)
+    options = {"n_ctx": len(ids), "kv_type": "f32", **rig.options}
+    with load_model(path, devices, rig.split, **options) as model:
+        if not has_kernels:  # what warms up is only done for kernels
+            model.runtime.forward(ids[:1], 0, 0)
+        logits, n_ranks, n_places = computed(model, ids, rig, streams)
+        group = model.runtime.ranks[0].model.split.last_group
+        assert n_ranks == len(group)
+        assert n_places > 0 or len(group) == 1
+        if has_kernels:
+            refusals = [rank.refusal for rank in model.runtime.ranks]
+            assert all(rank.recording for rank in model.runtime.ranks), refusals
+    bar = kernel_bars().get(name, LEAST_BAR) if has_kernels else TOLERANCE
+    assert nmse(logits, expected) <= bar
+
+
+@pytest.fixture(params=["kernels", "reference"])
+def has_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """The CPU's kernels, which repeat recorded tokens, and the reference, which is exact."""
+    monkeypatch.setenv("TANDEM_BACKEND", "" if request.param == "kernels" else request.param)
+    return bool(request.param == "kernels")
+
+
+@pytest.mark.parametrize("rig", ["three", "eight", "five in groups of three and two"])
+@pytest.mark.parametrize("name", SOME)
+def test_all_ranks_compute_from_the_same_bits(
+    name: str, rig: str, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TANDEM_BACKEND", raising=False)
+    check(name, RIGS[rig], streams, has_kernels=True)
+
+
+@pytest.mark.parametrize("rig", RIGS)
+def test_each_rig(rig: str, streams: Streams, has_kernels: bool) -> None:
+    check("mixtral-q4_k_m", RIGS[rig], streams, has_kernels=has_kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rig", RIGS)
+@pytest.mark.parametrize("name", golden_models() or ["none"])
+def test_each_model_on_each_rig(name: str, rig: str, streams: Streams, has_kernels: bool) -> None:
+    check(name, RIGS[rig], streams, has_kernels=has_kernels)
+
+
+def test_there_are_more_ranks_than_heads_for_keys() -> None:
+    """So that heads are cut finer than these, which then lie on several ranks."""
+    with load_model(golden_path("llama-gqa-q4_k_m.gguf"), n_ctx=8) as model:
+        assert model.runtime.hp.n_head_kv[0] < len(RIGS["eight"].split)
+
+
+def test_a_rank_that_differs_by_a_bit_is_noticed(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the test, which would prove nothing otherwise, and by the engine, which names the rank."""
+    monkeypatch.setenv("TANDEM_BACKEND", "reference")
+    name = "llama-gqa-q4_k_m"
+    reduce = ThreadCommunicator.all_reduce
+
+    def off_by_a_bit(self: ThreadCommunicator, x: Tensor | None, group: Group) -> Tensor:
+        total = reduce(self, x, group)
+        return total.nextafter(total + 1) if self.rank == 1 else total
+
+    monkeypatch.setattr(ThreadCommunicator, "all_reduce", off_by_a_bit)
+    with pytest.raises(CommError, match="different numbers from the same ones"):
+        check(name, RIGS["two of different speed"], streams, has_kernels=False)
+    with pytest.raises(AssertionError, match=r"ranks \(0, 1\) computed from others"):
+        streams.check()
