@@ -34,9 +34,10 @@ from engine.generate import Generation
 from engine.gguf import GGUFFile
 from engine.gguf.identity import file_stamp, model_hash
 from engine.info import ModelInfo, describe
+from engine.passes import Logits
 from engine.plan import Plan
 from engine.prompts import Prompt, Prompts
-from engine.runtime import Logits, open_runtime
+from engine.runtime import open_runtime
 from engine.session import Session
 from engine.state_file import StateFiles
 from engine.text import ChatTemplate, Tokenizer

@@ -228,6 +228,10 @@ class Cache:
         """The tensors of the layer that declared `state`, to be updated in place."""
         return self._recurrent[state]
 
+    def changing(self) -> list[Tensor]:
+        """What each token that is computed changes, also one that was computed before."""
+        return [x for tensors in self._recurrent.values() for x in tensors.values()]
+
     def reset(self) -> None:
         """Forget all recurrent state; keys and values are overwritten as tokens come."""
         for tensors in self._recurrent.values():

@@ -40,6 +40,8 @@ class Context:
         directions: what is added to the residual stream after a block, by its number.
         side: what an architecture hands its blocks beside the residual stream, for one pass.
         recorder: what records this pass, if it is recorded.
+        is_sliced: each rank keeps its slice of the logits.
+        headed: what these were computed from, (rows, n_embd), of a pass that is.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Context:
         self.positions = torch.empty(0)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.recorder: Recorder | None = None
+        self.is_sliced = False
+        self.headed: Tensor | None = None
         self.directions: dict[int, Tensor] = {}
         self.side: dict[str, Tensor] = {}
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
@@ -158,6 +162,9 @@ class Context:
             alike: what all ranks of the group have computed; where they differ, one is at fault.
         """
         group = self._group
+        if self.is_sliced:
+            self.headed = alike
+            return x
         if self.recorder is None:
             return self._comm.gather(x, group, alike)
         return self.recorder.live(lambda: self._comm.gather(x, group, alike))

@@ -26,7 +26,7 @@ from engine.events import (
 from engine.sampler import Sampler
 
 if TYPE_CHECKING:
-    from engine.runtime import Logits
+    from engine.passes import Logits
     from engine.session import Session
     from engine.text import StreamDecoder, Tokenizer
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import torch
 
 from engine.backend import kernels_for, use_interpreter
 from engine.cache import Cache
 from engine.context import Context
 from engine.errors import Cancelled, EngineError, KernelError
 from engine.footprint import x_bytes
+from engine.link_proof import find_ways
 from engine.loader import Progress, load_rank
 from engine.models.declare import Declaration, declare
 from engine.ops.worker import Worker
-from engine.parallel.comm import ThreadCommunicator
-from engine.plan import keeps_kv_on_host
+from engine.parallel.comm import ThreadCommunicator, ThreadGroup
+from engine.plan import Plan, keeps_kv_on_host
 from engine.rank import Rank, make_ops, warm_rows
 
 if TYPE_CHECKING:
@@ -84,11 +87,12 @@ class Opener:
             kv_on_host=keeps_kv_on_host(self._params, device.type),
         )  # fmt: skip
         worker, card = self._computing_with(number, storage == "kernels")
-        comm = ThreadCommunicator(runtime.group, number, device)
+        comm = runtime.group.communicator(number, device)
+        if card is not None and isinstance(comm, ThreadCommunicator):
+            comm = card.cutting(comm)
         kinds = [d.type for d in runtime.devices]
         context = Context(comm, make_ops(worker, card), cache, device, kinds)
-        is_alone = len(declaration.split.holders) == 1
-        return Rank(declaration, storage, context, worker, card, is_alone=is_alone)
+        return Rank(declaration, storage, context, worker, card)
 
     def _computing_with(self, number: int, has_kernels: bool) -> tuple[Worker | None, Card | None]:
         """What a rank computes with; an idle one as the others do, for they may repeat tokens."""
@@ -106,6 +110,25 @@ class Opener:
 
             return None, Card(device, n_bytes)
         return None, None
+
+
+def make_group(plan: Plan, devices: Sequence[torch.device], params: LoadParams) -> ThreadGroup:
+    """Where the ranks of a model meet.
+
+    Where all of them compute with kernels for GPUs, nobody's host waits for a device there.
+
+    Args:
+        devices: of the ranks.
+    """
+    used = [d for d in plan.devices if d.memory.total]
+    has_kernels = all(d.storage == "kernels" for d in used)
+    if len(used) < 2 or not has_kernels or {kernels_for(d.device) for d in used} != {"gpu"}:
+        return ThreadGroup(is_awake=sum(d.storage == "kernels" for d in plan.devices) > 1)
+    if "cpu" in {d.device for d in used}:
+        use_interpreter()
+    from engine.gpu.comm import DeviceGroup
+
+    return DeviceGroup(devices, find_ways([d.device for d in used], params.p2p))
 
 
 @contextmanager

@@ -13,15 +13,17 @@ from engine.ops.recorder import Recorder, Recording
 from engine.ops.reference import ReferenceOps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from engine.context import Context
+    from engine.gpu.capturing import Take
     from engine.gpu.card import Card
     from engine.gpu.graph import Captured
+    from engine.gpu.sampling import WordsLane
+    from engine.gpu.stream import TokenStep
     from engine.models.declare import Declaration
     from engine.ops.weights import Weight
     from engine.ops.worker import Worker
-    from engine.session import TokenSource
 
 
 class Rank:
@@ -32,12 +34,17 @@ class Rank:
         storage: how it holds matrices, see `engine.plan.DevicePlan`.
         worker: what it computes with, where it uses the CPU's kernels.
         card: the same where it uses those for GPUs.
-        is_alone: no other rank has a part of the model.
+
+    Attributes:
+        is_idle: it has no part of the model.
+        token: what is computed next when it is computed singly, int64 (1,).
+        recording: repeats a token; None as long as there is none.
+        refusal: why there will be none; "" if there may be one.
     """
 
     def __init__(
         self, declaration: Declaration, storage: str, context: Context,
-        worker: Worker | None = None, card: Card | None = None, *, is_alone: bool = True,
+        worker: Worker | None = None, card: Card | None = None,
     ) -> None:  # fmt: skip
         self.model = declaration.model
         self.slots = declaration.slots
@@ -46,12 +53,10 @@ class Rank:
         self.context = context
         self.worker = worker
         self.card = card
-        self.is_alone = is_alone
+        self.is_idle = context.rank not in declaration.split.holders
         self.recording: Recording | Replay | None = None
         self.refusal = "" if worker or card else "its device has no kernels that can be repeated"
-        if card and not is_alone:
-            self.refusal = "GPUs meet between the kernels"
-        self._id = torch.zeros(1, dtype=torch.int64, device=context.device)
+        self.token = torch.zeros(1, dtype=torch.int64, device=context.device)
 
     @property
     def number(self) -> int:
@@ -88,15 +93,13 @@ class Rank:
 
         There must have been one token by itself before: what is made once is made then.
         """
-        self._begin(token, n_past)
-        if self.card is not None:
-            return self._capture(self.card)
+        self.begin(token, n_past)
         if self.worker is None:
-            return self._forward()
+            return self.forward()
         recorder = Recorder(self.worker.team, self._memory())
         self.context.recorder = recorder
         try:
-            logits = recorder.record(self._forward)
+            logits = recorder.record(self.forward)
         finally:
             self.context.recorder = None
         self._forget()
@@ -104,39 +107,82 @@ class Rank:
         self.refusal = recorder.log.refusal
         return logits
 
-    def _forward(self) -> Tensor | None:
-        """One token, of which all that matters lies in memory already."""
-        return self.model.forward(self._id, self.context)
+    def forward(self) -> Tensor | None:
+        """The token that `begin` wrote, from nothing but what lies in memory."""
+        return self.model.forward(self.token, self.context)
 
-    def _capture(self, card: Card) -> Tensor | None:
-        if not self.refusal:
-            captured, self.refusal = card.capture(self._forward)
-            if captured is not None:
-                self.recording = replay = Replay(captured)
-                return replay.result
-        return self._forward()
+    def take(self, token: int, n_past: int) -> Take:
+        """The same as what can be captured, for a model with ranks on GPUs."""
+        from engine.gpu.capturing import Take
 
-    def token_stream(self, n_vocab: int, n_past: int, *, can_rewind: bool) -> TokenSource | None:
-        """What draws tokens where they are computed; None where that cannot be.
+        return Take(
+            lambda: self.begin(token, n_past),
+            self.forward,
+            lambda: self.captured(self.forward),
+            self.context.cache.changing(),
+        )
+
+    def token_step(
+        self, n_vocab: int, lane: WordsLane | None, *, can_rewind: bool
+    ) -> TokenStep | None:
+        """How it takes part in drawing tokens on devices; None if it has no part of the model.
 
         Args:
-            n_past: cached tokens, which stay.
+            lane: to the others that draw.
         """
-        if self.card is None or self.refusal:
+        from engine.gpu.stream import TokenStep
+
+        if self.is_idle:
             return None
-        return self.card.token_stream(
-            n_vocab, self._id, self.context.position, self._begin, self._forward, n_past,
-            can_rewind=can_rewind,
+        own = range(*self.model.split.output.spans[self.number])
+        return TokenStep(
+            self.device, n_vocab, self.token, self.context.position, self.begin, self._sliced,
+            can_rewind, own, lane, self.context.cache.changing(),
         )  # fmt: skip
+
+    def _sliced(self) -> tuple[Tensor | None, Tensor | None]:
+        """As `forward`, but each rank keeps its logits; and what these were computed from."""
+        context = self.context
+        context.is_sliced, context.headed = True, None
+        try:
+            logits = self.forward()
+            stream = context.headed
+        finally:
+            context.is_sliced, context.headed = False, None
+        return logits, None if stream is None else stream[-1]
+
+    def captured(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
+        """What repeats `compute`: a graph, or just computing it where others have graphs.
+
+        Raises:
+            NotRepeatable: see `engine.gpu.graph`.
+        """
+        from engine.gpu.capturing import Recomputed
+
+        if self.card is None or self.is_idle:
+            return Recomputed(lambda: self._anew(compute), is_idle=self.is_idle)
+        return self.card.capture(compute)
+
+    def _anew(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
+        found = compute()
+        self._forget()
+        return found
 
     def repeat(self, token: int, n_past: int) -> Tensor | None:
         """Run one token as the recorded one."""
-        assert self.recording is not None, "there is nothing to repeat"
-        self._begin(token, n_past)
+        assert isinstance(self.recording, Recording), "there is nothing to repeat"
+        self.begin(token, n_past)
         return self.recording.run()
 
-    def _begin(self, token: int, n_past: int) -> None:
-        self._id.fill_(token)
+    def restart(self, token: int, n_past: int) -> None:
+        """Start one token as the one that was captured."""
+        assert isinstance(self.recording, Replay), "there is nothing to start"
+        self.begin(token, n_past)
+        self.recording.start()
+
+    def begin(self, token: int, n_past: int) -> None:
+        """Write what differs from token to token."""
+        self.token.fill_(token)
         self.context.begin(n_past, 1, 0)
 
     def _memory(self) -> Sequence[Tensor]:
@@ -178,10 +224,14 @@ class Replay:
     def __init__(self, captured: Captured[Tensor | None]) -> None:
         self._captured = captured
 
-    def run(self) -> Tensor | None:
-        """What it gives."""
+    @property
+    def is_whole(self) -> bool:
+        """Any thread may start it, see `engine.gpu.graph.Captured`."""
+        return self._captured.is_whole
+
+    def start(self) -> None:
+        """Start it on the device."""
         self._captured.replay()
-        return self.result
 
     @property
     def result(self) -> Tensor | None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from engine.backend import refuse_kernels, repeats_tokens
+from engine.backend import refuse_kernels
 from engine.control import Direction, read_control_vectors
+from engine.crew import Crew, Full
 from engine.errors import EngineError, KernelError, OutOfDeviceMemory
 from engine.events import DeviceMemory
 from engine.layers.state import RecurrentState
@@ -23,20 +22,18 @@ from engine.loader import Progress, check_types
 from engine.machine import (
     busy_on_cpu,
     free_bytes,
-    is_out_of_memory,
     prove_kernels,
     release_reserves,
     threads_per_rank,
     torch_devices,
 )
 from engine.models.declare import declare
-from engine.opener import Opener
+from engine.opener import Opener, make_group
 from engine.ops.weights import release_scratch
 from engine.ops.worker import Worker
-from engine.parallel.comm import ThreadGroup
-from engine.parallel.pool import RankPool
+from engine.passes import Logits, Passes
 from engine.plan import DevicePlan, Plan, make_plan
-from engine.rank import Rank, warm_rows
+from engine.rank import Rank
 from engine.resident import ResidentPeak, resident_bytes
 from engine.resplit import DOING, Side, Transfer
 
@@ -49,11 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Logits = NDArray[np.float32]
 T = TypeVar("T")
-
-RECORDED = 2
-"""Which of the tokens that are computed singly is recorded."""
 
 
 class Runtime:
@@ -67,11 +60,10 @@ class Runtime:
             as before.
 
     Attributes:
-        ranks: in rank order; empty once closed.
         n_threads: CPU threads of all ranks together.
         threads_per_rank: of each of them.
         group: where ranks that are threads of this process meet.
-        stream: draws tokens where they are computed; None where the host draws all.
+        passes: what computes tokens on all ranks.
 
     Raises:
         EngineError: the file, the split or a device cannot be used; nothing stays allocated.
@@ -104,9 +96,6 @@ class Runtime:
         self.n_ctx = self.plan.n_ctx
         self.n_batch = params.n_batch
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
-        self.ranks: list[Rank] = []
-        self.stream: TokenSource | None = None
-        self._n_single = 0
         self._resident: ResidentPeak | None = None
         self._cached_at_load = 0
         self._allocated_at_load: dict[str, int] = {}
@@ -125,12 +114,10 @@ class Runtime:
     def _start_threads(self, params: LoadParams) -> None:
         self.threads_per_rank = threads = threads_per_rank(params.cpu_threads, self.plan)
         self.n_threads = threads * max(1, len(busy_on_cpu(self.plan)))
-        n_native = sum(d.storage == "kernels" for d in self.plan.devices)
-        self.group = ThreadGroup(is_awake=n_native > 1)
-        self._pool = RankPool(  # it must not know this object, which ends it when it is dropped
-            len(self.devices), self.group.abort, lambda: torch.set_num_threads(threads), self.group
-        )
-        self._finalizer = weakref.finalize(self, self._pool.close)
+        self.group = make_group(self.plan, self.devices, params)
+        crew = Crew(self.devices, self.group, threads)
+        self.passes = Passes(crew, self.hp.n_vocab, self.n_ctx, can_rewind=self.can_rewind)
+        self._finalizer = weakref.finalize(self, crew.close)
 
     @property
     def workers(self) -> list[Worker]:
@@ -138,8 +125,18 @@ class Runtime:
         return [rank.worker for rank in self.ranks if rank.worker]
 
     @property
-    def _has_kernels(self) -> bool:
-        return any(rank.worker or rank.card for rank in self.ranks)
+    def ranks(self) -> list[Rank]:
+        """In their order; empty once closed."""
+        return self.passes.ranks
+
+    @property
+    def stream(self) -> TokenSource | None:
+        """Draws tokens where they are computed; None where the host draws all."""
+        return self.passes.stream
+
+    @stream.setter
+    def stream(self, source: TokenSource | None) -> None:
+        self.passes.stream = source
 
     def _load(self, opener: Opener, on_progress: ProgressSink, is_cancelled: IsCancelled) -> None:
         stop = threading.Event()
@@ -154,10 +151,11 @@ class Runtime:
                 stop.set()
                 raise
 
-        self.ranks = self._run(load, "to load the model")
+        self.passes.ranks = self._run(load, "to load the model")
         self._steer()
-        self._warm_up()
-        self._draw_on_device(0)
+        with self._explaining("to compute the first tokens"):
+            self.passes.warm_up(self.n_batch)
+        self.passes.draw_on_device(0)
 
     def _steer(self) -> None:
         """Show the ranks what control vectors add."""
@@ -167,18 +165,6 @@ class Runtime:
                 for layer, direction in self.directions.items()
             }
 
-    def _warm_up(self) -> None:
-        """Compile, record and measure now what the first tokens and the first prompt wait for."""
-        if not self._has_kernels:
-            return
-        for _ in range(RECORDED):
-            self._pass([0], 0, 0)
-        if any(rank.card and rank.card.compiles for rank in self.ranks):
-            for n in warm_rows(min(self.n_ctx, self.n_batch)):
-                self._pass([0] * n, 0, n - 1)
-        for worker in self.workers:
-            worker.prepare()
-
     def _take_over(
         self, donor: Runtime, n_past: int, opener: Opener,
         on_progress: ProgressSink, is_cancelled: IsCancelled,
@@ -187,7 +173,7 @@ class Runtime:
         if donor.stream is not None:
             donor.stream.stop()
             donor.stream = None
-        self.ranks = self._run(opener.empty, DOING)
+        self.passes.ranks = self._run(opener.empty, DOING)
         transfer = Transfer(
             opener.file, donor._side(), self._side(), n_past, on_progress, is_cancelled
         )
@@ -201,23 +187,12 @@ class Runtime:
             raise
         donor.close()
 
-    def _draw_on_device(self, n_past: int) -> None:
-        """Have tokens drawn where they are computed, if one GPU does all.
-
-        Args:
-            n_past: cached tokens, which stay; recurrent states may become others.
-        """
-        if self.stream is not None or n_past >= self.n_ctx or not repeats_tokens():
-            return
-        if len(found := [rank for rank in self.ranks if rank.card and rank.is_alone]) == 1:
-            self.stream = found[0].token_stream(self.hp.n_vocab, n_past, can_rewind=self.can_rewind)
-
     def _side(self) -> Side:
         return Side(self.ranks, lambda fn: self._run(fn, DOING))
 
     def _take_back(self, transfer: Transfer, error: BaseException) -> None:
         """Have again what was given away in vain."""
-        self._forget_recordings()
+        self.passes.forget()
         try:
             transfer.undo()
         except BaseException:  # noqa: BLE001 the first failure is the one to tell
@@ -250,38 +225,11 @@ class Runtime:
         """
         if not self.ranks:
             raise EngineError("The model has been unloaded.", "Load it again.")
-        return self._pass(ids, n_past, first_logit)
-
-    def _pass(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
-        step = self._step(ids, n_past, first_logit)
-        found = self._run(step, "to compute the next tokens", is_watched=True)
-        (logits,) = (x for x in found if x is not None)
+        with self._explaining("to compute the next tokens"):
+            logits = self.passes.compute(ids, n_past, first_logit)
         if len(ids) > 1 and self._resident:  # reading it costs as much as a small model's token
             self._resident.note()
-        result: Logits = logits.cpu().numpy()
-        if len(ids) == 1 and self._n_single == RECORDED and self.can_rewind:
-            self._draw_on_device(n_past + 1)  # a state that cannot go back must not try it
-        return result
-
-    def _step(
-        self, ids: Sequence[int], n_past: int, first_logit: int
-    ) -> Callable[[int], Tensor | None]:
-        """What each rank does: single tokens are recorded once and then repeated."""
-        ranks, whole = self.ranks, torch.tensor(ids)
-        if len(ids) > 1 or first_logit or not self._has_kernels:
-            return lambda rank: ranks[rank].compute(whole, n_past, first_logit)
-        self._n_single += repeats_tokens()
-        if all(rank.recording for rank in ranks):
-            return lambda rank: ranks[rank].repeat(ids[0], n_past)
-        if self._n_single == RECORDED:
-            return lambda rank: ranks[rank].record(ids[0], n_past)
-        return lambda rank: ranks[rank].compute(whole, n_past, 0)
-
-    def _forget_recordings(self) -> None:
-        self._n_single = 0
-        self.stream = None
-        for rank in self.ranks:
-            rank.recording = None
+        return logits
 
     def kernel_s(self) -> list[float] | None:
         """Seconds that each rank has spent in kernels so far; None if one has none, or no clock."""
@@ -297,37 +245,24 @@ class Runtime:
         """Go back to the copy of the recurrent states."""
         self._run(lambda rank: self.ranks[rank].context.cache.restore(), "to go back to a state")
 
-    def _run(self, fn: Callable[[int], T], doing: str, *, is_watched: bool = False) -> list[T]:
-        """Run on all ranks; failures to allocate become a sentence.
+    def _run(self, fn: Callable[[int], T], doing: str) -> list[T]:
+        """Run on all ranks; failures to allocate become a sentence."""
+        with self._explaining(doing):
+            return self.passes.run(fn)
 
-        Args:
-            is_watched: ranks never rest for long in it. If one is lost, the model is closed.
-        """
-
-        def guarded(rank: int) -> T:
-            try:
-                with torch.inference_mode():
-                    return fn(rank)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                raise self._out_of_memory(rank, doing) from None
-
-        self._set_threads()
+    @contextmanager
+    def _explaining(self, doing: str) -> Iterator[None]:
+        """Say in a sentence that a device is full; if a rank is lost, close the model."""
+        if torch.get_num_threads() != self.threads_per_rank:
+            torch.set_num_threads(self.threads_per_rank)  # torch's own, for all models
         try:
-            return self._pool.run(guarded, is_watched=is_watched)
+            yield
+        except Full as error:
+            raise self._out_of_memory(error.rank, doing) from None
         except BaseException:
-            self._forget_recordings()  # the places where ranks meet in them are of no use now
-            if self._pool.lost:
+            if self.passes.crew.lost:
                 self.close()
             raise
-        finally:
-            self.group.settle()
-
-    def _set_threads(self) -> None:
-        """The number is torch's own global, which another model may have changed."""
-        if torch.get_num_threads() != self.threads_per_rank:
-            torch.set_num_threads(self.threads_per_rank)
 
     def _out_of_memory(self, rank: int, doing: str) -> OutOfDeviceMemory:
         device = self.plan.devices[rank].device
@@ -384,13 +319,10 @@ class Runtime:
         What a lost rank uses is freed when its thread comes back.
         """
         self._finalizer()
-        self.stream = None
-        for rank in self.ranks:
-            if rank.number not in self._pool.lost:
-                rank.close()
-        self.ranks.clear()  # what a lost rank was told to do knows this list as well
+        self.passes.close()
         release_scratch()
-        release_reserves(self.devices)
+        lost = {self.devices[rank] for rank in self.passes.crew.lost}
+        release_reserves([d for d in self.devices if d not in lost])  # one that hangs would not end
 
 
 def open_runtime(

@@ -10,7 +10,8 @@ from engine.errors import ContextOverflow, PromptError
 from engine.timeline import TokenTimes, timed
 
 if TYPE_CHECKING:
-    from engine.runtime import Logits, Runtime
+    from engine.passes import Logits
+    from engine.runtime import Runtime
     from engine.sampler import Sampler
 
 

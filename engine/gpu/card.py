@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engine.errors import EngineError
 from engine.gpu.compiling import Compiling
-from engine.gpu.graph import Captured, NotRepeatable, capture
+from engine.gpu.cutting import CutCommunicator
+from engine.gpu.graph import Captured, capture
 from engine.gpu.ops import GpuOps
 from engine.gpu.rehearsal import rehearse
 from engine.gpu.sampling import draw_starts
-from engine.gpu.stream import TokenStep, TokenStream
 from engine.gpu.target import target_of
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.models.declare import Declaration
-
-log = logging.getLogger(__name__)
+    from engine.parallel.comm import Communicator
 
 
 class Card:
@@ -68,32 +65,14 @@ class Card:
         """The arithmetic of one rank."""
         return GpuOps(self.device, self.x_bytes)
 
-    def token_stream(
-        self, n_vocab: int, token: Tensor, position: Tensor, begin: Callable[[int, int], None],
-        forward: Callable[[], Tensor | None], n_past: int, *, can_rewind: bool,
-    ) -> TokenStream | None:  # fmt: skip
-        """Draws tokens on the card, see `TokenStep`; None, with a line in the log, if it cannot."""
+    def cutting(self, inner: Communicator) -> Communicator:
+        """The same collectives, made by the hosts, which cut what is captured into parts."""
+        return CutCommunicator(inner)
 
-        def logits() -> Tensor:
-            found = forward()
-            assert found is not None, "a rank that is alone has the output head"
-            return found
+    def capture(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
+        """What computes a token, ready to be replayed.
 
-        step = TokenStep(self.device, n_vocab, token, position, begin, logits, can_rewind)
-        try:
-            stream = TokenStream(step)
-            stream.prepare(0, n_past)
-        except (EngineError, NotRepeatable) as error:
-            log.warning("tokens are drawn by the host, not on %s: %s", self.device, error)
-            return None
-        return stream
-
-    def capture(
-        self, compute: Callable[[], Tensor | None]
-    ) -> tuple[Captured[Tensor | None] | None, str]:
-        """What computes a token, ready to be replayed; or None, and why that cannot be."""
-        try:
-            return capture(self.device, compute), ""
-        except NotRepeatable as error:
-            log.warning("a token on %s is computed step by step: %s", self.device, error)
-            return None, str(error)
+        Raises:
+            NotRepeatable: that cannot be.
+        """
+        return capture(self.device, compute)

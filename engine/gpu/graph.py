@@ -1,17 +1,20 @@
 """What computes one token, as a whole: captured once, then replayed without the host's work.
 
-On NVIDIA's and AMD's cards that is a graph of the device. Where kernels are interpreted it is a
-`Tape`, which repeats what was done on the same memory; so it also shows that nothing which differs
-from token to token was built in.
+On NVIDIA's and AMD's cards that is a graph of the device, or several where the host has something
+to do in between. Where kernels are interpreted it is a `Tape`, which repeats what was done on the
+same memory; so it also shows that nothing which differs from token to token was built in.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.gpu.launch import Start, watched
@@ -20,12 +23,17 @@ from engine.ops.again import Again, Watching, is_allocation, is_fit, is_view
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+Step = Callable[[], object]
+
 
 class NotRepeatable(Exception):
     """It cannot be captured; says why."""
 
 
 _present = threading.local()
+
+_capturing = threading.Lock()
+"""Held while a graph is captured: PyTorch captures one at a time."""
 
 
 def refuse_capture(reason: str) -> None:
@@ -38,29 +46,53 @@ def refuse_capture(reason: str) -> None:
         raise NotRepeatable(reason)
 
 
-def between(step: Callable[[], None]) -> None:
+def between(step: Step) -> None:
     """Do what is no work of the device, such as meeting other ranks; again at each replay.
 
-    Raises:
-        NotRepeatable: this thread is capturing what nothing can come between.
+    What the device was given before is not waited for.
     """
-    take: Callable[[Callable[[], None]], None] | None = getattr(_present, "between", None)
-    if take is not None:
+    take: Callable[[Step], None] | None = getattr(_present, "between", None)
+    if take is None:
+        step()
+    else:
         take(step)
-        return
-    refuse_capture("something is done between kernels")
-    step()
+
+
+def cut(step: Callable[[], Tensor | None]) -> Tensor | None:
+    """The value of what is done `between` kernels, such as a sum that ranks make on the host.
+
+    Where this thread captures, it lies in memory that each replay writes anew. A step gives a
+    tensor always, of the same shape, or never.
+    """
+    if getattr(_present, "between", None) is None:
+        return step()
+    places: list[Tensor | None] = []
+
+    def again() -> None:
+        found = step()
+        if not places:
+            places.append(None if found is None else found.clone())
+        elif places[0] is not None:
+            assert found is not None, "a step gives a tensor always or never"
+            places[0].copy_(found)
+
+    between(again)
+    return places[0]
 
 
 class Captured(Protocol[T_co]):
-    """Something that was computed once and can be computed again.
+    """Something that can be computed any number of times.
 
     Attributes:
-        result: what it gave, in memory that each replay writes anew.
+        result: what it gave, in memory that each replay writes anew; of use after the first.
+        is_whole: nothing is done between kernels, so that any thread may replay it.
     """
 
     @property
     def result(self) -> T_co: ...
+
+    @property
+    def is_whole(self) -> bool: ...
 
     def replay(self) -> None:
         """Compute it again, in the order of torch's current stream."""
@@ -68,63 +100,185 @@ class Captured(Protocol[T_co]):
 
 
 def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
-    """Capture what `compute` does on a device, and do it once.
+    """Capture what `compute` does on a device.
 
     It must have been done before: what is made once (compiled kernels, memory that stays) has to
-    be there.
+    be there. A graph is not computed meanwhile, unless it is cut; a tape is.
 
     Raises:
         NotRepeatable: it reads results back, or does something else that cannot be repeated.
     """
-    _present.is_capturing = True
+    if device.type != "cuda":
+        return Tape(compute)
+    with torch.cuda.device(device):
+        return CudaGraph(CudaParts(device), compute)
+
+
+@contextlib.contextmanager
+def _capturing_with(take: Callable[[Step], None]) -> Iterator[None]:
+    """Let `take` have what is done between kernels."""
+    _present.is_capturing, _present.between = True, take
     try:
-        return CudaGraph(device, compute) if device.type == "cuda" else Tape(compute)
+        yield
     finally:
-        _present.is_capturing = False
+        _present.is_capturing, _present.between = False, None
+
+
+@contextlib.contextmanager
+def _outside() -> Iterator[None]:
+    """Be outside of what is captured: all that a step does is done once more by the step itself."""
+    take, _present.between, _present.is_capturing = _present.between, None, False
+    try:
+        with watched(lambda start: True), _disable_current_modes():
+            yield
+    finally:
+        _present.between, _present.is_capturing = take, True
+
+
+class Parts(Protocol):
+    """Makes the graphs that one computation consists of, one after the other."""
+
+    def open(self) -> None:
+        """Have torch's current stream be one that can be captured."""
+        ...
+
+    def begin(self) -> None:
+        """Capture from now on what is started, which does not happen then."""
+        ...
+
+    def end(self) -> Step:
+        """Capture no longer; returns what starts it all."""
+        ...
+
+    def close(self) -> None:
+        """Have the current stream from before again, which goes on behind the other."""
+        ...
+
+
+class CudaParts:
+    """Graphs of a GPU, of one stream and one pool of memory, as they follow on each other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        make: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
+        self._stream = make(device)  # torch's own one is of the first device
+        pool: Callable[[], Any] = torch.cuda.graph_pool_handle
+        self._pool = pool()
+        self._before: torch.cuda.Stream | None = None
+        self._graph: Any = None
+
+    def open(self) -> None:
+        with _capturing:  # a capture would not bear it
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()  # the pool takes memory of its own
+        self._before = torch.cuda.current_stream(self._device)
+        torch.cuda.set_stream(self._stream)
+
+    def begin(self) -> None:
+        _capturing.acquire()
+        try:
+            self._graph = torch.cuda.CUDAGraph()
+            # other threads may use other GPUs meanwhile
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        except BaseException:
+            _capturing.release()
+            raise
+
+    def end(self) -> Step:
+        graph, self._graph = self._graph, None
+        try:
+            with warnings.catch_warnings():  # there may be nothing between two sums
+                warnings.filterwarnings("ignore", ".*Graph is empty")
+                graph.capture_end()
+        finally:
+            _capturing.release()
+
+        def replay() -> None:
+            with torch.cuda.device(self._device):
+                graph.replay()
+
+        return replay
+
+    def close(self) -> None:
+        assert self._before is not None, "it was opened"
+        torch.cuda.set_stream(self._before)
+        self._before.wait_stream(self._stream)
 
 
 class CudaGraph(Generic[T]):
-    """A graph of the device, of one stream; memory that is allocated meanwhile belongs to it."""
+    """A graph of a device; or several, and what the host does between them.
 
-    def __init__(self, device: torch.device, compute: Callable[[], T]) -> None:
-        self._device = device
-        self._graph = torch.cuda.CUDAGraph()
+    Of several each is started as soon as it is captured: the host's next step may need its values.
+    """
+
+    def __init__(self, parts: Parts, compute: Callable[[], T]) -> None:
+        self._parts = parts
+        self._steps: list[Step] = []
+        self._is_open = False
         try:
-            with (
-                torch.cuda.device(device),
-                torch.cuda.graph(
-                    self._graph,
-                    stream=_stream(device),  # torch's own one is of the first device
-                    capture_error_mode="thread_local",  # other threads may use other GPUs
-                ),
-            ):
-                self._result = compute()
+            parts.open()
+            try:
+                with _capturing_with(self._between):
+                    self._result = self._captured(compute)
+                if not self.is_whole:
+                    self._steps[-1]()
+            finally:
+                parts.close()
         except RuntimeError as error:
             raise NotRepeatable(str(error).partition("\n")[0]) from error
-        self.replay()
 
     @property
     def result(self) -> T:
         return self._result
 
+    @property
+    def is_whole(self) -> bool:
+        return len(self._steps) == 1
+
     def replay(self) -> None:
-        with torch.cuda.device(self._device):
-            self._graph.replay()
+        for step in self._steps:
+            step()
+
+    def _captured(self, compute: Callable[[], T]) -> T:
+        self._begin()
+        try:
+            result = compute()
+        except BaseException:
+            if self._is_open:
+                with contextlib.suppress(RuntimeError):  # it has failed already
+                    self._end()
+            raise
+        self._end()
+        return result
+
+    def _begin(self) -> None:
+        self._parts.begin()
+        self._is_open = True
+
+    def _end(self) -> None:
+        self._is_open = False
+        self._steps.append(self._parts.end())
+
+    def _between(self, step: Step) -> None:
+        self._end()
+        with _outside():
+            self._steps[-1]()
+            step()
+        self._steps.append(step)
+        self._begin()
 
 
 class Tape(Watching, Generic[T]):
     """The operations of torch and the starts of kernels on the CPU, in their order."""
 
+    is_whole = True
+
     def __init__(self, compute: Callable[[], T]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._steps: list[Callable[[], Any]] = []
+        self._steps: list[Step] = []
         self._kept: list[object] = []
-        _present.between = self._between
-        try:
-            with watched(self._watch), self:
-                self._result = compute()
-        finally:
-            _present.between = None
+        with _capturing_with(self._between), watched(self._watch), self:
+            self._result = compute()
 
     @property
     def result(self) -> T:
@@ -141,9 +295,10 @@ class Tape(Watching, Generic[T]):
             start.run()
         return False
 
-    def _between(self, step: Callable[[], None]) -> None:
+    def _between(self, step: Step) -> None:
+        self.is_whole = False
         self._steps.append(step)
-        with _disable_current_modes():
+        with _outside():
             step()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -157,8 +312,3 @@ class Tape(Watching, Generic[T]):
         elif not is_allocation(func) and not is_view(result, args):
             self._steps.append(Again(func, args, kwargs, result))
         return result
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    make: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
-    return make(device)

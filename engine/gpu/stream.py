@@ -1,9 +1,10 @@
-"""One token after the other on a device that feeds itself; the host reads them, a little behind.
+"""One token after the other on devices that feed themselves; the host reads them, a little behind.
 
 A step computes the token that stands in the device's memory, draws the next one and writes it
 there. It is captured once and then only replayed. The host enqueues a step or two beyond the token
 that it has read, so the device never waits for it; what comes behind the end of an answer is
-discarded.
+discarded. Several ranks take a step together, and draw the same token each, from the same numbers;
+the host reads what one of them wrote.
 
 Where a step cannot draw (see `engine.gpu.kernels.sampling`), it and those behind it change nothing,
 and the host draws from the logits, which are still there.
@@ -12,22 +13,27 @@ and the host draws from the logits, which are still there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.errors import EngineError
+from engine.crew import STALL_S
+from engine.errors import CommError, EngineError
+from engine.gpu.capturing import Recomputed, Replays, Take, capture_on_all
 from engine.gpu.graph import Captured, capture
-from engine.gpu.sampling import RING, DeviceSampler, Entry, settings_of
+from engine.gpu.sampling import RING, DeviceSampler, Entry, WordsLane
 from engine.host_memory import HostTensor
 
 if TYPE_CHECKING:
     from engine.config import SamplingParams
+    from engine.crew import Crew
+    from engine.gpu.capturing import Lanes
     from engine.sampler import Sampler
 
 Logits: TypeAlias = NDArray[np.float32]
@@ -44,14 +50,19 @@ POLL_S = 50e-6
 
 @dataclass(frozen=True, slots=True)
 class TokenStep:
-    """How one token is computed, on memory that stays.
+    """How one token is computed on one rank, on memory that stays.
 
     Args:
         token: (1,), int64: what is computed next.
         position: (1,), integers: how many tokens are cached before it.
         begin: writes both, and whatever else depends on the position that the host knows.
-        forward: the logits, (n_vocab,) or (1, n_vocab), from nothing but the device's memory.
+        forward: this rank's logits, (n,) or (1, n), None if it has none; and what they were
+            computed from, (n_embd,), None if that is not known. From nothing but the device's
+            memory.
         can_rewind: computing a token once more, or another instead, does no harm.
+        own: the ids whose logits this rank has; None for all.
+        lane: to the other ranks that draw; None if there are none.
+        states: what computing changes, also of a token that was computed before.
     """
 
     device: torch.device
@@ -59,33 +70,83 @@ class TokenStep:
     token: Tensor
     position: Tensor
     begin: Callable[[int, int], None]
-    forward: Callable[[], Tensor]
+    forward: Callable[[], tuple[Tensor | None, Tensor | None]]
     can_rewind: bool
+    own: range | None = None
+    lane: WordsLane | None = None
+    states: Sequence[Tensor] = ()
+
+
+class _Seat:
+    """One rank's part of a stream.
+
+    Args:
+        is_read: by the host, to see what was drawn.
+
+    Raises:
+        EngineError: the host's memory cannot be written by the device.
+    """
+
+    def __init__(self, step: TokenStep, *, is_read: bool) -> None:
+        self.step = step
+        self.draws = DeviceSampler(step.device, step.n_vocab, step.own, step.lane)
+        self.ring = HostTensor((RING,), torch.int64, step.device) if is_read else None
+        if self.ring and step.device.type == "cuda" and not self.ring.is_pinned:
+            raise EngineError("The system allows no memory that a GPU can write by itself.")
+
+    def take(self, token: int, n_past: int, n_step: int) -> Take:
+        """What is to be captured, as a step that draws nothing."""
+
+        def begin() -> None:
+            self.draws.rest(n_step)
+            self.step.begin(token, n_past)
+
+        return Take(
+            begin, self.compute, lambda: capture(self.step.device, self.compute), self.step.states
+        )
+
+    def compute(self) -> Tensor | None:
+        """A step; returns this rank's logits."""
+        step = self.step
+        logits, stream = step.forward()
+        own = None if logits is None else logits.view(-1)
+        self.draws.draw(own, step.token, step.position, stream)
+        if self.ring is not None:
+            self.ring.value.copy_(self.draws.ring, non_blocking=True)
+        return own
 
 
 class TokenStream:
-    """The tokens of one model on one device.
+    """The tokens of one model, drawn on the devices of its ranks.
 
     Args:
+        steps: of each rank; None for those that have no part of the model.
+        lanes: what kernels of the ranks meet by, if they do.
+        on_failure: called before an error is raised, behind which it is of no use any more.
         ahead: steps beyond the token that the host waits for.
 
     Attributes:
         waited_s: see `TokenSource`.
 
     Raises:
-        EngineError: the host's memory cannot be written by the device.
+        EngineError: the host's memory cannot be written by a device.
     """
 
-    def __init__(self, step: TokenStep, ahead: int = AHEAD) -> None:
-        self._step = step
+    def __init__(
+        self, steps: Sequence[TokenStep | None], crew: Crew, lanes: Lanes | None = None,
+        on_failure: Callable[[], None] = lambda: None, ahead: int = AHEAD,
+    ) -> None:  # fmt: skip
+        self._crew, self._lanes, self._on_failure = crew, lanes, on_failure
         self._wanted = min(ahead, RING - 2)
         self._ahead = self._most_ahead = 0
-        self._draws = DeviceSampler(step.device, step.n_vocab)
-        self._ring = HostTensor((RING,), torch.int64, step.device)
-        if step.device.type == "cuda" and not self._ring.is_pinned:
-            raise EngineError("The system allows no memory that a GPU can write by itself.")
+        self._read = next(rank for rank in crew.ranks if steps[rank] is not None)
+        self._all = crew.run(lambda rank: self._seat(rank, steps[rank]))
+        self._seats = [seat for seat in self._all if seat is not None]
+        reader = self._seats[0]
+        assert reader.ring is not None, "it is the one that is read"
+        self._step, self._draws, self._ring = reader.step, reader.draws, reader.ring
         self._seen = self._ring.value.numpy()
-        self._captured: Captured[Tensor] | None = None
+        self._replays: Replays | None = None
         self._sampler: Sampler | None = None
         self._never: Sequence[int] = ()
         self._is_served = False
@@ -93,35 +154,25 @@ class TokenStream:
         self._n_enqueued = self._n_read = self._n_calm = 0
         self.waited_s = 0.0
 
-    @property
-    def n_bytes(self) -> int:
-        """Of the device's memory, without what the graph keeps."""
-        return self._draws.n_bytes
+    def _seat(self, rank: int, step: TokenStep | None) -> _Seat | None:
+        return None if step is None else _Seat(step, is_read=rank == self._read)
 
     def prepare(self, token: int = 0, n_past: int = 0) -> None:
-        """Capture the step now, by computing a token twice that is then forgotten.
+        """Capture the step now, by computing a token that is then forgotten.
 
         Args:
-            n_past: cached tokens, which stay; but states that do not go back are others then.
+            n_past: cached tokens, which stay, as states do.
 
         Raises:
             NotRepeatable: it cannot be captured.
         """
-        with torch.inference_mode():
-            self.stop()
-            self._draws.rest(self._n_enqueued)
-            self._step.begin(token, n_past)
-            self._compute()
-            self._step.begin(token, n_past)  # what is found once in a pass has to be found again
-            self._captured = capture(self._step.device, self._compute)
-            self._n_read = self._n_enqueued = self._n_enqueued + RING  # no entry is taken for later
-
-    def _compute(self) -> Tensor:
-        step = self._step
-        logits = step.forward()
-        self._draws.draw(logits.view(-1), step.token, step.position)
-        self._ring.value.copy_(self._draws.ring, non_blocking=True)
-        return logits
+        self.stop()
+        takes = [
+            _nothing() if seat is None else seat.take(token, n_past, self._n_enqueued)
+            for seat in self._all
+        ]
+        self._replays, _ = capture_on_all(self._crew, takes, self._lanes)
+        self._n_read = self._n_enqueued = self._n_enqueued + RING  # no entry is taken for later
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
         """Draw as `sampler` would from now on; False if that has to draw by itself.
@@ -132,7 +183,7 @@ class TokenStream:
         if sampler is not self._sampler:
             self.stop()
             self._sampler, self._never = sampler, never
-            self._is_served = settings_of(sampler.params, self._step.n_vocab) is not None
+            self._is_served = self._draws.settings_of(sampler.params) is not None
             self._ahead = self._most_ahead = self._steps_ahead(sampler.params)
         return self._is_served
 
@@ -161,10 +212,10 @@ class TokenStream:
             None if a state cannot go back to those.
 
         Raises:
-            EngineError: what the device did is lost.
-            RuntimeError: the device failed.
+            EngineError: what the devices did is lost.
+            RuntimeError: a device failed.
         """
-        with torch.inference_mode():
+        with self._failing():
             if self._next != (token, n_past):
                 self._begin(token, n_past)
             self._next = None  # until it is known
@@ -173,7 +224,8 @@ class TokenStream:
             self._n_read += 1
             if not entry.is_drawn:
                 return self._logits()
-        self._draws.took()
+        for seat in self._seats:
+            seat.draws.took(is_first=seat.draws is self._draws)
         self._n_calm += 1
         if self._n_calm >= CALM:
             self._ahead = self._most_ahead
@@ -192,60 +244,117 @@ class TokenStream:
         following, self._next = self._next, None
         if self._n_read == self._n_enqueued:
             return ()
-        self._wait(self._n_enqueued)
+        with self._failing():
+            self._wait(self._n_enqueued)
         self._n_read = self._n_enqueued
         return () if following is None or self._step.can_rewind else following[:1]
 
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Tell of a failure, once."""
+        try:
+            yield
+        except Exception:
+            self._n_read = self._n_enqueued  # nobody waits for that any more
+            on_failure, self._on_failure = self._on_failure, lambda: None
+            on_failure()
+            raise
+
     def _begin(self, token: int, n_past: int) -> None:
         assert self._sampler is not None, "nobody is served"
-        if self._captured is None:
+        if self._replays is None:
             self.prepare(token, n_past)
         self.stop()
-        self._step.begin(token, n_past)
-        self._draws.begin(self._sampler, self._never, self._n_enqueued)
+        sampler, never, n_step = self._sampler, self._never, self._n_enqueued
+
+        def begin(seat: _Seat) -> None:
+            seat.step.begin(token, n_past)
+            seat.draws.begin(sampler, never, n_step)
+
+        self._each(begin)
+
+    def _each(self, do: Callable[[_Seat], None]) -> None:
+        """Do something for each rank that has a part of the model, on this thread."""
+        seats = self._all
+        self._crew.here(lambda rank: None if (seat := seats[rank]) is None else do(seat))
 
     def _enqueue(self, n: int) -> None:
         """Have n steps under way."""
-        assert self._captured is not None, "it was captured at the start"
+        assert self._replays is not None, "it was captured at the start"
         while self._n_enqueued - self._n_read < n:
-            self._draws.supply()
-            self._captured.replay()
+            self._each(lambda seat: seat.draws.supply())
+            self._replays.replay()
             self._n_enqueued += 1
 
     def _wait(self, number: int) -> Entry:
-        """What the ring holds of a step, once it is there."""
+        """What the ring holds of a step, once it is there.
+
+        Raises:
+            CommError: ranks have not met as they should, or do not come to an end.
+            EngineError: the step has come to an end without an entry.
+        """
         begun = time.perf_counter()
         while True:
             is_idle = self._is_idle()  # asked first: what is not there then will never come
             entry = Entry.of(int(self._seen[(number - 1) % RING]))
             if entry.number == number:
                 self.waited_s += time.perf_counter() - begun
+                self._check(entry)
                 return entry
             if is_idle:
+                self._check(None)
                 raise EngineError(
                     "The device did not say which token it drew.", "Load the model again."
                 )
+            if time.perf_counter() > begun + STALL_S:
+                self._check(None)
+                raise self._crew.stalled(self._read)
             time.sleep(POLL_S)
 
     def _is_idle(self) -> bool:
         """Whether all is done; asking also hands on what Windows has collected."""
-        if self._step.device.type != "cuda":
-            return True
-        stream: Any = torch.cuda.current_stream(self._step.device)
-        done: bool = stream.query()
-        return done
+        return self._crew.is_idle(self._read)
+
+    def _check(self, entry: Entry | None) -> None:
+        """Raises:
+        CommError: a kernel waited in vain, or ranks have computed something else than others.
+        """
+        problem = None if self._lanes is None else self._lanes.problem()
+        if entry is not None and entry.wrong and self._step.lane is not None:
+            ranks = [self._step.lane.group[seat] for seat in entry.wrong]
+            device = str(self._crew.devices[ranks[0]])
+            problem = problem or CommError(ranks[0], "has computed other numbers", device)
+        if problem is not None:
+            raise problem
 
     def _logits(self) -> Logits | None:
         """Of the step that could not draw; later ones are careful for a while.
 
         Those behind it have computed the same once more, to other results where states changed.
         """
-        assert self._captured is not None, "it was replayed"
         is_lost = self._n_read < self._n_enqueued and not self._step.can_rewind
         self.stop()
         self._ahead = self._n_calm = 0
         if is_lost:
             return None
-        logits = self._captured.result.view(-1).to("cpu", torch.float32, copy=True)
-        found: Logits = logits.numpy()
-        return found
+        whole = np.empty(self._step.n_vocab, np.float32)
+        assert self._replays is not None, "it was replayed"
+        parts = self._replays.parts
+
+        def fetch(rank: int) -> None:
+            seat, logits = self._all[rank], parts[rank].result
+            if seat is not None and logits is not None:
+                own = seat.step.own or range(len(whole))
+                whole[own.start : own.stop] = logits.cpu().numpy()
+
+        self._crew.here(fetch)
+        return whole
+
+
+def _nothing() -> Take:
+    """Of a rank that has no part of the model."""
+
+    def captured() -> Captured[Tensor | None]:
+        return Recomputed(lambda: None, is_idle=True)
+
+    return Take(lambda: None, lambda: None, captured)

@@ -29,8 +29,8 @@ def singly(model: Model, ids: list[int]) -> np.ndarray:
 
 
 def never_repeated(model: Model) -> None:
-    model.runtime._forget_recordings()
-    model.runtime._n_single = 1000
+    model.runtime.passes.forget()
+    model.runtime.passes.n_single = 1000
 
 
 def answer(model: Model, **settings: object) -> list[int]:
@@ -58,7 +58,6 @@ def test_a_split_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
     with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=32) as model:
         found = model.logits(IDS)
-        assert model.runtime.stream is None, "several ranks meet in a token"
         for memory in model.memory():
             assert memory.measured.weights == memory.predicted.weights
             assert memory.measured.kv == memory.predicted.kv
@@ -91,17 +90,27 @@ def test_all_families(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 
 
-def test_after_another_split_the_device_draws_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "split", [[1, 1], pytest.param([2, 0, 1], marks=pytest.mark.slow)], ids=str
+)
+def test_after_another_split_the_devices_draw_again(split: list[int], tmp_path: Path) -> None:
+    """Several ranks draw the tokens that one draws, each of them the same."""
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
+    random = {"temperature": 0.8, "top_k": 20, "seed": 3}
     with load_model(path, n_ctx=32) as model:
-        expected = answer(model, temperature=0)
-        model.resplit([1, 1], devices=["cpu"] * 2)
-        assert model.runtime.stream is None
-        assert answer(model, temperature=0) == expected
-        model.resplit([1], devices=["cpu"])
-        assert answer(model, temperature=0) == expected
+        expected = [answer(model, temperature=0), answer(model, **random)]
+        model.resplit(split, devices=["cpu"] * len(split))
+        assert answer(model, temperature=0) == expected[0]
         assert model.runtime.stream is not None
-        assert answer(model, temperature=0) == expected
+        assert [answer(model, temperature=0), answer(model, **random)] == expected
+        repeated = singly(model, IDS)
+        assert all(rank.recording for rank in model.runtime.ranks)
+        never_repeated(model)
+        assert np.array_equal(singly(model, IDS), repeated)
+        model.resplit([1], devices=["cpu"])
+        assert answer(model, temperature=0) == expected[0]
+        assert model.runtime.stream is not None
+        assert answer(model, **random) == expected[1]
 
 
 def test_a_kernel_that_cannot_be_compiled_is_done_without(

@@ -19,9 +19,11 @@ from engine import (
     TokenText,
     load_model,
 )
+from engine.crew import Crew
 from engine.generate import Generation
 from engine.gpu import graph, stream
 from engine.gpu.stream import TokenStep, TokenStream
+from engine.parallel.comm import ThreadGroup
 from engine.sampler import Sampler
 from engine.session import Session
 from engine.timeline import TokenTimes
@@ -43,7 +45,7 @@ def toy(device: str, ahead: int | None = None, *, is_recurrent: bool = False) ->
 
 def attach(runtime: ToyRuntime, ahead: int) -> TokenStream:
     """Give it a stream that is ready; what that computed is gone."""
-    made = TokenStream(step_of(runtime), ahead)
+    made = TokenStream([step_of(runtime)], crew_of(runtime), ahead=ahead)
     made.prepare()
     runtime.stream = made
     runtime.reset()
@@ -53,8 +55,12 @@ def attach(runtime: ToyRuntime, ahead: int) -> TokenStream:
 def step_of(runtime: ToyRuntime) -> TokenStep:
     return TokenStep(
         runtime.device, runtime.hp.n_vocab, runtime.token, runtime.position, runtime.begin,
-        runtime.compute, runtime.can_rewind,
+        lambda: (runtime.compute(), None), runtime.can_rewind,
     )  # fmt: skip
+
+
+def crew_of(runtime: ToyRuntime) -> Crew:
+    return Crew([runtime.device], ThreadGroup())
 
 
 def answer(
@@ -291,7 +297,7 @@ def test_answers_in_turn_share_a_stream(device: str) -> None:
 
 def test_it_is_captured_where_an_answer_begins_if_not_before(device: str) -> None:
     host, ahead = toy(device), toy(device)
-    ahead.stream = TokenStream(step_of(ahead))
+    ahead.stream = TokenStream([step_of(ahead)], crew_of(ahead))
     params = SamplingParams(**RANDOM, max_tokens=5)
     assert told(answer(host, params)) == told(answer(ahead, params))
 
@@ -304,6 +310,8 @@ class Slow:
         self._wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.n_pending = 0
         threading.Thread(target=self._work, daemon=True).start()
+
+    is_whole = True
 
     @property
     def result(self) -> torch.Tensor:
@@ -332,7 +340,7 @@ def test_the_host_waits_for_a_device_that_takes_its_time(monkeypatch: pytest.Mon
         return made[-1]
 
     monkeypatch.setattr(stream, "capture", capture)
-    monkeypatch.setattr(TokenStream, "_is_idle", lambda self: not made[0].n_pending)
+    monkeypatch.setattr(Crew, "is_idle", lambda self, rank: not made[0].n_pending)
     host, ahead = toy("cpu"), toy("cpu", 2)
     for params in (SamplingParams(**RANDOM, max_tokens=6), SamplingParams(seed=1, max_tokens=5)):
         letters = Letters([ids_of(answer(host, params))[-2]])
@@ -355,6 +363,8 @@ def test_a_device_that_says_nothing_is_not_waited_for(monkeypatch: pytest.Monkey
 class Rerun:
     """Computes again what it was made of, for what cannot be captured."""
 
+    is_whole = True
+
     def __init__(self, device: torch.device, compute: Callable[[], torch.Tensor]) -> None:
         self._compute = compute
         self.replay()
@@ -373,11 +383,11 @@ def test_the_demo_model_writes_the_same_text(monkeypatch: pytest.MonkeyPatch) ->
             token.fill_(this)
             position.fill_(n_past)
 
-        def forward() -> torch.Tensor:
-            return torch.from_numpy(runtime.forward([int(token)], int(position), 0)[0])
+        def forward() -> tuple[torch.Tensor, None]:
+            return torch.from_numpy(runtime.forward([int(token)], int(position), 0)[0]), None
 
         step = TokenStep(device, runtime.hp.n_vocab, token, position, begin, forward, True)
-        ahead = TokenStream(step)
+        ahead = TokenStream([step], Crew([device], ThreadGroup()))
         ahead.prepare()
         for params in (
             SamplingParams(seed=1, max_tokens=16),

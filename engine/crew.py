@@ -1,0 +1,195 @@
+"""The ranks of a model as threads of this process, each on its device; and all of them from one.
+
+Ranks that meet in Python need a thread each. What is only started on devices, such as a token that
+was captured, the calling thread starts on all of them, one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from engine.errors import CommError
+from engine.machine import is_out_of_memory
+from engine.parallel.comm import ThreadGroup
+from engine.parallel.pool import RankPool
+
+T = TypeVar("T")
+
+STALL_S = 5.0
+"""A token takes less: a device that is not through with it by then will never be."""
+
+POLL_S = 50e-6
+"""Between looks at a device, in which other threads run."""
+
+
+class Full(Exception):
+    """A rank's device, or the host, has no room for what it computes."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"the memory of rank {rank} is full")
+        self.rank = rank
+
+
+class Crew:
+    """Runs functions for all ranks of a model.
+
+    Ranks that share a GPU have a stream each there: one that waits for another must not keep it
+    from beginning. A rank that is alone on a GPU uses the one that is there anyway.
+
+    Args:
+        group: where ranks meet.
+        n_threads: of each rank on the CPU.
+
+    Attributes:
+        devices: of the ranks, in their order.
+    """
+
+    def __init__(
+        self, devices: Sequence[torch.device], group: ThreadGroup, n_threads: int = 1
+    ) -> None:
+        self.devices = devices
+        self.group = group
+        self._streams = _streams(devices)
+        self._stalled: set[int] = set()
+        self._pool = RankPool(
+            len(devices), group.abort, lambda: torch.set_num_threads(n_threads), group
+        )
+
+    @property
+    def ranks(self) -> range:
+        """Their numbers."""
+        return range(len(self.devices))
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether some do their work later than the host gives it to them."""
+        return any(device.type == "cuda" for device in self.devices)
+
+    @property
+    def lost(self) -> Collection[int]:
+        """Ranks that do not come back, see `RankPool`, or whose devices do not."""
+        return {*self._pool.lost, *self._stalled}
+
+    def run(self, fn: Callable[[int], T], *, is_watched: bool = False) -> list[T]:
+        """Call `fn` for each rank, on its thread; the results in rank order.
+
+        Args:
+            is_watched: ranks never rest for long in it.
+
+        Raises:
+            Full: a device has no room.
+            BaseException: the first failure of any rank, after all have ended.
+        """
+
+        def ranked(rank: int) -> T:
+            try:
+                with torch.inference_mode(), self._on(rank):
+                    found = fn(rank)
+                    stream = self._streams[rank]
+                    if stream is not None:
+                        stream.synchronize()  # whoever uses the result uses another one
+                    return found
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise Full(rank) from None
+
+        try:
+            return self._pool.run(ranked, is_watched=is_watched)
+        finally:
+            self.group.settle()
+
+    def here(self, fn: Callable[[int], T]) -> list[T]:
+        """The same on this thread, for what meets no other rank, and does not wait for what is yet
+        to be started on another device.
+
+        Nothing may come in between that waits for all of a device, for it may be waiting for one
+        that was not begun yet; so no garbage is collected meanwhile.
+        """
+        found = []
+        with torch.inference_mode(), _uncollected():
+            for rank in self.ranks:
+                with self._on(rank):
+                    found.append(fn(rank))
+            if sys.platform == "win32":
+                for rank in self.ranks:
+                    self.is_idle(rank)
+        return found
+
+    def is_idle(self, rank: int) -> bool:
+        """Whether its device has done all; asking also hands on what Windows has collected."""
+        device = self.devices[rank]
+        if device.type != "cuda":
+            return True
+        stream = self._streams[rank] or torch.cuda.current_stream(device)
+        done: bool = stream.query()
+        return done
+
+    def wait(self) -> None:
+        """Until all devices have done what they were given for a token.
+
+        Raises:
+            CommError: one does not come to an end.
+        """
+        deadline = time.monotonic() + STALL_S
+        for rank in self.ranks:
+            while not self.is_idle(rank):
+                if time.monotonic() > deadline:
+                    raise self.stalled(rank)
+                time.sleep(POLL_S)
+
+    def begin_anew(self) -> None:
+        """Forget what was under way where ranks meet, after something has failed."""
+        if not self.lost:
+            self.group.abort()
+            self.group.settle()
+
+    def stalled(self, rank: int) -> CommError:
+        """What to say of a rank whose device does not come to an end; it is lost."""
+        self._stalled.add(rank)
+        return CommError(
+            rank, f"has not computed a token within {STALL_S:.0f} s", str(self.devices[rank])
+        )
+
+    def close(self) -> None:
+        """End the threads; safe to call twice."""
+        self._pool.close()
+
+    def _on(self, rank: int) -> contextlib.AbstractContextManager[object]:
+        """Have torch's current stream be the rank's."""
+        stream = self._streams[rank]
+        return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def _streams(devices: Sequence[torch.device]) -> list[torch.cuda.Stream | None]:
+    """Of each rank; None for the one that is current anyway.
+
+    All are made at once: what a driver does with streams that follow on each other is least likely
+    to share a queue.
+    """
+    make: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
+    n_ranks = Counter(str(device) for device in devices)
+    return [
+        make(device) if device.type == "cuda" and n_ranks[str(device)] > 1 else None
+        for device in devices
+    ]
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Let no garbage be collected, which might free memory of a device."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

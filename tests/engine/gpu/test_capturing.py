@@ -1,0 +1,209 @@
+"""All ranks capture a token before one is replayed, and whatever fails leaves them as they were."""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.crew import Crew, Full
+from engine.errors import CommError
+from engine.gpu.capturing import Recomputed, Take, capture_on_all
+from engine.gpu.graph import NotRepeatable, capture
+from engine.parallel.comm import ThreadGroup
+
+CPU = torch.device("cpu")
+
+
+class Ranks:
+    """Ranks whose token is the sum of what they are asked for, and of all they have been."""
+
+    def __init__(self, n: int) -> None:
+        self.crew = Crew([CPU] * n, ThreadGroup())
+        self.told: list[str] = []
+        self.x = [torch.zeros(2) for _ in range(n)]
+        self.state = [torch.full((2,), float(rank)) for rank in range(n)]
+        self.fails: dict[int, Exception] = {}
+
+    def take(self, rank: int) -> Take:
+        def begin() -> None:
+            self.x[rank].fill_(1)
+
+        def compute() -> Tensor:
+            self.state[rank].add_(self.x[rank])
+            return self.state[rank] * 10
+
+        def captured() -> Any:
+            self.told.append(f"capture {rank}")
+            if rank in self.fails:
+                raise self.fails[rank]
+            return Noted(capture(CPU, compute), self.told, rank)
+
+        return Take(begin, compute, captured, [self.state[rank]])
+
+    def captured(self, lanes: Any = None) -> Any:
+        return capture_on_all(self.crew, [self.take(rank) for rank in self.crew.ranks], lanes)
+
+
+class Noted:
+    """Something captured, whose replays are told."""
+
+    def __init__(self, inner: Any, told: list[str], rank: int) -> None:
+        self._inner, self._told, self._rank = inner, told, rank
+        self.is_whole = inner.is_whole
+
+    @property
+    def result(self) -> Tensor:
+        found: Tensor = self._inner.result
+        return found
+
+    def replay(self) -> None:
+        self._told.append(f"replay {self._rank}")
+        self._inner.replay()
+
+
+class FakeLanes:
+    """Tells when nobody waits, and what problem there is at the end."""
+
+    def __init__(self, told: list[str], problem: CommError | None = None) -> None:
+        self._told, self._problem = told, problem
+
+    @contextlib.contextmanager
+    def without_waiting(self) -> Iterator[None]:
+        self._told.append("nobody waits")
+        yield
+        self._told.append("all wait")
+
+    def problem(self) -> CommError | None:
+        return self._problem
+
+
+@pytest.fixture(params=[1, 3])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    made = Ranks(request.param)
+    yield made
+    made.crew.close()
+
+
+def states(ranks: Ranks) -> list[float]:
+    return [float(state[0]) for state in ranks.state]
+
+
+def test_a_token_is_computed_once_and_can_be_repeated(ranks: Ranks) -> None:
+    n = len(ranks.x)
+    replays, results = ranks.captured()
+    expected = [10.0 * (rank + 1) for rank in range(n)]
+    assert [float(x[0]) for x in results] == expected
+    assert states(ranks) == [rank + 1.0 for rank in range(n)], "as after one token"
+    assert replays.is_whole
+    replays.replay()
+    assert [float(part.result[0]) for part in replays.parts] == [x + 10 for x in expected]
+    assert [float(x[0]) for x in results] == expected, "in memory of their own"
+
+
+def test_all_capture_before_one_is_started(ranks: Ranks) -> None:
+    """And the first time they are, nobody waits for the others."""
+    n = len(ranks.x)
+    ranks.captured(FakeLanes(ranks.told))
+    captures, replays = ([f"{what} {rank}" for rank in range(n)] for what in ("capture", "replay"))
+    assert sorted(ranks.told[:n]) == captures
+    assert ranks.told[n:] == ["nobody waits", *replays, "all wait", *replays]
+    assert states(ranks) == [rank + 1.0 for rank in range(n)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NotRepeatable("it reads results back"), CommError(1, "is gone"), Full(1)],
+    ids=lambda error: type(error).__name__,
+)
+def test_one_that_cannot_be_captured_is_enough(error: Exception) -> None:
+    ranks = Ranks(3)
+    ranks.fails[1] = error
+    with pytest.raises(NotRepeatable, match=str(error)):
+        ranks.captured()
+    assert states(ranks) == [0, 1, 2], "nothing has been computed"
+    assert not any(told.startswith("replay") for told in ranks.told)
+    ranks.fails.clear()
+    ranks.captured()
+    ranks.crew.close()
+
+
+def test_what_gives_other_bits_is_not_repeated(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = len(ranks.x) - 1
+
+    def replay(self: Noted) -> None:
+        self._inner.replay()
+        if self._rank == wrong:
+            self._inner.result[1] = -0.0
+
+    monkeypatch.setattr(Noted, "replay", replay)
+    with pytest.raises(NotRepeatable, match="something else"):
+        ranks.captured()
+    assert states(ranks) == list(range(len(ranks.x)))
+
+
+def test_a_rank_that_does_not_come_is_a_reason_to_do_without(ranks: Ranks) -> None:
+    problem = CommError(0, "did not answer", "cuda:3")
+    with pytest.raises(NotRepeatable, match="cuda:3"):
+        ranks.captured(FakeLanes(ranks.told, problem))
+    assert states(ranks) == list(range(len(ranks.x)))
+    ranks.captured(FakeLanes(ranks.told))
+
+
+def test_a_device_that_does_not_end_is_not_waited_for(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.crew.STALL_S", 0.05)
+    monkeypatch.setattr(Crew, "is_idle", lambda self, rank: rank < len(ranks.x) - 1)
+    with pytest.raises(NotRepeatable, match=f"rank {len(ranks.x) - 1}"):
+        ranks.captured()
+    assert ranks.crew.lost == {len(ranks.x) - 1}
+
+
+def test_a_token_that_cannot_be_computed_is_an_error(ranks: Ranks) -> None:
+    takes = [ranks.take(rank) for rank in ranks.crew.ranks]
+
+    def fail() -> Tensor:
+        raise ZeroDivisionError("on a rank")
+
+    takes[-1] = Take(lambda: None, fail, takes[-1].capture)
+    with pytest.raises(ZeroDivisionError, match="on a rank"):
+        capture_on_all(ranks.crew, takes)
+
+
+def test_ranks_without_graphs_compute_anew() -> None:
+    """Beside some that have graphs, which are then started on all ranks' threads."""
+    ranks = Ranks(2)
+    idle = Recomputed(lambda: None, is_idle=True)
+    takes = [ranks.take(0), ranks.take(1)]
+    again = Recomputed(takes[1].compute)
+    for part, is_whole in ((idle, True), (again, False)):
+        found: Any = part
+        take = takes[1] if part is again else Take(lambda: None, lambda: None, lambda: None)
+        take = Take(take.begin, take.compute, lambda found=found: found, take.states)
+        replays, _ = capture_on_all(ranks.crew, [takes[0], take])
+        assert replays.is_whole == is_whole
+    before = states(ranks)
+    replays.replay()
+    assert states(ranks) == [x + 1 for x in before]
+    ranks.crew.close()
+
+
+def test_no_garbage_is_collected_between_the_starts() -> None:
+    crew = Crew([CPU] * 3, ThreadGroup())
+    assert gc.isenabled()
+    assert crew.here(lambda rank: gc.isenabled()) == [False] * 3
+    assert gc.isenabled()
+    assert crew.here(lambda rank: torch.is_inference_mode_enabled()) == [True] * 3
+    gc.disable()
+    try:
+        crew.here(lambda rank: rank)
+        assert not gc.isenabled(), "the window collects by itself"
+    finally:
+        gc.enable()
+    crew.close()

@@ -1,0 +1,288 @@
+"""What is captured: in one piece or in several, with what the host does between them."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.gpu import graph
+from engine.gpu.graph import (
+    CudaGraph,
+    CudaParts,
+    NotRepeatable,
+    between,
+    capture,
+    cut,
+    refuse_capture,
+)
+
+CPU = torch.device("cpu")
+
+
+class Device:
+    """Does at once what it is given, or later, if it is captured meanwhile."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self._graph: list[Callable[[], object]] | None = None
+
+    def do(self, name: str, work: Callable[[], object] = lambda: None) -> None:
+        def step() -> None:
+            self.done.append(name)
+            work()
+
+        if self._graph is None:
+            step()
+        else:
+            self._graph.append(step)
+
+    def open(self) -> None:
+        self.done.append("open")
+
+    def begin(self) -> None:
+        assert self._graph is None
+        self._graph = []
+
+    def end(self) -> Callable[[], object]:
+        steps, self._graph = self._graph, None
+        assert steps is not None
+        return lambda: [step() for step in steps]
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+class Sums:
+    """A computation with two sums that the host makes, on memory that stays."""
+
+    def __init__(self, device: Device) -> None:
+        self.x, self.y = torch.zeros(1), torch.zeros(1)
+        self.others = 100.0
+        self._device = device
+
+    def compute(self) -> Tensor:
+        self._device.do("double", lambda: self.x.mul_(2))
+        total = cut(lambda: self.x + self.others)
+        assert total is not None
+        self._device.do("add", lambda: self.x.copy_(total + 1))
+        between(lambda: self._device.done.append("met"))
+        self._device.do("keep", lambda: self.y.copy_(self.x))
+        return self.y
+
+
+def test_a_whole_graph_is_not_computed_while_it_is_captured() -> None:
+    device, x = Device(), torch.zeros(1)
+
+    def compute() -> Tensor:
+        device.do("add", lambda: x.add_(1))
+        return x
+
+    captured = CudaGraph(device, compute)
+    assert captured.is_whole
+    assert device.done == ["open", "close"]
+    captured.replay()
+    captured.replay()
+    assert captured.result.item() == 2
+
+
+def test_what_the_host_does_cuts_a_graph() -> None:
+    device = Device()
+    sums = Sums(device)
+    sums.x.fill_(3)
+    captured = CudaGraph(device, sums.compute)
+    once = ["double", "add", "met", "keep"]
+    assert device.done == ["open", *once, "close"], "each part when the next step needs it"
+    assert not captured.is_whole
+    assert captured.result.item() == 107
+    for others in (10.0, 20.0):
+        device.done.clear()
+        sums.x.fill_(5)
+        sums.others = others
+        captured.replay()
+        assert device.done == once
+        assert captured.result.item() == 11 + others
+
+
+def test_a_step_that_fails_leaves_nothing_captured() -> None:
+    device = Device()
+
+    def fail() -> Tensor:
+        raise ValueError("lost")
+
+    with pytest.raises(ValueError, match="lost"):
+        CudaGraph(device, lambda: cut(fail))
+    assert device.done == ["open", "close"]
+    assert getattr(graph._present, "between", None) is None
+
+
+@pytest.mark.parametrize("place", ["compute", "begin", "end", "open"])
+def test_what_a_device_refuses_is_not_repeatable(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device()
+
+    def fail() -> Any:
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    if place != "compute":
+        monkeypatch.setattr(device, place, fail)
+    with pytest.raises(NotRepeatable, match=r"not permitted$"):
+        CudaGraph(device, fail if place == "compute" else lambda: None)
+    refuse_capture("nobody captures any more")
+
+
+def test_a_tape_repeats_what_is_done_between() -> None:
+    x, met = torch.ones(3), []
+    y = torch.zeros(3)
+
+    def meet() -> Tensor:
+        met.append(x.tolist())
+        return x.sum(0, keepdim=True) * len(met)
+
+    def compute() -> Tensor:
+        x.mul_(2)
+        total = cut(meet)
+        assert total is not None
+        assert cut(lambda: None) is None
+        y.copy_(x + total)
+        return y
+
+    captured = capture(CPU, compute)
+    assert not captured.is_whole
+    assert captured.result.tolist() == [8, 8, 8]
+    x.fill_(3)
+    captured.replay()
+    assert met == [[2, 2, 2], [6, 6, 6]]
+    assert captured.result.tolist() == [42, 42, 42]
+
+
+def test_what_a_step_does_is_not_captured_itself() -> None:
+    """It would happen twice; and it may read numbers, as it is not repeated blindly."""
+    x = torch.zeros(1)
+
+    def step() -> None:
+        between(lambda: None)
+        refuse_capture("a step is no part of what is captured")
+        x.add_(1 + int(x.item()))
+
+    captured = capture(CPU, lambda: between(step))
+    assert x.item() == 1
+    captured.replay()
+    assert x.item() == 3
+
+
+def test_without_a_capture_steps_are_just_done() -> None:
+    done: list[int] = []
+    between(lambda: done.append(1))
+    x = torch.ones(2)
+    assert cut(lambda: x) is x
+    assert done == [1]
+    assert capture(CPU, lambda: x.add_(1)).is_whole
+
+
+class FakeCuda:
+    """As much of CUDA as capturing in parts takes, which notes what it is asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.fails_at = ""
+        self.current = self.stream("main")
+
+        def stream(device: torch.device) -> SimpleNamespace:
+            return self.stream("side")
+
+        def set_stream(stream: SimpleNamespace) -> None:
+            self.current = stream
+
+        def device(device: torch.device) -> AbstractContextManager[None]:
+            return nullcontext()
+
+        for name, what in {
+            "Stream": stream, "set_stream": set_stream, "device": device,
+            "current_stream": lambda device: self.current, "graph_pool_handle": lambda: (0, 7),
+            "synchronize": lambda device: self.ask("synchronize"),
+            "empty_cache": lambda: self.ask("empty_cache"), "CUDAGraph": lambda: self,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, what)
+
+    def stream(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name, wait_stream=lambda other: self.ask(f"{name} waits for {other.name}")
+        )
+
+    def ask(self, *what: object) -> None:
+        self.asked.append(what)
+        if what[0] == self.fails_at:
+            raise RuntimeError("CUDA error: illegal")
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        assert graph._capturing.locked(), "PyTorch captures one graph at a time"
+        assert self.current.name == "side"
+        self.ask("begin", pool, capture_error_mode)
+
+    def capture_end(self) -> None:
+        self.ask("end")
+
+    def replay(self) -> None:
+        assert not graph._capturing.locked(), "others may capture meanwhile"
+        self.ask("replay")
+
+
+def test_parts_share_a_stream_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    captured = CudaGraph(CudaParts(torch.device("cuda:1")), lambda: between(lambda: None))
+    begin = "begin", (0, 7), "thread_local"
+    part = [begin, ("end",), ("replay",)]
+    first = [("synchronize",), ("empty_cache",)]
+    assert cuda.asked == [*first, *part, *part, ("main waits for side",)]
+    assert cuda.current.name == "main"
+    cuda.asked.clear()
+    captured.replay()
+    assert cuda.asked == [("replay",)] * 2
+
+
+@pytest.mark.parametrize("place", ["synchronize", "begin", "end", "main waits for side"])
+def test_a_capture_that_fails_lets_others_capture(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = FakeCuda(monkeypatch)
+    cuda.fails_at = place
+    with pytest.raises(NotRepeatable, match="illegal"):
+        CudaGraph(CudaParts(torch.device("cuda:0")), lambda: None)
+    assert not graph._capturing.locked()
+    assert cuda.current.name == "main"
+
+
+def test_one_rank_captures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one does the others wait, but not where they meet between parts."""
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    monkeypatch.setattr(FakeCuda, "capture_begin", lambda self, pool, capture_error_mode: None)
+    monkeypatch.setattr(FakeCuda, "replay", lambda self: None)
+    busy, most = 0, 0
+    met = threading.Barrier(3)
+
+    def compute() -> None:
+        for _ in range(4):
+            nonlocal busy, most
+            busy += 1
+            most = max(most, busy)
+            time.sleep(0.002)
+            busy -= 1
+            between(lambda: met.wait(10) and None)
+
+    threads = [
+        threading.Thread(target=lambda: CudaGraph(CudaParts(CPU), compute)) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert most == 1
+    assert not any(thread.is_alive() for thread in threads)
