@@ -105,6 +105,7 @@ class EngineClient(QObject):
     token_times = Signal(object)  # TokenTimes of one token in several
     finished = Signal(object)  # Finished
     failed = Signal(object)  # EngineError that ended a generation
+    lost = Signal()  # what has just failed has cost the model
 
     _woken = Signal()
 
@@ -364,7 +365,10 @@ class EngineClient(QObject):
         elif isinstance(event, StateLoaded):
             self.state_loaded.emit(event)
         elif isinstance(event, Failed):
+            self._note_model(event)
+            self._settle()
             self.state_failed.emit(event.error)
+            self._tell_loss(event)
 
     def _on_answer_event(self, event: Event) -> None:
         if isinstance(event, PrefillProgress):
@@ -376,12 +380,19 @@ class EngineClient(QObject):
         elif isinstance(event, Finished | Failed):
             self._answer_number = -1
             self._rate = TokenRate()
+            self._note_model(event)
             self._settle()
             self.rate.emit(0.0)
             if isinstance(event, Finished):
                 self.finished.emit(event)
             else:
                 self.failed.emit(event.error)
+                self._tell_loss(event)
+
+    def _tell_loss(self, event: Failed) -> None:
+        """After a failure of what leaves a model as it is, if it can."""
+        if event.is_model_lost:
+            self.lost.emit()
 
     def _settle(self) -> None:
         """The state that follows from what is under way and what is loaded."""

@@ -66,6 +66,7 @@ class ModelSession(QObject):
         client.resplit_done.connect(self._on_resplit)
         client.resplit_failed.connect(self._on_resplit_failed)
         client.unloaded.connect(self._on_unloaded)
+        client.lost.connect(self._on_unloaded)
 
     @property
     def info(self) -> ModelInfo | None:

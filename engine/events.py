@@ -266,7 +266,7 @@ class Failed:
     """A command ended in an error that a person can act on.
 
     `is_model_lost`: the model that was loaded before is gone: it made room for another or for a
-    new split in vain, and could not be brought back.
+    new split in vain, and could not be brought back; or one of its devices does not answer.
     """
 
     error: EngineError

@@ -141,6 +141,8 @@ class ThreadHost:
             failure = _as_crash(error)
         # whoever keeps the error must not keep the frames, and with them the tensors, it came from
         failure.__traceback__ = failure.__context__ = failure.__cause__ = None
+        if self._model is not None and not self._model.is_loaded:
+            self._model = None  # the failure has closed it, as where a device does not answer
         is_lost = had_model and self._model is None
         self._send(generation, Failed(failure, is_lost))
 
@@ -200,15 +202,11 @@ class ThreadHost:
 
     def _resplit(self, generation: int, command: Resplit) -> None:
         model, start = self._loaded(), time.perf_counter()
-        try:
-            model.split_as(
-                command.params,
-                lambda progress: self._send(generation, progress),
-                lambda: self._is_cancelled(generation),
-            )
-        finally:
-            if not model.is_loaded:
-                self._model = None
+        model.split_as(
+            command.params,
+            lambda progress: self._send(generation, progress),
+            lambda: self._is_cancelled(generation),
+        )
         self._send(generation, ModelResplit(self._described(start), model.n_cached))
 
     def _move_state(self, generation: int, command: SaveState | LoadState) -> None:

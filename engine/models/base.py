@@ -91,8 +91,7 @@ class CausalLM(Module):
         x = ctx.enter(x, self.split.last_group)
         if x is None:
             return None
-        x = self.output_norm(x[ctx.first_logit :], ctx)
-        return ctx.gather(self.head(x), x)
+        return ctx.gather(self.head(self.output_norm(x[ctx.first_logit :], ctx)), x)
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
         """The residual stream (T, n_embd) of ids (T,), on the ranks that hold the embedding."""

@@ -218,7 +218,7 @@ class ThreadCommunicator:
     def _join(self, shown: Sequence[Shown], group: Group) -> Tensor:
         slices = [s for s in shown if isinstance(s, Slice)]
         if alike := _present([s.alike for s in slices], group):
-            check_alike({rank: x[-1] for rank, x in alike.items()}, self._shared.device)
+            check_alike(alike, self._shared.device)
         values = _present([s.value for s in slices], group)
         check_fit(values, self._shared.device, all_but_last=True)
         found = [self._mover.moved(value) for value in values.values()]

@@ -43,6 +43,7 @@ class _Job(Generic[T]):
         self.done: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._fn = fn
         self._on_failure = on_failure
+        self._is_over = False
         self._lock = threading.Lock()
 
     def run(self, rank: int) -> None:
@@ -55,7 +56,8 @@ class _Job(Generic[T]):
     def fail(self, error: BaseException) -> None:
         """Note a failure and wake the ranks that wait for the one that failed."""
         with self._lock:
-            self.errors.append(error)
+            if not self._is_over:
+                self.errors.append(error)
         self._on_failure()
 
     def end(self, rank: int) -> None:
@@ -74,6 +76,7 @@ class _Job(Generic[T]):
         with self._lock:
             cause = min(self.errors, key=_distance)
             self.errors.clear()
+            self._is_over = True
         return cause
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
+from torch import Tensor
 
 from app.engine_client import EngineState
 from app.main import Shell
 from app.paths import demo_model
 from app.theme import apply_theme
 from engine import LoadParams, SamplingParams
+from tests.helpers.faults import Fault, quicken
 from tests.helpers.shell_driver import ask, banner, shown
 from tests.helpers.tiny_gguf import split_gguf, tiny_gguf
 
@@ -149,3 +151,41 @@ def test_closing_in_the_middle_of_a_load_leaves_nothing_behind(
         shell.models.open(str(path))
     shell.window.close()
     assert shell.client.state is EngineState.CLOSED
+
+
+@pytest.mark.parametrize("again", ["the same", "another split"])
+def test_a_device_that_hangs_is_named_and_the_conversation_goes_on(
+    loaded: Shell, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    assert loaded.client.model is not None
+    path, wake = loaded.client.model.info.path, threading.Event()
+    with qtbot.waitSignal(loaded.client.loaded, timeout=WAIT_MS):
+        loaded.client.load(LoadParams(path, ("cpu", "cpu")))
+    ask(qtbot, loaded, "Hello")
+    before = shown(loaded)
+
+    def strike(total: Tensor) -> Tensor:
+        wake.wait()
+        return total
+
+    quicken(monkeypatch)
+    with monkeypatch.context() as context:
+        Fault(context, 1, strike)
+        ask(qtbot, loaded, "And now?")
+    qtbot.waitUntil(lambda: "cpu (rank 1) has shown no sign of life" in banner(loaded))
+    assert loaded.client.state is EngineState.EMPTY
+    assert shown(loaded)[:3] == [*before, "And now?"]
+    with qtbot.waitSignal(loaded.client.loaded, timeout=WAIT_MS):
+        if again == "the same":
+            loaded.models.load()
+        else:
+            loaded.client.load(LoadParams(path))
+    ask(qtbot, loaded, "And now?")
+    assert len(shown(loaded)[-1]) > 0
+    assert shown(loaded)[:2] == before
+    loaded.window.close()
+    assert loaded.client.state is EngineState.CLOSED
+    (hanging,) = (t for t in threading.enumerate() if t.name.startswith("tandem-"))
+    assert hanging.name == "tandem-rank-1", "nobody has waited for it"
+    wake.set()
+    hanging.join(10)

@@ -1,0 +1,96 @@
+"""What goes wrong on one rank of a model: it hangs, fails, or computes something else."""
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kernels.log import CHECKED
+from engine.kernels.replay import Replay
+from engine.parallel.comm import Group, ThreadCommunicator
+
+OUT = 5
+"""Which argument of a meeting is the address of the sum."""
+
+
+def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ranks count as silent soon."""
+    monkeypatch.setattr("engine.parallel.watch.SILENT_S", 0.4)
+    monkeypatch.setattr("engine.parallel.watch.LOOK_S", 0.05)
+    monkeypatch.setattr("engine.parallel.pool.LOOK_S", 0.05)
+    monkeypatch.setattr("engine.parallel.pool.GRACE_S", 0.1)
+
+
+def this_rank() -> int:
+    """The rank whose thread this is; -1 for others."""
+    name = threading.current_thread().name
+    return int(name.removeprefix("tandem-rank-")) if name.startswith("tandem-rank-") else -1
+
+
+class Fault:
+    """Happens once, on one rank, in the middle of a pass: when tokens are computed or repeated.
+
+    Args:
+        strike: what happens to the sum that the rank has just got, F32; what it gives back is used.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, rank: int, strike: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.rank = rank
+        self.n_struck = 0
+        self._strike = strike
+        self._n_seen = 0
+        sum_up, run = ThreadCommunicator.all_reduce, Replay.run
+
+        def all_reduce(
+            comm: ThreadCommunicator, x: Tensor | None, group: Group, *shape: object
+        ) -> Tensor:
+            total = sum_up(comm, x, group)
+            return self._at(total) if comm.rank == rank else total
+
+        def repeat(replay: Replay, start: int, stop: int) -> None:
+            if this_rank() != rank or self.n_struck:
+                run(replay, start, stop)
+                return
+            for end, address, n in _sums(replay, start, stop):
+                run(replay, start, end)
+                start = end
+                numbers = (ctypes.c_float * n).from_address(address)
+                total = torch.frombuffer(numbers, dtype=torch.float32)
+                total.copy_(self._at(total))
+            run(replay, start, stop)
+
+        monkeypatch.setattr(ThreadCommunicator, "all_reduce", all_reduce)
+        monkeypatch.setattr(Replay, "run", repeat)
+
+    def _at(self, total: Tensor) -> Tensor:
+        """The second sum is struck: by then all ranks are under way."""
+        self._n_seen += 1
+        if self._n_seen != 2:
+            return total
+        self.n_struck += 1
+        return self._strike(total)
+
+
+def _sums(replay: Replay, start: int, stop: int) -> list[tuple[int, int, int]]:
+    """The sums of ranks among calls: the word behind each, where it lies, how many numbers."""
+    found, words = [], [int(word) for word in replay._words]
+    while start < stop:
+        n = words[start + 1] & (CHECKED - 1)
+        end = start + 2 + n
+        if words[start + 1] >= CHECKED:
+            arguments = words[start + 2 : end]
+            found.append((end, arguments[OUT], arguments[OUT - 1]))
+        start = end
+    return found
+
+
+def flipped(total: Tensor) -> Tensor:
+    """One bit is another one."""
+    wrong = total.clone()
+    wrong.view(torch.int32).view(-1)[3] ^= 1 << 22
+    return wrong
