@@ -151,7 +151,10 @@ class DeviceSampler:
     Args:
         n_vocab: logits of a token, those of all ranks.
         own: the ids of those that this rank has; None for all.
-        lane: to the other ranks that draw the same token; None if there are none.
+        lane: to the other ranks that draw the same token; None if there are none. The ids of the
+            ranks' slices are then all there are, each once. How often tokens of a slice are in the
+            history is counted where the slice is, 4 bytes for each; the window of the penalties
+            itself, N_HISTORY tokens, is on every rank.
 
     Attributes:
         n_rank: how many draw.

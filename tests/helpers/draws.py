@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +15,11 @@ from torch import Tensor
 
 from engine.config import SamplingParams
 from engine.gpu import sampling
-from engine.gpu.sampling import DeviceSampler, Entry
+from engine.gpu.graph import Captured, capture
+from engine.gpu.sampling import DeviceSampler, Entry, WordsLane
 from engine.sampler import Sampler
+
+T = TypeVar("T")
 
 NEUTRAL = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=1)
 GREEDY = SamplingParams(temperature=0)
@@ -61,17 +65,19 @@ class Draws:
 
     Args:
         cuts: where slices of the vocabulary begin and end, if there are several ranks.
+        lanes: between them, if not on the host.
     """
 
     def __init__(
         self, device: str, params: SamplingParams, n_vocab: int, prompt: Sequence[int] = (),
         never: Sequence[int] = (), n_step: int = 0, cuts: Sequence[int] = (),
+        lanes: Sequence[WordsLane] = (),
     ) -> None:  # fmt: skip
         self.host, self.followed = Sampler(params), Sampler(params)
         place = torch.device(device)
         self.slices = [range(*ends) for ends in pairwise(cuts)] or [range(n_vocab)]
-        lanes = HostLanes(len(self.slices))
-        self.lanes = [lanes.lane(n) for n in range(len(self.slices))]
+        on_host = HostLanes(len(self.slices))
+        self.lanes = lanes or [on_host.lane(n) for n in range(len(self.slices))]
         self.drawers = [DeviceSampler(place, n_vocab)]
         if cuts:
             self.drawers = [
@@ -84,6 +90,7 @@ class Draws:
         self.positions = [torch.zeros(1, dtype=torch.int64, device=place) for _ in self.slices]
         self.streams: list[Tensor | None] = [None for _ in self.slices]
         self.n_step = n_step
+        self._takes: list[Captured[None]] = []
         for token in prompt:
             self.accept(token)
         self.begin()
@@ -115,17 +122,42 @@ class Draws:
         for drawer in self.drawers:
             drawer.supply()
         self.n_step += 1
-        entries = set(self._threads.map(lambda n: self._step(n, logits), range(len(self.slices))))
+        entries = set(self.on_all(lambda n: self.step_of(n, logits)))
         assert len(entries) == 1
         entry = entries.pop()
         assert entry.number == self.n_step
         return entry
 
-    def _step(self, n: int, logits: np.ndarray) -> Entry:
-        drawer, own = self.drawers[n], self.slices[n]
-        slice_ = torch.from_numpy(logits[own.start : own.stop]).to(self.tokens[n].device)
-        drawer.draw(slice_ if own else None, self.tokens[n], self.positions[n], self.streams[n])
-        return Entry.of(int(drawer.ring[(self.n_step - 1) % sampling.RING]))
+    def on_all(self, do: Callable[[int], T]) -> list[T]:
+        """What ranks give, each on its thread."""
+        return list(self._threads.map(do, range(len(self.slices))))
+
+    def step_of(self, n: int, logits: np.ndarray) -> Entry:
+        """One rank's part of a step."""
+        own, place = self.slices[n], self.tokens[n].device
+        slice_ = torch.from_numpy(logits[own.start : own.stop]).to(place)
+        if self._takes:
+            self._logits[n].copy_(slice_)
+            self._takes[n].replay()
+        else:
+            places = self.tokens[n], self.positions[n], self.streams[n]
+            self.drawers[n].draw(slice_ if own else None, *places)
+        return Entry.of(int(self.drawers[n].ring[(self.n_step - 1) % sampling.RING]))
+
+    def capture(self) -> None:
+        """Repeat from now on what a step does once."""
+
+        def take(n: int) -> Captured[None]:
+            drawer, logits = self.drawers[n], self._logits[n]
+            places = self.tokens[n], self.positions[n], self.streams[n]
+            drawer.draw(logits, *places)
+            return capture(logits.device, lambda: drawer.draw(logits, *places))
+
+        self._logits = [torch.zeros(len(own), device=self.tokens[0].device) for own in self.slices]
+        for drawer in self.drawers:
+            drawer.rest(self.n_step)
+        self._takes = self.on_all(take)
+        self.begin()
 
     def draw(self, logits: np.ndarray) -> bool:
         """A token that both draw and accept; whether the device could, or the host did it."""
