@@ -144,6 +144,7 @@ class _Chooser:
 
     def choice(self) -> Choice:
         """Predict candidates and take one of them."""
+        self._plan(self._base, self._free)  # what cannot be run on one device is an error
         offloaded: LoadParams | None = None
         found = self._on_gpus()
         if not found:
@@ -319,8 +320,8 @@ class _Chooser:
         )
 
     def _forecast(self, params: LoadParams, evaluation: Evaluation) -> Forecast | None:
-        quant = self._planner.info.quant
-        return self._forecaster.forecast(evaluation, params, quant, self._goal.n_prompt)
+        """As it is shown beside a split."""
+        return self._forecaster.forecast(evaluation, params, self._planner.info.quant)
 
 
 def _group_sizes(n: int) -> list[tuple[int, ...]]:

@@ -45,7 +45,8 @@ def _alone(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[st
         return f"{name}, the only GPU, holds the model: {rate} t/s"
     if split is None:
         return f"{name} alone: {rate} t/s; there is no split over several GPUs that fits"
-    told = f"{name} alone: {rate} t/s; split over {_set(split, gpus)} it would be {_rate(split)}"
+    how = "split" if split.params.split_mode == "tensor" else _mode(split)
+    told = f"{name} alone: {rate} t/s; {how} over {_set(split, gpus)} it would be {_rate(split)}"
     is_slower = split.speeds.decode_ts <= chosen.speeds.decode_ts
     if split.seconds <= chosen.seconds:
         n_more = len(split.params.devices) - 1

@@ -51,7 +51,7 @@ def test_a_plan_that_nobody_asked_for_is_the_best_one(
     assert (choice["split_mode"], choice["split"], choice["n_cpu_blocks"]) == ("tensor", None, 0)
     fastest = choice["alternatives"][0]
     assert fastest["devices"] == ["cuda:1"]
-    assert fastest["decode_ts"] == pytest.approx(document["speed"]["decode"]["tokens_per_s"], 0.1)
+    assert fastest["decode_ts"] == document["speed"]["decode"]["tokens_per_s"]
     assert any(len(one["devices"]) > 1 for one in choice["alternatives"])
     assert f"If nobody chooses a split: {choice['reason']}" in run("plan", model).out
 

@@ -1,0 +1,141 @@
+"""Why a split was chosen: a sentence for each kind of outcome."""
+
+from typing import Any
+
+from engine import GOALS, LoadParams, Speeds
+from engine.planning.choice import Alternative
+from engine.planning.choice_reason import explained
+
+CHAT = GOALS["chat"]
+ONE, TWO, FOUR = (tuple(f"cuda:{i}" for i in range(n)) for n in (1, 2, 4))
+MEMORY = "Limited by memory bandwidth: reading takes 90 % of the time."
+
+
+def split(
+    devices: tuple[str, ...], decode_ts: float, mode: str = "tensor", *, prefill_ts: float = 2000,
+    n_sum: int = 0, sum_us: float = 0, limit: str = MEMORY, **more: Any,
+) -> Alternative:  # fmt: skip
+    """A split that was predicted to be so fast."""
+    params = LoadParams("m.gguf", devices, split_mode=mode, **more)
+    seconds = CHAT.seconds(prefill_ts, decode_ts)
+    speeds = Speeds(prefill_ts, decode_ts)
+    link_s = n_sum * sum_us / 1e6
+    return Alternative(params, speeds, seconds, n_sum, sum_us / 1e6, link_s, limit)
+
+
+def told(*found: Alternative, gpus: tuple[str, ...] = TWO) -> str:
+    """The reason for the first one."""
+    return explained(found[0], sorted(found, key=lambda one: one.seconds), gpus)
+
+
+def test_one_since_sums_take_longer_than_they_save() -> None:
+    alone, both = split(ONE, 61.2), split(TWO, 48.1, n_sum=96, sum_us=70)
+    assert told(alone, both) == (
+        "GPU 0 alone: 61 t/s; split over both it would be 48, because each token waits 96 times "
+        "70 µs for the other GPU."
+    )
+
+
+def test_one_since_the_other_is_waited_for() -> None:
+    slow = split(TWO, 30, n_sum=96, sum_us=13, limit="GPU 1 is waited for 62 % of the time.")
+    assert told(split(ONE, 61), slow).endswith(
+        "split over both it would be 30, because GPU 1 is waited for 62 % of the time."
+    )
+
+
+def test_one_since_there_is_too_little_to_gain() -> None:
+    alone, both = split(ONE, 61), split(TWO, 64, n_sum=96, sum_us=13)
+    assert told(alone, both).endswith("it would be 64, too little gain for a second GPU.")
+    four = split(FOUR, 60, prefill_ts=9000, n_sum=96, sum_us=13)
+    assert told(alone, four, gpus=FOUR).endswith(
+        "; split over all 4 GPUs it would be 60, only prompts would gain by 3 more GPUs."
+    )
+
+
+def test_one_since_prompts_would_lose_more_than_answers_gain() -> None:
+    both = split(TWO, 63, prefill_ts=200, n_sum=96, sum_us=13)
+    assert told(split(ONE, 61), both).endswith(
+        "it would be 63, but prompts would be read at 200 t/s instead of 2000."
+    )
+
+
+def test_one_since_there_is_no_other() -> None:
+    assert told(split(ONE, 9.14), gpus=ONE) == ("GPU 0, the only GPU, holds the model: 9.1 t/s.")
+    assert "no split over several GPUs that fits" in told(split(ONE, 61))
+
+
+def test_several_since_that_is_faster_than_one() -> None:
+    both, alone = split(TWO, 84, n_sum=64, sum_us=13), split(ONE, 61)
+    assert told(both, alone, gpus=FOUR) == (
+        "Split by tensor over GPU 0 and GPU 1: 84 t/s; GPU 0 alone gives 61, because each GPU "
+        "reads only its part of the weights, although each token waits 64 times 13 µs for the "
+        "other GPU."
+    )
+    layers, slow = split(TWO, 40, "layer"), split(("cuda:1",), 20)
+    assert told(layers, slow) == (
+        "By layer over both: 40 t/s; GPU 1 alone gives 20, since it is the slower one that has the "
+        "room."
+    )
+
+
+def test_several_since_none_holds_the_model() -> None:
+    tensor, layer = split(TWO, 31, n_sum=160, sum_us=14), split(TWO, 17, "layer")
+    assert told(tensor, layer) == (
+        "No GPU holds the model alone; split by tensor over both: 31 t/s, by layer 17.0, because "
+        "only one GPU computes at a time."
+    )
+    slow = split(TWO, 139, n_sum=60, sum_us=40)
+    assert told(split(TWO, 197, "layer"), slow) == (
+        "No GPU holds the model alone; by layer over both: 197 t/s, split by tensor 139, because "
+        "each token waits 60 times 40 µs for the other GPU."
+    )
+    assert told(tensor) == "No GPU holds the model alone; split by tensor over both: 31 t/s."
+
+
+def test_groups_and_what_they_are_compared_with() -> None:
+    pairs = split(FOUR, 40, "groups", groups=(2, 2), n_sum=96, sum_us=5)
+    whole = split(FOUR, 20, n_sum=96, sum_us=400)
+    assert told(pairs, whole, gpus=FOUR) == (
+        "No GPU holds the model alone; in groups of 2 + 2 over all 4 GPUs: 40 t/s, split by tensor "
+        "20, because each token waits 96 times 400 µs for the other GPUs."
+    )
+    better = split(FOUR, 60, n_sum=96, sum_us=5)
+    assert told(better, pairs, gpus=FOUR).endswith(
+        "in groups of 2 + 2 40, because only one group computes at a time."
+    )
+
+
+def test_fewer_of_many_and_more_of_few() -> None:
+    two, four = split(TWO, 31, n_sum=96, sum_us=14), split(FOUR, 33, n_sum=96, sum_us=20)
+    assert told(two, four, gpus=FOUR).endswith(
+        "31 t/s, over all 4 GPUs 33, too little gain for more GPUs."
+    )
+    assert told(split(FOUR, 50, n_sum=96, sum_us=20), two, gpus=(*FOUR, "cuda:4")).endswith(
+        "split by tensor over 4 GPUs: 50 t/s, over GPU 0 and GPU 1 31."
+    )
+
+
+def test_the_cpu_takes_what_is_left() -> None:
+    alone = split(("cpu",), 2.14)
+    moved = split(ONE, 5, n_cpu_blocks=12)
+    assert told(moved, alone, gpus=ONE) == (
+        "GPU 0 is too small, so the CPU has 12 blocks: 5.0 t/s; the CPU alone gives 2.1."
+    )
+    experts = split(FOUR, 16, n_cpu_moe=19)
+    assert told(experts, gpus=FOUR) == (
+        "The 4 GPUs are too small, so the CPU has the experts of 19 blocks: 16.0 t/s."
+    )
+    assert told(alone, split(ONE, 1, n_cpu_blocks=70), gpus=ONE) == (
+        "The CPU alone: 2.1 t/s; the GPUs do not hold the model, and with a part of it there it "
+        "would be 1.0."
+    )
+
+
+def test_the_cpu_by_itself() -> None:
+    alone = split(("cpu",), 2.14)
+    assert told(alone, gpus=()) == "The CPU alone, as there is no GPU: 2.1 t/s."
+    assert told(alone, gpus=ONE) == "The CPU alone: 2.1 t/s; the GPUs hold too little of the model."
+
+
+def test_nothing_fits() -> None:
+    assert explained(None, (), TWO) == "Nothing here has room for the model with this context."
