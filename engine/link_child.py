@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 START_S = 120.0
 """Until the child has torch, its devices and compiled kernels."""
 
-STEP_S = 20.0
-"""Of one trial, which gives up by itself long before."""
+STEP_S = 40.0
+"""Of one trial, which gives up by itself before; NCCL takes its time to begin."""
 
 COMMAND = (sys.executable, "-m", "engine.link_trial_child")
 

@@ -23,6 +23,7 @@ from engine.planning.link_records import (
     TrialRecord,
     chosen_way,
     link_problems,
+    nccl_pays,
 )
 from engine.planning.machine_file import MachineFile
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Found", "LinkWorld", "find_ways", "prove_links"]
 
 log = logging.getLogger(__name__)
+
+PLACES: tuple[Place, ...] = ("host", "peer")
 
 NO_STORES = (
     "What kernels on {} write does not reach {} in any way; copies are used, which take longer."
@@ -70,7 +73,9 @@ class LinkWorld(Protocol):
         """
         ...
 
-    def try_apart(self, pairs: Sequence[Pair], places: Sequence[Place]) -> Found:
+    def try_apart(
+        self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
+    ) -> Found:
         """Try pairs with all effort in another process; what never ended or ended it is said."""
         ...
 
@@ -158,7 +163,7 @@ class Prover:
         """Try what is not known, and keep what came of it."""
         apart = [pair for pair in self._pairs if self._misses(pair, "peer")]
         if apart:
-            self._keep(self._world.try_apart(apart, ("host", "peer")))
+            self._keep(self._world.try_apart(apart, PLACES, with_nccl=self._again))
         for pair in self._pairs:
             if self._misses(pair, "host"):
                 self._keep(self._tried_here(pair, "host"))
@@ -178,7 +183,11 @@ class Prover:
                     notes.append(NO_STORES.format(*pair))
                 notes += link_problems(*pair, self._records[pair], self._mode(pair))
         self._world.release(self._devices)
-        return Ways(pairs, notes=tuple(dict.fromkeys(notes)))
+        has_nccl = all(
+            nccl_pays(self._records[a, b], self._records[b, a], self._mode((a, b)))
+            for a, b in self._pairs
+        )
+        return Ways(pairs, has_nccl, tuple(dict.fromkeys(notes)))
 
     def _checked(self, a: str, b: str) -> list[str]:
         """Try shortly what would be used; what fails is known from then on, and forgotten on disk.

@@ -101,7 +101,8 @@ class LinksGraph(QWidget):
         colours = theme()
         is_fast = edge.kind == "nvlink"
         named = {"nvlink": colours.ok, "p2p": colours.accent, "host": colours.muted}
-        pen = QPen(QColor(named[edge.kind]), WIDTHS[edge.kind])
+        colour = colours.warn if edge.problems else named[edge.kind]
+        pen = QPen(QColor(colour), WIDTHS[edge.kind])
         if edge.kind == "host" and edge.a != edge.b and "cpu" not in (edge.a, edge.b):
             pen.setStyle(Qt.PenStyle.DashLine)
         pen.setCapStyle(Qt.PenCapStyle.FlatCap if not is_fast else Qt.PenCapStyle.RoundCap)

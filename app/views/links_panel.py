@@ -40,6 +40,7 @@ class LinksPanel(QWidget):
         self.graph = LinksGraph()
         self.table = QTableView()
         self.cost = label(role="muted")
+        self.problems = label(role="shortage")
         self.status = label(role="muted")
         self.measure = button(MEASURE, name="Measure devices and links")
         self._rows = QStandardItemModel(self)
@@ -66,6 +67,9 @@ class LinksPanel(QWidget):
         names = {device: look.label for device, look in looks.items()}
         self.graph.show_picture(picture, looks)
         self._fill(picture, names)
+        problems = dict.fromkeys(text for edge in picture.edges for text in edge.problems)
+        self.problems.setText("\n".join(problems))
+        self.problems.setVisible(bool(problems))
         self._is_simulated = is_simulated
         self._show_button()
         if not self._is_measuring:
@@ -103,7 +107,8 @@ class LinksPanel(QWidget):
         self.measure.setEnabled(not self._is_simulated)
         self.measure.setToolTip(
             "These devices are simulated." if self._is_simulated
-            else "About a second for each device and each pair; predictions use the result"
+            else "About a second for each device and each pair; what GPUs send each other is tried "
+            "anew, and predictions use the results"
         )  # fmt: skip
 
     def _fill(self, picture: LinksPicture, names: dict[str, str]) -> None:
@@ -139,7 +144,8 @@ class LinksPanel(QWidget):
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
         header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
-        for text in (self.cost, self.status):
+        self.problems.hide()
+        for text in (self.cost, self.problems, self.status):
             text.setWordWrap(True)
         self.measure.clicked.connect(self._on_button)
         below = QHBoxLayout()
@@ -151,6 +157,7 @@ class LinksPanel(QWidget):
         layout.addWidget(self.graph)
         layout.addWidget(self.cost)
         layout.addWidget(self.table, 1)
+        layout.addWidget(self.problems)
         layout.addLayout(below)
 
     def _on_button(self) -> None:
@@ -174,7 +181,7 @@ def _edge_row(edge: Edge, names: dict[str, str]) -> list[QStandardItem]:
     texts = (ends, edge.way, about + latency_text(edge.facts), about + rate_text(edge.facts))
     row = [QStandardItem(text) for text in texts]
     for item in row:
-        item.setToolTip(f"{ends}: {edge.way}. {edge.detail}".strip())
+        item.setToolTip(" ".join((f"{ends}: {edge.way}.", edge.detail, *edge.problems)).strip())
     return row
 
 

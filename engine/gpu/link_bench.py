@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
+from torch.cuda import nccl
 
 from engine.devices import read_topology
 from engine.errors import EngineError
@@ -73,6 +75,18 @@ class GpuBench:
             there.wait_event(here.record_event())
             with torch.cuda.stream(there):
                 y[part].copy_(staging[part], non_blocking=True)
+
+    def gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """See `LinkBench.gather`."""
+        streams = [self._streams[side][side] for side in (0, 1)]
+        try:
+            nccl.all_gather(values, outputs, streams=streams)
+        except (RuntimeError, AttributeError) as error:
+            raise EngineError(f"NCCL: {error}".partition("\n")[0][:120]) from error
+
+    def on(self, side: int) -> AbstractContextManager[object]:
+        """See `LinkBench.on`."""
+        return torch.cuda.stream(self._streams[side][side])
 
     def finish(self, seconds: float) -> bool:
         """See `LinkBench.finish`."""

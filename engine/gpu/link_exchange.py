@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -66,6 +67,18 @@ class LinkBench(Protocol):
         """Begin to copy x on device `source` to y on the other one, in one step or by the host."""
         ...
 
+    def gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Begin to bring both devices' values, one after the other, to both, by NCCL.
+
+        Raises:
+            EngineError: there is no NCCL, or it fails.
+        """
+        ...
+
+    def on(self, side: int) -> AbstractContextManager[object]:
+        """Begin what comes on that device, beside what the other one does."""
+        ...
+
     def finish(self, seconds: float) -> bool:
         """Wait for all that was begun on both devices; False if it takes longer."""
         ...
@@ -109,7 +122,8 @@ class Exchange:
         begun = time.perf_counter()
         if self._bench.spins:
             for side in (0, 1):
-                self.start(side, n_rounds)
+                with self._bench.on(side):
+                    self.start(side, n_rounds)
         else:
             for at in range(n_rounds):
                 self.step(self._first + at)

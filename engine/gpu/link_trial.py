@@ -8,10 +8,12 @@ will be used, in each direction and in both at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from engine.errors import EngineError
 from engine.gpu import link_exchange
@@ -33,11 +35,15 @@ from engine.parallel.ways import Place
 from engine.planning.link_records import Means, TrialRecord
 
 __all__ = [
-    "FULL", "QUICK", "Both", "Effort", "crashed", "refused", "tried", "try_copies", "try_stores"
+    "FULL", "QUICK", "Both", "Effort", "crashed", "refused", "tried", "try_copies", "try_nccl",
+    "try_stores",
 ]  # fmt: skip
 
 Both = tuple[TrialRecord, TrialRecord]
 """From the first device to the second, and back."""
+
+NCCL_PATIENCE_S = 15.0
+"""For a first sum, before which it looks at the whole machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,8 @@ def tried(bench: LinkBench, means: Means, place: Place, effort: Effort) -> Both:
     Raises:
         EngineError: there is no memory for it.
     """
+    if means == "nccl":
+        return try_nccl(bench, effort)
     return (try_stores if means == "stores" else try_copies)(bench, place, effort)
 
 
@@ -107,13 +115,46 @@ def try_copies(bench: LinkBench, place: Place, effort: Effort) -> Both:
             for source, trial in _copied(bench, place, n_bytes, sources).items():
                 if found[source].passed:
                     found[source] = trial
-        if any(trial.verdict == "hung" for trial in found):
-            return found[0], found[1]
+            if any(trial.verdict == "hung" for trial in found):
+                return found[0], found[1]
     if not all(trial.passed for trial in found):
         return found[0], found[1]
     seconds = _copy_times(bench, place, effort)
     # an idle slot rests: what it gives is seen right after it was used
     return with_figures(found, seconds, [bench.lanes(n) for n in (0, 1)] if seconds else ())
+
+
+def try_nccl(bench: LinkBench, effort: Effort) -> Both:
+    """Let NCCL bring random values of both devices to both."""
+    found = [PASSED, PASSED]
+    for n_bytes in effort.copied:
+        words = [random_words(n_bytes // 4) for _ in (0, 1)]
+        sent = [w.to(device) for w, device in zip(words, bench.devices, strict=True)]
+        outputs = [torch.zeros_like(w.repeat(2)) for w in sent]
+        if not (bench.finish(PATIENCE_S) and _gathered(bench, sent, outputs)):
+            return hung(), hung()
+        for source in (0, 1):
+            n = len(words[source])
+            arrived = outputs[1 - source][source * n :][:n]
+            trial = compared(arrived, words[source].to(arrived.device), words[source])
+            if found[source].passed:
+                found[source] = trial
+    if not all(trial.passed for trial in found):
+        return found[0], found[1]
+    times: dict[int, float] = {}
+    for n_bytes in effort.timed_copies:
+        x = [torch.ones(n_bytes // 4, dtype=torch.int32, device=d) for d in bench.devices]
+        y = [torch.empty_like(value.repeat(2)) for value in x]
+        best = _best_s(bench, partial(bench.gather, x, y))
+        if best is None:
+            break
+        times[n_bytes] = best
+    return with_figures(found, times)
+
+
+def _gathered(bench: LinkBench, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
+    bench.gather(values, outputs)
+    return bench.finish(NCCL_PATIENCE_S)
 
 
 def refused(why: EngineError) -> Both:
@@ -204,18 +245,30 @@ def _copy_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, flo
     for n_bytes in effort.timed_copies:
         x = [torch.ones(n_bytes // 4, dtype=torch.int32, device=d) for d in bench.devices]
         y = [torch.empty_like(x[1 - source]) for source in (0, 1)]
-        seconds = []
-        for _ in range(4):
-            if not bench.finish(PATIENCE_S):
-                return times
-            begun = time.perf_counter()
-            for source in (0, 1):
-                bench.copy(source, place, x[source], y[source])
-            if not bench.finish(PATIENCE_S):
-                return times
-            seconds.append(time.perf_counter() - begun)
-        times[n_bytes] = min(seconds[1:])
+        best = _best_s(bench, partial(_copy_both, bench, place, x, y))
+        if best is None:
+            break
+        times[n_bytes] = best
     return times
+
+
+def _copy_both(bench: LinkBench, place: Place, x: Sequence[Tensor], y: Sequence[Tensor]) -> None:
+    for source in (0, 1):
+        bench.copy(source, place, x[source], y[source])
+
+
+def _best_s(bench: LinkBench, begin: Callable[[], None]) -> float | None:
+    """The shortest time of three, after one that does not count; None if one does not end."""
+    seconds = []
+    for _ in range(4):
+        if not bench.finish(PATIENCE_S):
+            return None
+        begun = time.perf_counter()
+        begin()
+        if not bench.finish(PATIENCE_S):
+            return None
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds[1:])
 
 
 def _slot(bench: LinkBench, writer: int, place: Place, n_pairs: int) -> Slot:

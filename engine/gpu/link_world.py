@@ -13,7 +13,7 @@ from engine.gpu.link_bench import GpuBench
 from engine.link_child import Step, try_steps
 from engine.machine import release_reserves, torch_device
 from engine.parallel.ways import Pair, Place
-from engine.planning.link_records import MEANS, Means, TrialRecord
+from engine.planning.link_records import MEANS, NCCL, Means, TrialRecord
 
 UNKNOWN = "the driver does not allow it"
 
@@ -52,12 +52,14 @@ class Machine:
         release_reserves([torch_device(name) for name in devices])
 
     def try_apart(
-        self, pairs: Sequence[Pair], places: Sequence[Place]
+        self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
     ) -> Mapping[Pair, dict[tuple[Means, Place], TrialRecord]]:
         steps = [
             Step(pair, means, place)
             for pair in pairs for place in places for means in self.means(*pair)
         ]  # fmt: skip
+        if with_nccl:
+            steps += [Step(pair, *NCCL) for pair in pairs]
         names = dict.fromkeys(name for pair in pairs for name in pair)
         found: dict[Pair, dict[tuple[Means, Place], TrialRecord]] = {}
         for tried in try_steps(steps, {name: self._infos[name].uuid for name in names}):

@@ -17,10 +17,13 @@ Verdict = Literal["passed", "lost", "wrong", "hung", "crashed", "refused"]
 """What came of a trial: all arrived; something did not; something else did; it did not end; the
 program that made it did not live; it could not be begun."""
 
-Means = Literal["stores", "copies"]
-"""What brings the values: kernels that write them, or copies."""
+Means = Literal["stores", "copies", "nccl"]
+"""What brings the values: kernels that write them, copies, or NCCL, which goes its own ways."""
 
-MEANS: tuple[Means, ...] = get_args(Means)
+MEANS: tuple[Means, ...] = ("stores", "copies")
+"""What a model needs; NCCL is a matter of speed."""
+
+NCCL: tuple[Means, Place] = ("nccl", "peer")
 
 SMALL_BYTES = 16 << 10
 """The sum of a token: 4096 numbers."""
@@ -91,6 +94,25 @@ def chosen_way(record: LinkRecord | None, p2p: PeerMode) -> Way:
     return Way(stores, _chosen(record, "copies", p2p) or "host")
 
 
+def nccl_pays(there: LinkRecord, back: LinkRecord, p2p: PeerMode) -> bool:
+    """Whether two GPUs may exchange much by NCCL, and are faster so than by copies.
+
+    NCCL decides by itself whether one writes the other's memory, so that must have passed.
+    """
+    if p2p == "off":
+        return False
+    for record in (there, back):
+        peers = [trial for (_, place), trial in record.trials.items() if place == "peer"]
+        if not record.passed(*NCCL) or not all(trial.passed for trial in peers):
+            return False
+        copies = record.trials.get(("copies", chosen_way(record, p2p).copies))
+        if copies is None or not copies.seconds or not record.trials[NCCL].seconds:
+            return False
+        if _typical_s(record.trials[NCCL], "copies") >= _typical_s(copies, "copies"):
+            return False
+    return True
+
+
 def _chosen(record: LinkRecord, means: Means, p2p: PeerMode) -> Place | None:
     by_peer, by_host = (record.passed(means, place) for place in ("peer", "host"))
     if not by_peer or p2p == "off":
@@ -127,7 +149,8 @@ def link_problems(source: str, goal: str, record: LinkRecord, p2p: PeerMode) -> 
     """What a person should know of a direction, as sentences."""
     said = []
     for (means, place), trial in record.trials.items():
-        if not trial.passed and not (place == "peer" and p2p == "off"):
+        is_missed = (means, place) != NCCL or trial.verdict != "refused"  # many do without it
+        if not trial.passed and is_missed and not (place == "peer" and p2p == "off"):
             said.append(_failure(source, goal, means, place, trial, record.date))
     said += filter(None, (_slowness(source, goal, record, chosen_way(record, p2p)),))
     said += filter(None, (_narrowness(source, record),))
@@ -142,11 +165,15 @@ def _failure(
         ("stores", "host"): f"What kernels on {source} write to the host's memory for {goal}",
         ("copies", "peer"): f"What {source} copies straight to {goal}",
         ("copies", "host"): f"What {source} copies to {goal} by way of the host",
+        NCCL: f"What NCCL brings from {source} to {goal}",
     }[means, place]
-    instead = (
-        "the host's memory is used instead" if place == "peer" else "copies are used instead"
-        if means == "stores" else "results may be wrong"
-    )  # fmt: skip
+    instead = {
+        ("stores", "peer"): "the host's memory is used instead",
+        ("copies", "peer"): "the host's memory is used instead",
+        ("stores", "host"): "copies are used instead",
+        ("copies", "host"): "what is computed there may be wrong",
+        NCCL: "it is not used",
+    }[means, place]
     detail = f" ({trial.why})" if trial.why else ""
     if trial.verdict == "refused":
         return f"{what} was not tried{detail}; {instead}."
@@ -242,5 +269,5 @@ def trial_from(entry: object) -> TrialRecord | None:
 
 
 _KEYS: Mapping[object, tuple[Means, Place]] = {
-    f"{means}/{place}": (means, place) for means in MEANS for place in get_args(Place)
+    f"{means}/{place}": (means, place) for means in get_args(Means) for place in get_args(Place)
 }

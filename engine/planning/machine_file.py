@@ -34,6 +34,8 @@ from engine.planning.rigs import known_card
 
 FILE_NAME = "machine.json"
 MOST_ENTRIES = 64
+MOST_PROOFS = 8 * MOST_ENTRIES
+"""Eight GPUs have 56 ways."""
 
 T = TypeVar("T", DeviceFacts, LinkFacts, WeightRate)
 
@@ -124,7 +126,8 @@ class MachineFile:
 
     def _save(self) -> None:
         for entries in (self._devices, self._links, self._proofs):
-            while len(entries) > MOST_ENTRIES:
+            most = MOST_PROOFS if entries is self._proofs else MOST_ENTRIES
+            while len(entries) > most:
                 del entries[next(iter(entries))]  # the oldest
         document = {
             "devices": {key: asdict(facts) for key, facts in self._devices.items()},

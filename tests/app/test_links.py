@@ -11,21 +11,36 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.links import Edge, LinksPicture, Node, links_picture, measure_links, read_links
+from app.links import (
+    Edge,
+    LinksPicture,
+    Node,
+    known_ways,
+    links_picture,
+    measure_links,
+    read_links,
+)
 from app.links_presenter import LinksPresenter
 from app.theme import apply_theme, theme
 from app.views.links_panel import LinksPanel
 from engine import (
     DeviceInfo,
     EngineError,
+    Link,
     LinkFacts,
+    LinkRecord,
     Links,
+    LinkSpeed,
+    MachineFile,
     Pcie,
     Prediction,
     Rig,
     Topology,
+    known_links,
     parse_rig,
 )
+from engine.parallel.ways import Ways
+from engine.planning.link_records import TrialRecord
 from engine.planning.prediction import Path, RankTime
 
 GIB = 1 << 30
@@ -106,6 +121,97 @@ def test_what_cannot_be_measured_is_said_and_left_out(monkeypatch: pytest.Monkey
     said: list[str] = []
     measure_links([CPU], said.append)
     assert sum("no memory left" in text for text in said) == 2
+
+
+def proven(lost: bool) -> LinkRecord:
+    trials = {
+        (means, place): TrialRecord("passed", "", {1 << 14: seconds, 1 << 24: 100 * seconds})
+        for means in ("stores", "copies")
+        for place, seconds in (("peer", 1e-5), ("host", 3e-5))
+    }
+    if lost:
+        trials["stores", "peer"] = TrialRecord("lost", "nothing was written")
+    return LinkRecord("2026-03-01", trials)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def pair() -> tuple[DeviceInfo, ...]:
+    return tuple(
+        DeviceInfo(f"cuda:{n}", "cuda", "RTX 3090", 24 * GIB, 23 * GIB, pci_bus=f"0:{n}")
+        for n in range(2)
+    )
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_was_proven_of_a_link_is_told(
+    lost: bool, pair: tuple[DeviceInfo, ...], panel: LinksPanel
+) -> None:
+    """Which ways are used, since when they are known to work, and what is wrong."""
+    file, topology = MachineFile(), Topology({}, (Link("cuda:0", "cuda:1", "p2p"),))
+    file.keep_proof(pair[0], pair[1], proven(lost))
+    file.keep_proof(pair[1], pair[0], proven(lost=False))
+    ways = known_ways(pair, topology, file)
+    measured = {(way.source, way.goal): way.speed for way in ways if way.speed}
+    links = known_links(pair, topology, file)
+    (edge,) = links_picture(pair, topology, links, measured, ways).edges
+    assert edge.is_measured
+    assert edge.facts.latency_s == (3e-5 if lost else 1e-5)
+    assert edge.detail.endswith("Values go directly; proven on 2026-03-01.")
+    assert ("Small values go by the host, large ones directly;" in edge.detail) == lost
+    assert (edge.kind, len(edge.problems)) == ("p2p", int(lost))
+    panel.show_picture(LinksPicture((), (edge,)), ["cuda:0", "cuda:1"], ["GPU 0", "GPU 1"])
+    assert panel.problems.isHidden() != lost
+    if lost:
+        assert panel.problems.text().startswith("What kernels on cuda:0 write to the memory of")
+        assert "does not arrive" in panel.table.model().index(0, 1).data(
+            Qt.ItemDataRole.ToolTipRole
+        )
+
+
+def test_a_link_that_nothing_goes_through_directly_is_not_drawn_as_one(
+    pair: tuple[DeviceInfo, ...],
+) -> None:
+    """Whatever the driver says; and what the driver forbids is not used, whatever was proven."""
+    file = MachineFile()
+    for problem in ("", "the driver's settings forbid it"):
+        link = Link("cuda:0", "cuda:1", "host" if problem else "p2p", peer_problem=problem)
+        topology = Topology({}, (link,))
+        trials = dict(proven(lost=False).trials)
+        if not problem:
+            trials |= dict.fromkeys((("stores", "peer"), ("copies", "peer")), TrialRecord("wrong"))  # type: ignore[arg-type]
+        for a, b in (pair, pair[::-1]):
+            file.keep_proof(a, b, LinkRecord("2026-03-01", trials))
+        ways = known_ways(pair, topology, file)
+        assert {(way.small, way.large) for way in ways} == {("by the host", "by the host")}
+        (edge,) = links_picture(pair, topology, Links({}), {}, ways).edges
+        assert (edge.kind, edge.way) == ("host", "by the host's memory")
+        assert len(edge.problems) == (0 if problem else 4)
+
+
+def test_gpus_are_tried_together_and_what_is_found_is_said(
+    pair: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is measured of pairs with the CPU stays as it was."""
+    tried, measured, said = [], [], []
+
+    def prove(devices: Sequence[str]) -> Ways:
+        tried.append(tuple(devices))
+        return Ways(notes=("cuda:0 is slow.",))
+
+    def measure(a: str, b: str) -> LinkSpeed:
+        measured.append((a, b))
+        return LinkSpeed(a, b, {8192: 1e-6}, 1e9)
+
+    monkeypatch.setattr("engine.measure_facts", lambda *_: None)
+    monkeypatch.setattr("engine.prove_links", prove)
+    monkeypatch.setattr("engine.measure_link", measure)
+    measure_links([*pair, CPU], said.append)
+    assert tried == [("cuda:0", "cuda:1")]
+    assert measured == [("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cpu")]
+    assert said[3:5] == ["Trying the ways between cuda:0, cuda:1 …", "cuda:0 is slow."]
+    tried.clear()
+    measure_links([pair[0], CPU], said.append)
+    assert tried == [], "one GPU has no links"
 
 
 # what is shown

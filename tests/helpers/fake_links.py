@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -12,9 +13,9 @@ from torch import Tensor
 from engine.devices.types import DeviceInfo
 from engine.errors import EngineError
 from engine.gpu import link_trial
-from engine.gpu.link_trial import tried
+from engine.gpu.link_trial import refused, tried
 from engine.parallel.ways import Pair, Place
-from engine.planning.link_records import MEANS, Means, TrialRecord
+from engine.planning.link_records import MEANS, NCCL, Means, TrialRecord
 
 CPU = torch.device("cpu")
 
@@ -95,6 +96,7 @@ class FakeBench:
         without: places where no memory can be had.
         hangs: (means, source, place) that never end.
         slot_lanes: generation and width of each one's slot while it copies.
+        nccl: what happens to what it brings; None if it is not there.
         calls: what was asked for.
     """
 
@@ -102,6 +104,7 @@ class FakeBench:
     copies: Mapping[tuple[int, Place], Fault] = field(default_factory=dict)
     without: frozenset[Place] = frozenset()
     hangs: frozenset[tuple[int, Place]] = frozenset()
+    nccl: Fault | None = None
     slot_lanes: tuple[tuple[int, int], tuple[int, int]] = ((4, 16), (4, 16))
     names: tuple[str, str] = ("cuda:0", "cuda:1")
     devices: tuple[torch.device, torch.device] = (CPU, CPU)
@@ -127,6 +130,15 @@ class FakeBench:
 
     def lanes(self, source: int) -> tuple[int, int]:
         return self.slot_lanes[source]
+
+    def gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        if self.nccl is None:
+            raise EngineError("NCCL is not here.")
+        for output in outputs:
+            self.nccl(torch.cat([*values]), output)
+
+    def on(self, side: int) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def finish(self, seconds: float) -> bool:
         is_done, self._is_stuck = not self._is_stuck, False
@@ -176,7 +188,7 @@ class FakeWorld:
         """There is no memory to give back."""
 
     def try_apart(
-        self, pairs: Sequence[Pair], places: Sequence[Place]
+        self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
     ) -> Mapping[Pair, dict[tuple[Means, Place], TrialRecord]]:
         self.asked += pairs
         found: dict[Pair, dict[tuple[Means, Place], TrialRecord]] = {}
@@ -185,6 +197,12 @@ class FakeWorld:
                 there, back = tried(self.bench(a, b), *key, link_trial.FULL)
                 found.setdefault((a, b), {})[key] = there
                 found.setdefault((b, a), {})[key] = back
+            if with_nccl:
+                try:
+                    both = tried(self.bench(a, b), *NCCL, link_trial.FULL)
+                except EngineError as error:
+                    both = refused(error)
+                found[a, b][NCCL], found[b, a][NCCL] = both
             for pair in ((a, b), (b, a)):
                 found[pair].update(self.apart.get(pair, {}))
         return found

@@ -4,16 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import PeerMode
 from engine.gpu import link_exchange, link_trial
-from engine.gpu.link_trial import Effort
+from engine.gpu.link_trial import Both, Effort
 from engine.link_proof import find_ways, prove_links
-from engine.parallel.ways import Way, Ways
+from engine.parallel.ways import Place, Way, Ways
 from engine.planning.link_records import TrialRecord
 from engine.planning.machine_file import MachineFile
-from tests.helpers.fake_links import FakeBench, FakeWorld, corrupt, lost
+from tests.helpers.fake_links import FakeBench, FakeWorld, corrupt, honest, lost
 
 TINY = Effort(n_rounds=1, n_pairs=4, n_rows=1, n_bulk=8, copied=(64,))
 TWO = ("cuda:0", "cuda:1")
+WITH_KERNELS = link_trial.try_stores
 PEER, HOST = Way("peer", "peer"), Way("host", "host")
 
 
@@ -23,6 +25,18 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_exchange, "SIZE", 4)
     monkeypatch.setattr(link_trial, "FULL", TINY)
     monkeypatch.setattr(link_trial, "QUICK", TINY)
+    monkeypatch.setattr(link_trial, "try_stores", stores_without_kernels)
+
+
+def stores_without_kernels(bench: FakeBench, place: Place, effort: Effort) -> Both:
+    """Interpreted kernels are slow, and tested elsewhere: here the host writes."""
+    found = []
+    for source in (0, 1):
+        slot = bench.slot(source, place, 16)
+        slot.sent.random_()
+        bench.carry(slot)
+        found.append(link_exchange.compared(slot.memory, slot.sent, slot.sent))
+    return found[0], found[1]
 
 
 @pytest.fixture
@@ -103,8 +117,11 @@ def test_what_the_driver_forbids_is_not_tried(path: Path) -> None:
     )
 
 
-def test_stores_that_vanish_while_copies_arrive(path: Path) -> None:
+def test_stores_that_vanish_while_copies_arrive(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Copies that pass prove nothing for stores; the other direction is as good as ever."""
+    monkeypatch.setattr(link_trial, "try_stores", WITH_KERNELS)
     world = FakeWorld({TWO: FakeBench(stores={(0, "peer"): lost})})
     ways = find_ways(TWO, file=MachineFile(path), world=world)
     assert both(ways) == (Way("host", "peer"), PEER)
@@ -191,7 +208,7 @@ def test_what_ended_its_process_is_not_tried_again_unless_asked(path: Path) -> N
 
 def test_a_process_that_does_not_start_proves_nothing(path: Path) -> None:
     world = FakeWorld()
-    world.try_apart = lambda pairs, places: {}  # type: ignore[method-assign]
+    world.try_apart = lambda *_, **__: {}  # type: ignore[method-assign]
     assert both(find_ways(TWO, file=MachineFile(path), world=world)) == (HOST, HOST)
     again = FakeWorld()
     assert both(find_ways(TWO, file=MachineFile(path), world=again)) == (PEER, PEER)
@@ -217,3 +234,31 @@ def test_three_gpus_have_six_ways(path: Path) -> None:
     assert len(ways.pairs) == 6
     assert ways.between("cuda:2", "cuda:1") == Way("host", "peer")
     assert sum(way == PEER for way in ways.pairs.values()) == 5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "p2p", "pays"),
+    [(1e-3, "auto", True), (3e-3, "auto", False), (1e-3, "off", False)],
+    ids=["faster", "slower", "off"],
+)
+def test_nccl_is_used_where_it_was_proven_and_is_faster(
+    path: Path, seconds: float, p2p: PeerMode, pays: bool
+) -> None:
+    copies = TrialRecord("passed", "", {1 << 24: 2e-3})
+    nccl = TrialRecord("passed", "", {1 << 24: seconds})
+    trials = {("copies", "peer"): copies, ("copies", "host"): copies, ("nccl", "peer"): nccl}
+    world = FakeWorld({TWO: FakeBench(nccl=honest)})
+    world.apart = {TWO: trials, ("cuda:1", "cuda:0"): trials}  # type: ignore[dict-item]
+    assert not find_ways(TWO, file=MachineFile(path), world=FakeWorld()).has_nccl
+    prove_links(TWO, file=MachineFile(path), world=world)
+    ways = find_ways(TWO, p2p, file=MachineFile(path), world=FakeWorld())
+    assert (ways.has_nccl, ways.notes) == (pays, ())
+
+
+def test_nccl_that_lies_is_named_and_not_used(path: Path) -> None:
+    world = FakeWorld({TWO: FakeBench(nccl=corrupt)})
+    ways = prove_links(TWO, file=MachineFile(path), world=world)
+    assert not ways.has_nccl
+    assert any(n.startswith("What NCCL brings from cuda") and "damaged" in n for n in ways.notes)
+    ways = prove_links(TWO, file=MachineFile(path), world=FakeWorld())
+    assert (ways.has_nccl, ways.notes) == (False, ()), "many do without it"

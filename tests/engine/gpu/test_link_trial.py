@@ -1,9 +1,15 @@
 """Trials of links, with kernels that are interpreted: whatever a link does wrong is found."""
 
+import io
+import json
+
 import pytest
 
+from engine import link_trial_child
+from engine.errors import EngineError
 from engine.gpu import link_exchange
-from engine.gpu.link_trial import Effort, try_copies, try_stores
+from engine.gpu.link_bench import GpuBench
+from engine.gpu.link_trial import FULL, Effort, try_copies, try_nccl, try_stores
 from engine.parallel.ways import Place
 from tests.helpers.fake_links import (
     Fading,
@@ -11,6 +17,7 @@ from tests.helpers.fake_links import (
     Fault,
     Late,
     corrupt,
+    honest,
     lost,
     swapped,
     torn,
@@ -49,3 +56,84 @@ def test_stores_that_fail_one_way_are_found_in_that_way(
     assert found[source].why
     assert found[1 - source].verdict == "passed"
     assert [trial.verdict for trial in try_copies(bench, "peer", TINY)] == ["passed"] * 2
+
+
+@pytest.mark.parametrize("source", [0, 1])
+def test_copies_that_fail_one_way_are_found_in_that_way(source: int) -> None:
+    for fault, verdict in ((lost, "lost"), (corrupt, "wrong"), (swapped, "wrong")):
+        bench = FakeBench(copies={(source, "peer"): fault})
+        found = try_copies(bench, "peer", TINY)
+        assert found[source].verdict == verdict
+        assert found[1 - source].passed
+        assert all(trial.passed for trial in try_copies(bench, "host", TINY))
+
+
+def test_a_copy_that_never_ends_is_given_up() -> None:
+    found = try_copies(FakeBench(hangs=frozenset([(1, "peer")])), "peer", TINY)
+    assert [trial.verdict for trial in found] == ["passed", "hung"]
+
+
+def test_answers_that_vanish_are_told_from_data_that_do() -> None:
+    """Both go by the host then."""
+    found = try_stores(FakeBench(stores={(1, "host"): lost}), "host", TINY)
+    assert [trial.verdict for trial in found] == ["lost", "lost"]
+    assert found[0].why == "an answer by way of the host does not arrive"
+    assert found[1].why == "after 0 of 3 exchanges"
+
+
+def test_what_passes_is_timed_with_the_lanes_of_the_slots() -> None:
+    timed = Effort(1, 2, 1, 4, (64,), (64, 128), (4096,), 1)
+    bench = FakeBench(slot_lanes=((4, 16), (1, 4)))
+    for trial in try_stores(bench, "peer", timed):
+        assert set(trial.seconds) == {64, 128}
+        assert all(0 < seconds < 10 for seconds in trial.seconds.values())
+    copies = try_copies(bench, "peer", timed)
+    assert [(set(trial.seconds), trial.lanes) for trial in copies] == [
+        ({4096}, (4, 16)), ({4096}, (1, 4))
+    ]  # fmt: skip
+
+
+def test_nccl_is_tried_like_the_rest() -> None:
+    assert [t.verdict for t in try_nccl(FakeBench(nccl=honest), TINY)] == ["passed"] * 2
+    assert [t.verdict for t in try_nccl(FakeBench(nccl=lost), TINY)] == ["lost"] * 2
+    assert "wrong" in {t.verdict for t in try_nccl(FakeBench(nccl=corrupt), TINY)}
+    with pytest.raises(EngineError, match="NCCL is not here"):
+        try_nccl(FakeBench(), TINY)
+
+
+def test_another_process_says_what_it_begins_and_what_comes_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = FakeBench(stores={(0, "peer"): lost}, without=frozenset(["host"]))
+    seen = []
+
+    class Bench(FakeBench):
+        def __new__(cls, numbers: object, names: object) -> FakeBench:  # type: ignore[misc]
+            seen.append((numbers, names))
+            return bench
+
+    bench.warm_up = lambda: None  # type: ignore[attr-defined]
+    monkeypatch.setattr(link_trial_child, "GpuBench", Bench)
+    monkeypatch.setattr(link_trial_child, "FULL", TINY)
+    steps = [[1, 0, "stores", "host"], [1, 0, "copies", "peer"]]
+    request = json.dumps({"names": ["cuda:2", "cuda:5"], "steps": steps})
+    replies = io.StringIO()
+    link_trial_child.run(io.StringIO(request + "\n"), replies)
+    assert seen == [((1, 0), ("cuda:5", "cuda:2"))] * 2
+    said = [json.loads(line) for line in replies.getvalue().splitlines()]
+    assert [message.get("begin") for message in said] == [0, None, 1, None]
+    assert said[1]["there"]["verdict"] == said[1]["back"]["verdict"] == "refused"
+    assert said[1]["there"]["why"] == "There is no memory of host"
+    assert said[3]["back"] == {"verdict": "passed", "why": "", "seconds": {}, "lanes": [0, 0]}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("means", ["stores", "copies"])
+def test_two_streams_of_one_gpu_pass_by_the_host(means: str) -> None:
+    """With `TRITON_INTERPRET=0`: the kernels that wait for each other, on one device."""
+    link_exchange.N_PROGRAMS, link_exchange.SIZE = 8, 128
+    bench = GpuBench((0, 0), ("cuda:0", "cuda:0"))
+    bench.warm_up()
+    trials = (try_stores if means == "stores" else try_copies)(bench, "host", FULL)
+    assert [trial.verdict for trial in trials] == ["passed", "passed"], trials
+    assert trials[0].seconds
