@@ -65,6 +65,18 @@ def test_a_gpu_without_a_share_is_not_touched(
     assert [m.measured.total + m.measured.host_kv for m in memory[::2]] == [0, 0]
 
 
+@pytest.mark.usefixtures("no_cuda")
+def test_a_gpu_that_is_named_by_its_uuid_is_not_touched_without_a_share(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(three_gpus(), monkeypatch)
+    devices, reserve = ["GPU-aaaa1111", "cpu", "gpu-AAAA3"], {"GPU-bbbb2222": 1 << 20}
+    with load_model(path, devices, [0, 1, 0], reserve=reserve) as model:
+        answer(model)
+        assert model.params.devices == ("cuda:2", "cpu", "cuda:1")
+        assert model.params.reserve == (("cuda:0", 1 << 20),)
+
+
 def test_a_gpu_that_is_not_here_is_refused_even_without_a_share(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

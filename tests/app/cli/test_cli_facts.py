@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from engine import load_model
-from tests.helpers.command_line import Run
+from tests.helpers.command_line import Run, assert_refused
+from tests.helpers.fake_nvml import install, three_gpus
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -22,6 +23,42 @@ def test_devices_lists_the_cpu(run: Run) -> None:
     shown = run("devices").out
     assert "cpu" in shown
     assert gpu["sentence"] in shown, "how GPUs compute, or what is missing for them"
+
+
+def test_gpus_are_named_by_uuid_wherever_a_device_is_named(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ranks, where a part is moved to, where memory stays free, and in a plan that is kept."""
+    install(three_gpus(), monkeypatch)
+    named = (
+        "--devices", "GPU-aaaa1,cpu,gpu-bbbb", "--override", "ffn=GPU-aaaa3333", "--reserve",
+        "GPU-bbbb2222=100",
+    )  # fmt: skip
+    document = run("plan", model, *named, "--save", "mine", "--json").document
+    placed = [device["device"] for device in document["devices"]]
+    assert placed == ["cuda:2", "cpu", "cuda:0", "cuda:1"]
+    assert document["overrides"] == [["ffn", "cuda:1"]]
+    assert document["reserve"] == {"cuda:0": 100 << 20}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aaaa3333,GPU-aaaa1111,GPU-bbbb2222")
+    again = run("plan", model, "--plan", "mine", "--json").document
+    assert [device["device"] for device in again["devices"]] == [
+        "cuda:1",
+        "cpu",
+        "cuda:2",
+        "cuda:0",
+    ]
+    assert again["reserve"] == {"cuda:2": 100 << 20}
+    assert_refused(run("plan", model, "--devices", "GPU-aaaa"), "write more of it")
+
+
+def test_what_hides_gpus_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(three_gpus(), monkeypatch)
+    assert run("devices", "--json").document["hidden"] == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,9")
+    document = run("devices", "--json").document
+    assert [device["id"] for device in document["devices"]] == ["cuda:0", "cpu"]
+    assert document["hidden"].endswith("there is no GPU 9, as 3 are here, which ends the list.")
+    assert document["hidden"] in run("devices").out
 
 
 def test_inspect_tells_what_the_file_says(run: Run, model: Path, draft: ModelDraft) -> None:
