@@ -101,14 +101,18 @@ class Context:
         self._group = group
         return self.rank in group
 
-    def enter(self, x: Tensor | None, group: Group) -> Tensor | None:
-        """Move x to `group` if it is not there yet; None on the ranks outside."""
+    def enter(self, x: Tensor | None, group: Group, n: int | None = None) -> Tensor | None:
+        """Move x (T, n) to `group` if it is not there yet; None on the ranks outside.
+
+        Args:
+            n: see `all_reduce`.
+        """
         previous, self._group = self._group, group
         if group != previous and not set(group) <= set(previous):
             source = previous[0]
             involved = tuple(sorted({source, *group}))
             if self.rank in involved:
-                x = self._comm.broadcast(x, source, involved)
+                x = self._comm.broadcast(x, source, involved, self._shape(n))
         return x if self.rank in group else None
 
     def steer(self, x: Tensor, layer: int) -> Tensor:
@@ -116,13 +120,21 @@ class Context:
         direction = self.directions.get(layer)
         return x if direction is None else x + direction
 
-    def all_reduce(self, x: Tensor | None, bias: Tensor | None = None) -> Tensor:
-        """Sum the summands of the group's ranks, then add `bias` once.
+    def all_reduce(
+        self, x: Tensor | None, bias: Tensor | None = None, n: int | None = None
+    ) -> Tensor:
+        """Sum the summands (T, n) of the group's ranks, then add `bias` once.
 
         Every rank of the group calls it; one with an empty slice passes None.
+
+        Args:
+            n: if all ranks say it, those that have nothing need not ask the others.
         """
-        total = self._comm.all_reduce(x, self._group)
+        total = self._comm.all_reduce(x, self._group, self._shape(n))
         return total if bias is None else total + bias
+
+    def _shape(self, n: int | None) -> tuple[int, int] | None:
+        return None if n is None else (len(self.positions), n)
 
     def add(self, x: Tensor, addend: Addend, norm: Norm | None = None) -> Tensor:
         """The residual stream x with what all ranks of the group add to it; all of them call it.
@@ -132,7 +144,7 @@ class Context:
         """
         lane = None if addend.is_whole else self._comm.lane(self._group, x.numel())
         if lane is None and not addend.is_whole:
-            addend = addend.summed(self._comm.all_reduce(addend.summand, self._group))
+            addend = addend.summed(self._comm.all_reduce(addend.summand, self._group, x.shape))
         x, normed = self.ops.add_norm(x, addend, norm, lane)
         self._normed = None if norm is None or normed is None else (x, norm, normed)
         return x

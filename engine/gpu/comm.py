@@ -210,6 +210,7 @@ class DeviceCommunicator:
         if len(group) == 1:
             assert x is not None, "a group of one has nobody else to give a value"
             return x
+        assert x is None or shape is None or x.shape == tuple(shape), "that is no summand"
         lane = None if shape is None else self.lane(group, prod(shape))
         if lane is not None and shape is not None:
             return lane.all_reduce(x, shape)

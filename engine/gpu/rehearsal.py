@@ -6,6 +6,7 @@ It also fails where a layer reads a number of the device, which a graph could no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from engine.cache import Cache
 from engine.context import Context
 from engine.footprint import plane_parts, slot_pieces, x_bytes
-from engine.gpu.lane import Lane, Lanes
+from engine.gpu.lane import MOST_IN_F32, Lane, Lanes
 from engine.gpu.launch import Start, watched
 from engine.gpu.ops import GpuOps
 from engine.gpu.target import Target, aimed
@@ -124,11 +125,17 @@ class _Alone:
         self._n_embd = n_embd
         self._lanes = lanes
 
-    def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
-        lane = None if x is None else self.lane(group, x.numel())
-        if x is None or lane is None:
-            return self._stream() if x is None else x
-        return lane.all_reduce(x, x.shape)
+    def all_reduce(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        found = self._by_lane(x, group, shape)
+        return found if found is not None else self._given(x, shape)
+
+    def _by_lane(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None
+    ) -> Tensor | None:
+        lane = None if shape is None else self.lane(group, prod(shape))
+        return None if lane is None or shape is None else lane.all_reduce(x, shape)
 
     def lane(self, group: Group, n: int) -> Lane | None:
         lane = None if self._lanes is None else self._lanes.lane(self.rank, group)
@@ -137,8 +144,14 @@ class _Alone:
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
         return x
 
-    def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
-        return self._stream() if x is None else x
+    def broadcast(
+        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        if shape is not None and prod(shape) <= MOST_IN_F32:
+            self._by_lane(x if source == self.rank else None, group, shape)
+        return self._given(x, shape)
 
-    def _stream(self) -> Tensor:
-        return torch.empty(self.n_tokens, self._n_embd, device=META)
+    def _given(self, x: Tensor | None, shape: Sequence[int] | None) -> Tensor:
+        if x is not None:
+            return x
+        return torch.empty(tuple(shape or (self.n_tokens, self._n_embd)), device=META)

@@ -108,7 +108,7 @@ class GroupedRMSNorm(Module):
         n_head = self.groups.heads.size(ctx.rank)
         heads = None if x is None else x.reshape(x.shape[0], n_head, -1)
         sums = None if heads is None else self.groups.sums(heads.square().sum(-1), ctx.rank)
-        mean = ctx.all_reduce(sums) / self.shape[1]
+        mean = ctx.all_reduce(sums, n=self.groups.groups.total) / self.shape[1]
         if heads is None:
             return None
         start, stop = self.groups.groups.spans[ctx.rank]

@@ -221,7 +221,7 @@ class Embedding(Module):
             return None
         start, _ = ranges.spans[ctx.rank]
         found = None if self.weight is None else self.weight.lookup(ids - start if start else ids)
-        return ctx.all_reduce(found)
+        return ctx.all_reduce(found, n=self.shape[1])
 
 
 class TiedHead(Module):

@@ -70,7 +70,7 @@ class Mamba(Mixer):
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         if not ctx.owns(self.split.state_heads):
-            ctx.all_reduce(None)
+            ctx.all_reduce(None, n=sum(self.widths))
             return None
         state = ctx.recurrent(self.state)
         values, gate = self.ssm_in(x).chunk(2, dim=-1)
@@ -87,7 +87,7 @@ class Mamba(Mixer):
         Args:
             values: (T, channels of this rank)
         """
-        mixed = ctx.all_reduce(self.ssm_x(values), self.ssm_x.bias)
+        mixed = ctx.all_reduce(self.ssm_x(values), self.ssm_x.bias, sum(self.widths))
         dt, b, c = split_last(mixed, *self.widths)
         if self.is_normed:
             dt, b, c = self.ssm_dt_norm(dt, ctx), self.ssm_b_norm(b, ctx), self.ssm_c_norm(c, ctx)

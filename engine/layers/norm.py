@@ -100,7 +100,7 @@ class RMSNorm(Norm):
             mine, factor = ranges.first_held(ctx.rank), n // ranges.total
             own = x[..., mine.start * factor : mine.stop * factor]
             squares = own.square().sum(-1, keepdim=True)
-        mean = ctx.all_reduce(squares) / n
+        mean = ctx.all_reduce(squares, n=1) / n
         if x is None or self.weight is None:
             return None
         scaled: Tensor = x * (mean + self.eps).rsqrt() * self.weight

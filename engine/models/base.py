@@ -85,10 +85,10 @@ class CausalLM(Module):
         for block in self.blk:
             if not block.split.group:  # it has no part that anyone could hold
                 continue
-            x = ctx.enter(x, block.split.group)
+            x = ctx.enter(x, block.split.group, self.hp.n_embd)
             if x is not None:
                 x = ctx.steer(block.forward(x, ctx), block.layer)
-        x = ctx.enter(x, self.split.last_group)
+        x = ctx.enter(x, self.split.last_group, self.hp.n_embd)
         if x is None:
             return None
         return ctx.gather(self.head(self.output_norm(x[ctx.first_logit :], ctx)), x)

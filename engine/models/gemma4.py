@@ -105,7 +105,7 @@ class Gemma4Block(SandwichBlock):
         joined = None
         if any(part is not None for part in parts):
             joined = ctx.ops.concat(*(x.new_zeros(x.shape) if p is None else p for p in parts))
-        dense, routed = ctx.all_reduce(joined).chunk(2, dim=-1)
+        dense, routed = ctx.all_reduce(joined, n=2 * x.shape[-1]).chunk(2, dim=-1)
         if self.ffn.bias is not None:
             dense = dense + self.ffn.bias
         y = self.post_ffw_norm_1(dense, ctx) + self.post_ffw_norm_2(routed, ctx)

@@ -41,8 +41,14 @@ class Communicator(Protocol):
         """Seconds that this rank has waited for others so far, but for repeated calls."""
         ...
 
-    def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
-        """Sum over the group; every member gets the result, with the same bits."""
+    def all_reduce(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """Sum over the group; every member gets the result, with the same bits.
+
+        Args:
+            shape: of all values, where all members tell it.
+        """
         ...
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
@@ -56,8 +62,10 @@ class Communicator(Protocol):
         """
         ...
 
-    def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
-        """The tensor of rank `source`, on every member of the group."""
+    def broadcast(
+        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """The tensor of rank `source`, on every member of the group; `shape` as in `all_reduce`."""
         ...
 
     def lane(self, group: Group, n: int) -> Lane | None:
@@ -171,7 +179,9 @@ class ThreadCommunicator:
     def waited_s(self) -> float:
         return self._shared.waited_s(self.rank)
 
-    def all_reduce(self, x: Tensor | None, group: Group) -> Tensor:
+    def all_reduce(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
         self._shared.progress.count += 1
         if len(group) == 1:
             assert x is not None, "a group of one has nobody else to give a value"
@@ -224,7 +234,9 @@ class ThreadCommunicator:
         found = [self._mover.moved(value) for value in values.values()]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
-    def broadcast(self, x: Tensor | None, source: int, group: Group) -> Tensor:
+    def broadcast(
+        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
         return self._noted(
             x if self.rank == source else None, group, lambda: self._sent(x, source, group)
         )
