@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from engine.plan import Plan
     from engine.planning.evaluator import Evaluation
     from engine.planning.forecast import Forecast, Forecaster
+    from engine.planning.load import ModelLoad
 
 LEAST_GAIN = 0.1
 """More devices have to save this part of the time: each is one more to fail, and to heat."""
@@ -172,21 +174,24 @@ class _Chooser:
 
     def _on_gpus(self) -> list[Alternative]:
         """What fits on GPUs: the fewest of them in all modes, and more where that promises much."""
-        found = list(self._alone())
-        fewest = 1 if found else 0
-        for n in range(2, len(self._gpus) + 1) if not found else ():
-            found = list(self._over(n, ("tensor", "layer", "groups")))
-            if found:
-                fewest = n
-                break
-        if not found:
-            return []
-        for at, n in enumerate(self._more(fewest)):
+        fewest, found = self._fewest()
+        for at, n in enumerate(self._more(fewest) if found else ()):
             least = min(one.seconds for one in found)
             if at and self._promised_s(self._promising(n)[0]) * self._goal.n_gen > least:
                 break
             found += self._over(n, self._modes(n, fewest))
         return found
+
+    def _fewest(self) -> tuple[int, list[Alternative]]:
+        """The smallest number of GPUs that hold the model, and what so many can do."""
+        found = list(self._alone())
+        if found:
+            return 1, found
+        for n in range(2, len(self._gpus) + 1):
+            found = list(self._over(n, ("tensor", "layer", "groups")))
+            if found:
+                return n, found
+        return 0, []
 
     def _modes(self, n: int, fewest: int) -> tuple[str, ...]:
         """What may be faster with more GPUs than needed.
@@ -226,7 +231,7 @@ class _Chooser:
             found = []
             for mode in modes:
                 for groups in _group_sizes(n) if mode == "groups" else [None]:
-                    ranks = gpus if groups else tuple(sorted(gpus, key=self._gpus_by_number))
+                    ranks = gpus if groups else tuple(d for d in self._rooms if d in gpus)
                     params = replace(self._base, devices=ranks, split_mode=mode, groups=groups)
                     balanced = self._fit.balanced(params, in_turn=mode == "layer")
                     one = balanced and self._predicted(balanced)
@@ -235,9 +240,6 @@ class _Chooser:
             if found:
                 yield from found
                 return
-
-    def _gpus_by_number(self, gpu: str) -> int:
-        return list(self._rooms).index(gpu)
 
     def _promising(self, n: int) -> list[tuple[str, ...]]:
         """Of sets of so many GPUs that may hold the model the fastest and the largest."""
@@ -253,21 +255,22 @@ class _Chooser:
 
     def _promised_s(self, gpus: Sequence[str]) -> float:
         """A token's seconds where every block is cut, roughly and at best."""
-        alone = self._fastest_alone()
-        path, load = alone[0].decode.path, alone[1].load
+        forecast, load = self._fastest_alone
+        path = forecast.decode.path
         read_s = path.memory_s * self._rooms[self._gpus[0]].bytes_per_s
         read_s /= sum(self._rooms[gpu].bytes_per_s for gpu in gpus)
         n_sum = sum(block.count * block.n_reduce for block in load.blocks)
         sum_s = self._forecaster.sum_s(gpus, F32_BYTES * load.n_embd)
         return read_s + path.compute_s / len(gpus) + path.fixed_s + path.host_s + n_sum * sum_s
 
-    def _fastest_alone(self) -> tuple[Forecast, Evaluation]:
+    @cached_property
+    def _fastest_alone(self) -> tuple[Forecast, ModelLoad]:
         """The whole model on the fastest GPU, whether or not it has room."""
         params = replace(self._base, devices=(self._gpus[0],))
         evaluation = self._planner.evaluate(params, self._free)
         forecast = self._forecast(params, evaluation)
         assert forecast is not None, "rooms are of devices that are known"
-        return forecast, evaluation
+        return forecast, evaluation.load
 
     def _with_cpu(self, offloaded: LoadParams) -> list[Alternative]:
         """The CPU alone, or with what it leaves to GPUs, which share blocks or take whole ones."""
