@@ -28,6 +28,7 @@ from engine.layers.state import KVState
 from engine.loader import Progress, load_rank
 from engine.machine import trim_heap
 from engine.ops.planes import JoinedColumns, PlainWeight, PlaneWeight
+from engine.parallel.moving import copy_over
 from engine.parallel.placement import Shard
 from engine.parallel.recut import Move, next_move, runs
 
@@ -250,7 +251,7 @@ def copy_state(sources: Sequence[Rank], rank: Rank, index: int, n_past: int) -> 
                         _counting(x[name], start, run.n, state, n_past)
                         for x, start in ((mine, run.goal), (theirs, run.start))
                     )
-                    goal.copy_(held)
+                    copy_over(goal, held)
 
 
 def _counting(tensor: Tensor, start: int, n: int, state: object, n_past: int) -> Tensor:

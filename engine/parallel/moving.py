@@ -1,4 +1,8 @@
-"""Values between a GPU and the CPU, through pinned memory: copies that a GPU makes by itself."""
+"""Values between devices, through pinned memory of the host: copies that a GPU makes by itself.
+
+PyTorch would copy straight from one GPU to another where the driver says that it can be done, which
+is no proof that it works (`engine.link_proof`); nothing here does.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +45,21 @@ class Mover:
 
     def moved(self, value: Tensor) -> Tensor:
         """The value on this rank's device: itself if it is there."""
-        kinds = value.device.type, self._device.type
-        if value.device == self._device or kinds not in (("cpu", "cuda"), ("cuda", "cpu")):
+        kinds = {value.device.type, self._device.type}
+        if value.device == self._device or "cuda" not in kinds or not kinds <= {"cpu", "cuda"}:
             return value.to(self._device)
-        gpu = value.device if kinds[0] == "cuda" else self._device
+        gpu = value.device if self._device.type == "cpu" else self._device
         return self.through_pinned(value, gpu)
 
     def through_pinned(self, value: Tensor, gpu: torch.device) -> Tensor:
         """A copy on this rank's device, by way of the buffer."""
         held = self._room(value, gpu)
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" or value.is_cuda:
             self._copied(held, value).synchronize()
+        else:
+            held.copy_(value)
+        if self._device.type == "cpu":
             return held.clone()
-        held.copy_(value)
         goal = torch.empty(value.shape, dtype=value.dtype, device=self._device)
         self._last = self._copied(goal, held)
         return goal
@@ -68,6 +74,12 @@ class Mover:
             self._buffer = None  # before there is another one
             self._buffer = HostTensor((n_bytes,), torch.uint8, gpu)
         return self._buffer.value[: value.nbytes].view(value.dtype).view(value.shape)
+
+
+def copy_over(goal: Tensor, source: Tensor) -> None:
+    """Copy what may lie on any two devices; between GPUs by way of the host."""
+    is_between = goal.is_cuda and source.is_cuda and goal.device != source.device
+    goal.copy_(source.cpu() if is_between else source)
 
 
 def _begin_copy(goal: Tensor, source: Tensor) -> Event:

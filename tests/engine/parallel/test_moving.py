@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.parallel.moving import LEAST_BYTES, Mover
+from engine.parallel.moving import LEAST_BYTES, Mover, copy_over
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
@@ -61,6 +61,64 @@ def test_a_longer_value_gets_a_longer_buffer() -> None:
     value = torch.randn(LEAST_BYTES)
     assert torch.equal(mover.through_pinned(value[:10], GPU), value[:10])
     assert torch.equal(mover.through_pinned(value, GPU), value)
+
+
+class OnGpu(Tensor):
+    """Numbers of the CPU that say they were on a GPU; nothing may take them to another at once."""
+
+    is_cuda = True
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda:1")
+
+    def to(self, *_: object, **__: object) -> Tensor:  # type: ignore[override]
+        raise AssertionError("copied straight to another GPU")
+
+
+def test_values_of_one_gpu_come_to_another_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies()
+    value, goal = torch.randn(300), torch.empty(300)
+    steps: list[tuple[bool, bool]] = []
+
+    def copied(to: Tensor, source: Tensor) -> Copies:
+        steps.append((source.is_cuda, to is goal))
+        return copies(to, source.as_subclass(Tensor))
+
+    mover = Mover(GPU, copied)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: goal)
+    assert mover.moved(value.as_subclass(OnGpu)) is goal
+    copies.synchronize()
+    assert steps == [(True, False), (False, True)]
+    assert torch.equal(goal, value)
+
+
+def test_what_is_copied_over_passes_the_host_between_gpus_only() -> None:
+    calls = []
+
+    class Held(OnGpu):
+        def cpu(self) -> Tensor:  # type: ignore[override]
+            calls.append("cpu")
+            return self.as_subclass(Tensor)
+
+    value, goal = torch.randn(8), torch.zeros(8)
+    copy_over(goal, value)
+    assert torch.equal(goal, value)
+    assert not calls
+
+    class Goal(OnGpu):
+        @property
+        def device(self) -> torch.device:  # type: ignore[override]
+            return GPU
+
+        def copy_(self, source: Tensor) -> Tensor:  # type: ignore[override]
+            assert not source.is_cuda
+            return self.as_subclass(Tensor).copy_(source)
+
+    goal.zero_()
+    copy_over(goal.as_subclass(Goal), value.as_subclass(Held))
+    assert calls == ["cpu"]
+    assert torch.equal(goal, value)
 
 
 def test_what_is_there_is_not_copied() -> None:
