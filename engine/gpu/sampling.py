@@ -13,6 +13,9 @@ slices and little else, `message_bytes` each, and all draw the same token from t
   largest logit of its slice. So it may differ from the host's in its last bits, and the token where
   what is reached by a number of tokens lies within these bits of top-p;
 - otherwise, and where too many tokens are equally likely, the host draws.
+
+That all draw the same takes the same arithmetic, which GPUs of one maker have. Who followed another
+token than the others is named at the next step.
 """
 
 from __future__ import annotations

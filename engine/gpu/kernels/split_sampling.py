@@ -175,7 +175,7 @@ def _merged(told, n_rank, settings, limit, best, total, n_each, uniform, SIZE: t
     there = there & ((_logit_of(packed) >= least) | (is_by_id == 0))
     by_id = ((packed & LOWER_HALF) << 32) | ((packed >> 32) + 0x80000000)
     packed = tl.where(there, tl.where(is_by_id, by_id, packed), LOWEST)
-    packed = sort(packed, SIZE, tl.where(is_by_id, 2, 2 * n_each), SIZE)
+    packed = sort(packed, n_rank * n_each, tl.where(is_by_id, 2, 2 * n_each), SIZE)
     is_whole = (limit == LOWEST) | (_logit_of(limit) < least)
     n = tl.sum(there.to(tl.int32))
     return choose(packed, n, best, is_whole, total, settings, uniform, SIZE)
