@@ -48,6 +48,9 @@ LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
 LINK_ROUND_BYTES = 4 << 20
 """What ranks on GPUs show each other at a time of a large value, see `engine.gpu.copying`."""
 
+LANE_BYTES = 516 << 10
+"""Packets from each other rank, in two halves that take turns, see `engine.gpu.lane`."""
+
 LINK_SETS = 2
 """Buffers for that take turns: one is filled while the other is read."""
 
@@ -58,9 +61,14 @@ def shown_bytes(stage: int, n_ranks: int) -> int:
 
 
 def link_bytes(n_ranks: int) -> int:
-    """What a rank on a GPU needs there to add up large values with others.
+    """What a rank on a GPU needs there to add up values with others: large ones and small ones."""
+    return copying_bytes(n_ranks) + max(0, n_ranks - 1) * LANE_BYTES
 
-    The host's pinned memory has the same without what each of them gets: `host_link_bytes`.
+
+def copying_bytes(n_ranks: int) -> int:
+    """The same for large values alone.
+
+    The host's pinned memory has as much without what each rank gets: `host_link_bytes`.
     """
     if n_ranks < 2:
         return 0

@@ -18,6 +18,7 @@ from engine.footprint import (
     Working,
     bytes_of_pieces,
     compute_bytes,
+    link_bytes,
     n_elements,
     packed_bytes,
     runtime_bytes,
@@ -233,6 +234,7 @@ def _plan(
     storages: Sequence[str], sizes: Sequence[RankSize],
 ) -> Plan:  # fmt: skip
     elements = max(1, sum(size.elements for size in sizes))
+    on_links = _link_bytes(devices, storages, sizes)
     return Plan(
         devices=tuple(
             DevicePlan(
@@ -241,7 +243,7 @@ def _plan(
                 asked=shares[rank],
                 effective=sizes[rank].elements / elements,
                 storage=storages[rank],
-                memory=_memory(params, hp, device, storages[rank], sizes[rank]),
+                memory=_memory(params, hp, device, storages[rank], sizes[rank], on_links),
             )
             for rank, device in enumerate(devices)
         ),
@@ -254,8 +256,16 @@ def _plan(
     )
 
 
+def _link_bytes(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[RankSize]) -> int:
+    """What each rank with a part of the model needs to meet the others, if all are on GPUs."""
+    busy = [rank for rank, size in enumerate(sizes) if size.working != Working()]
+    if any(devices[rank] == "cpu" or storages[rank] != "kernels" for rank in busy):
+        return 0
+    return link_bytes(len(busy))
+
+
 def _memory(
-    params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize
+    params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, on_links: int
 ) -> MemoryUse:
     is_on_host = keeps_kv_on_host(params, device)
     n_tokens = min(params.n_batch, hp.n_ctx)
@@ -264,7 +274,8 @@ def _memory(
         kv=size.state + (0 if is_on_host else size.kv),
         compute=compute_bytes(
             size.working, hp, n_tokens, hp.n_ctx, device, storage, is_kv_on_host=is_on_host
-        ),
+        )
+        + (on_links if size.working != Working() else 0),
         host_kv=size.kv if is_on_host else 0,
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine import plan as plans
 from engine.config import LoadParams
-from engine.footprint import LOADING_BYTES, Working, compute_bytes
+from engine.footprint import LOADING_BYTES, Working, compute_bytes, link_bytes
 from engine.gguf import GGUFFile
 from engine.models.declare import Declaration, declare
 from engine.plan import Plan, make_plan
@@ -45,6 +45,17 @@ def test_weights_are_held_as_on_the_cpu(llama: GGUFFile) -> None:
     on_gpu, on_cpu = planned(llama, "cuda:0"), planned(llama, "cpu")
     assert on_gpu.storage == on_cpu.storage == "kernels"
     assert on_gpu.devices[0].memory.weights == on_cpu.devices[0].memory.weights
+
+
+def test_gpus_among_themselves_need_room_to_meet(llama: GGUFFile) -> None:
+    def computing(*devices: str, **more: object) -> list[int]:
+        return [d.memory.compute for d in planned(llama, *devices, n_batch=1, **more).devices]
+
+    alone, two = computing("cuda:0"), computing("cuda:0", "cuda:1")
+    assert two == [alone[0] + link_bytes(2)] * 2
+    assert computing("cuda:0", "cuda:1", split=(1.0, 0.0)) == [*alone, 0]
+    assert computing("cuda:0", "cuda:1", "cpu")[:2] == alone * 2, "the CPU's ranks meet otherwise"
+    assert 16 << 20 < link_bytes(2) < link_bytes(8) < 40 << 20
 
 
 def test_longer_batches_and_more_columns_take_more(llama: GGUFFile, moe: GGUFFile) -> None:

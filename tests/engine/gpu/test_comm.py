@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError
+from engine.footprint import copying_bytes, host_link_bytes, link_bytes
 from engine.gpu import copying, joint, streams
 from engine.gpu.comm import DeviceCommunicator, DeviceGroup
 from engine.gpu.graph import capture
@@ -280,8 +281,6 @@ def test_a_repeated_token_meets_again(ranks: Callable[..., Ranks]) -> None:
 
 
 def test_what_devices_need_is_planned(ranks: Callable[..., Ranks]) -> None:
-    from engine.footprint import host_link_bytes, link_bytes
-
     taken = {"device": 0, "host": 0}
 
     class Counted(FakeQueues):
@@ -300,4 +299,8 @@ def test_what_devices_need_is_planned(ranks: Callable[..., Ranks]) -> None:
         rows = copying.ROUND_BYTES // 128
         for _ in range(2):
             some.sums([torch.ones(rows, 128)] * n, None)
-        assert taken == {"device": n * link_bytes(n), "host": n * host_link_bytes(n)}
+        lanes = DeviceGroup([CPU] * n, Ways()).lanes
+        assert lanes.lane(0, some.everyone) is not None
+        slots = link_bytes(n) - copying_bytes(n)
+        assert 0.98 * slots < lanes.n_bytes(0) <= slots
+        assert taken == {"device": n * copying_bytes(n), "host": n * host_link_bytes(n)}
