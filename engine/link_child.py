@@ -13,11 +13,13 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from engine.parallel.ways import Pair, Place
 from engine.planning.link_records import Means, TrialRecord, trial_from
@@ -30,7 +32,14 @@ START_S = 120.0
 STEP_S = 40.0
 """Of one trial, which gives up by itself before; NCCL takes its time to begin."""
 
-COMMAND = (sys.executable, "-m", "engine.link_trial_child")
+MOST_SAID = 2000
+"""Bytes of what a child that failed wrote, for the log."""
+
+NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)
+"""Windows opens one for a program of the command line."""
+
+COMMAND = (sys.executable, "-P", "-m", "engine.link_trial_child")
+"""Whatever lies in the folder that a person is in, it is not imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +85,14 @@ def try_steps(
     left, found = list(steps), list[Tried]()
     while left:
         try:
-            child = _Child(command, left, gpus)
+            with (
+                tempfile.TemporaryFile() as errors,
+                _Child(command, left, gpus, errors) as child,
+            ):
+                some, failed = child.results(left, start_s, step_s)
         except OSError as error:
             log.warning("links could not be tried apart: %s", error)
             return found
-        with child:
-            some, failed = child.results(left, start_s, step_s)
         found += some
         done = {tried.step for tried in some}
         if failed is not None:
@@ -98,17 +109,23 @@ class _Child:
     """A process that tries steps one by one."""
 
     def __init__(
-        self, command: Sequence[str], steps: Sequence[Step], gpus: Mapping[str, str]
-    ) -> None:
+        self, command: Sequence[str], steps: Sequence[Step], gpus: Mapping[str, str],
+        errors: IO[bytes],
+    ) -> None:  # fmt: skip
         names = list(gpus)
         request = {
             "names": names,
             "steps": [[*map(names.index, s.pair), s.means, s.place] for s in steps],
         }
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus.values())}
+        paths = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")
+        env = {
+            **os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus.values()),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        }  # fmt: skip
+        self._errors = errors
         self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True,
-            encoding="utf-8",
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env,
+            text=True, encoding="utf-8", creationflags=NO_WINDOW,
         )  # fmt: skip
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name="tandem-links", daemon=True)
@@ -140,8 +157,8 @@ class _Child:
         begun: Step | None = None
         for message in self._messages(start_s, step_s):
             if isinstance(message, str):
+                log.warning("a trial of links ended: %s; it said: %s", message, self._said())
                 if begun is None:
-                    log.warning("links could not be tried apart: %s", message)
                     return found, None
                 why = f"for {step_s:.0f} s" if message == "hung" else message
                 trial = TrialRecord("hung" if message == "hung" else "crashed", why)
@@ -173,6 +190,11 @@ class _Child:
                 if isinstance(message, dict):
                     yield message
                     patience = step_s
+
+    def _said(self) -> str:
+        """The end of what it wrote for people."""
+        self._errors.seek(0)
+        return self._errors.read()[-MOST_SAID:].decode(errors="replace").strip()
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -99,9 +99,13 @@ def find_ways(
         file: where results are kept; the user's one by default.
         world: this machine by default.
     """
-    if len(_gpus(devices)) < 2:
+    gpus = _gpus(devices)
+    if len(gpus) < 2:
         return Ways()
-    prover = Prover(_gpus(devices), p2p, file or MachineFile.of_user(), world or _this_machine())
+    world = world or _this_machine()
+    if not set(gpus) <= set(world.infos()):  # nobody could say of which GPUs it was proven
+        return Ways(dict.fromkeys(permutations(gpus, 2), Way(None, "host")))
+    prover = Prover(gpus, p2p, file or MachineFile.of_user(), world)
     prover.try_missing()
     return prover.ways()
 
@@ -159,6 +163,8 @@ class Prover:
             for pair in permutations(devices, 2)
         }
 
+        self._fresh: set[Pair] = set()
+
     def try_missing(self) -> None:
         """Try what is not known, and keep what came of it."""
         apart = [pair for pair in self._pairs if self._misses(pair, "peer")]
@@ -181,7 +187,8 @@ class Prover:
                 pairs[pair] = way = self._way(pair)
                 if way.stores is None and "stores" in self._world.means(a, b):
                     notes.append(NO_STORES.format(*pair))
-                notes += link_problems(*pair, self._records[pair], self._mode(pair))
+                if self._p2p == "on" or pair in self._fresh:  # known ones are shown elsewhere
+                    notes += link_problems(*pair, self._records[pair], self._mode(pair))
         self._world.release(self._devices)
         has_nccl = all(
             nccl_pays(self._records[a, b], self._records[b, a], self._mode((a, b)))
@@ -272,6 +279,7 @@ class Prover:
     def _keep(self, found: Found) -> None:
         """What was tried takes the place of what was known; what could not be begun, only here."""
         for pair, trials in found.items():
+            self._fresh.add(pair)
             self._records[pair] = LinkRecord(_today(), {**self._records[pair].trials, **trials})
             source, goal = (self._infos[end] for end in pair)
             lasting = {

@@ -15,7 +15,8 @@ import engine.environment  # noqa: F401 before torch, which reads it
 from engine.errors import EngineError
 from engine.gpu.link_bench import GpuBench
 from engine.gpu.link_trial import FULL, Both, refused, tried
-from engine.planning.link_records import trial_document
+from engine.parallel.ways import Place
+from engine.planning.link_records import Means, trial_document
 
 
 def run(requests: TextIO, replies: TextIO) -> None:
@@ -28,14 +29,22 @@ def run(requests: TextIO, replies: TextIO) -> None:
         replies.flush()
 
     for number, (a, b, means, place) in enumerate(request["steps"]):
-        bench = GpuBench((a, b), (names[a], names[b]))
-        bench.warm_up()  # what takes long and cannot hang, before the time counts
-        say(begin=number)
+        bench, both = GpuBench((a, b), (names[a], names[b])), None
         try:
-            both: Both = tried(bench, means, place, FULL)
+            if means == "stores":
+                bench.warm_up()  # compiling takes long; the time of a trial counts from `begin` on
         except EngineError as error:
             both = refused(error)
+        say(begin=number)
+        both = both or _tried(bench, means, place)
         say(there=trial_document(both[0]), back=trial_document(both[1]))
+
+
+def _tried(bench: GpuBench, means: Means, place: Place) -> Both:
+    try:
+        return tried(bench, means, place, FULL)
+    except EngineError as error:
+        return refused(error)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from engine.devices import read_topology
 from engine.errors import EngineError
 from engine.gpu.link_exchange import warm_up
 from engine.gpu.slots import Slot, new_slot
+from engine.host_memory import HostTensor
 from engine.parallel.ways import Place
 
 CHUNK_BYTES = 1 << 20
@@ -38,7 +39,7 @@ class GpuBench:
         self.names = names
         # two copies at once need streams that do not wait for each other
         self._streams = [[_stream(device) for device in self.devices] for _ in (0, 1)]
-        self._staging: dict[int, Tensor] = {}
+        self._staging: dict[int, HostTensor] = {}
 
     def warm_up(self) -> None:
         """Make contexts, and compile and load the kernels.
@@ -109,10 +110,10 @@ class GpuBench:
     def _staged(self, source: int, x: Tensor) -> Tensor:
         """Pinned memory of the host for what one device sends."""
         held = self._staging.get(source)
-        if held is None or len(held) < len(x):
-            held = torch.empty(len(x), dtype=x.dtype, pin_memory=True)
+        if held is None or len(held.value) < len(x):
+            held = HostTensor(x.shape, x.dtype, self.devices[source])
             self._staging[source] = held
-        return held
+        return held.value
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

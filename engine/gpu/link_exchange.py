@@ -118,7 +118,7 @@ class Exchange:
         for status in self._status:
             status.zero_()
         if not self._bench.finish(PATIENCE_S):
-            return 0.0, [hung()] * 2
+            return 0.0, [hung(self)] * 2
         begun = time.perf_counter()
         if self._bench.spins:
             for side in (0, 1):
@@ -128,7 +128,7 @@ class Exchange:
             for at in range(n_rounds):
                 self.step(self._first + at)
         if not self._bench.finish(PATIENCE_S):
-            return 0.0, [hung()] * 2
+            return 0.0, [hung(self)] * 2
         seconds = time.perf_counter() - begun
         self._first += n_rounds
         return seconds, self._verdicts(n_rounds)
@@ -239,8 +239,13 @@ def compared(found: Tensor, expected: Tensor, sent: Tensor) -> TrialRecord:
     return PASSED
 
 
-def hung() -> TrialRecord:
-    """For what does not come to its end."""
+_abandoned: list[object] = []
+"""What devices may still write to."""
+
+
+def hung(*held: object) -> TrialRecord:
+    """For what does not come to its end; `held` is never used for anything else."""
+    _abandoned.append(held)
     return TrialRecord("hung", f"for {PATIENCE_S:.0f} s")
 
 

@@ -120,6 +120,8 @@ def try_copies(bench: LinkBench, place: Place, effort: Effort) -> Both:
     if not all(trial.passed for trial in found):
         return found[0], found[1]
     seconds = _copy_times(bench, place, effort)
+    if seconds is None:
+        return hung(), hung()
     # an idle slot rests: what it gives is seen right after it was used
     return with_figures(found, seconds, [bench.lanes(n) for n in (0, 1)] if seconds else ())
 
@@ -132,7 +134,8 @@ def try_nccl(bench: LinkBench, effort: Effort) -> Both:
         sent = [w.to(device) for w, device in zip(words, bench.devices, strict=True)]
         outputs = [torch.zeros_like(w.repeat(2)) for w in sent]
         if not (bench.finish(PATIENCE_S) and _gathered(bench, sent, outputs)):
-            return hung(), hung()
+            found = [hung(sent, outputs)] * 2
+            return found[0], found[1]
         for source in (0, 1):
             n = len(words[source])
             arrived = outputs[1 - source][source * n :][:n]
@@ -147,7 +150,7 @@ def try_nccl(bench: LinkBench, effort: Effort) -> Both:
         y = [torch.empty_like(value.repeat(2)) for value in x]
         best = _best_s(bench, partial(bench.gather, x, y))
         if best is None:
-            break
+            return hung(x, y), hung()
         times[n_bytes] = best
     return with_figures(found, times)
 
@@ -198,14 +201,14 @@ def _bulk(bench: LinkBench, source: int, place: Place, effort: Effort) -> TrialR
     here = address_table(slot, goal, is_writer=False)
     given = words.to(device)
     if not bench.finish(PATIENCE_S):
-        return hung()
+        return hung(slot, given, found)
     store_pairs(given, there, flag)
     if not bench.finish(PATIENCE_S):
-        return hung()
+        return hung(slot, given, found)
     bench.carry(slot)
     load_pairs(found, here)
     if not bench.finish(PATIENCE_S):
-        return hung()
+        return hung(slot, given, found)
     return compared(found, expected, sent)
 
 
@@ -231,23 +234,24 @@ def _copied(
     expected = {source: words[source].to(bench.devices[1 - source]) for source in sources}
     found = {source: torch.zeros_like(expected[source]) for source in sources}
     if not bench.finish(PATIENCE_S):
-        return dict.fromkeys(sources, hung())
+        return dict.fromkeys(sources, hung(sent, found))
     for source in sources:
         bench.copy(source, place, sent[source], found[source])
     if not bench.finish(PATIENCE_S):
-        return dict.fromkeys(sources, hung())
+        return dict.fromkeys(sources, hung(sent, found))
     return {s: compared(found[s], expected[s], words[s]) for s in sources}
 
 
-def _copy_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, float]:
-    """Seconds of two copies, one in each direction, by the bytes of one."""
+def _copy_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, float] | None:
+    """Seconds of two copies, one in each direction, by the bytes of one; None if one hangs."""
     times: dict[int, float] = {}
     for n_bytes in effort.timed_copies:
         x = [torch.ones(n_bytes // 4, dtype=torch.int32, device=d) for d in bench.devices]
         y = [torch.empty_like(x[1 - source]) for source in (0, 1)]
         best = _best_s(bench, partial(_copy_both, bench, place, x, y))
         if best is None:
-            break
+            hung(x, y)
+            return None
         times[n_bytes] = best
     return times
 

@@ -23,6 +23,7 @@ class Machine:
 
     def __init__(self) -> None:
         self._infos = {info.id: info for info in list_devices() if info.kind != "cpu"}
+        self._benches: dict[Pair, GpuBench] = {}
         self._problems: Mapping[frozenset[str], str] | None = None
 
     def infos(self) -> Mapping[str, DeviceInfo]:
@@ -42,13 +43,17 @@ class Machine:
         return MEANS if kernels_for(a) == kernels_for(b) == "gpu" else ("copies",)
 
     def bench(self, a: str, b: str) -> GpuBench:
-        numbers = [torch_device(name).index for name in (a, b)]
-        bench = GpuBench(numbers, (a, b))
-        if "stores" in self.means(a, b):
-            bench.warm_up()
-        return bench
+        found = self._benches.get((a, b))
+        if found is None:
+            numbers = [torch_device(name).index for name in (a, b)]
+            found = GpuBench(numbers, (a, b))
+            if "stores" in self.means(a, b):
+                found.warm_up()
+            self._benches[a, b] = found
+        return found
 
     def release(self, devices: Sequence[str]) -> None:
+        self._benches.clear()
         release_reserves([torch_device(name) for name in devices])
 
     def try_apart(

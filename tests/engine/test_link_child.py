@@ -52,10 +52,12 @@ def test_one_process_tries_all(tmp_path: Path) -> None:
      ("leave", "crashed", "exit status 5")],
 )  # fmt: skip
 def test_what_it_does_not_live_through_is_named(
-    behaviour: str, verdict: str, why: str, tmp_path: Path
+    behaviour: str, verdict: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = time.perf_counter()
-    found, n = outcome(behaviour, "stores/peer", tmp_path)
+    with caplog.at_level("WARNING"):
+        found, n = outcome(behaviour, "stores/peer", tmp_path)
+    assert "it said: something for people" in caplog.text
     assert verdicts(found) == {
         "stores/host": "passed", "copies/host": "passed", "stores/peer": verdict
     }  # fmt: skip
@@ -77,6 +79,21 @@ def test_other_pairs_are_tried_after_a_crash(tmp_path: Path) -> None:
 def test_a_process_that_does_not_begin_proves_nothing(behaviour: str, tmp_path: Path) -> None:
     command = sys.executable, "-m", "tests.helpers.fake_link_child", behaviour, "", str(tmp_path)
     assert try_steps(STEPS, GPUS, command=command, start_s=1.5, step_s=1) == []
+
+
+def test_the_real_one_is_found_from_any_folder_and_needs_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('imported by mistake')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    gpus = {"cuda:0": "GPU-not-here-1", "cuda:1": "GPU-not-here-2"}
+    steps = [Step(("cuda:0", "cuda:1"), "copies", "host")]
+    with caplog.at_level("WARNING"):
+        assert try_steps(steps, gpus) == []
+    assert "mistake" not in caplog.text
+    assert "No module named" not in caplog.text
+    assert "GpuBench" in caplog.text or "CUDA" in caplog.text, caplog.text
 
 
 def test_a_command_that_is_not_there_proves_nothing() -> None:

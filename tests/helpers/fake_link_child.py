@@ -30,6 +30,7 @@ def main(behaviour: str, where: str, folder: str = "") -> None:
     if behaviour == "fail":
         sys.exit(3)
     sys.stdout.write("a line of something else\n")
+    sys.stderr.write("something for people\n")
     for number, (a, b, means, place) in enumerate(request["steps"]):
         say(begin=number)
         assert a != b

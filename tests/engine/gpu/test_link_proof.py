@@ -1,5 +1,6 @@
 """Which ways follow from trials: what was proven, is kept on disk and still works."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,13 @@ def test_what_was_proven_is_used_and_found_again(path: Path) -> None:
     assert {"slot 0 peer", "slot 1 peer", "copy 0 peer", "copy 1 peer"} <= set(calls), "a check"
 
 
+def test_gpus_that_nobody_can_name_have_copies_only(path: Path) -> None:
+    world = FakeWorld()
+    ways = find_ways(("cuda:7", "cuda:8"), "on", file=MachineFile(path), world=world)
+    assert ways.between("cuda:8", "cuda:7") == Way(None, "host")
+    assert (len(ways.pairs), world.asked) == (2, [])
+
+
 def test_only_gpus_of_the_model_are_touched(path: Path) -> None:
     world = FakeWorld()
     find_ways(("cuda:0", "cpu", "cuda:2"), file=MachineFile(path), world=world)
@@ -129,8 +137,8 @@ def test_stores_that_vanish_while_copies_arrive(
     assert note.startswith("What kernels on cuda:0 write to the memory of cuda:1 does not arrive (")
     assert note.endswith("; the host's memory is used instead.")
     again = FakeWorld({TWO: FakeBench(stores={(0, "peer"): lost})})
-    assert find_ways(TWO, file=MachineFile(path), world=again) == ways
-    assert again.asked == []
+    assert find_ways(TWO, file=MachineFile(path), world=again) == replace(ways, notes=())
+    assert again.asked == [], "what is known is told by `tandem devices`"
     on = find_ways(TWO, "on", file=MachineFile(path), world=again)
     assert again.asked == [TWO], "it is tried once more"
     assert on == ways
