@@ -2,15 +2,15 @@
 
 Every rank of a group adds up what all have computed. If one of them ended with another bit, its
 part of the next layer, and in the end its slice of the logits, would be those of another stream,
-and experts might be others on each device. So the streams are compared to the bit: the last normed
-one, from which each rank of the head's group computes its logits, after each pass, of prompts and
-of single tokens, also of those that are recorded and repeated; and whatever moves from one group to
-another.
+and experts might be others on each device. So the streams are compared to the bit: the last one,
+and what its norm gives, from which each rank of the head's group computes its logits, after each
+pass, of prompts and of single tokens, also of those that are recorded and repeated; and whatever
+moves from one group to another.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine import CommError, Model, load_model
 from engine.context import Context
+from engine.layers.norm import Norm
 from engine.parallel.comm import Group, ThreadCommunicator
 from tests.helpers.golden import (
     LEAST_BAR,
@@ -70,19 +71,48 @@ SOME = [
 head with norms behind each sum, and attention and FFN beside each other."""
 
 
+class Pass(NamedTuple):
+    """What was compared of one.
+
+    Attributes:
+        n_ranks: that computed logits.
+        n_places: in the model where several ranks had a stream.
+        last: the bits of the last stream, and of what its norm made of it.
+    """
+
+    n_ranks: int
+    n_places: int
+    last: tuple[bytes, bytes]
+
+
 class Streams:
     """What ranks have computed from in the pass under way, by place in the model and rank."""
 
     def __init__(self) -> None:
-        self._last: dict[int, bytes] = {}
+        self._normed: dict[int, Tensor] = {}
+        self._pairs: dict[int, tuple[Tensor, Tensor]] = {}
+        self._group: Group = ()
+        self.forget()
+
+    def forget(self) -> None:
+        """Another pass begins."""
+        self._last: dict[int, tuple[bytes, bytes]] = {}
         self._moved: dict[int, dict[int, bytes]] = {}
         self._n_moved: dict[int, int] = {}
-        self._group: Group = ()
 
-    def note_last(self, rank: int, group: Group, x: Tensor) -> None:
-        """What a rank computes its logits from."""
+    def note_norm(self, rank: int, x: Tensor) -> None:
+        """What a rank has normed; the last of it is what its head reads."""
+        self._normed[rank] = x
+
+    def note_head(self, rank: int, stream: Tensor) -> None:
+        """A rank has logits; where they are repeated, they come from the same tensors."""
+        self._pairs[id(stream)] = stream, self._normed[rank]
+
+    def note_last(self, rank: int, group: Group, stream: Tensor) -> None:
+        """A rank gives its logits away, also those of a token that is repeated."""
         self._group = group
-        self._last[rank] = _bits(x)
+        _, normed = self._pairs[id(stream)]
+        self._last[rank] = _bits(stream), _bits(normed)
 
     def note_moved(self, rank: int, x: Tensor | None) -> None:
         """What a rank has where the stream may move to another group."""
@@ -90,21 +120,16 @@ class Streams:
         if x is not None:
             self._moved.setdefault(place, {})[rank] = _bits(x)
 
-    def check(self) -> tuple[int, int]:
-        """Make sure that all have had the same, and forget it.
-
-        Returns:
-            How many ranks computed logits from the last stream, and places where several ranks had
-            a stream that was compared.
-        """
+    def check(self) -> Pass:
+        """Make sure that all ranks have had the same."""
         assert set(self._last) == set(self._group), "all of the group computed logits"
         assert len(set(self._last.values())) == 1, f"ranks {self._group} computed from others"
         for place, found in self._moved.items():
             assert len(set(found.values())) == 1, f"before block {place} of {sorted(found)}"
-        n_ranks = len(self._last)
         n_places = sum(len(found) > 1 for found in self._moved.values())
-        self.__init__()  # type: ignore[misc]
-        return n_ranks, n_places
+        compared = Pass(len(self._last), n_places, next(iter(self._last.values())))
+        self.forget()
+        return compared
 
 
 def _bits(x: Tensor) -> bytes:
@@ -116,37 +141,47 @@ def _bits(x: Tensor) -> bytes:
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     """Of models that are loaded from now on; recorded tokens are seen as well."""
     found = Streams()
-    gather, enter = ThreadCommunicator.gather, Context.enter
+    norm, head, enter = Norm.__call__, Context.gather, Context.enter
+    gather = ThreadCommunicator.gather
+
+    def normed(self: Norm, x: Tensor, ctx: Context) -> Tensor:
+        y = norm(self, x, ctx)
+        found.note_norm(ctx.rank, y)
+        return y
+
+    def headed(self: Context, x: Tensor | None, alike: Tensor) -> Tensor | None:
+        found.note_head(self.rank, alike)
+        return head(self, x, alike)
 
     def gathered(
-        self: ThreadCommunicator, x: Tensor | None, group: Group, alike: Tensor | None = None
+        self: ThreadCommunicator, x: Tensor | None, group: Group, alike: Tensor
     ) -> Tensor | None:
-        assert alike is not None, "what logits are computed from is told"
         found.note_last(self.rank, group, alike)
         return gather(self, x, group, alike)
 
-    def entered(self: Context, x: Tensor | None, group: Group) -> Tensor | None:
+    def entered(self: Context, x: Tensor | None, group: Group, *more: Any) -> Tensor | None:
         found.note_moved(self.rank, x)
-        return enter(self, x, group)
+        return enter(self, x, group, *more)
 
-    monkeypatch.setattr(ThreadCommunicator, "gather", gathered)
+    monkeypatch.setattr(Norm, "__call__", normed)
+    monkeypatch.setattr(Context, "gather", headed)
     monkeypatch.setattr(Context, "enter", entered)
+    monkeypatch.setattr(ThreadCommunicator, "gather", gathered)
     return found
 
 
-def computed(model: Model, ids: list[int], rig: Rig, streams: Streams) -> tuple[Any, int, int]:
-    """Logits of all tokens, checked after each pass, and the least that `check` has compared."""
+def computed(model: Model, ids: list[int], rig: Rig, streams: Streams) -> tuple[Any, list[Pass]]:
+    """Logits of all tokens, and what was compared after each pass."""
     streams.check()  # passes that warm up
     n_prompt = len(ids) - rig.n_decode
     starts = [*range(0, n_prompt, rig.chunk), *range(n_prompt, len(ids))]
-    rows, n_ranks, n_places = [], [], []
+    rows, passes = [], []
     for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True):
         rows.append(model.runtime.forward(ids[start:stop], start, 0))
-        ranks, places = streams.check()
-        n_ranks.append(ranks)
-        n_places.append(places)
-    assert len(rows) == -(-n_prompt // rig.chunk) + rig.n_decode
-    return np.concatenate(rows), min(n_ranks), n_places[0]
+        passes.append(streams.check())
+    for bits in zip(*(one.last for one in passes), strict=True):
+        assert len(set(bits)) == len(starts), "each pass has streams of its own"
+    return np.concatenate(rows), passes
 
 
 def check(name: str, rig: Rig, streams: Streams, *, has_kernels: bool) -> None:
@@ -157,10 +192,10 @@ def check(name: str, rig: Rig, streams: Streams, *, has_kernels: bool) -> None:
     with load_model(path, devices, rig.split, **options) as model:
         if not has_kernels:  # what warms up is only done for kernels
             model.runtime.forward(ids[:1], 0, 0)
-        logits, n_ranks, n_places = computed(model, ids, rig, streams)
+        logits, passes = computed(model, ids, rig, streams)
         group = model.runtime.ranks[0].model.split.last_group
-        assert n_ranks == len(group)
-        assert n_places > 0 or len(group) == 1
+        assert {one.n_ranks for one in passes} == {len(group)}
+        assert passes[0].n_places > 0 or len(group) == 1
         if has_kernels:
             refusals = [rank.refusal for rank in model.runtime.ranks]
             assert all(rank.recording for rank in model.runtime.ranks), refusals
@@ -210,8 +245,10 @@ def test_a_rank_that_differs_by_a_bit_is_noticed(
     name = "llama-gqa-q4_k_m"
     reduce = ThreadCommunicator.all_reduce
 
-    def off_by_a_bit(self: ThreadCommunicator, x: Tensor | None, group: Group) -> Tensor:
-        total = reduce(self, x, group)
+    def off_by_a_bit(
+        self: ThreadCommunicator, x: Tensor | None, group: Group, *more: Any
+    ) -> Tensor:
+        total = reduce(self, x, group, *more)
         return total.nextafter(total + 1) if self.rank == 1 else total
 
     monkeypatch.setattr(ThreadCommunicator, "all_reduce", off_by_a_bit)
