@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from engine.errors import CommError, EngineError
 from engine.gpu.graph import between, refuse_capture
 from engine.gpu.kernels import exchange
 from engine.gpu.launch import launch
-from engine.gpu.slots import Slot, finish, host_words, new_slot
+from engine.gpu.slots import End, finish, host_words, new_slot
 from engine.gpu.steps import added, power_of_two, warps_of
 from engine.gpu.target import target_of
 
@@ -67,6 +66,12 @@ assert (SLOT - HEADER) % (2 * RENEWED) == 0, "what is written anew goes round"
 
 BLOCK = 4096
 """Numbers of each program that adds up: few programs wait at a time."""
+
+MOST_TOGETHER, FEW = 4, 2
+"""Members that a program awaits at once, in groups of so many and in larger ones."""
+
+MOST_HELD = 4 << 10
+"""Words of one that registers hold beside those of others; larger values come one by one."""
 
 SMALLEST = 4 * RENEWED
 """Numbers that a program holds at least: it has as many pairs of packets as it writes anew."""
@@ -223,7 +228,7 @@ class Lanes:
             own = [slots[a, seat] for a in range(len(group)) if a != seat]
             places = [statuses.address_on(device) + 8 * seat, self._host.address_on(device)]
             table = torch.tensor([*to, *of, *places], dtype=torch.int64).to(device)
-            end = _End(table, self._flags[rank], own, statuses, self._patience(device), self._meet)
+            end = End(table, self._flags[rank], own, statuses, self._patience(device), self._meet)
             lanes.append(Lane(group, seat, device, end))
             finish(device)
         return tuple(lanes)
@@ -239,25 +244,6 @@ class Lanes:
         return int(self._timeout_s * (TICKS_PER_S if target.has_asm else POLLS_PER_S))
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The memory of one rank's end of a lane.
-
-    Attributes:
-        table, flags, patience: see `exchange.all_reduce`.
-        slots: that it reads.
-        statuses: of all members, by seat.
-        meet: see `Lanes`.
-    """
-
-    table: Tensor
-    flags: Tensor
-    slots: Sequence[Slot]
-    statuses: HostTensor
-    patience: int
-    meet: Callable[[int, Group], None] | None
-
-
 class Lane:
     """One rank's end in one group. All members make the same calls in the same order.
 
@@ -268,7 +254,7 @@ class Lane:
         seat: this rank's place in the group.
     """
 
-    def __init__(self, group: Group, seat: int, device: torch.device, end: _End) -> None:
+    def __init__(self, group: Group, seat: int, device: torch.device, end: End) -> None:
         self.group = group
         self.seat = seat
         self._device = device
@@ -315,9 +301,9 @@ class Lane:
         per = 4 if halves else 2
         size = min(BLOCK, max(SMALLEST, power_of_two(n)))
         self._run(
-            exchange.all_reduce, (-(-n // size),), own, out, *self._memory, self.seat, n,
-            self._end.patience, num_warps=warps_of(size), HALVES=halves, HAS_OWN=x is not None,
-            PAIRS=size // per,
+            exchange.all_reduce, (-(-n // size),), 2 * size // per, own, out, *self._memory,
+            self.seat, n, self._end.patience, num_warps=warps_of(size), HALVES=halves,
+            HAS_OWN=x is not None, PAIRS=size // per,
         )  # fmt: skip
         return out
 
@@ -343,10 +329,11 @@ class Lane:
         found = added(x, own, addend, norm, x_bytes, SMALLEST)
         if found is None:
             return None
+        n_word = 2 * found.constants["SIZE"] // per
         self._run(
-            exchange.add_norm, (x.numel() // n,), *found.arguments, *self._memory, self.seat,
-            self._end.patience, num_warps=found.num_warps, HALVES=halves, HAS_OWN=own is not None,
-            **found.constants,
+            exchange.add_norm, (x.numel() // n,), n_word, *found.arguments, *self._memory,
+            self.seat, self._end.patience, num_warps=found.num_warps, HALVES=halves,
+            HAS_OWN=own is not None, **found.constants,
         )  # fmt: skip
         return found.result
 
@@ -358,7 +345,7 @@ class Lane:
         out = torch.empty(len(self.group), n, dtype=torch.int32, device=self._device)
         size = min(BLOCK, max(SMALLEST, power_of_two(n)))
         self._run(
-            exchange.all_words, (-(-n // size),), own, out, *self._memory, self.seat, n,
+            exchange.all_words, (-(-n // size),), size, own, out, *self._memory, self.seat, n,
             self._end.patience, num_warps=warps_of(size), PAIRS=size // 2,
         )  # fmt: skip
         return out
@@ -367,10 +354,17 @@ class Lane:
     def _memory(self) -> tuple[Tensor, Tensor, Tensor]:
         return self._end.table, self._words, self._end.flags
 
-    def _run(self, kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:
-        """All in one kernel, or where kernels are interpreted in two, with a meeting between."""
-        target = target_of(self._device)
-        constants |= {"N": len(self.group), "SLOT": SLOT, "ASM": target.has_asm}
+    def _run(
+        self, kernel: Any, grid: tuple[int], n_word: int, *args: Any, **constants: Any
+    ) -> None:
+        """All in one kernel, or where kernels are interpreted in two, with a meeting between.
+
+        Args:
+            n_word: of each member, that a program holds.
+        """
+        target, n = target_of(self._device), len(self.group)
+        together = 1 if n_word > MOST_HELD else n if n <= MOST_TOGETHER else FEW
+        constants |= {"N": n, "TOGETHER": together, "SLOT": SLOT, "ASM": target.has_asm}
         if target.maker != "interpreter" or self._device.type == "meta":
             launch(kernel, grid, *args, PUSH=True, COLLECT=True, **constants)
             return

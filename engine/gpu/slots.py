@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch import Tensor
 
 from engine.errors import EngineError
 from engine.gpu.cuda_api import CudaApi
 from engine.host_memory import HostTensor
 
 if TYPE_CHECKING:
+    from engine.parallel.comm import Group
     from engine.parallel.ways import Place
 
 
@@ -44,6 +48,25 @@ def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.devi
     if place == "peer" and source.type == goal.type == "cuda" and not torch.version.hip:
         return _OnPeer(n_packet, source, goal)
     return _OnHost(n_packet, source, goal)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The memory of one rank's end of a lane.
+
+    Attributes:
+        table, flags, patience: see `engine.gpu.kernels.exchange`.
+        slots: that it reads.
+        statuses: of all members, by seat.
+        meet: see `engine.gpu.lane.Lanes`.
+    """
+
+    table: Tensor
+    flags: Tensor
+    slots: Sequence[Slot]
+    statuses: HostTensor
+    patience: int
+    meet: Callable[[int, Group], None] | None
 
 
 class _OnDevice:

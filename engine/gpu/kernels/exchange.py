@@ -71,10 +71,9 @@ def write_pair(address, first, second, flag, mask, ASM: tl.constexpr):
     else:
         at = address.to(tl.pointer_type(tl.int64))
         upper = flag.to(tl.int64) << 32
-        tl.store(at, upper | (first.to(tl.int64) & 0xFFFFFFFF), mask=mask, cache_modifier=".wt")
-        tl.store(
-            at + 1, upper | (second.to(tl.int64) & 0xFFFFFFFF), mask=mask, cache_modifier=".wt"
-        )  # fmt: skip
+        low, high = first.to(tl.int64) & 0xFFFFFFFF, second.to(tl.int64) & 0xFFFFFFFF
+        tl.store(at, upper | low, mask=mask, cache_modifier=".wt")
+        tl.store(at + 1, upper | high, mask=mask, cache_modifier=".wt")
 
 
 @triton.jit
@@ -99,12 +98,12 @@ def read_pair(address, mask, ASM: tl.constexpr):
 
 
 @triton.jit
-def read_word(at, ASM: tl.constexpr):
+def read_word(at, mask, ASM: tl.constexpr):
     """64 bits from the memory itself; Triton's own words for that differ between makers."""
     if ASM:
-        return tl.load(at, volatile=True)
+        return tl.load(at, mask=mask, other=0, volatile=True)
     else:
-        return tl.load(at, cache_modifier=".cv")
+        return tl.load(at, mask=mask, other=0, cache_modifier=".cv")
 
 
 @triton.jit
@@ -145,15 +144,6 @@ def numbers_of(first, second, HALVES: tl.constexpr):
 
 
 @triton.jit
-def beside(x, HALVES: tl.constexpr):
-    """Something of each pair of packets, for each of its numbers."""
-    if HALVES:
-        return x[:, None, None]
-    else:
-        return x[:, None]
-
-
-@triton.jit
 def half_of(table, member, epoch, SLOT: tl.constexpr):
     """The address of the half of a slot that serves in a round.
 
@@ -189,32 +179,47 @@ def push(table, seat, epoch, at, first, second, inside, n_pairs, N: tl.constexpr
 
 
 @triton.jit
-def received(table, seat, peer, epoch, at, inside, stop, begun, turn, patience, N: tl.constexpr,
-             SLOT: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """The pairs `at` of a peer in a round, once they are there.
+def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience, nothing,
+             N: tl.constexpr, TOGETHER: tl.constexpr, SLOT: tl.constexpr,
+             ASM: tl.constexpr):  # fmt: skip
+    """The pairs `at` of TOGETHER members from the seat `begin` on, once they are there.
 
     Args:
         stop: whether not to wait.
         begun, turn: when this program began to wait, and the polls it has made since then.
+        nothing: the word of packets that are not there: of members that have none, and this rank.
 
     Returns:
-        Both words of each pair, whether they are there (they are not if the peer has nothing),
-        the polls so far, and 0, or one more than why the rest is not awaited.
+        Of each member both words of each pair; the polls so far; and 0, or 16 times why it does
+        not wait for all, plus a seat and one.
     """
-    half = half_of(table, N + peer, epoch, SLOT)
-    header = half.to(tl.pointer_type(tl.int64))
-    address = half + (HEADER * 8 + at.to(tl.int64) * 16)
+    M: tl.constexpr = N - begin if N - begin < TOGETHER else TOGETHER
+    addresses, headers, firsts, seconds = (), (), (), ()
+    for k in tl.static_range(M):
+        half = half_of(table, N + begin + k, epoch, SLOT)
+        addresses = addresses + (half + (HEADER * 8 + at.to(tl.int64) * 16),)
+        headers = headers + (half.to(tl.pointer_type(tl.int64)),)
+        firsts, seconds = firsts + (at * 0,), seconds + (at * 0,)
     empty = (epoch.to(tl.int64) << 32) | IS_EMPTY
-    first, second, there = at * 0, at * 0, at != at
-    state, is_aborted = (peer != seat).to(tl.int32), epoch * 0
-    while state == 1:
-        first, flag, second, flag_2 = read_pair(address, inside, ASM)
-        there = inside & (flag == epoch) & (flag_2 == epoch)
-        is_empty = read_word(header, ASM) == empty
+    state, is_aborted = epoch * 0 + 1, epoch * 0
+    while (state > 0) & (state < 16):
+        reads, heads = (), ()
+        for k in tl.static_range(M):  # all are on their way before the first is looked at
+            reads = reads + (read_pair(addresses[k], inside & (begin + k != seat), ASM),)
+            heads = heads + (read_word(headers[k], begin + k != seat, ASM),)
+        new_firsts, new_seconds, missing = (), (), at * 0
+        for k in tl.static_range(M):
+            first, flag, second, flag_2 = reads[k]
+            is_there = (flag == epoch) & (flag_2 == epoch)
+            new_firsts = new_firsts + (tl.where(is_there, first, nothing),)
+            new_seconds = new_seconds + (tl.where(is_there, second, nothing),)
+            is_missing = (is_there == 0) & (heads[k] != empty) & (begin + k != seat)
+            missing = tl.where(is_missing & (missing == 0), begin + k + 1, missing)
+        firsts, seconds = new_firsts, new_seconds
         turn += 1
         if turn % LOOK == 0:
             word = tl.load(table + 2 * N + 1).to(tl.pointer_type(tl.int64))
-            is_aborted = (read_word(word, ASM) != 0).to(tl.int32)
+            is_aborted = (read_word(word, True, ASM) != 0).to(tl.int32)
         if ASM:
             waited = clock() - begun
         else:
@@ -222,40 +227,43 @@ def received(table, seat, peer, epoch, at, inside, stop, begun, turn, patience, 
         why = tl.where(waited > patience, LATE, 0)
         why = tl.where(is_aborted != 0, ABORTED, why)
         why = tl.where(stop != 0, GIVEN_UP, why)
-        is_done = there | is_empty | (inside == 0)
-        state = tl.max(tl.where(is_done, 0, 1 + why), axis=0)
-    return first, second, there, turn, state
+        state = tl.max(tl.where(inside & (missing > 0), 16 * why + missing, 0), axis=0)
+    return firsts, seconds, turn, state
 
 
 @triton.jit
-def note(table, flags, epoch, peer, state, N: tl.constexpr):
+def note(table, flags, epoch, state, N: tl.constexpr):
     """Let later kernels not wait if this one had to give up, and tell the host for whom it did."""
-    if state > GIVEN_UP + 1:
+    if state >= 16 * ABORTED:
         tl.store(flags, 1)
-        if state == LATE + 1:
+        if state >= 16 * LATE:
             status = tl.load(table + 2 * N).to(tl.pointer_type(tl.int64))
-            tl.store(status, (epoch.to(tl.int64) << 32) | (peer + 1))
+            tl.store(status, (epoch.to(tl.int64) << 32) | (state % 16))
 
 
 @triton.jit
 def collect(table, flags, seat, epoch, at, own, own_2, inside, patience, N: tl.constexpr,
-            HALVES: tl.constexpr, HAS_OWN: tl.constexpr, SLOT: tl.constexpr,
-            ASM: tl.constexpr):  # fmt: skip
+            TOGETHER: tl.constexpr, HALVES: tl.constexpr, HAS_OWN: tl.constexpr,
+            SLOT: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """The sum of all members' numbers, in the order of seats: (pairs * numbers of a pair,)."""
     stop = tl.load(flags) | tl.load(flags + 1)
     begun, turn = time_now(epoch, ASM), epoch * 0
-    total = -1.0 * numbers_of(at * 0, at * 0, HALVES)  # adding to -0.0 changes no number
-    for peer in tl.static_range(N):
-        first, second, there, turn, state = received(
-            table, seat, peer, epoch, at, inside, stop, begun, turn, patience, N, SLOT, ASM
+    nothing = -0x7FFF8000 if HALVES else -0x80000000  # -0.0: added to a number, it changes none
+    total = numbers_of(at * 0 + nothing, at * 0 + nothing, HALVES)
+    for begin in tl.static_range(0, N, TOGETHER):
+        firsts, seconds, turn, state = received(
+            table, seat, begin, epoch, at, inside, stop, begun, turn, patience, nothing, N,
+            TOGETHER, SLOT, ASM,
         )  # fmt: skip
-        note(table, flags, epoch, peer, state, N)
-        stop = stop | (state > 1).to(tl.int32)
-        if HAS_OWN:
-            is_own = inside & (peer == seat)
-            there = there | is_own
-            first, second = tl.where(is_own, own, first), tl.where(is_own, own_2, second)
-        total = tl.where(beside(there, HALVES), total + numbers_of(first, second, HALVES), total)
+        note(table, flags, epoch, state, N)
+        stop = stop | (state > 0).to(tl.int32)
+        for k in tl.static_range(TOGETHER):
+            if begin + k < N:
+                first, second = firsts[k], seconds[k]
+                if HAS_OWN:
+                    is_own = begin + k == seat
+                    first, second = tl.where(is_own, own, first), tl.where(is_own, own_2, second)
+                total += numbers_of(first, second, HALVES)
     return tl.reshape(total, (at.shape[0] * (4 if HALVES else 2),))
 
 
@@ -274,8 +282,8 @@ def end_round(words, epoch):
 
 @triton.jit(do_not_specialize=["seat", "n", "patience"])
 def all_reduce(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
-               HALVES: tl.constexpr, HAS_OWN: tl.constexpr, PUSH: tl.constexpr,
-               COLLECT: tl.constexpr, SLOT: tl.constexpr, PAIRS: tl.constexpr,
+               TOGETHER: tl.constexpr, HALVES: tl.constexpr, HAS_OWN: tl.constexpr,
+               PUSH: tl.constexpr, COLLECT: tl.constexpr, SLOT: tl.constexpr, PAIRS: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
     """The sum of all members' n numbers; PAIRS pairs of packets for each program.
 
@@ -288,6 +296,7 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
         flags: int32 (2,) of the rank: something went wrong, and no kernel shall wait.
         seat: this rank's place in its group of N.
         patience: how long to wait, in units of 1024 ns; or polls where there is no clock.
+        TOGETHER: members that are awaited at once.
         HALVES: BF16 on the way, see `words_of`.
         PUSH, COLLECT: which half of the work is done.
         SLOT: packets in a half of a slot.
@@ -303,16 +312,16 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
         push(table, seat, epoch, at, own, own_2, at < n_pairs, n_pairs, N, HAS_OWN, SLOT, ASM)
     if COLLECT:
         total = collect(table, flags, seat, epoch, at, own, own_2, at < n_pairs, patience, N,
-                        HALVES, HAS_OWN, SLOT, ASM)  # fmt: skip
+                        TOGETHER, HALVES, HAS_OWN, SLOT, ASM)  # fmt: skip
         goal = tl.program_id(0) * (PAIRS * PER) + tl.arange(0, PAIRS * PER)
         tl.store(out + goal, total, mask=goal < n)
         end_round(words, epoch)
 
 
 @triton.jit(do_not_specialize=["seat", "n", "patience"])
-def all_words(x, out, table, words, flags, seat, n, patience, N: tl.constexpr, PUSH: tl.constexpr,
-              COLLECT: tl.constexpr, SLOT: tl.constexpr, PAIRS: tl.constexpr,
-              ASM: tl.constexpr):  # fmt: skip
+def all_words(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
+              TOGETHER: tl.constexpr, PUSH: tl.constexpr, COLLECT: tl.constexpr,
+              SLOT: tl.constexpr, PAIRS: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """n words (int32) of each member in `out` (N, n); the rest as in `all_reduce`."""
     n_pairs = (n + 1) // 2
     at = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
@@ -324,25 +333,28 @@ def all_words(x, out, table, words, flags, seat, n, patience, N: tl.constexpr, P
     if COLLECT:
         stop = tl.load(flags) | tl.load(flags + 1)
         begun, turn = time_now(epoch, ASM), epoch * 0
-        for peer in tl.static_range(N):
-            first, second, _, turn, state = received(
-                table, seat, peer, epoch, at, inside, stop, begun, turn, patience, N, SLOT, ASM
+        for begin in tl.static_range(0, N, TOGETHER):
+            firsts, seconds, turn, state = received(
+                table, seat, begin, epoch, at, inside, stop, begun, turn, patience, 0, N, TOGETHER,
+                SLOT, ASM,
             )  # fmt: skip
-            note(table, flags, epoch, peer, state, N)
-            stop = stop | (state > 1).to(tl.int32)
-            is_own = peer == seat
-            goal = out + peer * n + at * 2
-            tl.store(goal, tl.where(is_own, own, first), mask=at * 2 < n)
-            tl.store(goal + 1, tl.where(is_own, own_2, second), mask=at * 2 + 1 < n)
+            note(table, flags, epoch, state, N)
+            stop = stop | (state > 0).to(tl.int32)
+            for k in tl.static_range(TOGETHER):
+                if begin + k < N:
+                    is_own = begin + k == seat
+                    goal = out + (begin + k) * n + at * 2
+                    tl.store(goal, tl.where(is_own, own, firsts[k]), mask=at * 2 < n)
+                    tl.store(goal + 1, tl.where(is_own, own_2, seconds[k]), mask=at * 2 + 1 < n)
         end_round(words, epoch)
 
 
 @triton.jit(do_not_specialize=["n", "seat", "patience"])
 def add_norm(x, own, own_bias, inner_weight, inner_bias, weight, bias, sum_scale, total, y,
              numbers, facts, counters, n, inner_eps, scale, eps, table, words, flags, seat,
-             patience, N: tl.constexpr, HALVES: tl.constexpr, HAS_OWN: tl.constexpr,
-             PUSH: tl.constexpr, COLLECT: tl.constexpr, SLOT: tl.constexpr, ASM: tl.constexpr,
-             INNER: tl.constexpr, KIND: tl.constexpr, X_BYTES: tl.constexpr,
+             patience, N: tl.constexpr, TOGETHER: tl.constexpr, HALVES: tl.constexpr,
+             HAS_OWN: tl.constexpr, PUSH: tl.constexpr, COLLECT: tl.constexpr, SLOT: tl.constexpr,
+             ASM: tl.constexpr, INNER: tl.constexpr, KIND: tl.constexpr, X_BYTES: tl.constexpr,
              N_COUNTERS: tl.constexpr, SIZE: tl.constexpr, UNIT: tl.constexpr,
              HAS_DELTA_BIAS: tl.constexpr, HAS_INNER_WEIGHT: tl.constexpr,
              HAS_INNER_BIAS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -368,8 +380,8 @@ def add_norm(x, own, own_bias, inner_weight, inner_bias, weight, bias, sum_scale
         push(table, seat, epoch, at, mine, mine_2, inside, n_pairs * tl.num_programs(0), N, HAS_OWN,
              SLOT, ASM)  # fmt: skip
     if COLLECT:
-        value = collect(table, flags, seat, epoch, at, mine, mine_2, inside, patience, N, HALVES,
-                        HAS_OWN, SLOT, ASM)  # fmt: skip
+        value = collect(table, flags, seat, epoch, at, mine, mine_2, inside, patience, N,
+                        TOGETHER, HALVES, HAS_OWN, SLOT, ASM)  # fmt: skip
         add_norm_of(
             value, x, own_bias, inner_weight, inner_bias, weight, bias, sum_scale, total, y,
             numbers, facts, counters, n, inner_eps, scale, eps, INNER, KIND, X_BYTES, N_COUNTERS,

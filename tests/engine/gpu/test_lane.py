@@ -220,7 +220,7 @@ def soak(ranks: Ranks, n_replay: int) -> None:
     assert ranks.lanes.problem() is None
 
 
-@pytest.mark.parametrize(("n", "n_replay"), [(2, 80), (3, 20)])
+@pytest.mark.parametrize(("n", "n_replay"), [(2, 50), (3, 8)])
 def test_rounds_in_a_row(n: int, n_replay: int) -> None:
     with ranks_of(n) as ranks:
         soak(ranks, n_replay)

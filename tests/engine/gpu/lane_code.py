@@ -1,0 +1,126 @@
+"""What compilers make of the packets of a lane, in a process where kernels are compiled.
+
+python -m tests.engine.gpu.lane_code sm_90 gfx1100
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "0"  # read where a kernel is defined
+
+import torch
+import triton
+
+from engine.gpu.compiling import compile_start
+from engine.gpu.lane import Lanes
+from engine.gpu.launch import Start, watched
+from engine.gpu.target import aimed
+from engine.layers.addend import Addend
+from engine.parallel.ways import Ways
+from tests.engine.gpu.offline import offline
+from tests.engine.gpu.targets import targets_of
+
+META = torch.device("meta")
+
+N_RANK, N = 3, 4096
+
+NVIDIA = r"LDG\.E\.128\.STRONG\.SYS", r"STG\.E\.128\.STRONG\.SYS", r"LDG\.E\.128(\.SYS)? "
+AMD = (
+    r"global_load_b64 .*, off .*glc dlc", r"global_store_b64 .* dlc",
+    r"global_load_b64 .*, off(?!.*glc dlc)",
+)  # fmt: skip
+"""Loads of packets, stores of packets, and loads that must not be in a loop."""
+
+LABEL = re.compile(r"^\s*(\.L\w+):")
+BRANCH = re.compile(r"(?:BRA|s_c?branch\w*)\s.*?(\.L\w+)")
+
+
+def start_of(name: str) -> Start:
+    """The fused kernel of a rank that has something to add."""
+    starts: list[Start] = []
+    with aimed(targets_of(name)[0]), watched(lambda start: bool(starts.append(start))):
+        lane = Lanes([META] * N_RANK, Ways()).lane(1, tuple(range(N_RANK)))
+        assert lane is not None
+        x = torch.empty(1, N, device=META)
+        lane.add_norm(x, Addend(x), None)
+    (start,) = starts
+    return start
+
+
+def sass(cubin: bytes) -> str:
+    """A kernel for NVIDIA as its instructions."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def loops(lines: Sequence[str]) -> Iterator[range]:
+    """The lines between each branch backwards and where it leads."""
+    places = {m[1]: at for at, line in enumerate(lines) if (m := LABEL.match(line))}
+    for at, line in enumerate(lines):
+        m = BRANCH.search(line)
+        if m and places.get(m[1], at) < at:
+            yield range(places[m[1]], at)
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    """Which loads and stores there are, and where.
+
+    Returns:
+        polls: loads of packets; `looped` of them are in a loop.
+        n_pair: of packets that a thread has of each member.
+        writes: stores of packets; `early` of them come before the first load.
+        clocks: reads of the clock in a loop.
+        weak: loads of 64 bits in a loop that a cache may answer, but for tables of addresses.
+        strong: what PTX calls accesses that go to memory itself.
+        whole: stores in PTX whose packets are made of a word and the flag of both.
+        stores: all of them.
+    """
+    start = start_of(name)
+    with offline(targets_of(name)[1]):
+        compiled = compile_start(start, torch.device("cpu"))
+    ptx, is_nvidia = compiled.asm.get("ptx", ""), "cubin" in compiled.asm
+    text = sass(compiled.asm["cubin"]) if is_nvidia else compiled.asm["amdgcn"]
+    lines = text.splitlines()
+    poll, write, weak = NVIDIA if is_nvidia else AMD
+    polls, writes = places(lines, poll), places(lines, write)
+    looped = {at for loop in loops(lines) for at in loop}
+    whole = re.findall(
+        r"mov\.b64 a, \{%r\d+, (%r\d+)\}; mov\.b64 b, \{%r\d+, \1\}; "
+        r"@p st\.relaxed\.sys\.global\.v2\.b64 \[%rd\d+\], \{a, b\};",
+        ptx,
+    )
+    return {
+        "polls": len(polls),
+        "looped": len(looped & set(polls)),
+        "n_pair": N // 2 // (32 * start.num_warps),
+        "writes": len(writes),
+        "early": sum(at < polls[0] for at in writes),
+        "clocks": len(looped & set(places(lines, "GLOBALTIMER"))),
+        "weak": len(looped & set(places(lines, weak))),
+        "strong": sorted(set(re.findall(r"(?:ld|st)\.(?:volatile|relaxed)[\w.]*", ptx))),
+        "whole": len(whole),
+        "stores": ptx.count("st.relaxed"),
+    }
+
+
+def places(lines: Sequence[str], pattern: str) -> list[int]:
+    """Where such lines are."""
+    return [at for at, line in enumerate(lines) if re.search(pattern, line)]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({name: facts_of(name) for name in sys.argv[1:]}))

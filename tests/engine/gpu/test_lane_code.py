@@ -1,0 +1,41 @@
+"""Compilers leave the packets of a lane as they were written: whole, in order, read each time."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.gpu.offline import run_offline
+
+N_OTHER = 2
+"""Members that the compiled kernel writes for."""
+
+
+@pytest.fixture(scope="module")
+def code() -> dict[str, dict[str, Any]]:
+    folder = str(Path(os.environ["TANDEM_KERNEL_CACHE"]) / "triton")
+    names = "sm_75", "sm_90", "gfx1100"
+    return dict(run_offline("tests.engine.gpu.lane_code", *names, TRITON_CACHE_DIR=folder))
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_90"])
+def test_packets_on_nvidia(code: dict[str, dict[str, Any]], target: str) -> None:
+    found = code[target]
+    assert found["strong"] == [
+        "ld.volatile.global.b64",  # headers and the host's word
+        "ld.volatile.global.v2.b64",
+        "st.relaxed.sys.global.v2.b64",
+    ]
+    assert found["looped"] == found["polls"] >= 3 * found["n_pair"], "read anew in each turn"
+    assert found["early"] == found["writes"] >= N_OTHER * found["n_pair"], "written before"
+    assert found["clocks"] == 1
+    assert found["weak"] == 0
+    assert found["whole"] == found["stores"] >= found["writes"], "word and flag at once"
+
+
+def test_packets_on_amd(code: dict[str, dict[str, Any]]) -> None:
+    found = code["gfx1100"]
+    assert found["looped"] == found["polls"] >= 2 * 3 * found["n_pair"]
+    assert found["early"] == found["writes"] >= N_OTHER * found["n_pair"]
+    assert found["weak"] == 0
