@@ -126,9 +126,9 @@ def make_group(plan: Plan, devices: Sequence[torch.device], params: LoadParams) 
         return ThreadGroup(is_awake=sum(d.storage == "kernels" for d in plan.devices) > 1)
     if "cpu" in {d.device for d in used}:
         use_interpreter()
-    from engine.gpu.comm import DeviceGroup
+    from engine.gpu.comm import device_group
 
-    return DeviceGroup(devices, find_ways([d.device for d in used], params.p2p))
+    return device_group(devices, find_ways([d.device for d in used], params.p2p))
 
 
 @contextmanager

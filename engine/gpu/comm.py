@@ -206,17 +206,19 @@ class DeviceCommunicator:
             shape: of all values, where all members say so. Else they ask each other.
         """
         self._shared.progress.count += 1
-        self._mark()
         if len(group) == 1:
             assert x is not None, "a group of one has nobody else to give a value"
+            self._mark()
             return x
         assert x is None or shape is None or x.shape == tuple(shape), "that is no summand"
         lane = None if shape is None else self.lane(group, prod(shape))
         if lane is not None and shape is not None:
+            self._mark()
             return lane.all_reduce(x, shape)
         return _made(lambda: self._sum(x, group, shape))
 
     def _sum(self, x: Tensor | None, group: Group, shape: Sequence[int] | None) -> Tensor:
+        self._mark()
         copying = self._shared.copying(self.rank, group)
         dtype = torch.float32
         if shape is None:
@@ -233,7 +235,6 @@ class DeviceCommunicator:
     ) -> Tensor:
         """See `Communicator`; and `all_reduce`."""
         self._shared.progress.count += 1
-        self._mark()
         given = x if self.rank == source else None
         if len(group) == 1:
             assert given is not None, "the source must have a value"
@@ -244,6 +245,7 @@ class DeviceCommunicator:
         return _made(lambda: self._sent(given, group))
 
     def _sent(self, x: Tensor | None, group: Group) -> Tensor:
+        self._mark()
         copying = self._shared.copying(self.rank, group)
         like = self._like(copying, x, group)
         if x is not None:
@@ -282,6 +284,7 @@ class DeviceCommunicator:
         return joint.whole(1) if self.rank == group[0] else None
 
     def _joined(self, x: Tensor | None, group: Group, alike: Tensor | None) -> Tensor | None:
+        self._mark()
         shared, rank, seat = self._shared, self.rank, group.index(self.rank)
         slices = shared.meet(rank, group, Slice.of(x, alike, _kind(self._device)))
         values = {r: s.value for r, s in zip(group, slices, strict=True) if s.value is not None}
@@ -326,6 +329,7 @@ class DeviceCommunicator:
         self._compute.wait(event)
 
     def _mark(self) -> None:
+        """Leave an event behind what was computed so far."""
         if self._device.type == "cuda" and not _is_capturing(self._device):
             self._shared.marks.leave(self.rank, self._compute.record())
 
@@ -350,7 +354,10 @@ def _made(collective: Callable[[], Tensor]) -> Tensor:
 
 def _is_capturing(device: torch.device) -> bool:
     """Whether what is put into this thread's stream goes into a graph of a GPU."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _kind(device: torch.device) -> str:
