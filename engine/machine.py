@@ -34,10 +34,11 @@ def torch_device(name: str) -> torch.device:
     """
     if name == "cpu":
         return torch.device("cpu")
-    require_devices([name])
+    devices = list_devices()
+    require_devices([name], devices)
     if not torch.cuda.is_available():
         raise NoDevice(name, cuda_status().rstrip(".") or "PyTorch sees no GPU")
-    _check_number(name, list_devices())
+    _check_number(name, devices)
     return torch.device(name)
 
 
