@@ -14,6 +14,9 @@ DEFAULTS = {
     ORDER: PCI_ORDER,
     # a thread that waits for others must not keep them from running where cores are few or busy
     "OMP_WAIT_POLICY": "PASSIVE",
+    # else a kernel would be loaded when it first starts, which waits for all that its device does;
+    # and that may be waiting for the kernel
+    "CUDA_MODULE_LOADING": "EAGER",
     # from 3.10 on Triton would no longer join a product and a sum, where it is not told to
     "TRITON_DEFAULT_FP_FUSION": "1",
 }

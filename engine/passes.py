@@ -125,14 +125,25 @@ class Passes:
         replays = [x for x in kept if isinstance(x, Replay)]
         if len(replays) < len(ranks):
             return self._one(lambda rank: ranks[rank].repeat(token, n_past) if kept else None)
-        if all(replay.is_whole for replay in replays):
-            self.crew.here(lambda rank: ranks[rank].begin(token, n_past))
-            self.crew.here(lambda rank: replays[rank].start())
+        if self.is_captured_whole:
+            self.start(token, n_past)
         else:
             self.run(lambda rank: ranks[rank].restart(token, n_past), is_watched=True)
         if len(ranks) > 1:
             self.crew.wait()  # what one of them shows may be made by all
         return _one([replay.result for replay in replays])
+
+    @property
+    def is_captured_whole(self) -> bool:
+        """A token is one graph on each of the devices."""
+        found = [rank.recording for rank in self.ranks]
+        return bool(found) and all(isinstance(x, Replay) and x.is_whole for x in found)
+
+    def start(self, token: int, n_past: int) -> None:
+        """Start a token on all devices, from this thread, if it is captured whole."""
+        ranks = self.ranks
+        self.crew.here(lambda rank: ranks[rank].begin(token, n_past))
+        self.crew.here(lambda rank: ranks[rank].start())
 
     def _read(self, compute: Callable[[], Tensor]) -> Logits:
         """The logits that it gives, if all ranks have met as they should.

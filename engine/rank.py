@@ -176,8 +176,12 @@ class Rank:
 
     def restart(self, token: int, n_past: int) -> None:
         """Start one token as the one that was captured."""
-        assert isinstance(self.recording, Replay), "there is nothing to start"
         self.begin(token, n_past)
+        self.start()
+
+    def start(self) -> None:
+        """The same where `begin` was called already."""
+        assert isinstance(self.recording, Replay), "there is nothing to start"
         self.recording.start()
 
     def begin(self, token: int, n_past: int) -> None:

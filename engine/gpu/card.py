@@ -53,8 +53,10 @@ class Card:
             note: told how far it is, as a sentence; "" at the end.
         """
         starts = rehearse(declaration, rank, params, self.target, row_counts)
-        if len(declaration.split.holders) == 1:
-            starts += draw_starts(declaration.hp.n_vocab)
+        split, hp = declaration.split, declaration.hp
+        n_embd = hp.n_embd if rank in split.last_group else None
+        own = range(*split.output.spans[rank])
+        starts += draw_starts(hp.n_vocab, own, len(split.holders), n_embd)
 
         def tell(n_done: int, n_total: int) -> None:
             note(f"Compiling kernels: {n_done} of {n_total}" if n_done < n_total else "")

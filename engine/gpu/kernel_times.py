@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from engine.runtime import Runtime
 
 N_STARTED = 32
-"""Tokens that the host starts one behind the other, to see how long that takes it."""
+"""Tokens that the host starts, to see how long that takes it."""
 
 
 class Span(NamedTuple):
@@ -82,26 +83,18 @@ def short_name(name: str) -> str:
 
 
 def host_s(runtime: Runtime, position: int) -> float | None:
-    """Seconds per token that the host takes to start one on a GPU, not waiting for the GPU.
+    """Seconds per token that the host takes to start one on all GPUs, not waiting for them.
 
     The token at `position` is computed anew each time; what the cache holds from there on is then
-    of no use. None where a model is not one graph on one GPU.
+    of no use. None where a model is not one graph on each of its GPUs.
     """
-    busy = [rank for rank in runtime.ranks if rank.refusal == "" and rank.recording]
-    if len(runtime.ranks) != 1 or not busy or busy[0].device.type != "cuda":
+    passes = runtime.passes
+    if not passes.is_captured_whole or not passes.crew.has_gpus:
         return None
-    (rank,) = busy
-    with torch.inference_mode():
-        times = []
-        for _ in range(2):  # the first one is slower
-            torch.cuda.synchronize(rank.device)
-            times.append(_started_s(lambda: rank.repeat(0, position)))
-        torch.cuda.synchronize(rank.device)
-    return min(times)
-
-
-def _started_s(start: Callable[[], object]) -> float:
-    begun = perf_counter()
+    times = []
     for _ in range(N_STARTED):
-        start()
-    return (perf_counter() - begun) / N_STARTED
+        begun = perf_counter()
+        passes.start(0, position)
+        times.append(perf_counter() - begun)
+        passes.crew.wait()
+    return median(times)

@@ -246,6 +246,7 @@ class TokenStream:
             return ()
         with self._failing():
             self._wait(self._n_enqueued)
+            self._crew.wait()  # what the host does next with another rank's memory is in no stream
         self._n_read = self._n_enqueued
         return () if following is None or self._step.can_rewind else following[:1]
 

@@ -74,20 +74,23 @@ def test_only_what_ran_on_devices_counts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class FakeRuntime:
-    """One rank on a GPU, which replays a token."""
+    """Ranks on GPUs, whose tokens are replayed."""
 
-    def __init__(self, n_ranks: int = 1, refusal: str = "") -> None:
+    def __init__(self, *, is_whole: bool = True, has_gpus: bool = True) -> None:
         self.starts: list[tuple[int, int]] = []
-        rank = SimpleNamespace(
-            refusal=refusal, recording=object(), device=torch.device("cuda:0"), repeat=self._repeat
-        )
-        self.ranks = [rank] * n_ranks
-        self.devices = [rank.device] * n_ranks
+        self.n_waited = 0
+        crew = SimpleNamespace(has_gpus=has_gpus, wait=self._wait)
+        self.passes = SimpleNamespace(is_captured_whole=is_whole, crew=crew, start=self._start)
+        self.devices = [torch.device("cuda:0")]
+        self.ranks: list[object] = []
         self.hp = SimpleNamespace(n_vocab=100)
         self.stream: SimpleNamespace | None = None
 
-    def _repeat(self, token: int, position: int) -> None:
+    def _start(self, token: int, position: int) -> None:
         self.starts.append((token, position))
+
+    def _wait(self) -> None:
+        self.n_waited += 1
 
 
 @pytest.fixture
@@ -99,12 +102,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_host_starts_tokens_without_waiting(clock: None) -> None:
+    """Waiting comes between the tokens, and does not count."""
     runtime: Any = FakeRuntime()
-    assert host_s(runtime, 7) == 1 / kernel_times.N_STARTED
+    assert host_s(runtime, 7) == 1
     assert set(runtime.starts) == {(0, 7)}
-    for other in (FakeRuntime(n_ranks=2), FakeRuntime(refusal="it reads results back")):
+    assert len(runtime.starts) == runtime.n_waited == kernel_times.N_STARTED
+    for other in (FakeRuntime(is_whole=False), FakeRuntime(has_gpus=False)):
         no_graph: Any = other
         assert host_s(no_graph, 7) is None
+        assert not other.starts
 
 
 def test_a_benchmark_on_a_gpu_has_both(clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +136,7 @@ def test_a_benchmark_on_a_gpu_has_both(clock: None, monkeypatch: pytest.MonkeyPa
     result = bench.run(BenchTest(0, 20), 1, warm_up=False, has_kernels=True)
     assert tokens == [8], "not more than are needed"
     assert result.gpu == GpuTimes((), {"cuda:0": 1e-3})
-    assert result.host_s == 1 / kernel_times.N_STARTED
+    assert result.host_s == 1
     assert bench.run(BenchTest(0, 3), 1, warm_up=False).gpu is None
 
 

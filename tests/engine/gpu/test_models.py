@@ -1,12 +1,18 @@
 """Whole models by the kernels for GPUs, which Triton interprets: loaded, split, asked, repeated."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from engine import EngineError, Model, SamplingParams, TokenText, backend, load_model
+from engine.errors import CommError
 from engine.gpu.card import Card
+from engine.gpu.graph import NotRepeatable
+from engine.gpu.lane import Lanes
+from engine.rank import Rank
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -39,23 +45,54 @@ def answer(model: Model, **settings: object) -> list[int]:
     return [token for event in events if isinstance(event, TokenText) for token in event.ids]
 
 
-def test_tokens_are_captured_once_and_drawn_on_the_device(tmp_path: Path) -> None:
-    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
-    random = {"temperature": 0.8, "top_k": 20, "seed": 3}
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf(tmp_path_factory.mktemp("models") / "m.gguf", quant="Q8_0", n_layer=1)
+
+
+RANDOM = {"temperature": 0.8, "top_k": 20, "seed": 3}
+
+
+def test_tokens_are_captured_once_and_drawn_on_the_device(path: Path) -> None:
     with load_model(path, n_ctx=32) as model:
-        assert model.runtime.stream is not None
-        drawn = [answer(model, temperature=0), answer(model, **random)]
-        model.runtime.stream = None
-        assert [answer(model, temperature=0), answer(model, **random)] == drawn
-        repeated = singly(model, IDS)
-        assert all(rank.recording for rank in model.runtime.ranks)
-        never_repeated(model)
-        assert np.array_equal(singly(model, IDS), repeated)
+        check_drawing(model)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [[2, 1], pytest.param([2, 0, 1], marks=pytest.mark.slow),
+     pytest.param([1, 1, 1], marks=pytest.mark.slow)],
+    ids=str,
+)  # fmt: skip
+def test_ranks_capture_and_draw_together(split: list[int], path: Path) -> None:
+    """What they draw is what the host draws from the logits of all."""
+    with load_model(path, ["cpu"] * len(split), split, n_ctx=32) as model:
+        check_drawing(model)
+
+
+@pytest.mark.slow
+def test_layers_on_different_ranks_draw_together(tmp_path: Path) -> None:
+    """The rank with the first layers learns the token from the one that has the logits."""
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=2)
+    with load_model(path, ["cpu"] * 2, n_ctx=32, split_mode="layer") as model:
+        check_drawing(model)
+
+
+def check_drawing(model: Model) -> None:
+    """On devices and on the host, repeated and computed, all give the same."""
+    assert model.runtime.stream is not None, [rank.refusal for rank in model.runtime.ranks]
+    drawn = [answer(model, temperature=0), answer(model, **RANDOM)]
+    model.runtime.stream = None
+    assert [answer(model, temperature=0), answer(model, **RANDOM)] == drawn
+    repeated = singly(model, IDS)
+    assert all(rank.recording for rank in model.runtime.ranks)
+    never_repeated(model)
+    assert np.array_equal(singly(model, IDS), repeated)
+    if len(model.runtime.ranks) == 1:
         assert np.array_equal(model.logits(IDS), repeated)
 
 
-def test_a_split_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
+def test_a_split_gives_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=32) as model:
         found = model.logits(IDS)
         for memory in model.memory():
@@ -64,6 +101,69 @@ def test_a_split_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TANDEM_BACKEND", "reference")
     with load_model(path, n_ctx=32) as model:
         assert nmse(found, model.logits(IDS)) < BAR
+
+
+def test_what_one_rank_cannot_capture_none_does(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First lanes are done without, then graphs."""
+    asked: list[tuple[int, bool]] = []
+    original = Rank.captured
+
+    def captured(self: Rank, compute: Callable[[], Tensor | None]) -> object:
+        lanes: object = self.context._comm._shared.lanes
+        asked.append((self.number, lanes._is_retired))
+        if self.number == 1:
+            raise NotRepeatable("it is another kind of rank")
+        return original(self, compute)
+
+    monkeypatch.setattr(Rank, "captured", captured)
+    with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=32) as model:
+        ranks = model.runtime.ranks
+        assert sorted(asked) == [(0, False), (0, True), (1, False), (1, True)]
+        assert [rank.refusal for rank in ranks] == ["it is another kind of rank"] * 2
+        assert not any(rank.recording for rank in ranks)
+        found = singly(model, IDS[:2])
+        assert len(asked) == 4, "nobody tries again"
+    monkeypatch.undo()
+    monkeypatch.setenv("TANDEM_BACKEND", "reference")
+    with load_model(path, n_ctx=32) as model:
+        assert nmse(found, model.logits(IDS[:2])) < BAR
+
+
+def test_where_lanes_fail_at_first_hosts_add_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = CommError(1, "did not answer", "cuda:1")
+    monkeypatch.setattr(Lanes, "problem", lambda self: problem)
+    with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=32) as model:
+        monkeypatch.undo()
+        monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
+        assert model.runtime.passes.lanes is None
+        assert all(rank.recording and not rank.refusal for rank in model.runtime.ranks)
+        assert model.runtime.stream is None, "candidates go by lanes, too"
+        repeated = singly(model, IDS[:2])
+        never_repeated(model)
+        assert np.array_equal(singly(model, IDS[:2]), repeated)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_late_once_is_an_error_and_then_forgotten(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=32) as model:
+        expected = answer(model, temperature=0)
+        repeated = singly(model, IDS[:2])
+        for ask in (lambda: model.runtime.forward([1], 0, 0), lambda: answer(model, temperature=0)):
+            with monkeypatch.context() as patch:
+                problem = CommError(1, "did not answer", "cuda:1")
+                patch.setattr(Lanes, "problem", lambda self, problem=problem: problem)
+                with pytest.raises(CommError, match="cuda:1"):
+                    ask()
+            assert not any(rank.recording for rank in model.runtime.ranks)
+            assert np.array_equal(singly(model, IDS[:2]), repeated)
+            assert all(rank.recording for rank in model.runtime.ranks)
+            assert answer(model, temperature=0) == expected
 
 
 def check(name: str, folder: Path) -> None:
@@ -90,27 +190,17 @@ def test_all_families(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "split", [[1, 1], pytest.param([2, 0, 1], marks=pytest.mark.slow)], ids=str
-)
-def test_after_another_split_the_devices_draw_again(split: list[int], tmp_path: Path) -> None:
-    """Several ranks draw the tokens that one draws, each of them the same."""
-    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
-    random = {"temperature": 0.8, "top_k": 20, "seed": 3}
+@pytest.mark.parametrize("split", [[1, 1], pytest.param([2, 0, 1], marks=pytest.mark.slow)])
+def test_after_another_split_the_devices_draw_again(split: list[int], path: Path) -> None:
+    """Several ranks draw the tokens that one draws."""
     with load_model(path, n_ctx=32) as model:
-        expected = [answer(model, temperature=0), answer(model, **random)]
-        model.resplit(split, devices=["cpu"] * len(split))
-        assert answer(model, temperature=0) == expected[0]
-        assert model.runtime.stream is not None
-        assert [answer(model, temperature=0), answer(model, **random)] == expected
-        repeated = singly(model, IDS)
-        assert all(rank.recording for rank in model.runtime.ranks)
-        never_repeated(model)
-        assert np.array_equal(singly(model, IDS), repeated)
-        model.resplit([1], devices=["cpu"])
-        assert answer(model, temperature=0) == expected[0]
-        assert model.runtime.stream is not None
-        assert answer(model, **random) == expected[1]
+        expected = answer(model, temperature=0)
+        for parts in (split, [1]):
+            model.resplit(parts, devices=["cpu"] * len(parts))
+            assert model.runtime.stream is None
+            assert answer(model, temperature=0) == expected
+            assert model.runtime.stream is not None
+            assert answer(model, temperature=0) == expected
 
 
 def test_a_kernel_that_cannot_be_compiled_is_done_without(
