@@ -1,0 +1,101 @@
+"""Whole models on ranks that stand for GPUs: by lanes and copies, in groups, with empty ranks."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import load_model
+from engine.footprint import LINK_ROUND_BYTES
+from engine.gpu import copying, lane
+from engine.gpu.comm import DeviceCommunicator, DeviceGroup
+from tests.helpers.golden import nmse
+from tests.helpers.hf_models import FAMILIES
+from tests.helpers.tiny_gguf import tiny_gguf
+
+BAR = 1e-3
+"""NMSE beside exact logits, as in `test_models`."""
+
+IDS = [5, 9, 33, 12]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Have everything copied, in several rounds; how many sums were."""
+    assert LINK_ROUND_BYTES > 1 << 10
+    counts = []
+    monkeypatch.setattr(lane, "MOST_NUMBERS", 0)
+    monkeypatch.setattr(copying, "ROUND_BYTES", 1 << 10)
+    monkeypatch.setattr(copying, "SMALL_BYTES", 0)
+    make = DeviceCommunicator._sum
+
+    def counted(self: DeviceCommunicator, *args: object) -> object:
+        counts.append(1)
+        return make(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeviceCommunicator, "_sum", counted)
+    return lambda: len(counts)
+
+
+def logits(path: Path, n_device: int, ids: list[int] = IDS, **how: object) -> np.ndarray:
+    """All at once, and the last token by itself."""
+    with load_model(path, ["cpu"] * n_device, n_ctx=32, **how) as model:  # type: ignore[arg-type]
+        assert isinstance(model.runtime.group, DeviceGroup)
+        found = model.logits(ids)
+        again = model.runtime.forward(ids[-1:], len(ids) - 1, 0)
+        assert nmse(again, found[-1:]) < BAR
+        return found
+
+
+def reference(path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    monkeypatch.setenv("TANDEM_BACKEND", "reference")
+    with load_model(path, n_ctx=32) as model:
+        return model.logits(IDS)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"split_mode": "groups", "groups": [2, 1]},
+     pytest.param({"split_mode": "layer"}, marks=pytest.mark.slow)],
+    ids=["groups", "layer"],
+)  # fmt: skip
+def test_the_stream_goes_from_group_to_group(
+    how: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=2)
+    found = logits(path, 3 if "groups" in how else 2, **how)
+    assert nmse(found, reference(path, monkeypatch)) < BAR
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_what_is_copied_is_rounded_and_right(
+    n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: Callable[[], int]
+) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
+    found = logits(path, n)
+    assert copied() >= 3 * n
+    assert nmse(found, reference(path, monkeypatch)) < BAR
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["lanes", "copies"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "olmo2", "gemma4-moe", "qwen3next"])
+def test_families_with_ranks_that_have_nothing(
+    name: str, by: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Where a rank has no part of a block it takes part in each of its sums."""
+    family = next(family for family in FAMILIES if family.name == name)
+    path = tmp_path / "m.gguf"
+    ids, expected = family.build(path)
+    ids = ids[: len(IDS)]
+    if by == "copies":
+        request.getfixturevalue("copied")
+    for split in ([1, 1], [30, 1, 1]):
+        found = logits(path, len(split), ids, split=split)
+        assert nmse(found, expected[: len(ids)]) < BAR
