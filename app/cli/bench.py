@@ -29,6 +29,7 @@ from app.cli.output import note, write, write_json
 from app.cli.planned import note_speed, planned
 from engine import (
     KV_TYPES,
+    PEER_MODES,
     SPLIT_MODES,
     BenchTest,
     EngineError,
@@ -97,6 +98,8 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     _add_list(how, ("--kv-type",), _choices(KV_TYPES), f"{', '.join(KV_TYPES)} (default: f16)")
     _add_list(how, ("-t", "--threads"), _integers, "CPU threads of all ranks together")
     _add_list(how, ("-b", "--batch"), _integers, "prompt tokens at once (default: 512)")
+    peers = f"whether GPUs reach each other directly: {', '.join(PEER_MODES)} (default: auto)"
+    _add_list(how, ("--p2p",), _choices(PEER_MODES), peers)
     how.add_argument(
         "--kv-on-host", action="store_true", default=None,
         help="keep the KV cache of GPUs in the host's memory",
@@ -197,17 +200,18 @@ def _settings(args: argparse.Namespace) -> list[LoadParams]:
         args.groups or [base.groups],
         args.n_cpu_blocks or [base.n_cpu_blocks],
         args.n_cpu_moe or [base.n_cpu_moe],
+        args.p2p or [base.p2p],
     )
     found = (
         replace(
             base, devices=devices, split=split, split_mode=mode, kv_type=kv_type,
             cpu_threads=threads, n_batch=batch, groups=groups if mode == "groups" else None,
-            n_cpu_blocks=n_blocks, n_cpu_moe=n_moe,
+            n_cpu_blocks=n_blocks, n_cpu_moe=n_moe, p2p=p2p,
             overrides=base.overrides if args.override is None else tuple(args.override),
             kv_on_host=base.kv_on_host if args.kv_on_host is None else args.kv_on_host,
             reserve=base.reserve if args.reserve is None else tuple(args.reserve),
         )
-        for devices, split, mode, kv_type, threads, batch, groups, n_blocks, n_moe in crossed
+        for devices, split, mode, kv_type, threads, batch, groups, n_blocks, n_moe, p2p in crossed
     )  # fmt: skip
     return list(dict.fromkeys(found))
 

@@ -201,6 +201,7 @@ class Report:
             "n_cpu_blocks": params.n_cpu_blocks,
             "n_cpu_moe": params.n_cpu_moe,
             "kv_on_host": params.kv_on_host,
+            "p2p": params.p2p,
             "overrides": tuple(f"{pattern}={target}" for pattern, target in params.overrides),
             "type_kv": params.kv_type,
             "n_threads": line.n_threads,
@@ -240,6 +241,7 @@ def _mode_cell(params: LoadParams) -> str:
         (params.n_cpu_blocks, f"{params.n_cpu_blocks} blocks on CPU"),
         (params.n_cpu_moe, f"experts of {params.n_cpu_moe} on CPU"),
         (params.kv_on_host, "KV on host"),
+        (params.p2p != "auto", f"P2P {params.p2p}"),
     )
     return "; ".join([mode, *(text for is_so, text in moved if is_so)])
 

@@ -324,6 +324,14 @@ def test_modes_are_crossed_and_shown(run: Run, model: Path) -> None:
     assert "2,1" in run("bench", model, *arguments, "--csv").out
 
 
+def test_ways_between_gpus_are_crossed_and_shown(run: Run, model: Path) -> None:
+    """Of ranks on the CPU they make no difference."""
+    arguments = "-p", "0", "-n", "1", "-r", "1", "--devices", "cpu", "--p2p"
+    results = run("bench", model, *arguments, "auto,off", "--json").document["results"]
+    assert [result["p2p"] for result in results] == ["auto", "off"]
+    assert "P2P off" in run("bench", model, *arguments, "off").out
+
+
 def test_a_timeline_says_where_each_rank_spends_a_token(run: Run, model: Path) -> None:
     arguments = (*FAST, "--devices", "cpu,cpu", "--split", "3,1", "--timeline")
     prompt, tokens = run("bench", model, *arguments, "--json").document["results"]

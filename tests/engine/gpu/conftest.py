@@ -8,7 +8,7 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["*.py"]
 else:
-    os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read where a kernel is defined
 
 
 def pytest_report_header() -> str | None:

@@ -8,6 +8,8 @@ import pytest
 from engine import link_trial_child
 from engine.errors import EngineError
 from engine.gpu import link_exchange
+from engine.gpu.kernels import link_trial as kernels
+from engine.gpu.launch import is_interpreted
 from engine.gpu.link_bench import GpuBench
 from engine.gpu.link_trial import FULL, Effort, try_copies, try_nccl, try_stores
 from engine.parallel.ways import Place
@@ -131,6 +133,8 @@ def test_another_process_says_what_it_begins_and_what_comes_of_it(
 @pytest.mark.parametrize("means", ["stores", "copies"])
 def test_two_streams_of_one_gpu_pass_by_the_host(means: str) -> None:
     """With `TRITON_INTERPRET=0`: the kernels that wait for each other, on one device."""
+    if is_interpreted(kernels.exchange):
+        pytest.skip("the interpreter runs one kernel at a time")
     link_exchange.N_PROGRAMS, link_exchange.SIZE = 8, 128
     bench = GpuBench((0, 0), ("cuda:0", "cuda:0"))
     bench.warm_up()

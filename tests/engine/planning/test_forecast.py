@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import DeviceFacts, Forecaster, LoadParams, Planner, parse_rig
+from engine import DeviceFacts, Forecaster, LinkFacts, Links, LoadParams, Planner, parse_rig
 from engine.planning.calibration import Calibration
 from engine.planning.evaluator import Evaluation
 from engine.planning.forecast import PROMPT_TOKENS
@@ -47,6 +47,21 @@ def test_a_slow_device_slows_a_split_but_with_a_small_share(path: Path, planner:
     uneven = speed(planner, params(path, "cuda:0", "cuda:2"))
     helped = speed(planner, params(path, "cuda:0", "cuda:2", split=(9.0, 1.0)))
     assert alike > helped > uneven
+
+
+def test_links_are_as_fast_as_the_ways_that_are_used(path: Path, planner: Planner) -> None:
+    """What is faster only if GPUs reach each other is not promised to who forbids it."""
+    devices, facts = RIG.devices, RIG.facts
+    slow = Links({("cuda:0", "cuda:1"): LinkFacts(1e-3, 1e9)})
+    forecaster = Forecaster(devices, facts, RIG.links, by_mode={"auto": RIG.links, "off": slow})
+    found = {}
+    for mode in ("auto", "on", "off"):
+        wanted = params(path, p2p=mode)
+        forecast = forecaster.forecast(evaluated(planner, wanted), wanted)
+        assert forecast is not None
+        found[mode] = forecast.decode.tokens_per_s
+    assert found["auto"] == found["on"] == speed(planner, params(path))
+    assert found["off"] < found["auto"] / 2
 
 
 def test_layers_take_turns(path: Path, planner: Planner) -> None:

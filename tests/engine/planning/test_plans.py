@@ -32,6 +32,7 @@ EVERYTHING = LoadParams(
     "/somewhere/m.gguf", ("cuda:0", "cuda:1", "cuda:0"), (3, 1.5, 0.1), "groups", 8192,
     (("ffn_.*_exps=x", "cpu"), ("attn", "#1")), "q8_0", 6, 256,
     (ControlVector("/v.gguf", -0.5),), (3, 9), (2, 1), 2, 1, True, (("cuda:1", 1 << 30),),
+    "on",
 )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def test_all_fields_survive_json() -> None:
         {"split": ["a"]}, {"split": [True]}, {"split": [float("nan")]}, {"n_ctx": 1.5},
         {"n_ctx": True}, {"n_ctx": -1}, {"kv_type": "q9"}, {"split_mode": 3},
         {"overrides": [["a"]]}, {"overrides": [["a", "b", "c"]]},
-        {"reserve": [["cpu", "1"]]}, {"kv_on_host": 1},
+        {"reserve": [["cpu", "1"]]}, {"kv_on_host": 1}, {"p2p": "maybe"}, {"p2p": True},
         {"control_vectors": [{"path": "v"}]}, {"control_layers": [5]}, {"groups": 2}, {"what": 1},
         {"n_batch": None}, {"cpu_threads": 0}, {"devices": ["cpu"] * 5000},
     ],
