@@ -104,6 +104,25 @@ def test_slow_sums_leave_a_model_on_one_card(chosen: Chosen) -> None:
     assert choice.reason.endswith(" µs for the other GPU.")
 
 
+BREAK_EVEN = (("8b", "3090", 45e-6), ("8b", "5090", 25e-6), ("a3b", "3090", 12.8e-6))
+"""Model, card, and seconds of a sum over two with which they are about as fast as one: bytes of a
+token, half of them, over the bandwidth and the number of sums."""
+
+
+@pytest.mark.parametrize(("model", "card", "sum_s"), BREAK_EVEN)
+def test_two_cards_are_taken_where_sums_are_well_below_the_break_even(
+    planners: dict[str, Planner], model: str, card: str, sum_s: float
+) -> None:
+    rig, planner = parse_rig(f"2x{card}"), planners[model]
+    taken = []
+    for part in (0.4, 1.1):
+        links = Links({}, LinkFacts(part * sum_s, 1e12))
+        forecaster = Forecaster(rig.devices, rig.facts, links)
+        choice = choose(planner, LoadParams(planner.info.path, n_ctx=4096), forecaster)
+        taken.append(len(choice.params.devices))
+    assert taken == [2, 1]
+
+
 @pytest.mark.parametrize("rig", ["2x4090", "2x4090@shm", "4x4090@shm", "2x5090", "8x3090@shm"])
 def test_a_model_with_few_active_weights_stays_on_one_card(chosen: Chosen, rig: str) -> None:
     choice = chosen("a3b", rig)
