@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
@@ -156,9 +157,9 @@ class CudaApi:
         Raises:
             EngineError: the driver refuses it; there may not be as much.
         """
-        self._enter(device)
         address = c_uint64()
-        self._call("cuMemAlloc_v2", byref(address), c_size_t(n_bytes))
+        with self._on(device):
+            self._call("cuMemAlloc_v2", byref(address), c_size_t(n_bytes))
         try:
             self.clear(address.value, n_bytes, device)
         except EngineError:
@@ -168,14 +169,14 @@ class CudaApi:
 
     def clear(self, address: int, n_bytes: int, device: int) -> None:
         """Make what `allocate` gave zeros, at once."""
-        self._enter(device)
-        self._call("cuMemsetD8_v2", c_uint64(address), c_ubyte(0), c_size_t(n_bytes))
-        self._call("cuCtxSynchronize")
+        with self._on(device):
+            self._call("cuMemsetD8_v2", c_uint64(address), c_ubyte(0), c_size_t(n_bytes))
+            self._call("cuCtxSynchronize")
 
     def free(self, address: int, device: int) -> None:
         """Give back what `allocate` gave."""
-        self._enter(device)
-        self._call("cuMemFree_v2", c_uint64(address))
+        with self._on(device):
+            self._call("cuMemFree_v2", c_uint64(address))
 
     def allow_peer(self, device: int, peer: int) -> None:
         """Let kernels on a device use memory of a peer.
@@ -183,19 +184,19 @@ class CudaApi:
         Raises:
             EngineError: they cannot.
         """
-        self._enter(peer)
         context = c_void_p()
-        self._call("cuCtxGetCurrent", byref(context))
-        self._enter(device)
-        failed = self._library.cuCtxEnablePeerAccess(context, c_uint(0))
-        if failed != PEER_ACCESS_ALREADY_ENABLED:
-            self._check("cuCtxEnablePeerAccess", failed)
+        with self._on(peer):
+            self._call("cuCtxGetCurrent", byref(context))
+        with self._on(device):
+            failed = self._library.cuCtxEnablePeerAccess(context, c_uint(0))
+            if failed != PEER_ACCESS_ALREADY_ENABLED:
+                self._check("cuCtxEnablePeerAccess", failed)
 
     def host_address(self, address: int, device: int) -> int:
         """Where kernels on a device find mapped memory of the host; on Windows elsewhere."""
-        self._enter(device)
         found = c_uint64()
-        self._call("cuMemHostGetDevicePointer_v2", byref(found), c_void_p(address), c_uint(0))
+        with self._on(device):
+            self._call("cuMemHostGetDevicePointer_v2", byref(found), c_void_p(address), c_uint(0))
         return found.value
 
     def device_attribute(self, number: int, device: int) -> int:
@@ -208,6 +209,17 @@ class CudaApi:
         value = c_int()
         self._call("cuFuncGetAttribute", byref(value), c_int(number), function)
         return value.value
+
+    @contextmanager
+    def _on(self, device: int) -> Iterator[None]:
+        """Have a device's context for a while: PyTorch takes this thread's for its own."""
+        before = c_void_p()
+        self._call("cuCtxGetCurrent", byref(before))
+        self._enter(device)
+        try:
+            yield
+        finally:
+            self._call("cuCtxSetCurrent", before)
 
     def _enter(self, device: int) -> None:
         """Have the device's context on this thread: torch's, which is the primary one."""

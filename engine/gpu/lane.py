@@ -153,10 +153,9 @@ class Lanes:
 
     def abort(self) -> None:
         """Let kernels that wait give up soon, and later ones not wait; `reset` undoes it."""
-        with self._lock:
-            self._is_aborted = True
-            if self._host is not None:
-                self._host.value.fill_(1)
+        self._is_aborted = True  # without the lock: whoever has it may wait for such a kernel
+        if self._host is not None:
+            self._host.value.fill_(1)
 
     def reset(self) -> None:
         """As if nothing had been exchanged yet; only while nothing runs, on any of the devices."""
@@ -215,7 +214,8 @@ class Lanes:
         }
         if self._host is None:
             self._host = host_words(1, devices[0])
-            self._host.value.fill_(int(self._is_aborted))
+        if self._is_aborted:
+            self._host.value.fill_(1)
         statuses = host_words(len(group), devices[0])
         for rank, device in zip(group, devices, strict=True):
             if rank not in self._flags:

@@ -159,16 +159,24 @@ class Peers(FakeCuda):
     Attributes:
         allowed: devices that were given access, by the context they had.
         allocated: bytes by address.
+        owners: the devices that they are on.
     """
 
     def __init__(self, failing: tuple[str, int] = ("", 0)) -> None:
         super().__init__(failing=failing)
         self.allowed: list[int | None] = []
         self.allocated: dict[int, int] = {}
+        self.owners: list[int | None] = []
 
-    def _cuMemAlloc_v2(self, address: object, n_bytes: object) -> int:  # noqa: N802 CUDA's names
+    def _cuCtxSetCurrent(self, context: object) -> int:  # noqa: N802 as all below: CUDA's
+        if not context.value:  # type: ignore[attr-defined]
+            self.context = None
+        return 0
+
+    def _cuMemAlloc_v2(self, address: object, n_bytes: object) -> int:  # noqa: N802
         address._obj.value = 4096 * (1 + len(self.allocated))  # type: ignore[attr-defined]
         self.allocated[address._obj.value] = n_bytes.value  # type: ignore[attr-defined]
+        self.owners.append(self.context)
         return 0
 
     def _cuMemFree_v2(self, address: object) -> int:  # noqa: N802
@@ -200,12 +208,13 @@ def test_slots_in_the_memory_of_a_peer(driver: Peers) -> None:
     slot = new_slot("peer", 100, *CARDS)
     assert driver.allowed == [0], "the one that writes is allowed to"
     assert driver.allocated == {slot.source: 800}
+    assert driver.owners == [1], "the one that gets it"
     assert slot.goal == slot.source
-    assert driver.context == 1, "where it lies"
+    assert driver.context is None, "this thread has what it had"
     assert slot.device_bytes == 800
     driver.calls.clear()
     slot.clear()
-    assert driver.calls[-2:] == ["cuMemsetD8_v2", "cuCtxSynchronize"]
+    assert driver.calls[-3:-1] == ["cuMemsetD8_v2", "cuCtxSynchronize"]
     second = new_slot("peer", 100, *CARDS)  # access was allowed before
     assert second.goal != slot.goal
     del slot, second

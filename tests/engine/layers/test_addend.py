@@ -57,6 +57,31 @@ def test_a_sum_is_not_reduced_again(ctx: Context, monkeypatch: pytest.MonkeyPatc
     assert torch.equal(ctx.add(x, Addend(delta, is_whole=True)), x + delta)
 
 
+def test_a_lane_adds_up(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is one, nothing else is asked for the sum."""
+
+    class Lane:
+        def all_reduce(self, x: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+            return torch.full(shape, 7.0) if x is None else 3 * x
+
+    def refuse(*_: object) -> Tensor:
+        raise AssertionError
+
+    asked: list[int] = []
+
+    def lane(group: tuple[int, ...], n: int) -> Lane:
+        asked.append(n)
+        return Lane()
+
+    monkeypatch.setattr(ctx._comm, "all_reduce", refuse)
+    monkeypatch.setattr(ctx._comm, "lane", lane)
+    x, delta = torch.randn(3, 8), torch.randn(3, 8)
+    assert torch.equal(ctx.add(x, Addend(delta)), x + 3 * delta)
+    assert torch.equal(ctx.add(x, Addend(None)), x + 7)
+    assert torch.equal(ctx.add(x, Addend(delta, is_whole=True)), x + delta)
+    assert asked == [24, 24]
+
+
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> list[Norm | None]:
     """The norms that sums were computed with."""
