@@ -195,6 +195,7 @@ class CommError(DeviceError):
             f"Load the model again; if this comes back, load it without {without}.",
         )
         self.rank = rank
+        self.problem = problem
         self.device = device
 
 

@@ -1,0 +1,170 @@
+"""Ranks that are processes: logits and tokens as of ranks that are threads, and how they end."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import EngineError, LoadParams, Model, SamplingParams
+from engine.distributed import _params, _parser
+from engine.parallel.wire import GlooWire
+from tests.helpers.golden import golden_logits, golden_models, golden_path
+from tests.helpers.tiny_gguf import tiny_gguf
+
+PROMPT = [5, 6, 7, 9]
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0, "max_tokens": 6, "ignore_eos": True},
+    {"seed": 7, "temperature": 1.5, "top_k": 20, "max_tokens": 6, "ignore_eos": True},
+    {"seed": 8, "temperature": 1.5, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 6},
+]
+END_S = 5.0
+
+
+class Processes:
+    """As many ranks as there are, on this machine."""
+
+    def __init__(self, n: int, arguments: list[str]) -> None:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n)}
+        common = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
+        if sys.platform == "linux":
+            common["GLOO_SOCKET_IFNAME"] = "lo"
+        self._all = [
+            subprocess.Popen(
+                [sys.executable, "-m", *arguments], env={**common, "RANK": str(rank)},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for rank in range(n)
+        ]  # fmt: skip
+
+    def ends(self) -> list[tuple[int, str, str]]:
+        """Of each: exit status, what it wrote, and its errors."""
+        try:
+            found = [process.communicate(timeout=90) for process in self._all]
+        finally:
+            for process in self._all:
+                process.kill()
+        return [(p.returncode, *texts) for p, texts in zip(self._all, found, strict=True)]
+
+
+def tasks(folder: Path, splits: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A small model in several splits, and one of the golden set if it is there."""
+    path = str(tiny_gguf(folder / "m.gguf", quant="Q8_0", n_embd=128, n_head_kv=4, n_ff=128))
+    found = [
+        {"name": f"tiny-{n}", "ids": [*range(3, 20)], "params": {"path": path, **split}}
+        for n, split in enumerate(splits)
+    ]
+    for name in list(golden_models())[:1]:
+        path = str(golden_path(f"{name}.gguf"))
+        ids = [int(i) for i in golden_logits(name)[0][:12]]
+        found.append({"name": name, "ids": ids, "params": {"path": path, **splits[0]}})
+    return [{**task, "prompt": PROMPT, "sampling": SAMPLING} for task in found]
+
+
+def check(task: dict[str, Any], folder: Path) -> None:
+    """Logits and tokens of processes are those of threads."""
+    model = Model(LoadParams(**task["params"]))
+    assert np.array_equal(np.load(folder / f"{task['name']}.npy"), model.logits(task["ids"]))
+    expected = []
+    for sampling in SAMPLING:
+        events = model.generate(PROMPT, SamplingParams(**sampling))
+        expected.append([i for event in events for i in getattr(event, "ids", ())])
+    for rank in range(len(task["params"]["devices"])):
+        drawn = json.loads((folder / f"{task['name']}.{rank}.json").read_text())
+        assert drawn == expected, task["name"]
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("n", "splits", "end", "said"),
+    [
+        (
+            2,
+            [{"split": (3, 1)}, {"split": (1, 2), "split_mode": "layer"}],
+            "sleep",
+            "(rank 1) has not answered for 1.5 seconds.",
+        ),
+        (
+            3,
+            [{"split": (2, 1, 1)}, {"split": (1, 0, 1)}],
+            "kill",
+            "(rank 1) has ended in the middle of a step.",
+        ),
+    ],
+    ids=["2", "3"],
+)
+def test_processes_give_what_threads_give_and_end_together(
+    tmp_path: Path, n: int, splits: list[dict[str, Any]], end: str, said: str
+) -> None:
+    splits = [{"devices": ("cpu",) * n, "n_ctx": 64, "cpu_threads": 1, **s} for s in splits]
+    wanted = tasks(tmp_path, splits)
+    (tmp_path / "job.json").write_text(json.dumps({"tasks": wanted, "end": end}))
+    processes = Processes(n, ["tests.helpers.rank_process", str(tmp_path)])
+    if end == "sleep":
+        processes._all[0].wait(90)
+        processes._all[1].kill()
+    ends = processes.ends()
+    for task in wanted:
+        check(task, tmp_path)
+    for rank in [rank for rank in range(n) if rank != 1]:
+        status, _, errors = ends[rank]
+        assert status == 1, errors
+        kind, sentence, hint, seconds = json.loads((tmp_path / f"end.{rank}.json").read_text())
+        assert kind == "CommError"
+        assert sentence == f"cpu on {socket.gethostname()} {said}"
+        assert hint.startswith("Load the model again")
+        assert seconds < END_S
+
+
+def test_the_command_answers_on_rank_0(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
+    rest = ["-p", "hello world", "-n", "5", "--ignore-eos", "--json", "--split", "3,1"]
+    ends = Processes(2, ["engine.distributed", str(path), *rest]).ends()
+    assert [status for status, _, _ in ends] == [0, 0], ends
+    assert ends[1][1] == ""
+    found = json.loads(ends[0][1])
+    with Model(LoadParams(str(path), ("cpu", "cpu"), (3, 1))) as model:
+        greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+        events = list(model.generate("hello world", greedy))
+    assert found["ids"] == [i for event in events for i in getattr(event, "ids", ())]
+    assert found["text"] == "".join(getattr(event, "text", "") for event in events)
+
+
+def test_what_one_process_cannot_do_all_say(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
+    rest = ["-p", "hello", "--devices", "cpu,cuda:77"]
+    ends = Processes(2, ["engine.distributed", str(path), *rest]).ends()
+    assert [(status, shown) for status, shown, _ in ends] == [(1, "")] * 2
+    why = "There is no device 'cuda:77' on this machine"
+    who = f"cuda:77 on {socket.gethostname()} (rank 1)"
+    assert ends[0][2].startswith(f"rank 0: {who} has failed: {why}")
+    assert ends[1][2].startswith(f"rank 1: {why}")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--devices", "cpu"], "There are 2 processes for 1 devices."),
+        (["--split", "three"], "The split 'three' is not a list of numbers."),
+    ],
+)
+def test_what_is_not_meant_is_said(given: list[str], said: str) -> None:
+    options = _parser().parse_args(["m.gguf", "-p", "hello", *given])
+    with pytest.raises(EngineError, match=said):
+        _params(options, 2)
+
+
+def test_without_a_launcher_it_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(EngineError, match="cannot be reached") as found:
+        GlooWire(1)
+    assert "torchrun" in found.value.hint
