@@ -40,10 +40,8 @@ PLACES: tuple[Place, ...] = ("host", "peer")
 NO_STORES = (
     "What kernels on {} write does not reach {} in any way; copies are used, which take longer."
 )
-NO_LONGER = (
-    "What {} sends to {} by way of the {} worked before and does not now; it will be tried anew at "
-    "the next load."
-)
+NO_LONGER = "What {} sends {} to {} arrived before and does not now; the next load tries it anew."
+BY = {"peer": "straight", "host": "by way of the host", "device": ""}
 
 Trials = dict[tuple[Means, Place], TrialRecord]
 Found = Mapping[Pair, Trials]
@@ -214,7 +212,11 @@ class Prover:
                         continue
                     trials = {**self._records[pair].trials, (means, place): trial}
                     self._records[pair] = LinkRecord(_today(), trials)
-                    notes.append(NO_LONGER.format(*pair, place))
+                    if trial.verdict == "refused":
+                        failure = LinkRecord(_today(), {(means, place): trial})
+                        notes += link_problems(*pair, failure, "on")
+                        continue
+                    notes.append(NO_LONGER.format(pair[0], BY[place], pair[1]))
                     for ends in ((a, b), (b, a)):
                         self._file.forget_proof(*(self._infos[end] for end in ends))
         return notes
@@ -243,15 +245,13 @@ class Prover:
     def _tried(
         self, a: str, b: str, means: Means, place: Place, effort: Effort
     ) -> Mapping[Pair, TrialRecord]:
-        from engine.gpu.link_trial import crashed, refused, tried
+        from engine.gpu.link_trial import failed, tried
 
         try:
             there, back = tried(self._world.bench(a, b), means, place, effort)
-        except EngineError as error:
-            there, back = refused(error)
-        except RuntimeError as error:  # CUDA fails in all ways
-            log.exception("%s of %s and %s by %s", means, a, b, place)
-            there, back = crashed(error)
+        except (EngineError, RuntimeError) as error:  # CUDA fails in all ways
+            log.warning("%s of %s and %s by %s: %s", means, a, b, place, error)
+            there, back = failed(error)
         return {(a, b): there, (b, a): back}
 
     def _misses(self, pair: Pair, place: Place) -> bool:

@@ -12,9 +12,11 @@ from typing import TextIO
 import engine.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
+import torch
+
 from engine.errors import EngineError
 from engine.gpu.link_bench import GpuBench
-from engine.gpu.link_trial import FULL, Both, refused, tried
+from engine.gpu.link_trial import FULL, Both, failed, tried
 from engine.parallel.ways import Place
 from engine.planning.link_records import Means, trial_document
 
@@ -34,7 +36,7 @@ def run(requests: TextIO, replies: TextIO) -> None:
             if means == "stores":
                 bench.warm_up()  # compiling takes long; the time of a trial counts from `begin` on
         except EngineError as error:
-            both = refused(error)
+            both = failed(error)
         say(begin=number)
         both = both or _tried(bench, means, place)
         say(there=trial_document(both[0]), back=trial_document(both[1]))
@@ -43,8 +45,8 @@ def run(requests: TextIO, replies: TextIO) -> None:
 def _tried(bench: GpuBench, means: Means, place: Place) -> Both:
     try:
         return tried(bench, means, place, FULL)
-    except EngineError as error:
-        return refused(error)
+    except (EngineError, torch.OutOfMemoryError) as error:  # others end this process
+        return failed(error)
 
 
 if __name__ == "__main__":

@@ -115,6 +115,7 @@ class Runtime:
         self.threads_per_rank = threads = threads_per_rank(params.cpu_threads, self.plan)
         self.n_threads = threads * max(1, len(busy_on_cpu(self.plan)))
         self.group = make_group(self.plan, self.devices, params)
+        self.plan = replace(self.plan, warnings=(*self.plan.warnings, *self.group.notes))
         crew = Crew(self.devices, self.group, threads)
         self.passes = Passes(crew, self.hp.n_vocab, self.n_ctx, can_rewind=self.can_rewind)
         self._finalizer = weakref.finalize(self, crew.close)

@@ -59,6 +59,7 @@ class DeviceGroup(ThreadGroup):
         self.lanes = Lanes(devices, ways, lambda rank, group: self._pass(rank, group))
         self.marks = Marks([str(device) for device in devices])
         self._ways = ways
+        self.notes = ways.notes
         self._make_queues = queues
         self._queues: dict[int, Queues] = {}
         self._copying: dict[tuple[int, Group], Copying] = {}

@@ -31,12 +31,12 @@ from engine.gpu.link_exchange import (
     with_figures,
 )
 from engine.gpu.slots import Slot
+from engine.machine import is_out_of_memory
 from engine.parallel.ways import Place
 from engine.planning.link_records import Means, TrialRecord
 
 __all__ = [
-    "FULL", "QUICK", "Both", "Effort", "crashed", "refused", "tried", "try_copies", "try_nccl",
-    "try_stores",
+    "FULL", "QUICK", "Both", "Effort", "failed", "tried", "try_copies", "try_nccl", "try_stores"
 ]  # fmt: skip
 
 Both = tuple[TrialRecord, TrialRecord]
@@ -160,15 +160,11 @@ def _gathered(bench: LinkBench, values: Sequence[Tensor], outputs: Sequence[Tens
     return bench.finish(NCCL_PATIENCE_S)
 
 
-def refused(why: EngineError) -> Both:
-    """For what could not be begun."""
-    found = TrialRecord("refused", str(why).rstrip("."))
-    return found, found
-
-
-def crashed(error: BaseException) -> Both:
-    """For what ended with an error of the driver."""
-    found = TrialRecord("crashed", str(error).partition("\n")[0][:120].rstrip("."))
+def failed(error: EngineError | RuntimeError) -> Both:
+    """For what could not be begun, also as there is no memory, or ended with a driver's error."""
+    is_refused = isinstance(error, EngineError) or is_out_of_memory(error)
+    why = str(error).partition("\n")[0][:120].rstrip(".")
+    found = TrialRecord("refused" if is_refused else "crashed", why)
     return found, found
 
 

@@ -78,6 +78,9 @@ class ThreadGroup:
 
     Args:
         is_awake: ranks wait for each other awake for a while, which takes kernels for the CPU.
+
+    Attributes:
+        notes: what a person should know of the ways between devices, as sentences.
     """
 
     def __init__(self, *, is_awake: bool = False) -> None:
@@ -88,6 +91,7 @@ class ThreadGroup:
         self._is_aborted = False
         self._has_lost = False
         self.progress = Progress()
+        self.notes: tuple[str, ...] = ()
 
     def meeting(self, group: Group) -> Meeting:
         """Where the members of a group find each other."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.devices.types import DeviceInfo
 from engine.errors import EngineError
 from engine.gpu import link_trial
-from engine.gpu.link_trial import refused, tried
+from engine.gpu.link_trial import failed, tried
 from engine.parallel.ways import Pair, Place
 from engine.planning.link_records import MEANS, NCCL, Means, TrialRecord
 
@@ -201,7 +201,7 @@ class FakeWorld:
                 try:
                     both = tried(self.bench(a, b), *NCCL, link_trial.FULL)
                 except EngineError as error:
-                    both = refused(error)
+                    both = failed(error)
                 found[a, b][NCCL], found[b, a][NCCL] = both
             for pair in ((a, b), (b, a)):
                 found[pair].update(self.apart.get(pair, {}))

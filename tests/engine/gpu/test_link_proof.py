@@ -184,11 +184,23 @@ def test_what_no_longer_works_is_not_used_and_is_proven_anew(path: Path, means: 
     ways = find_ways(TWO, file=MachineFile(path), world=world)
     assert getattr(ways.between(*TWO), means) == "host"
     assert ways.between("cuda:1", "cuda:0") == PEER
-    assert "worked before and does not now" in ways.notes[0]
+    assert ways.notes[0].startswith("What cuda:0 sends straight to cuda:1 arrived before and does")
     assert world.asked == []
     again = FakeWorld()
     assert both(find_ways(TWO, file=MachineFile(path), world=again)) == (PEER, PEER)
     assert again.asked == [TWO]
+
+
+def test_what_cannot_be_tried_shortly_is_not_used_and_stays_proven(path: Path) -> None:
+    """There may be memory again the next time."""
+    find_ways(TWO, file=MachineFile(path), world=FakeWorld())
+    world = FakeWorld({TWO: FakeBench(without=frozenset(["peer"]))})
+    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    assert both(ways) == (Way("host", "peer"), Way("host", "peer"))
+    assert "was not tried (There is no memory of peer)" in ways.notes[0]
+    again = FakeWorld()
+    assert both(find_ways(TWO, file=MachineFile(path), world=again)) == (PEER, PEER)
+    assert again.asked == []
 
 
 def test_when_all_fails_at_once_copies_by_the_host_are_left(path: Path) -> None:

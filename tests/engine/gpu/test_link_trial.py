@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+import torch
 
 from engine import link_trial_child
 from engine.errors import EngineError
@@ -11,7 +12,7 @@ from engine.gpu import link_exchange
 from engine.gpu.kernels import link_trial as kernels
 from engine.gpu.launch import is_interpreted
 from engine.gpu.link_bench import GpuBench
-from engine.gpu.link_trial import FULL, Effort, try_copies, try_nccl, try_stores
+from engine.gpu.link_trial import FULL, Effort, failed, try_copies, try_nccl, try_stores
 from engine.parallel.ways import Place
 from tests.helpers.fake_links import (
     Fading,
@@ -93,6 +94,18 @@ def test_what_passes_is_timed_with_the_lanes_of_the_slots() -> None:
     assert [(set(trial.seconds), trial.lanes) for trial in copies] == [
         ({4096}, (4, 16)), ({4096}, (1, 4))
     ]  # fmt: skip
+
+
+def test_a_lack_of_memory_is_no_fault_of_the_link() -> None:
+    """It may be tried again, unlike what ended with an error of the driver."""
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.\nAnd more.")
+    cases = (full, "refused"), (RuntimeError("CUDA error: unspecified launch failure"), "crashed")
+    for error, verdict in cases:
+        there, back = failed(error)
+        assert there == back
+        assert there.verdict == verdict
+        assert there.why.startswith("CUDA ")
+        assert "\n" not in there.why
 
 
 def test_nccl_is_tried_like_the_rest() -> None:

@@ -1,0 +1,51 @@
+"""What is found of links when a model is loaded is among its warnings."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine import LoadParams, load_model
+from engine.opener import make_group
+from engine.parallel.comm import ThreadGroup
+from engine.parallel.ways import Ways
+from tests.helpers.tiny_gguf import tiny_gguf
+
+NOTE = "What kernels on cuda:0 write does not reach cuda:1 in any way."
+
+
+def test_a_person_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(*_: object) -> ThreadGroup:
+        group = ThreadGroup()
+        group.notes = (NOTE,)
+        return group
+
+    path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
+    with load_model(path, n_ctx=8) as model:
+        assert NOTE not in model.warnings
+    monkeypatch.setattr("engine.runtime.make_group", made)
+    with load_model(path, n_ctx=8) as model:
+        assert NOTE in model.warnings
+
+
+def test_ways_are_found_for_gpus_that_hold_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the wish of who loads."""
+    pytest.importorskip("triton")
+    asked = []
+
+    def find(devices: list[str], p2p: str) -> Ways:
+        asked.append((devices, p2p))
+        return Ways(notes=(NOTE,))
+
+    monkeypatch.setattr("engine.opener.find_ways", find)
+    monkeypatch.setattr("engine.opener.kernels_for", lambda device: "gpu")
+    held = [
+        SimpleNamespace(device=f"cuda:{n}", storage="kernels", memory=SimpleNamespace(total=size))
+        for n, size in enumerate((1, 0, 2))
+    ]
+    params = LoadParams("m", ("cuda:0", "cuda:1", "cuda:2"), p2p="off")
+    devices = [torch.device("cpu")] * 3
+    group = make_group(SimpleNamespace(devices=held), devices, params)  # type: ignore[arg-type]
+    assert asked == [(["cuda:0", "cuda:2"], "off")]
+    assert group.notes == (NOTE,)
