@@ -139,25 +139,30 @@ class Crew:
         Raises:
             CommError: one does not come to an end.
         """
-        deadline = time.monotonic() + STALL_S
+        begun = time.perf_counter()
         for rank in self.ranks:
             while not self.is_idle(rank):
-                if time.monotonic() > deadline:
-                    raise self.stalled(rank)
+                self.check(rank, begun)
                 time.sleep(POLL_S)
+
+    def check(self, rank: int, begun: float) -> None:
+        """Look at the clock while a rank's device is waited for; a single one has all the time.
+
+        Args:
+            begun: when it had been given a token, in seconds of `time.perf_counter`.
+
+        Raises:
+            CommError: it takes too long; the rank counts as lost.
+        """
+        if len(self.devices) > 1 and time.perf_counter() > begun + STALL_S:
+            self._stalled.add(rank)
+            what = f"has not computed a token within {STALL_S:.0f} s"
+            raise CommError(rank, what, str(self.devices[rank]))
 
     def begin_anew(self) -> None:
         """Forget what was under way where ranks meet, after something has failed."""
-        if not self.lost:
-            self.group.abort()
-            self.group.settle()
-
-    def stalled(self, rank: int) -> CommError:
-        """What to say of a rank whose device does not come to an end; it is lost."""
-        self._stalled.add(rank)
-        return CommError(
-            rank, f"has not computed a token within {STALL_S:.0f} s", str(self.devices[rank])
-        )
+        self.group.abort()
+        self.group.settle()
 
     def close(self) -> None:
         """End the threads; safe to call twice."""

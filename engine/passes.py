@@ -234,9 +234,15 @@ class Passes:
         ]
 
     def recover(self) -> None:
-        """Be usable again after something has failed, perhaps in the middle of a token."""
+        """Be usable again after something has failed, perhaps in the middle of a token.
+
+        If a rank is lost, be closed.
+        """
         self.forget()
-        self.crew.begin_anew()
+        if self.crew.lost:
+            self.close()
+        else:
+            self.crew.begin_anew()
 
     def forget(self) -> None:
         """Have nothing to repeat."""

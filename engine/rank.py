@@ -157,11 +157,13 @@ class Rank:
         Raises:
             NotRepeatable: see `engine.gpu.graph`.
         """
+        if self.card is not None and not self.is_idle:
+            return self.card.capture(compute)
         from engine.gpu.capturing import Recomputed
 
-        if self.card is None or self.is_idle:
-            return Recomputed(lambda: self._anew(compute), is_idle=self.is_idle)
-        return self.card.capture(compute)
+        found = Recomputed(lambda: self._anew(compute), is_idle=self.is_idle)
+        found.replay()  # others have parts of graphs, between which they meet this one
+        return found
 
     def _anew(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
         found = compute()

@@ -114,13 +114,15 @@ def capture_on_all(
 
     Raises:
         NotRepeatable: it cannot be, or does not give the same; states are as before.
-        EngineError: the token could not even be computed.
+        EngineError: the token could not even be computed, or a rank is lost.
     """
     work = _Capturing(crew, takes)
     expected = crew.run(work.computed, is_watched=True)
     try:
         return work.replays(expected, lanes), expected
     except (CommError, Full) as error:
+        if crew.lost:
+            raise
         crew.begin_anew()
         crew.run(work.restore)
         raise NotRepeatable(str(error)) from error

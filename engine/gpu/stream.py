@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.crew import STALL_S
 from engine.errors import CommError, EngineError
 from engine.gpu.capturing import Recomputed, Replays, Take, capture_on_all
 from engine.gpu.graph import Captured, capture
@@ -307,9 +306,7 @@ class TokenStream:
                 raise EngineError(
                     "The device did not say which token it drew.", "Load the model again."
                 )
-            if time.perf_counter() > begun + STALL_S:
-                self._check(None)
-                raise self._crew.stalled(self._read)
+            self._crew.check(self._read, begun)
             time.sleep(POLL_S)
 
     def _is_idle(self) -> bool:

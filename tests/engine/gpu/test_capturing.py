@@ -155,14 +155,29 @@ def test_a_rank_that_does_not_come_is_a_reason_to_do_without(ranks: Ranks) -> No
     ranks.captured(FakeLanes(ranks.told))
 
 
-def test_a_device_that_does_not_end_is_not_waited_for(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_does_not_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be captured in another way then: whatever waits for it would not return."""
+    ranks = Ranks(3)
     monkeypatch.setattr("engine.crew.STALL_S", 0.05)
-    monkeypatch.setattr(Crew, "is_idle", lambda self, rank: rank < len(ranks.x) - 1)
-    with pytest.raises(NotRepeatable, match=f"rank {len(ranks.x) - 1}"):
+    monkeypatch.setattr(Crew, "is_idle", lambda self, rank: rank != 1)
+    with pytest.raises(CommError, match=r"cpu \(rank 1\) has not computed a token"):
         ranks.captured()
-    assert ranks.crew.lost == {len(ranks.x) - 1}
+    assert ranks.crew.lost == {1}
+    ranks.crew.close()
+
+
+def test_a_single_device_has_all_the_time_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = Crew([CPU], ThreadGroup())
+    monkeypatch.setattr("engine.crew.STALL_S", 0.0)
+    asked: list[int] = []
+
+    def is_idle(self: Crew, rank: int) -> bool:
+        asked.append(rank)
+        return len(asked) > 20
+
+    monkeypatch.setattr(Crew, "is_idle", is_idle)
+    crew.wait()
+    assert len(asked) == 21
 
 
 def test_a_token_that_cannot_be_computed_is_an_error(ranks: Ranks) -> None:

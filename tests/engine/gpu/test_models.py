@@ -9,10 +9,14 @@ from torch import Tensor
 
 from engine import EngineError, Model, SamplingParams, TokenText, backend, load_model
 from engine.errors import CommError
+from engine.footprint import x_bytes
 from engine.gpu.card import Card
 from engine.gpu.graph import NotRepeatable
 from engine.gpu.lane import Lanes
-from engine.rank import Rank
+from engine.opener import Opener
+from engine.ops.worker import Worker
+from engine.parallel.comm import ThreadGroup
+from engine.rank import Rank, Replay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -145,6 +149,31 @@ def test_where_lanes_fail_at_first_hosts_add_up(
         repeated = singly(model, IDS[:2])
         never_repeated(model)
         assert np.array_equal(singly(model, IDS[:2]), repeated)
+
+
+def test_a_rank_on_the_cpu_meets_parts_of_graphs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes anew each time, with its own kernels, while the other one replays."""
+    original = Opener._computing_with
+
+    def computing_with(self: Opener, number: int, has_kernels: bool) -> object:
+        if number == 0:
+            return original(self, number, has_kernels)
+        return Worker(1, x_bytes(self._runtime.hp)), None
+
+    monkeypatch.setattr(Opener, "_computing_with", computing_with)
+    monkeypatch.setattr("engine.runtime.make_group", lambda *_: ThreadGroup(is_awake=True))
+    with load_model(path, ["cpu"] * 2, [1, 1], n_ctx=32) as model:
+        replays = [rank.recording for rank in model.runtime.ranks]
+        assert [isinstance(x, Replay) and x.is_whole for x in replays] == [False, False]
+        assert model.runtime.stream is None
+        found = singly(model, IDS[:3])
+        never_repeated(model)
+        assert np.array_equal(singly(model, IDS[:3]), found)
+    monkeypatch.setenv("TANDEM_BACKEND", "reference")
+    with load_model(path, n_ctx=32) as model:
+        assert nmse(found, model.logits(IDS[:3])) < BAR
 
 
 @pytest.mark.slow
