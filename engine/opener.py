@@ -13,6 +13,7 @@ from engine.cache import Cache
 from engine.context import Context
 from engine.errors import Cancelled, EngineError, KernelError
 from engine.footprint import x_bytes
+from engine.halves import Halves, TakesTurns
 from engine.link_proof import find_ways
 from engine.loader import Progress, load_rank
 from engine.models.declare import Declaration, declare
@@ -91,8 +92,12 @@ class Opener:
         if card is not None and isinstance(comm, ThreadCommunicator):
             comm = card.cutting(comm)
         kinds = [d.type for d in runtime.devices]
-        context = Context(comm, make_ops(worker, card), cache, device, kinds)
-        return Rank(declaration, storage, context, worker, card)
+
+        def make_context() -> Context:
+            return Context(comm, make_ops(worker, card), cache, device, kinds)
+
+        halves = Halves(comm, make_context) if card and isinstance(comm, TakesTurns) else None
+        return Rank(declaration, storage, make_context(), worker, card, halves)
 
     def _computing_with(self, number: int, has_kernels: bool) -> tuple[Worker | None, Card | None]:
         """What a rank computes with; an idle one as the others do, for they may repeat tokens."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.backend import repeats_tokens
 from engine.errors import EngineError
+from engine.halves import LEAST_ROWS, halves_pay
 from engine.rank import Rank, Replay, warm_rows
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Passes:
         self.crew = crew
         self._n_vocab, self._n_ctx, self._can_rewind = n_vocab, n_ctx, can_rewind
         self._refusal = ""
+        self._in_halves = False
 
     @property
     def has_kernels(self) -> bool:
@@ -87,6 +89,7 @@ class Passes:
         if any(rank.card and rank.card.compiles for rank in self.ranks):
             for n in warm_rows(min(self._n_ctx, n_batch)):
                 self.compute([0] * n, 0, n - 1)
+            self._try_halves(min(self._n_ctx, n_batch))
         for rank in self.ranks:
             if rank.worker:
                 rank.worker.prepare()
@@ -110,10 +113,24 @@ class Passes:
             return logits
         return self._read(lambda: self._computed(ids, n_past, first_logit))
 
+    def _try_halves(self, n: int) -> None:
+        """Find out whether batches of n tokens take less time in halves, from now on."""
+        if n < LEAST_ROWS or not any(rank.halves for rank in self.ranks):
+            return
+
+        def compute(in_halves: bool) -> None:
+            self._in_halves = in_halves
+            self.compute([0] * n, 0, n - 1)
+
+        self._in_halves = halves_pay(compute)
+
     def _computed(self, ids: Sequence[int], n_past: int, first_logit: int) -> Tensor:
-        whole = torch.tensor(ids)
+        whole, n = torch.tensor(ids), len(ids)
+        in_halves = self._in_halves and n >= LEAST_ROWS and n // 2 <= first_logit
         ranks = self.ranks
-        return self._one(lambda rank: ranks[rank].compute(whole, n_past, first_logit))
+        return self._one(
+            lambda rank: ranks[rank].compute(whole, n_past, first_logit, in_halves=in_halves)
+        )
 
     def _one(self, compute: Callable[[int], Tensor | None]) -> Tensor:
         """The logits, which one rank has."""

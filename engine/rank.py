@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine.gpu.graph import Captured
     from engine.gpu.sampling import WordsLane
     from engine.gpu.stream import TokenStep
+    from engine.halves import Halves
     from engine.models.declare import Declaration
     from engine.ops.weights import Weight
     from engine.ops.worker import Worker
@@ -34,6 +35,7 @@ class Rank:
         storage: how it holds matrices, see `engine.plan.DevicePlan`.
         worker: what it computes with, where it uses the CPU's kernels.
         card: the same where it uses those for GPUs.
+        halves: computes batches in halves, where hosts do not wait for devices in sums.
 
     Attributes:
         is_idle: it has no part of the model.
@@ -44,7 +46,7 @@ class Rank:
 
     def __init__(
         self, declaration: Declaration, storage: str, context: Context,
-        worker: Worker | None = None, card: Card | None = None,
+        worker: Worker | None = None, card: Card | None = None, halves: Halves | None = None,
     ) -> None:  # fmt: skip
         self.model = declaration.model
         self.slots = declaration.slots
@@ -53,6 +55,7 @@ class Rank:
         self.context = context
         self.worker = worker
         self.card = card
+        self.halves = halves
         self.is_idle = context.rank not in declaration.split.holders
         self.recording: Recording | Replay | None = None
         self.refusal = "" if worker or card else "its device has no kernels that can be repeated"
@@ -81,10 +84,15 @@ class Rank:
         value: Weight | Tensor | None = getattr(slot.owner, slot.attribute)
         return value
 
-    def compute(self, ids: Tensor, n_past: int, first_logit: int) -> Tensor | None:
+    def compute(
+        self, ids: Tensor, n_past: int, first_logit: int, *, in_halves: bool = False
+    ) -> Tensor | None:
         """Run ids (T,) after `n_past` cached tokens: `CausalLM.forward`."""
-        self.context.begin(n_past, len(ids), first_logit)
-        logits = self.model.forward(ids.to(self.context.device), self.context)
+        if in_halves and self.halves:
+            logits = self.halves.compute(self.model, self.context, ids, n_past, first_logit)
+        else:
+            self.context.begin(n_past, len(ids), first_logit)
+            logits = self.model.forward(ids.to(self.context.device), self.context)
         self._forget()
         return logits
 
@@ -203,6 +211,8 @@ class Rank:
     def let_go(self) -> None:
         """Forget what holds on to weights and caches beside the places where they belong."""
         self.recording = None
+        if self.halves is not None:
+            self.halves.forget()
         self.context.ops = make_ops(self.worker, self.card)
         if self.worker is not None:
             self.worker.release()

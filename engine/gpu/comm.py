@@ -29,6 +29,7 @@ from engine.parallel.comm import ThreadGroup
 if TYPE_CHECKING:
     from engine.gpu.lane import Lane
     from engine.parallel.comm import Group
+    from engine.parallel.turns import Turns
     from engine.parallel.ways import Ways
 
 log = logging.getLogger(__name__)
@@ -180,12 +181,17 @@ class DeviceGroup(ThreadGroup):
 
 
 class DeviceCommunicator:
-    """A rank on a GPU, whose peers all are."""
+    """A rank on a GPU, whose peers all are.
+
+    Attributes:
+        turns: while a large sum is under way, lets another computation of this rank go on.
+    """
 
     def __init__(self, shared: DeviceGroup, rank: int) -> None:
         self.rank = rank
         self._shared = shared
         self._device = shared.devices[rank]
+        self.turns: Turns | None = None
 
     @property
     def waited_s(self) -> float:
@@ -228,7 +234,10 @@ class DeviceCommunicator:
         out = torch.empty(tuple(shape), dtype=dtype, device=self._device)
         nccl = self._shared.nccl(self.rank, group)
         done = nccl.all_reduce(x, out) if nccl is not None and is_rounded(out) else None
-        self._go_on_behind(done or copying.all_reduce(x, out))
+        done = done or copying.all_reduce(x, out)
+        if self.turns is not None:
+            self.turns.pass_on()
+        self._go_on_behind(done)
         return out
 
     def broadcast(

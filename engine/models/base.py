@@ -79,7 +79,7 @@ class CausalLM(Module):
 
         Returns:
             Logits (rows, n_vocab) of the rows from `ctx.first_logit` on; only on the first rank
-            of the output head, None on the others.
+            of the output head, None on the others. None on all if there are no such rows.
         """
         x = self.embed(ids, ctx)
         for block in self.blk:
@@ -88,6 +88,8 @@ class CausalLM(Module):
             x = ctx.enter(x, block.split.group, self.hp.n_embd)
             if x is not None:
                 x = ctx.steer(block.forward(x, ctx), block.layer)
+        if ctx.first_logit >= len(ids):
+            return None
         x = ctx.enter(x, self.split.last_group, self.hp.n_embd)
         if x is None:
             return None

@@ -1,0 +1,146 @@
+"""Batches in two halves that take turns: the numbers of whole ones, and whether they pay."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import Model, load_model
+from engine.gpu.lane import Lane
+from engine.halves import ORDER, Halves, halves_pay
+from engine.parallel.turns import Turns
+from tests.helpers.golden import nmse
+from tests.helpers.hf_models import FAMILIES
+from tests.helpers.tiny_gguf import tiny_gguf
+
+IDS = [5, 9, 33, 12, 7, 40, 2]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that meet as on GPUs; no value is so small that kernels would add it up."""
+    monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
+    monkeypatch.setattr("engine.passes.LEAST_ROWS", 2)
+    monkeypatch.setattr(Lane, "serves", lambda lane, n: False)
+    monkeypatch.setattr("engine.passes.repeats_tokens", lambda: False)  # to capture them takes long
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
+    """Each time that a rank let its other half go on."""
+    seen: list[Turns] = []
+    pass_on = Turns.pass_on
+
+    def noted(self: Turns) -> None:
+        seen.append(self)
+        pass_on(self)
+
+    monkeypatch.setattr(Turns, "pass_on", noted)
+    return seen
+
+
+def in_halves(model: Model, *, wanted: bool) -> None:
+    model.runtime.passes._in_halves = wanted
+
+
+def batches(model: Model) -> np.ndarray:
+    """Logits behind a first batch, and behind one that sees it."""
+    return np.stack([model.runtime.forward(IDS[:4], 0, 3), model.runtime.forward(IDS[4:], 4, 2)])
+
+
+@pytest.mark.parametrize("split_mode", ["tensor", "layer"])
+def test_halves_give_what_a_whole_batch_gives(
+    tmp_path: Path, turns: list[Turns], split_mode: str
+) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", n_layer=2)
+    with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=16, split_mode=split_mode) as model:
+        expected = batches(model)
+        assert not turns
+        in_halves(model, wanted=True)
+        found = batches(model)
+        n_sum = 1 + 2 * 2  # the embedding, and two in each block
+        assert len(turns) == (2 * 2 * 2 * n_sum if split_mode == "tensor" else 0)
+        assert nmse(found, expected) < 1e-9
+        in_halves(model, wanted=False)
+        assert np.array_equal(batches(model), expected), "nothing stays of it"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3next", "gpt-oss", "mamba2"])
+def test_states_and_experts_see_the_first_half_first(name: str, tmp_path: Path) -> None:
+    family = next(family for family in FAMILIES if family.name == name)
+    ids, _ = family.build(tmp_path / "m.gguf")
+    with load_model(tmp_path / "m.gguf", ["cpu"] * 2, n_ctx=16) as model:
+        expected = model.runtime.forward(ids[:5], 0, 4)
+        in_halves(model, wanted=True)
+        assert nmse(model.runtime.forward(ids[:5], 0, 4), expected) < 1e-6
+
+
+def test_logits_of_the_first_half_are_computed_whole(tmp_path: Path, turns: list[Turns]) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
+    with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
+        in_halves(model, wanted=True)
+        assert model.runtime.forward(IDS, 0, 0).shape[0] == len(IDS)
+        assert not turns
+        assert model.runtime.forward(IDS, 0, 3).shape[0] == 4
+        assert turns
+
+
+def test_a_failure_in_one_half_leaves_the_model_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
+    with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
+        expected = batches(model)
+        in_halves(model, wanted=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(Turns, "pass_on", lambda turns: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                batches(model)
+        assert nmse(batches(model), expected) < 1e-9
+
+
+@pytest.mark.parametrize(("whole_s", "halves_s", "pays"), [(10, 9, True), (10, 9.9, False)])
+def test_what_takes_less_time_is_kept(
+    monkeypatch: pytest.MonkeyPatch, whole_s: float, halves_s: float, pays: bool
+) -> None:
+    clock, done = [0.0], list[bool]()
+
+    def compute(in_halves: bool) -> None:
+        done.append(in_halves)
+        clock[0] += halves_s if in_halves else whole_s
+
+    monkeypatch.setattr("engine.halves.time.perf_counter", lambda: clock[0])
+    assert halves_pay(compute) == pays
+    assert tuple(done) == ORDER
+
+
+def test_it_is_tried_at_load_where_kernels_were_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Callable[[bool], object]] = []
+
+    def pay(compute: Callable[[bool], object]) -> bool:
+        tried.append(compute)
+        compute(True)
+        return True
+
+    monkeypatch.setattr("engine.passes.halves_pay", pay)
+    monkeypatch.setattr("engine.gpu.card.Card.compiles", True)
+    monkeypatch.setattr("engine.opener.Opener._compiled", _nothing)
+    path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
+    with load_model(path, ["cpu"] * 2, n_ctx=4) as model:
+        assert len(tried) == 1
+        assert model.runtime.passes._in_halves
+        assert all(isinstance(rank.halves, Halves) for rank in model.runtime.ranks)
+    with load_model(path, n_ctx=4) as model:
+        assert len(tried) == 1, "one rank has nobody to wait for"
+
+
+class _nothing:  # noqa: N801 a context manager is a verb
+    def __init__(self, *args: object) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
