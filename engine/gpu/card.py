@@ -14,7 +14,7 @@ from engine.gpu.graph import Captured, capture
 from engine.gpu.ops import GpuOps
 from engine.gpu.rehearsal import rehearse
 from engine.gpu.sampling import draw_starts
-from engine.gpu.target import target_of
+from engine.gpu.target import aimed, target_of
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
@@ -56,7 +56,8 @@ class Card:
         split, hp = declaration.split, declaration.hp
         n_embd = hp.n_embd if rank in split.last_group else None
         own = range(*split.output.spans[rank])
-        starts += draw_starts(hp.n_vocab, own, len(split.holders), n_embd)
+        with aimed(self.target):
+            starts += draw_starts(hp.n_vocab, own, len(split.holders), n_embd)
 
         def tell(n_done: int, n_total: int) -> None:
             note(f"Compiling kernels: {n_done} of {n_total}" if n_done < n_total else "")

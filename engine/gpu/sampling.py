@@ -31,9 +31,11 @@ from torch import Tensor
 from engine.config import SamplingParams
 from engine.gpu.kernels import drawing, split_sampling
 from engine.gpu.kernels import sampling as kernels
+from engine.gpu.lane import Lanes
 from engine.gpu.launch import Start, launch, watched
 from engine.gpu.steps import power_of_two
 from engine.host_memory import HostTensor
+from engine.parallel.ways import Ways
 from engine.sampler import History, Sampler, penalises
 
 ROOM = 1024
@@ -348,20 +350,10 @@ class DeviceSampler:
         )  # fmt: skip
 
 
-class Unheard:
-    """A lane on the device "meta": it tells nothing, and starts no kernels of its own."""
-
-    def __init__(self, n_rank: int) -> None:
-        self.seat, self.group = 0, tuple(range(n_rank))
-
-    def words(self, own: Tensor) -> Tensor:
-        return own.new_empty(len(self.group), own.numel())
-
-
 def draw_starts(
     n_vocab: int, own: range | None = None, n_rank: int = 1, n_embd: int | None = None
 ) -> list[Start]:
-    """The kernels of a draw, to compile them before there is memory; not those of the lane.
+    """The kernels of a draw, to compile them before there is memory: for the target in use.
 
     Args:
         own: the ids of the logits that the rank has; None for all.
@@ -374,7 +366,7 @@ def draw_starts(
         return False
 
     place = torch.empty(1, dtype=torch.int64, device=meta)
-    lane = Unheard(n_rank) if n_rank > 1 else None
+    lane = Lanes([meta] * n_rank, Ways()).lane(0, tuple(range(n_rank)))
     drawer = DeviceSampler(meta, n_vocab, own, lane)
     logits = torch.empty(n_vocab if own is None else len(own), device=meta)
     stream = None if n_embd is None else torch.empty(n_embd, device=meta)

@@ -322,7 +322,10 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
 def all_words(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
               TOGETHER: tl.constexpr, PUSH: tl.constexpr, COLLECT: tl.constexpr,
               SLOT: tl.constexpr, PAIRS: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """n words (int32) of each member in `out` (N, n); the rest as in `all_reduce`."""
+    """n words (int32) of each member in `out` (N, n), or -1 if they did not come.
+
+    The rest is as in `all_reduce`.
+    """
     n_pairs = (n + 1) // 2
     at = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     inside = at < n_pairs
@@ -335,7 +338,7 @@ def all_words(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
         begun, turn = time_now(epoch, ASM), epoch * 0
         for begin in tl.static_range(0, N, TOGETHER):
             firsts, seconds, turn, state = received(
-                table, seat, begin, epoch, at, inside, stop, begun, turn, patience, 0, N, TOGETHER,
+                table, seat, begin, epoch, at, inside, stop, begun, turn, patience, -1, N, TOGETHER,
                 SLOT, ASM,
             )  # fmt: skip
             note(table, flags, epoch, state, N)

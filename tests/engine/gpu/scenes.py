@@ -21,7 +21,7 @@ from engine.gpu.lane import Lanes
 from engine.gpu.launch import Start, watched
 from engine.gpu.link_exchange import Exchange, load_pairs, store_pairs
 from engine.gpu.rehearsal import rehearse
-from engine.gpu.sampling import DeviceSampler, Unheard
+from engine.gpu.sampling import DeviceSampler
 from engine.gpu.slots import Slot
 from engine.gpu.target import Target, aimed
 from engine.gpu.weights import GpuPlain, GpuPlanes
@@ -233,7 +233,8 @@ def of_sampling(is_brief: bool) -> None:
     sampler.draw(_f32(N_VOCAB), _ids(1), _ids(1))
     for n_rank in (2,) if is_brief else (2, 3, 8):
         own = range(N_VOCAB // n_rank)
-        split = DeviceSampler(META, N_VOCAB, own, Unheard(n_rank))
+        lane = Lanes([META] * n_rank, Ways()).lane(0, tuple(range(n_rank)))
+        split = DeviceSampler(META, N_VOCAB, own, lane)
         split.draw(_f32(len(own)), _ids(1), _ids(1), _f32(N_COLUMNS))
 
 

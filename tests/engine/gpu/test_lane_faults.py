@@ -87,6 +87,12 @@ def write_late(ranks: Ranks, seats: Sequence[int], exchange: Exchange) -> None:
             write_only(ranks, seat, exchange)
 
 
+def test_words_that_did_not_come() -> None:
+    with one_kernel(), ranks_of(2, SHORT_S) as ranks:
+        found = ranks.lane(1).words(torch.arange(20, dtype=torch.int32))
+        assert found.tolist() == [[-1] * 20, list(range(20))]
+
+
 def test_after_a_reset_all_is_well() -> None:
     with ranks_of(3, SHORT_S) as ranks:
         assert starts_anew(ranks)

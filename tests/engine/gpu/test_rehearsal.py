@@ -7,6 +7,7 @@ import pytest
 from engine import LoadParams
 from engine.gguf import GGUFFile
 from engine.gpu.attention import FEW_TOKENS
+from engine.gpu.kernels import exchange
 from engine.gpu.rehearsal import rehearse
 from engine.gpu.target import Target
 from engine.models.declare import declare
@@ -45,6 +46,17 @@ def test_ranks_rehearse_alone(tmp_path: Path, mode: str, rank: int) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
     names = starts_of(path, rank, devices=("cuda:0", "cuda:1"), split_mode=mode)
     assert names.count("attend") == (2 if mode == "tensor" else 1) * len(ROWS)
+
+
+@pytest.mark.parametrize(("second", "n_sum"), [("cuda:1", 4), ("cuda:0", 4), ("cpu", 0)])
+def test_ranks_on_gpus_rehearse_their_sums(tmp_path: Path, second: str, n_sum: int) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=2)
+    params = LoadParams(str(path), n_ctx=320, devices=("cuda:0", second), split_mode="tensor")
+    with GGUFFile.open(path) as file:
+        found = rehearse(declare(file, params), 0, params, H200, ROWS)
+    fused = [start for start in found if start.kernel is exchange.add_norm]
+    assert len(fused) == n_sum * len(ROWS)
+    assert all(start.constants["ASM"] and start.constants["PUSH"] for start in fused)
 
 
 def test_a_token_needs_few_kernels(tmp_path: Path) -> None:

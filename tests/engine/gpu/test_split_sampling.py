@@ -14,14 +14,13 @@ from engine.gpu.launch import Start, watched
 from engine.gpu.sampling import (
     DeviceSampler,
     Entry,
-    Unheard,
     draw_starts,
     message_bytes,
     most_sent,
     settings_of,
 )
 from tests.helpers.draws import GREEDY, NEUTRAL, PENALTIES, Draws, random_logits, random_params
-from tests.helpers.lanes import ranks_of
+from tests.helpers.lanes import Unheard, ranks_of
 
 HALVES = (0, 300, 601)
 
@@ -303,7 +302,8 @@ def test_all_ranks_start_the_same_few_kernels() -> None:
 
 def test_they_are_known_without_memory() -> None:
     starts = draw_starts(150_000, range(50_000), 3, n_embd=4096)
-    assert [start.kernel.__name__ for start in starts] == ["survey", "bound", "offer", "decide"]
+    names = [start.kernel.__name__ for start in starts]
+    assert names == ["survey", "bound", "offer", "all_words", "decide"]
     n_bytes = [
         DeviceSampler(torch.device("meta"), 150_000, own, Unheard(3)).n_bytes
         for own in (range(50_000), range(0))
