@@ -140,16 +140,22 @@ class Lanes:
             self._hasten(is_hasty=False)
 
     def problem(self) -> CommError | None:
-        """What a kernel reported: that it waited too long, and for whom. It asks no device."""
+        """What kernels reported: that they waited too long, and for whom. It asks no device.
+
+        Who waited for a rank that itself waited for a third one is not the one that names it.
+        """
+        blamed: dict[int, int] = {}
         for group, lanes in list(self._made.items()):
             for lane in lanes:
                 status = int(lane.status)
                 if status:
-                    rank = group[(status & 0xFFFFFFFF) - 1]
-                    return CommError(
-                        rank, "did not answer the other devices in time", str(self.devices[rank])
-                    )
-        return None
+                    blamed.setdefault(lane.rank, group[(status & 0xFFFFFFFF) - 1])
+        if not blamed:
+            return None
+        silent = [rank for rank in blamed.values() if rank not in blamed]
+        rank = (silent or list(blamed.values()))[0]
+        name = str(self.devices[rank])
+        return CommError(rank, "did not answer the other devices in time", name)
 
     def abort(self) -> None:
         """Let kernels that wait give up soon, and later ones not wait; `reset` undoes it."""

@@ -26,6 +26,8 @@ from engine.gpu.lane import Lanes
 from engine.gpu.launch import Start, watched
 from engine.gpu.target import aimed
 from engine.layers.addend import Addend
+from engine.layers.norm import RMSNorm
+from engine.parallel.placement import Replicate
 from engine.parallel.ways import Ways
 from tests.engine.gpu.offline import offline
 from tests.engine.gpu.targets import targets_of
@@ -45,16 +47,24 @@ LABEL = re.compile(r"^\s*(\.L\w+):")
 BRANCH = re.compile(r"(?:BRA|s_c?branch\w*)\s.*?(\.L\w+)")
 
 
-def start_of(name: str) -> Start:
-    """The fused kernel of a rank that has something to add."""
+def starts_of(name: str) -> list[Start]:
+    """The fused kernels of a rank that has something to add, and of one that has not."""
     starts: list[Start] = []
     with aimed(targets_of(name)[0]), watched(lambda start: bool(starts.append(start))):
         lane = Lanes([META] * N_RANK, Ways()).lane(1, tuple(range(N_RANK)))
         assert lane is not None
-        x = torch.empty(1, N, device=META)
-        lane.add_norm(x, Addend(x), None)
-    (start,) = starts
-    return start
+        x, norm = torch.empty(1, N, device=META), RMSNorm(N, 1e-5, Replicate((0,)))
+        norm.weight = torch.empty(N, device=META)
+        for own in (x, None):
+            lane.add_norm(x, Addend(own), norm, 1)
+    return starts
+
+
+def reduced(ttgir: str) -> list[str]:
+    """How numbers that are added up lie in threads, which decides in what order that happens."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
+    found = re.findall(r"\}\) : \(tensor<\d+xf32, (#\w+)>\) -> f32", ttgir)
+    return [layouts[name] for name in found]
 
 
 def sass(cubin: bytes) -> str:
@@ -88,10 +98,12 @@ def facts_of(name: str) -> dict[str, Any]:
         strong: what PTX calls accesses that go to memory itself.
         whole: stores in PTX whose packets are made of a word and the flag of both.
         stores: all of them.
+        norms: how each of the kernels adds up squares.
     """
-    start = start_of(name)
+    starts = starts_of(name)
     with offline(targets_of(name)[1]):
-        compiled = compile_start(start, torch.device("cpu"))
+        both = [compile_start(start, torch.device("cpu")) for start in starts]
+    compiled, start = both[0], starts[0]
     ptx, is_nvidia = compiled.asm.get("ptx", ""), "cubin" in compiled.asm
     text = sass(compiled.asm["cubin"]) if is_nvidia else compiled.asm["amdgcn"]
     lines = text.splitlines()
@@ -114,6 +126,7 @@ def facts_of(name: str) -> dict[str, Any]:
         "strong": sorted(set(re.findall(r"(?:ld|st)\.(?:volatile|relaxed)[\w.]*", ptx))),
         "whole": len(whole),
         "stores": ptx.count("st.relaxed"),
+        "norms": [reduced(one.asm["ttgir"]) for one in both],
     }
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.engine.gpu.offline import run_offline
 
+TARGETS = "sm_75", "sm_90", "gfx1100"
+
 N_OTHER = 2
 """Members that the compiled kernel writes for."""
 
@@ -15,8 +17,7 @@ N_OTHER = 2
 @pytest.fixture(scope="module")
 def code() -> dict[str, dict[str, Any]]:
     folder = str(Path(os.environ["TANDEM_KERNEL_CACHE"]) / "triton")
-    names = "sm_75", "sm_90", "gfx1100"
-    return dict(run_offline("tests.engine.gpu.lane_code", *names, TRITON_CACHE_DIR=folder))
+    return dict(run_offline("tests.engine.gpu.lane_code", *TARGETS, TRITON_CACHE_DIR=folder))
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_90"])
@@ -32,6 +33,14 @@ def test_packets_on_nvidia(code: dict[str, dict[str, Any]], target: str) -> None
     assert found["clocks"] == 1
     assert found["weak"] == 0
     assert found["whole"] == found["stores"] >= found["writes"], "word and flag at once"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_ranks_with_nothing_norm_as_others_do(code: dict[str, dict[str, Any]], target: str) -> None:
+    """In the same order: a choice of experts depends on the last bit."""
+    with_own, without = code[target]["norms"]
+    assert with_own == without
+    assert len(with_own) == 1
 
 
 def test_packets_on_amd(code: dict[str, dict[str, Any]]) -> None:

@@ -159,6 +159,18 @@ def test_ranks_in_several_groups() -> None:
         assert alone.problem() is None
 
 
+def test_who_waited_itself_is_not_to_blame() -> None:
+    with one_kernel():
+        lanes = Lanes([CPU] * 3, Ways(), None, SHORT_S)
+        for rank, group in ((0, (0, 1)), (1, (1, 2))):
+            lane = lanes.lane(rank, group)
+            assert lane is not None
+            lane.all_reduce(randn(*SHAPE), SHAPE)
+        problem = lanes.problem()
+        assert problem is not None
+        assert problem.rank == 2
+
+
 class Peers(FakeCuda):
     """A driver with memory.
 
