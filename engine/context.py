@@ -29,7 +29,7 @@ class Context:
     and the collectives run among that group.
 
     Args:
-        kinds: the kind of device of each rank, such as "cpu".
+        kinds: the kind of device of each rank, see `engine.machine.kind_of`.
 
     Attributes:
         n_past: tokens in the cache before this pass.
@@ -41,7 +41,8 @@ class Context:
         side: what an architecture hands its blocks beside the residual stream, for one pass.
         recorder: what records this pass, if it is recorded.
         is_sliced: each rank keeps its slice of the logits.
-        headed: what these were computed from, (rows, n_embd), of a pass that is.
+        headed: what these were computed from, (rows, n_embd), of a pass that is, where all ranks
+            should have the same bits of it.
     """
 
     def __init__(
@@ -163,9 +164,12 @@ class Context:
         Each of them has computed x from the same bits, but kinds of devices round differently, and
         a choice that depends on the last bit must be the same everywhere. All of `ranks` call it.
         """
-        if len(ranks) == 1 or len({self._kinds[rank] for rank in ranks}) == 1:
+        if self._are_of_one_kind(ranks):
             return x
-        return self._comm.broadcast(x, ranks[0], ranks)
+        return self._comm.broadcast(x, ranks[0], ranks, x.shape)
+
+    def _are_of_one_kind(self, ranks: Group) -> bool:
+        return len({self._kinds[rank] for rank in ranks}) == 1
 
     def gather(self, x: Tensor | None, alike: Tensor) -> Tensor | None:
         """Join slices of the last dimension on the first rank of the group; None elsewhere.
@@ -175,7 +179,7 @@ class Context:
         """
         group = self._group
         if self.is_sliced:
-            self.headed = alike
+            self.headed = alike if self._are_of_one_kind(group) else None
             return x
         if self.recorder is None:
             return self._comm.gather(x, group, alike)

@@ -78,6 +78,11 @@ def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.
     ]
 
 
+def kind_of(device: torch.device) -> str:
+    """Devices of one kind compute the same bits from the same ones."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def prove_kernels(names: Iterable[str]) -> tuple[str, ...]:
     """Make sure that our kernels compute rightly on GPUs, before a model is planned for these.
 

@@ -23,6 +23,7 @@ from engine.gpu.joint import Joint, Slice
 from engine.gpu.lane import MOST_IN_F32, Lanes
 from engine.gpu.nccl import N_RANKS, Nccl, NcclSums, prove
 from engine.gpu.streams import Event, Marks, Queues, queues_of
+from engine.machine import kind_of
 from engine.parallel.agreement import check_alike, check_fit
 from engine.parallel.comm import ThreadGroup
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+_abandoned: list[object] = []
+"""Memory that devices which do not come to an end may still use."""
 
 
 class DeviceGroup(ThreadGroup):
@@ -155,6 +160,10 @@ class DeviceGroup(ThreadGroup):
         super().abort()
         self.lanes.abort()
 
+    def lose(self) -> None:
+        super().lose()
+        _abandoned.append((self._copying, self._nccl_sums, self._joints))
+
     def settle(self) -> None:
         was_aborted = self._is_aborted
         super().settle()
@@ -166,7 +175,7 @@ class DeviceGroup(ThreadGroup):
 
         If they do not come to an end, what they use stays where it is, and nothing else follows.
         """
-        queues = [queue for q in self._queues.values() for queue in (q.sums, q.up, q.down)]
+        queues = [queue for queues in self._queues.values() for queue in queues.all()]
         try:
             self.marks.until([queue.record() for queue in queues])
         except CommError as error:
@@ -296,7 +305,7 @@ class DeviceCommunicator:
     def _joined(self, x: Tensor | None, group: Group, alike: Tensor | None) -> Tensor | None:
         self._mark()
         shared, rank, seat = self._shared, self.rank, group.index(self.rank)
-        slices = shared.meet(rank, group, Slice.of(x, alike, _kind(self._device)))
+        slices = shared.meet(rank, group, Slice.of(x, alike, kind_of(self._device)))
         values = {r: s.value for r, s in zip(group, slices, strict=True) if s.value is not None}
         check_fit(values, shared.device, all_but_last=True)
         joint = shared.joint(group, slices)
@@ -368,8 +377,3 @@ def _is_capturing(device: torch.device) -> bool:
         return False
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
-
-
-def _kind(device: torch.device) -> str:
-    """Devices of one kind compute the same bits."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,56 @@
+"""What a rank does with values that devices of other kinds may round otherwise."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cache import Cache
+from engine.context import Context
+from engine.ops.reference import ReferenceOps
+
+CPU = torch.device("cpu")
+GPUS = ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3060")
+
+
+class Comm:
+    """Notes what it is asked for, and gives zeros."""
+
+    rank = 0
+    waited_s = 0.0
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, ...]] = []
+
+    def broadcast(
+        self, x: Tensor | None, source: int, group: tuple[int, ...], shape: tuple[int, ...]
+    ) -> Tensor:
+        self.sent.append(tuple(shape))
+        return torch.zeros(*shape)
+
+
+def context(comm: Comm, kinds: tuple[str, ...]) -> Context:
+    made = Context(comm, ReferenceOps(), Cache((), 0, 8, "f32", CPU), CPU, kinds)  # type: ignore[arg-type]
+    made.begin(0, 2, 0)
+    assert made.join(tuple(range(len(kinds))))
+    return made
+
+
+@pytest.mark.parametrize("kinds", [(GPUS[0], GPUS[0]), GPUS, (GPUS[0], "cpu")])
+def test_a_choice_is_taken_over_only_from_other_kinds(kinds: tuple[str, ...]) -> None:
+    comm, x = Comm(), torch.ones(2, 3)
+    found = context(comm, kinds).agree(x, (0, 1))
+    is_mixed = len(set(kinds)) > 1
+    assert comm.sent == ([(2, 3)] if is_mixed else [])
+    assert torch.equal(found, torch.zeros(2, 3) if is_mixed else x)
+
+
+@pytest.mark.parametrize(("kinds", "is_shown"), [((GPUS[0], GPUS[0]), True), (GPUS, False)])
+def test_streams_are_compared_only_between_devices_of_one_kind(
+    kinds: tuple[str, ...], is_shown: bool
+) -> None:
+    """Others round differently, which is no fault."""
+    made = context(Comm(), kinds)
+    made.is_sliced = True
+    logits, stream = torch.ones(2, 4), torch.ones(2, 3)
+    assert made.gather(logits, stream) is logits
+    assert (made.headed is stream) == is_shown
