@@ -154,8 +154,7 @@ class Lanes:
             return None
         silent = [rank for rank in blamed.values() if rank not in blamed]
         rank = (silent or list(blamed.values()))[0]
-        name = str(self.devices[rank])
-        return CommError(rank, "did not answer the other devices in time", name)
+        return CommError(rank, "did not answer the other devices in time", str(self.devices[rank]))
 
     def abort(self) -> None:
         """Let kernels that wait give up soon, and later ones not wait; `reset` undoes it."""
@@ -213,6 +212,7 @@ class Lanes:
 
     def _connected(self, group: Group) -> tuple[Lane, ...]:
         devices = [self.devices[rank] for rank in group]
+        most = min(self._most_programs(device) for device in devices)
         pairs = [(a, b) for a in range(len(group)) for b in range(len(group)) if a != b]
         slots = {
             (a, b): new_slot(self._place(devices[a], devices[b]), 2 * SLOT, devices[a], devices[b])
@@ -234,13 +234,26 @@ class Lanes:
             own = [slots[a, seat] for a in range(len(group)) if a != seat]
             places = [statuses.address_on(device) + 8 * seat, self._host.address_on(device)]
             table = torch.tensor([*to, *of, *places], dtype=torch.int64).to(device)
-            end = End(table, self._flags[rank], own, statuses, self._patience(device), self._meet)
+            patience = self._patience(device)
+            end = End(table, self._flags[rank], own, statuses, patience, most, self._meet)
             lanes.append(Lane(group, seat, device, end))
             finish(device)
         return tuple(lanes)
 
     def _place(self, source: torch.device, goal: torch.device) -> Any:
         return self._ways.between(str(source), str(goal)).stores
+
+    def _most_programs(self, device: torch.device) -> int:
+        """How many of a rank may wait at once on its device.
+
+        Those of several ranks have to be there together, each on a multiprocessor at worst, and
+        leave room for what they wait for. A rank that is alone needs no limit: programs begin in
+        the same order everywhere.
+        """
+        n_rank = self.devices.count(device)
+        if device.type != "cuda" or n_rank == 1:
+            return MOST_NUMBERS
+        return target_of(device).n_sm // 2 // n_rank
 
     def _patience(self, device: torch.device) -> int:
         """What `kernels.exchange` waits for a peer, in its units."""
@@ -291,7 +304,7 @@ class Lane:
 
     def serves(self, n: int) -> bool:
         """Whether it takes values of n numbers."""
-        return 0 < n <= MOST_NUMBERS
+        return 0 < n <= MOST_NUMBERS and -(-n // BLOCK) <= self._end.most_programs
 
     def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
         """The sum of the members' values, with the same bits on all of them.
@@ -329,15 +342,16 @@ class Lane:
         n = x.shape[-1]
         halves = x.numel() > MOST_IN_F32
         per = 4 if halves else 2
-        n_packet = x.numel() // n * -(-n // per) * 2
-        if not self.serves(x.numel()) or n_packet > SLOT - HEADER:
+        n_row = x.numel() // n
+        if not self.serves(x.numel()) or n_row > self._end.most_programs:
             return None
-        found = added(x, own, addend, norm, x_bytes, SMALLEST)
+        has_room = 2 * n_row * -(-n // per) <= SLOT - HEADER
+        found = added(x, own, addend, norm, x_bytes, SMALLEST) if has_room else None
         if found is None:
             return None
         n_word = 2 * found.constants["SIZE"] // per
         self._run(
-            exchange.add_norm, (x.numel() // n,), n_word, *found.arguments, *self._memory,
+            exchange.add_norm, (n_row,), n_word, *found.arguments, *self._memory,
             self.seat, self._end.patience, num_warps=found.num_warps, HALVES=halves,
             HAS_OWN=own is not None, **found.constants,
         )  # fmt: skip

@@ -58,6 +58,7 @@ class End:
         table, flags, patience: see `engine.gpu.kernels.exchange`.
         slots: that it reads.
         statuses: of all members, by seat.
+        most_programs: of one kernel.
         meet: see `engine.gpu.lane.Lanes`.
     """
 
@@ -66,6 +67,7 @@ class End:
     slots: Sequence[Slot]
     statuses: HostTensor
     patience: int
+    most_programs: int
     meet: Callable[[int, Group], None] | None
 
 

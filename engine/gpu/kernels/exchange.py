@@ -15,9 +15,10 @@ Why no old packet is taken for a new one once the 32 bits of a round's number ar
 round, a member writes some further packets of its slots anew, beside its values, so that all of
 them are a few thousand rounds old at most. Nobody reads those, and they are its own to write.
 
-No program waits for another one of its kernel, which may not have begun; all of a kernel have the
-same round. Why all threads of a program leave a loop together: what they read there (flags, clocks, words of
+Why all threads of a program leave a loop together: what they read there (flags, clocks, words of
 the host) may differ between them, so nothing decides but what is reduced over all of them.
+
+No program waits for another one of its own kernel, which may not have begun.
 """
 
 import triton

@@ -1,6 +1,7 @@
 """Sums of ranks inside kernels: the same bits on all, round after round."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -280,6 +281,21 @@ def test_what_a_lane_takes() -> None:
     odd = torch.empty(MOST_NUMBERS // 5, 5, device=META)  # more packets than it has numbers
     assert lane.add_norm(odd, Addend(odd), None) is None
     assert lane.words(torch.empty(MOST_WORDS, dtype=torch.int32, device=META)).shape[0] == 2
+
+
+def test_programs_of_ranks_on_one_gpu_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that wait for each other must run together; a rank that is alone needs no limit."""
+    monkeypatch.setattr(lane_module, "target_of", lambda device: Target("nvidia", 86, 28))
+    first, second = (torch.device("cuda", n) for n in range(2))
+    lanes = Lanes([first, second, first], Ways())
+    assert [lanes._most_programs(device) for device in (first, second)] == [7, MOST_NUMBERS]
+    with ranks_of(2) as ranks:
+        lane = ranks.lane(0)
+        lane._end = replace(lane._end, most_programs=7)
+        rows = torch.zeros(8, 8)
+        assert lane.serves(7 * lane_module.BLOCK)
+        assert not lane.serves(7 * lane_module.BLOCK + 1)
+        assert lane.add_norm(rows, Addend(rows), None) is None
 
 
 def test_without_memory() -> None:
