@@ -12,10 +12,11 @@ import engine.environment  # noqa: F401 before torch, which reads it
 # isort: split
 import torch
 
-from engine.backend import uses_kernels
+from engine.backend import kernels_for, uses_kernels
 from engine.errors import EngineError
+from engine.link_proof import find_ways
 from engine.machine import is_out_of_memory, release_reserves, torch_device
-from engine.parallel.comm import ThreadCommunicator, ThreadGroup
+from engine.parallel.comm import ThreadGroup
 from engine.parallel.pool import RankPool
 from engine.planning.facts import LinkFacts
 
@@ -64,9 +65,8 @@ def measure_link(a: str, b: str) -> LinkSpeed:
         EngineError: one has no memory left, or they cannot reach each other.
     """
     devices = [torch_device(name) for name in (a, b)]
-    is_awake = uses_kernels(a) and uses_kernels(b)
     try:
-        with _two_ranks(devices, is_awake=is_awake) as (pool, ranks):
+        with _two_ranks(devices, _group(a, b, devices)) as (pool, ranks):
             small = {n: _seconds(pool, ranks, n, N_SMALL) for n in SMALL_BYTES}
             large = _seconds(pool, ranks, LARGE_BYTES, N_LARGE)
     except (RuntimeError, MemoryError) as error:
@@ -82,17 +82,17 @@ class _Rank:
     """One side: adds up numbers of its own with those of the other."""
 
     def __init__(self, group: ThreadGroup, rank: int, device: torch.device) -> None:
-        self._comm = ThreadCommunicator(group, rank, device)
+        self._comm = group.communicator(rank, device)
         self._device = device
 
     def run(self, n_bytes: int, count: int) -> float:
         """Seconds of one of `count` sums."""
         x = torch.ones(1, n_bytes // 4, device=self._device)
-        self._comm.all_reduce(x, (0, 1))  # so that both begin together
+        self._comm.all_reduce(x, (0, 1), x.shape)  # so that both begin together
         self._wait()
         begun = time.perf_counter()
         for _ in range(count):
-            self._comm.all_reduce(x, (0, 1))
+            self._comm.all_reduce(x, (0, 1), x.shape)
         self._wait()
         return (time.perf_counter() - begun) / count
 
@@ -101,11 +101,19 @@ class _Rank:
             torch.cuda.synchronize(self._device)
 
 
+def _group(a: str, b: str, devices: list[torch.device]) -> ThreadGroup:
+    """Where ranks of a model would meet on these devices."""
+    if "cpu" in (a, b) or {kernels_for(a), kernels_for(b)} != {"gpu"}:
+        return ThreadGroup(is_awake=uses_kernels(a) and uses_kernels(b))
+    from engine.gpu.comm import device_group  # Triton is not for the CPU
+
+    return device_group(devices, find_ways([a, b]))
+
+
 @contextmanager
 def _two_ranks(
-    devices: list[torch.device], *, is_awake: bool
+    devices: list[torch.device], group: ThreadGroup
 ) -> Iterator[tuple[RankPool, list[_Rank]]]:
-    group = ThreadGroup(is_awake=is_awake)
     ranks = [_Rank(group, rank, device) for rank, device in enumerate(devices)]
     n_before = torch.get_num_threads()
     pool = RankPool(len(ranks), group.abort, lambda: torch.set_num_threads(1))

@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-
 _abandoned: list[object] = []
 """Memory that devices which do not come to an end may still use."""
 

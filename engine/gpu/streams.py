@@ -78,6 +78,10 @@ class Queues(Protocol):
         """Copies from there, or from other GPUs."""
         ...
 
+    def all(self) -> Sequence[Queue]:
+        """Those above, the first one as it was for the thread that made this."""
+        ...
+
     def empty(self, n_bytes: int) -> Tensor:
         """Memory of the device, uint8."""
         ...
@@ -115,6 +119,9 @@ class HostQueues:
 
     def __init__(self) -> None:
         self.compute = self.sums = self.up = self.down = HostQueue()
+
+    def all(self) -> Sequence[Queue]:
+        return (self.compute,)
 
     def empty(self, n_bytes: int) -> Tensor:
         return torch.empty(n_bytes, dtype=torch.uint8)
@@ -179,6 +186,10 @@ class CudaQueues:
         self.sums = CudaQueue(device, new_stream(device))
         self.up = CudaQueue(device, new_stream(device))
         self.down = CudaQueue(device, new_stream(device))
+        self._home = CudaQueue(device, torch.cuda.current_stream(device))
+
+    def all(self) -> Sequence[Queue]:
+        return self._home, self.sums, self.up, self.down
 
     def empty(self, n_bytes: int) -> Tensor:
         return torch.empty(n_bytes, dtype=torch.uint8, device=self._device)

@@ -154,6 +154,9 @@ class FakeQueues:
         self._machine = machine
         self.compute, self.sums, self.up, self.down = (machine.queue() for _ in range(4))
 
+    def all(self) -> list[FakeQueue]:
+        return [self.compute, self.sums, self.up, self.down]
+
     def empty(self, n_bytes: int) -> Tensor:
         return torch.full((n_bytes,), GARBAGE, dtype=torch.uint8)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine import link_speed
 from engine.errors import CommError
 from engine.footprint import copying_bytes, host_link_bytes, link_bytes
 from engine.gpu import copying, joint, streams
@@ -224,6 +225,8 @@ def test_a_device_that_ends_nothing_is_named_in_time(
     begun = time.monotonic()
     with pytest.raises(CommError, match="has ended nothing"):
         some.run(step)
+    with pytest.raises(CommError):
+        some.sums([torch.ones(1), torch.ones(1)], None)
     assert time.monotonic() - begun < 2
 
 
@@ -278,6 +281,28 @@ def test_a_repeated_token_meets_again(ranks: Callable[..., Ranks]) -> None:
     assert nothing is None
     assert found is not None
     assert torch.equal(found, torch.cat([total + total + 1] * 2, -1))
+
+
+def test_links_are_measured_by_what_models_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("N_SMALL", "N_LARGE", "N_ROUNDS"):
+        monkeypatch.setattr(link_speed, name, 1)
+    monkeypatch.setattr(link_speed, "SMALL_BYTES", (1 << 10,))
+    monkeypatch.setattr(link_speed, "LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(link_speed, "torch_device", lambda name: CPU)
+    monkeypatch.setattr(link_speed, "kernels_for", lambda name: "gpu")
+    monkeypatch.setattr(link_speed, "find_ways", lambda names: Ways())
+    made: list[str] = []
+    for name in ("_sum", "lane"):
+        inner = getattr(DeviceCommunicator, name)
+
+        def noted(*args: object, name: str = name, inner: Callable[..., object] = inner) -> object:
+            made.append(name)
+            return inner(*args)
+
+        monkeypatch.setattr(DeviceCommunicator, name, noted)
+    found = link_speed.measure_link("cuda:0", "cuda:1")
+    assert found.bytes_per_s > 0
+    assert set(made) == {"_sum", "lane"}
 
 
 def test_what_devices_need_is_planned(ranks: Callable[..., Ranks]) -> None:
