@@ -189,11 +189,10 @@ class CommError(DeviceError):
 
     def __init__(self, rank: int, problem: str, device: str = "") -> None:
         who = f"{device} (rank {rank})" if device else f"Rank {rank}"
-        without = device or "the device"
-        super().__init__(
-            f"{who} {problem}.",
-            f"Load the model again; if this comes back, load it without {without}.",
-        )
+        hint = "Load the model again."
+        if device and not device.startswith("cpu"):  # there is no doing without that one
+            hint = f"Load the model again; if this comes back, load it without {device}."
+        super().__init__(f"{who} {problem}.", hint)
         self.rank = rank
         self.problem = problem
         self.device = device

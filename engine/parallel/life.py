@@ -14,13 +14,25 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 HELD_UP = ("R", "D")
 """What Linux calls threads that wait for a core, and for a disk or the like: no fault of theirs."""
 
+TASKS = Path("/proc/self/task")
+"""Where Linux tells of all threads of this process, also of those that torch has made."""
+
+BUSY = 0.3
+"""Of a core: so much for this process is a sign of all ranks, where threads cannot be told apart.
+
+A window takes less as long as nothing happens in it.
+"""
+
 THREAD_QUERY_LIMITED_INFORMATION = 0x0800  # winnt.h
 THREAD_BASIC_INFO, N_BASIC_INFO = 3, 10  # mach/thread_info.h: the kind, and how many 32-bit words
+
+_serial = count()
 
 
 class _Present(threading.local):
@@ -31,12 +43,18 @@ _present = _Present()
 
 
 class Life:
-    """Of one rank: the clocks of all threads that work for it, first the one that makes this."""
+    """Of one rank: what its threads do, first of all the one that makes this.
+
+    On Linux threads inherit the name of the one that starts them, so those that a library has
+    started for the rank are known by it.
+    """
 
     def __init__(self) -> None:
+        self._name = f"rank.{next(_serial) % 10**9}"
         self._clocks: list[Callable[[], int]] = []
-        self._tasks: list[Path] = []
         self._seen: list[int] = []
+        self._started: dict[str, str] = {}
+        self._process_s = self._asked_at = 0.0
         self.include_this_thread()
 
     @staticmethod
@@ -47,29 +65,43 @@ class Life:
     def include_this_thread(self) -> None:
         """Count what the calling thread does for this rank, from now on."""
         _present.life = self
-        self._tasks.append(Path(f"/proc/self/task/{threading.get_native_id()}/stat"))
-        self._clocks.append(_clock_of_this_thread())
+        with suppress(OSError):
+            (TASKS / str(threading.get_native_id()) / "comm").write_text(self._name)
+        running = [clock for clock in self._clocks if _read(clock)]
+        self._clocks = [*running, _clock_of_this_thread()]
 
     def has_moved(self) -> bool:
         """Whether any of the threads has done something since the last question, or wants to."""
         seen = [_read(clock) for clock in self._clocks]
         before, self._seen = self._seen, seen
-        return seen != before or any(_is_held_up(task) for task in self._tasks)
+        is_busy = self._is_process_busy()
+        if seen != before:
+            return True
+        return self._have_started_moved() if TASKS.exists() else is_busy
+
+    def _have_started_moved(self) -> bool:
+        """The same for all threads with this name, by times in steps of 10 ms."""
+        before, self._started, is_held_up = self._started, {}, False
+        for task in TASKS.iterdir():
+            with suppress(OSError, IndexError):  # it may have ended
+                if (task / "comm").read_text().strip() == self._name:
+                    state, *numbers = (task / "stat").read_text().rpartition(")")[2].split()
+                    self._started[task.name] = " ".join(numbers[10:12])  # utime and stime
+                    is_held_up = is_held_up or state in HELD_UP
+        return is_held_up or (bool(before) and before != self._started)
+
+    def _is_process_busy(self) -> bool:
+        used, now = time.process_time(), time.perf_counter()
+        before, self._process_s, self._asked_at = (self._process_s, self._asked_at), used, now
+        return used - before[0] > BUSY * (now - before[1])
 
 
 def _read(clock: Callable[[], int]) -> int:
-    """What a clock shows; that of a thread which has ended shows the same for ever."""
+    """What a clock shows; 0 for a thread that has ended."""
     try:
         return clock()
     except OSError:
         return 0
-
-
-def _is_held_up(task: Path) -> bool:
-    """Whether a thread waits for the system; where that cannot be known, it does not."""
-    with suppress(OSError, IndexError):
-        return task.read_text().rpartition(")")[2].split()[0] in HELD_UP
-    return False
 
 
 def _clock_of_this_thread() -> Callable[[], int]:

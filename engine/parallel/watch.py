@@ -70,7 +70,7 @@ class Watch:
             return self._unreached(busy, waiting) if self._stuck_s >= SILENT_S else None
         self._stuck_s = 0.0
         if all(self._silent_s[rank] >= SILENT_S for rank in working):
-            return self.error(working, f"shown no sign of life for {SILENT_S:.0f} seconds")
+            return self.error(working, f"shown no sign of life for {SILENT_S:g} seconds")
         if waiting and self._since_passed_s() >= LONGEST_S:
             return self.error(working, f"reached no other rank for {LONGEST_S:.0f} seconds")
         return None

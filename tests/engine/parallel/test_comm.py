@@ -274,6 +274,40 @@ def test_threads_that_work_for_a_rank_count_as_well() -> None:
     ranks.pool.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there they can be told apart")
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("is_of_rank", [True, False])
+def test_threads_that_a_library_starts_for_a_rank_count_too(*, is_of_rank: bool) -> None:
+    """As torch's do, of which Python does not know; others in the process do not."""
+    ranks, stop = Ranks(2), threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            spin(0.01)
+
+    def step(comm: ThreadCommunicator) -> Tensor:
+        if comm.rank == 0:
+            thread = threading.Thread(target=work)
+            if is_of_rank:
+                thread.start()
+            stop.wait(1.5)
+        return comm.all_reduce(torch.ones(1), (0, 1))
+
+    other = threading.Thread(target=work)
+    if not is_of_rank:
+        other.start()
+    try:
+        if is_of_rank:
+            threading.Timer(1, stop.set).start()
+            assert [x.item() for x in ranks.run(step) if x is not None] == [2, 2]
+        else:
+            with pytest.raises(CommError, match=r"cpu \(rank 0\) has shown no sign"):
+                ranks.run(step)
+    finally:
+        stop.set()
+    ranks.pool.close()
+
+
 @pytest.mark.usefixtures("hasty")
 def test_what_computes_without_end_meets_the_old_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.parallel.watch.LONGEST_S", 0.8)
@@ -310,6 +344,14 @@ def test_a_device_may_tell_by_itself_whether_it_does_something(
     else:
         assert [x.item() for x in ranks.run(step) if x is not None] == [2, 2]
     ranks.pool.close()
+
+
+def test_an_error_names_its_device_and_says_what_to_do() -> None:
+    gpu, cpu = CommError(1, "has stalled", "cuda:1"), CommError(0, "has stalled", "cpu")
+    assert str(gpu) == "cuda:1 (rank 1) has stalled."
+    assert gpu.hint == "Load the model again; if this comes back, load it without cuda:1."
+    assert (str(cpu), cpu.hint) == ("cpu (rank 0) has stalled.", "Load the model again.")
+    assert str(CommError(2, "has stalled")) == "Rank 2 has stalled."
 
 
 def test_ranks_on_gpus_are_not_judged_by_their_threads() -> None:
