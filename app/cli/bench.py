@@ -58,7 +58,7 @@ of matrix products with weights.
 OVERHEAD is the time per token outside the kernels, and its part of the token's time: Python, small
 operations of torch, waiting for other ranks, and choosing the next token. Of several ranks it is
 that of the one with the most work. It is not known where a rank uses torch alone.
-HOST is what the host works for a token: until a GPU has started it; on the CPU outside kernels."""
+HOST is what the host works for a token: until all GPUs have it; on the CPU outside kernels."""
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,3 +102,50 @@ class Letters:
 
     def flush(self) -> str:
         return ""
+
+
+class SplitToy:
+    """The same on several ranks, each of which has the logits of a slice of the vocabulary.
+
+    Args:
+        n_ranks: of which the first but one has no logits, if there are more than two.
+
+    Attributes:
+        toys: what each rank computes with; all of them compute everything.
+        own: the ids of each rank's logits.
+    """
+
+    def __init__(self, n_ranks: int, **options: Any) -> None:
+        self.toys = [ToyRuntime(**options) for _ in range(n_ranks)]
+        first = self.toys[0]
+        self.hp, self.can_rewind, self.device = first.hp, first.can_rewind, first.device
+        self.n_ctx, self.n_batch, self.ranks = first.n_ctx, first.n_batch, first.ranks
+        self.n_computed, self.spoilt = first.n_computed, first.spoilt
+        for toy in self.toys:
+            toy.spoilt = self.spoilt
+        self.stream: TokenSource | None = None
+        shares = [rank != 1 or n_ranks < 3 for rank in range(n_ranks)]
+        stops = [first.hp.n_vocab * sum(shares[: n + 1]) // sum(shares) for n in range(n_ranks)]
+        self.own = [range(*span) for span in zip([0, *stops[:-1]], stops, strict=True)]
+
+    def reset(self) -> None:
+        """Hold nothing that anyone could use."""
+        for toy in self.toys:
+            toy.reset()
+
+    def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> np.ndarray:
+        first, *_ = [toy.forward(ids, n_past, first_logit) for toy in self.toys]
+        return first
+
+    def save_recurrent(self) -> None:
+        for toy in self.toys:
+            toy.save_recurrent()
+
+    def restore_recurrent(self) -> None:
+        for toy in self.toys:
+            toy.restore_recurrent()
+
+    def sliced(self, rank: int) -> Tensor | None:
+        """A rank's logits of the next token."""
+        own, logits = self.own[rank], self.toys[rank].compute()
+        return logits[own.start : own.stop] if len(own) else None

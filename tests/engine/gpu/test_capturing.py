@@ -14,6 +14,7 @@ from engine.errors import CommError
 from engine.gpu.capturing import Recomputed, Take, capture_on_all
 from engine.gpu.graph import NotRepeatable, capture
 from engine.parallel.comm import ThreadGroup
+from engine.passes import Passes
 
 CPU = torch.device("cpu")
 
@@ -221,4 +222,33 @@ def test_no_garbage_is_collected_between_the_starts() -> None:
         assert not gc.isenabled(), "the window collects by itself"
     finally:
         gc.enable()
+    crew.close()
+
+
+def test_where_a_rank_is_lost_all_is_closed() -> None:
+    closed: list[int] = []
+
+    class FakeRank:
+        """Knows that it was closed."""
+
+        recording: object = 1
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def close(self) -> None:
+            closed.append(self.number)
+
+    crew = Crew([CPU] * 3, ThreadGroup())
+    passes = Passes(crew, n_vocab=10, n_ctx=10, can_rewind=True)
+    fakes: list[Any] = [FakeRank(number) for number in range(3)]
+    passes.ranks += fakes
+    passes.recover()
+    assert [fake.recording for fake in fakes] == [None] * 3
+    assert len(passes.ranks) == 3
+    with pytest.raises(CommError, match="rank 1"):
+        crew.check(1, -1e9)
+    passes.recover()
+    assert closed == [0, 2], "what a lost one uses stays as it is"
+    assert not passes.ranks
     crew.close()

@@ -135,6 +135,19 @@ def test_what_one_rank_cannot_capture_none_does(
         assert nmse(found, model.logits(IDS[:2])) < BAR
 
 
+def test_what_is_another_token_when_repeated_is_computed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.gpu.capturing._same", lambda a, b: a is None)
+    with load_model(path, n_ctx=32) as model:
+        (rank,) = model.runtime.ranks
+        assert "something else" in rank.refusal
+        assert model.runtime.stream is None
+        found = model.runtime.forward(IDS[:1], 0, 0)
+        assert rank.recording is None
+        assert np.array_equal(found, model.logits(IDS[:1]))
+
+
 def test_where_lanes_fail_at_first_hosts_add_up(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

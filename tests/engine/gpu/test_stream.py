@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,14 +21,17 @@ from engine import (
     load_model,
 )
 from engine.crew import Crew
+from engine.errors import CommError
 from engine.generate import Generation
 from engine.gpu import graph, stream
+from engine.gpu.comm import DeviceGroup
 from engine.gpu.stream import TokenStep, TokenStream
 from engine.parallel.comm import ThreadGroup
+from engine.parallel.ways import Ways
 from engine.sampler import Sampler
 from engine.session import Session
 from engine.timeline import TokenTimes
-from tests.helpers.toy_runtime import Letters, ToyRuntime
+from tests.helpers.toy_runtime import Letters, SplitToy, ToyRuntime
 
 DEMO = Path(__file__).resolve().parents[3] / "resources" / "demo" / "tandem-demo.gguf"
 PROMPT = [3, 14, 15, 9, 26, 5]
@@ -41,6 +45,28 @@ def toy(device: str, ahead: int | None = None, *, is_recurrent: bool = False) ->
         attach(made, ahead)
     made.reset()
     return made
+
+
+def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
+    """The same on several ranks, whose kernels tell each other what could be drawn."""
+    runtime = SplitToy(n_ranks, device=device, n_ctx=20, **options)
+    group = DeviceGroup([runtime.device] * n_ranks, Ways())
+    members = tuple(range(n_ranks))
+
+    def step(rank: int) -> TokenStep:
+        toy, lane = runtime.toys[rank], group.lanes.lane(rank, members)
+        return TokenStep(
+            toy.device, toy.hp.n_vocab, toy.token, toy.position, toy.begin,
+            lambda: (runtime.sliced(rank), None), toy.can_rewind, runtime.own[rank], lane,
+            [toy._state],
+        )  # fmt: skip
+
+    crew = Crew(group.devices, group)
+    made = TokenStream([step(rank) for rank in members], crew, group.lanes, ahead=1)
+    made.prepare()
+    runtime.stream = made
+    runtime.reset()
+    return runtime
 
 
 def attach(runtime: ToyRuntime, ahead: int) -> TokenStream:
@@ -98,11 +124,14 @@ def told(events: Sequence[Event], *, is_first: bool = True) -> list[object]:
     return [e for e in events if isinstance(e, PrefillProgress)] + [*kept, last.reason, last.usage]
 
 
-@pytest.fixture(params=[0, 1, 2, "recurrent"])
+@pytest.fixture(params=[0, 1, 2, "recurrent", "split"])
 def both(request: pytest.FixtureRequest, device: str) -> tuple[ToyRuntime, ToyRuntime]:
     """The same model drawn by the host, and by its device so many steps ahead."""
     if request.param == "recurrent":
         return toy(device, is_recurrent=True), toy(device, 2, is_recurrent=True)
+    if request.param == "split":
+        made: Any = split_toy(2, device)
+        return toy(device), made
     return toy(device), toy(device, request.param)
 
 
@@ -234,6 +263,35 @@ def test_where_the_device_cannot_draw_the_host_does(device: str) -> None:
         )
         attach(ahead, 2)
         assert told(answer(host, params)) == told(answer(ahead, params))
+
+
+def test_where_no_rank_can_draw_the_host_joins_their_logits(device: str) -> None:
+    params = SamplingParams(seed=5, temperature=1, top_k=0, top_p=0.999, min_p=0, max_tokens=6)
+    options = {"n_vocab": 1500, "sharpness": 0.25}
+    host, ahead = ToyRuntime(device, **options), split_toy(2, device, **options)
+    asked: list[int] = []
+    forward = ahead.forward
+    ahead.forward = lambda ids, *rest: asked.append(len(ids)) or forward(ids, *rest)
+    runtime: Any = ahead
+    assert told(answer(host, params)) == told(answer(runtime, params))
+    assert asked == [len(PROMPT)], "what the devices have computed is not computed again"
+
+
+def test_ranks_that_compute_other_numbers_are_an_error(device: str) -> None:
+    """And the stream tells that before anyone hears of it, so that all is forgotten."""
+    ahead = split_toy(3, device)
+    runtime: Any = ahead
+    stream, failed = ahead.stream, []
+    assert isinstance(stream, TokenStream)
+    stream._on_failure = lambda: failed.append(1)
+    assert told(answer(runtime, SamplingParams(temperature=0, max_tokens=2)))
+    ahead.toys[2].token.fill_(7)
+    stream._step.token.fill_(8)
+    assert stream._next is not None
+    with pytest.raises(CommError, match="other numbers"):
+        stream.next(*stream._next, 5)
+    assert failed == [1]
+    assert stream.stop() == ()
 
 
 def test_it_is_careful_for_a_while_after_the_host_had_to_draw(
