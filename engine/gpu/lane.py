@@ -41,8 +41,8 @@ TIMEOUT_S = 1.5 if sys.platform == "win32" else 4.0
 INTERPRETED_POLLS = 100
 """The same where kernels are interpreted: they begin when all is there, and a poll is slow."""
 
-POLLS_PER_S = 1_000_000
-"""Where there is no clock: a poll of the host's memory takes about a microsecond."""
+POLLS_PER_S = 500_000
+"""Where there is no clock: a poll of the host's memory takes one or two microseconds."""
 
 TICKS_PER_S = 1e9 / 1024
 """Of the kernels' clock."""
@@ -58,6 +58,7 @@ MOST_WORDS = 32 << 10
 """Words of each member: as many as a slot has packets."""
 
 HEADER, RENEWED = exchange.HEADER.value, exchange.RENEWED.value
+MOST_MEMBERS = exchange.MOST_MEMBERS.value
 
 SLOT = HEADER + MOST_WORDS
 """Packets in each half of a slot, a header and what the largest values take."""
@@ -116,9 +117,7 @@ class Lanes:
         Raises:
             NotRepeatable: this thread is capturing, and nobody has asked before.
         """
-        if self._is_retired:
-            return None
-        lanes = self._made.get(group)
+        lanes = () if self._is_retired else self._made.get(group)
         if lanes is None:
             refuse_capture("ranks meet that have not met before")
             with self._lock:
@@ -201,7 +200,8 @@ class Lanes:
 
     def _new(self, group: Group) -> tuple[Lane, ...]:
         """The ends of a group's lane; none if there cannot be one."""
-        if len(group) == 1 or not self._ways.have_stores(str(self.devices[r]) for r in group):
+        names = [str(self.devices[rank]) for rank in group]
+        if not 1 < len(group) <= MOST_MEMBERS or not self._ways.have_stores(names):
             return ()
         try:
             with torch.inference_mode(mode=False):
@@ -234,8 +234,8 @@ class Lanes:
             own = [slots[a, seat] for a in range(len(group)) if a != seat]
             places = [statuses.address_on(device) + 8 * seat, self._host.address_on(device)]
             table = torch.tensor([*to, *of, *places], dtype=torch.int64).to(device)
-            patience = self._patience(device)
-            end = End(table, self._flags[rank], own, statuses, patience, most, self._meet)
+            wait = self._patience(device)
+            end = End(table, self._flags[rank], own, statuses, wait, most, self._meet)
             lanes.append(Lane(group, seat, device, end))
             finish(device)
         return tuple(lanes)

@@ -38,6 +38,9 @@ RENEWED = tl.constexpr(32)
 LOOK = tl.constexpr(64)
 """Polls between two looks at the host's word."""
 
+MOST_MEMBERS = tl.constexpr(8)
+"""Of a group. Kernels are written out for each; a seat and one must be below 16, see `received`."""
+
 GIVEN_UP, ABORTED, LATE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """Why a kernel does not wait: it shall not, the host says so, or it has waited long enough."""
 

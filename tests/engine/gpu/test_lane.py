@@ -264,6 +264,8 @@ def test_first_meetings_are_not_captured() -> None:
 def test_who_has_no_lane() -> None:
     lanes = Lanes([CPU] * 2, Ways())
     assert lanes.lane(0, (0,)) is None
+    assert Lanes([META] * 9, Ways()).lane(0, tuple(range(9))) is None
+    assert Lanes([META] * 8, Ways()).lane(0, tuple(range(8))) is not None
     devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
     cut = Lanes(devices, Ways({("cuda:0", "cuda:1"): Way(None, "host")}))
     assert cut.lane(0, (0, 1)) is None
