@@ -234,6 +234,7 @@ class DeviceCommunicator:
 
     def _sum(self, x: Tensor | None, group: Group, shape: Sequence[int] | None) -> Tensor:
         self._mark()
+        x = None if x is None else x.contiguous()  # held until it was read
         copying = self._shared.copying(self.rank, group)
         dtype = torch.float32
         if shape is None:
@@ -267,7 +268,8 @@ class DeviceCommunicator:
         copying = self._shared.copying(self.rank, group)
         like = self._like(copying, x, group)
         if x is not None:
-            self._go_on_behind(copying.broadcast(x, None))
+            given = x.contiguous()  # held until it was read
+            self._go_on_behind(copying.broadcast(given, None))
             return x
         out = torch.empty(like.shape, dtype=like.dtype, device=self._device)
         self._go_on_behind(copying.broadcast(None, out))

@@ -150,7 +150,7 @@ class Copying:
         """Sum the members' values in rank order.
 
         Args:
-            x: None from a member that has none; at least one has.
+            x: without gaps; None from a member that has none; at least one has.
             out: the sum, of the shape of all values.
 
         Returns:
@@ -160,7 +160,7 @@ class Copying:
         self._begin()
         wire = torch.bfloat16 if is_rounded(out) else out.dtype
         is_whole = out.nbytes <= SMALL_BYTES or self._seat.n == 2
-        given, total = None if x is None else x.reshape(-1), out.view(-1)
+        given, total = None if x is None else x.view(-1), out.view(-1)
         for span in self._rounds(out.numel(), wire, is_whole=is_whole):
             mine, goal = None if given is None else given[span], total[span]
             if is_whole:
@@ -173,14 +173,14 @@ class Copying:
         """Bring one member's value to all others, in its own bits.
 
         Args:
-            x: the value, on the member that has it.
+            x: the value, without gaps, on the member that has it.
             out: where it goes, on the others.
 
         Returns:
             See `all_reduce`.
         """
         self._begin()
-        flat = _either(x, out).reshape(-1)
+        flat = _either(x, out).view(-1)
         for span in self._rounds(flat.numel(), flat.dtype, is_whole=True):
             if out is None:
                 self._read_whole(flat[span], None, flat.dtype)

@@ -117,13 +117,13 @@ class NcclSums:
         """Sum both values, rounded to BF16 as those of `engine.gpu.copying`, in rank order.
 
         Args:
-            x: F32; None from a rank that has nothing.
+            x: F32, without gaps; None from a rank that has nothing.
             out: see `Copying.all_reduce`, also for what is returned; None, on both, if it failed.
         """
         if not self._shared.works:
             return None
         self._queues.sums.wait(self._queues.compute.record())
-        given, total = None if x is None else x.reshape(-1), out.view(-1)
+        given, total = None if x is None else x.view(-1), out.view(-1)
         n = len(self._places()[0])
         for start in range(0, len(total), n):
             part = slice(start, start + n)

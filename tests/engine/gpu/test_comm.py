@@ -104,6 +104,15 @@ def test_a_rank_with_nothing_joins_with_none(
     assert all(torch.equal(x, total_of(values)) for x in found)
 
 
+def test_values_may_have_gaps(ranks: Callable[..., Ranks]) -> None:
+    some = ranks(2, SameWay(way=Way(None, "host")), Machine(0))
+    values = [torch.randn(300, 200) for _ in range(2)]
+    total = total_of([x.bfloat16().float() for x in values])
+    assert all(torch.equal(x, total.t()) for x in some.sums([x.t() for x in values], (200, 300)))
+    sent = some.run(lambda comm: comm.broadcast(values[comm.rank].t(), 1, some.everyone))
+    assert all(x is not None and torch.equal(x, values[1].t()) for x in sent)
+
+
 def test_what_no_kernel_adds_up_is_copied(ranks: Callable[..., Ranks]) -> None:
     three = ranks(3, SameWay(way=Way(None, "host")))
     assert three.comms[0].lane(three.everyone, 8) is None
