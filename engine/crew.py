@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import torch
 
-from engine.errors import CommError
-from engine.machine import is_out_of_memory
+from engine.errors import CommError, DeviceError
+from engine.machine import is_out_of_memory, release_reserves
 from engine.parallel.comm import ThreadGroup
 from engine.parallel.pool import RankPool
 
@@ -30,11 +30,13 @@ POLL_S = 50e-6
 """Between looks at a device, in which other threads run."""
 
 
-class Full(Exception):
+class Full(DeviceError):
     """A rank's device, or the host, has no room for what it computes."""
 
-    def __init__(self, rank: int) -> None:
-        super().__init__(f"the memory of rank {rank} is full")
+    def __init__(self, rank: int, device: torch.device) -> None:
+        super().__init__(
+            f"The memory of {device} (rank {rank}) is full.", "Choose a smaller context."
+        )
         self.rank = rank
 
 
@@ -100,7 +102,7 @@ class Crew:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                raise Full(rank) from None
+                raise Full(rank, self.devices[rank]) from None
 
         try:
             return self._pool.run(ranked, is_watched=is_watched)
@@ -144,6 +146,12 @@ class Crew:
             while not self.is_idle(rank):
                 self.check(rank, begun)
                 time.sleep(POLL_S)
+
+    def make_room(self) -> None:
+        """Give back memory that is in no use; devices may wait for all that they do."""
+        self.wait()
+        if self.has_gpus:
+            release_reserves([device for device in self.devices if device.type == "cuda"])
 
     def check(self, rank: int, begun: float) -> None:
         """Look at the clock while a rank's device is waited for; a single one has all the time.

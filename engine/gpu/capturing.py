@@ -156,6 +156,7 @@ class _Capturing:
             NotRepeatable, CommError: nothing can be said for it.
         """
         crew = self._crew
+        crew.make_room()  # for graphs; later some devices may wait for others that have not begun
         found = Replays(crew, crew.run(self._captured))
         if lanes is not None and (found.is_whole or crew.has_gpus):  # a tape has been started
             crew.run(self._begin)

@@ -168,10 +168,8 @@ class CudaParts:
         self._graph: Any = None
 
     def open(self) -> None:
-        with _capturing:  # a capture would not bear it
-            torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()  # the pool takes memory of its own
         self._before = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(self._before)
         torch.cuda.set_stream(self._stream)
 
     def begin(self) -> None:
@@ -200,7 +198,8 @@ class CudaParts:
         return replay
 
     def close(self) -> None:
-        assert self._before is not None, "it was opened"
+        if self._before is None:
+            return
         torch.cuda.set_stream(self._before)
         self._before.wait_stream(self._stream)
 
@@ -216,8 +215,8 @@ class CudaGraph(Generic[T]):
         self._steps: list[Step] = []
         self._is_open = False
         try:
-            parts.open()
             try:
+                parts.open()
                 with _capturing_with(self._between):
                     self._result = self._captured(compute)
                 if not self.is_whole:
