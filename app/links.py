@@ -236,7 +236,7 @@ def measure_links(
     for a, b in combinations_with_replacement(usable, 2):
         if is_stopped():
             return
-        if b.kind != "cpu":  # of GPUs it is known by now
+        if a is b and a.kind != "cpu":
             continue
         say(f"Measuring {a.id} with {b.id} …")
         try:

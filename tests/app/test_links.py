@@ -191,7 +191,7 @@ def test_a_link_that_nothing_goes_through_directly_is_not_drawn_as_one(
 def test_gpus_are_tried_together_and_what_is_found_is_said(
     pair: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is measured of pairs with the CPU stays as it was."""
+    """Before sums are measured, which go by the ways that were found."""
     tried, measured, said = [], [], []
 
     def prove(devices: Sequence[str]) -> Ways:
@@ -207,7 +207,9 @@ def test_gpus_are_tried_together_and_what_is_found_is_said(
     monkeypatch.setattr("engine.measure_link", measure)
     measure_links([*pair, CPU], said.append)
     assert tried == [("cuda:0", "cuda:1")]
-    assert measured == [("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cpu")]
+    assert measured == [
+        ("cuda:0", "cuda:1"), ("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cpu")
+    ]  # fmt: skip
     assert said[3:5] == ["Trying the ways between cuda:0, cuda:1 …", "cuda:0 is slow."]
     tried.clear()
     measure_links([pair[0], CPU], said.append)
