@@ -116,7 +116,7 @@ def _two_ranks(
 ) -> Iterator[tuple[RankPool, list[_Rank]]]:
     ranks = [_Rank(group, rank, device) for rank, device in enumerate(devices)]
     n_before = torch.get_num_threads()
-    pool = RankPool(len(ranks), group.abort, lambda: torch.set_num_threads(1))
+    pool = RankPool(len(ranks), group.abort, lambda: torch.set_num_threads(1), group)
     try:
         torch.set_num_threads(1)
         yield pool, ranks

@@ -137,6 +137,7 @@ class RankPool:
             BaseException: the first failure of any rank, after all have ended.
         """
         assert not self.lost, "there is no way to go on"
+        assert self._threads or self.n_ranks == 1, "it is closed"
         job: _Job[T] = _Job(fn, self.n_ranks, self._on_failure)
         if not self._threads:
             job.run(0)
@@ -156,11 +157,10 @@ class RankPool:
         guard = None if group is None else _Guard(job, group, self._lives)
         while True:
             try:
-                job.done.get(timeout=None if guard is None else LOOK_S)
+                job.done.get(timeout=LOOK_S)  # without one Windows lets nobody interrupt
                 return
             except queue.Empty:
-                assert guard is not None, "otherwise there is no limit"
-                if lost := guard.look(self._dead(job)):
+                if guard is not None and (lost := guard.look(self._dead(job))):
                     self.lost = frozenset(lost)
                     return
             except BaseException as error:  # noqa: BLE001 raised again once all have ended

@@ -215,8 +215,10 @@ def test_ranks_that_wait_for_each_other_end() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("is_awake", [False, True])
-@pytest.mark.parametrize("work", [spin, lambda s: [time.sleep(0.01) for _ in range(int(s * 100))]])
+@pytest.mark.parametrize(
+    ("work", "is_awake"),
+    [(spin, True), (lambda s: [time.sleep(0.01) for _ in range(int(s * 100))], False)],
+)
 def test_a_rank_that_computes_is_waited_for(
     work: Callable[[float], object], *, is_awake: bool
 ) -> None:
