@@ -123,14 +123,10 @@ def test_what_no_kernel_adds_up_is_copied(ranks: Callable[..., Ranks]) -> None:
     assert two.comms[0].lane(two.everyone, 1 << 24) is None
 
 
-@pytest.mark.parametrize("copies", ["host", "peer", "device"])
-@pytest.mark.parametrize("seed", range(4))
-def test_whatever_devices_do_first(ranks: Callable[..., Ranks], seed: int, copies: str) -> None:
+def come_out_right(some: Ranks) -> bool:
     """Sums, values of one rank and joined slices in a row, with groups in between."""
-    some = ranks(3, SameWay(way=Way(None, copies)), Machine(seed))  # type: ignore[arg-type]
     large = [torch.randn(300, 200) for _ in range(3)]
     given = torch.randn(5, 7)
-    machine = some.machine
 
     def step(comm: DeviceCommunicator) -> Tensor:
         results = []
@@ -148,10 +144,10 @@ def test_whatever_devices_do_first(ranks: Callable[..., Ranks], seed: int, copie
         comm._compute.run(lambda: after.copy_(torch.cat(results)))
         return after
 
-    assert machine is not None
     found = some.run(step)
     total = total_of([x.bfloat16().float() for x in large]).bfloat16().float().flatten()
     joined = torch.cat([given[:, rank:] for rank in range(3)], -1).flatten()
+    are_right = []
     for rank, result in enumerate(found):
         parts = [total, given.flatten()]
         if rank != 1:
@@ -159,7 +155,29 @@ def test_whatever_devices_do_first(ranks: Callable[..., Ranks], seed: int, copie
         if rank == 0:
             parts.append(joined)
         assert result is not None
-        assert torch.equal(result, torch.cat(parts * 2))
+        are_right.append(torch.equal(result, torch.cat(parts * 2)))
+    return all(are_right)
+
+
+@pytest.mark.parametrize("copies", ["host", "peer", "device"])
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_devices_do_first(ranks: Callable[..., Ranks], seed: int, copies: str) -> None:
+    ways = SameWay(way=Way(None, copies))  # type: ignore[arg-type]
+    assert come_out_right(ranks(3, ways, Machine(seed)))
+
+
+def test_no_wait_is_there_in_vain(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of streams nor that of the host."""
+    ways, machine = SameWay(way=Way(None, "host")), Machine(0)
+    assert come_out_right(ranks(3, ways, machine))
+    sites = [site for site in machine.sites if site.startswith("comm.py")]
+    assert sites
+    for site in sites:
+        assert not all(come_out_right(ranks(3, ways, Machine(seed, site))) for seed in range(8))
+    monkeypatch.setattr(streams.Marks, "until", lambda self, events: None)
+    assert not all(come_out_right(ranks(3, ways, Machine(seed))) for seed in range(8))
 
 
 def test_joins_of_many_rows_come_in_turns(

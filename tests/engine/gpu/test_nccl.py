@@ -46,15 +46,20 @@ class Failing:
         late_gather(*args)  # type: ignore[arg-type]
 
 
-def summed(seed: int, shared: Nccl, values: Sequence[Tensor | None]) -> list[Tensor]:
+def summed(
+    seed: int, shared: Nccl, values: Sequence[Tensor | None], machine: Machine | None = None
+) -> list[Tensor]:
     """By two ranks, twice in a row."""
-    machine = Machine(seed)
+    machine = machine or Machine(seed)
     group = DeviceGroup([CPU] * 2, Ways(), shared, lambda device: FakeQueues(machine))
     pool = RankPool(2, group.abort, lambda: None)
 
     def compute(rank: int) -> Tensor:
-        comm = group.communicator(rank, CPU)
-        found = [comm.all_reduce(values[rank], (0, 1)) for _ in range(2)]
+        comm, value = group.communicator(rank, CPU), values[rank]
+        x = None if value is None else torch.full(value.shape, torch.nan)
+        if x is not None:
+            comm._compute.run(lambda: x.copy_(value))
+        found = [comm.all_reduce(x, (0, 1)) for _ in range(2)]
         result = torch.empty_like(found[0])
         comm._compute.run(lambda: result.copy_(found[0] + found[1]))
         return result
@@ -88,6 +93,21 @@ def test_both_get_the_same_right_bits(seed: int) -> None:
     ):
         assert all(torch.equal(x, total_of(values)) for x in summed(seed, shared, values))
     assert shared.works
+
+
+def test_it_waits_for_what_it_brings() -> None:
+    values = [torch.randn(200, 300), torch.randn(200, 300)]
+
+    def is_right(machine: Machine) -> bool:
+        found = summed(0, Nccl(late_gather), values, machine)
+        return all(torch.equal(x, total_of(values)) for x in found)
+
+    machine = Machine(0)
+    assert is_right(machine)
+    sites = [site for site in machine.sites if site.startswith("nccl.py")]
+    assert sites
+    for site in sites:
+        assert not all(is_right(Machine(seed, site)) for seed in range(8))
 
 
 @pytest.mark.parametrize("n_good", [0, 1, 2, 5])
