@@ -233,6 +233,9 @@ class Passes:
             stream = TokenStream(steps, self.crew, self.lanes, lambda: _recover(me()))
             stream.prepare(0, n_past)
         except (EngineError, NotRepeatable) as error:
+            if self.crew.lost:
+                self.close()
+                raise
             log.warning("tokens are drawn by the host: %s", error)
         else:
             self.stream = stream
