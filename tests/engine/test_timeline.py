@@ -54,9 +54,9 @@ def test_who_is_quick_waits_for_who_is_slow(
     assert (name == "repeat") == (how == "repeated" and slow.worker is not None)
     original = getattr(slow, name)
 
-    def delayed(*args: object) -> torch.Tensor | None:
+    def delayed(*args: object, **options: object) -> torch.Tensor | None:
         time.sleep(0.05)
-        result: torch.Tensor | None = original(*args)
+        result: torch.Tensor | None = original(*args, **options)
         return result
 
     monkeypatch.setattr(slow, name, delayed)
