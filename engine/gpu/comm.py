@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.errors import CommError, LeftAlone
 from engine.gpu.copying import Copying, Seat, is_rounded
-from engine.gpu.graph import cut, refuse_capture
+from engine.gpu.graph import cut
 from engine.gpu.joint import Joint, Slice
 from engine.gpu.lane import MOST_IN_F32, Lanes
 from engine.gpu.nccl import N_RANKS, Nccl, NcclSums, prove
@@ -127,17 +127,10 @@ class DeviceGroup(ThreadGroup):
                 found = self._joints[key] = Joint(slices, self.devices[group[0]])
             return found
 
-    def joint_of_one(self, group: Group) -> Joint:
-        """Where single rows are joined, of a group that has done so before.
-
-        Raises:
-            NotRepeatable: it has not.
-        """
+    def pinned_row(self, group: Group) -> Joint | None:
+        """Where single rows were joined before, if devices write there by themselves."""
         found = self._joints.get((group, True))
-        if found is None:
-            refuse_capture("logits are joined that were not joined before")
-        assert found is not None, "only who captures asks"
-        return found
+        return found if found is not None and found.is_pinned else None
 
     def meet(self, rank: int, group: Group, value: T) -> list[T]:
         """What all members of a group show each other, in rank order.
@@ -293,15 +286,12 @@ class DeviceCommunicator:
         self._shared.progress.count += 1
         if len(group) == 1:
             return x
-        if _is_capturing(self._device):
-            return self._captured(x, group)
-        return cut(lambda: self._joined(x, group, alike))
-
-    def _captured(self, x: Tensor | None, group: Group) -> Tensor | None:
-        joint = self._shared.joint_of_one(group)
+        row = self._shared.pinned_row(group) if _is_capturing(self._device) else None
+        if row is None:
+            return cut(lambda: self._joined(x, group, alike))
         if x is not None:
-            self._compute.copy(joint.part(group.index(self.rank), 1), x.contiguous())
-        return joint.whole(1) if self.rank == group[0] else None
+            self._compute.copy(row.part(group.index(self.rank), 1), x.contiguous())
+        return row.whole(1) if self.rank == group[0] else None
 
     def _joined(self, x: Tensor | None, group: Group, alike: Tensor | None) -> Tensor | None:
         self._mark()

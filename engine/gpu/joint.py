@@ -55,6 +55,11 @@ class Joint:
         shape = (len(slices), max(1, self._n_alike))
         self._alike = HostTensor(shape, torch.float32, device)
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether devices write there by themselves."""
+        return self._held.is_pinned
+
     def fits(self, slices: Sequence[Slice]) -> bool:
         """Whether it serves for these as well."""
         rows = min(max(part.rows for part in slices), JOINT_BYTES // (4 * sum(self._widths)))

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine import link_speed
 from engine.errors import CommError
 from engine.footprint import copying_bytes, host_link_bytes, link_bytes
+from engine.gpu import comm as comms
 from engine.gpu import copying, joint, streams
 from engine.gpu.comm import DeviceCommunicator, DeviceGroup
 from engine.gpu.graph import capture
@@ -201,6 +202,38 @@ def test_joins_of_many_rows_come_in_turns(
         assert found[1:] == [None, None]
         assert found[0] is not None
         assert torch.equal(found[0], whole[:rows])
+
+
+def test_a_graph_writes_a_row_where_it_was_joined_before(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody meets then: what is captured is a copy, which replays make without their hosts."""
+    row, meet = torch.randn(1, 9), DeviceGroup.meet
+    for is_pinned in (True, False):
+        some = ranks(2)
+
+        def part(comm: DeviceCommunicator) -> Tensor:
+            return row[:, :4] if comm.rank == 0 else row[:, 4:]
+
+        def joined(some: Ranks = some, part: Compute = part) -> list[Tensor | None]:
+            return some.run(lambda comm: comm.gather(part(comm), some.everyone))
+
+        met: list[object] = []
+
+        def noted(*args: object, met: list[object] = met) -> object:
+            met.append(args)
+            return meet(*args)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(comms, "_is_capturing", lambda device: True)
+            assert joined()[0] is not None, "it was never joined, so the hosts do it"
+            some.group._joints[some.everyone, True]._held.is_pinned = is_pinned
+            patch.setattr(DeviceGroup, "meet", noted)
+            found, nothing = joined()
+        assert nothing is None
+        assert found is not None
+        assert torch.equal(found, row)
+        assert bool(met) is not is_pinned
 
 
 def test_a_rank_that_computed_something_else_is_named(ranks: Callable[..., Ranks]) -> None:
