@@ -17,6 +17,8 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+import psutil
+
 HELD_UP = ("R", "D")
 """What Linux calls threads that wait for a core, and for a disk or the like: no fault of theirs."""
 
@@ -77,10 +79,15 @@ class Life:
         is_busy = self._is_process_busy()
         if seen != before:
             return True
-        return self._have_started_moved() if TASKS.exists() else is_busy
+        if TASKS.exists():
+            return self._have_started_moved()
+        return is_busy or bool(psutil.Process().children())
 
     def _have_started_moved(self) -> bool:
-        """The same for all threads with this name, by times in steps of 10 ms."""
+        """The same for all threads with this name, by times in steps of 10 ms.
+
+        One that has started a process, such as a compiler, waits for it.
+        """
         before, self._started, is_held_up = self._started, {}, False
         for task in TASKS.iterdir():
             with suppress(OSError, IndexError):  # it may have ended
@@ -88,6 +95,7 @@ class Life:
                     state, *numbers = (task / "stat").read_text().rpartition(")")[2].split()
                     self._started[task.name] = " ".join(numbers[10:12])  # utime and stime
                     is_held_up = is_held_up or state in HELD_UP
+                    is_held_up = is_held_up or bool((task / "children").read_text().strip())
         return is_held_up or (bool(before) and before != self._started)
 
     def _is_process_busy(self) -> bool:

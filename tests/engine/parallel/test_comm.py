@@ -1,6 +1,7 @@
 """Ranks that are threads: sums, joins, failures, and who is to blame."""
 
 import queue
+import subprocess
 import sys
 import threading
 import time
@@ -270,6 +271,20 @@ def test_threads_that_work_for_a_rank_count_as_well() -> None:
             thread = threading.Thread(target=help_rank, args=(life,))
             thread.start()
             thread.join()
+        return comm.all_reduce(torch.ones(1), (0, 1))
+
+    assert [x.item() for x in ranks.run(step) if x is not None] == [2, 2]
+    ranks.pool.close()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_rank_waits_for_a_process_that_it_has_started() -> None:
+    """As for a compiler."""
+    ranks = Ranks(2)
+
+    def step(comm: ThreadCommunicator) -> Tensor:
+        if comm.rank == 0:
+            subprocess.run([sys.executable, "-c", "import time; time.sleep(1.2)"], check=True)
         return comm.all_reduce(torch.ones(1), (0, 1))
 
     assert [x.item() for x in ranks.run(step) if x is not None] == [2, 2]
