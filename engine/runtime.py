@@ -321,6 +321,8 @@ class Runtime:
         """
         self._finalizer()
         self.passes.close()
+        if not self.passes.crew.lost:
+            self.group.close()
         release_scratch()
         lost = {self.devices[rank] for rank in self.passes.crew.lost}
         release_reserves([d for d in self.devices if d not in lost])  # one that hangs would not end

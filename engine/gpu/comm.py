@@ -152,6 +152,12 @@ class DeviceGroup(ThreadGroup):
         super().abort()
         self.lanes.abort()
 
+    def close(self) -> None:
+        super().close()
+        self.lanes.close()
+        for made in (self._copying, self._nccl_sums, self._joints, self._queues):
+            made.clear()
+
     def lose(self) -> None:
         super().lose()
         _abandoned.append((self._copying, self._nccl_sums, self._joints))

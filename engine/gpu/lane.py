@@ -177,6 +177,13 @@ class Lanes:
             for device in set(self.devices):
                 finish(device)
 
+    def close(self) -> None:
+        """Free all memory, once nothing runs any more; safe to call twice."""
+        with self._lock:
+            self._made.clear()
+            self._flags.clear()
+            self._host = None
+
     def retire(self, why: str) -> None:
         """Give no more lanes: the ranks meet in another way from now on."""
         log.warning("ranks do without sums inside kernels from now on: %s", why)

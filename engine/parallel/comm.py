@@ -157,6 +157,10 @@ class ThreadGroup:
         self._has_lost = True
         self.abort()
 
+    def close(self) -> None:
+        """Free what ranks have met by, once they meet no more; safe to call twice."""
+        self._meetings.clear()
+
     def settle(self) -> None:
         """Let go of what was exchanged, once no rank is inside a collective; undoes an abort."""
         with self._lock:

@@ -1,5 +1,7 @@
 """Whole models on ranks that stand for GPUs: by lanes and copies, in groups, with empty ranks."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,3 +101,22 @@ def test_families_with_ranks_that_have_nothing(
     for split in ([1, 1], [30, 1, 1]):
         found = logits(path, len(split), ids, split=split)
         assert nmse(found, expected[: len(ids)]) < BAR
+
+
+def test_what_ranks_met_by_is_freed_with_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: another split needs the room, and garbage is collected only now and then."""
+    monkeypatch.setattr("engine.passes.repeats_tokens", lambda: False)  # to capture them takes long
+    monkeypatch.setattr(lane, "MOST_NUMBERS", 3 * 64)
+    gc.collect()
+    gc.disable()
+    try:
+        with load_model(tiny_gguf(tmp_path / "m.gguf", n_layer=1), ["cpu"] * 2, n_ctx=32) as model:
+            model.logits(IDS)
+            group = model.runtime.group
+            assert isinstance(group, DeviceGroup)
+            made = [weakref.ref(x) for x in (*group.lanes._made[0, 1], *group._copying.values())]
+        assert [thing() for thing in made] == [None] * 4
+    finally:
+        gc.enable()
