@@ -1,0 +1,27 @@
+"""Ranks that are threads, without a model."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.parallel.comm import ThreadCommunicator, ThreadGroup
+from engine.parallel.pool import RankPool
+
+CPU = torch.device("cpu")
+
+
+class Ranks:
+    """A pool and the communicators of its ranks."""
+
+    def __init__(self, n: int, *, is_awake: bool = False) -> None:
+        self.group = ThreadGroup(is_awake=is_awake)
+        self.comms = [ThreadCommunicator(self.group, rank, CPU) for rank in range(n)]
+        self.everyone = tuple(range(n))
+        self.pool = RankPool(n, self.group.abort, lambda: None, self.group)
+
+    def run(self, fn: Callable[[ThreadCommunicator], Tensor | None]) -> list[Tensor | None]:
+        try:
+            return self.pool.run(lambda rank: fn(self.comms[rank]))
+        finally:
+            self.group.settle()
