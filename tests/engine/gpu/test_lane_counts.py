@@ -1,0 +1,64 @@
+"""How ranks on GPUs meet in a token: as often as blocks say, and all of it inside kernels.
+
+A meeting of hosts would cut the graph that a token is captured in.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engine import LoadParams
+from engine.gguf import GGUFFile
+from engine.gpu.kernels import exchange
+from engine.gpu.rehearsal import _Alone, rehearse
+from engine.gpu.target import Target
+from engine.models.declare import declare
+from tests.helpers.golden import golden_models, golden_path
+from tests.helpers.tiny_gguf import tiny_gguf
+
+CARD = Target("nvidia", 86, 82)
+GPUS = ("cuda:0", "cuda:1")
+
+
+def met(path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "tensor") -> tuple[int, int, int]:
+    """Sums that blocks state for a token, those inside kernels, and meetings of hosts."""
+    n_by_host = 0
+    by_lane, broadcast = _Alone._by_lane, _Alone.broadcast
+
+    def counted(self: _Alone, x: object, group: Sequence[int], shape: object) -> object:
+        nonlocal n_by_host
+        found = by_lane(self, x, group, shape)  # type: ignore[arg-type]
+        n_by_host += found is None and len(group) > 1
+        return found
+
+    def sent(self: _Alone, x: object, source: int, group: object, shape: object = None) -> object:
+        nonlocal n_by_host
+        n_by_host += shape is None
+        return broadcast(self, x, source, group, shape)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_Alone, "_by_lane", counted)
+    monkeypatch.setattr(_Alone, "broadcast", sent)
+    params = LoadParams(str(path), n_ctx=16, devices=GPUS, split_mode=mode)
+    with GGUFFile.open(path) as file:
+        declaration = declare(file, params)
+        starts = rehearse(declaration, 0, params, CARD, (1,))
+        blocks = [block for block in declaration.model.blk if block.split.group]
+    kernels = (exchange.add_norm, exchange.all_reduce)
+    n_inside = sum(start.kernel in kernels for start in starts)
+    return sum(sum(block.reduces()) for block in blocks), n_inside, n_by_host
+
+
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+def test_a_token_needs_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=2)
+    n_stated, n_inside, n_by_host = met(path, monkeypatch, mode)
+    assert n_by_host == 0
+    assert n_inside == (n_stated + 1 if mode == "tensor" else 1), "the embedding, or the boundary"
+
+
+@pytest.mark.parametrize("name", sorted(golden_models()) or ["none"])
+def test_no_architecture_needs_a_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_stated, n_inside, n_by_host = met(golden_path(f"{name}.gguf"), monkeypatch)
+    assert n_by_host == 0
+    assert n_inside >= n_stated
