@@ -25,6 +25,7 @@ from engine.errors import CommError
 from engine.generate import Generation
 from engine.gpu import graph, stream
 from engine.gpu.comm import DeviceGroup
+from engine.gpu.lane import Lanes
 from engine.gpu.stream import TokenStep, TokenStream
 from engine.parallel.comm import ThreadGroup
 from engine.parallel.ways import Ways
@@ -292,6 +293,38 @@ def test_ranks_that_compute_other_numbers_are_an_error(device: str) -> None:
         stream.next(*stream._next, 5)
     assert failed == [1]
     assert stream.stop() == ()
+
+
+def test_a_kernel_that_waited_in_vain_is_an_error(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the ring has a token: nobody knows what it was drawn from."""
+    ahead = split_toy(2, device)
+    stream, failed = ahead.stream, []
+    assert isinstance(stream, TokenStream)
+    stream._on_failure = lambda: failed.append(1)
+    assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
+    problem = CommError(1, "did not answer", "cuda:1")
+    monkeypatch.setattr(Lanes, "problem", lambda self: problem)
+    with pytest.raises(CommError, match="cuda:1"):
+        stream.next(7, 0, 9)
+    assert failed == [1]
+
+
+def test_one_of_several_devices_is_not_waited_for_without_end(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = split_toy(2, device)
+    stream, failed = ahead.stream, []
+    assert isinstance(stream, TokenStream)
+    stream._on_failure = lambda: failed.append(1)
+    assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
+    monkeypatch.setattr("engine.crew.STALL_S", 0.05)
+    monkeypatch.setattr(graph.Tape, "replay", lambda self: None)
+    monkeypatch.setattr(Crew, "is_idle", lambda self, rank: False)
+    with pytest.raises(CommError, match="has not computed a token"):
+        stream.next(7, 0, 9)
+    assert failed == [1]
 
 
 def test_it_is_careful_for_a_while_after_the_host_had_to_draw(
