@@ -24,13 +24,14 @@ import numpy as np
 from engine.callbacks import never
 from engine.config import LoadParams, SamplingParams
 from engine.devices import parse_devices
-from engine.errors import EngineError
+from engine.errors import EngineError, NoDevice
 from engine.events import Event, Finished, TokenText
 from engine.generate import Generation
 from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
 from engine.info import describe
 from engine.kernels.isa import chosen
+from engine.machine import kind_of, torch_device
 from engine.parallel.wire import GlooWire
 from engine.prompts import Prompts
 from engine.rank_runtime import Drawing, RankRuntime
@@ -73,7 +74,7 @@ class RankModel:
     def __init__(self, params: LoadParams, wire: GlooWire) -> None:
         with GGUFFile.open(params.path) as file:
             name = params.devices[wire.rank]
-            wire.introduce(name, f"{name.split(':')[0]} {chosen()}", model_hash(file))
+            wire.introduce(name, _kind(name), model_hash(file))
             self._prompts = Prompts(file, describe(file).name)
             self.runtime = RankRuntime(file, params, wire)
         wire.wait_for_all()
@@ -105,6 +106,15 @@ class RankModel:
     def close(self) -> None:
         """Free all memory; safe to call twice."""
         self.runtime.close()
+
+
+def _kind(name: str) -> str:
+    """What has this name on this host, so that those of a kind compute the same bits."""
+    try:
+        device = torch_device(name)
+    except NoDevice:  # which is told once the others know of this process
+        return name
+    return kind_of(device) if device.type == "cuda" else f"{name} {chosen()}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,7 +16,6 @@ from engine.footprint import x_bytes
 from engine.halves import Halves, TakesTurns
 from engine.link_proof import find_ways
 from engine.loader import Progress, load_rank
-from engine.machine import kind_of
 from engine.models.declare import Declaration, declare
 from engine.ops.worker import Worker
 from engine.parallel.comm import ThreadCommunicator, ThreadGroup
@@ -92,7 +91,7 @@ class Opener:
         comm = runtime.group.communicator(number, device)
         if card is not None and isinstance(comm, ThreadCommunicator):
             comm = card.cutting(comm)
-        kinds = [kind_of(d) for d in runtime.devices]
+        kinds = runtime.kinds
 
         def make_context() -> Context:
             return Context(comm, make_ops(worker, card), cache, device, kinds)

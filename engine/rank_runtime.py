@@ -61,6 +61,7 @@ class RankRuntime:
         names = declaration.devices
         self.devices = [torch.device(name) for name in names]
         self.device = torch_device(names[number])
+        self.kinds = [peer.kind for peer in wire.peers]
         prove_kernels([names[number]])
         hosts = [peer.host for peer in wire.peers]
         here = [rank for rank, host in enumerate(hosts) if host == hosts[number]]

@@ -22,6 +22,7 @@ from engine.loader import Progress, check_types
 from engine.machine import (
     busy_on_cpu,
     free_bytes,
+    kind_of,
     prove_kernels,
     release_reserves,
     threads_per_rank,
@@ -124,6 +125,11 @@ class Runtime:
     def workers(self) -> list[Worker]:
         """What the ranks on the CPU compute with that use its kernels."""
         return [rank.worker for rank in self.ranks if rank.worker]
+
+    @property
+    def kinds(self) -> list[str]:
+        """What the device of each rank is; those of a kind round alike."""
+        return [kind_of(device) for device in self.devices]
 
     @property
     def ranks(self) -> list[Rank]:
