@@ -1,9 +1,6 @@
 """Tokens that a device draws for itself, read a little later: as if the host had drawn them."""
 
-import queue
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,118 +8,38 @@ import pytest
 import torch
 
 from engine import (
-    ContextShifted,
     EngineError,
     Event,
     Finished,
-    PrefillProgress,
     SamplingParams,
-    TokenText,
     load_model,
 )
 from engine.crew import Crew
 from engine.errors import CommError
 from engine.generate import Generation
 from engine.gpu import graph, stream
-from engine.gpu.comm import DeviceGroup
 from engine.gpu.lane import Lanes
 from engine.gpu.stream import TokenStep, TokenStream
 from engine.parallel.comm import ThreadGroup
-from engine.parallel.ways import Ways
 from engine.sampler import Sampler
 from engine.session import Session
 from engine.timeline import TokenTimes
-from tests.helpers.toy_runtime import Letters, SplitToy, ToyRuntime
+from tests.helpers.token_streams import (
+    PROMPT,
+    Slow,
+    answer,
+    attach,
+    crew_of,
+    ids_of,
+    split_toy,
+    step_of,
+    told,
+    toy,
+)
+from tests.helpers.toy_runtime import Letters, ToyRuntime
 
 DEMO = Path(__file__).resolve().parents[3] / "resources" / "demo" / "tandem-demo.gguf"
-PROMPT = [3, 14, 15, 9, 26, 5]
 RANDOM = {"seed": 11, "temperature": 1.2, "repeat_penalty": 1.2, "repeat_last_n": 7}
-
-
-def toy(device: str, ahead: int | None = None, *, is_recurrent: bool = False) -> ToyRuntime:
-    """A runtime, whose stream runs so many steps ahead if it has one."""
-    made = ToyRuntime(device, n_ctx=20, is_recurrent=is_recurrent)
-    if ahead is not None:
-        attach(made, ahead)
-    made.reset()
-    return made
-
-
-def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
-    """The same on several ranks, whose kernels tell each other what could be drawn."""
-    runtime = SplitToy(n_ranks, device=device, n_ctx=20, **options)
-    group = DeviceGroup([runtime.device] * n_ranks, Ways())
-    members = tuple(range(n_ranks))
-
-    def step(rank: int) -> TokenStep:
-        toy, lane = runtime.toys[rank], group.lanes.lane(rank, members)
-        return TokenStep(
-            toy.device, toy.hp.n_vocab, toy.token, toy.position, toy.begin,
-            lambda: (runtime.sliced(rank), None), toy.can_rewind, runtime.own[rank], lane,
-            [toy._state],
-        )  # fmt: skip
-
-    crew = Crew(group.devices, group)
-    made = TokenStream([step(rank) for rank in members], crew, group.lanes, ahead=1)
-    made.prepare()
-    runtime.stream = made
-    runtime.reset()
-    return runtime
-
-
-def attach(runtime: ToyRuntime, ahead: int) -> TokenStream:
-    """Give it a stream that is ready; what that computed is gone."""
-    made = TokenStream([step_of(runtime)], crew_of(runtime), ahead=ahead)
-    made.prepare()
-    runtime.stream = made
-    runtime.reset()
-    return made
-
-
-def step_of(runtime: ToyRuntime) -> TokenStep:
-    return TokenStep(
-        runtime.device, runtime.hp.n_vocab, runtime.token, runtime.position, runtime.begin,
-        lambda: (runtime.compute(), None), runtime.can_rewind,
-    )  # fmt: skip
-
-
-def crew_of(runtime: ToyRuntime) -> Crew:
-    return Crew([runtime.device], ThreadGroup())
-
-
-def answer(
-    runtime: ToyRuntime, params: SamplingParams, *, tokenizer: Letters | None = None,
-    session: Session | None = None, prompt: Sequence[int] = PROMPT,
-    is_cancelled: Callable[[], bool] = lambda: False, timed_every: int = 0,
-) -> list[Event]:  # fmt: skip
-    session = session or Session(runtime)  # type: ignore[arg-type]
-    generation = Generation(
-        session,
-        tokenizer,
-        params,
-        2,
-        is_cancelled,
-        timed_every,  # type: ignore[arg-type]
-    )
-    return list(generation.run(prompt))
-
-
-def ids_of(events: Sequence[Event]) -> list[int]:
-    return [i for event in events if isinstance(event, TokenText) for i in event.ids]
-
-
-def told(events: Sequence[Event], *, is_first: bool = True) -> list[object]:
-    """What of an answer must be the same whoever draws.
-
-    Args:
-        is_first: nothing was cached; otherwise states may have had to go back further.
-    """
-    kept = [e for e in events if isinstance(e, TokenText | ContextShifted)]
-    last = events[-1]
-    assert isinstance(last, Finished)
-    if not is_first:
-        return [*kept, last.reason]
-    return [e for e in events if isinstance(e, PrefillProgress)] + [*kept, last.reason, last.usage]
 
 
 @pytest.fixture(params=[0, 1, 2, "recurrent", "split"])
@@ -393,36 +310,6 @@ def test_it_is_captured_where_an_answer_begins_if_not_before(device: str) -> Non
     assert told(answer(host, params)) == told(answer(ahead, params))
 
 
-class Slow:
-    """A device that takes its time: what is replayed happens on another thread, some time later."""
-
-    def __init__(self, captured: graph.Captured[torch.Tensor]) -> None:
-        self._captured = captured
-        self._wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self.n_pending = 0
-        threading.Thread(target=self._work, daemon=True).start()
-
-    is_whole = True
-
-    @property
-    def result(self) -> torch.Tensor:
-        return self._captured.result
-
-    def replay(self) -> None:
-        self.n_pending += 1
-        self._wanted.put(True)
-
-    def _work(self) -> None:
-        while self._wanted.get():
-            time.sleep(0.005)
-            with torch.inference_mode():
-                self._captured.replay()
-            self.n_pending -= 1
-
-    def end(self) -> None:
-        self._wanted.put(False)
-
-
 def test_the_host_waits_for_a_device_that_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Slow] = []
 
@@ -431,7 +318,7 @@ def test_the_host_waits_for_a_device_that_takes_its_time(monkeypatch: pytest.Mon
         return made[-1]
 
     monkeypatch.setattr(stream, "capture", capture)
-    monkeypatch.setattr(Crew, "is_idle", lambda self, rank: not made[0].n_pending)
+    monkeypatch.setattr(Crew, "is_idle", lambda self, rank: not any(x.n_pending for x in made))
     host, ahead = toy("cpu"), toy("cpu", 2)
     for params in (SamplingParams(**RANDOM, max_tokens=6), SamplingParams(seed=1, max_tokens=5)):
         letters = Letters([ids_of(answer(host, params))[-2]])
