@@ -14,12 +14,21 @@ DEFAULTS = {
     ORDER: PCI_ORDER,
     # a thread that waits for others must not keep them from running where cores are few or busy
     "OMP_WAIT_POLICY": "PASSIVE",
-    # else a kernel would be loaded when it first starts, which waits for all that its device does;
-    # and that may be waiting for the kernel
-    "CUDA_MODULE_LOADING": "EAGER",
     # from 3.10 on Triton would no longer join a product and a sum, where it is not told to
     "TRITON_DEFAULT_FP_FUSION": "1",
 }
+
+LOADING = "CUDA_MODULE_LOADING"
+
+
+def loads_kernels_late() -> bool:
+    """Whether CUDA loads a kernel only when it first starts, and waits for all of its GPU then.
+
+    To load all at once takes hundreds of MB on each GPU, for PyTorch's kernels above all, so that
+    is left to who sets the variable to EAGER.
+    """
+    return os.environ.get(LOADING, "").upper() != "EAGER"
+
 
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from engine.environment import loads_kernels_late
 from engine.errors import CommError, EngineError
 from engine.gpu.graph import between, refuse_capture
 from engine.gpu.kernels import exchange
@@ -210,6 +211,9 @@ class Lanes:
         names = [str(self.devices[rank]) for rank in group]
         if not 1 < len(group) <= MOST_MEMBERS or not self._ways.have_stores(names):
             return ()
+        if loads_kernels_late() and has_twins(names):  # loading waits for kernels that would wait
+            log.info("ranks %s share a GPU, and meet outside of kernels", group)
+            return ()
         try:
             with torch.inference_mode(mode=False):
                 return self._connected(group)
@@ -400,6 +404,12 @@ class Lane:
         launch(kernel, grid, *args, PUSH=True, COLLECT=False, **constants)
         between(lambda: meet(rank, self.group))
         launch(kernel, grid, *args, PUSH=False, COLLECT=True, **constants)
+
+
+def has_twins(names: Sequence[str]) -> bool:
+    """Whether some ranks share a GPU."""
+    gpus = [name for name in names if name.startswith("cuda")]
+    return len(set(gpus)) < len(gpus)
 
 
 def _plain(x: Tensor) -> Tensor:

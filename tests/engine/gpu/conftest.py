@@ -9,6 +9,7 @@ if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["*.py"]
 else:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read where a kernel is defined
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")  # so that ranks may share a GPU
 
 
 def pytest_report_header() -> str | None:

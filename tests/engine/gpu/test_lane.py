@@ -274,6 +274,18 @@ def test_who_has_no_lane() -> None:
     assert lanes.lane(0, (0, 1)) is None
 
 
+def test_ranks_that_share_a_gpu_have_one_only_if_kernels_are_loaded_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+    monkeypatch.setattr(Lanes, "_connected", lambda lanes, group: tried.append(group) or ())
+    for loading, devices in (("LAZY", (0, 0)), ("LAZY", (0, 1)), ("EAGER", (0, 0)), ("", (1, 1))):
+        monkeypatch.setenv("CUDA_MODULE_LOADING", loading)
+        lanes = Lanes([torch.device("cuda", n) for n in devices], Ways())
+        assert lanes.lane(0, (0, 1)) is None
+    assert len(tried) == 2
+
+
 def test_what_a_lane_takes() -> None:
     lane = Lanes([META] * 2, Ways()).lane(0, (0, 1))
     assert lane is not None
