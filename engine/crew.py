@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from engine.errors import CommError, DeviceError
-from engine.machine import is_out_of_memory, release_reserves
+from engine.machine import is_out_of_memory, release_reserves, stream_of_rank
 from engine.parallel.comm import ThreadGroup
 from engine.parallel.pool import RankPool
 
@@ -138,14 +138,15 @@ class Crew:
     def wait(self) -> None:
         """Until all devices have done what they were given for a token.
 
+        All are asked each time: one may wait for what Windows has collected for another.
+
         Raises:
             CommError: one does not come to an end.
         """
         begun = time.perf_counter()
-        for rank in self.ranks:
-            while not self.is_idle(rank):
-                self.check(rank, begun)
-                time.sleep(POLL_S)
+        while busy := [rank for rank in self.ranks if not self.is_idle(rank)]:
+            self.check(busy[0], begun)
+            time.sleep(POLL_S)
 
     def make_room(self) -> None:
         """Give back memory that is in no use; devices may wait for all that they do."""
@@ -177,9 +178,11 @@ class Crew:
         self._pool.close()
 
     def _on(self, rank: int) -> contextlib.AbstractContextManager[object]:
-        """Have torch's current stream be the rank's."""
-        stream = self._streams[rank]
-        return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+        """Have torch's current device and stream be the rank's."""
+        device, stream = self.devices[rank], self._streams[rank]
+        if device.type != "cuda":
+            return contextlib.nullcontext()
+        return torch.cuda.device(device) if stream is None else _in_stream(device, stream)
 
 
 def _streams(devices: Sequence[torch.device]) -> list[torch.cuda.Stream | None]:
@@ -188,12 +191,20 @@ def _streams(devices: Sequence[torch.device]) -> list[torch.cuda.Stream | None]:
     All are made at once: what a driver does with streams that follow on each other is least likely
     to share a queue.
     """
-    make: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
     n_ranks = Counter(str(device) for device in devices)
     return [
-        make(device) if device.type == "cuda" and n_ranks[str(device)] > 1 else None
+        stream_of_rank(device) if device.type == "cuda" and n_ranks[str(device)] > 1 else None
         for device in devices
     ]
+
+
+@contextlib.contextmanager
+def _in_stream(device: torch.device, stream: torch.cuda.Stream) -> Iterator[None]:
+    """The device comes first: where a stream of another one is left, torch makes the device from
+    before current, which takes hundreds of MB there even if nobody uses it.
+    """
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        yield
 
 
 @contextlib.contextmanager

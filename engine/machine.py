@@ -21,6 +21,9 @@ from engine.plan import DevicePlan, Plan
 SMALL_BYTES = 64 << 20
 """Weights of a rank up to this size stay in the caches of one core's neighbourhood."""
 
+RANK_PRIORITY = -1
+"""Of streams in which ranks compute; others have 0, which is lower."""
+
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
 )  # fmt: skip
@@ -59,6 +62,16 @@ def _check_number(name: str, devices: Sequence[DeviceInfo]) -> None:
             f"CUDA was started with GPUs in another order, in which {name} is what the driver "
             f"calls {meant}; start anew with CUDA_DEVICE_ORDER=PCI_BUS_ID",
         )
+
+
+def stream_of_rank(device: torch.device) -> torch.cuda.Stream:
+    """A stream for what a rank computes, that no copies are put into.
+
+    Torch has 32 streams of each priority on a GPU, and then gives the same ones once more: so
+    copies, for which streams are made all the time, have those of another priority.
+    """
+    make: Callable[[torch.device, int], torch.cuda.Stream] = torch.cuda.Stream
+    return make(device, RANK_PRIORITY)
 
 
 def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.device]:

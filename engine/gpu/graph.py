@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.gpu.launch import Start, watched
+from engine.machine import stream_of_rank
 from engine.ops.again import Again, Watching, is_allocation, is_fit, is_view
 
 T = TypeVar("T")
@@ -160,8 +161,7 @@ class CudaParts:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        make: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
-        self._stream = make(device)  # torch's own one is of the first device
+        self._stream = stream_of_rank(device)
         pool: Callable[[], Any] = torch.cuda.graph_pool_handle
         self._pool = pool()
         self._before: torch.cuda.Stream | None = None
@@ -179,6 +179,7 @@ class CudaParts:
             # other threads may use other GPUs meanwhile
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         except BaseException:
+            self._leave_pool()
             _capturing.release()
             raise
 
@@ -188,6 +189,9 @@ class CudaParts:
             with warnings.catch_warnings():  # there may be nothing between two sums
                 warnings.filterwarnings("ignore", ".*Graph is empty")
                 graph.capture_end()
+        except BaseException:
+            self._leave_pool()
+            raise
         finally:
             _capturing.release()
 
@@ -202,6 +206,16 @@ class CudaParts:
             return
         torch.cuda.set_stream(self._before)
         self._before.wait_stream(self._stream)
+
+    def _leave_pool(self) -> None:
+        """Tell torch's allocator that nothing is captured, which a capture that fails leaves out.
+
+        As long as it believes that, it frees no memory that lies idle when a device is full.
+        """
+        binding: Any = torch._C
+        with contextlib.suppress(RuntimeError):  # it failed before, or behind that
+            binding._cuda_endAllocateToPool(self._device.index, self._pool)
+            binding._cuda_releasePool(self._device.index, self._pool)
 
 
 class CudaGraph(Generic[T]):

@@ -3,7 +3,10 @@
 import contextlib
 import gc
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -252,4 +255,58 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
     passes.recover()
     assert closed == [0, 2], "what a lost one uses stays as it is"
     assert not passes.ranks
+    crew.close()
+
+
+def test_all_devices_are_asked_while_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows that is what makes a device begin, and the one before may wait for it."""
+    monkeypatch.setattr("engine.crew.STALL_S", 0.2)
+    crew = Crew([CPU] * 2, ThreadGroup())
+    begun: set[int] = set()
+
+    def is_idle(self: Crew, rank: int) -> bool:
+        begun.add(rank)
+        return len(begun) == 2
+
+    monkeypatch.setattr(Crew, "is_idle", is_idle)
+    crew.wait()
+    assert not crew.lost
+    crew.close()
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_work_for_a_gpu_touches_no_other(n_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving a stream makes the device from before torch's current one, and opens it if need be:
+    so the rank's device has to be current around that.
+    """
+    asked: list[str] = []
+
+    class Current(threading.local):
+        index = 0
+
+    current = Current()
+
+    @contextmanager
+    def device(goal: torch.device) -> Iterator[None]:
+        before, current.index = current.index, goal.index
+        yield
+        current.index = before
+
+    @contextmanager
+    def stream(goal: SimpleNamespace) -> Iterator[None]:
+        assert current.index == goal.device.index, "this would touch another GPU in the end"
+        yield
+        asked.append("left")
+
+    def make(device: torch.device, priority: int) -> SimpleNamespace:
+        return SimpleNamespace(device=device, query=lambda: True, synchronize=lambda: None)
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "Stream", make)
+    crew = Crew([torch.device("cuda:1")] * n_ranks, ThreadGroup())
+    assert crew.here(lambda rank: current.index) == [1] * n_ranks
+    assert crew.run(lambda rank: current.index) == [1] * n_ranks
+    assert current.index == 0
+    assert len(asked) == (0 if n_ranks == 1 else 4)
     crew.close()

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -194,7 +195,8 @@ class FakeCuda:
         self.fails_at = ""
         self.current = self.stream("main")
 
-        def stream(device: torch.device) -> SimpleNamespace:
+        def stream(device: torch.device, priority: int) -> SimpleNamespace:
+            assert priority < 0, "copies have the others: torch gives each stream several times"
             return self.stream("side")
 
         def set_stream(stream: SimpleNamespace) -> None:
@@ -209,6 +211,16 @@ class FakeCuda:
             "CUDAGraph": lambda: self,
         }.items():  # fmt: skip
             monkeypatch.setattr(torch.cuda, name, what)
+        for name in ("endAllocateToPool", "releasePool"):
+            ended = partial(self.end_in_pool, name)
+            monkeypatch.setattr(torch._C, f"_cuda_{name}", ended, raising=False)
+        self.is_in_pool = False
+
+    def end_in_pool(self, what: str, device: int, pool: object) -> None:
+        if what == "endAllocateToPool" and not self.is_in_pool:
+            raise RuntimeError("not currently recording")
+        self.is_in_pool = False
+        self.asked.append((what, device, pool))
 
     def stream(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(
@@ -223,10 +235,13 @@ class FakeCuda:
     def capture_begin(self, pool: object, capture_error_mode: str) -> None:
         assert graph._capturing.locked(), "PyTorch captures one graph at a time"
         assert self.current.name == "side"
+        assert not self.is_in_pool, "the allocator was told twice"
+        self.is_in_pool = True
         self.ask("begin", pool, capture_error_mode)
 
     def capture_end(self) -> None:
         self.ask("end")
+        self.is_in_pool = False
 
     def replay(self) -> None:
         assert not graph._capturing.locked(), "others may capture meanwhile"
@@ -258,11 +273,29 @@ def test_a_capture_that_fails_lets_others_capture(
     assert cuda.current.name == "main"
 
 
+@pytest.mark.parametrize("place", ["begin", "end"])
+def test_the_allocator_knows_that_a_capture_has_failed(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would not free what lies idle when the device is full; torch leaves that out."""
+    cuda = FakeCuda(monkeypatch)
+    cuda.fails_at = place
+    with pytest.raises(NotRepeatable, match="illegal"):
+        CudaGraph(CudaParts(torch.device("cuda:1")), lambda: None)
+    assert not cuda.is_in_pool
+    assert cuda.asked[-3:-1] == [("endAllocateToPool", 1, (0, 7)), ("releasePool", 1, (0, 7))]
+    cuda.asked.clear()
+    cuda.fails_at = ""
+    CudaGraph(CudaParts(torch.device("cuda:1")), lambda: None)
+    assert not {"endAllocateToPool", "releasePool"} & {what for what, *_ in cuda.asked}
+
+
 def test_one_rank_captures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one does the others wait, but not where they meet between parts."""
     FakeCuda(monkeypatch)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     monkeypatch.setattr(FakeCuda, "capture_begin", lambda self, pool, capture_error_mode: None)
+    monkeypatch.setattr(FakeCuda, "capture_end", lambda self: None)
     monkeypatch.setattr(FakeCuda, "replay", lambda self: None)
     busy, most = 0, 0
     met = threading.Barrier(3)
