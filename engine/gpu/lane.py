@@ -23,7 +23,7 @@ from engine.errors import CommError, EngineError
 from engine.gpu.graph import between, refuse_capture
 from engine.gpu.kernels import exchange
 from engine.gpu.launch import launch
-from engine.gpu.slots import End, finish, host_words, new_slot
+from engine.gpu.slots import FIRST_ROUND, End, finish, fresh_round, host_words, new_slot
 from engine.gpu.steps import added, power_of_two, warps_of
 from engine.gpu.target import target_of
 
@@ -78,8 +78,8 @@ MOST_HELD = 4 << 10
 SMALLEST = 4 * RENEWED
 """Numbers that a program holds at least: it has as many pairs of packets as it writes anew."""
 
-FIRST_ROUND = 1
-"""Its number is another one than that of packets that nobody has written, which is 0."""
+THREADS = 32
+"""Of a warp. If several threads read a pair, they would not see it come at the same time."""
 
 NOT_WAITING = 1
 """Where in a rank's flags it says that no kernel shall wait."""
@@ -163,14 +163,15 @@ class Lanes:
             self._host.value.fill_(1)
 
     def reset(self) -> None:
-        """As if nothing had been exchanged yet; only while nothing runs, on any of the devices."""
+        """Begin with empty slots; only while nothing runs, on any of the devices."""
         with self._lock:
             self._is_aborted = False
             for device in set(self.devices):
                 finish(device)
             for lanes in self._made.values():
+                first = fresh_round([lane.round for lane in lanes])
                 for lane in lanes:
-                    lane.clear()
+                    lane.clear(first)
             for flags in self._flags.values():
                 flags.zero_()
             if self._host is not None:
@@ -306,11 +307,16 @@ class Lane:
         slots = sum(slot.device_bytes for slot in self._end.slots)
         return slots + self._end.table.nbytes + self._words.nbytes
 
-    def clear(self) -> None:
+    @property
+    def round(self) -> int:
+        """The number of the next one; the device is asked for it."""
+        return int(self._words[0])
+
+    def clear(self, first_round: int) -> None:
         """See `Lanes.reset`."""
         for slot in self._end.slots:
             slot.clear()
-        self._words.copy_(torch.tensor([FIRST_ROUND, 0]))
+        self._words.copy_(torch.tensor([first_round, 0]))
         self._end.statuses.value.zero_()
 
     def serves(self, n: int) -> bool:
@@ -393,6 +399,7 @@ class Lane:
         Args:
             n_word: of each member, that a program holds.
         """
+        assert n_word >= 2 * THREADS * constants["num_warps"], "one thread alone reads a pair"
         target, n = target_of(self._device), len(self.group)
         together = 1 if n_word > MOST_HELD else n if n <= MOST_TOGETHER else FEW
         constants |= {"N": n, "TOGETHER": together, "SLOT": SLOT, "ASM": target.has_asm}

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from engine.parallel.ways import Place
 
 
+FIRST_ROUND = 1
+"""Its number is another one than that of packets that nobody has written, which is 0."""
+
+MARGIN = 1 << 16
+"""Rounds within which all packets of a slot are written anew, and many more."""
+
+
 class Slot(Protocol):
     """Packets on the way from one rank to another.
 
@@ -69,6 +76,25 @@ class End:
     patience: int
     most_programs: int
     meet: Callable[[int, Group], None] | None
+
+
+def fresh_round(rounds: Sequence[int]) -> int:
+    """A number from which on rounds may go on in empty slots, of 32 bits with a sign.
+
+    No packet of earlier ones has it, even if a link brings one late: so it is not `FIRST_ROUND`.
+
+    Args:
+        rounds: the numbers of what would be the next round of each member.
+    """
+    if not rounds:
+        return FIRST_ROUND
+    most = max(_wrapped(number - rounds[0]) for number in rounds)
+    fresh = _wrapped(rounds[0] + most + 1)  # somebody may have written for that round, and no more
+    return FIRST_ROUND if -MARGIN < fresh < FIRST_ROUND else fresh  # 0 would come too soon
+
+
+def _wrapped(number: int) -> int:
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 class _OnDevice:

@@ -16,7 +16,9 @@ round, a member writes some further packets of its slots anew, beside its values
 them are a few thousand rounds old at most. Nobody reads those, and they are its own to write.
 
 Why all threads of a program leave a loop together: what they read there (flags, clocks, words of
-the host) may differ between them, so nothing decides but what is reduced over all of them.
+the host) may differ between them, so nothing decides but what is reduced over all of them. A pair
+of packets is read by one thread alone, as a program has no more threads than pairs: else one could
+go on with what another one has not seen yet.
 
 No program waits for another one of its own kernel, which may not have begun.
 """

@@ -312,6 +312,28 @@ def test_programs_of_ranks_on_one_gpu_find_room(monkeypatch: pytest.MonkeyPatch)
         assert lane.add_norm(rows, Addend(rows), None) is None
 
 
+@pytest.mark.parametrize(("n_row", "n"), [(1, 1), (80, 128), (1, 4096), (4, 9000), (3, 16384)])
+def test_each_pair_is_read_by_one_thread(
+    n_row: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one that reads it too could see it later, and have the program go on without it."""
+    starts: list[Start] = []
+    x = torch.empty(n_row, n, device=META)
+    with aimed(Target("nvidia", 90, 132)), watched(lambda start: starts.append(start) is not None):
+        lane = Lanes([META] * 2, Ways()).lane(0, (0, 1))
+        assert lane is not None
+        assert lane.add_norm(x, Addend(x), None) is not None
+        lane.all_reduce(x, x.shape)
+        lane.words(torch.empty(n, dtype=torch.int32, device=META))
+    for start in starts:
+        size = start.constants.get("SIZE", 0) // (4 if start.constants.get("HALVES") else 2)
+        assert (start.constants.get("PAIRS") or size) >= 32 * start.num_warps
+    assert len(starts) == 3
+    monkeypatch.setattr(lane_module, "warps_of", lambda size: 32 if size < 4096 else 128)
+    with pytest.raises(AssertionError, match="alone"):
+        lane.all_reduce(x, x.shape)
+
+
 def test_without_memory() -> None:
     """On a GPU all is one kernel; interpreted it is two."""
     x = torch.empty(2, 64, device=META)

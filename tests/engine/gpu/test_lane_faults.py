@@ -13,7 +13,7 @@ from engine.gpu import lane as lane_module
 from engine.gpu import slots as slots_module
 from engine.gpu.cuda_api import CudaApi
 from engine.gpu.lane import Lane, Lanes
-from engine.gpu.slots import new_slot
+from engine.gpu.slots import FIRST_ROUND, fresh_round, new_slot
 from engine.gpu.target import INTERPRETER
 from engine.layers.addend import Addend
 from engine.parallel.ways import Way, Ways
@@ -102,6 +102,35 @@ def test_after_a_reset_all_is_well() -> None:
         ranks.lanes.reset()
         assert ranks.lanes.problem() is None
         assert starts_anew(ranks)
+
+
+def test_rounds_after_a_reset_are_not_those_before() -> None:
+    """What a link brings late is then of no round that comes."""
+    with ranks_of(2, SHORT_S) as ranks:
+        slot = ranks.lane(1)._end.slots[0]._packets  # type: ignore[attr-defined]
+        with one_kernel():
+            ranks.lane(0).all_reduce(randn(*SHAPE), SHAPE)  # a round that the other one lacks
+        late = slot.clone()
+        assert ranks.lane(0).round == ranks.lane(1).round + 1
+        ranks.lanes.reset()
+        assert not slot.any()
+        assert ranks.lane(0).round == ranks.lane(1).round
+        slot.copy_(late)
+        with one_kernel():
+            found = ranks.lane(1).words(torch.arange(4, dtype=torch.int32))
+        assert found.tolist() == [[-1] * 4, [0, 1, 2, 3]], "nothing has come"
+        ranks.lanes.reset()
+        assert starts_anew(ranks)
+
+
+def test_rounds_go_on_beyond_the_largest_number() -> None:
+    """Unless 0 would follow, which stands where nobody has written."""
+    most = (1 << 31) - 1
+    assert fresh_round([7, 9, 8]) == 10
+    assert fresh_round([most, most]) == -most - 1
+    assert fresh_round([most, -most]) == fresh_round([-most, most]) == -most + 1
+    assert fresh_round([-1, -3]) == fresh_round([-2]) == fresh_round([0]) == FIRST_ROUND
+    assert fresh_round([]) == FIRST_ROUND
 
 
 def test_nobody_waits_while_all_are_started_once() -> None:
