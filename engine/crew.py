@@ -165,6 +165,7 @@ class Crew:
         """
         if len(self.devices) > 1 and time.perf_counter() > begun + STALL_S:
             self._stalled.add(rank)
+            self.group.lose()
             what = f"has not computed a token within {STALL_S:.0f} s"
             raise CommError(rank, what, str(self.devices[rank]))
 

@@ -24,6 +24,8 @@ SMALL_BYTES = 64 << 20
 RANK_PRIORITY = -1
 """Of streams in which ranks compute; others have 0, which is lower."""
 
+_hanging: set[torch.device] = set()
+
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
 )  # fmt: skip
@@ -131,14 +133,23 @@ def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
     return free
 
 
+def leave_alone(devices: Iterable[torch.device]) -> None:
+    """Have nobody here wait for GPUs that do not come to an end."""
+    _hanging.update(device for device in devices if device.type == "cuda")
+
+
 def release_reserves(devices: Sequence[torch.device]) -> None:
-    """Give freed memory back to the system; touches no device but these."""
+    """Give freed memory back to the system; opens no GPU but these.
+
+    Torch frees what lies idle on all GPUs of this process at once, and waits for what these do. So
+    if one of them hangs, nothing is freed: it stays in torch's reserve, for the next model.
+    """
     for device in set(devices):
-        if device.type == "cuda":
+        if device.type != "cuda":
+            trim_heap()
+        elif not _hanging:
             with torch.cuda.device(device):
                 torch.cuda.empty_cache()
-        else:
-            trim_heap()
 
 
 def trim_heap() -> None:

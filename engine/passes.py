@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.backend import repeats_tokens
-from engine.errors import EngineError
+from engine.errors import CommError, EngineError
 from engine.halves import LEAST_ROWS, halves_pay
 from engine.rank import Rank, Replay, warm_rows
 
@@ -81,9 +81,20 @@ class Passes:
             raise
 
     def warm_up(self, n_batch: int) -> None:
-        """Compile, record and measure now what the first tokens and the first prompt wait for."""
+        """Compile, record and measure now what the first tokens and the first prompt wait for.
+
+        Where kernels of ranks wait for each other in vain, the ranks do without that.
+        """
         if not self.has_kernels:
             return
+        try:
+            self._warm_up(n_batch)
+        except CommError as error:
+            if self.crew.lost or not self._retire_lanes(str(error)):
+                raise
+            self._warm_up(n_batch)
+
+    def _warm_up(self, n_batch: int) -> None:
         for _ in range(self._recorded):
             self.compute([0], 0, 0)
         if any(rank.card and rank.card.compiles for rank in self.ranks):

@@ -23,6 +23,7 @@ from engine.machine import (
     busy_on_cpu,
     free_bytes,
     kind_of,
+    leave_alone,
     prove_kernels,
     release_reserves,
     threads_per_rank,
@@ -330,8 +331,8 @@ class Runtime:
         if not self.passes.crew.lost:
             self.group.close()
         release_scratch()
-        lost = {self.devices[rank] for rank in self.passes.crew.lost}
-        release_reserves([d for d in self.devices if d not in lost])  # one that hangs would not end
+        leave_alone(self.devices[rank] for rank in self.passes.crew.lost)
+        release_reserves(self.devices)
 
 
 def open_runtime(

@@ -160,7 +160,7 @@ class DeviceGroup(ThreadGroup):
 
     def lose(self) -> None:
         super().lose()
-        _abandoned.append((self._copying, self._nccl_sums, self._joints))
+        _abandoned.append((self.lanes, self._copying, self._nccl_sums, self._joints))
 
     def settle(self) -> None:
         was_aborted = self._is_aborted
@@ -176,7 +176,8 @@ class DeviceGroup(ThreadGroup):
         queues = [queue for queues in self._queues.values() for queue in queues.all()]
         try:
             self.marks.until([queue.record() for queue in queues])
-        except CommError as error:
+            self.lanes.reset()
+        except (CommError, RuntimeError) as error:  # what has failed is told by others
             log.warning("%s", error)
             self.lose()
             return
@@ -184,7 +185,6 @@ class DeviceGroup(ThreadGroup):
         self._copying.clear()
         if self._nccl is not None:
             self._nccl.forget()
-        self.lanes.reset()
 
 
 class DeviceCommunicator:

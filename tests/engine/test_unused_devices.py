@@ -1,12 +1,13 @@
 """What is not used is left alone: GPUs, ranks without a share, and memory that shall stay free."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine import LoadParams, Model, NoDevice, OutOfDeviceMemory, Planner, load_model
+from engine import LoadParams, Model, NoDevice, OutOfDeviceMemory, Planner, load_model, machine
 from engine.layers.module import Module
 from tests.helpers.fake_nvml import install, three_gpus
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -171,3 +172,20 @@ def test_keys_and_values_on_the_host_count_for_the_cpu(path: Path) -> None:
     moved = sum(d.memory.host_kv for d in away.devices)
     assert away.bytes_by_device()["cpu"] - at_home.bytes_by_device()["cpu"] == moved > 0
     assert away.shortages({"cpu": away.bytes_by_device()["cpu"] - 1}) == {"cpu": 1}
+
+
+def test_nobody_waits_for_a_gpu_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch frees idle memory on all GPUs at once, and would wait for all."""
+    freed: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(1))
+    monkeypatch.setattr(machine, "_hanging", set())
+    cpu, first, second = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
+    machine.release_reserves([cpu, first, second])
+    assert freed == [1, 1]
+    machine.leave_alone([cpu])
+    machine.release_reserves([first])
+    assert len(freed) == 3
+    machine.leave_alone([second])
+    machine.release_reserves([cpu, first])
+    assert len(freed) == 3

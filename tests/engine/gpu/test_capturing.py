@@ -4,7 +4,7 @@ import contextlib
 import gc
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -252,6 +252,9 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
     assert len(passes.ranks) == 3
     with pytest.raises(CommError, match="rank 1"):
         crew.check(1, -1e9)
+    crew.group.settle()
+    with pytest.raises(threading.BrokenBarrierError):
+        crew.group.meeting((0, 1)).exchange(0, None)  # kernels that wait end as well, see `abort`
     passes.recover()
     assert closed == [0, 2], "what a lost one uses stays as it is"
     assert not passes.ranks
@@ -310,3 +313,43 @@ def test_work_for_a_gpu_touches_no_other(n_ranks: int, monkeypatch: pytest.Monke
     assert current.index == 0
     assert len(asked) == (0 if n_ranks == 1 else 4)
     crew.close()
+
+
+class Warming(Passes):
+    """Computes only whether kernels that meet do so."""
+
+    def __init__(self, lanes: Any, fails: Callable[[int], bool]) -> None:
+        super().__init__(Crew([CPU] * 2, ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True)
+        self.lanes, self._fails = lanes, fails
+        self.asked: list[tuple[int, bool]] = []
+        rank: Any = SimpleNamespace(card=SimpleNamespace(compiles=True), worker=None, halves=None)
+        self.ranks += [rank]
+
+    def compute(self, ids: Sequence[int], n_past: int, first_logit: int) -> Any:
+        self.asked.append((len(ids), self.lanes is not None))
+        if self._fails(len(ids)):
+            raise CommError(1, "did not answer the other devices in time")
+
+
+def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
+    """Which they do where a device makes room, or loads a kernel, only once another one ends."""
+    whys: list[str] = []
+    lanes = SimpleNamespace(retire=whys.append)
+    passes = Warming(lanes, lambda n: n == 2 and passes.lanes is not None)
+    passes.warm_up(4)
+    assert passes.asked == [
+        (1, True), (1, True), (2, True),
+        (1, False), (1, False), (2, False), (4, False),
+    ]  # fmt: skip
+    assert len(whys) == 1
+    assert "did not answer" in whys[0]
+    failing = Warming(None, lambda n: n == 2)
+    with pytest.raises(CommError, match="did not answer"):
+        failing.warm_up(4)
+    losing = Warming(lanes, lambda n: n == 2)
+    losing.crew._stalled.add(1)
+    with pytest.raises(CommError, match="did not answer"):
+        losing.warm_up(4)
+    assert losing.lanes is lanes
+    for some in (passes, failing, losing):
+        some.crew.close()

@@ -4,14 +4,20 @@ import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine import load_model
+from engine.errors import LeftAlone
 from engine.footprint import LINK_ROUND_BYTES
+from engine.gpu import comm as comms
 from engine.gpu import copying, lane
 from engine.gpu.comm import DeviceCommunicator, DeviceGroup
+from engine.parallel.ways import Ways
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -120,3 +126,20 @@ def test_what_ranks_met_by_is_freed_with_the_model(
         assert [thing() for thing in made] == [None] * 4
     finally:
         gc.enable()
+
+
+def test_a_device_that_fails_leaves_no_second_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of CUDA stays: whatever is asked of the device fails with it, recovery as well."""
+    monkeypatch.setattr(comms, "_abandoned", kept := list[Any]())
+
+    def record() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    queues: Any = SimpleNamespace(all=lambda: [SimpleNamespace(record=record)])
+    group = DeviceGroup([torch.device("cpu")] * 2, Ways(), None, lambda device: queues)
+    group.queues(0)
+    group.abort()
+    group.settle()
+    assert any(group.lanes in some for some in kept), "what the device may still use stays"
+    with pytest.raises(LeftAlone):
+        group.meet(0, (0, 1), None)
