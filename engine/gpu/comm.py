@@ -22,7 +22,7 @@ from engine.gpu.graph import cut
 from engine.gpu.joint import Joint, Slice
 from engine.gpu.lane import MOST_IN_F32, Lanes
 from engine.gpu.nccl import N_RANKS, Nccl, NcclSums, prove
-from engine.gpu.streams import Event, Marks, Queues, queues_of
+from engine.gpu.streams import WAKING_S, Event, Marks, Queues, queues_of
 from engine.machine import kind_of
 from engine.parallel.agreement import check_alike, check_fit
 from engine.parallel.comm import ThreadGroup
@@ -175,7 +175,7 @@ class DeviceGroup(ThreadGroup):
         """
         queues = [queue for queues in self._queues.values() for queue in queues.all()]
         try:
-            self.marks.until([queue.record() for queue in queues])
+            self.marks.until([queue.record() for queue in queues], WAKING_S)
             self.lanes.reset()
         except (CommError, RuntimeError) as error:  # what has failed is told by others
             log.warning("%s", error)

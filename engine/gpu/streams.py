@@ -23,6 +23,9 @@ STALL_S = 4.0
 """When no rank ends anything for this long while the host waits, one hangs: between two sums of a
 pass there is half a block's work."""
 
+WAKING_S = 0.5
+"""Until kernels that waited have ended, once they were told to: they look all the time."""
+
 POLL_S = 50e-6
 """Between looks at an event, in which other threads run."""
 
@@ -241,17 +244,20 @@ class Marks:
             self._seen[rank] = self._n_over[rank]
             return has_moved if self._marks[rank] else None
 
-    def until(self, events: Sequence[Event]) -> None:
+    def until(self, events: Sequence[Event], grace_s: float = 0.0) -> None:
         """Wait for events.
+
+        Args:
+            grace_s: how long to wait at least, where a rank hangs that may have been woken since.
 
         Raises:
             CommError: no rank has ended anything for `STALL_S`; names the one whose work has been
                 waiting longest, for without that the others cannot go on. Once it is so, it is
                 not waited for again.
         """
-        seen, deadline = (-1, -1), 0.0
+        seen, deadline, patient_until = (-1, -1), 0.0, time.monotonic() + grace_s
         while n_left := sum(not event.query() for event in events):
-            if self._problem is not None:
+            if self._problem is not None and time.monotonic() >= patient_until:
                 raise self._problem
             now = n_left, self._total()
             if now != seen:
@@ -261,8 +267,9 @@ class Marks:
             time.sleep(POLL_S)
 
     def forget(self) -> None:
-        """Expect nothing any more of what was noted."""
+        """Expect nothing any more of what was noted, and nothing bad of what comes."""
         with self._lock:
+            self._problem = None
             for marks in self._marks:
                 marks.clear()
 

@@ -177,7 +177,7 @@ def test_no_wait_is_there_in_vain(
     assert sites
     for site in sites:
         assert not all(come_out_right(ranks(3, ways, Machine(seed, site))) for seed in range(8))
-    monkeypatch.setattr(streams.Marks, "until", lambda self, events: None)
+    monkeypatch.setattr(streams.Marks, "until", lambda self, *events: None)
     assert not all(come_out_right(ranks(3, ways, Machine(seed))) for seed in range(8))
 
 
@@ -315,6 +315,11 @@ def test_a_device_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     assert marks.has_moved(0) is False
     with pytest.raises(CommError, match=r"cuda:0 \(rank 0\) has ended nothing"):
         marks.until([Slow(now + 60)])
+    marks.until([Slow(time.monotonic() + 0.1)], 5)
+    with pytest.raises(CommError, match="has ended nothing"):
+        marks.until([Slow(time.monotonic() + 0.1)])
+    marks.forget()
+    marks.until([Slow(time.monotonic() + 0.1)])
 
 
 def test_a_repeated_token_meets_again(ranks: Callable[..., Ranks]) -> None:
