@@ -13,17 +13,22 @@ from engine.gpu.kernels.quantise import clear, write_bytes, write_numbers
 
 @triton.jit
 def squares_factor(squares, n, eps, KIND: tl.constexpr):
-    """What a row is multiplied by, of the sum of its squares."""
+    """What a row is multiplied by, of the sum of its squares.
+
+    Exactly rounded: ranks on different GPUs must have the same residual stream, bit by bit, and
+    what instructions that only come close give is each GPU's own.
+    """
     if KIND == "l2":
-        return 1.0 / tl.maximum(tl.sqrt(squares), eps)
-    return tl.rsqrt(squares / n + eps)
+        return tl.div_rn(1.0, tl.maximum(tl.sqrt_rn(squares), eps))
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(squares, n.to(tl.float32)) + eps))
 
 
 @triton.jit
 def normed(value, inside, n, eps, KIND: tl.constexpr):
     """A row brought to one size: KIND is "rms", "layer" (about its mean) or "l2"."""
     if KIND == "layer":
-        value = tl.where(inside, value - tl.sum(value) / n, 0.0)
+        mean = tl.div_rn(tl.sum(value), n.to(tl.float32))
+        value = tl.where(inside, value - mean, 0.0)
     return value * squares_factor(tl.sum(value * value), n, eps, KIND)
 
 
@@ -84,7 +89,7 @@ def long_norm(x, weight, bias, y, n_head, n, token_stride, head_stride, weight_s
         sums = tl.zeros((SIZE,), tl.float32)
         for start in range(0, n, SIZE):
             sums += tl.load(x + start + at, mask=start + at < n, other=0.0)
-        mean = tl.sum(sums) / n
+        mean = tl.div_rn(tl.sum(sums), n.to(tl.float32))
     squares = tl.zeros((SIZE,), tl.float32)
     for start in range(0, n, SIZE):
         value = tl.load(x + start + at, mask=start + at < n, other=mean) - mean

@@ -98,6 +98,7 @@ def facts_of(name: str) -> dict[str, Any]:
         strong: what PTX calls accesses that go to memory itself.
         whole: stores in PTX whose packets are made of a word and the flag of both.
         stores: all of them.
+        rough: arithmetic in PTX that is not exactly rounded, so each kind of GPU may have its own.
         norms: how each of the kernels adds up squares.
     """
     starts = starts_of(name)
@@ -126,6 +127,7 @@ def facts_of(name: str) -> dict[str, Any]:
         "strong": sorted(set(re.findall(r"(?:ld|st)\.(?:volatile|relaxed)[\w.]*", ptx))),
         "whole": len(whole),
         "stores": ptx.count("st.relaxed"),
+        "rough": sorted(set(re.findall(r"\b\w+\.(?:approx|full)[\w.]*", ptx))),
         "norms": [reduced(one.asm["ttgir"]) for one in both],
     }
 

@@ -35,6 +35,12 @@ def test_packets_on_nvidia(code: dict[str, dict[str, Any]], target: str) -> None
     assert found["whole"] == found["stores"] >= found["writes"], "word and flag at once"
 
 
+@pytest.mark.parametrize("target", ["sm_75", "sm_90"])
+def test_different_gpus_have_the_same_bits(code: dict[str, dict[str, Any]], target: str) -> None:
+    """The residual stream may go through a norm, and ranks compare it."""
+    assert code[target]["rough"] == []
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_ranks_with_nothing_norm_as_others_do(code: dict[str, dict[str, Any]], target: str) -> None:
     """In the same order: a choice of experts depends on the last bit."""
