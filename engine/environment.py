@@ -32,5 +32,9 @@ def loads_kernels_late() -> bool:
 
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
+if not loads_kernels_late():
+    # ranks of one GPU wait for each other in kernels then; with fewer queues of the hardware than
+    # streams, what one waits for could stand in line behind what follows it
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 if not has_numbers(os.environ.get(VISIBLE)):
     os.environ[ORDER] = PCI_ORDER

@@ -307,6 +307,19 @@ def test_gpus_are_in_pci_order_unless_somebody_counted_in_another(order, value, 
     assert found.stdout.strip() == expected
 
 
+@pytest.mark.parametrize(("loading", "expected"), [("EAGER", "32"), ("LAZY", ""), ("", "")])
+def test_ranks_that_share_a_gpu_have_queues_enough(loading, expected):
+    """Where kernels are loaded early they may wait for each other."""
+    others = {k: v for k, v in os.environ.items() if k != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    program = "import engine.environment, os; "
+    program += "print(os.environ.get('CUDA_DEVICE_MAX_CONNECTIONS', ''))"
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=others | {"CUDA_MODULE_LOADING": loading},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.strip() == expected
+
+
 def test_a_driver_without_gpus_is_told_apart(driver):
     driver.gpus = []
     assert cuda_status() == "An NVIDIA driver is here but no GPU; Tandem runs on the CPU."
