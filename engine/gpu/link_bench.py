@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -65,16 +65,16 @@ class GpuBench:
         """See `LinkBench.copy`."""
         here, there = self._streams[source][source], self._streams[source][1 - source]
         if place == "peer":
-            with torch.cuda.stream(there), torch.cuda.stream(here):
+            with _current(there), _current(here):
                 y.copy_(x, non_blocking=True)
             return
         staging = self._staged(source, x)
         for start in range(0, len(x), CHUNK_BYTES // x.itemsize):
             part = slice(start, start + CHUNK_BYTES // x.itemsize)
-            with torch.cuda.stream(here):
+            with _current(here):
                 staging[part].copy_(x[part], non_blocking=True)
             there.wait_event(here.record_event())
-            with torch.cuda.stream(there):
+            with _current(there):
                 y[part].copy_(staging[part], non_blocking=True)
 
     def gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -87,7 +87,7 @@ class GpuBench:
 
     def on(self, side: int) -> AbstractContextManager[object]:
         """See `LinkBench.on`."""
-        return torch.cuda.stream(self._streams[side][side])
+        return _current(self._streams[side][side])
 
     def finish(self, seconds: float) -> bool:
         """See `LinkBench.finish`."""
@@ -114,6 +114,15 @@ class GpuBench:
             held = HostTensor(x.shape, x.dtype, self.devices[source])
             self._staging[source] = held
         return held.value
+
+
+@contextmanager
+def _current(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Have it be torch's current one; its device comes first, as leaving a stream makes the device
+    from before current, which takes hundreds of MB on a GPU that is none of the two.
+    """
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

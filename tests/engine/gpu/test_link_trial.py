@@ -2,13 +2,16 @@
 
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from engine import link_trial_child
 from engine.errors import EngineError
-from engine.gpu import link_exchange
+from engine.gpu import link_bench, link_exchange
 from engine.gpu.kernels import link_trial as kernels
 from engine.gpu.launch import is_interpreted
 from engine.gpu.link_bench import GpuBench
@@ -154,3 +157,38 @@ def test_two_streams_of_one_gpu_pass_by_the_host(means: str) -> None:
     trials = (try_stores if means == "stores" else try_copies)(bench, "host", FULL)
     assert [trial.verdict for trial in trials] == ["passed", "passed"], trials
     assert trials[0].seconds
+
+
+def test_a_trial_touches_no_other_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch makes the device from before current when a stream of another one is left."""
+    current, left = [0], list[int]()
+
+    @contextmanager
+    def device(goal: torch.device) -> Iterator[None]:
+        current.append(goal.index)
+        yield
+        current.pop()
+
+    @contextmanager
+    def stream(goal: SimpleNamespace) -> Iterator[None]:
+        assert current[-1] == goal.device.index, "this would touch another GPU in the end"
+        yield
+        left.append(goal.device.index)
+
+    def make(place: torch.device) -> SimpleNamespace:
+        done = SimpleNamespace(record_event=lambda: None, wait_event=lambda event: None)
+        return SimpleNamespace(device=place, **vars(done))
+
+    staging, x, y = torch.empty(4), torch.arange(4.0), torch.empty(4)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "Stream", make)
+    monkeypatch.setattr(link_bench, "HostTensor", lambda shape, *_: SimpleNamespace(value=staging))
+    bench = GpuBench((1, 2), ("cuda:1", "cuda:2"))
+    with bench.on(1):
+        pass
+    for place in PLACES:
+        y.zero_()
+        bench.copy(0, place, x, y)
+        assert torch.equal(x, y)
+    assert left == [2, 1, 2, 1, 2]
