@@ -30,6 +30,11 @@ def loads_kernels_late() -> bool:
     return os.environ.get(LOADING, "").upper() != "EAGER"
 
 
+def starts_wait() -> bool:
+    """Whether a start of a kernel waits for its end, as people ask for who look for a fault."""
+    return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
+
+
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
 if not loads_kernels_late():

@@ -18,12 +18,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from engine.environment import loads_kernels_late
 from engine.errors import CommError, EngineError
 from engine.gpu.graph import between, refuse_capture
 from engine.gpu.kernels import exchange
 from engine.gpu.launch import launch
-from engine.gpu.slots import FIRST_ROUND, End, finish, fresh_round, host_words, new_slot
+from engine.gpu.slots import (
+    FIRST_ROUND,
+    End,
+    finish,
+    fresh_round,
+    host_words,
+    most_waiting,
+    new_slot,
+    patience_of,
+    why_not_together,
+)
 from engine.gpu.steps import added, power_of_two, warps_of
 from engine.gpu.target import target_of
 
@@ -38,15 +47,6 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.5 if sys.platform == "win32" else 4.0
 """How long a kernel waits for a peer. Windows resets a GPU whose kernels take two seconds."""
-
-INTERPRETED_POLLS = 100
-"""The same where kernels are interpreted: they begin when all is there, and a poll is slow."""
-
-POLLS_PER_S = 500_000
-"""Where there is no clock: a poll of the host's memory takes one or two microseconds."""
-
-TICKS_PER_S = 1e9 / 1024
-"""Of the kernels' clock."""
 
 MOST_IN_F32 = 8 << 10
 """Numbers of a value (32 KiB) that travel whole; of larger ones, half as many bytes do."""
@@ -212,8 +212,8 @@ class Lanes:
         names = [str(self.devices[rank]) for rank in group]
         if not 1 < len(group) <= MOST_MEMBERS or not self._ways.have_stores(names):
             return ()
-        if loads_kernels_late() and has_twins(names):  # loading waits for kernels that would wait
-            log.info("ranks %s share a GPU, and meet outside of kernels", group)
+        if why := why_not_together(names):
+            log.info("ranks %s meet outside of kernels: %s", group, why)
             return ()
         try:
             with torch.inference_mode(mode=False):
@@ -224,7 +224,7 @@ class Lanes:
 
     def _connected(self, group: Group) -> tuple[Lane, ...]:
         devices = [self.devices[rank] for rank in group]
-        most = min(self._most_programs(device) for device in devices)
+        most = min(most_waiting(device, self.devices.count(device)) for device in devices)
         pairs = [(a, b) for a in range(len(group)) for b in range(len(group)) if a != b]
         slots = {
             (a, b): new_slot(self._place(devices[a], devices[b]), 2 * SLOT, devices[a], devices[b])
@@ -246,7 +246,7 @@ class Lanes:
             own = [slots[a, seat] for a in range(len(group)) if a != seat]
             places = [statuses.address_on(device) + 8 * seat, self._host.address_on(device)]
             table = torch.tensor([*to, *of, *places], dtype=torch.int64).to(device)
-            wait = self._patience(device)
+            wait = patience_of(device, self._timeout_s)
             end = End(table, self._flags[rank], own, statuses, wait, most, self._meet)
             lanes.append(Lane(group, seat, device, end))
             finish(device)
@@ -254,25 +254,6 @@ class Lanes:
 
     def _place(self, source: torch.device, goal: torch.device) -> Any:
         return self._ways.between(str(source), str(goal)).stores
-
-    def _most_programs(self, device: torch.device) -> int:
-        """How many of a rank may wait at once on its device.
-
-        Those of several ranks have to be there together, each on a multiprocessor at worst, and
-        leave room for what they wait for. A rank that is alone needs no limit: programs begin in
-        the same order everywhere.
-        """
-        n_rank = self.devices.count(device)
-        if device.type != "cuda" or n_rank == 1:
-            return MOST_NUMBERS
-        return target_of(device).n_sm // 2 // n_rank
-
-    def _patience(self, device: torch.device) -> int:
-        """What `kernels.exchange` waits for a peer, in its units."""
-        target = target_of(device)
-        if target.maker == "interpreter":
-            return INTERPRETED_POLLS
-        return int(self._timeout_s * (TICKS_PER_S if target.has_asm else POLLS_PER_S))
 
 
 class Lane:
@@ -411,12 +392,6 @@ class Lane:
         launch(kernel, grid, *args, PUSH=True, COLLECT=False, **constants)
         between(lambda: meet(rank, self.group))
         launch(kernel, grid, *args, PUSH=False, COLLECT=True, **constants)
-
-
-def has_twins(names: Sequence[str]) -> bool:
-    """Whether some ranks share a GPU."""
-    gpus = [name for name in names if name.startswith("cuda")]
-    return len(set(gpus)) < len(gpus)
 
 
 def _plain(x: Tensor) -> Tensor:

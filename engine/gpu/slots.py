@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from engine.environment import loads_kernels_late, starts_wait
 from engine.errors import EngineError
 from engine.gpu.cuda_api import CudaApi
+from engine.gpu.target import target_of
 from engine.host_memory import HostTensor
 
 if TYPE_CHECKING:
@@ -24,6 +27,16 @@ FIRST_ROUND = 1
 
 MARGIN = 1 << 16
 """Rounds within which all packets of a slot are written anew, and many more."""
+
+
+INTERPRETED_POLLS = 100
+"""The same where kernels are interpreted: they begin when all is there, and a poll is slow."""
+
+POLLS_PER_S = 500_000
+"""Where there is no clock: a poll of the host's memory takes one or two microseconds."""
+
+TICKS_PER_S = 1e9 / 1024
+"""Of the kernels' clock."""
 
 
 class Slot(Protocol):
@@ -149,6 +162,36 @@ def host_words(n: int, device: torch.device) -> HostTensor:
     if device.type == "cuda" and not held.is_pinned:
         raise EngineError("The system allows no memory that several GPUs can write by themselves.")
     return held
+
+
+def patience_of(device: torch.device, timeout_s: float) -> int:
+    """How long `engine.gpu.kernels.exchange` waits for a peer, in its units."""
+    target = target_of(device)
+    if target.maker == "interpreter":
+        return INTERPRETED_POLLS
+    return int(timeout_s * (TICKS_PER_S if target.has_asm else POLLS_PER_S))
+
+
+def most_waiting(device: torch.device, n_rank: int) -> int:
+    """How many programs of one kernel may wait at once on a device with so many ranks.
+
+    Those of several ranks have to be there together, each on a multiprocessor at worst, and leave
+    room for what they wait for. A rank that is alone needs no limit: programs begin in the same
+    order everywhere.
+    """
+    if device.type != "cuda" or n_rank == 1:
+        return sys.maxsize
+    return target_of(device).n_sm // 2 // n_rank
+
+
+def why_not_together(names: Sequence[str]) -> str:
+    """Why kernels of ranks on these devices cannot wait for each other; "" if they can."""
+    gpus = [name for name in names if name.startswith("cuda")]
+    if gpus and starts_wait():
+        return "kernels are started one after the other"
+    if len(set(gpus)) < len(gpus) and loads_kernels_late():
+        return "some share a GPU, where loading a kernel waits for those that run"
+    return ""
 
 
 def finish(device: torch.device) -> None:

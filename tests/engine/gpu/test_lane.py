@@ -1,5 +1,6 @@
 """Sums of ranks inside kernels: the same bits on all, round after round."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor
 
 from engine.gpu import lane as lane_module
-from engine.gpu import steps
+from engine.gpu import slots, steps
 from engine.gpu.graph import NotRepeatable, Tape, capture
 from engine.gpu.kernels import exchange
 from engine.gpu.lane import MOST_NUMBERS, MOST_WORDS, Lane, Lanes
 from engine.gpu.launch import Start, watched
 from engine.gpu.ops import GpuOps
 from engine.gpu.quantise import quantised
+from engine.gpu.slots import most_waiting
 from engine.gpu.target import Target, aimed
 from engine.kernels.extent import Extent
 from engine.layers.addend import Addend
@@ -274,16 +276,27 @@ def test_who_has_no_lane() -> None:
     assert lanes.lane(0, (0, 1)) is None
 
 
-def test_ranks_that_share_a_gpu_have_one_only_if_kernels_are_loaded_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize(
+    ("loading", "blocking", "numbers", "is_made"),
+    [
+        ("LAZY", "", (0, 0), False),
+        ("LAZY", "", (0, 1), True),
+        ("EAGER", "", (0, 0), True),
+        ("EAGER", "1", (0, 1), False),
+        ("", "0", (1, 1), False),
+    ],
+)
+def test_kernels_that_could_not_run_together_have_none(
+    monkeypatch: pytest.MonkeyPatch, loading: str, blocking: str, numbers: tuple[int, int],
+    is_made: bool,
+) -> None:  # fmt: skip
     tried = []
     monkeypatch.setattr(Lanes, "_connected", lambda lanes, group: tried.append(group) or ())
-    for loading, devices in (("LAZY", (0, 0)), ("LAZY", (0, 1)), ("EAGER", (0, 0)), ("", (1, 1))):
-        monkeypatch.setenv("CUDA_MODULE_LOADING", loading)
-        lanes = Lanes([torch.device("cuda", n) for n in devices], Ways())
-        assert lanes.lane(0, (0, 1)) is None
-    assert len(tried) == 2
+    monkeypatch.setenv("CUDA_MODULE_LOADING", loading)
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+    lanes = Lanes([torch.device("cuda", n) for n in numbers], Ways())
+    assert lanes.lane(0, (0, 1)) is None
+    assert bool(tried) == is_made
 
 
 def test_what_a_lane_takes() -> None:
@@ -299,10 +312,9 @@ def test_what_a_lane_takes() -> None:
 
 def test_programs_of_ranks_on_one_gpu_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that wait for each other must run together; a rank that is alone needs no limit."""
-    monkeypatch.setattr(lane_module, "target_of", lambda device: Target("nvidia", 86, 28))
+    monkeypatch.setattr(slots, "target_of", lambda device: Target("nvidia", 86, 28))
     first, second = (torch.device("cuda", n) for n in range(2))
-    lanes = Lanes([first, second, first], Ways())
-    assert [lanes._most_programs(device) for device in (first, second)] == [7, MOST_NUMBERS]
+    assert [most_waiting(first, 2), most_waiting(second, 1)] == [7, sys.maxsize]
     with ranks_of(2) as ranks:
         lane = ranks.lane(0)
         lane._end = replace(lane._end, most_programs=7)

@@ -50,7 +50,7 @@ def starts_anew(ranks: Ranks) -> bool:
 
 def patient(lane: Lane) -> Lane:
     """A lane that would wait for longer than the test may take."""
-    lane._end = replace(lane._end, patience=int(LONG_S * lane_module.POLLS_PER_S))
+    lane._end = replace(lane._end, patience=int(LONG_S * slots_module.POLLS_PER_S))
     return lane
 
 
@@ -82,7 +82,8 @@ def test_a_rank_that_does_not_come_is_named(exchange: Exchange) -> None:
 def write_late(ranks: Ranks, seats: Sequence[int], exchange: Exchange) -> None:
     """Let some ranks write, in kernels of their own as where they are interpreted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane_module, "target_of", lambda device: INTERPRETER)
+        for module in (lane_module, slots_module):
+            patch.setattr(module, "target_of", lambda device: INTERPRETER)
         for seat in seats:
             write_only(ranks, seat, exchange)
 
