@@ -194,7 +194,7 @@ class Passes:
         ranks = self.ranks
         if not self._has_cards:
             return self._one(lambda rank: ranks[rank].record(token, n_past))
-        from engine.gpu.capturing import capture_on_all
+        from engine.gpu.capturing import Unproven, capture_on_all
         from engine.gpu.graph import NotRepeatable
 
         while True:
@@ -202,7 +202,7 @@ class Passes:
             try:
                 replays, results = capture_on_all(self.crew, takes, self.lanes)
             except NotRepeatable as error:
-                if not self._retire_lanes(str(error)):
+                if not isinstance(error, Unproven) or not self._retire_lanes(str(error)):
                     self._refuse(str(error))
                     return self._computed([token], n_past, 0)
             else:

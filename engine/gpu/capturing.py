@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from engine.parallel.comm import Group
 
 
+class Unproven(NotRepeatable):
+    """What was captured does not do what it should, perhaps because kernels meet in it."""
+
+
 class Lanes(Protocol):
     """What kernels of a model's ranks meet by, as long as nothing was found against it."""
 
@@ -113,7 +117,7 @@ def capture_on_all(
         What can be replayed, and the token's results.
 
     Raises:
-        NotRepeatable: it cannot be, or does not give the same; states are as before.
+        NotRepeatable: it cannot be; states are as before. `Unproven` if it can, to no avail.
         EngineError: the token could not even be computed, or a rank is lost.
     """
     work = _Capturing(crew, takes)
@@ -125,7 +129,8 @@ def capture_on_all(
             raise
         crew.begin_anew()
         crew.run(work.restore)
-        raise NotRepeatable(str(error)) from error
+        kind = NotRepeatable if isinstance(error, Full) else Unproven
+        raise kind(str(error)) from error
     except NotRepeatable:
         crew.run(work.restore)
         raise
@@ -170,7 +175,7 @@ class _Capturing:
         if problem is not None:
             raise problem
         if not all(crew.run(lambda rank: _same(expected[rank], found.parts[rank].result))):
-            raise NotRepeatable("a token that is repeated gives something else")
+            raise Unproven("a token that is repeated gives something else")
         return found
 
     def _begin(self, rank: int) -> None:

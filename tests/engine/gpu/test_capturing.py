@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.crew import Crew, Full
 from engine.errors import CommError
-from engine.gpu.capturing import Recomputed, Take, capture_on_all
+from engine.gpu.capturing import Recomputed, Take, Unproven, capture_on_all
 from engine.gpu.graph import NotRepeatable, capture
 from engine.parallel.comm import ThreadGroup
 from engine.passes import Passes
@@ -120,15 +120,20 @@ def test_all_capture_before_one_is_started(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
-    [NotRepeatable("it reads results back"), CommError(1, "is gone"), Full(1, CPU)],
-    ids=lambda error: type(error).__name__,
+    ("error", "is_unproven"),
+    [
+        (NotRepeatable("it reads results back"), False),
+        (CommError(1, "is gone"), True),
+        (Full(1, CPU), False),
+    ],
+    ids=lambda given: type(given).__name__,
 )
-def test_one_that_cannot_be_captured_is_enough(error: Exception) -> None:
+def test_one_that_cannot_be_captured_is_enough(error: Exception, is_unproven: bool) -> None:
     ranks = Ranks(3)
     ranks.fails[1] = error
-    with pytest.raises(NotRepeatable, match=re.escape(str(error))):
+    with pytest.raises(NotRepeatable, match=re.escape(str(error))) as caught:
         ranks.captured()
+    assert isinstance(caught.value, Unproven) == is_unproven
     assert states(ranks) == [0, 1, 2], "nothing has been computed"
     assert not any(told.startswith("replay") for told in ranks.told)
     ranks.fails.clear()
@@ -147,14 +152,14 @@ def test_what_gives_other_bits_is_not_repeated(
             self._inner.result[1] = -0.0
 
     monkeypatch.setattr(Noted, "replay", replay)
-    with pytest.raises(NotRepeatable, match="something else"):
+    with pytest.raises(Unproven, match="something else"):
         ranks.captured()
     assert states(ranks) == list(range(len(ranks.x)))
 
 
 def test_a_rank_that_does_not_come_is_a_reason_to_do_without(ranks: Ranks) -> None:
     problem = CommError(0, "did not answer", "cuda:3")
-    with pytest.raises(NotRepeatable, match="cuda:3"):
+    with pytest.raises(Unproven, match="cuda:3"):
         ranks.captured(FakeLanes(ranks.told, problem))
     assert states(ranks) == list(range(len(ranks.x)))
     ranks.captured(FakeLanes(ranks.told))
@@ -329,6 +334,44 @@ class Warming(Passes):
         self.asked.append((len(ids), self.lanes is not None))
         if self._fails(len(ids)):
             raise CommError(1, "did not answer the other devices in time")
+
+
+class Capturing(Passes):
+    """Whose ranks compute singly what cannot be captured."""
+
+    def __init__(self, lanes: Any) -> None:
+        super().__init__(Crew([CPU], ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True)
+        self.lanes = lanes
+        rank: Any = SimpleNamespace(
+            card=object(), worker=None, halves=None, recording=None, is_idle=False, refusal="",
+            take=lambda token, n_past: (token, n_past),
+            compute=lambda ids, n_past, first, *, in_halves: torch.zeros(1, 10),
+        )  # fmt: skip
+        self.ranks += [rank]
+
+
+@pytest.mark.parametrize(
+    ("error", "keeps_lanes"),
+    [(NotRepeatable("no kernel reads such a cache"), True), (Unproven("something else"), False)],
+)
+def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
+    monkeypatch: pytest.MonkeyPatch, error: NotRepeatable, keeps_lanes: bool
+) -> None:
+    """Tokens that are computed step by step are far slower without."""
+    tried: list[object] = []
+
+    def fail(crew: Crew, takes: object, lanes: object) -> None:
+        tried.append(lanes)
+        raise error
+
+    monkeypatch.setattr("engine.gpu.capturing.capture_on_all", fail)
+    lanes = SimpleNamespace(retire=lambda why: None, problem=lambda: None)
+    passes = Capturing(lanes)
+    assert passes.compute([3], 0, 0).shape == (1, 10)
+    assert passes.ranks[0].refusal == str(error)
+    assert (passes.lanes is lanes) == keeps_lanes
+    assert tried == ([lanes] if keeps_lanes else [lanes, None])
+    passes.crew.close()
 
 
 def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
