@@ -46,7 +46,7 @@ def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
             [toy._state],
         )  # fmt: skip
 
-    crew = Crew(group.devices, group)
+    crew = new_crew(group.devices, group)
     made = TokenStream([step(rank) for rank in members], crew, group.lanes, ahead=1)
     made.prepare()
     runtime.stream = made
@@ -71,7 +71,21 @@ def step_of(runtime: ToyRuntime) -> TokenStep:
 
 
 def crew_of(runtime: ToyRuntime) -> Crew:
-    return Crew([runtime.device], ThreadGroup())
+    return new_crew([runtime.device], ThreadGroup())
+
+
+_crews: list[Crew] = []
+
+
+def new_crew(devices: Sequence[torch.device], group: ThreadGroup) -> Crew:
+    """One whose threads `close_crews` ends."""
+    _crews.append(Crew(devices, group))
+    return _crews[-1]
+
+
+def close_crews() -> None:
+    while _crews:
+        _crews.pop().close()
 
 
 def answer(

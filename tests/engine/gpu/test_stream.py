@@ -1,6 +1,6 @@
 """Tokens that a device draws for itself, read a little later: as if the host had drawn them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,10 @@ from tests.helpers.token_streams import (
     Slow,
     answer,
     attach,
+    close_crews,
     crew_of,
     ids_of,
+    new_crew,
     split_toy,
     step_of,
     told,
@@ -40,6 +42,12 @@ from tests.helpers.toy_runtime import Letters, ToyRuntime
 
 DEMO = Path(__file__).resolve().parents[3] / "resources" / "demo" / "tandem-demo.gguf"
 RANDOM = {"seed": 11, "temperature": 1.2, "repeat_penalty": 1.2, "repeat_last_n": 7}
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    close_crews()
 
 
 @pytest.fixture(params=[0, 1, 2, "recurrent", "split"])
@@ -365,7 +373,7 @@ def test_the_demo_model_writes_the_same_text(monkeypatch: pytest.MonkeyPatch) ->
             return torch.from_numpy(runtime.forward([int(token)], int(position), 0)[0]), None
 
         step = TokenStep(device, runtime.hp.n_vocab, token, position, begin, forward, True)
-        ahead = TokenStream([step], Crew([device], ThreadGroup()))
+        ahead = TokenStream([step], new_crew([device], ThreadGroup()))
         ahead.prepare()
         for params in (
             SamplingParams(seed=1, max_tokens=16),
