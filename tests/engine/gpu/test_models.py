@@ -25,8 +25,8 @@ BAR = 1e-3
 """NMSE beside exact logits: activations are rounded to bytes, keys and values to F16."""
 
 IDS = [5, 9, 33, 12]
-QUICK = ("gpt-oss", "qwen3next", "mamba2")
-"""Families that have what others lack: experts and sinks, linear attention, a scan."""
+QUICK = ("qwen3next",)
+"""A family that has what most lack: linear attention, experts, and one that all tokens share."""
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def test_a_split_gives_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_one_rank_cannot_capture_none_does(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First lanes are done without, then graphs."""
+    """They go on meeting by lanes, which are not the reason."""
     asked: list[tuple[int, bool]] = []
     original = Rank.captured
 
@@ -124,11 +124,12 @@ def test_what_one_rank_cannot_capture_none_does(
     monkeypatch.setattr(Rank, "captured", captured)
     with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=32) as model:
         ranks = model.runtime.ranks
-        assert sorted(asked) == [(0, False), (0, True), (1, False), (1, True)]
+        assert sorted(asked) == [(0, False), (1, False)]
+        assert not model.runtime.group.lanes._is_retired
         assert [rank.refusal for rank in ranks] == ["it is another kind of rank"] * 2
         assert not any(rank.recording for rank in ranks)
         found = singly(model, IDS[:2])
-        assert len(asked) == 4, "nobody tries again"
+        assert len(asked) == 2, "nobody tries again"
     monkeypatch.undo()
     monkeypatch.setenv("TANDEM_BACKEND", "reference")
     with load_model(path, n_ctx=32) as model:
