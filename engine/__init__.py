@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.api import Model, load_model
-    from engine.benchmark import BenchResult, BenchTest
     from engine.config import (
         KV_TYPES,
         PEER_MODES,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
         parse_target,
         read_topology,
     )
+    from engine.devices.routes import Way
     from engine.errors import (
         Cancelled,
         CommError,
@@ -89,31 +89,28 @@ if TYPE_CHECKING:
         Unload,
         Usage,
     )
+    from engine.generation.scoring import Perplexity, perplexity
     from engine.host import EngineHost, ThreadHost
-    from engine.info import Inspection, ModelInfo, TensorSummary, inspect_model, read_model_info
-    from engine.kernel_tuning import KernelTuning, tune_kernels
-    from engine.link_proof import prove_links
-    from engine.link_speed import LinkSpeed, measure_link
-    from engine.machine_speed import DeviceSpeed, measure_device, measure_facts
-    from engine.parallel.ways import Way
-    from engine.plan import DevicePlan, Plan
-    from engine.planning.calibration import Calibration
-    from engine.planning.choice import Alternative, Choice, choose
-    from engine.planning.evaluator import Evaluation
-    from engine.planning.facts import DeviceFacts, LinkFacts, Links
-    from engine.planning.fit import Fit, Remedy, Room
-    from engine.planning.forecast import Forecast, Forecaster
-    from engine.planning.link_records import (
-        LinkRecord,
-        chosen_way,
-        link_problems,
-        record_document,
-        speed_of,
+    from engine.links.proof import prove_links
+    from engine.measuring.benchmark import BenchResult, BenchTest
+    from engine.measuring.kernel_tuning import KernelTuning, tune_kernels
+    from engine.measuring.link_speed import LinkSpeed, measure_link
+    from engine.measuring.machine_speed import DeviceSpeed, measure_device, measure_facts
+    from engine.measuring.tuning import tune
+    from engine.models.info import (
+        Inspection,
+        ModelInfo,
+        TensorSummary,
+        inspect_model,
+        read_model_info,
     )
-    from engine.planning.machine_file import MachineFile, known_facts, known_links
-    from engine.planning.placement import PlacementMap, TensorPlace
+    from engine.planning.choice import Alternative, Choice, choose
+    from engine.planning.evaluation.evaluator import Evaluation
+    from engine.planning.evaluation.fit import Fit, Remedy, Room
+    from engine.planning.evaluation.positions import Position, Positions
+    from engine.planning.plan import DevicePlan, Plan
     from engine.planning.planner import Planner
-    from engine.planning.plans import (
+    from engine.planning.saved_plans import (
         AUTO_PLAN,
         DeviceRef,
         ModelKey,
@@ -125,18 +122,35 @@ if TYPE_CHECKING:
         import_plan,
         model_key,
     )
-    from engine.planning.positions import Position, Positions
-    from engine.planning.prediction import Prediction, RankTime
-    from engine.planning.rigs import SIMULATED, Rig, parse_rig
-    from engine.planning.speed import SpeedModel
-    from engine.planning.tune_file import TuneFile, last_result, result_document
-    from engine.planning.tune_plan import TuneEstimate, TunePlan
-    from engine.planning.tuned import GOALS, Goal, Region, Sample, Speeds, Trial, TuneResult
-    from engine.scoring import Perplexity, perplexity
+    from engine.planning.search.estimate import TuneEstimate, TunePlan
+    from engine.planning.search.results import (
+        GOALS,
+        Goal,
+        Region,
+        Sample,
+        Speeds,
+        Trial,
+        TuneResult,
+    )
+    from engine.planning.search.results_file import TuneFile, last_result, result_document
+    from engine.planning.speed.calibration import Calibration
+    from engine.planning.speed.facts import DeviceFacts, LinkFacts, Links
+    from engine.planning.speed.forecast import Forecast, Forecaster
+    from engine.planning.speed.link_records import (
+        LinkRecord,
+        chosen_way,
+        link_problems,
+        record_document,
+        speed_of,
+    )
+    from engine.planning.speed.machine_file import MachineFile, known_facts, known_links
+    from engine.planning.speed.prediction import Prediction, RankTime
+    from engine.planning.speed.predictor import SpeedModel
+    from engine.planning.speed.rigs import SIMULATED, Rig, parse_rig
+    from engine.planning.tensor_map import PlacementMap, TensorPlace
+    from engine.planning.token_work import TokenWork, token_work
+    from engine.runtime.timeline import RankTimes, TokenTimes
     from engine.text import ChatTemplate, load_tokenizer
-    from engine.timeline import RankTimes, TokenTimes
-    from engine.tuning import tune
-    from engine.work import TokenWork, token_work
 
 
 __all__ = [
@@ -298,7 +312,7 @@ __all__ = [
 
 _HOME = {
     "api": ("Model", "load_model"),
-    "benchmark": ("BenchResult", "BenchTest"),
+    "measuring.benchmark": ("BenchResult", "BenchTest"),
     "config": (
         "KV_TYPES", "PEER_MODES", "SPLIT_MODES", "ControlVector", "LoadParams", "PeerMode",
         "SamplingParams",
@@ -322,41 +336,43 @@ _HOME = {
         "TuneProgress", "TuneStarted", "Tuned", "Unload", "Usage",
     ),
     "host": ("EngineHost", "ThreadHost"),
-    "info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
-    "machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),
-    "scoring": ("Perplexity", "perplexity"),
-    "plan": ("DevicePlan", "Plan"),
-    "planning.fit": ("Fit", "Remedy", "Room"),
-    "planning.positions": ("Position", "Positions"),
-    "planning.tune_plan": ("TuneEstimate", "TunePlan"),
-    "planning.tuned": ("GOALS", "Goal", "Region", "Sample", "Speeds", "Trial", "TuneResult"),
-    "planning.placement": ("PlacementMap", "TensorPlace"),
+    "models.info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
+    "measuring.machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),
+    "generation.scoring": ("Perplexity", "perplexity"),
+    "planning.plan": ("DevicePlan", "Plan"),
+    "planning.evaluation.fit": ("Fit", "Remedy", "Room"),
+    "planning.evaluation.positions": ("Position", "Positions"),
+    "planning.search.estimate": ("TuneEstimate", "TunePlan"),
+    "planning.search.results": (
+        "GOALS", "Goal", "Region", "Sample", "Speeds", "Trial", "TuneResult",
+    ),
+    "planning.tensor_map": ("PlacementMap", "TensorPlace"),
     "planning.planner": ("Planner",),
     "text": ("ChatTemplate", "load_tokenizer"),
-    "timeline": ("RankTimes", "TokenTimes"),
-    "work": ("TokenWork", "token_work"),
-    "link_proof": ("prove_links",),
-    "link_speed": ("LinkSpeed", "measure_link"),
-    "parallel.ways": ("Way",),
-    "planning.link_records": (
+    "runtime.timeline": ("RankTimes", "TokenTimes"),
+    "planning.token_work": ("TokenWork", "token_work"),
+    "links.proof": ("prove_links",),
+    "measuring.link_speed": ("LinkSpeed", "measure_link"),
+    "devices.routes": ("Way",),
+    "planning.speed.link_records": (
         "LinkRecord", "chosen_way", "link_problems", "record_document", "speed_of",
     ),
-    "planning.calibration": ("Calibration",),
+    "planning.speed.calibration": ("Calibration",),
     "planning.choice": ("Alternative", "Choice", "choose"),
-    "planning.evaluator": ("Evaluation",),
-    "planning.facts": ("DeviceFacts", "LinkFacts", "Links"),
-    "planning.forecast": ("Forecast", "Forecaster"),
-    "planning.machine_file": ("MachineFile", "known_facts", "known_links"),
-    "planning.prediction": ("Prediction", "RankTime"),
-    "planning.rigs": ("SIMULATED", "Rig", "parse_rig"),
-    "planning.speed": ("SpeedModel",),
-    "planning.plans": (
+    "planning.evaluation.evaluator": ("Evaluation",),
+    "planning.speed.facts": ("DeviceFacts", "LinkFacts", "Links"),
+    "planning.speed.forecast": ("Forecast", "Forecaster"),
+    "planning.speed.machine_file": ("MachineFile", "known_facts", "known_links"),
+    "planning.speed.prediction": ("Prediction", "RankTime"),
+    "planning.speed.rigs": ("SIMULATED", "Rig", "parse_rig"),
+    "planning.speed.predictor": ("SpeedModel",),
+    "planning.saved_plans": (
         "AUTO_PLAN", "DeviceRef", "ModelKey", "PlanBadge", "PlanStore", "SavedPlan", "export_plan",
         "fastest_plan", "import_plan", "model_key",
     ),
-    "planning.tune_file": ("TuneFile", "last_result", "result_document"),
-    "tuning": ("tune",),
-    "kernel_tuning": ("KernelTuning", "tune_kernels"),
+    "planning.search.results_file": ("TuneFile", "last_result", "result_document"),
+    "measuring.tuning": ("tune",),
+    "measuring.kernel_tuning": ("KernelTuning", "tune_kernels"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -17,8 +17,6 @@ from typing import Any, Self
 import numpy as np
 
 import engine.environment  # noqa: F401 before torch, which reads it
-from engine.benchmark import Benchmark, BenchResult, BenchTest
-from engine.callbacks import IsCancelled, ProgressSink, StateSink, ignore, never
 from engine.config import ControlVector, LoadParams, PeerMode, SamplingParams
 from engine.devices import parse_devices, parse_target
 from engine.errors import EngineError, ModelFileError, SplitError
@@ -30,16 +28,18 @@ from engine.events import (
     StateLoaded,
     StateSaved,
 )
-from engine.generate import Generation
+from engine.generation.generate import Generation
+from engine.generation.prompts import Prompt, Prompts
+from engine.generation.session import Session
+from engine.generation.state_file import StateFiles
 from engine.gguf import GGUFFile
 from engine.gguf.identity import file_stamp, model_hash
-from engine.info import ModelInfo, describe
-from engine.passes import Logits
-from engine.plan import Plan
-from engine.prompts import Prompt, Prompts
-from engine.runtime import open_runtime
-from engine.session import Session
-from engine.state_file import StateFiles
+from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
+from engine.models.info import ModelInfo, describe
+from engine.planning.plan import Plan
+from engine.progress import IsCancelled, ProgressSink, StateSink, ignore, never
+from engine.runtime.model_runner import Logits
+from engine.runtime.runtime import open_runtime
 from engine.text import ChatTemplate, Tokenizer
 
 NOTHING: Mapping[str, int] = MappingProxyType({})

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Literal
 
 from engine.config import SPLIT_MODES, LoadParams, SamplingParams
 from engine.errors import EngineError
-from engine.info import ModelInfo
-from engine.timeline import TokenTimes
+from engine.models.info import ModelInfo
+from engine.runtime.timeline import TokenTimes
 
 if TYPE_CHECKING:
-    from engine.planning.tune_plan import TuneEstimate
-    from engine.planning.tuned import Trial, TuneResult
+    from engine.planning.search.estimate import TuneEstimate
+    from engine.planning.search.results import Trial, TuneResult
 
 TIMED_EVERY = 16
 """Tokens of which one is timed, unless somebody asks for another number."""
@@ -363,7 +363,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """Search for the fastest split by measuring; see `engine.tuning.tune`.
+    """Search for the fastest split by measuring; see `engine.measuring.tuning.tune`.
 
     What is loaded makes room for it, and is loaded again afterwards as it was.
     """

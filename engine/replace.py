@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.api import Model
-from engine.callbacks import IsCancelled, ProgressSink, never
 from engine.errors import EngineError, OutOfDeviceMemory
+from engine.progress import IsCancelled, ProgressSink, never
 
 if TYPE_CHECKING:
     from engine.config import LoadParams

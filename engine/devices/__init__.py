@@ -12,11 +12,11 @@ NVML and psutil are asked; torch is never imported here. Without a driver there 
 """
 
 from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
-from engine.devices.gpu_path import GpuPath, find_gpu_path
 from engine.devices.links import Link, Pcie, Topology, read_topology
 from engine.devices.monitor import DeviceMonitor
 from engine.devices.selection import parse_devices, parse_target, require_devices
 from engine.devices.types import DeviceInfo, DeviceKind, DeviceSnapshot
+from engine.hardware.gpu_path import GpuPath, find_gpu_path
 
 __all__ = [
     "DeviceInfo",

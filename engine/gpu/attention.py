@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import attention as kernels
 from engine.gpu.kernels import cells
-from engine.gpu.launch import launch
-from engine.gpu.steps import power_of_two
-from engine.gpu.target import Target, target_of
+from engine.gpu.launch.launch import launch
+from engine.gpu.launch.target import Target, target_of
 
 if TYPE_CHECKING:
-    from engine.cache import LayerCache
-    from engine.layers.attention import Scores
+    from engine.forward.cache import LayerCache
+    from engine.layers.mixers.attention import Scores
 
 FEW_TOKENS = 8
 """Up to so many, the bits of a token's result do not depend on the others."""

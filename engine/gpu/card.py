@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu.compiling import Compiling
-from engine.gpu.cutting import CutCommunicator
-from engine.gpu.graph import Captured, capture
+from engine.gpu.comm.host_collectives import CutCommunicator
+from engine.gpu.decode.sampling import draw_starts
+from engine.gpu.launch.compiling import Compiling
+from engine.gpu.launch.graph import Captured, capture
+from engine.gpu.launch.target import aimed, target_of
+from engine.gpu.loading.dry_run import rehearse
 from engine.gpu.ops import GpuOps
-from engine.gpu.rehearsal import rehearse
-from engine.gpu.sampling import draw_starts
-from engine.gpu.target import aimed, target_of
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.models.declare import Declaration
-    from engine.parallel.comm import Communicator
+    from engine.parallel.thread_comm import Communicator
 
 
 class Card:
     """Kernels for one GPU, and what is captured of a token on it.
 
     Args:
-        x_bytes: of a quantised activation, see `engine.footprint.x_bytes`.
+        x_bytes: of a quantised activation, see `engine.planning.footprint.x_bytes`.
 
     Attributes:
         target: what kernels are compiled for.

@@ -7,26 +7,27 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu import attention, experts, few, many, recurrent, rope, routing, steps
-from engine.gpu.graph import refuse_capture
-from engine.gpu.weights import GpuPlanes
+from engine.gpu import attention, elementwise, recurrent, rope, routing
+from engine.gpu.launch.graph import refuse_capture
+from engine.gpu.matmul import experts, gemv, tile_gemm
+from engine.gpu.matmul.weights import GpuPlanes
 from engine.ops.reference import ReferenceOps, normed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.cache import LayerCache
-    from engine.gpu.lane import Lane
-    from engine.layers.addend import Addend
-    from engine.layers.attention import Scores
-    from engine.layers.delta_net import DeltaInputs
+    from engine.forward.addend import Addend
+    from engine.forward.cache import LayerCache
+    from engine.forward.expert_rows import Groups
+    from engine.gpu.comm.one_shot import Lane
     from engine.layers.ffn import Activation
     from engine.layers.linear import ExpertLinear, Linear
-    from engine.layers.mamba2 import ScanInputs
+    from engine.layers.mixers.attention import Scores
+    from engine.layers.mixers.delta_net import DeltaInputs
+    from engine.layers.mixers.mamba2 import ScanInputs
     from engine.layers.moe import Routing
     from engine.layers.norm import Norm
     from engine.layers.rope import RopeParams
-    from engine.ops.experts import Groups
     from engine.ops.recurrent import Chunks
 
 MOST_TURNED = 2
@@ -40,8 +41,8 @@ class GpuOps(ReferenceOps):
     differs from token to token stands in the device's memory.
 
     Args:
-        x_bytes: of a quantised activation, see `engine.footprint.x_bytes`; None if nothing shall be
-            rounded ahead of its product.
+        x_bytes: bytes of a quantised activation, see `planning.footprint.x_bytes`; None if
+            nothing is rounded ahead of its product.
     """
 
     def __init__(self, device: torch.device, x_bytes: int | None = None) -> None:
@@ -59,10 +60,10 @@ class GpuOps(ReferenceOps):
         if len(weights) < len(layers) or any(layer.scale is not None for layer in layers):
             return super().linears(x, *layers)
         biases = [layer.added_bias for layer in layers]
-        products = few.products(x, weights, biases)
+        products = gemv.products(x, weights, biases)
         if products is not None:
             return products
-        products = many.products(x, weights)
+        products = tile_gemm.products(x, weights)
         if products is None:
             return super().linears(x, *layers)
         return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
@@ -71,23 +72,23 @@ class GpuOps(ReferenceOps):
         a, b = gate.weight, up.weight
         if not isinstance(a, GpuPlanes) or not isinstance(b, GpuPlanes):
             return super().gated_linears(act, x, gate, up)
-        y = few.gated(x, a, b, act) if gate.is_bare and up.is_bare else None
+        y = gemv.gated(x, a, b, act) if gate.is_bare and up.is_bare else None
         return super().gated_linears(act, x, gate, up) if y is None else y
 
     # between products
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        y = steps.rms_norm(x, weight, bias, eps)
+        y = elementwise.rms_norm(x, weight, bias, eps)
         return super().rms_norm(x, weight, bias, eps) if y is None else y
 
     def layer_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
-        y = steps.layer_norm(x, weight, bias, eps)
+        y = elementwise.layer_norm(x, weight, bias, eps)
         return super().layer_norm(x, weight, bias, eps) if y is None else y
 
     def l2_norm(self, x: Tensor, eps: float) -> Tensor:
-        y = steps.l2_norm(x, eps)
+        y = elementwise.l2_norm(x, eps)
         return super().l2_norm(x, eps) if y is None else y
 
     def add_norm(
@@ -98,31 +99,31 @@ class GpuOps(ReferenceOps):
             if found is not None:
                 return found
             addend = addend.summed(lane.all_reduce(addend.summand, x.shape))
-        found = steps.add_norm(x, addend, norm, self._x_bytes)
+        found = elementwise.add_norm(x, addend, norm, self._x_bytes)
         return super().add_norm(x, addend, norm) if found is None else found
 
     def activate(self, act: Activation, x: Tensor) -> Tensor:
-        y = steps.activate(act, x)
+        y = elementwise.activate(act, x)
         return super().activate(act, x) if y is None else y
 
     def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
-        y = steps.gated(act, gate, up)
+        y = elementwise.gated(act, gate, up)
         return super().gated(act, gate, up) if y is None else y
 
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
-        y = steps.xielu(x, positive, negative, beta, eps)
+        y = elementwise.xielu(x, positive, negative, beta, eps)
         return super().xielu(x, positive, negative, beta, eps) if y is None else y
 
     def softplus(self, x: Tensor) -> Tensor:
-        y = steps.softplus(x)
+        y = elementwise.softplus(x)
         return super().softplus(x) if y is None else y
 
     def norm_gated(self, x: Tensor, norm: Norm, act: Activation, gate: Tensor) -> Tensor:
-        y = steps.norm_gated(x, norm, act, gate)
+        y = elementwise.norm_gated(x, norm, act, gate)
         return super().norm_gated(x, norm, act, gate) if y is None else y
 
     def opened(self, x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
-        found = steps.opened(x, door, y, other)
+        found = elementwise.opened(x, door, y, other)
         return super().opened(x, door, y, other) if found is None else found
 
     # recurrent layers

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import conv, recurrent
-from engine.gpu.launch import launch
-from engine.gpu.steps import is_plain, power_of_two
-from engine.gpu.target import target_of
+from engine.gpu.launch.launch import launch
+from engine.gpu.launch.target import target_of
 
 if TYPE_CHECKING:
-    from engine.layers.delta_net import DeltaInputs
     from engine.layers.ffn import Activation
-    from engine.layers.mamba2 import ScanInputs
+    from engine.layers.mixers.delta_net import DeltaInputs
+    from engine.layers.mixers.mamba2 import ScanInputs
     from engine.ops.recurrent import Chunks
 
 FEW_TOKENS = 64

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import rope as kernels
-from engine.gpu.launch import launch
-from engine.gpu.steps import power_of_two
+from engine.gpu.launch.launch import launch
 from engine.ops.reference import frequencies
 
 if TYPE_CHECKING:

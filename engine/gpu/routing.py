@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.forward.expert_rows import Groups
+from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import routing
-from engine.gpu.launch import launch
-from engine.gpu.steps import is_plain, power_of_two
-from engine.gpu.target import Target, target_of
-from engine.ops.experts import Groups
+from engine.gpu.launch.launch import launch
+from engine.gpu.launch.target import Target, target_of
 from engine.ops.reference import SMALLEST_SUM
 
 if TYPE_CHECKING:

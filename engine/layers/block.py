@@ -6,20 +6,20 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.addend import Addend
-from engine.layers.attention import Attention
+from engine.forward.addend import Addend
 from engine.layers.ffn import FFN, SILU, Activation
-from engine.layers.mixer import Mixer
+from engine.layers.mixers.attention import Attention
+from engine.layers.mixers.mixer import Mixer
 from engine.layers.module import Module
 from engine.layers.moe import Gating, MoE, Routing, add_parts
 from engine.layers.norm import Norm, RMSNorm
-from engine.parallel.placement import Replicate
-from engine.parallel.split import BlockDims, BlockSplit
+from engine.sharding.placement import Replicate
+from engine.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
     from engine.layers.hparams import HParams
     from engine.layers.rope import Rope
 

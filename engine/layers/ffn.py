@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 from engine.layers.linear import Linear
 from engine.layers.module import Module
-from engine.parallel.placement import Shard
-from engine.parallel.ranges import Ranges
+from engine.sharding.placement import Shard
+from engine.sharding.ranges import Ranges
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
 
 Group = tuple[int, ...]
 

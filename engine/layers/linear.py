@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.layers.module import Module, Slot, TensorSource
-from engine.parallel.placement import Placement, Replicate, Shard
+from engine.sharding.placement import Placement, Replicate, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
-    from engine.ops.experts import Groups
+    from engine.forward.context import Context
+    from engine.forward.expert_rows import Groups
     from engine.ops.weights import Weight
 
 

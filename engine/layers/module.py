@@ -14,9 +14,9 @@ from itertools import dropwhile
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from engine.errors import InvalidGGUF
-from engine.kernels.layout import LAYOUTS
-from engine.layers.state import KVState, RecurrentState, State
-from engine.parallel.placement import Placement
+from engine.forward.state import KVState, RecurrentState, State
+from engine.quants.layout import LAYOUTS
+from engine.sharding.placement import Placement
 
 if TYPE_CHECKING:
     from engine.gguf import TensorInfo
@@ -112,7 +112,7 @@ class Slot:
         """How a rank holds it.
 
         Args:
-            storage: how the rank holds matrices in general, see `engine.plan.DevicePlan`.
+            storage: how the rank holds matrices in general, see `engine.planning.plan.DevicePlan`.
         """
         if self.is_lookup:
             return "packed"

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from engine.layers.ffn import FFN, SILU, Activation
 from engine.layers.linear import ExpertLinear, Linear, Vector
 from engine.layers.module import Module
-from engine.parallel.placement import Replicate, Shard
-from engine.parallel.split import BlockSplit
+from engine.sharding.placement import Replicate, Shard
+from engine.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
+    from engine.forward.expert_rows import Groups
     from engine.layers.hparams import HParams
-    from engine.ops.experts import Groups
 
 Gating = Literal["softmax", "sigmoid", "softmax_chosen"]
 GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}

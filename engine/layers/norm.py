@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from engine.layers.module import Module, Slot, TensorSource
-from engine.parallel.placement import Placement, Shard
+from engine.sharding.placement import Placement, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
     from engine.ops.reference import ReferenceOps
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.layers.addend import Addend
+from engine.forward.addend import Addend
 from engine.layers.ffn import GELU
 from engine.layers.linear import Embedding, Linear
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
-from engine.parallel.placement import Replicate, Shard
-from engine.parallel.ranges import Ranges
-from engine.parallel.split import BlockSplit
+from engine.sharding.placement import Replicate, Shard
+from engine.sharding.ranges import Ranges
+from engine.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
     from engine.layers.hparams import HParams
 
 SIDE = "per_layer"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from engine.errors import ModelFileError
 from engine.layers.module import Module, Slot, TensorSource
-from engine.parallel.placement import Replicate
+from engine.sharding.placement import Replicate
 
 if TYPE_CHECKING:
     from torch import Tensor

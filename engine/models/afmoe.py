@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.layers.block import SandwichBlock
-from engine.layers.gated_attention import GatedAttention
 from engine.layers.hparams import Traits
+from engine.layers.mixers.gated_attention import GatedAttention
 from engine.models.base import EachFourthNoPELM, SqrtScaledLM
 from engine.models.registry import register
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.layers.attention import AlibiAttention
 from engine.layers.block import Block, TransformerBlock
 from engine.layers.hparams import HParams
+from engine.layers.mixers.attention import AlibiAttention
 from engine.layers.rope import Rope
 from engine.models.base import CausalLM
 from engine.models.registry import register

@@ -16,13 +16,13 @@ from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Embedding, Linear, TiedHead
 from engine.layers.module import Module, TensorSource
 from engine.layers.rope import DEFAULT_BASE, Rope, RopeParams, choose_rope_factors
-from engine.parallel.placement import Replicate, Shard
-from engine.parallel.split import ModelSplit
+from engine.sharding.placement import Replicate, Shard
+from engine.sharding.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
 
 
 class CausalLM(Module):

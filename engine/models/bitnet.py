@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.layers.attention import Attention
 from engine.layers.block import TransformerBlock
 from engine.layers.ffn import FFN
 from engine.layers.hparams import HParams, Traits
+from engine.layers.mixers.attention import Attention
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import Rope
 from engine.models.base import CausalLM
 from engine.models.registry import register
-from engine.parallel.placement import Shard
-from engine.parallel.split import BlockSplit
+from engine.sharding.placement import Shard
+from engine.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
 
 
 class BitNetAttention(Attention):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.layers.attention import AlibiAttention, ClampedAttention
 from engine.layers.hparams import HParams, Traits
+from engine.layers.mixers.attention import AlibiAttention, ClampedAttention
 from engine.layers.norm import LayerNorm
 from engine.models.base import CausalLM
 from engine.models.gpt2 import GPT2Block
 from engine.models.registry import register
-from engine.parallel.placement import Replicate
-from engine.parallel.split import ModelSplit
+from engine.sharding.placement import Replicate
+from engine.sharding.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
 
 
 class BloomBlock(GPT2Block):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.attention import HeadNormAttention
 from engine.layers.block import Block, ParallelBlock
 from engine.layers.hparams import HParams, Traits
+from engine.layers.mixers.attention import HeadNormAttention
 from engine.layers.moe import MoE
 from engine.layers.norm import LayerNorm
 from engine.layers.rope import Rope
@@ -17,7 +17,7 @@ from engine.models.registry import register
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
 
 
 class CommandRBlock(ParallelBlock):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from engine.layers.attention import ClampedAttention
 from engine.layers.block import TransformerBlock
 from engine.layers.hparams import Traits
+from engine.layers.mixers.attention import ClampedAttention
 from engine.layers.norm import LayerNorm
 from engine.models.base import CausalLM
 from engine.models.registry import register

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Literal
 from engine.layers.block import Block, FFNBlock, MixerBlock, TransformerBlock
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear
-from engine.layers.mixer import Mixer
+from engine.layers.mixers.mixer import Mixer
 from engine.layers.rope import Rope
 from engine.models.base import CausalLM
 from engine.models.registry import register
-from engine.parallel.placement import Shard
-from engine.parallel.split import BlockDims, BlockSplit
+from engine.sharding.placement import Shard
+from engine.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
 
 MixerKind = Literal["attention", "linear", "none"]
 

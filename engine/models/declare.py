@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.errors import InvalidGGUF
+from engine.forward.state import State
 from engine.gguf.tensors import quote, split_name
 from engine.layers.hparams import HParams
 from engine.layers.module import Module, Slot, TensorSource
-from engine.layers.state import State
 from engine.models.registry import model_class
-from engine.parallel.patterns import wanted_shares
-from engine.parallel.shares import Shares
-from engine.parallel.split import BlockDims, ModelSplit, cut_model
+from engine.sharding.patterns import wanted_shares
+from engine.sharding.shares import Shares
+from engine.sharding.split import BlockDims, ModelSplit, cut_model
 
 if TYPE_CHECKING:
     from engine.config import LoadParams

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.layers.attention import Scores
 from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams
-from engine.layers.mla import LatentAttention
+from engine.layers.mixers.attention import Scores
+from engine.layers.mixers.mla import LatentAttention
+from engine.layers.mixers.temperature import Temperature
 from engine.layers.moe import Routing
 from engine.layers.rope import Rope
-from engine.layers.temperature import Temperature
 from engine.models.base import CausalLM
 from engine.models.registry import register
-from engine.parallel.split import BlockSplit
+from engine.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
 
 
 def mscale_of_all(hp: HParams) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.layers.attention import QKNormAttention
 from engine.layers.block import PostNormBlock
 from engine.layers.hparams import HParams, Traits
+from engine.layers.mixers.attention import QKNormAttention
 from engine.layers.rope import Rope
 from engine.models.base import SwaOnlyRopeLM
 from engine.models.deepseek_moe import SigmoidRoutedBlock

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.attention import Attention, QKNormAttention, Scores
 from engine.layers.block import SandwichBlock, TransformerBlock
 from engine.layers.ffn import GELU
 from engine.layers.hparams import HParams, Traits
+from engine.layers.mixers.attention import Attention, QKNormAttention, Scores
 from engine.layers.rope import RopeParams
 from engine.models.base import SqrtScaledLM, SwaRopeLM
 from engine.models.registry import register
-from engine.parallel.split import ModelSplit
+from engine.sharding.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.addend import Addend
+from engine.forward.addend import Addend
 from engine.layers.block import Block, SandwichBlock
 from engine.layers.ffn import FFN, GELU
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear, Vector
-from engine.layers.mixer import Mixer
-from engine.layers.module import Slot, TensorSource
-from engine.layers.moe import MoE, Routing
-from engine.layers.norm import RMSNorm
-from engine.layers.per_layer import SIDE, PerLayerEmbedding, PerLayerGate, per_layer_width
-from engine.layers.rope import Rope
-from engine.layers.shared_kv import (
+from engine.layers.mixers.mixer import Mixer
+from engine.layers.mixers.shared_kv import (
     NormedAttention,
     SharedKVAttention,
     check_kv_sources,
     kv_source,
     share_caches,
 )
+from engine.layers.module import Slot, TensorSource
+from engine.layers.moe import MoE, Routing
+from engine.layers.norm import RMSNorm
+from engine.layers.per_layer import SIDE, PerLayerEmbedding, PerLayerGate, per_layer_width
+from engine.layers.rope import Rope
 from engine.models.gemma import GemmaLM
 from engine.models.registry import register
-from engine.parallel.placement import Replicate
-from engine.parallel.split import BlockSplit, ModelSplit
+from engine.sharding.placement import Replicate
+from engine.sharding.split import BlockSplit, ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
 
 
 class ScaledRouter(Linear):

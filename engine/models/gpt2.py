@@ -12,13 +12,13 @@ from engine.layers.linear import Vector
 from engine.layers.norm import LayerNorm
 from engine.models.base import CausalLM
 from engine.models.registry import register
-from engine.parallel.placement import Replicate
-from engine.parallel.split import ModelSplit
+from engine.sharding.placement import Replicate
+from engine.sharding.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
 
 
 class GPT2Block(TransformerBlock):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from engine.layers.attention import SinkAttention
 from engine.layers.block import TransformerBlock
 from engine.layers.ffn import Activation
 from engine.layers.hparams import Traits
+from engine.layers.mixers.attention import SinkAttention
 from engine.models.base import CausalLM
 from engine.models.registry import register
 

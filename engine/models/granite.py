@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.attention import Attention, Scores, SinkAttention
 from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams, Traits
-from engine.layers.mamba2 import Mamba2
-from engine.layers.mixer import Mixer
+from engine.layers.mixers.attention import Attention, Scores, SinkAttention
+from engine.layers.mixers.mamba2 import Mamba2
+from engine.layers.mixers.mixer import Mixer
 from engine.layers.rope import Rope
 from engine.models.base import HybridLM, ScaledLM
 from engine.models.registry import register
-from engine.parallel.split import BlockSplit
+from engine.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
-    from engine.layers.addend import Addend
+    from engine.forward.addend import Addend
+    from engine.forward.context import Context
 
 
 class GraniteAttention(Attention):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.layers.block import TransformerBlock
 from engine.layers.hparams import Traits
-from engine.layers.mamba import NormedMamba
+from engine.layers.mixers.mamba import NormedMamba
 from engine.models.base import HybridLM
 from engine.models.registry import register
 

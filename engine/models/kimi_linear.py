@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from engine.layers.block import TransformerBlock
 from engine.layers.hparams import Traits
-from engine.layers.kda import KimiDeltaAttention
-from engine.layers.mixer import Mixer
-from engine.layers.mla import LatentAttention
+from engine.layers.mixers.kda import KimiDeltaAttention
+from engine.layers.mixers.mixer import Mixer
+from engine.layers.mixers.mla import LatentAttention
 from engine.models.base import HybridLM
 from engine.models.registry import register
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.layers.gated_attention import SoftplusGatedAttention
 from engine.layers.hparams import Traits
+from engine.layers.mixers.gated_attention import SoftplusGatedAttention
 from engine.models.base import SwaRopeLM
 from engine.models.deepseek_moe import SigmoidRoutedBlock
 from engine.models.registry import register

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from engine.layers.attention import QKNormAttention
 from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams, Traits
-from engine.layers.short_conv import ShortConv
+from engine.layers.mixers.attention import QKNormAttention
+from engine.layers.mixers.short_conv import ShortConv
 from engine.models.base import HybridLM
 from engine.models.registry import register
 

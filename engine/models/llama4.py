@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.layers.attention import Attention, Scores
 from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams
+from engine.layers.mixers.attention import Attention, Scores
+from engine.layers.mixers.temperature import Temperature
 from engine.layers.moe import MoE
 from engine.layers.rope import Rope
-from engine.layers.temperature import Temperature
 from engine.models.base import CausalLM, EachFourthNoPELM
 from engine.models.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
-    from engine.ops.experts import Groups
+    from engine.forward.context import Context
+    from engine.forward.expert_rows import Groups
 
 CHUNK = 8192
 TEMPERATURE = Temperature(0.1, 8192, offset=1)

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from engine.layers.block import Block, MixerBlock
 from engine.layers.hparams import Traits
-from engine.layers.mamba import Mamba
-from engine.layers.mamba2 import Mamba2
+from engine.layers.mixers.mamba import Mamba
+from engine.layers.mixers.mamba2 import Mamba2
 from engine.models.base import CausalLM
 from engine.models.registry import register
 

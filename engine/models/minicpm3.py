@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.layers.hparams import HParams, Traits
-from engine.layers.mla import LatentAttention
+from engine.layers.mixers.mla import LatentAttention
 from engine.models.granite import MiniCPM, MiniCPMBlock
 from engine.models.registry import register
 

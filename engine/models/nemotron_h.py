@@ -9,18 +9,18 @@ from engine.layers.block import Block, FFNBlock, MixerBlock
 from engine.layers.ffn import RELU2, Activation
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear
-from engine.layers.mamba2 import Mamba2
+from engine.layers.mixers.mamba2 import Mamba2
 from engine.layers.moe import MoE, Routing
 from engine.models.base import CausalLM
 from engine.models.registry import register
-from engine.parallel.placement import Replicate, Shard
-from engine.parallel.ranges import Ranges
-from engine.parallel.split import BlockSplit
+from engine.sharding.placement import Replicate, Shard
+from engine.sharding.ranges import Ranges
+from engine.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
 
 
 class LatentMoE(MoE):

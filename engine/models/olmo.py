@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.layers.attention import ClampedAttention, RowNormAttention
 from engine.layers.block import PostNormBlock, TransformerBlock
 from engine.layers.hparams import Traits
+from engine.layers.mixers.attention import ClampedAttention, RowNormAttention
 from engine.layers.norm import LayerNorm
 from engine.models.base import CausalLM, SwaRopeLM
 from engine.models.registry import register
-from engine.parallel.placement import Placement
+from engine.sharding.placement import Placement
 
 
 class BareLayerNorm(LayerNorm):

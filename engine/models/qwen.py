@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.layers.attention import QKNormAttention
 from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams, Traits
+from engine.layers.mixers.attention import QKNormAttention
 from engine.models.base import CausalLM
 from engine.models.registry import register
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.attention import QKNormAttention, split_heads
 from engine.layers.block import Block, TransformerBlock
-from engine.layers.delta_net import GroupedDeltaNet, TiledDeltaNet
 from engine.layers.ffn import SIGMOID
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear
-from engine.layers.mixer import Mixer
+from engine.layers.mixers.attention import QKNormAttention, split_heads
+from engine.layers.mixers.delta_net import GroupedDeltaNet, TiledDeltaNet
+from engine.layers.mixers.mixer import Mixer
 from engine.layers.rope import Rope
 from engine.models.base import HybridLM
 from engine.models.registry import register
-from engine.parallel.placement import Shard
-from engine.parallel.split import BlockSplit
+from engine.sharding.placement import Shard
+from engine.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.context import Context
+    from engine.forward.context import Context
 
 
 class QueryGatedAttention(QKNormAttention):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.layers.attention import HeadNormAttention
 from engine.layers.block import Block, ParallelBlock, TransformerBlock
 from engine.layers.hparams import HParams, Traits
+from engine.layers.mixers.attention import HeadNormAttention
 from engine.layers.norm import LayerNorm
 from engine.models.base import CausalLM
 from engine.models.registry import register

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from engine.layers.ffn import FFN, Activation
 from engine.layers.fused import separate
-from engine.layers.gated_attention import GatedAttention
 from engine.layers.hparams import HParams, Traits
+from engine.layers.mixers.gated_attention import GatedAttention
 from engine.layers.module import TensorSource
 from engine.layers.moe import MoE
 from engine.layers.rope import RopeParams

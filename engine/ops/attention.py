@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.layers.state import CPU_STEP, DEVICE_STEP
+from engine.forward.state import CPU_STEP, DEVICE_STEP
 
 if TYPE_CHECKING:
-    from engine.cache import LayerCache
-    from engine.layers.attention import Scores
+    from engine.forward.cache import LayerCache
+    from engine.layers.mixers.attention import Scores
 
 LOWEST = torch.finfo(torch.float32).min
 """Before the first key; infinity would make NaN of a query that sees no key of a block."""

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, normalize, relu, silu, softplus
 
+from engine.forward.expert_rows import Groups
 from engine.layers.ffn import SILU
 from engine.ops import recurrent
 from engine.ops.attention import attend
-from engine.ops.experts import Groups
 
 if TYPE_CHECKING:
-    from engine.cache import LayerCache
-    from engine.gpu.lane import Lane
-    from engine.layers.addend import Addend
-    from engine.layers.attention import Scores
-    from engine.layers.delta_net import DeltaInputs
+    from engine.forward.addend import Addend
+    from engine.forward.cache import LayerCache
+    from engine.gpu.comm.one_shot import Lane
     from engine.layers.ffn import Activation
     from engine.layers.linear import ExpertLinear, Linear
-    from engine.layers.mamba2 import ScanInputs
+    from engine.layers.mixers.attention import Scores
+    from engine.layers.mixers.delta_net import DeltaInputs
+    from engine.layers.mixers.mamba2 import ScanInputs
     from engine.layers.moe import Routing
     from engine.layers.norm import Norm
     from engine.layers.rope import RopeParams

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from engine.forward.expert_rows import Groups
 from engine.gguf.types import TYPES
-from engine.ops.experts import Groups
-from engine.quants import dequantise
+from engine.quants.table import dequantise
 
 CHUNK_ELEMENTS = 1 << 22
 """Packed matrices are dequantised this many elements at a time, into memory that is used again."""

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
-from engine.parallel.life import Life
+from engine.parallel.liveness import Life
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -1,7 +1,7 @@
 """Ranks that others wait for in vain: who they are, within seconds, and never one that computes.
 
 A rank may well compute for minutes while others wait for it. So time alone tells nothing: a rank
-counts as stalled when nothing at all has come from it for a few seconds (`engine.parallel.life`),
+counts as stalled when nothing at all has come from it for a few seconds (`parallel.liveness`),
 and from no other one either that still has something to do, for it may be one of these that holds
 it up.
 """
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from engine.errors import CommError
-from engine.parallel.life import Life
+from engine.parallel.liveness import Life
 
 SILENT_S = 3.5
 """Seconds without a sign of life after which a rank that is waited for has stalled."""
@@ -29,7 +29,7 @@ Every block has collectives, and none takes so long; a rank without end does.
 
 
 class Meetings(Protocol):
-    """What the ranks of a pool tell about each other, see `engine.parallel.comm.ThreadGroup`."""
+    """What the ranks of a pool tell about each other, see `parallel.thread_comm.ThreadGroup`."""
 
     @property
     def n_passed(self) -> int:

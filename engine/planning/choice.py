@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import EngineError
 from engine.planning.choice_reason import explained
-from engine.planning.facts import CPU
-from engine.planning.fit import Fit, Room
-from engine.planning.tuned import GOALS, Goal, Speeds
+from engine.planning.evaluation.fit import Fit, Room
+from engine.planning.search.results import GOALS, Goal, Speeds
+from engine.planning.speed.facts import CPU
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
-    from engine.info import ModelInfo
-    from engine.plan import Plan
-    from engine.planning.evaluator import Evaluation
-    from engine.planning.forecast import Forecast, Forecaster
-    from engine.planning.load import ModelLoad
+    from engine.models.info import ModelInfo
+    from engine.planning.evaluation.evaluator import Evaluation
+    from engine.planning.evaluation.model_load import ModelLoad
+    from engine.planning.plan import Plan
+    from engine.planning.speed.forecast import Forecast, Forecaster
 
 LEAST_GAIN = 0.1
 """More devices have to save this part of the time: each is one more to fail, and to heat."""

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.gguf import GGUFFile
-from engine.info import ModelInfo, describe
-from engine.planning.evaluator import Evaluation, Evaluator
-from engine.planning.fit import Fit, Room
-from engine.planning.placement import PlacementMap, placement_map
-from engine.planning.positions import Positions, positions_of
+from engine.models.info import ModelInfo, describe
+from engine.planning.evaluation.evaluator import Evaluation, Evaluator
+from engine.planning.evaluation.fit import Fit, Room
+from engine.planning.evaluation.positions import Positions, positions_of
+from engine.planning.tensor_map import PlacementMap, placement_map
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
-    from engine.plan import Plan
+    from engine.planning.plan import Plan
 
 
 MAX_KNOWN = 64

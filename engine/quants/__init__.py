@@ -1,6 +1,4 @@
-"""Quantised numbers: what the bytes of each GGML type mean, as torch operations."""
+"""Quantised numbers: what the bytes of each GGML type mean, and the planes they are packed into.
 
-from engine.quants.encode import WRITERS, quantise
-from engine.quants.table import QUANTS, Quant, dequantise
-
-__all__ = ["QUANTS", "WRITERS", "Quant", "dequantise", "quantise"]
+Imports, of the engine, only `gguf.types`; `layout` and `extent` import no torch.
+"""

@@ -39,9 +39,9 @@ from engine import (
     known_links,
     parse_rig,
 )
-from engine.parallel.ways import Ways
-from engine.planning.link_records import TrialRecord
-from engine.planning.prediction import Path, RankTime
+from engine.devices.routes import Ways
+from engine.planning.speed.link_records import TrialRecord
+from engine.planning.speed.prediction import Path, RankTime
 
 GIB = 1 << 30
 CPU = DeviceInfo("cpu", "cpu", "Ryzen", 32 * GIB, 30 * GIB, n_cores=8)

@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from app.theme import apply_theme
 from engine import Evaluation, LoadParams
-from engine.planning.evaluator import Evaluator
+from engine.planning.evaluation.evaluator import Evaluator
 from tests.bench.drag import drag_frames, make_panel
 from tests.helpers.hollow import hollow_moe
 

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from engine.cpu.kernels import jit, pack, panels, product
+from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.team import Team
 from engine.gguf import TYPES
-from engine.kernels import jit, pack, panels, product
-from engine.kernels.coded import coded_rows
-from engine.kernels.isa import chosen
-from engine.kernels.layout import BLOCK, CODED, LAYOUTS, TILE
-from engine.kernels.team import Team
+from engine.quants.codes import coded_rows
+from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE
 from tests.bench.random_blocks import random_tensor
 
 N_ROWS, N_COLUMNS = 8192, 2048

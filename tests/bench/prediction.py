@@ -18,13 +18,13 @@ from statistics import median, quantiles
 
 from engine import BenchTest, LoadParams, list_devices, load_model
 from engine.devices.host import usable_cores
-from engine.planning.facts import DeviceFacts, Links, WeightRate
-from engine.planning.load import ModelLoad
-from engine.planning.machine_file import expected_facts
+from engine.measuring.weight_speed import Probe, measurable
+from engine.planning.evaluation.model_load import ModelLoad
 from engine.planning.planner import Planner
-from engine.planning.prediction import Prediction
-from engine.planning.speed import SpeedModel
-from engine.weight_speed import Probe, measurable
+from engine.planning.speed.facts import DeviceFacts, Links, WeightRate
+from engine.planning.speed.machine_file import expected_facts
+from engine.planning.speed.prediction import Prediction
+from engine.planning.speed.predictor import SpeedModel
 
 PROBE_BYTES = 256 << 20
 NO_LIMIT = 1e15

@@ -22,7 +22,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 
 from engine.gguf import TYPES
-from engine.info import FILE_TYPES
+from engine.models.info import FILE_TYPES
 from tests.bench.random_blocks import KINDS, PLAIN, Bytes, Shape, encoded, n_bytes
 from tests.bench.random_blocks import random_tensor as random_matrix
 

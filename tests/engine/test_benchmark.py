@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine import BenchResult, BenchTest, Cancelled, EngineError, Model, load_model
-from engine.runtime import Runtime
+from engine.runtime.runtime import Runtime
 from tests.helpers.answers import ask
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -46,7 +46,7 @@ class Trace:
             "kernel_s",
             lambda runtime: [0.0] * (len(runtime.devices) - 1) + [self.kernel_s],
         )
-        monkeypatch.setattr("engine.benchmark.time", clock)
+        monkeypatch.setattr("engine.measuring.benchmark.time", clock)
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cache import Cache
-from engine.context import Context
+from engine.forward.cache import Cache
+from engine.forward.context import Context
 from engine.ops.reference import ReferenceOps
 
 CPU = torch.device("cpu")

@@ -412,7 +412,8 @@ def test_a_missing_torch_is_noticed(monkeypatch):
 
 def test_devices_and_sampler_never_import_torch():
     code = (
-        "import sys, engine.sampler, engine.devices as d; d.list_devices(); d.cuda_status(); "
+        "import sys, engine.sampling.sampler, engine.devices as d; "
+        "d.list_devices(); d.cuda_status(); "
         "d.DeviceMonitor().snapshot(); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from engine import EngineError, LoadParams, Model, SamplingParams
-from engine.distributed import _params, _parser
-from engine.parallel.wire import GlooWire
+from engine.distributed.program import _params, _parser
+from engine.distributed.wire import GlooWire
 from tests.helpers.golden import golden_logits, golden_models, golden_path
 from tests.helpers.tiny_gguf import tiny_gguf
 

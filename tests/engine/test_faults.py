@@ -23,7 +23,7 @@ from engine import (
     SamplingParams,
     load_model,
 )
-from engine.parallel.comm import ThreadCommunicator
+from engine.parallel.thread_comm import ThreadCommunicator
 from tests.engine.test_host import ASK, SHORT, Desk
 from tests.helpers.faults import Fault, flipped, quicken
 from tests.helpers.tiny_gguf import tiny_gguf

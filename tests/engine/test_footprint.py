@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from engine import plan as plans
 from engine.config import LoadParams
-from engine.footprint import LOADING_BYTES, Working, compute_bytes, link_bytes
 from engine.gguf import GGUFFile
 from engine.models.declare import Declaration, declare
-from engine.plan import Plan, make_plan
-from engine.planning.evaluator import Evaluator
+from engine.planning import plan as plans
+from engine.planning.evaluation.evaluator import Evaluator
+from engine.planning.footprint import LOADING_BYTES, Working, compute_bytes, link_bytes
+from engine.planning.plan import Plan, make_plan
 from tests.helpers.hollow import hollow_llama, hollow_moe
 
 ROOM = {"cpu": 1 << 40, "cuda:0": 1 << 40, "cuda:1": 1 << 40}

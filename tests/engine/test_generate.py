@@ -22,8 +22,8 @@ from engine import (
     TokenText,
     load_model,
 )
-from engine.generate import StopMatcher
-from engine.timeline import TokenTimes
+from engine.generation.generate import StopMatcher
+from engine.runtime.timeline import TokenTimes
 from tests.helpers.ahead import AheadStream
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine import NoDevice
-from engine.machine import torch_device
+from engine.hardware.torch_devices import torch_device
 from tests.helpers.fake_nvml import FakeDriver, install, three_gpus
 from tests.helpers.tiny_gguf import tiny_gguf
 

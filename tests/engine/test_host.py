@@ -165,7 +165,7 @@ def test_a_load_cancelled_midway_keeps_the_old_model(
 ) -> None:
     desk.run(Load(LoadParams(path)))
     reached, go_on = threading.Event(), threading.Event()
-    from engine.loader import Progress
+    from engine.runtime.loader import Progress
 
     original = Progress.add
 
@@ -250,8 +250,8 @@ def test_a_resplit_that_fails_or_is_cancelled_changes_nothing(
     assert isinstance(cancelled := ends[waiting], Failed)
     assert isinstance(cancelled.error, Cancelled)
     assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
-    monkeypatch.setattr("engine.resplit.Transfer.undo", lambda self: 1 / 0)
-    monkeypatch.setattr("engine.resplit.load_rank", lambda *args: 1 / 0)
+    monkeypatch.setattr("engine.runtime.resplit.Transfer.undo", lambda self: 1 / 0)
+    monkeypatch.setattr("engine.runtime.resplit.load_rank", lambda *args: 1 / 0)
     lost = desk.run(Resplit(LoadParams(path, ("cpu",) * 2)))
     assert isinstance(lost, Failed)
     assert lost.is_model_lost
@@ -339,7 +339,7 @@ def test_a_search_that_fails_brings_the_model_back_or_says_that_it_is_lost(
     desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.run(Load(LoadParams(path)))
-    monkeypatch.setattr("engine.tuning.Stand.measure", lambda *args: 1 / 0)
+    monkeypatch.setattr("engine.measuring.tuning.Stand.measure", lambda *args: 1 / 0)
     failed = desk.run(Tune(LoadParams(path, ("cpu", "cpu"), n_ctx=48)))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineCrashed)
@@ -349,7 +349,7 @@ def test_a_search_that_fails_brings_the_model_back_or_says_that_it_is_lost(
     def gone(*args: object, **options: object) -> None:
         raise EngineError("The file is gone.")
 
-    monkeypatch.setattr("engine.tuning.Model", gone)
+    monkeypatch.setattr("engine.measuring.tuning.Model", gone)
     failed = desk.run(Tune(LoadParams(path, ("cpu", "cpu"), n_ctx=48)))
     assert isinstance(failed, Failed)
     assert failed.is_model_lost
@@ -379,7 +379,7 @@ def test_a_model_makes_room_for_one_that_does_not_fit_beside_it(
 ) -> None:
     """And comes back when the new one fails for another reason."""
     desk.run(Load(LoadParams(path)))
-    from engine import runtime
+    from engine.runtime import runtime
 
     calls = []
     original = runtime.make_plan
@@ -403,7 +403,7 @@ def test_a_bug_is_reported_and_the_engine_goes_on(
     desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.run(Load(LoadParams(path)))
-    from engine.layers.attention import Attention
+    from engine.layers.mixers.attention import Attention
 
     with monkeypatch.context() as patch:
         patch.setattr(Attention, "project", lambda *args: 1 / 0)
@@ -419,7 +419,7 @@ def test_out_of_memory_ends_only_that_answer(
     desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.run(Load(LoadParams(path, ("cpu", "cpu"))))
-    from engine.ops.fast import FastOps
+    from engine.cpu.ops import FastOps
 
     def exhausted(*args: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.cache import Cache, HostLayerCache, LayerCache
 from engine.config import KV_TYPES
-from engine.host_memory import HostTensor
-from engine.layers.attention import Scores
-from engine.layers.state import KVState, RecurrentState
+from engine.forward.cache import Cache, HostLayerCache, LayerCache
+from engine.forward.state import KVState, RecurrentState
+from engine.hardware.host_memory import HostTensor
+from engine.layers.mixers.attention import Scores
 from engine.ops.reference import ReferenceOps
-from engine.parallel.ranges import Ranges
+from engine.sharding.ranges import Ranges
 
 CPU = torch.device("cpu")
 

@@ -11,10 +11,10 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from engine import EngineError, LoadParams, Planner, load_model
-from engine.cache import LayerCache
 from engine.config import KV_TYPES
-from engine.layers.state import KVState
-from engine.parallel.ranges import Ranges
+from engine.forward.cache import LayerCache
+from engine.forward.state import KVState
+from engine.sharding.ranges import Ranges
 from tests.helpers.answers import ask
 from tests.helpers.golden import golden_logits, golden_path, nmse
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -184,7 +184,7 @@ def test_a_refusal_comes_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_type: str
 ) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", head_dim=24)
-    monkeypatch.setattr("engine.opener.load_rank", lambda *args: pytest.fail("read"))
+    monkeypatch.setattr("engine.runtime.builder.load_rank", lambda *args: pytest.fail("read"))
     with pytest.raises(EngineError, match="keys have 24 elements"):
         load_model(path, ["cpu"] * 2, kv_type=kv_type)
     with pytest.raises(EngineError, match="keys have 24 elements"):

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from engine import Cancelled, EngineError, Model, PromptError, SamplingParams, load_model
-from engine.loader import Progress
-from engine.machine import trim_heap
+from engine.hardware.torch_devices import trim_heap
 from engine.ops.weights import DenseWeight
-from engine.parallel.comm import ThreadCommunicator, ThreadGroup
-from engine.parallel.pool import RankPool
+from engine.parallel.rank_threads import RankPool
+from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
+from engine.runtime.loader import Progress
 from tests.helpers.tiny_gguf import tiny_gguf
 
 RANKS = [1, 3]
@@ -115,9 +115,9 @@ def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other ranks are told to stop, and say that they were cancelled."""
-    from engine import opener
+    from engine.runtime import builder
 
-    original = opener.Cache
+    original = builder.Cache
     tripped = threading.Event()
 
     def fail_on_one(states: object, rank: int, *rest: object, **options: object) -> object:
@@ -127,7 +127,7 @@ def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
         tripped.wait(5)
         return original(states, rank, *rest, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(opener, "Cache", fail_on_one)
+    monkeypatch.setattr(builder, "Cache", fail_on_one)
     for _ in range(10):
         tripped.clear()
         with pytest.raises(EngineError, match="are needed to load the model"):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from engine import LoadParams, load_model
-from engine.opener import make_group
-from engine.parallel.comm import ThreadGroup
-from engine.parallel.ways import Ways
+from engine.devices.routes import Ways
+from engine.parallel.thread_comm import ThreadGroup
+from engine.runtime.builder import make_group
 from tests.helpers.tiny_gguf import tiny_gguf
 
 NOTE = "What kernels on cuda:0 write does not reach cuda:1 in any way."
@@ -24,7 +24,7 @@ def test_a_person_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
     with load_model(path, n_ctx=8) as model:
         assert NOTE not in model.warnings
-    monkeypatch.setattr("engine.runtime.make_group", made)
+    monkeypatch.setattr("engine.runtime.runtime.make_group", made)
     with load_model(path, n_ctx=8) as model:
         assert NOTE in model.warnings
 
@@ -38,8 +38,8 @@ def test_ways_are_found_for_gpus_that_hold_something(monkeypatch: pytest.MonkeyP
         asked.append((devices, p2p))
         return Ways(notes=(NOTE,))
 
-    monkeypatch.setattr("engine.opener.find_ways", find)
-    monkeypatch.setattr("engine.opener.kernels_for", lambda device: "gpu")
+    monkeypatch.setattr("engine.runtime.builder.find_ways", find)
+    monkeypatch.setattr("engine.runtime.builder.kernels_for", lambda device: "gpu")
     held = [
         SimpleNamespace(device=f"cuda:{n}", storage="kernels", memory=SimpleNamespace(total=size))
         for n, size in enumerate((1, 0, 2))

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from engine import EngineError, NoDevice
-from engine.link_speed import SMALL_BYTES, LinkSpeed, measure_link
-from engine.planning.facts import LinkFacts
+from engine.measuring.link_speed import SMALL_BYTES, LinkSpeed, measure_link
+from engine.planning.speed.facts import LinkFacts
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.link_speed.LARGE_BYTES", 1 << 20)
-    monkeypatch.setattr("engine.link_speed.N_SMALL", 5)
-    monkeypatch.setattr("engine.link_speed.N_ROUNDS", 3)
+    monkeypatch.setattr("engine.measuring.link_speed.LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr("engine.measuring.link_speed.N_SMALL", 5)
+    monkeypatch.setattr("engine.measuring.link_speed.N_ROUNDS", 3)
 
 
 @pytest.mark.parametrize("backend", ["", "reference"])
@@ -48,7 +48,7 @@ def test_a_lack_of_memory_is_said_and_ends_all_threads(monkeypatch: pytest.Monke
         raise RuntimeError("CUDA out of memory")
 
     before = threading.active_count()
-    monkeypatch.setattr("engine.link_speed._Rank.run", fail)
+    monkeypatch.setattr("engine.measuring.link_speed._Rank.run", fail)
     with pytest.raises(EngineError, match="no memory left to measure their link"):
         measure_link("cpu", "cpu")
     assert threading.active_count() == before

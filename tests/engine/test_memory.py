@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.resident import ResidentPeak, resident_bytes
+from engine.hardware.process_memory import ResidentPeak, resident_bytes
 from tests.helpers.golden import golden_path
 from tests.helpers.measured_memory import measured
 from tests.helpers.tiny_gguf import tiny_gguf

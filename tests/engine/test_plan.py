@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine import LoadParams, OutOfDeviceMemory, Planner, load_model
-from engine.footprint import RUNTIME_BYTES
 from engine.gguf import GGUFFile
+from engine.planning.footprint import RUNTIME_BYTES
 from tests.helpers.tiny_gguf import tiny_gguf
 
 
@@ -81,8 +81,8 @@ def test_what_does_not_fit_is_said_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny_gguf(tmp_path / "m.gguf")
-    monkeypatch.setattr("engine.runtime.free_bytes", lambda devices: {"cpu": 1000})
-    monkeypatch.setattr("engine.opener.load_rank", lambda *args: pytest.fail("read"))
+    monkeypatch.setattr("engine.runtime.runtime.free_bytes", lambda devices: {"cpu": 1000})
+    monkeypatch.setattr("engine.runtime.builder.load_rank", lambda *args: pytest.fail("read"))
     with pytest.raises(OutOfDeviceMemory, match="cpu has 0\\.00 GiB free but"):
         load_model(path, ["cpu", "cpu"])
 

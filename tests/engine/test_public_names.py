@@ -11,12 +11,28 @@ import engine
 
 PACKAGE = Path(engine.__file__).parent
 TORCH_FREE = [
-    "engine", "engine.config", "engine.devices", "engine.errors", "engine.events", "engine.gguf",
-    "engine.host", "engine.info", "engine.models.declare", "engine.models.registry", "engine.plan",
-    "engine.sampler", "engine.text", "engine.scoring", "engine.work", "engine.benchmark",
-    "engine.planning.calibration", "engine.planning.forecast", "engine.planning.machine_file",
-    "engine.planning.rigs", "app.__main__",
-]  # fmt: skip
+    "engine",
+    "engine.config",
+    "engine.devices",
+    "engine.errors",
+    "engine.events",
+    "engine.gguf",
+    "engine.host",
+    "engine.models.info",
+    "engine.models.declare",
+    "engine.models.registry",
+    "engine.planning.plan",
+    "engine.sampling.sampler",
+    "engine.text",
+    "engine.generation.scoring",
+    "engine.planning.token_work",
+    "engine.measuring.benchmark",
+    "engine.planning.speed.calibration",
+    "engine.planning.speed.forecast",
+    "engine.planning.speed.machine_file",
+    "engine.planning.speed.rigs",
+    "app.__main__",
+]
 
 
 @pytest.mark.parametrize("name", engine.__all__)

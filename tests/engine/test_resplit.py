@@ -25,10 +25,10 @@ from engine import (
     SplitError,
     load_model,
 )
-from engine import resplit as resplit_module
-from engine.cache import Cache
-from engine.layers.state import KVState
-from engine.parallel.ranges import Ranges
+from engine.forward.cache import Cache
+from engine.forward.state import KVState
+from engine.runtime import resplit as resplit_module
+from engine.sharding.ranges import Ranges
 from tests.helpers.answers import ask
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.hf_models import FAMILIES
@@ -295,7 +295,7 @@ def test_one_that_would_not_fit_is_refused_before_anything_is_read(
     needed = model.plan.total_bytes
 
     def free(n_bytes: int) -> None:
-        monkeypatch.setattr("engine.runtime.free_bytes", lambda devices: {"cpu": n_bytes})
+        monkeypatch.setattr("engine.runtime.runtime.free_bytes", lambda devices: {"cpu": n_bytes})
 
     free(needed - held - 5000)
     with monkeypatch.context() as patch:

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from engine.config import SamplingParams
 from engine.errors import EngineError
-from engine.sampler import (
+from engine.sampling.sampler import (
     Candidates,
     History,
     MinP,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from engine.config import SamplingParams
 from engine.errors import EngineError
-from engine.sampler import Sampler
-from engine.shortlist import MOST, N_HEAD, N_OPEN, Shortlist, draw, room_of, shortlist
+from engine.sampling.candidates import MOST, N_HEAD, N_OPEN, Shortlist, draw, room_of, shortlist
+from engine.sampling.sampler import Sampler
 
 NEUTRAL = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=0)
 GREEDY = SamplingParams(temperature=0)

@@ -24,7 +24,7 @@ from engine import (
     StateProgress,
     load_model,
 )
-from engine import state_file as state_module
+from engine.generation import state_file as state_module
 from tests.helpers.answers import ask
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.hf_models import FAMILIES

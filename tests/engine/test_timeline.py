@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine import Model, load_model
-from engine.timeline import TokenTimes, timed
+from engine.runtime.timeline import TokenTimes, timed
 from tests.helpers.tiny_gguf import tiny_gguf
 
 

@@ -22,9 +22,9 @@ from engine import (
     read_topology,
     tune,
 )
-from engine.planning.search import Candidate, Infeasible
-from engine.planning.tune_plan import TrialSize
-from engine.tuning import Stand
+from engine.measuring.tuning import Stand
+from engine.planning.search.estimate import TrialSize
+from engine.planning.search.search import Candidate, Infeasible
 from tests.helpers.tiny_gguf import tiny_gguf
 
 
@@ -147,7 +147,7 @@ def test_trials_become_shorter_where_they_take_long(
     try:
         stand.measure(Candidate(params, 1, (1.0,)))
         assert stand.size == TrialSize(150, 20)
-        monkeypatch.setattr("engine.planning.tune_plan.LONG_S", 0.0)
+        monkeypatch.setattr("engine.planning.search.estimate.LONG_S", 0.0)
         stand.measure(Candidate(params, 1, (1.0,)))
         assert stand.size == TrialSize(128, 16)
     finally:

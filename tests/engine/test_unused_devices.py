@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import LoadParams, Model, NoDevice, OutOfDeviceMemory, Planner, load_model, machine
+from engine import LoadParams, Model, NoDevice, OutOfDeviceMemory, Planner, load_model
+from engine.hardware import torch_devices
 from engine.layers.module import Module
 from tests.helpers.fake_nvml import install, three_gpus
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -130,7 +131,7 @@ def test_what_is_reserved_is_not_used(path: Path, monkeypatch: pytest.MonkeyPatc
     plan = Planner(path).plan(LoadParams(str(path)))
     needed, gib = plan.total_bytes, 1 << 30
     monkeypatch.setattr(
-        "engine.runtime.free_bytes", lambda devices: dict.fromkeys(devices, needed + gib)
+        "engine.runtime.runtime.free_bytes", lambda devices: dict.fromkeys(devices, needed + gib)
     )
     load_model(path, reserve={"cpu": gib}).close()
     with pytest.raises(OutOfDeviceMemory, match=r"to load the model and keep 1\.00 GiB in rese"):
@@ -179,13 +180,13 @@ def test_nobody_waits_for_a_gpu_that_hangs(monkeypatch: pytest.MonkeyPatch) -> N
     freed: list[int] = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(1))
-    monkeypatch.setattr(machine, "_hanging", set())
+    monkeypatch.setattr(torch_devices, "_hanging", set())
     cpu, first, second = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
-    machine.release_reserves([cpu, first, second])
+    torch_devices.release_reserves([cpu, first, second])
     assert freed == [1, 1]
-    machine.leave_alone([cpu])
-    machine.release_reserves([first])
+    torch_devices.leave_alone([cpu])
+    torch_devices.release_reserves([first])
     assert len(freed) == 3
-    machine.leave_alone([second])
-    machine.release_reserves([cpu, first])
+    torch_devices.leave_alone([second])
+    torch_devices.release_reserves([cpu, first])
     assert len(freed) == 3

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.sampler import Sampler
+from engine.sampling.sampler import Sampler
 
 
 class AheadStream:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from engine.gpu.long import short_dtype, shortened
+from engine.gpu.matmul.dequant_gemm import short_dtype, shortened
 
 
 def assert_near(y: Tensor, x: Tensor, values: Tensor, dtype: torch.dtype = torch.float32) -> None:

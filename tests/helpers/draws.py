@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from engine.config import SamplingParams
-from engine.gpu import sampling
-from engine.gpu.graph import Captured, capture
-from engine.gpu.sampling import DeviceSampler, Entry, WordsLane
-from engine.sampler import Sampler
+from engine.gpu.decode import sampling
+from engine.gpu.decode.sampling import DeviceSampler, Entry, WordsLane
+from engine.gpu.launch.graph import Captured, capture
+from engine.sampling.sampler import Sampler
 
 T = TypeVar("T")
 

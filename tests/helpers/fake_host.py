@@ -43,7 +43,7 @@ from engine import (
     TuneStarted,
     Usage,
 )
-from engine.planning.tune_plan import TrialSize
+from engine.planning.search.estimate import TrialSize
 
 GIB = 1 << 30
 

@@ -1,4 +1,4 @@
-"""Stands for `engine.link_trial_child`: behaves as its argument says, step by step.
+"""Stands for `engine.links.child_program`: behaves as its argument says, step by step.
 
     python -m tests.helpers.fake_link_child BEHAVIOUR STEP [FOLDER]
 

@@ -10,12 +10,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from engine.devices.routes import Pair, Place
 from engine.devices.types import DeviceInfo
 from engine.errors import EngineError
-from engine.gpu import link_trial
-from engine.gpu.link_trial import failed, tried
-from engine.parallel.ways import Pair, Place
-from engine.planning.link_records import MEANS, NCCL, Means, TrialRecord
+from engine.links import trial
+from engine.links.trial import failed, tried
+from engine.planning.speed.link_records import MEANS, NCCL, Means, TrialRecord
 
 CPU = torch.device("cpu")
 
@@ -194,12 +194,12 @@ class FakeWorld:
         found: dict[Pair, dict[tuple[Means, Place], TrialRecord]] = {}
         for a, b in pairs:
             for key in product(self.means(a, b), places):
-                there, back = tried(self.bench(a, b), *key, link_trial.FULL)
+                there, back = tried(self.bench(a, b), *key, trial.FULL)
                 found.setdefault((a, b), {})[key] = there
                 found.setdefault((b, a), {})[key] = back
             if with_nccl:
                 try:
-                    both = tried(self.bench(a, b), *NCCL, link_trial.FULL)
+                    both = tried(self.bench(a, b), *NCCL, trial.FULL)
                 except EngineError as error:
                     both = failed(error)
                 found[a, b][NCCL], found[b, a][NCCL] = both

@@ -20,10 +20,10 @@ from engine import (
     Positions,
     SplitError,
 )
-from engine.parallel.ranges import Ranges
-from engine.parallel.shares import normalise
-from engine.parallel.split import ModelSplit
-from engine.planning.load import BlockLoad, ModelLoad, RankLoad
+from engine.planning.evaluation.model_load import BlockLoad, ModelLoad, RankLoad
+from engine.sharding.ranges import Ranges
+from engine.sharding.shares import normalise
+from engine.sharding.split import ModelSplit
 
 GIB = 1 << 30
 GPUS = [

@@ -17,7 +17,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from engine.host_memory import HostTensor
+from engine.hardware.host_memory import HostTensor
 
 GARBAGE = 0xFF
 """What new memory holds: no number, in every type."""

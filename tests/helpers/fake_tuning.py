@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine import GOALS, LoadParams, Region, Sample, Speeds, Trial, TuneEstimate, TuneResult
-from engine.planning.tune_plan import TrialSize
+from engine.planning.search.estimate import TrialSize
 
 DEVICES = ("cuda:0", "cuda:1")
 ESTIMATE = TuneEstimate(12, 1.5, 22.0, 4, TrialSize(256, 32))

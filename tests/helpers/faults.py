@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.log import CHECKED
-from engine.kernels.replay import Replay
-from engine.parallel.comm import Group, ThreadCommunicator
+from engine.cpu.kernels.log import CHECKED
+from engine.cpu.kernels.replay import Replay
+from engine.parallel.thread_comm import Group, ThreadCommunicator
 
 OUT = 5
 """Which argument of a meeting is the address of the sum."""
@@ -20,8 +20,8 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have ranks count as silent soon."""
     monkeypatch.setattr("engine.parallel.watch.SILENT_S", 0.4)
     monkeypatch.setattr("engine.parallel.watch.LOOK_S", 0.05)
-    monkeypatch.setattr("engine.parallel.pool.LOOK_S", 0.05)
-    monkeypatch.setattr("engine.parallel.pool.GRACE_S", 0.1)
+    monkeypatch.setattr("engine.parallel.rank_threads.LOOK_S", 0.05)
+    monkeypatch.setattr("engine.parallel.rank_threads.GRACE_S", 0.1)
 
 
 def this_rank() -> int:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from gguf.constants import GGMLQuantizationType as Kind
 from llvmlite import ir
 
-from engine.kernels import (
+from engine.cpu.kernels import (  # fmt: skip
     activation,
     attention,
     clock,
     experts,
     fastcall,
+    joint_product,
     meeting,
     norm,
     pack,
@@ -25,10 +26,9 @@ from engine.kernels import (
     rows,
     store,
     team,
-    together,
-)  # fmt: skip
-from engine.kernels.isa import Isa
-from engine.kernels.layout import LAYOUTS
+)
+from engine.cpu.kernels.isa import Isa
+from engine.quants.layout import LAYOUTS
 
 Build = Callable[[ir.Module], None]
 
@@ -75,7 +75,7 @@ MODULES: Mapping[str, Writer] = {
     "meeting": lambda isa: meeting.build,
     "clock": lambda isa: clock.build,
     "call": lambda isa: lambda module: fastcall._build(module, 3, False),
-    "together": lambda isa: together.build,
+    "together": lambda isa: joint_product.build,
     "replay": lambda isa: replay.build,
     "norm": lambda isa: norm.build,
     "pairwise": lambda isa: pairwise.build,

@@ -9,10 +9,10 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.kernels import jit, pack, panels, product
-from engine.kernels.isa import ISAS, Isa
-from engine.kernels.layout import LAYOUTS
-from engine.kernels.team import Team
+from engine.cpu.kernels import jit, pack, panels, product
+from engine.cpu.kernels.isa import ISAS, Isa
+from engine.cpu.kernels.team import Team
+from engine.quants.layout import LAYOUTS
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -135,7 +135,7 @@ def multiplied(
 def activations(
     panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa, x_bytes: int = 1
 ) -> NDArray[np.float64]:
-    """What the bytes of panels stand for, (tokens, columns), as `engine.kernels.panels` has it."""
+    """What the bytes of panels stand for, (tokens, columns), as `cpu.kernels.panels` has it."""
     x = np.empty((n_tokens, n_blocks, 32))
     token, size, per_token = 0, isa.n_tokens, 32 * x_bytes + 20
     while token < n_tokens:

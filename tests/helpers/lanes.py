@@ -12,10 +12,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from engine.gpu import lane as lane_module
-from engine.gpu.lane import Lane, Lanes
-from engine.gpu.target import Target
-from engine.parallel.ways import Ways
+from engine.devices.routes import Ways
+from engine.gpu.comm import one_shot as lane_module
+from engine.gpu.comm.one_shot import Lane, Lanes
+from engine.gpu.launch.target import Target
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ import torch
 
 from engine import LoadParams
 from engine.api import Model
-from engine.runtime import Runtime
+from engine.runtime.runtime import Runtime
 
 
 def measured(path: Path, n_ranks: int, n_ctx: int, n_batch: int) -> dict[str, dict[str, int]]:

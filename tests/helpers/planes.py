@@ -1,4 +1,4 @@
-"""Planes of quantised matrices read in numpy, as `engine.kernels.layout` describes them.
+"""Planes of quantised matrices read in numpy, as `engine.quants.layout` describes them.
 
 What is read can be put together as the very blocks of a file. Codes are (rows, blocks of 32, 32),
 scales (rows, sub-blocks), with the bits that planes hold.
@@ -11,7 +11,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.kernels.layout import Layout
+from engine.quants.layout import Layout
 
 Bytes = NDArray[np.uint8]
 

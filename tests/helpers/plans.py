@@ -8,8 +8,8 @@ from engine import EngineError, LoadParams
 from engine.config import KV_TYPES, SPLIT_MODES
 from engine.gguf import GGUFFile
 from engine.models.declare import declare
-from engine.plan import Plan, make_plan
-from engine.planning.evaluator import Evaluator
+from engine.planning.evaluation.evaluator import Evaluator
+from engine.planning.plan import Plan, make_plan
 
 DEVICES = ("cpu", "cuda:0", "cuda:1")
 OVERRIDES = (

@@ -17,8 +17,8 @@ import engine.environment  # noqa: F401 before torch, which reads it
 import numpy as np
 
 from engine import EngineError, LoadParams, SamplingParams
-from engine.distributed import RankModel
-from engine.parallel.wire import GlooWire
+from engine.distributed.program import RankModel
+from engine.distributed.wire import GlooWire
 
 
 def generated(model: RankModel, prompt: list[int], sampling: dict[str, Any]) -> list[int]:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine import ContextShifted, Event, Finished, PrefillProgress, SamplingParams, TokenText
-from engine.crew import Crew
-from engine.generate import Generation
-from engine.gpu.comm import DeviceGroup
-from engine.gpu.graph import Captured
-from engine.gpu.stream import TokenStep, TokenStream
-from engine.parallel.comm import ThreadGroup
-from engine.parallel.ways import Ways
-from engine.session import Session
+from engine.devices.routes import Ways
+from engine.generation.generate import Generation
+from engine.generation.session import Session
+from engine.gpu.comm.group import DeviceGroup
+from engine.gpu.decode.token_stream import TokenStep, TokenStream
+from engine.gpu.launch.graph import Captured
+from engine.parallel.executor import Crew
+from engine.parallel.thread_comm import ThreadGroup
 from tests.helpers.toy_runtime import Letters, SplitToy, ToyRuntime
 
 PROMPT = [3, 14, 15, 9, 26, 5]

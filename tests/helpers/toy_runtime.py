@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.session import TokenSource
+from engine.generation.session import TokenSource
 
 
 class ToyRuntime:

@@ -1,7 +1,7 @@
 """Experts of few tokens: each row is multiplied by itself, with the matrix that its expert has.
 
 A program finds the expert of its row in the device's memory. Weights in planes are multiplied as in
-`engine.gpu.kernels.few`, so that a row has the same bits whatever other rows there are.
+`engine.gpu.kernels.gemv`, so that a row has the same bits whatever other rows there are.
 """
 
 import triton

@@ -7,7 +7,7 @@ the same bits alone and among others. Matrices are small, and stay in a cache me
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.many import stored_words, weights_at
+from engine.gpu.kernels.tile_gemm import stored_words, weights_at
 
 
 @triton.jit

@@ -8,7 +8,7 @@ other one is done with the half of round r - 2.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.exchange import read_pair, time_now, write_pair
+from engine.gpu.kernels.one_shot import read_pair, time_now, write_pair
 
 WAITING, TOO_LATE = tl.constexpr(1), tl.constexpr(2)
 """Of a program: packets are on their way, or they are no longer awaited."""

@@ -1,7 +1,7 @@
-"""Rows of activations as `engine.gpu.kernels.few` reads them.
+"""Rows of activations as `engine.gpu.kernels.gemv` reads them.
 
 Blocks of 32 columns are those of a matrix' extent; columns that lie before or behind the interval
-of the matrix are zeros. Bytes are rounded as in `engine.kernels.panels`, 16 columns on one scale.
+of the matrix are zeros. Bytes are rounded as in `cpu.kernels.panels`, 16 columns on one scale.
 """
 
 import triton

@@ -1,7 +1,7 @@
 """How tokens find their experts, the order of rows, and the sum of what experts make of them.
 
 Numbers are compared as integers in the same order, so that not-a-numbers find distinct experts too;
-of equal ones, the first counts, as in `engine.kernels.routing`.
+of equal ones, the first counts, as in `engine.cpu.kernels.routing`.
 """
 
 import triton

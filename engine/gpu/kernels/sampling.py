@@ -1,4 +1,4 @@
-"""A token drawn from logits as `engine.sampler` draws it, in four small kernels.
+"""A token drawn from logits as `engine.sampling.sampler` draws it, in four small kernels.
 
 `survey` reads all logits, applies the penalties and finds the largest of each few neighbours.
 `bound` finds from those a number that enough tokens reach, `gather` the tokens that reach it, in

@@ -23,7 +23,7 @@ from engine.gpu.kernels.words import (
 )
 
 BASE = tl.constexpr(255)
-"""What the first of two bytes counts, see `engine.kernels.panels`."""
+"""What the first of two bytes counts, see `engine.cpu.kernels.panels`."""
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
         ITEMS: threads of a program: it takes ITEMS / 4 blocks at a time.
         UNROLL: blocks that each thread has asked for before it works on the first of them. What is
             asked for in the turn before cannot be put off until it is needed, as compilers like to.
-        X_BYTES: see above; other constants as in `engine.gpu.layouts`.
+        X_BYTES: see above; other constants as in `engine.gpu.matmul.layouts`.
     """
     BLOCKS: tl.constexpr = ITEMS // 4
     item = tl.arange(0, ITEMS)

@@ -20,7 +20,7 @@ from engine import (
     read_model_info,
     token_work,
 )
-from engine.timeline import GpuTimes, KernelTime
+from engine.runtime.timeline import GpuTimes, KernelTime
 from tests.helpers.command_line import Run, assert_refused
 
 SPEED = DeviceSpeed("cpu", 2, bytes_per_s=4e10, f32_flop_per_s=1e11, bf16_flop_per_s=5e11)
@@ -248,9 +248,9 @@ def test_csv_has_a_row_for_each_line(run: Run, model: Path) -> None:
 
 def test_the_machine_is_measured(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr("engine.machine_speed.READ_BYTES", 1 << 20)
-    monkeypatch.setattr("engine.machine_speed.MATMUL_SIZES", {"cpu": (8, 64, 64)})
-    monkeypatch.setattr("engine.machine_speed.MIN_SECONDS", 0.001)
+    monkeypatch.setattr("engine.measuring.machine_speed.READ_BYTES", 1 << 20)
+    monkeypatch.setattr("engine.measuring.machine_speed.MATMUL_SIZES", {"cpu": (8, 64, 64)})
+    monkeypatch.setattr("engine.measuring.machine_speed.MIN_SECONDS", 0.001)
     (machine,) = run("bench", model, *FAST, "--json").document["machine"]
     assert machine["name"]
     assert machine["bytes_per_s"] > 1e7

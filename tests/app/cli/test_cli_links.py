@@ -3,7 +3,7 @@
 import pytest
 
 from engine import EngineError, LinkRecord, LinkSpeed, MachineFile, list_devices
-from engine.planning.link_records import TrialRecord
+from engine.planning.speed.link_records import TrialRecord
 from tests.helpers.command_line import Run
 from tests.helpers.fake_nvml import FakeDriver, FakeGpu, install
 

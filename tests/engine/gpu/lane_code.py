@@ -21,14 +21,14 @@ if __name__ == "__main__":
 import torch
 import triton
 
-from engine.gpu.compiling import compile_start
-from engine.gpu.lane import Lanes
-from engine.gpu.launch import Start, watched
-from engine.gpu.target import aimed
-from engine.layers.addend import Addend
+from engine.devices.routes import Ways
+from engine.forward.addend import Addend
+from engine.gpu.comm.one_shot import Lanes
+from engine.gpu.launch.compiling import compile_start
+from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.target import aimed
 from engine.layers.norm import RMSNorm
-from engine.parallel.placement import Replicate
-from engine.parallel.ways import Ways
+from engine.sharding.placement import Replicate
 from tests.engine.gpu.offline import offline
 from tests.engine.gpu.targets import targets_of
 

@@ -19,15 +19,15 @@ from triton.runtime.jit import JITFunction
 
 from engine.config import LoadParams
 from engine.gguf import GGUFFile
-from engine.gpu import compiling
-from engine.gpu.compiling import Compiling, compile_start, variant_key, variants
-from engine.gpu.kernel_cache import leave_cache
-from engine.gpu.launch import Start, launch, watched
-from engine.gpu.launcher import SCRATCH, parameter_types
-from engine.gpu.rehearsal import rehearse
-from engine.gpu.target import Target
+from engine.gpu.launch import compiling
+from engine.gpu.launch.compiling import Compiling, compile_start, variant_key, variants
+from engine.gpu.launch.kernel_cache import leave_cache
+from engine.gpu.launch.launch import Start, launch, watched
+from engine.gpu.launch.launcher import SCRATCH, parameter_types
+from engine.gpu.launch.target import Target
+from engine.gpu.loading.dry_run import rehearse
 from engine.models.declare import declare
-from engine.rank import warm_rows
+from engine.runtime.rank import warm_rows
 from tests.engine.gpu.offline import offline, parameter_bytes
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.hollow import hollow_llama, hollow_moe

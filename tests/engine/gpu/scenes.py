@@ -13,31 +13,32 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from engine.cache import LayerCache
 from engine.config import KV_TYPES, LoadParams
+from engine.devices.routes import Ways
+from engine.forward.addend import Addend
+from engine.forward.cache import LayerCache
+from engine.forward.state import KVState
 from engine.gguf import GGUFFile
-from engine.gpu import attention, experts, few, many, plain, recurrent, routing, rows, steps
-from engine.gpu.lane import Lanes
-from engine.gpu.launch import Start, watched
-from engine.gpu.link_exchange import Exchange, load_pairs, store_pairs
-from engine.gpu.rehearsal import rehearse
-from engine.gpu.sampling import DeviceSampler
-from engine.gpu.slots import Slot
-from engine.gpu.target import Target, aimed
-from engine.gpu.weights import GpuPlain, GpuPlanes
-from engine.kernels.extent import Extent, n_tiles
-from engine.kernels.layout import LAYOUTS
-from engine.layers.addend import Addend
-from engine.layers.attention import Scores
-from engine.layers.delta_net import DeltaInputs
+from engine.gpu import attention, elementwise, recurrent, routing
+from engine.gpu.comm.one_shot import Lanes
+from engine.gpu.comm.slots import Slot
+from engine.gpu.decode.sampling import DeviceSampler
+from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.target import Target, aimed
+from engine.gpu.loading.dry_run import rehearse
+from engine.gpu.matmul import dequantise, experts, gemv, tile_gemm, unquantised
+from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.layers.ffn import Activation
-from engine.layers.mamba2 import ScanInputs
+from engine.layers.mixers.attention import Scores
+from engine.layers.mixers.delta_net import DeltaInputs
+from engine.layers.mixers.mamba2 import ScanInputs
 from engine.layers.moe import Routing
-from engine.layers.state import KVState
+from engine.links.exchange import Exchange, load_pairs, store_pairs
 from engine.models.declare import declare
 from engine.ops.recurrent import Chunks, Decays
-from engine.parallel.ranges import Ranges
-from engine.parallel.ways import Ways
+from engine.quants.extent import Extent, n_tiles
+from engine.quants.layout import LAYOUTS
+from engine.sharding.ranges import Ranges
 from tests.helpers.hollow import hollow_moe
 
 META = torch.device("meta")
@@ -84,35 +85,35 @@ def of_weights(is_brief: bool) -> None:
             for x_bytes, n in ((1, 1),) if is_brief else ((1, 1), (1, 8), (2, 1)):
                 weight.x_bytes = x_bytes
                 x = _f32(n, extent.n_columns)
-                few.product(x, weight)
-                few.product(x, weight, _f32(N_ROWS), _f32(n, N_ROWS))
-                few.products(x, [weight] * 3, [_f32(N_ROWS)] * 3)
+                gemv.product(x, weight)
+                gemv.product(x, weight, _f32(N_ROWS), _f32(n, N_ROWS))
+                gemv.products(x, [weight] * 3, [_f32(N_ROWS)] * 3)
                 for kind in ("silu",) if is_brief else ("silu", "oai"):
-                    few.gated(x, weight, weight, Activation(kind))
+                    gemv.gated(x, weight, weight, Activation(kind))
             for n in (64,) if is_brief else (16, 64, 256):
-                many.product(_f32(n, extent.n_columns), weight)
+                tile_gemm.product(_f32(n, extent.n_columns), weight)
             for dtype in (torch.float16, torch.bfloat16, torch.float32)[: 1 if is_brief else 3]:
-                rows.dequantised_rows(weight.planes, number, extent, N_ROWS, 0, N_ROWS, dtype)
-            rows.looked_up(weight.planes, number, extent, N_ROWS, _ids(4))
+                dequantise.dequantised_rows(weight.planes, number, extent, N_ROWS, 0, N_ROWS, dtype)
+            dequantise.looked_up(weight.planes, number, extent, N_ROWS, _ids(4))
 
 
 def of_steps(is_brief: bool) -> None:
     """What is done between products."""
     for n in (N_COLUMNS,) if is_brief else (128, 2880, N_COLUMNS, 8192):
         x, weight = _f32(4, n), _f32(n)
-        steps.rms_norm(x, weight, None, 1e-6)
+        elementwise.rms_norm(x, weight, None, 1e-6)
         norm = SimpleNamespace(kind="rms", weight=weight, bias=None, eps=1e-6, is_absent=False)
-        steps.add_norm(x, Addend(x), norm)
-        steps.gated(Activation("silu"), x, x)
-        steps.softplus(x, weight)
-        steps.opened(x, weight, x)
-        steps.xielu(x, 0.8, 0.8, 0.5, 1e-6)
-        steps.l2_norm(x, 1e-6)
-        steps.layer_norm(x, weight, weight, 1e-6)
-    steps.rms_norm(_f32(2, 1 << 17), None, None, 1e-6)
+        elementwise.add_norm(x, Addend(x), norm)
+        elementwise.gated(Activation("silu"), x, x)
+        elementwise.softplus(x, weight)
+        elementwise.opened(x, weight, x)
+        elementwise.xielu(x, 0.8, 0.8, 0.5, 1e-6)
+        elementwise.l2_norm(x, 1e-6)
+        elementwise.layer_norm(x, weight, weight, 1e-6)
+    elementwise.rms_norm(_f32(2, 1 << 17), None, None, 1e-6)
     for kind in ("gelu", "relu", "relu2", "oai"):
-        steps.gated(Activation(kind, 7.0), _f32(4, N_COLUMNS), _f32(4, N_COLUMNS))
-        steps.activate(Activation(kind), _f32(4, N_COLUMNS))
+        elementwise.gated(Activation(kind, 7.0), _f32(4, N_COLUMNS), _f32(4, N_COLUMNS))
+        elementwise.activate(Activation(kind), _f32(4, N_COLUMNS))
 
 
 def of_routing(is_brief: bool) -> None:
@@ -157,7 +158,7 @@ def of_plain_weights(is_brief: bool) -> None:
         for n_rows in (128, 4096):
             for n in (1,) if is_brief else ROW_COUNTS:
                 data = torch.empty(n_rows, N_COLUMNS, dtype=dtype, device=META)
-                plain.product(_f32(n, N_COLUMNS), data)
+                unquantised.product(_f32(n, N_COLUMNS), data)
 
 
 def of_experts_and_heads(is_brief: bool) -> None:

@@ -32,10 +32,10 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from engine.gpu.compiling import Compiling, compile_start, variants
-from engine.gpu.launch import Start
-from engine.gpu.launcher import SCRATCH, parameter_types
-from engine.gpu.target import Target
+from engine.gpu.launch.compiling import Compiling, compile_start, variants
+from engine.gpu.launch.launch import Start
+from engine.gpu.launch.launcher import SCRATCH, parameter_types
+from engine.gpu.launch.target import Target
 from tests.engine.gpu.offline import offline, parameter_bytes
 from tests.engine.gpu.scenes import collect
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cache import LayerCache
+from engine.forward.cache import LayerCache
+from engine.forward.state import KVState
 from engine.gpu import attention as gpu
-from engine.gpu.launch import Start, watched
-from engine.gpu.target import Target, aimed
-from engine.layers.attention import Scores
-from engine.layers.state import KVState
+from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.target import Target, aimed
+from engine.layers.mixers.attention import Scores
 from engine.ops.attention import attend
-from engine.parallel.ranges import Ranges
+from engine.sharding.ranges import Ranges
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 PLAIN = Scores(0.2)

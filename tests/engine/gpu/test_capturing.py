@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.crew import Crew, Full
 from engine.errors import CommError
-from engine.gpu.capturing import Recomputed, Take, Unproven, capture_on_all
-from engine.gpu.graph import NotRepeatable, capture
-from engine.parallel.comm import ThreadGroup
-from engine.passes import Passes
+from engine.gpu.decode.rank_capture import Recomputed, Take, Unproven, capture_on_all
+from engine.gpu.launch.graph import NotRepeatable, capture
+from engine.parallel.executor import Crew, Full
+from engine.parallel.thread_comm import ThreadGroup
+from engine.runtime.model_runner import Passes
 
 CPU = torch.device("cpu")
 
@@ -168,7 +168,7 @@ def test_a_rank_that_does_not_come_is_a_reason_to_do_without(ranks: Ranks) -> No
 def test_a_device_that_does_not_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be captured in another way then: whatever waits for it would not return."""
     ranks = Ranks(3)
-    monkeypatch.setattr("engine.crew.STALL_S", 0.05)
+    monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.05)
     monkeypatch.setattr(Crew, "is_idle", lambda self, rank: rank != 1)
     with pytest.raises(CommError, match=r"cpu \(rank 1\) has not computed a token"):
         ranks.captured()
@@ -178,7 +178,7 @@ def test_a_device_that_does_not_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_single_device_has_all_the_time_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     crew = Crew([CPU], ThreadGroup())
-    monkeypatch.setattr("engine.crew.STALL_S", 0.0)
+    monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.0)
     asked: list[int] = []
 
     def is_idle(self: Crew, rank: int) -> bool:
@@ -268,7 +268,7 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
 
 def test_all_devices_are_asked_while_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """On Windows that is what makes a device begin, and the one before may wait for it."""
-    monkeypatch.setattr("engine.crew.STALL_S", 0.2)
+    monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.2)
     crew = Crew([CPU] * 2, ThreadGroup())
     begun: set[int] = set()
 
@@ -364,7 +364,7 @@ def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
         tried.append(lanes)
         raise error
 
-    monkeypatch.setattr("engine.gpu.capturing.capture_on_all", fail)
+    monkeypatch.setattr("engine.gpu.decode.rank_capture.capture_on_all", fail)
     lanes = SimpleNamespace(retire=lambda why: None, problem=lambda: None)
     passes = Capturing(lanes)
     assert passes.compute([3], 0, 0).shape == (1, 10)

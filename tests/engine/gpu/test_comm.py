@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import link_speed
+from engine.devices.routes import BY_HOST, Way, Ways
 from engine.errors import CommError
-from engine.footprint import copying_bytes, host_link_bytes, link_bytes
-from engine.gpu import comm as comms
-from engine.gpu import copying, joint, streams
-from engine.gpu.comm import DeviceCommunicator, DeviceGroup
-from engine.gpu.graph import capture
-from engine.gpu.streams import Queues, queues_of
-from engine.parallel.pool import RankPool
-from engine.parallel.ways import BY_HOST, Way, Ways
+from engine.gpu.comm import copies as copying
+from engine.gpu.comm import group as comms
+from engine.gpu.comm import joint, streams
+from engine.gpu.comm.group import DeviceCommunicator, DeviceGroup
+from engine.gpu.comm.streams import Queues, queues_of
+from engine.gpu.launch.graph import capture
+from engine.measuring import link_speed
+from engine.parallel.rank_threads import RankPool
+from engine.planning.footprint import copying_bytes, host_link_bytes, link_bytes
 from tests.helpers.fake_streams import FakeQueues, Machine
 
 CPU = torch.device("cpu")

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import footprint
-from engine.gpu import copying
-from engine.gpu.copying import Copying, Offer, Seat
-from engine.parallel.comm import ThreadGroup
-from engine.parallel.pool import RankPool
-from engine.parallel.ways import Place
+from engine.devices.routes import Place
+from engine.gpu.comm import copies
+from engine.gpu.comm.copies import Copying, Offer, Seat
+from engine.parallel.rank_threads import RankPool
+from engine.parallel.thread_comm import ThreadGroup
+from engine.planning import footprint
 from tests.helpers.fake_streams import FakeQueues, Machine
 
 ROUND = 1 << 10
@@ -28,9 +28,9 @@ Map = list[list[Place]]
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers of which even few numbers need several."""
     monkeypatch.setattr(footprint, "LINK_ROUND_BYTES", ROUND)
-    monkeypatch.setattr(copying, "ROUND_BYTES", ROUND)
-    monkeypatch.setattr(copying, "LEAST_CHUNK", 128)
-    monkeypatch.setattr(copying, "SMALL_BYTES", 256)
+    monkeypatch.setattr(copies, "ROUND_BYTES", ROUND)
+    monkeypatch.setattr(copies, "LEAST_CHUNK", 128)
+    monkeypatch.setattr(copies, "SMALL_BYTES", 256)
 
 
 class Ranks:
@@ -93,7 +93,7 @@ def expected(kind: str, values: Values) -> Tensor:
     some = [v for v in values if v is not None]
     if kind == "broadcast":
         return some[0]
-    is_small = some[0].nbytes <= copying.SMALL_BYTES
+    is_small = some[0].nbytes <= copies.SMALL_BYTES
     total, *others = (v if is_small else v.bfloat16().float() for v in some)
     for value in others:
         total = total + value
@@ -169,7 +169,7 @@ def test_no_wait_is_there_in_vain() -> None:
         scene = Machine(0)
         assert is_right(scene, places(n), long_sums(n, kind))
         machine.sites |= scene.sites
-    sites = {site for site in machine.sites if site.startswith("copying.py")}
+    sites = {site for site in machine.sites if site.startswith("copies.py")}
     assert len(sites) >= 7
     missed = {site for site in sites if not is_missed(site)}
     assert not missed, "never needed"
@@ -211,9 +211,9 @@ def test_what_arrives_is_less_than_all_values() -> None:
 
 def test_chunks_let_both_ways_be_used_at_once() -> None:
     held = torch.empty(4 << 20, dtype=torch.bfloat16)
-    parts = list(copying._chunks(slice(0, len(held)), held))
+    parts = list(copies._chunks(slice(0, len(held)), held))
     assert len(parts) > 1
     assert parts[0][0] == 0
     assert parts[-1][1] == len(held)
     assert all(a[1] == b[0] for a, b in pairwise(parts))
-    assert all((stop - start) * 2 <= copying.MOST_CHUNK for start, stop in parts)
+    assert all((stop - start) * 2 <= copies.MOST_CHUNK for start, stop in parts)

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from engine import load_model
+from engine.devices.routes import Ways
 from engine.errors import LeftAlone
-from engine.footprint import LINK_ROUND_BYTES
-from engine.gpu import comm as comms
-from engine.gpu import copying, lane
-from engine.gpu.comm import DeviceCommunicator, DeviceGroup
-from engine.parallel.ways import Ways
+from engine.gpu.comm import copies, one_shot
+from engine.gpu.comm import group as comms
+from engine.gpu.comm.group import DeviceCommunicator, DeviceGroup
+from engine.planning.footprint import LINK_ROUND_BYTES
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -38,9 +38,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Have everything copied, in several rounds; how many sums were."""
     assert LINK_ROUND_BYTES > 1 << 10
     counts = []
-    monkeypatch.setattr(lane, "MOST_NUMBERS", 0)
-    monkeypatch.setattr(copying, "ROUND_BYTES", 1 << 10)
-    monkeypatch.setattr(copying, "SMALL_BYTES", 0)
+    monkeypatch.setattr(one_shot, "MOST_NUMBERS", 0)
+    monkeypatch.setattr(copies, "ROUND_BYTES", 1 << 10)
+    monkeypatch.setattr(copies, "SMALL_BYTES", 0)
     make = DeviceCommunicator._sum
 
     def counted(self: DeviceCommunicator, *args: object) -> object:
@@ -113,8 +113,10 @@ def test_what_ranks_met_by_is_freed_with_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once: another split needs the room, and garbage is collected only now and then."""
-    monkeypatch.setattr("engine.passes.repeats_tokens", lambda: False)  # to capture them takes long
-    monkeypatch.setattr(lane, "MOST_NUMBERS", 3 * 64)
+    monkeypatch.setattr(
+        "engine.runtime.model_runner.repeats_tokens", lambda: False
+    )  # to capture them takes long
+    monkeypatch.setattr(one_shot, "MOST_NUMBERS", 3 * 64)
     gc.collect()
     gc.disable()
     try:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.devices import gpu_path
 from engine.errors import EngineError
-from engine.gpu import cuda_api, driver, kernel_cache
-from engine.gpu.cuda_api import CudaApi
-from engine.gpu.launcher import OwnDriver, parameter_types
+from engine.gpu.launch import cuda_api, driver, kernel_cache
+from engine.gpu.launch.cuda_api import CudaApi
+from engine.gpu.launch.launcher import OwnDriver, parameter_types
+from engine.hardware import gpu_path
 from tests.engine.gpu.offline import run_offline
 from tests.helpers.fake_cuda import OPT_IN_BYTES, FakeCuda
 

@@ -8,20 +8,21 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
+from engine.forward.expert_rows import Groups
 from engine.gguf.types import TYPES
-from engine.gpu import experts, routing
-from engine.gpu.launch import watched
+from engine.gpu import routing
+from engine.gpu.launch.launch import watched
+from engine.gpu.launch.target import Target, aimed
+from engine.gpu.matmul import experts
+from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.gpu.routing import DeviceGroups
-from engine.gpu.target import Target, aimed
-from engine.gpu.weights import GpuPlain, GpuPlanes
-from engine.kernels.layout import LAYOUTS
 from engine.layers.ffn import SILU, Activation
 from engine.layers.linear import ExpertLinear
-from engine.ops.experts import Groups
 from engine.ops.reference import ReferenceOps
 from engine.ops.weights import DenseWeight, Weight
-from engine.parallel.placement import Shard
-from engine.parallel.ranges import Ranges
+from engine.quants.layout import LAYOUTS
+from engine.sharding.placement import Shard
+from engine.sharding.ranges import Ranges
 from tests.helpers.device_planes import Matrix, matrix
 
 EXACT = ReferenceOps()

@@ -12,13 +12,15 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine.gguf.types import TYPES
-from engine.gpu import configs, few, quantise, steps
-from engine.gpu.launch import Start, watched
-from engine.gpu.target import Target
-from engine.kernels.extent import Extent
-from engine.kernels.layout import LAYOUTS
+from engine.gpu import elementwise
+from engine.gpu.launch import configs
+from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.target import Target
+from engine.gpu.matmul import gemv, quantise
 from engine.layers.ffn import GELU, RELU2, SILU, Activation
 from engine.ops.reference import ReferenceOps
+from engine.quants.extent import Extent
+from engine.quants.layout import LAYOUTS
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.ptx import emulated
 
@@ -62,7 +64,7 @@ def random_x(n: int, device: str, n_columns: int = STOP - START) -> Tensor:
 
 
 def product(x: Tensor, weight: Held, **more: Tensor) -> Tensor:
-    y = few.product(x, weight, **more)
+    y = gemv.product(x, weight, **more)
     assert y is not None
     return y
 
@@ -219,9 +221,9 @@ def test_several_matrices_at_once(device: str) -> None:
     sizes = ((Kind.Q4_K, 20), (Kind.Q6_K, 16), (Kind.Q4_K, 7), (Kind.Q4_K, 17), (Kind.Q4_K, 16))
     weights = [some(number, device, n, seed=n) for number, n in sizes]
     biases = [random_x(1, device, n)[0] if n != 7 else None for _, n in sizes]
-    together, n_start = counted(lambda: few.products(x, weights, biases))
+    together, n_start = counted(lambda: gemv.products(x, weights, biases))
     assert n_start == 4  # one that rounds; Q4_K with and without a bias, Q6_K
-    alone = [few.product(x, w, b) for w, b in zip(weights, biases, strict=True)]
+    alone = [gemv.product(x, w, b) for w, b in zip(weights, biases, strict=True)]
     assert together is not None
     for found, wanted in zip(together, alone, strict=True):
         assert wanted is not None
@@ -231,7 +233,7 @@ def test_several_matrices_at_once(device: str) -> None:
 def test_several_matrices_in_parts(device: str) -> None:
     x, weights = random_x(2, device), [some(Kind.Q8_0, device, n, seed=n) for n in (32, 17, 5, 16)]
     with many_parts():
-        together = few.products(x, weights)
+        together = gemv.products(x, weights)
         assert together is not None
         for found, weight in zip(together, weights, strict=True):
             assert torch.equal(found, product(x, weight))
@@ -246,10 +248,10 @@ def test_gated(act: Activation, is_shared: bool, device: str) -> None:
     gate, up = (some(Kind.Q4_K, device, seed=seed) for seed in (1, 2))
     x = random_x(2, device) / 8
     with many_parts() if is_shared else mock.MagicMock():
-        y = few.gated(x, gate, up, act)
+        y = gemv.gated(x, gate, up, act)
         numbers = product(x, gate), product(x, up)
     assert y is not None
-    wanted = steps.gated(act, *numbers)
+    wanted = elementwise.gated(act, *numbers)
     assert wanted is not None
     if device == "cpu" or act.kind.startswith("relu"):
         assert torch.equal(y, wanted)
@@ -264,7 +266,7 @@ def test_what_is_rounded_on_the_way(x_bytes: int, how: str, device: str) -> None
     x = random_x(2, device) / 8
     for shared in (mock.MagicMock(), many_parts()):
         with arithmetic(how), shared:
-            inner = few.gated(x, gate, up, SILU)
+            inner = gemv.gated(x, gate, up, SILU)
             assert inner is not None
             y, n_start = counted(lambda: product(inner, down))  # noqa: B023 called at once
             assert n_start == 1
@@ -281,9 +283,9 @@ def test_counters_are_zeros_again(device: str) -> None:
         made.append(quantise.quantised(*given))
         return made[-1]
 
-    with many_parts(), mock.patch.object(few, "quantised", kept):
+    with many_parts(), mock.patch.object(gemv, "quantised", kept):
         product(x, weight)
-        assert few.gated(x, weight, weight, SILU) is not None
+        assert gemv.gated(x, weight, weight, SILU) is not None
     assert len(made) == 2
     assert not any(rows.counters.any() for rows in made)
 
@@ -293,20 +295,20 @@ def test_shapes_without_memory() -> None:
     weight.planes = weight.planes.to("meta")
     x = torch.empty(3, STOP - START, device="meta")
     assert product(x, weight).shape == (3, N_ROWS)
-    assert [y.shape for y in few.products(x, [weight] * 4) or ()] == [(3, N_ROWS)] * 4
-    gated = few.gated(x, weight, weight, SILU)
+    assert [y.shape for y in gemv.products(x, [weight] * 4) or ()] == [(3, N_ROWS)] * 4
+    gated = gemv.gated(x, weight, weight, SILU)
     assert gated is not None
     assert gated.shape == (3, N_ROWS)
 
 
 def test_what_is_left_to_others(device: str) -> None:
     weight, x = some(Kind.Q4_K, device), random_x(1, device)
-    assert few.product(x.expand(few.MOST_ROWS + 1, -1).contiguous(), weight) is None
-    assert few.product(x[:0], weight) is None
-    assert few.product(x.double(), weight) is None
-    assert few.product(x[0], weight) is None
-    assert few.product(x[:, :-1].contiguous(), weight) is None
-    assert few.product(x, weight, bias=random_x(1, device)[0].double()) is None
-    assert few.products(x, [weight, replace(weight, type_number=Kind.F16)]) is None
-    assert few.gated(x, weight, some(Kind.Q6_K, device), SILU) is None
-    assert few.gated(x, weight, some(Kind.Q4_K, device, n_rows=7), SILU) is None
+    assert gemv.product(x.expand(gemv.MOST_ROWS + 1, -1).contiguous(), weight) is None
+    assert gemv.product(x[:0], weight) is None
+    assert gemv.product(x.double(), weight) is None
+    assert gemv.product(x[0], weight) is None
+    assert gemv.product(x[:, :-1].contiguous(), weight) is None
+    assert gemv.product(x, weight, bias=random_x(1, device)[0].double()) is None
+    assert gemv.products(x, [weight, replace(weight, type_number=Kind.F16)]) is None
+    assert gemv.gated(x, weight, some(Kind.Q6_K, device), SILU) is None
+    assert gemv.gated(x, weight, some(Kind.Q4_K, device, n_rows=7), SILU) is None

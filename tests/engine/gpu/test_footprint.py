@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from engine import footprint
 from engine.config import LoadParams
-from engine.footprint import CacheSize
 from engine.gguf import GGUFFile
-from engine.gpu import rehearsal
 from engine.gpu.attention import Shape, work_bytes
-from engine.gpu.rehearsal import rehearse
-from engine.gpu.target import Target
+from engine.gpu.launch.target import Target
+from engine.gpu.loading import dry_run
+from engine.gpu.loading.dry_run import rehearse
 from engine.models.declare import Declaration, declare
-from engine.plan import _rank_size
+from engine.planning import footprint
+from engine.planning.footprint import CacheSize
+from engine.planning.plan import _rank_size
 from tests.helpers.hollow import hollow_llama, hollow_moe
 from tests.helpers.live_memory import LiveMemory
 
@@ -43,7 +43,7 @@ def measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> int:  # fmt: skip
     """The most that tensors of a pass take beside weights and cache."""
-    monkeypatch.setattr(rehearsal, "_note", lambda starts, start: False)  # they would keep tensors
+    monkeypatch.setattr(dry_run, "_note", lambda starts, start: False)  # they would keep tensors
     live = LiveMemory()
     with live:
         rehearse(declaration, 0, params, target, [n_tokens])

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gpu import graph
-from engine.gpu.graph import (
+from engine.gpu.launch import graph
+from engine.gpu.launch.graph import (
     CudaGraph,
     CudaParts,
     NotRepeatable,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from engine import Model, load_model
-from engine.gpu.lane import Lane
-from engine.halves import ORDER, Halves, halves_pay
+from engine.gpu.comm.one_shot import Lane
 from engine.parallel.turns import Turns
+from engine.runtime.micro_batches import ORDER, Halves, halves_pay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -21,9 +21,11 @@ IDS = [5, 9, 33, 12, 7, 40, 2]
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that meet as on GPUs; no value is so small that kernels would add it up."""
     monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
-    monkeypatch.setattr("engine.passes.LEAST_ROWS", 2)
+    monkeypatch.setattr("engine.runtime.model_runner.LEAST_ROWS", 2)
     monkeypatch.setattr(Lane, "serves", lambda lane, n: False)
-    monkeypatch.setattr("engine.passes.repeats_tokens", lambda: False)  # to capture them takes long
+    monkeypatch.setattr(
+        "engine.runtime.model_runner.repeats_tokens", lambda: False
+    )  # to capture them takes long
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def test_what_takes_less_time_is_kept(
         done.append(in_halves)
         clock[0] += halves_s if in_halves else whole_s
 
-    monkeypatch.setattr("engine.halves.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("engine.runtime.micro_batches.time.perf_counter", lambda: clock[0])
     assert halves_pay(compute) == pays
     assert tuple(done) == ORDER
 
@@ -126,9 +128,9 @@ def test_it_is_tried_at_load_where_kernels_were_compiled(
         compute(True)
         return True
 
-    monkeypatch.setattr("engine.passes.halves_pay", pay)
+    monkeypatch.setattr("engine.runtime.model_runner.halves_pay", pay)
     monkeypatch.setattr("engine.gpu.card.Card.compiles", True)
-    monkeypatch.setattr("engine.opener.Opener._compiled", _nothing)
+    monkeypatch.setattr("engine.runtime.builder.Opener._compiled", _nothing)
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
     with load_model(path, ["cpu"] * 2, n_ctx=4) as model:
         assert len(tried) == 1

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from engine import BenchTest
-from engine.benchmark import Benchmark
-from engine.gpu import kernel_times
-from engine.gpu.kernel_times import Span, gpu_times, host_s, short_name, summed
-from engine.sampler import Sampler
-from engine.timeline import GpuTimes, KernelTime
+from engine.measuring import kernel_times
+from engine.measuring.benchmark import Benchmark
+from engine.measuring.kernel_times import Span, gpu_times, host_s, short_name, summed
+from engine.runtime.timeline import GpuTimes, KernelTime
+from engine.sampling.sampler import Sampler
 
 GEMM = "void cutlass::Kernel<cutlass_80_tensorop>(Params)"
 
@@ -121,7 +121,7 @@ def test_a_benchmark_on_a_gpu_has_both(clock: None, monkeypatch: pytest.MonkeyPa
         begin=lambda: 1, n_ctx=64, ids=[], keep_common=lambda ids: kept.append(len(ids)),
         forward=lambda ids, n, turn: torch.zeros(1, 100).numpy(),
     )  # fmt: skip
-    monkeypatch.setattr("engine.benchmark.timed", lambda runtime, position, compute: (
+    monkeypatch.setattr("engine.measuring.benchmark.timed", lambda runtime, position, compute: (
         compute(), SimpleNamespace(ranks=())
     ))  # fmt: skip
     tokens: list[int] = []
@@ -158,8 +158,10 @@ def test_where_a_device_draws_it_draws_for_the_benchmark(monkeypatch: pytest.Mon
     session: Any = SimpleNamespace(
         begin=lambda: 1, n_ctx=64, ids=[], keep_common=lambda ids: None, follow=follow
     )
-    monkeypatch.setattr("engine.benchmark.time", SimpleNamespace(perf_counter=lambda: now))
-    monkeypatch.setattr("engine.benchmark.timed", lambda runtime, position, compute: (
+    monkeypatch.setattr(
+        "engine.measuring.benchmark.time", SimpleNamespace(perf_counter=lambda: now)
+    )
+    monkeypatch.setattr("engine.measuring.benchmark.timed", lambda runtime, position, compute: (
         compute(), SimpleNamespace(ranks=())
     ))  # fmt: skip
     result = Benchmark(session, runtime).run(BenchTest(0, 4), 1, warm_up=False)

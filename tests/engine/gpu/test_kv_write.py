@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cache import HostLayerCache, LayerCache
+from engine.forward.cache import HostLayerCache, LayerCache
+from engine.forward.state import KVState
 from engine.gpu import attention as gpu
-from engine.gpu.launch import Start, watched
-from engine.layers.state import KVState
-from engine.parallel.ranges import Ranges
+from engine.gpu.launch.launch import Start, watched
+from engine.sharding.ranges import Ranges
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 

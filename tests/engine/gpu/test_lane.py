@@ -9,21 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gpu import lane as lane_module
-from engine.gpu import slots, steps
-from engine.gpu.graph import NotRepeatable, Tape, capture
-from engine.gpu.kernels import exchange
-from engine.gpu.lane import MOST_NUMBERS, MOST_WORDS, Lane, Lanes
-from engine.gpu.launch import Start, watched
+from engine.devices.routes import Way, Ways
+from engine.forward.addend import Addend
+from engine.gpu import elementwise
+from engine.gpu.comm import one_shot as lane_module
+from engine.gpu.comm import slots
+from engine.gpu.comm.one_shot import MOST_NUMBERS, MOST_WORDS, Lane, Lanes
+from engine.gpu.comm.slots import most_waiting
+from engine.gpu.kernels import one_shot
+from engine.gpu.launch.graph import NotRepeatable, Tape, capture
+from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.target import Target, aimed
+from engine.gpu.matmul.quantise import quantised
 from engine.gpu.ops import GpuOps
-from engine.gpu.quantise import quantised
-from engine.gpu.slots import most_waiting
-from engine.gpu.target import Target, aimed
-from engine.kernels.extent import Extent
-from engine.layers.addend import Addend
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
-from engine.parallel.placement import Replicate
-from engine.parallel.ways import Way, Ways
+from engine.quants.extent import Extent
+from engine.sharding.placement import Replicate
 from tests.helpers.lanes import (
     CPU,
     Ranks,
@@ -121,7 +122,7 @@ def test_sum_and_norm_in_one_kernel(n: int) -> None:
                     x, a._replace(summand=v[lane.seat]), o
                 )
             )
-            wanted = steps.add_norm(x, addend.summed(expected(values)), outer)
+            wanted = elementwise.add_norm(x, addend.summed(expected(values)), outer)
             assert all(same(one, wanted) for one in found)
 
 
@@ -131,7 +132,7 @@ def test_normed_rows_are_rounded_on_the_way(how: str, monkeypatch: pytest.Monkey
     values, x, norm = values_of(2, (2, 160), (), 1), randn(2, 160, seed=9), norm_of(160)
     with ranks_of(2) as ranks:
         found = ranks.all(lambda lane: lane.add_norm(x, Addend(values[lane.seat]), norm, 1))
-    plain = steps.add_norm(x, Addend(expected(values)), norm)
+    plain = elementwise.add_norm(x, Addend(expected(values)), norm)
     assert plain is not None
     assert plain[1] is not None
     alone = quantised(plain[1], Extent.of(0, 160), 1)
@@ -187,7 +188,7 @@ def test_numbers_of_rounds_begin_anew(start: int) -> None:
 
 def test_old_packets_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a packet lies, also where rounds of this size have none."""
-    renewed = exchange.RENEWED.value
+    renewed = one_shot.RENEWED.value
     monkeypatch.setattr(lane_module, "SLOT", 2 + 2 * 3 * renewed)
     with ranks_of(2) as ranks:
         slot = ranks.lane(1)._end.slots[0]._packets  # type: ignore[attr-defined]
@@ -246,7 +247,7 @@ def test_ten_thousand_replays() -> None:
 def test_one_kernel_for_all() -> None:
     """What GPUs start: it writes, waits and adds up at once."""
     values, x, norm = values_of(2, (2, 48), (), 3), randn(2, 48, seed=9), norm_of(48)
-    wanted = steps.add_norm(x, Addend(expected(values)), norm)
+    wanted = elementwise.add_norm(x, Addend(expected(values)), norm)
     with ranks_of(2) as ranks:
         write_only(ranks, 1, lambda lane: lane.add_norm(x, Addend(values[1]), norm))
         with one_kernel():

@@ -10,9 +10,9 @@ import pytest
 
 from engine import LoadParams
 from engine.gguf import GGUFFile
-from engine.gpu.kernels import exchange
-from engine.gpu.rehearsal import _Alone, rehearse
-from engine.gpu.target import Target
+from engine.gpu.kernels import one_shot
+from engine.gpu.launch.target import Target
+from engine.gpu.loading.dry_run import _Alone, rehearse
 from engine.models.declare import declare
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -44,7 +44,7 @@ def met(path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "tensor") -> tu
         declaration = declare(file, params)
         starts = rehearse(declaration, 0, params, CARD, (1,))
         blocks = [block for block in declaration.model.blk if block.split.group]
-    kernels = (exchange.add_norm, exchange.all_reduce)
+    kernels = (one_shot.add_norm, one_shot.all_reduce)
     n_inside = sum(start.kernel in kernels for start in starts)
     return sum(sum(block.reduces()) for block in blocks), n_inside, n_by_host
 

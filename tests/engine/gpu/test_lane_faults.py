@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.devices.routes import Way, Ways
 from engine.errors import CommError, EngineError
-from engine.gpu import lane as lane_module
-from engine.gpu import slots as slots_module
-from engine.gpu.cuda_api import CudaApi
-from engine.gpu.lane import Lane, Lanes
-from engine.gpu.slots import FIRST_ROUND, fresh_round, new_slot
-from engine.gpu.target import INTERPRETER
-from engine.layers.addend import Addend
-from engine.parallel.ways import Way, Ways
+from engine.forward.addend import Addend
+from engine.gpu.comm import one_shot as lane_module
+from engine.gpu.comm import slots as slots_module
+from engine.gpu.comm.one_shot import Lane, Lanes
+from engine.gpu.comm.slots import FIRST_ROUND, fresh_round, new_slot
+from engine.gpu.launch.cuda_api import CudaApi
+from engine.gpu.launch.target import INTERPRETER
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.lanes import (
     CPU,

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gpu import steps
-from engine.gpu.lane import Lane, Lanes
-from engine.layers.addend import Addend
+from engine.devices.routes import Ways
+from engine.forward.addend import Addend
+from engine.gpu import elementwise
+from engine.gpu.comm.one_shot import Lane, Lanes
 from engine.layers.norm import RMSNorm
-from engine.parallel.placement import Replicate
-from engine.parallel.ways import Ways
+from engine.sharding.placement import Replicate
 from tests.helpers.lanes import alike, expected, randn
 
 pytestmark = pytest.mark.gpu
@@ -111,7 +111,7 @@ def test_sum_and_norm(place: str) -> None:
 
     ranks.ready(add)
     one, other = ranks.all(add)
-    wanted = steps.add_norm(x, Addend(expected(values)), norm)
+    wanted = elementwise.add_norm(x, Addend(expected(values)), norm)
     assert wanted is not None
     assert wanted[1] is not None
     assert isinstance(one, tuple)

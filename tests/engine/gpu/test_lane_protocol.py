@@ -1,6 +1,6 @@
 """The protocol of a lane, in every order in which programs may run and packets may arrive.
 
-What `engine.gpu.kernels.exchange` does is written down once more in few steps: `push`, `received`
+What `engine.gpu.kernels.one_shot` does is written down once more in few steps: `push`, `received`
 and `end_round` do what the functions of these names do. All states that can follow are visited. A
 packet may become visible at any time until the kernel that wrote it has ended, and those at
 different addresses in any order. The model is only worth something if it finds what is wrong:

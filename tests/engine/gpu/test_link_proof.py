@@ -6,27 +6,27 @@ from pathlib import Path
 import pytest
 
 from engine.config import PeerMode
-from engine.gpu import link_exchange, link_trial
-from engine.gpu.link_trial import Both, Effort
-from engine.link_proof import find_ways, prove_links
-from engine.parallel.ways import Place, Way, Ways
-from engine.planning.link_records import TrialRecord
-from engine.planning.machine_file import MachineFile
+from engine.devices.routes import Place, Way, Ways
+from engine.links import exchange, trial
+from engine.links.proof import find_ways, prove_links
+from engine.links.trial import Both, Effort
+from engine.planning.speed.link_records import TrialRecord
+from engine.planning.speed.machine_file import MachineFile
 from tests.helpers.fake_links import FakeBench, FakeWorld, corrupt, honest, lost
 
 TINY = Effort(n_rounds=1, n_pairs=4, n_rows=1, n_bulk=8, copied=(64,))
 TWO = ("cuda:0", "cuda:1")
-WITH_KERNELS = link_trial.try_stores
+WITH_KERNELS = trial.try_stores
 PEER, HOST = Way("peer", "peer"), Way("host", "host")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_exchange, "N_PROGRAMS", 1)
-    monkeypatch.setattr(link_exchange, "SIZE", 4)
-    monkeypatch.setattr(link_trial, "FULL", TINY)
-    monkeypatch.setattr(link_trial, "QUICK", TINY)
-    monkeypatch.setattr(link_trial, "try_stores", stores_without_kernels)
+    monkeypatch.setattr(exchange, "N_PROGRAMS", 1)
+    monkeypatch.setattr(exchange, "SIZE", 4)
+    monkeypatch.setattr(trial, "FULL", TINY)
+    monkeypatch.setattr(trial, "QUICK", TINY)
+    monkeypatch.setattr(trial, "try_stores", stores_without_kernels)
 
 
 def stores_without_kernels(bench: FakeBench, place: Place, effort: Effort) -> Both:
@@ -36,7 +36,7 @@ def stores_without_kernels(bench: FakeBench, place: Place, effort: Effort) -> Bo
         slot = bench.slot(source, place, 16)
         slot.sent.random_()
         bench.carry(slot)
-        found.append(link_exchange.compared(slot.memory, slot.sent, slot.sent))
+        found.append(exchange.compared(slot.memory, slot.sent, slot.sent))
     return found[0], found[1]
 
 
@@ -98,7 +98,7 @@ def test_another_driver_or_slot_is_proven_anew(path: Path, change: dict[str, str
 def test_another_cuda_is_proven_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find_ways(TWO, file=MachineFile(path), world=FakeWorld())
     world = FakeWorld()
-    monkeypatch.setattr("engine.planning.machine_file._cuda", lambda: "99.9")
+    monkeypatch.setattr("engine.planning.speed.machine_file._cuda", lambda: "99.9")
     find_ways(TWO, file=MachineFile(path), world=world)
     assert world.asked == [TWO]
 
@@ -129,7 +129,7 @@ def test_stores_that_vanish_while_copies_arrive(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies that pass prove nothing for stores; the other direction is as good as ever."""
-    monkeypatch.setattr(link_trial, "try_stores", WITH_KERNELS)
+    monkeypatch.setattr(trial, "try_stores", WITH_KERNELS)
     world = FakeWorld({TWO: FakeBench(stores={(0, "peer"): lost})})
     ways = find_ways(TWO, file=MachineFile(path), world=world)
     assert both(ways) == (Way("host", "peer"), PEER)

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine import link_trial_child
+from engine.devices.routes import Place
 from engine.errors import EngineError
-from engine.gpu import link_bench, link_exchange
 from engine.gpu.kernels import link_trial as kernels
-from engine.gpu.launch import is_interpreted
-from engine.gpu.link_bench import GpuBench
-from engine.gpu.link_trial import FULL, Effort, failed, try_copies, try_nccl, try_stores
-from engine.parallel.ways import Place
+from engine.gpu.launch.launch import is_interpreted
+from engine.links import bench as benches
+from engine.links import child_program, exchange
+from engine.links.bench import GpuBench
+from engine.links.trial import FULL, Effort, failed, try_copies, try_nccl, try_stores
 from tests.helpers.fake_links import (
     Fading,
     FakeBench,
@@ -35,8 +35,8 @@ PLACES: tuple[Place, ...] = ("peer", "host")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_exchange, "N_PROGRAMS", 2)
-    monkeypatch.setattr(link_exchange, "SIZE", 4)
+    monkeypatch.setattr(exchange, "N_PROGRAMS", 2)
+    monkeypatch.setattr(exchange, "SIZE", 4)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -131,12 +131,12 @@ def test_another_process_says_what_it_begins_and_what_comes_of_it(
             return bench
 
     bench.warm_up = lambda: None  # type: ignore[attr-defined]
-    monkeypatch.setattr(link_trial_child, "GpuBench", Bench)
-    monkeypatch.setattr(link_trial_child, "FULL", TINY)
+    monkeypatch.setattr(child_program, "GpuBench", Bench)
+    monkeypatch.setattr(child_program, "FULL", TINY)
     steps = [[1, 0, "stores", "host"], [1, 0, "copies", "peer"]]
     request = json.dumps({"names": ["cuda:2", "cuda:5"], "steps": steps})
     replies = io.StringIO()
-    link_trial_child.run(io.StringIO(request + "\n"), replies)
+    child_program.run(io.StringIO(request + "\n"), replies)
     assert seen == [((1, 0), ("cuda:5", "cuda:2"))] * 2
     said = [json.loads(line) for line in replies.getvalue().splitlines()]
     assert [message.get("begin") for message in said] == [0, None, 1, None]
@@ -151,7 +151,7 @@ def test_two_streams_of_one_gpu_pass_by_the_host(means: str) -> None:
     """With `TRITON_INTERPRET=0`: the kernels that wait for each other, on one device."""
     if is_interpreted(kernels.exchange):
         pytest.skip("the interpreter runs one kernel at a time")
-    link_exchange.N_PROGRAMS, link_exchange.SIZE = 8, 128
+    exchange.N_PROGRAMS, exchange.SIZE = 8, 128
     bench = GpuBench((0, 0), ("cuda:0", "cuda:0"))
     bench.warm_up()
     trials = (try_stores if means == "stores" else try_copies)(bench, "host", FULL)
@@ -183,7 +183,7 @@ def test_a_trial_touches_no_other_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "Stream", make)
-    monkeypatch.setattr(link_bench, "HostTensor", lambda shape, *_: SimpleNamespace(value=staging))
+    monkeypatch.setattr(benches, "HostTensor", lambda shape, *_: SimpleNamespace(value=staging))
     bench = GpuBench((1, 2), ("cuda:1", "cuda:2"))
     with bench.on(1):
         pass

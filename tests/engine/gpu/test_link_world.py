@@ -7,10 +7,10 @@ import torch
 
 from engine.devices.links import Link, Topology
 from engine.devices.types import DeviceInfo
-from engine.gpu import link_world
-from engine.gpu.link_world import Machine
-from engine.link_child import Step, Tried
-from engine.planning.link_records import TrialRecord
+from engine.links import world
+from engine.links.child import Step, Tried
+from engine.links.world import Machine
+from engine.planning.speed.link_records import TrialRecord
 
 GPUS = [
     DeviceInfo(f"cuda:{n}", "cuda", "RTX 3090", 1, 1, uuid=f"GPU-{n}", pci_bus=f"0:{n}")
@@ -27,11 +27,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         return {device.index, peer.index} == {0, 1}
 
     links = Link("cuda:0", "cuda:2", "host", peer_problem="the chipset does not support it")
-    monkeypatch.setattr(link_world, "list_devices", lambda: [*GPUS, CPU])
-    monkeypatch.setattr(link_world, "read_topology", lambda: Topology({}, (links,)))
-    monkeypatch.setattr(link_world, "torch_device", torch.device)
+    monkeypatch.setattr(world, "list_devices", lambda: [*GPUS, CPU])
+    monkeypatch.setattr(world, "read_topology", lambda: Topology({}, (links,)))
+    monkeypatch.setattr(world, "torch_device", torch.device)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", reaches)
-    monkeypatch.setattr(link_world, "kernels_for", lambda name: "" if name == "cuda:2" else "gpu")
+    monkeypatch.setattr(world, "kernels_for", lambda name: "" if name == "cuda:2" else "gpu")
     return Machine()
 
 
@@ -56,7 +56,7 @@ def test_another_process_tries_safe_ways_first(
         asked.append((list(steps), dict(gpus)))
         return [Tried(step, TrialRecord("passed"), TrialRecord("lost")) for step in steps[:-1]]
 
-    monkeypatch.setattr(link_world, "try_steps", tried)
+    monkeypatch.setattr(world, "try_steps", tried)
     pair = ("cuda:0", "cuda:1")
     found = machine.try_apart([pair], ("host", "peer"), with_nccl=True)
     steps = [("stores", "host"), ("copies", "host"), ("stores", "peer"), ("copies", "peer")]

@@ -11,23 +11,23 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
+from engine.cpu.packing import load_for_kernels
+from engine.cpu.weights import JoinedColumns, PlainWeight, PlaneWeight
+from engine.cpu.worker import Worker
 from engine.errors import Cancelled, DeviceError
 from engine.gguf.tensors import TensorInfo
 from engine.gguf.types import TYPES
-from engine.gpu import staging as stages
-from engine.gpu.loading import load_for_gpu, sent, staging_for
-from engine.gpu.staging import Buffer, PlainCopier, Staging
-from engine.gpu.weights import GpuPlain, GpuPlanes
-from engine.host_memory import HostTensor
-from engine.kernels.layout import LAYOUTS
+from engine.gpu.loading import staging as stages
+from engine.gpu.loading.loading import load_for_gpu, sent, staging_for
+from engine.gpu.loading.staging import Buffer, PlainCopier, Staging
+from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.hardware.host_memory import HostTensor
 from engine.layers.module import Module, Slot
-from engine.loader import Progress, load_rank
-from engine.ops.packing import load_for_kernels
-from engine.ops.planes import JoinedColumns, PlainWeight, PlaneWeight
 from engine.ops.weights import PackedWeight, Weight
-from engine.ops.worker import Worker
-from engine.parallel.placement import Placement, Replicate, Shard
-from engine.parallel.ranges import Ranges
+from engine.quants.layout import LAYOUTS
+from engine.runtime.loader import Progress, load_rank
+from engine.sharding.placement import Placement, Replicate, Shard
+from engine.sharding.ranges import Ranges
 from tests.bench.random_blocks import random_tensor
 
 Bytes = np.ndarray
@@ -265,7 +265,7 @@ def test_what_fails_leaves_nothing(
     elif where == "_fill":
         monkeypatch.setattr(stages, "_fill", failing(stages._fill, failure))
     elif where == "pack":
-        monkeypatch.setattr("engine.gpu.loading.pack", failure)
+        monkeypatch.setattr("engine.gpu.loading.loading.pack", failure)
     reported = failure if where == "report" else [].append
     before = n_threads()
     with pytest.raises(told) as raised:

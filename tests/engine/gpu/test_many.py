@@ -5,16 +5,16 @@ import torch
 from torch import Tensor
 
 from engine.gguf.types import TYPES
-from engine.gpu import long, many
-from engine.gpu.configs import config_of
-from engine.gpu.long import short_dtype
+from engine.gpu.launch.configs import config_of
+from engine.gpu.launch.target import Target
+from engine.gpu.matmul import dequant_gemm, tile_gemm
+from engine.gpu.matmul.dequant_gemm import short_dtype
+from engine.gpu.matmul.weights import GpuPlanes
 from engine.gpu.ops import GpuOps
-from engine.gpu.target import Target
-from engine.gpu.weights import GpuPlanes
-from engine.kernels import extent
-from engine.kernels.layout import LAYOUTS
 from engine.layers.linear import Linear
-from engine.parallel.placement import Replicate
+from engine.quants import extent
+from engine.quants.layout import LAYOUTS
+from engine.sharding.placement import Replicate
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.device_products import assert_near, short
 
@@ -28,7 +28,7 @@ def held(found: Matrix) -> GpuPlanes:
 
 
 def some(x: Tensor, found: Matrix) -> Tensor:
-    y = many.product(x, held(found))
+    y = tile_gemm.product(x, held(found))
     assert y is not None
     return y
 
@@ -46,7 +46,7 @@ def test_some_rows(number: int, device: str) -> None:
 def test_many_rows(number: int, device: str) -> None:
     found = matrix(number, 37, 256, 544, device=device)
     x = torch.randn(300, 288, device=device)
-    y = long.product(x, held(found))
+    y = dequant_gemm.product(x, held(found))
     assert_near(y, x, short(found.values), short_dtype(x.device))
 
 
@@ -57,7 +57,7 @@ def test_columns_may_be_cut_anywhere(number: int, start: int, stop: int, device:
     x = torch.randn(11, stop - start, device=device)
     values = short(found.values)
     assert_near(some(x, found), short(x).float(), values, short_dtype(x.device))
-    assert_near(long.product(x, held(found)), x, values, short_dtype(x.device))
+    assert_near(dequant_gemm.product(x, held(found)), x, values, short_dtype(x.device))
 
 
 @pytest.mark.parametrize(("n_rows", "n_row"), [(1, 1), (16, 64), (70, 65)])
@@ -71,7 +71,7 @@ def test_any_number_of_rows_of_both(n_rows: int, n_row: int, device: str) -> Non
 def test_matrices_that_are_cut_alike_share_rounded_rows(device: str) -> None:
     found = [matrix(number, 20, 0, 256, device=device) for number in (Q4_K, Q6_K, Q8_0, Q4_K)]
     x = torch.randn(12, 300, device=device)[:, 20:276]
-    products = many.products(x, [held(one) for one in found])
+    products = tile_gemm.products(x, [held(one) for one in found])
     assert products is not None
     for y, one in zip(products, found, strict=True):
         assert torch.equal(y, some(x.contiguous(), one))
@@ -95,20 +95,20 @@ def test_no_rows_at_all(device: str) -> None:
 
 def test_more_rows_than_it_serves() -> None:
     found = matrix(Q4_0, 20, 0, 32)
-    assert many.product(torch.zeros(257, 32), held(found)) is None
+    assert tile_gemm.product(torch.zeros(257, 32), held(found)) is None
 
 
 @pytest.mark.parametrize("number", [Q4_0, Q6_K])
 def test_large_numbers_do_not_overflow_in_f16(
     number: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (many, long):
+    for module in (tile_gemm, dequant_gemm):
         monkeypatch.setattr(module, "short_dtype", lambda _: torch.float16)
     found = matrix(number, 20, 0, 256, device=device)
     x = torch.randn(10, 256, device=device) * 1e6
     x[3] = 0
     x[4] *= 1e-9
-    for y in (some(x, found), long.product(x, held(found))):
+    for y in (some(x, found), dequant_gemm.product(x, held(found))):
         assert_near(y, x, found.values.half(), torch.float16)
 
 
@@ -117,11 +117,11 @@ def test_rows_are_turned_into_numbers_some_at_a_time(
 ) -> None:
     found = matrix(Q4_K, 50, 0, 256, device=device)
     x = torch.randn(3, 256, device=device)
-    whole = long.product(x, held(found))
-    monkeypatch.setattr(long, "DEVICE_CHUNK", 256 * 16)
-    torch.testing.assert_close(long.product(x, held(found)), whole)
-    assert long.chunk_rows(256) == 16
-    assert long.chunk_rows(1 << 20) == 16
+    whole = dequant_gemm.product(x, held(found))
+    monkeypatch.setattr(dequant_gemm, "DEVICE_CHUNK", 256 * 16)
+    torch.testing.assert_close(dequant_gemm.product(x, held(found)), whole)
+    assert dequant_gemm.chunk_rows(256) == 16
+    assert dequant_gemm.chunk_rows(1 << 20) == 16
     assert extent.DEVICE_CHUNK % 16 == 0
 
 

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from engine import EngineError, Model, SamplingParams, TokenText, backend, load_model
+from engine import EngineError, Model, SamplingParams, TokenText, load_model
+from engine.cpu.worker import Worker
 from engine.errors import CommError
-from engine.footprint import x_bytes
 from engine.gpu.card import Card
-from engine.gpu.graph import NotRepeatable
-from engine.gpu.lane import Lanes
-from engine.opener import Opener
-from engine.ops.worker import Worker
-from engine.parallel.comm import ThreadGroup
-from engine.rank import Rank, Replay
+from engine.gpu.comm.one_shot import Lanes
+from engine.gpu.launch.graph import NotRepeatable
+from engine.hardware import backend_choice
+from engine.parallel.thread_comm import ThreadGroup
+from engine.planning.footprint import x_bytes
+from engine.runtime.builder import Opener
+from engine.runtime.rank import Rank, Replay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -139,7 +140,7 @@ def test_what_one_rank_cannot_capture_none_does(
 def test_what_is_another_token_when_repeated_is_computed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.gpu.capturing._same", lambda a, b: a is None)
+    monkeypatch.setattr("engine.gpu.decode.rank_capture._same", lambda a, b: a is None)
     with load_model(path, n_ctx=32) as model:
         (rank,) = model.runtime.ranks
         assert "something else" in rank.refusal
@@ -177,7 +178,7 @@ def test_a_rank_on_the_cpu_meets_parts_of_graphs(
         return Worker(1, x_bytes(self._runtime.hp)), None
 
     monkeypatch.setattr(Opener, "_computing_with", computing_with)
-    monkeypatch.setattr("engine.runtime.make_group", lambda *_: ThreadGroup(is_awake=True))
+    monkeypatch.setattr("engine.runtime.runtime.make_group", lambda *_: ThreadGroup(is_awake=True))
     with load_model(path, ["cpu"] * 2, [1, 1], n_ctx=32) as model:
         replays = [rank.recording for rank in model.runtime.ranks]
         assert [isinstance(x, Replay) and x.is_whole for x in replays] == [False, False]
@@ -251,13 +252,13 @@ def test_a_kernel_that_cannot_be_compiled_is_done_without(
     def fail(*args: object) -> None:
         raise EngineError("The kernel products cannot be compiled for this GPU (ptxas died).")
 
-    monkeypatch.setattr(backend, "_refused", {})
+    monkeypatch.setattr(backend_choice, "_refused", {})
     monkeypatch.setattr(Card, "compiles", True)
     monkeypatch.setattr(Card, "compile_ahead", fail)
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
     with load_model(path, n_ctx=32) as model:
         assert not any(rank.card for rank in model.runtime.ranks)
         assert model.logits(IDS).shape[0] == len(IDS)
-    assert backend.refused_kernels() == {
+    assert backend_choice.refused_kernels() == {
         "cpu": "The kernel products cannot be compiled for this GPU (ptxas died)"
     }

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gpu import copying, nccl
-from engine.gpu.comm import DeviceGroup
-from engine.gpu.nccl import Nccl, tried
-from engine.gpu.streams import HostQueue
-from engine.parallel.pool import RankPool
-from engine.parallel.ways import Ways
+from engine.devices.routes import Ways
+from engine.gpu.comm import copies, nccl
+from engine.gpu.comm.group import DeviceGroup
+from engine.gpu.comm.nccl import Nccl, tried
+from engine.gpu.comm.streams import HostQueue
+from engine.parallel.rank_threads import RankPool
 from tests.helpers.fake_streams import FakeQueue, FakeQueues, Machine
 
 CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ def summed(
 @pytest.fixture(autouse=True)
 def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "LINK_ROUND_BYTES", 64 << 10)
-    assert copying.SMALL_BYTES < 200 * 300 * 4
+    assert copies.SMALL_BYTES < 200 * 300 * 4
 
 
 def total_of(values: Sequence[Tensor | None]) -> Tensor:

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from engine.cpu.packing import _pack, file_blocks
+from engine.cpu.worker import Worker
 from engine.gguf.types import TYPES
-from engine.gpu import pack as packing
-from engine.gpu.pack import pack
-from engine.kernels.extent import Extent, n_tiles
-from engine.kernels.layout import CODED, LAYOUTS
-from engine.ops.packing import _pack, file_blocks
-from engine.ops.worker import Worker
+from engine.gpu.loading import pack as packing
+from engine.gpu.loading.pack import pack
+from engine.quants.extent import Extent, n_tiles
+from engine.quants.layout import CODED, LAYOUTS
 from tests.bench.random_blocks import random_tensor
 
 N_COLUMNS = 1024

@@ -1,14 +1,14 @@
-"""Activations as bytes, against the words of `engine.kernels.panels`."""
+"""Activations as bytes, against the words of `engine.cpu.kernels.panels`."""
 
 from unittest import mock
 
 import pytest
 import torch
 
-from engine.gpu.quantise import quantised
-from engine.gpu.target import Target
-from engine.kernels.extent import Extent
-from engine.kernels.panels import LARGEST
+from engine.cpu.kernels.panels import LARGEST
+from engine.gpu.launch.target import Target
+from engine.gpu.matmul.quantise import quantised
+from engine.quants.extent import Extent
 
 EXTENTS = (Extent.of(0, 64), Extent.of(40, 700), Extent.of(31, 33), Extent.of(96, 97))
 

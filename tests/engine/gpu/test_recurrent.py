@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.gpu import recurrent
-from engine.layers.delta_net import DeltaInputs
 from engine.layers.ffn import SILU
-from engine.layers.mamba2 import ScanInputs
+from engine.layers.mixers.delta_net import DeltaInputs
+from engine.layers.mixers.mamba2 import ScanInputs
 from engine.ops.recurrent import Chunks
 from engine.ops.reference import ReferenceOps
 

@@ -7,9 +7,9 @@ import pytest
 from engine import LoadParams
 from engine.gguf import GGUFFile
 from engine.gpu.attention import FEW_TOKENS
-from engine.gpu.kernels import exchange
-from engine.gpu.rehearsal import rehearse
-from engine.gpu.target import Target
+from engine.gpu.kernels import one_shot
+from engine.gpu.launch.target import Target
+from engine.gpu.loading.dry_run import rehearse
 from engine.models.declare import declare
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -54,7 +54,7 @@ def test_ranks_on_gpus_rehearse_their_sums(tmp_path: Path, second: str, n_sum: i
     params = LoadParams(str(path), n_ctx=320, devices=("cuda:0", second), split_mode="tensor")
     with GGUFFile.open(path) as file:
         found = rehearse(declare(file, params), 0, params, H200, ROWS)
-    fused = [start for start in found if start.kernel is exchange.add_norm]
+    fused = [start for start in found if start.kernel is one_shot.add_norm]
     assert len(fused) == n_sum * len(ROWS)
     assert all(start.constants["ASM"] and start.constants["PUSH"] for start in fused)
 

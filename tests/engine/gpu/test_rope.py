@@ -9,7 +9,7 @@ from engine.gpu import rope as gpu
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import RopeParams
 from engine.ops.reference import ReferenceOps
-from engine.parallel.placement import Replicate
+from engine.sharding.placement import Replicate
 
 EXACT = ReferenceOps()
 PLAIN = RopeParams(24, "neox", 10000.0)

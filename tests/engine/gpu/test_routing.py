@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.forward.expert_rows import Groups
 from engine.gpu import routing
-from engine.gpu.launch import watched
+from engine.gpu.launch.launch import watched
 from engine.gpu.routing import DeviceGroups
 from engine.layers.moe import Routing
-from engine.ops.experts import Groups
 from engine.ops.reference import ReferenceOps
 
 EXACT = ReferenceOps()

@@ -8,14 +8,14 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
+from engine.cpu.packing import _pack
+from engine.cpu.worker import Worker
 from engine.gguf.types import TYPES
-from engine.gpu.launch import Start, watched
-from engine.gpu.rows import dequantised_rows, looked_up
-from engine.kernels.extent import Extent, n_tiles
-from engine.kernels.layout import LAYOUTS
-from engine.ops.packing import _pack
-from engine.ops.worker import Worker
-from engine.quants import dequantise
+from engine.gpu.launch.launch import Start, watched
+from engine.gpu.matmul.dequantise import dequantised_rows, looked_up
+from engine.quants.extent import Extent, n_tiles
+from engine.quants.layout import LAYOUTS
+from engine.quants.table import dequantise
 from tests.bench.random_blocks import random_tensor
 
 N_ROWS, N_COLUMNS = 37, 768

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from engine.config import SamplingParams
-from engine.gpu import sampling
-from engine.gpu.sampling import DeviceSampler, draw_starts, settings_of
-from engine.sampler import Sampler
+from engine.gpu.decode import sampling
+from engine.gpu.decode.sampling import DeviceSampler, draw_starts, settings_of
+from engine.sampling.sampler import Sampler
 from tests.helpers.draws import GREEDY, NEUTRAL, PENALTIES, Draws, random_logits, random_params
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from engine.config import SamplingParams
-from engine.gpu import sampling
-from engine.gpu.launch import Start, watched
-from engine.gpu.sampling import (
+from engine.gpu.decode import sampling
+from engine.gpu.decode.sampling import (
     DeviceSampler,
     Entry,
     draw_starts,
@@ -19,6 +18,7 @@ from engine.gpu.sampling import (
     most_sent,
     settings_of,
 )
+from engine.gpu.launch.launch import Start, watched
 from tests.helpers.draws import GREEDY, NEUTRAL, PENALTIES, Draws, random_logits, random_params
 from tests.helpers.lanes import Unheard, ranks_of
 

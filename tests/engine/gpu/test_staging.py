@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gpu import staging as stages
-from engine.gpu.staging import Buffer, CudaCopier, PlainCopier, Staging
+from engine.gpu.loading import staging as stages
+from engine.gpu.loading.staging import Buffer, CudaCopier, PlainCopier, Staging
 
 Bytes = np.ndarray
 CPU = torch.device("cpu")
@@ -163,7 +163,7 @@ def test_nothing_is_allocated_for_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_speed_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "engine.gpu.staging")
+    caplog.set_level("INFO", "engine.gpu.loading.staging")
     with Staging(CPU, lambda n: None) as staging:
         staging.send(np.zeros((1, 4, 500), np.uint8), lambda raw: None)
     (line,) = caplog.messages

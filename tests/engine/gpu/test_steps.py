@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gpu import steps
-from engine.gpu.launch import Start, watched
-from engine.gpu.quantise import quantised
-from engine.gpu.target import Target
-from engine.kernels.extent import Extent
-from engine.layers.addend import Addend
+from engine.forward.addend import Addend
+from engine.gpu import elementwise
+from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.target import Target
+from engine.gpu.matmul.quantise import quantised
 from engine.layers.ffn import Activation
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.ops.reference import ReferenceOps
-from engine.parallel.placement import Replicate
+from engine.quants.extent import Extent
+from engine.sharding.placement import Replicate
 
 EXACT = ReferenceOps()
 
@@ -36,7 +36,7 @@ def test_norms(name: str, n: int, device: str) -> None:
     weight, bias = randn(n, device=device, seed=2), randn(n, device=device, seed=3)
     for n_row, (w, b) in product((1, 3), ((weight, bias), (weight, None), (None, None))):
         x = randn(n_row, n, device=device) + 1
-        check(getattr(steps, name)(x, w, b, 1e-5), getattr(EXACT, name)(x, w, b, 1e-5))
+        check(getattr(elementwise, name)(x, w, b, 1e-5), getattr(EXACT, name)(x, w, b, 1e-5))
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
@@ -47,33 +47,36 @@ def test_heads_of_a_fused_projection(name: str, device: str) -> None:
         x = whole[:, start : start + width].view(3, -1, 20)
         weight, bias = (randn(x.shape[1], 20, device=device, seed=seed) for seed in (2, 3))
         for w, b in ((weight, bias), (weight[0], None)):
-            check(getattr(steps, name)(x, w, b, 1e-5), getattr(EXACT, name)(x, w, b, 1e-5))
+            check(getattr(elementwise, name)(x, w, b, 1e-5), getattr(EXACT, name)(x, w, b, 1e-5))
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_rows_that_no_program_holds(
     name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "LONGEST_ROW", 64)
+    monkeypatch.setattr(elementwise, "LONGEST_ROW", 64)
     x, weight, bias = (randn(*shape, device=device) for shape in ((2, 200), (200,), (200,)))
-    check(getattr(steps, name)(x, weight, bias, 1e-5), getattr(EXACT, name)(x, weight, bias, 1e-5))
-    check(steps.l2_norm(x, 1e-6), EXACT.l2_norm(x, 1e-6))
+    check(
+        getattr(elementwise, name)(x, weight, bias, 1e-5),
+        getattr(EXACT, name)(x, weight, bias, 1e-5),
+    )
+    check(elementwise.l2_norm(x, 1e-6), EXACT.l2_norm(x, 1e-6))
 
 
 def test_l2_norm(device: str) -> None:
     x = randn(2, 6, 16, device=device)[:, 1:4]
     x[0, 0] = 0
-    check(steps.l2_norm(x, 1e-6), EXACT.l2_norm(x, 1e-6))
+    check(elementwise.l2_norm(x, 1e-6), EXACT.l2_norm(x, 1e-6))
 
 
 def test_what_no_kernel_reads(device: str) -> None:
     x = randn(4, 8, device=device)
-    assert steps.rms_norm(x.half(), None, None, 1e-5) is None
-    assert steps.rms_norm(x.T, None, None, 1e-5) is None
-    assert steps.rms_norm(x[:0], None, None, 1e-5) is None
-    assert steps.rms_norm(x, x[0, :4], None, 1e-5) is None
-    assert steps.gated(Activation(), x, x[0]) is None
-    assert steps.add_norm(x, Addend(x[:1]), None) is None
+    assert elementwise.rms_norm(x.half(), None, None, 1e-5) is None
+    assert elementwise.rms_norm(x.T, None, None, 1e-5) is None
+    assert elementwise.rms_norm(x[:0], None, None, 1e-5) is None
+    assert elementwise.rms_norm(x, x[0, :4], None, 1e-5) is None
+    assert elementwise.gated(Activation(), x, x[0]) is None
+    assert elementwise.add_norm(x, Addend(x[:1]), None) is None
 
 
 def norm_with(kind: type[Norm], n: int, device: str, *, has_bias: bool) -> Norm:
@@ -89,7 +92,7 @@ def test_normed_rows_are_rounded_on_the_way(how: str, x_bytes: int, device: str)
     x, addend = randn(3, 96, device=device), Addend(randn(3, 96, device=device, seed=2))
     norm, extent = norm_with(RMSNorm, 96, device, has_bias=False), Extent.of(0, 96)
     with mock.patch.object(Target, "arithmetic", how):
-        made, plain = (steps.add_norm(x, addend, norm, n) for n in (x_bytes, None))
+        made, plain = (elementwise.add_norm(x, addend, norm, n) for n in (x_bytes, None))
         assert made is not None
         assert plain is not None
         y, wanted = made[1], plain[1]
@@ -108,7 +111,9 @@ def test_normed_rows_are_rounded_on_the_way(how: str, x_bytes: int, device: str)
 
 def test_rows_that_cannot_be_rounded(device: str) -> None:
     norm = norm_with(RMSNorm, 40, device, has_bias=False)
-    made = steps.add_norm(randn(2, 40, device=device), Addend(randn(2, 40, device=device)), norm, 1)
+    made = elementwise.add_norm(
+        randn(2, 40, device=device), Addend(randn(2, 40, device=device)), norm, 1
+    )
     assert made is not None
     assert made[1] is not None
     assert quantised(made[1], Extent.of(0, 40), 1).extent.n_blocks == 2
@@ -130,7 +135,7 @@ def test_add_norm(n: int, device: str) -> None:
         (Addend(delta, None, absent, 2.0), absent),
         (Addend(delta, sum_scale=randn(1, device=device)), rms),
     ):
-        made = steps.add_norm(x, addend, norm)
+        made = elementwise.add_norm(x, addend, norm)
         total, y = EXACT.add_norm(x, addend, norm)
         assert made is not None
         check(made[0], total)
@@ -147,7 +152,9 @@ def test_norm_with_a_gate(kind: str, device: str) -> None:
     norm = norm_with(RMSNorm, 20, device, has_bias=False)
     for heads in (x, x[:, 1:].clone()):
         door = gate[:, : heads[0].numel()]
-        check(steps.norm_gated(heads, norm, act, door), EXACT.norm_gated(heads, norm, act, door))
+        check(
+            elementwise.norm_gated(heads, norm, act, door), EXACT.norm_gated(heads, norm, act, door)
+        )
 
 
 @pytest.mark.parametrize(("n_in", "n"), [(40, 64), (24, 7)])
@@ -155,14 +162,14 @@ def test_opened(n_in: int, n: int, device: str) -> None:
     x, y = randn(3, n_in + 5, device=device)[:, 5:], randn(3, n, device=device, seed=2)
     door = randn(n_in, device=device, seed=3)
     for other in (None, randn(3, n + 1, device=device, seed=4)[:, 1:]):
-        check(steps.opened(x, door, y, other), EXACT.opened(x, door, y, other))
+        check(elementwise.opened(x, door, y, other), EXACT.opened(x, door, y, other))
 
 
 def test_gates_of_heads(device: str) -> None:
     gate = randn(3, 4 * 24, device=device).view(3, 4, 24)[..., 12:]
     heads = randn(3, 4, 12, device=device, seed=2)
     act = Activation("sigmoid")
-    check(steps.gated(act, gate, heads), EXACT.gated(act, gate, heads))
+    check(elementwise.gated(act, gate, heads), EXACT.gated(act, gate, heads))
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2", "sigmoid"])
@@ -170,7 +177,7 @@ def test_activations(kind: str, device: str) -> None:
     act = Activation(kind)  # type: ignore[arg-type]
     whole = 4 * randn(3, 2 * 1100, device=device)
     for x in (whole, whole[:, 1:12], whole[1].view(2, 5, -1)):
-        check(steps.activate(act, x), EXACT.activate(act, x))
+        check(elementwise.activate(act, x), EXACT.activate(act, x))
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2", "oai"])
@@ -180,22 +187,22 @@ def test_gates(kind: str, limit: float, device: str) -> None:
     whole = 4 * randn(3, 2 * 1100, device=device)
     gate, up = whole.chunk(2, dim=-1)
     for a, b in ((gate, up), (gate.contiguous(), up.contiguous()), (gate, up.contiguous())):
-        check(steps.gated(act, a, b), EXACT.gated(act, a, b))
+        check(elementwise.gated(act, a, b), EXACT.gated(act, a, b))
 
 
 def test_xielu(device: str) -> None:
     x = torch.cat((3 * randn(2, 50, device=device), torch.linspace(-2, 2, 60).view(2, 30)), 1)
-    check(steps.xielu(x, 0.8, 1.1, 0.5, -1e-6), EXACT.xielu(x, 0.8, 1.1, 0.5, -1e-6))
+    check(elementwise.xielu(x, 0.8, 1.1, 0.5, -1e-6), EXACT.xielu(x, 0.8, 1.1, 0.5, -1e-6))
 
 
 def test_softplus(device: str) -> None:
     x = torch.cat((-torch.logspace(-3, 1.9, 40), torch.logspace(-3, 1.9, 40))).view(2, 40)
     x = x.to(device)
     bias = randn(40, device=device)
-    y = steps.softplus(x)
+    y = elementwise.softplus(x)
     assert y is not None
     torch.testing.assert_close(y, EXACT.softplus(x), rtol=1e-5, atol=0.0)
-    check(steps.softplus(x, bias), EXACT.softplus(x + bias))
+    check(elementwise.softplus(x, bias), EXACT.softplus(x + bias))
 
 
 def test_without_memory() -> None:
@@ -211,18 +218,18 @@ def test_without_memory() -> None:
 
     with watched(note):
         made = [
-            steps.rms_norm(x, norm.weight, None, 1e-5),
-            steps.layer_norm(x, norm.weight, None, 1e-5),
-            steps.l2_norm(x, 1e-5),
-            steps.activate(Activation(), x),
-            steps.gated(Activation(), x, x),
-            steps.xielu(x, 1.0, 1.0, 1.0, 1.0),
-            steps.softplus(x),
+            elementwise.rms_norm(x, norm.weight, None, 1e-5),
+            elementwise.layer_norm(x, norm.weight, None, 1e-5),
+            elementwise.l2_norm(x, 1e-5),
+            elementwise.activate(Activation(), x),
+            elementwise.gated(Activation(), x, x),
+            elementwise.xielu(x, 1.0, 1.0, 1.0, 1.0),
+            elementwise.softplus(x),
         ]
         gate = torch.empty(2, 96, device="meta")
-        made.append(steps.norm_gated(x, norm, Activation(), gate))
-        made.append(steps.opened(gate, norm.weight.repeat(3), gate))
-        both = steps.add_norm(x[:, 0].clone(), Addend(x[:, 1].clone()), norm)
+        made.append(elementwise.norm_gated(x, norm, Activation(), gate))
+        made.append(elementwise.opened(gate, norm.weight.repeat(3), gate))
+        both = elementwise.add_norm(x[:, 0].clone(), Addend(x[:, 1].clone()), norm)
     assert all(y is not None and y.numel() == x.numel() and y.is_meta for y in made)
     assert both is not None
     assert both[1] is not None

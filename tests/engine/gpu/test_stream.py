@@ -14,16 +14,17 @@ from engine import (
     SamplingParams,
     load_model,
 )
-from engine.crew import Crew
 from engine.errors import CommError
-from engine.generate import Generation
-from engine.gpu import graph, stream
-from engine.gpu.lane import Lanes
-from engine.gpu.stream import TokenStep, TokenStream
-from engine.parallel.comm import ThreadGroup
-from engine.sampler import Sampler
-from engine.session import Session
-from engine.timeline import TokenTimes
+from engine.generation.generate import Generation
+from engine.generation.session import Session
+from engine.gpu.comm.one_shot import Lanes
+from engine.gpu.decode import token_stream
+from engine.gpu.decode.token_stream import TokenStep, TokenStream
+from engine.gpu.launch import graph
+from engine.parallel.executor import Crew
+from engine.parallel.thread_comm import ThreadGroup
+from engine.runtime.timeline import TokenTimes
+from engine.sampling.sampler import Sampler
 from tests.helpers.token_streams import (
     PROMPT,
     Slow,
@@ -209,15 +210,15 @@ def test_ranks_that_compute_other_numbers_are_an_error(device: str) -> None:
     runtime: Any = ahead
     stream, failed = ahead.stream, []
     assert isinstance(stream, TokenStream)
-    stream._on_failure = lambda: failed.append(1)
+    token_stream._on_failure = lambda: failed.append(1)
     assert told(answer(runtime, SamplingParams(temperature=0, max_tokens=2)))
     ahead.toys[2].token.fill_(7)
-    stream._step.token.fill_(8)
-    assert stream._next is not None
+    token_stream._step.token.fill_(8)
+    assert token_stream._next is not None
     with pytest.raises(CommError, match="other numbers"):
-        stream.next(*stream._next, 5)
+        token_stream.next(*token_stream._next, 5)
     assert failed == [1]
-    assert stream.stop() == ()
+    assert token_stream.stop() == ()
 
 
 def test_a_kernel_that_waited_in_vain_is_an_error(
@@ -227,12 +228,12 @@ def test_a_kernel_that_waited_in_vain_is_an_error(
     ahead = split_toy(2, device)
     stream, failed = ahead.stream, []
     assert isinstance(stream, TokenStream)
-    stream._on_failure = lambda: failed.append(1)
-    assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
+    token_stream._on_failure = lambda: failed.append(1)
+    assert token_stream.serve(Sampler(SamplingParams(temperature=0)), [])
     problem = CommError(1, "did not answer", "cuda:1")
     monkeypatch.setattr(Lanes, "problem", lambda self: problem)
     with pytest.raises(CommError, match="cuda:1"):
-        stream.next(7, 0, 9)
+        token_stream.next(7, 0, 9)
     assert failed == [1]
 
 
@@ -242,20 +243,20 @@ def test_one_of_several_devices_is_not_waited_for_without_end(
     ahead = split_toy(2, device)
     stream, failed = ahead.stream, []
     assert isinstance(stream, TokenStream)
-    stream._on_failure = lambda: failed.append(1)
-    assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
-    monkeypatch.setattr("engine.crew.STALL_S", 0.05)
+    token_stream._on_failure = lambda: failed.append(1)
+    assert token_stream.serve(Sampler(SamplingParams(temperature=0)), [])
+    monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.05)
     monkeypatch.setattr(graph.Tape, "replay", lambda self: None)
     monkeypatch.setattr(Crew, "is_idle", lambda self, rank: False)
     with pytest.raises(CommError, match="has not computed a token"):
-        stream.next(7, 0, 9)
+        token_stream.next(7, 0, 9)
     assert failed == [1]
 
 
 def test_it_is_careful_for_a_while_after_the_host_had_to_draw(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "CALM", 3)
+    monkeypatch.setattr(token_stream, "CALM", 3)
     runtime = toy(device)
     source = attach(runtime, 2)
     assert source.serve(Sampler(SamplingParams(temperature=0)), [])
@@ -325,7 +326,7 @@ def test_the_host_waits_for_a_device_that_takes_its_time(monkeypatch: pytest.Mon
         made.append(Slow(graph.capture(device, compute)))
         return made[-1]
 
-    monkeypatch.setattr(stream, "capture", capture)
+    monkeypatch.setattr(token_stream, "capture", capture)
     monkeypatch.setattr(Crew, "is_idle", lambda self, rank: not any(x.n_pending for x in made))
     host, ahead = toy("cpu"), toy("cpu", 2)
     for params in (SamplingParams(**RANDOM, max_tokens=6), SamplingParams(seed=1, max_tokens=5)):
@@ -360,7 +361,7 @@ class Rerun:
 
 
 def test_the_demo_model_writes_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "capture", Rerun)
+    monkeypatch.setattr(token_stream, "capture", Rerun)
     with load_model(DEMO, n_ctx=128) as model:
         runtime, device = model.runtime, torch.device("cpu")
         token, position = (torch.zeros(1, dtype=torch.int64) for _ in range(2))

@@ -10,13 +10,13 @@ import torch
 
 from engine import Cancelled, EngineError, KernelTuning, tune_kernels
 from engine.gguf import GGUFFile
-from engine.gpu import configs
-from engine.gpu import tune_kernels as module
-from engine.gpu.configs import config_of, key_of
-from engine.gpu.found_configs import found_file, keep_found, read_found
-from engine.gpu.target import INTERPRETER, Target
-from engine.gpu.tune_kernels import Matrix, Search, climb, facts_of, matrices_of, neighbours, probes
-from engine.kernel_tuning import tunable
+from engine.gpu.launch import configs
+from engine.gpu.launch.configs import config_of, key_of
+from engine.gpu.launch.found_configs import found_file, keep_found, read_found
+from engine.gpu.launch.target import INTERPRETER, Target
+from engine.gpu.matmul import tune as module
+from engine.gpu.matmul.tune import Matrix, Search, climb, facts_of, matrices_of, neighbours, probes
+from engine.measuring.kernel_tuning import tunable
 from tests.helpers.fake_nvml import install, three_gpus
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf

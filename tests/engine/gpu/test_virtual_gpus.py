@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine import Model, SamplingParams, TokenText, load_model
-from engine.gpu.kernel_times import host_s
+from engine.measuring.kernel_times import host_s
 from tests.helpers.tiny_gguf import tiny_gguf
 
 pytestmark = pytest.mark.gpu

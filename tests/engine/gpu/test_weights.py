@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from engine.forward.expert_rows import Groups
 from engine.gguf.types import TYPES
-from engine.gpu.long import short_dtype
-from engine.gpu.weights import GpuPlain, GpuPlanes
-from engine.kernels.layout import LAYOUTS
-from engine.ops.experts import Groups
+from engine.gpu.matmul.dequant_gemm import short_dtype
+from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.ops.weights import DenseWeight
+from engine.quants.layout import LAYOUTS
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.device_products import assert_near, short
 

@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cache import LayerCache
-from engine.kernels import attention, jit, store
-from engine.kernels.attention import PIECE
-from engine.kernels.cache_steps import CacheSteps
-from engine.kernels.isa import ISAS, Isa, supported
-from engine.kernels.log import Log
-from engine.kernels.replay import Replay
-from engine.kernels.team import Team
-from engine.layers.attention import Scores
-from engine.layers.state import KVState
+from engine.cpu.kernels import attention, jit, store
+from engine.cpu.kernels.attention import PIECE
+from engine.cpu.kernels.cache_steps import CacheSteps
+from engine.cpu.kernels.isa import ISAS, Isa, supported
+from engine.cpu.kernels.log import Log
+from engine.cpu.kernels.replay import Replay
+from engine.cpu.kernels.team import Team
+from engine.forward.cache import LayerCache
+from engine.forward.state import KVState
+from engine.layers.mixers.attention import Scores
 from engine.ops.attention import attend
-from engine.parallel.ranges import Ranges
+from engine.sharding.ranges import Ranges
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 CPU = torch.device("cpu")

@@ -5,11 +5,11 @@ import time
 import pytest
 from llvmlite import ir
 
-from engine.kernels import fastcall, jit
-from engine.kernels.clock import tick_s
-from engine.kernels.isa import chosen
-from engine.kernels.team import Team
-from engine.kernels.values import I64, function
+from engine.cpu.kernels import fastcall, jit
+from engine.cpu.kernels.clock import tick_s
+from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.values import I64, function
 
 TURNS = 20_000_000
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from engine.cpu.kernels import jit, pack, panels, product
+from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.team import Team
 from engine.gguf import TYPES
-from engine.kernels import coded, jit, pack, panels, product
-from engine.kernels.coded import coded_rows
-from engine.kernels.isa import chosen
-from engine.kernels.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
-from engine.kernels.team import Team
-from engine.quants import QUANTS, dequantise
+from engine.quants import codes
+from engine.quants.codes import coded_rows
+from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
+from engine.quants.table import QUANTS, dequantise
 from tests.bench.random_blocks import random_tensor
 
 Bytes = NDArray[np.uint8]
@@ -57,7 +58,7 @@ def packed(raw: Bytes, number: int, first: int, n_blocks: int, goal_row: int) ->
 
 
 def unpacked(planes: Bytes, layout: Layout, n_blocks: int) -> Floats:
-    """The weights of all rows, by the words of `engine.kernels.layout`."""
+    """The weights of all rows, by the words of `engine.quants.layout`."""
     high_at, scales_at, _, _ = layout.offsets(n_blocks, 0)
     n_tile = len(planes)
     low = planes[:, :high_at].reshape(n_tile, n_blocks, layout.low, 64)
@@ -128,7 +129,7 @@ def test_chunks_of_rows_join_without_a_seam(number: int, monkeypatch: pytest.Mon
     """The last one being shorter."""
     raw = torch.from_numpy(finite_rows(number))
     whole = coded_rows(raw, number)
-    monkeypatch.setattr(coded, "CHUNK", 1280)
+    monkeypatch.setattr(codes, "CHUNK", 1280)
     assert torch.equal(coded_rows(raw, number), whole)
 
 

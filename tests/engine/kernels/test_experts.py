@@ -10,13 +10,13 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.kernels import experts, jit, panels, product
-from engine.kernels.extent import n_tiles
-from engine.kernels.isa import Isa, supported
-from engine.kernels.layout import BLOCK, LAYOUTS, Layout
-from engine.kernels.panels import quantised_bytes
-from engine.kernels.team import Team
-from engine.ops.experts import Groups
+from engine.cpu.kernels import experts, jit, panels, product
+from engine.cpu.kernels.isa import Isa, supported
+from engine.cpu.kernels.panels import quantised_bytes
+from engine.cpu.kernels.team import Team
+from engine.forward.expert_rows import Groups
+from engine.quants.extent import n_tiles
+from engine.quants.layout import BLOCK, LAYOUTS, Layout
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

@@ -9,10 +9,10 @@ import pytest
 from llvmlite import binding as llvm
 from llvmlite import ir
 
+from engine.cpu.kernels import jit
+from engine.cpu.kernels.isa import ISAS, Isa, Neon, chosen, supported
+from engine.cpu.kernels.values import F16, F32, function
 from engine.errors import EngineError
-from engine.kernels import jit
-from engine.kernels.isa import ISAS, Isa, Neon, chosen, supported
-from engine.kernels.values import F16, F32, function
 from tests.helpers.kernel_modules import LIKE_OTHERS, MODULES, unresolved
 from tests.helpers.kernels import isa_named
 
@@ -90,7 +90,7 @@ def test_arm_is_asked_whether_it_multiplies_bytes(
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: {"neon": True})
     monkeypatch.setattr("platform.machine", lambda: "arm64" if system == "darwin" else "aarch64")
     monkeypatch.setattr("sys.platform", system)
-    monkeypatch.setattr("engine.kernels.isa.CPU_FACTS", path)
+    monkeypatch.setattr("engine.cpu.kernels.isa.CPU_FACTS", path)
     assert supported()[0].name == expected
 
 

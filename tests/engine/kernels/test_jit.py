@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from llvmlite import ir
 
-from engine.kernels import jit
-from engine.kernels.isa import chosen
-from engine.kernels.values import I64, function
+from engine.cpu.kernels import jit
+from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.values import I64, function
 from tests.helpers.golden import REPO
 
 

@@ -8,10 +8,10 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from engine.kernels import jit, maths
-from engine.kernels.isa import Isa, supported
-from engine.kernels.lanes import each
-from engine.kernels.values import function
+from engine.cpu.kernels import jit, maths
+from engine.cpu.kernels.isa import Isa, supported
+from engine.cpu.kernels.lanes import each
+from engine.cpu.kernels.values import function
 
 FUNCTIONS = {"exp": maths.exp, "tanh": maths.tanh}
 Floats = NDArray[np.float32]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.cpu.kernels.meeting import ADDED, COMPLETE, NO_NUMBERS, Board
 from engine.errors import CommError
-from engine.kernels.meeting import ADDED, COMPLETE, NO_NUMBERS, Board
-from engine.parallel.comm import ThreadCommunicator, ThreadGroup
 from engine.parallel.meeting import MOST_ADDED
-from engine.parallel.pool import RankPool
+from engine.parallel.rank_threads import RankPool
+from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 
 CPU = torch.device("cpu")
 Step = Callable[[ThreadCommunicator], Tensor | None]

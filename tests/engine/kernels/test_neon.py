@@ -15,9 +15,9 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from engine.kernels import jit, pack, panels, product, team
-from engine.kernels.isa import Isa, Neon, chosen
-from engine.kernels.layout import LAYOUTS
+from engine.cpu.kernels import jit, pack, panels, product, team
+from engine.cpu.kernels.isa import Isa, Neon, chosen
+from engine.quants.layout import LAYOUTS
 from tests.helpers.kernel_modules import TYPICAL, Build
 from tests.helpers.kernels import activations, isa_named, packed, random_rows
 from tests.helpers.planes import TYPES

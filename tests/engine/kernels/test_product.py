@@ -9,9 +9,9 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from engine.kernels.isa import Isa, supported
-from engine.kernels.layout import LAYOUTS
-from engine.kernels.team import Team
+from engine.cpu.kernels.isa import Isa, supported
+from engine.cpu.kernels.team import Team
+from engine.quants.layout import LAYOUTS
 from tests.helpers.kernels import (
     HALVES,
     activations,

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import fastcall
-from engine.kernels.isa import supported
-from engine.kernels.steps import Steps
-from engine.kernels.team import Team
+from engine.cpu.kernels import fastcall
+from engine.cpu.kernels.isa import supported
+from engine.cpu.kernels.steps import Steps
+from engine.cpu.kernels.team import Team
 from engine.layers.ffn import Activation
 from engine.ops.reference import ReferenceOps
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from engine import load_model
-from engine.context import Context
-from engine.layers.addend import Addend
+from engine.forward.addend import Addend
+from engine.forward.context import Context
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.ops.reference import ReferenceOps
-from engine.parallel.comm import ThreadCommunicator, ThreadGroup
-from engine.parallel.placement import Replicate
+from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
+from engine.sharding.placement import Replicate
 from tests.helpers.tiny_gguf import tiny_gguf
 
 

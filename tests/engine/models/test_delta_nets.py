@@ -75,7 +75,7 @@ def test_a_part_on_another_rank_changes_nothing(
 @pytest.mark.parametrize("name", ["qwen3next-q4_k_m", "qwen35-q4_k_m", "kimi-linear-q4_k_m"])
 def test_packed_weights_equal_llama_cpp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More ranks than key heads: rows and columns of the value heads are cut inside a group."""
-    monkeypatch.setattr("engine.plan.DENSE_FRACTION", 0.0)
+    monkeypatch.setattr("engine.planning.plan.DENSE_FRACTION", 0.0)
     for split in ((1,), (1, 2), (1, 1, 1, 1), (2, 0, 1, 3, 1)):
         assert golden_error(name, Case(split, chunk=9)) <= TOLERANCE
 

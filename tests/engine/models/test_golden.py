@@ -60,6 +60,6 @@ def test_a_part_on_another_rank_changes_nothing(name: str, pattern: str) -> None
 @pytest.mark.parametrize("name", ["qwen35-q4_k_m", "phi3-q4_k_m", "deepseek3-mla-q4_k_m"])
 def test_packed_weights_equal_llama_cpp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments, columns of heads and matrices per head, dequantised on each use."""
-    monkeypatch.setattr("engine.plan.DENSE_FRACTION", 0.0)
+    monkeypatch.setattr("engine.planning.plan.DENSE_FRACTION", 0.0)
     for case in CASES[:4]:
         assert golden_error(name, case) <= TOLERANCE

@@ -121,7 +121,7 @@ def test_older_files_need_as_much_memory(draft: ModelDraft, path: Path, make: An
 def test_packed_maps_give_the_same_logits(
     draft: ModelDraft, path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.plan.DENSE_FRACTION", 0.0)
+    monkeypatch.setattr("engine.planning.plan.DENSE_FRACTION", 0.0)
     make(draft).write(path)
     assert golden_error(DEEPSEEK, Case((2, 1, 1)), path) <= TOLERANCE
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine import load_model
-from engine.layers.temperature import Temperature
+from engine.layers.mixers.temperature import Temperature
 from tests.helpers.golden import TOLERANCE, nmse
 from tests.helpers.hf_models.nope import LLAMA4, llama4_config
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine import load_model
 from engine.gguf import GGUFFile
-from engine.parallel.shares import movable_tensors
+from engine.sharding.shares import movable_tensors
 from tests.helpers.golden import (
     LEAST_BAR,
     TOLERANCE,
@@ -119,7 +119,9 @@ STATIONS: tuple[dict[str, Any], ...] = (
 
 def error_on_the_way(name: str, monkeypatch: pytest.MonkeyPatch) -> float:
     """Some tokens are computed in each mode, after those that the modes before have cached."""
-    monkeypatch.setattr("engine.opener.keeps_kv_on_host", lambda params, _: params.kv_on_host)
+    monkeypatch.setattr(
+        "engine.runtime.builder.keeps_kv_on_host", lambda params, _: params.kv_on_host
+    )
     ids, expected = golden_logits(name)
     is_routed = name in routed_models()
     stations = [s for s in STATIONS if is_routed or not ("n_cpu_moe" in s or "_exps" in str(s))]
@@ -163,5 +165,5 @@ def test_keys_and_values_in_host_memory_change_nothing(
     """As a GPU does it, here with the CPU in its place."""
     case = Case((3, 1, 2), chunk=7, n_decode=5)
     at_home = golden_error(name, case, kv_type=kv_type)
-    monkeypatch.setattr("engine.opener.keeps_kv_on_host", lambda params, device: True)
+    monkeypatch.setattr("engine.runtime.builder.keeps_kv_on_host", lambda params, device: True)
     assert golden_error(name, case, kv_type=kv_type) == at_home

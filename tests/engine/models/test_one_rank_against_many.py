@@ -105,7 +105,7 @@ def test_packed_weights_give_the_same_numbers(
 ) -> None:
     """Where dequantised weights do not fit, they stay packed; a cut may lie inside a block."""
     if storage == "packed":
-        monkeypatch.setattr("engine.plan.DENSE_FRACTION", 0.0)
+        monkeypatch.setattr("engine.planning.plan.DENSE_FRACTION", 0.0)
     path = tiny_gguf(tmp_path / "m.gguf", n_head_kv=4, n_embd=64, head_dim=24, quant=quant)
     expected = PlainLlama(path).logits(IDS)
     with load_model(path, ["cpu"] * 3, [2, 1, 1], kv_type="f32") as model:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.cache import LayerCache
-from engine.layers.attention import Scores
-from engine.layers.state import CPU_STEP, KVState, Step
+from engine.forward.cache import LayerCache
+from engine.forward.state import CPU_STEP, KVState, Step
+from engine.layers.mixers.attention import Scores
 from engine.ops import attention
-from engine.parallel.ranges import Ranges
+from engine.sharding.ranges import Ranges
 
 HEAD_DIM_K, HEAD_DIM_V = 8, 6
 

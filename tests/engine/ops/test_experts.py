@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.forward.expert_rows import Groups
 from engine.layers.linear import ExpertLinear
 from engine.layers.moe import Routing
-from engine.ops.experts import Groups
 from engine.ops.reference import ReferenceOps
 from engine.ops.weights import DenseWeight, PackedWeight
-from engine.parallel.placement import Shard
-from engine.parallel.ranges import Ranges
+from engine.sharding.placement import Shard
+from engine.sharding.ranges import Ranges
 
 SIZES = [(1, 1, 4), (1, 8, 64), (2, 2, 2), (3, 2, 5), (17, 4, 9), (64, 16, 40), (300, 3, 5)]
 """Tokens, experts of each, all experts."""

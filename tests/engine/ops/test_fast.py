@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cache import LayerCache
-from engine.kernels.team import Team
-from engine.layers.attention import Scores
+from engine.cpu.kernels.team import Team
+from engine.cpu.ops import FEW_TOKENS, FastOps
+from engine.forward.cache import LayerCache
+from engine.forward.state import KVState
 from engine.layers.ffn import Activation
+from engine.layers.mixers.attention import Scores
 from engine.layers.moe import Routing
 from engine.layers.rope import RopeParams
-from engine.layers.state import KVState
-from engine.ops.fast import FEW_TOKENS, FastOps
 from engine.ops.reference import ReferenceOps
-from engine.parallel.ranges import Ranges
+from engine.sharding.ranges import Ranges
 
 REFERENCE = ReferenceOps()
 

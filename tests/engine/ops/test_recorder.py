@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.log import refuse
-from engine.kernels.steps import Steps
-from engine.kernels.team import Team
-from engine.ops.recorder import Recorder, Recording
+from engine.cpu.kernels.log import refuse
+from engine.cpu.kernels.steps import Steps
+from engine.cpu.kernels.team import Team
+from engine.cpu.recorder import Recorder, Recording
 
 TEAM = Team(1)
 STEPS = Steps(TEAM)

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.isa import supported
-from engine.kernels.team import Team
+from engine.cpu.kernels.isa import supported
+from engine.cpu.kernels.team import Team
+from engine.cpu.routing import RoutingSteps
+from engine.forward.expert_rows import Groups
 from engine.layers.moe import Routing
-from engine.ops.experts import Groups
 from engine.ops.reference import ReferenceOps
-from engine.ops.routing import RoutingSteps
 
 REFERENCE = ReferenceOps()
 FIELDS = ("table", "expert_of", "pair_of", "row_of")

@@ -8,14 +8,14 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.kernels.extent import Extent
-from engine.kernels.isa import chosen
+from engine.cpu.kernels.isa import chosen
+from engine.cpu.ops import FastOps
+from engine.cpu.weights import PlaneWeight
+from engine.cpu.worker import Worker
 from engine.layers.ffn import Activation
 from engine.layers.linear import Linear
-from engine.ops.fast import FastOps
-from engine.ops.planes import PlaneWeight
-from engine.ops.worker import Worker
-from engine.parallel.placement import Replicate
+from engine.quants.extent import Extent
+from engine.sharding.placement import Replicate
 from tests.helpers.kernels import multiplied, packed, random_rows
 
 N_COLUMNS = 512

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError
-from engine.parallel.comm import ThreadCommunicator
-from engine.parallel.pool import RankPool
+from engine.parallel.rank_threads import RankPool
+from engine.parallel.thread_comm import ThreadCommunicator
 from tests.helpers.thread_ranks import Ranks
 
 
@@ -192,7 +192,7 @@ def test_an_interrupt_waits_for_the_other_ranks(monkeypatch: pytest.MonkeyPatch)
             finished.set()
         return rank
 
-    monkeypatch.setattr("engine.parallel.pool.queue.SimpleQueue", Done)
+    monkeypatch.setattr("engine.parallel.rank_threads.queue.SimpleQueue", Done)
     with pytest.raises(KeyboardInterrupt):
         pool.run(work)
     assert finished.is_set()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.parallel.moving import LEAST_BYTES, Mover, copy_over
+from engine.parallel.transfers import LEAST_BYTES, Mover, copy_over
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
@@ -28,7 +28,7 @@ class Copies:
 
 @pytest.fixture(autouse=True)
 def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.host_memory._pin", lambda held, device: False)
+    monkeypatch.setattr("engine.hardware.host_memory._pin", lambda held, device: False)
 
 
 def test_values_of_a_gpu_are_whole_and_stay() -> None:

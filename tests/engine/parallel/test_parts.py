@@ -1,7 +1,7 @@
 """How finely a model can be cut, in words."""
 
-from engine.parallel.parts import split_parts
-from engine.parallel.split import BlockDims
+from engine.sharding.parts import split_parts
+from engine.sharding.split import BlockDims
 
 
 def test_the_coarsest_block_counts_and_absent_parts_are_not_named() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine import LoadParams, SplitError
 from engine.config import default_groups
-from engine.parallel.patterns import Wanted, wanted_shares
-from engine.parallel.shares import Shares
+from engine.sharding.patterns import Wanted, wanted_shares
+from engine.sharding.shares import Shares
 
 PARTS = ("attention", "recurrent", "ffn", "experts", "shared")
 STEMS = {

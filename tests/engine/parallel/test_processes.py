@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.distributed.process_comm import LEAST_SLICED, MOST_AT_ONCE, ProcessCommunicator
+from engine.distributed.wire import Parcel, Peer
 from engine.errors import CommError
-from engine.parallel.comm import Communicator, ThreadGroup
-from engine.parallel.pool import RankPool
-from engine.parallel.processes import LEAST_SLICED, MOST_AT_ONCE, ProcessCommunicator
-from engine.parallel.wire import Parcel, Peer
+from engine.parallel.rank_threads import RankPool
+from engine.parallel.thread_comm import Communicator, ThreadGroup
 
 CPU = torch.device("cpu")
 Step = Callable[[Communicator], Tensor | None]

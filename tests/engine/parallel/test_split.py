@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache import head_rows
 from engine.errors import SplitError
-from engine.parallel.placement import Replicate, Shard
-from engine.parallel.ranges import Ranges
-from engine.parallel.shares import apply_overrides, normalise, share_table
-from engine.parallel.split import BlockDims, cut_model, head_groups, tiles
+from engine.forward.cache import head_rows
+from engine.sharding.placement import Replicate, Shard
+from engine.sharding.ranges import Ranges
+from engine.sharding.shares import apply_overrides, normalise, share_table
+from engine.sharding.split import BlockDims, cut_model, head_groups, tiles
 
 
 @st.composite

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from engine.parallel.life import Life
+from engine.parallel.liveness import Life
 from engine.parallel.turns import Turns
 
 

@@ -1,6 +1,6 @@
 """Ways between devices: what is known, and what is assumed of the others."""
 
-from engine.parallel.ways import BY_HOST, ON_ONE_DEVICE, Way, Ways
+from engine.devices.routes import BY_HOST, ON_ONE_DEVICE, Way, Ways
 
 
 def test_what_nobody_has_proven_goes_by_the_host() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from engine.devices.types import DeviceInfo
-from engine.planning import calibration
-from engine.planning.calibration import DECODE, PREFILL, Calibration, Subject, device_set
-from engine.planning.prediction import Path as TimePath
-from engine.planning.prediction import Prediction, RankTime
+from engine.planning.speed import calibration
+from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_set
+from engine.planning.speed.prediction import Path as TimePath
+from engine.planning.speed.prediction import Prediction, RankTime
 
 ONE = Subject("RTX 3090 580", DECODE, "Q4_K_M")
 

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import LoadParams, Planner
-from engine.footprint import held_bytes
 from engine.gguf import GGUFFile
 from engine.models.declare import declare
-from engine.planning.evaluator import Evaluation, Evaluator
-from engine.planning.load import ModelLoad
-from engine.work import work_of
+from engine.planning.evaluation.evaluator import Evaluation, Evaluator
+from engine.planning.evaluation.model_load import ModelLoad
+from engine.planning.footprint import held_bytes
+from engine.planning.token_work import work_of
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.model_draft import DraftTensor, ModelDraft

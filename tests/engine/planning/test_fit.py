@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import EngineError, LoadParams, Planner
-from engine.planning.fit import CONTEXT_STEP, Room
+from engine.planning.evaluation.fit import CONTEXT_STEP, Room
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf
 

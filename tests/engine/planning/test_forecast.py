@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine import DeviceFacts, Forecaster, LinkFacts, Links, LoadParams, Planner, parse_rig
-from engine.planning.calibration import Calibration
-from engine.planning.evaluator import Evaluation
-from engine.planning.forecast import PROMPT_TOKENS
+from engine.planning.evaluation.evaluator import Evaluation
+from engine.planning.speed.calibration import Calibration
+from engine.planning.speed.forecast import PROMPT_TOKENS
 from tests.helpers.hollow import hollow_moe
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from engine.config import PeerMode
 from engine.devices.links import Link, Pcie, Topology
+from engine.devices.routes import Place, Way
 from engine.devices.types import DeviceInfo
-from engine.parallel.ways import Place, Way
-from engine.planning.facts import LinkFacts
-from engine.planning.link_records import (
+from engine.planning.speed.facts import LinkFacts
+from engine.planning.speed.link_records import (
     LinkRecord,
     Means,
     TrialRecord,
@@ -21,7 +21,7 @@ from engine.planning.link_records import (
     record_from,
     speed_of,
 )
-from engine.planning.machine_file import MachineFile, known_links
+from engine.planning.speed.machine_file import MachineFile, known_links
 
 GIB = 1 << 30
 MIB = 1 << 20

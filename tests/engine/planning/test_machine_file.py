@@ -8,8 +8,8 @@ import pytest
 
 from engine.devices.links import Link, Pcie, Topology
 from engine.devices.types import DeviceInfo
-from engine.planning.facts import DeviceFacts, LinkFacts, WeightRate
-from engine.planning.machine_file import MachineFile, expected_facts, known_facts, known_links
+from engine.planning.speed.facts import DeviceFacts, LinkFacts, WeightRate
+from engine.planning.speed.machine_file import MachineFile, expected_facts, known_facts, known_links
 
 GIB = 1 << 30
 CPU = DeviceInfo("cpu", "cpu", "Some CPU", 8 * GIB, 4 * GIB, n_cores=4)
@@ -92,7 +92,7 @@ def test_a_damaged_file_is_an_empty_one(path: Path, text: str) -> None:
 
 
 def test_the_file_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.planning.machine_file.MOST_ENTRIES", 2)
+    monkeypatch.setattr("engine.planning.speed.machine_file.MOST_ENTRIES", 2)
     file, cpus = MachineFile(path), [replace(CPU, name=f"CPU {n}") for n in range(3)]
     for cpu in cpus:
         file.keep_device(cpu, FACTS)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from engine import LoadParams, Planner, SplitError
-from engine.footprint import packed_bytes, slot_pieces
 from engine.gguf import GGUFFile
 from engine.models.declare import declare
-from engine.planning.placement import PlacementMap, TensorPlace
+from engine.planning.footprint import packed_bytes, slot_pieces
+from engine.planning.tensor_map import PlacementMap, TensorPlace
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -3,8 +3,8 @@
 import pytest
 
 from engine import EngineError, list_devices
-from engine.planning.cards import CARDS, HOSTS, pcie_bytes_per_s
-from engine.planning.rigs import find_card, known_card, parse_rig
+from engine.planning.speed.cards import CARDS, HOSTS, pcie_bytes_per_s
+from engine.planning.speed.rigs import find_card, known_card, parse_rig
 
 
 def names(text: str) -> list[str]:

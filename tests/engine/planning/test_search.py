@@ -10,8 +10,9 @@ import pytest
 
 from engine.config import LoadParams
 from engine.errors import Cancelled
-from engine.planning.line_search import minimise, ranges
-from engine.planning.search import (
+from engine.planning.search.line_search import minimise, ranges
+from engine.planning.search.results import Goal, Sample, Speeds, Trial, best_of, explained
+from engine.planning.search.search import (
     Candidate,
     Clock,
     Family,
@@ -19,7 +20,6 @@ from engine.planning.search import (
     Search,
     expected_trials,
 )
-from engine.planning.tuned import Goal, Sample, Speeds, Trial, best_of, explained
 
 GOAL = Goal("decode", 0, 1)
 N_STEP = 100

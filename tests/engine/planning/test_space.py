@@ -18,10 +18,18 @@ from engine import (
     TunePlan,
     parse_rig,
 )
-from engine.planning.search import Family
-from engine.planning.space import ModelSpace, group_sizes
-from engine.planning.tune_file import result_document, result_from
-from engine.planning.tuned import GOALS, Region, Sample, Speeds, Trial, TuneResult, explained
+from engine.planning.search.results import (
+    GOALS,
+    Region,
+    Sample,
+    Speeds,
+    Trial,
+    TuneResult,
+    explained,
+)
+from engine.planning.search.results_file import result_document, result_from
+from engine.planning.search.search import Family
+from engine.planning.search.space import ModelSpace, group_sizes
 from tests.helpers.tiny_gguf import tiny_gguf
 
 CHAT = GOALS["chat"]
@@ -205,14 +213,16 @@ def test_what_a_cache_holds_teaches_nothing_about_larger_models(
     params = LoadParams(path, ("cpu",))
     evaluation = planner.evaluate(params)
     large = planner.evaluate(params)
-    monkeypatch.setattr("engine.planning.forecast.CACHED_BYTES", evaluation.plan.file_bytes + 1)
+    monkeypatch.setattr(
+        "engine.planning.speed.forecast.CACHED_BYTES", evaluation.plan.file_bytes + 1
+    )
     before = forecaster.forecast(evaluation, params)
     assert before is not None
     forecaster.learn_decode(evaluation, params, "", before.decode.seconds / 5, 512)
     small = forecaster.forecast(evaluation, params)
     assert small is not None
     assert small.decode.seconds == pytest.approx(before.decode.seconds / 5)
-    monkeypatch.setattr("engine.planning.forecast.CACHED_BYTES", 0)
+    monkeypatch.setattr("engine.planning.speed.forecast.CACHED_BYTES", 0)
     other = forecaster.forecast(large, params)
     assert other is not None
     assert other.decode.seconds == pytest.approx(before.decode.seconds)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.gguf.types import TYPES
-from engine.quants import QUANTS, Quant, dequantise, table
+from engine.quants import table
+from engine.quants.table import QUANTS, Quant, dequantise
 
 Q1_0, Q2_0 = 41, 42
 F32, F16, BF16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16

@@ -1,0 +1,82 @@
+"""Is a prompt sooner done in whole numbers by our kernels, or in BF16 by torch? Measured here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from math import ceil, inf
+
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from torch.nn.functional import linear
+
+from engine.cpu.kernels import calls
+from engine.cpu.kernels.panels import quantised_bytes
+from engine.cpu.kernels.team import Team
+from engine.quants.extent import Extent
+from engine.quants.layout import BLOCK, LAYOUTS, TILE
+
+N_TOKENS, N_COLUMNS, N_TILE = 256, 2048, 64
+N_TRIES = 3
+LEAST_TOKENS = 32
+
+
+@cache
+def bf16_from(n_threads: int) -> float:
+    """From how many tokens on BF16 is faster, conversion included; infinite if it never is."""
+    int8, bf16, convert = _times(n_threads)
+    gained = (int8 - bf16) / N_TOKENS
+    return max(LEAST_TOKENS, ceil(convert / gained)) if gained > 0 else inf
+
+
+@cache
+def is_bf16_fast(n_threads: int) -> bool:
+    """Whether torch multiplies BF16 faster than F32."""
+    x, w = torch.ones(N_TOKENS, N_COLUMNS), torch.ones(N_TILE * TILE, N_COLUMNS)
+    short = x.bfloat16(), w.bfloat16()
+    return _best(lambda: linear(*short)) < _best(lambda: linear(x, w))
+
+
+def _times(n_threads: int) -> tuple[float, float, float]:
+    """Seconds for a product in whole numbers, the same in BF16, and the weights' conversion."""
+    number, extent = int(Kind.Q4_K), Extent.of(0, N_COLUMNS)
+    tile_bytes = extent.tile_bytes(LAYOUTS[number])
+    planes = torch.zeros(N_TILE * tile_bytes, dtype=torch.uint8)
+    panels = torch.zeros(quantised_bytes(N_TOKENS, extent.n_blocks, 1), dtype=torch.uint8)
+    y = torch.empty(N_TOKENS, N_TILE * TILE)
+    x, w = (torch.zeros(n, N_COLUMNS, dtype=torch.bfloat16) for n in (N_TOKENS, N_TILE * TILE))
+    multiply, convert = calls.multiply(number, 1), calls.bf16_rows(number)
+    team = Team(n_threads)
+    weights = planes.data_ptr(), tile_bytes, N_COLUMNS // BLOCK, 0
+
+    def bf16() -> None:
+        team.rest()
+        linear(x, w)
+
+    def int8() -> None:
+        team.wake()
+        multiply(
+            team.address, *weights, panels.data_ptr(), N_TOKENS, y.data_ptr(), 4 * y.shape[1],
+            y.shape[1], N_TILE, 2, N_TOKENS,
+        )  # fmt: skip
+
+    def converted() -> None:
+        team.wake()
+        convert(team.address, *weights, 0, N_TILE, w.data_ptr())
+
+    try:
+        return _best(int8), _best(bf16), _best(converted)
+    finally:
+        team.close()
+
+
+def _best(run: Callable[[], object]) -> float:
+    """Seconds of the fastest of some runs, after one that counts for nothing."""
+    run()
+    times = []
+    for _ in range(N_TRIES):
+        begun = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begun)
+    return min(times)

@@ -1,0 +1,287 @@
+"""The kernels that write and read the cache of keys and values, for torch tensors.
+
+As in `engine.cpu.kernels.steps`, they answer None or False where tensors are none that they serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from itertools import groupby
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cpu.kernels import attention, jit, store
+from engine.cpu.kernels.cells import CELLS
+from engine.cpu.kernels.fastcall import Kernel
+from engine.cpu.kernels.isa import Isa, chosen, supported
+from engine.cpu.kernels.steps import F32, SHORT, Calls, bits, calls, is_plain, rows_of
+from engine.cpu.kernels.team import Team
+
+if TYPE_CHECKING:
+    from engine.forward.cache import LayerCache
+    from engine.layers.mixers.attention import Scores
+
+SHORT_READ = 1 << 18
+"""Elements of the cache that are read in about 0.1 ms; for so long a call keeps Python's lock."""
+
+MOST_TOKENS = 8
+"""That attention takes at once."""
+
+DTYPES = {
+    "f32": F32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
+    "q4_0": torch.uint8,
+}  # fmt: skip
+
+
+@cache
+def _kernels(isa_name: str, kv_type: str) -> tuple[Calls, Calls]:
+    """Writing and attention for a type of the cache, compiled once for each kind of processor."""
+    isa = next(isa for isa in supported() if isa.name == isa_name)
+    found = []
+    for name, module in (("store", store), ("attend", attention)):
+        build = partial(module.build, isa=isa, kv_type=kv_type)
+        address = jit.own_addresses(f"{name}-{kv_type}", isa, [name], build)[name]
+        found.append(calls(address, len(module.ARGUMENTS)))
+    return found[0], found[1]
+
+
+class Rows:
+    """Keys or values of one layer: (n_kv, n_ctx, head_dim).
+
+    Attributes:
+        n_kv, n_ctx, head_dim: the shape.
+        address: of the first.
+        stride, head_stride: bytes from position to position and from head to head.
+        fits: their numbers lie side by side, as their type wants it.
+    """
+
+    def __init__(self, held: Tensor, kv_type: str) -> None:
+        kind, size = CELLS[kv_type], held.element_size()
+        head_stride, stride, step = held.stride()
+        self.n_kv, self.n_ctx, width = held.shape
+        has_blocks = held.dtype == torch.uint8
+        self.head_dim = width // kind.n_bytes * kind.width if has_blocks else width
+        self.address = held.data_ptr()
+        self.stride, self.head_stride = stride * size, head_stride * size
+        self.fits = (
+            held.is_cpu
+            and held.dtype == DTYPES[kv_type]
+            and step == 1
+            and not (has_blocks and width % kind.n_bytes)
+        )
+
+
+class Layer:
+    """What calls need to know of a layer's cache, gathered once.
+
+    Attributes:
+        is_served: by these kernels.
+        heads: by the number of query heads, what attention needs to know of them.
+    """
+
+    def __init__(self, held: LayerCache, isa_name: str) -> None:
+        self._tensors = held.k, held.v
+        self._head_map = None if held.head_map is None else held.head_map.tolist()
+        self.k, self.v = Rows(held.k, held.kv_type), Rows(held.v, held.kv_type)
+        self.is_served = self.k.fits and self.v.fits
+        self.store, self.attend = _kernels(isa_name, held.kv_type)
+        self.heads: dict[int, Heads | None] = {}
+
+    def is_of(self, held: LayerCache) -> bool:
+        """Whether the memory is still the same."""
+        k, v = self._tensors
+        return k is held.k and v is held.v
+
+    def make_heads(self, n_heads: int) -> Heads | None:
+        """None if the cache is not for so many heads."""
+        n_kv, rows = self.k.n_kv, self._head_map
+        if rows is None and n_heads % n_kv == 0:
+            rows = [head * n_kv // n_heads for head in range(n_heads)]
+        if rows is None or len(rows) != n_heads or not all(0 <= row < n_kv for row in rows):
+            return None
+        return Heads(self.k, self.v, rows)
+
+
+class Heads:
+    """The query heads of a layer.
+
+    Args:
+        rows: for each of them the head of k and v that it uses.
+
+    Attributes:
+        places: the arguments of `attend` from `k` to `head_dim_v`.
+        cut: those from `groups` to `n_heads`.
+        work_bytes: memory that attention needs for the whole context.
+    """
+
+    def __init__(self, k: Rows, v: Rows, rows: Sequence[int]) -> None:
+        self._groups = np.array(_groups(rows), np.int64).reshape(-1, 3)
+        self.places = (
+            k.address, k.stride, k.head_stride, v.address, v.stride, v.head_stride, k.head_dim,
+            v.head_dim,
+        )  # fmt: skip
+        self.cut = self._groups.ctypes.data, len(self._groups), len(rows)
+        self.work_bytes = attention.work_bytes(len(rows), v.head_dim, k.n_ctx)
+
+
+def _groups(rows: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Neighbouring query heads that use the same key-value head: it, the first, how many."""
+    groups: list[tuple[int, int, int]] = []
+    head = 0
+    for row, members in groupby(rows):
+        stop = head + len(list(members))
+        starts = range(head, stop, attention.HEADS)
+        groups.extend((row, start, min(attention.HEADS, stop - start)) for start in starts)
+        head = stop
+    return groups
+
+
+class CacheSteps:
+    """The kernels, run by one team.
+
+    Args:
+        isa: of the code; the best of this processor if None.
+    """
+
+    def __init__(self, team: Team, isa: Isa | None = None) -> None:
+        self._team = team
+        self._address = team.address
+        self._isa_name = (isa or chosen()).name
+        self._layers: WeakKeyDictionary[LayerCache, Layer] = WeakKeyDictionary()
+        self._work = torch.empty(0, dtype=torch.uint8)
+        self._words = words = np.zeros(1, np.int64)  # the position of the first token
+        self._position_word, self._position_address = words.data, words.ctypes.data
+        self._spans: dict[tuple[int, int], Spans] = {}
+
+    @property
+    def memory(self) -> Tensor:
+        """What calls have written to beside their results."""
+        return self._work
+
+    def move(self, n_past: int) -> None:
+        """Say where a token is for which calls are repeated."""
+        self._position_word[0] = n_past
+        for spans in self._spans.values():
+            spans.set(n_past, 1)
+
+    def write(self, held: LayerCache, k: Tensor, v: Tensor | None, start: int) -> bool:
+        """See `LayerCache.write`; whether it was done."""
+        layer = self._layer(held)
+        first = _writing(k, layer.k, start)
+        second = () if v is None else _writing(v, layer.v, start)
+        if not layer.is_served or first is None or second is None:
+            return False
+        self._position_word[0] = start
+        run = layer.store.short
+        if k.numel() > SHORT:
+            self._team.wake()
+            run = layer.store.long
+        run(self._address, *first, self._position_address)
+        if second:
+            run(self._address, *second, self._position_address)
+        return True
+
+    def attention(
+        self, q: Tensor, held: LayerCache, n_past: int, scores: Scores,
+        sinks: Tensor | None, slopes: Tensor | None,
+    ) -> Tensor | None:  # fmt: skip
+        """See `ReferenceOps.attention`; one of up to `MOST_TOKENS` tokens after the other."""
+        layer = self._layer(held)
+        n_tokens, n_heads, head_dim = q.shape
+        if n_heads not in layer.heads:
+            layer.heads[n_heads] = layer.make_heads(n_heads)
+        heads = layer.heads[n_heads]
+        vectors: tuple[int | None, ...] = 0, 0
+        if sinks is not None or slopes is not None:
+            vectors = _address(sinks, n_heads), _address(slopes, n_heads)
+        if heads is None or not layer.is_served or not is_plain(q) or None in vectors:
+            return None
+        if head_dim != layer.k.head_dim or n_tokens > MOST_TOKENS:
+            return None
+        if not 0 <= n_past <= layer.k.n_ctx - n_tokens:
+            return None
+        out = torch.empty(n_tokens, n_heads, layer.v.head_dim)
+        query, goal = q.data_ptr(), out.data_ptr()
+        factors = bits(scores.scale), bits(scores.softcap)
+        work, spans = self._memory(heads.work_bytes), self._spans_of(scores)
+        spans.set(n_past, n_tokens)
+        run = self._fitting(layer, n_past + n_tokens)
+        for span in spans.addresses[:n_tokens]:
+            run(
+                self._address, query, *heads.places, span, *heads.cut, *factors, *vectors, work,
+                goal,
+            )  # fmt: skip
+            query += 4 * n_heads * head_dim
+            goal += 4 * n_heads * layer.v.head_dim
+        return out
+
+    def _spans_of(self, scores: Scores) -> Spans:
+        key = scores.window, scores.chunk
+        spans = self._spans.get(key)
+        if spans is None:
+            spans = self._spans[key] = Spans(scores)
+        return spans
+
+    def _layer(self, held: LayerCache) -> Layer:
+        layer = self._layers.get(held)
+        if layer is None or not layer.is_of(held):
+            layer = self._layers[held] = Layer(held, self._isa_name)
+        return layer
+
+    def _memory(self, n_bytes: int) -> int:
+        """The address of so much memory, whose contents the next call changes."""
+        if self._work.numel() < n_bytes:
+            self._work = torch.empty(n_bytes, dtype=torch.uint8)
+        return self._work.data_ptr()
+
+    def _fitting(self, layer: Layer, n_positions: int) -> Kernel:
+        """The function for so many positions; helpers that sleep are called if they are many."""
+        k, v = layer.k, layer.v
+        if n_positions * k.n_kv * (k.head_dim + v.head_dim) <= SHORT_READ:
+            return layer.attend.short
+        self._team.wake()
+        return layer.attend.long
+
+
+class Spans:
+    """The positions that tokens see, for layers that are alike in that.
+
+    Attributes:
+        addresses: for each of up to `MOST_TOKENS` tokens, where the first position stands and the
+            one after the last.
+    """
+
+    def __init__(self, scores: Scores) -> None:
+        self._scores = scores
+        self._numbers = np.zeros((MOST_TOKENS, 2), np.int64)
+        self._words = self._numbers.reshape(-1).data
+        start, step = self._numbers.ctypes.data, self._numbers.strides[0]
+        self.addresses = [start + step * n for n in range(MOST_TOKENS)]
+
+    def set(self, n_past: int, n_tokens: int) -> None:
+        """Write those of tokens after `n_past` others."""
+        for n in range(n_tokens):
+            self._words[2 * n] = self._scores.first_visible(n_past + n)
+            self._words[2 * n + 1] = n_past + n + 1
+
+
+def _writing(x: Tensor, cells: Rows, start: int) -> tuple[int, ...] | None:
+    """The arguments of `store` for x, if it fits."""
+    rows = rows_of(x)
+    if rows is None or rows[3:] != (cells.n_kv, cells.head_dim):
+        return None
+    if not 0 <= start <= cells.n_ctx - rows[2]:
+        return None
+    return x.data_ptr(), *rows, cells.address, cells.stride, cells.head_stride
+
+
+def _address(vector: Tensor | None, n: int) -> int | None:
+    """Of n numbers; 0 for none."""
+    if vector is None:
+        return 0
+    return vector.data_ptr() if is_plain(vector) and vector.shape == (n,) else None

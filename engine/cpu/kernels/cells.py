@@ -1,0 +1,209 @@
+"""How keys and values lie in the cache: rows of F32, F16 or BF16, or of GGML blocks.
+
+A block has 32 elements: an F16 scale d, then whole numbers q. In Q8_0 they are signed bytes,
+x = d q; in Q4_0 nibbles, x = d (q - 8), of which byte j holds element j (low) and j + 16 (high).
+Blocks are written bit-equal to the gguf package.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.maths import ints_like
+from engine.cpu.kernels.values import F32, FLOATS, I8, I16, INTS, LANES, Code, Value, vector
+
+BYTES, HALVES = vector(I8), vector(I16)
+HALF_BITS = 0x3F000000
+"""Of the F32 0.5, whose last bit is worth as much as that of the smallest F16 numbers."""
+
+SMALLEST_NORMAL = 0x38800000
+"""The bits of the F32 from which on F16 have all their digits."""
+
+INFINITE, NO_NUMBER = 0x7C00, 0x7E00
+"""As F16."""
+
+
+class Cells(ABC):
+    """Reads and writes one type of the cache.
+
+    Attributes:
+        width: elements that are read and written at once, 16 or 32.
+        n_bytes: of these.
+    """
+
+    width: ClassVar[int]
+    n_bytes: ClassVar[int]
+
+    def __init__(self, code: Code, isa: Isa) -> None:
+        self.code = code
+        self.isa = isa
+
+    @abstractmethod
+    def read(self, address: Value) -> list[Value]:
+        """`width` elements as F32, 16 in each vector."""
+
+    @abstractmethod
+    def write(self, values: Sequence[Value], address: Value) -> None:
+        """The reverse."""
+
+
+class PlainCells(Cells):
+    """Numbers side by side, F32; a row may end anywhere."""
+
+    width = LANES
+    n_bytes = 4 * LANES
+    kind: ClassVar[Any] = FLOATS
+
+    def read(self, address: Value) -> list[Value]:
+        return [self._floats(self.code.load(address, self.kind))]
+
+    def read_part(self, address: Value, n: Value) -> Value:
+        """The first n of 16 elements, then zeros."""
+        return self._floats(self.code.load_part(address, self.kind, n))
+
+    def write(self, values: Sequence[Value], address: Value) -> None:
+        self.code.store(self._held(values[0]), address)
+
+    def write_part(self, value: Value, address: Value, n: Value) -> None:
+        """The first n of 16 elements."""
+        self.code.store_part(self._held(value), address, n)
+
+    def _floats(self, held: Value) -> Value:
+        return held
+
+    def _held(self, floats: Value) -> Value:
+        return floats
+
+
+class F16Cells(PlainCells):
+    """F16 numbers."""
+
+    n_bytes = 2 * LANES
+    kind = HALVES
+
+    def _floats(self, held: Value) -> Value:
+        return self.isa.halves(self.code, held)
+
+    def _held(self, floats: Value) -> Value:
+        return halves_of(self.code, floats)
+
+
+class BF16Cells(PlainCells):
+    """The upper halves of F32 numbers."""
+
+    n_bytes = 2 * LANES
+    kind = HALVES
+
+    def _floats(self, held: Value) -> Value:
+        return (held.to(INTS, signed=False) << 16).bits(FLOATS)
+
+    def _held(self, floats: Value) -> Value:
+        bits = floats.bits(INTS)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # ties to even
+        is_number = floats.equals(floats)
+        return self.code.where(is_number, rounded, self.code.constant(INTS, 0x7FC0)).to(HALVES)
+
+
+class Q8Cells(Cells):
+    """Q8_0."""
+
+    width = 32
+    n_bytes = 34
+
+    def read(self, address: Value) -> list[Value]:
+        code, scale = self.code, scale_at(self, address)
+        numbers = (code.load(address + 2 + at, BYTES) for at in (0, LANES))
+        return [number.to(INTS).to(FLOATS) * scale for number in numbers]
+
+    def write(self, values: Sequence[Value], address: Value) -> None:
+        code = self.code
+        largest = code.reduced("max", code.largest(*(code.unary("fabs", x) for x in values)))
+        scale = largest / code.constant(F32, 127.0)
+        write_scale(code, scale, address)
+        factor = code.spread(inverse(code, scale))
+        for n, value in enumerate(values):
+            code.store(rounded(code, value * factor).to(BYTES), address + 2 + LANES * n)
+
+
+class Q4Cells(Cells):
+    """Q4_0."""
+
+    width = 32
+    n_bytes = 18
+
+    def read(self, address: Value) -> list[Value]:
+        code, scale = self.code, scale_at(self, address)
+        both = code.load(address + 2, BYTES).to(INTS, signed=False)
+        return [(half - 8).to(FLOATS) * scale for half in (both & 15, both >> 4)]
+
+    def write(self, values: Sequence[Value], address: Value) -> None:
+        code = self.code
+        scale = self._extreme(values) * (-1 / 8)
+        write_scale(code, scale, address)
+        factor = code.spread(inverse(code, scale))
+        numbers = ((value * factor + 8.5).to(INTS) for value in values)
+        low, high = (code.where(n > 15, code.constant(INTS, 15), n) for n in numbers)
+        code.store((low | (high << 4)).to(BYTES), address + 2)
+
+    def _extreme(self, values: Sequence[Value]) -> Value:
+        """The first of the numbers that are farthest from 0."""
+        code = self.code
+        sizes = [code.unary("fabs", value) for value in values]
+        largest = code.reduced("max", code.largest(*sizes))
+        spread, none = code.spread(largest), code.constant(FLOATS, 2.0 * LANES)
+        numbers = [code.table(FLOATS, range(n, n + LANES)) for n in (0, LANES)]
+        low, high = (
+            code.where(size.equals(spread), number, none)
+            for size, number in zip(sizes, numbers, strict=True)
+        )
+        place = code.spread(code.reduced("min", code.smallest(low, high)))
+        low, high = (
+            code.where(number.equals(place), value, code.constant(FLOATS, -0.0))
+            for value, number in zip(values, numbers, strict=True)
+        )
+        return code.where(largest.equals(largest), code.reduced("add", low + high), largest)
+
+
+CELLS: Mapping[str, type[Cells]] = {
+    "f32": PlainCells, "f16": F16Cells, "bf16": BF16Cells, "q8_0": Q8Cells, "q4_0": Q4Cells,
+}  # fmt: skip
+"""By the type of the cache."""
+
+
+def scale_at(cells: Cells, address: Value) -> Value:
+    """A block's scale in all lanes."""
+    return cells.isa.halves(cells.code, cells.code.spread(cells.code.load(address, I16)))
+
+
+def write_scale(code: Code, scale: Value, address: Value) -> None:
+    """Write a block's scale as F16."""
+    code.store(halves_of(code, scale), address)
+
+
+def inverse(code: Code, scale: Value) -> Value:
+    """1 / scale, or 0."""
+    return code.where(scale.equals(0.0), scale, code.constant(F32, 1.0) / scale)
+
+
+def rounded(code: Code, x: Value) -> Value:
+    """The nearest whole numbers of floats, halves away from zero."""
+    size = code.unary("fabs", x)
+    whole = size.to(INTS)
+    whole = whole + ((size - whole.to(FLOATS)) * 2.0).to(INTS)
+    return code.where(x < 0.0, whole * -1, whole)
+
+
+def halves_of(code: Code, x: Value) -> Value:
+    """F32 as F16 (in i16), the nearest, ties to even; infinite from 65520 on."""
+    ints, half = ints_like(x.kind), ints_like(x.kind, I16)
+    bits = x.bits(ints)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + 0xFFF + ((size >> 13) & 1)) >> 13) - (112 << 10)
+    tiny = (size.bits(x.kind) + 0.5).bits(ints) - HALF_BITS
+    result = code.where(size < SMALLEST_NORMAL, tiny, normal)
+    result = code.where(result > INFINITE, code.constant(ints, INFINITE), result)
+    result = code.where(x.equals(x), result, code.constant(ints, NO_NUMBER))
+    return (result | ((bits >> 16) & 0x8000)).to(half)

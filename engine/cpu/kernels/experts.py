@@ -1,0 +1,114 @@
+"""Products of many rows with the matrices of their experts, all in one job.
+
+Rows lie in groups, one for each expert that is used: `forward.expert_rows.Groups` says how. A group
+has panels of its own, as if its rows were all there are; they begin where as many bytes lie before
+them as its first row has rows before it. So each row's result has the bits that
+`engine.cpu.kernels.product` gives it, and of experts that nobody goes to no weight is read.
+
+    table = groups.table.data_ptr(), len(groups.table)
+    quantise_groups(team, x, x_stride, n_blocks, panels, *table)
+    multiply_groups(team, planes, expert_bytes, tile_bytes, n_blocks, skip, panels, row_bytes,
+                    out, out_stride, n_rows, n_tile, tiles_per_piece, tokens_per_pass, *table)
+
+x is (n_row, 32 × n_blocks) F32 with rows `x_stride` bytes apart, `panels` an address with room for
+`quantised_bytes(n_row, n_blocks, x_bytes)`, out (n_row, n_rows) F32 with rows `out_stride` bytes
+apart; `row_bytes` is `quantised_bytes(1, n_blocks, x_bytes)`. Where all groups have the same single
+row (one token and its experts), that row alone is quantised, by `quantise` with one token, and
+`row_bytes` is 0.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece
+from engine.cpu.kernels.panels import add_some_tokens
+from engine.cpu.kernels.product import add_rows
+from engine.cpu.kernels.team import add_run
+from engine.cpu.kernels.values import I64, VOID, Code, Value
+from engine.quants.extent import token_bytes
+from engine.quants.layout import TILE, Layout
+
+ENTRY_BYTES = 24
+"""Of the table, for each group: its expert, its first row, how many rows; 64-bit integers."""
+
+QUANTISE = ("x", "x_stride", "n_blocks", "panels", "table", "n_group")
+
+MULTIPLY = (
+    "planes", "expert_bytes", "tile_bytes", "n_blocks", "skip", "panels", "row_bytes", "out",
+    "out_stride", "n_rows", "n_tile", "tiles_per_piece", "tokens_per_pass", "table", "n_group",
+)  # fmt: skip
+"""`expert_bytes` lie between the planes of one expert and the next. A piece is some tiles of one
+expert for as many of its rows as stay in a core's cache; `tokens_per_pass` is a multiple of
+`Isa.n_tokens`."""
+
+
+def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
+    """`quantise_groups(team, *QUANTISE)`."""
+    name, size = "quantise_groups", isa.n_tokens
+    add_run(module)
+    add_some_tokens(module, isa, x_bytes)
+    with piece(module, name, QUANTISE) as (code, named, index):
+        _, first, n = _part(code, named, code.number(size), index)
+        goal = named["panels"] + first * named["n_blocks"] * token_bytes(x_bytes)
+        x = named["x"] + first * named["x_stride"]
+        code.call("some_tokens", VOID, x, named["x_stride"], n, named["n_blocks"], goal)
+    add_kernel(module, name, QUANTISE, lambda code, named: _n_parts(code, named, code.number(size)))
+
+
+def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
+    """`multiply_groups(team, *MULTIPLY)`."""
+    name = "multiply_groups"
+    add_run(module)
+    add_rows(module, isa, layout, x_bytes)
+    with piece(module, name, MULTIPLY) as (code, named, index):
+        _add_piece(code, named, index)
+
+    def n_pieces(code: Code, named: Named) -> Value:
+        return _n_parts(code, named, named["tokens_per_pass"]) * _n_runs(named)
+
+    add_kernel(module, name, MULTIPLY, n_pieces)
+
+
+def _n_runs(named: Named) -> Value:
+    """Pieces that the tiles of a matrix are cut into."""
+    return ceil_div(named["n_tile"], named["tiles_per_piece"])
+
+
+def _add_piece(code: Code, named: Named, index: Value) -> None:
+    """Some tiles of one expert times some of its rows."""
+    n_runs = _n_runs(named)
+    expert, first, n = _part(code, named, named["tokens_per_pass"], index // n_runs)
+    first_tile = index % n_runs * named["tiles_per_piece"]
+    last_tile = code.least(first_tile + named["tiles_per_piece"], named["n_tile"])
+    planes = named["planes"] + expert * named["expert_bytes"]
+    panels = named["panels"] + first * named["row_bytes"]
+    out = named["out"] + first * named["out_stride"]
+    with code.loop(first_tile, last_tile) as tile:
+        code.call(
+            "rows", VOID, planes + tile * named["tile_bytes"], named["n_blocks"], named["skip"],
+            panels, n, out + tile * (4 * TILE), named["out_stride"], named["n_rows"] - tile * TILE,
+        )  # fmt: skip
+
+
+def _n_parts(code: Code, named: Named, size: Value) -> Value:
+    """How many parts of at most `size` rows all groups have together."""
+    total = code.variable(code.number(0))
+    with code.loop(code.number(0), named["n_group"]) as group:
+        n = code.load(named["table"] + group * ENTRY_BYTES + 16, I64)
+        total.set(total.get() + ceil_div(n, size))
+    return total.get()
+
+
+def _part(code: Code, named: Named, size: Value, number: Value) -> tuple[Value, Value, Value]:
+    """The expert, the first row and the number of rows of one of these parts."""
+    left, entry = code.variable(number), code.variable(named["table"])
+    with code.forever() as leave:
+        n_parts = ceil_div(code.load(entry.get() + 16, I64), size)
+        leave(left.get() < n_parts)
+        left.set(left.get() - n_parts)
+        entry.set(entry.get() + ENTRY_BYTES)
+    expert, first, n = code.listed(entry.get(), 3)
+    begin = left.get() * size
+    return expert, first + begin, code.least(n - begin, size)

@@ -1,0 +1,112 @@
+"""Functions that Python calls in a sixth of the time that ctypes takes, which some kernels last.
+
+CPython calls a "fastcall" function with a list of objects. A stub is compiled for each number of
+arguments, which makes 64-bit integers of them and calls a kernel. It learns which kernel, and where
+the interpreter's own functions are, from the bytes object that it is bound to, so that its code is
+the same in every process and can be kept on disk. It also adds up how long a team's kernels take,
+and notes them where they are to be repeated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from functools import cache
+
+from llvmlite import ir
+
+from engine.cpu.kernels import jit
+from engine.cpu.kernels.clock import now
+from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.log import MOST_ARGUMENTS, note
+from engine.cpu.kernels.team import LOG, TICKS
+from engine.cpu.kernels.values import I32, I64, VOID, Code, Value, function
+
+Kernel = Callable[..., None]
+
+BYTES_START = bytes.__basicsize__ - 1
+"""Where a bytes object has its bytes."""
+
+METH_FASTCALL = 0x80
+NEEDS = (
+    "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_BadArgument", "PyEval_SaveThread",
+    "PyEval_RestoreThread", "PyLong_FromLong",
+)  # fmt: skip
+"""Of the interpreter, in the order in which a stub finds them, after the kernel."""
+
+
+class _Method(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+_methods: list[_Method] = []  # functions refer to them as long as they live
+
+
+def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
+    """A kernel as a Python function of so many integers.
+
+    Args:
+        address: of a function of 64-bit integers, first a team's address, that returns nothing.
+        holds_gil: other Python threads wait meanwhile; for what takes a few microseconds.
+
+    Returns:
+        A function; it raises TypeError or OverflowError where an argument is no 64-bit integer.
+    """
+    assert n_arguments <= MOST_ARGUMENTS, "it could not be repeated"
+    places = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in NEEDS)
+    known = struct.pack(f"{1 + len(NEEDS)}q", address, *places)
+    method = _Method(b"kernel", _stub(n_arguments, holds_gil), METH_FASTCALL, None)
+    _methods.append(method)
+    make = ctypes.pythonapi["PyCFunction_NewEx"]
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
+    made: Kernel = make(ctypes.addressof(method), known, None)
+    return made
+
+
+@cache
+def _stub(n_arguments: int, holds_gil: bool) -> int:
+    return jit.own_addresses(
+        f"call-{n_arguments}-{'held' if holds_gil else 'free'}",
+        chosen(),
+        ["call"],
+        lambda m: _build(m, n_arguments, holds_gil),
+    )["call"]
+
+
+def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
+    """`call(known, objects, n)`, which returns an int object, or 0 where an error is set."""
+    code, (known, objects, n) = function(module, "call", 3, I64)
+    kernel, as_int, failed, refuse, let_go, take_again, new_int = code.listed(
+        known + BYTES_START, 1 + len(NEEDS)
+    )
+    with code.when(n.differs(n_arguments)):
+        code.call_at(refuse, I32)
+        code.builder.ret(code.number(0).raw)
+    items = code.listed(objects, n_arguments)
+    numbers = [code.call_at(as_int, I64, item) for item in items]
+    with code.when(code.call_at(failed, I64).differs(0)):
+        code.builder.ret(code.number(0).raw)
+    note(code, code.load(numbers[0] + LOG, I64), kernel, numbers)
+    if holds_gil:
+        _run(code, kernel, numbers)
+    else:
+        thread = code.call_at(let_go, I64)
+        _run(code, kernel, numbers)
+        code.call_at(take_again, VOID, thread)
+    code.builder.ret(code.call_at(new_int, I64, code.constant(I32, 0)).raw)
+
+
+def _run(code: Code, kernel: Value, numbers: list[Value]) -> None:
+    """Call a kernel and add the time that it takes to its team's."""
+    begun, so_far = now(code), numbers[0] + TICKS
+    code.call_at(kernel, VOID, *numbers)
+    code.store(code.load(so_far, I64) + (now(code) - begun), so_far)

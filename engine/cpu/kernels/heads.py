@@ -1,0 +1,266 @@
+"""The parts of attention: a few query heads and a block of positions of their key-value head.
+
+Heads are taken together in tiles that fit the registers, so that each key and value is decoded for
+all of them at once. The sum for one head and position is made in the same order in every tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from llvmlite import ir
+
+from engine.cpu.kernels import maths
+from engine.cpu.kernels.cells import CELLS, Cells, PlainCells
+from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.values import (  # fmt: skip
+    F32,
+    FLOATS,
+    I32,
+    LANES,
+    VOID,
+    Code,
+    Value,
+    Variable,
+    function,
+)
+
+BLOCK = 64
+"""Positions whose scores are held at once; the scores of a head are so many floats."""
+
+LARGEST, SUM, FACTOR = 0, 4, 8
+"""Offsets in what is kept of a head: its largest score, the sum of the weights relative to that,
+and what the values so far are multiplied with."""
+
+STATE_BYTES = 64
+MINUS_INFINITY = float("-inf")
+
+
+def add_parts(module: ir.Module, isa: Isa, kv_type: str) -> None:
+    """`scores`, `soften` and `gather`, described where they are written."""
+    for size in sizes(isa):
+        _add_dots(module, isa, kv_type, size)
+        _add_gather(module, isa, kv_type, size)
+    _add_scores(module, isa)
+    _add_soften(module)
+    code, (n, weights, *others, row, row_bytes, is_first) = function(module, "gather", 12)
+    code.builder.function.linkage = "internal"
+    for_heads(
+        code, isa, n,
+        lambda size, head: code.call(
+            f"gather_{size}", VOID, weights + head * (4 * BLOCK), *others, row + head * row_bytes,
+            row_bytes, is_first,
+        ),
+    )  # fmt: skip
+    code.builder.ret_void()
+
+
+def sizes(isa: Isa) -> tuple[int, ...]:
+    """How many heads are taken together, most first."""
+    return (4, 2, 1) if isa.n_tokens >= 8 else (2, 1)
+
+
+def for_heads(code: Code, isa: Isa, n: Value, body: Callable[[int, Value], object]) -> None:
+    """Write a loop over n heads, as many together as there are."""
+    most, *fewer = sizes(isa)
+    with code.loop(code.number(0), n - n % most, most) as head:
+        body(most, head)
+    for size in fewer:
+        with code.when((n & size) > 0):
+            body(size, n - n % (2 * size))
+
+
+def _add_scores(module: ir.Module, isa: Isa) -> None:
+    """`scores(n, q, head_dim, k, stride, count, ahead, ahead_stride, out)`.
+
+    q·k for n heads and `count` positions; rows `ahead` are asked for meanwhile.
+    """
+    code, (n, q, dim, k, stride, count, ahead, ahead_stride, out) = function(module, "scores", 9)
+    code.builder.function.linkage = "internal"
+    with code.loop(code.number(0), count, LANES) as near:
+        stop = code.least(near + LANES, count)
+        with code.loop(near * ahead_stride, stop * ahead_stride, 64) as at:
+            code.prefetch(ahead + at)
+
+        def tiles(size: int, head: Value) -> None:
+            with code.loop(near, stop, _n_sums(isa) // size) as position:
+                code.call(
+                    f"dots_{size}", VOID, q + head * dim * 4, dim, k + position * stride, stride,
+                    count - position - 1, out + (head * BLOCK + position) * 4,
+                )  # fmt: skip
+
+        for_heads(code, isa, n, tiles)
+    code.builder.ret_void()
+
+
+def _n_sums(isa: Isa) -> int:
+    """Of 16 lanes each, that a tile of scores adds up at once."""
+    return sizes(isa)[0] ** 2
+
+
+def _add_dots(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
+    """`dots_m(q, head_dim, k, stride, last, out)`: q·k for m heads and neighbouring positions.
+
+    Positions beyond the `last` are not read; what stands in `out` for them means nothing.
+    """
+    code, (q, dim, k, stride, last, out) = function(module, f"dots_{size}", 6)
+    code.builder.function.linkage = "internal"
+    cells = CELLS[kv_type](code, isa)
+    n_positions = _n_sums(isa) // size
+    rows = [k + code.least(code.number(n), last) * stride for n in range(n_positions)]
+    zero = code.constant(FLOATS, 0.0)
+    sums = [[code.variable(zero) for _ in rows] for _ in range(size)]
+
+    def add(queries: list[Value], keys: list[Value]) -> None:
+        for query, row in zip(queries, sums, strict=True):
+            for key, total in zip(keys, row, strict=True):
+                total.set(code.fma(query, key, total.get()))
+
+    n_units = dim // cells.width
+    with code.loop(code.number(0), n_units) as unit:
+        keys = [cells.read(row + unit * cells.n_bytes) for row in rows]
+        for part in range(cells.width // LANES):
+            at = q + unit * (4 * cells.width) + 64 * part
+            queries = [code.load(at + dim * (4 * head), FLOATS) for head in range(size)]
+            add(queries, [key[part] for key in keys])
+    if isinstance(cells, PlainCells):
+        with code.when(dim % LANES > 0):
+            left, at = dim % LANES, q + n_units * (4 * LANES)
+            queries = [code.load_part(at + dim * (4 * h), FLOATS, left) for h in range(size)]
+            add(queries, [cells.read_part(row + n_units * cells.n_bytes, left) for row in rows])
+    totals = sums_of([total.get() for row in sums for total in row])
+    for head in range(size):
+        mine = totals.pick(range(head * n_positions, (head + 1) * n_positions))
+        code.store(mine, out + head * (4 * BLOCK))
+    code.builder.ret_void()
+
+
+def sums_of(vectors: Sequence[Value]) -> Value:
+    """The sums over the lanes of each vector, each in the same order; 1, 2, 4, … vectors."""
+    n_groups = 1
+    while len(vectors) > 1:
+        vectors = [
+            _folded(a, b, n_groups) for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+        n_groups *= 2
+    (total,) = vectors
+    while total.kind.count > n_groups:
+        total = _folded(total, None, n_groups)
+    return total
+
+
+def _folded(a: Value, b: Value | None, n_groups: int) -> Value:
+    """Add the halves of each group of lanes, those of b behind those of a."""
+    n = a.kind.count
+    size = n // n_groups
+    starts = range(0, n if b is None else 2 * n, size)
+    low, high = (
+        [start + lane for start in starts for lane in part]
+        for part in (range(size // 2), range(size // 2, size))
+    )
+    return a.pick(low, b) + a.pick(high, b)
+
+
+def _add_soften(module: ir.Module) -> None:
+    """`soften(x, count, distance, scale, softcap, slope, state, is_first)`.
+
+    Makes weights of scores. x holds q·k of one head; distance is from the query to the first of the
+    positions. scale, softcap and slope are the bits of F32. The state of the head is updated.
+    """
+    code, (x, count, distance, *factors, state, is_first) = function(module, "soften", 8)
+    code.builder.function.linkage = "internal"
+    scale, softcap, slope = (factor.to(I32).bits(F32) for factor in factors)
+    lowest = code.constant(FLOATS, MINUS_INFINITY)
+    top = code.variable(lowest)
+    with code.loop(code.number(0), count, LANES) as index:
+        score = code.variable(code.load(x + index * 4, FLOATS) * code.spread(scale))
+        with code.when(softcap > 0.0):
+            cap = code.spread(softcap)
+            score.set(cap * maths.tanh(code, score.get() / cap))
+        places = code.table(FLOATS, range(LANES)) + code.spread((distance + index).to(F32))
+        sloped = code.fma(places, code.spread(slope), score.get())
+        sloped = code.where(code.first(count - index), sloped, lowest)
+        code.store(sloped, x + index * 4)
+        top.set(code.largest(top.get(), sloped))
+    zero, least = code.constant(F32, 0.0), code.constant(F32, MINUS_INFINITY)
+    fresh = is_first.differs(0)
+    before = code.where(fresh, least, code.load(state + LARGEST, F32))
+    largest = code.largest(code.reduced("max", top.get()), before)
+    base = code.where(largest > least, largest, zero)
+    total = code.variable(code.constant(FLOATS, 0.0))
+    with code.loop(code.number(0), count, LANES) as index:
+        weights = maths.exp(code, code.load(x + index * 4, FLOATS) - code.spread(base))
+        code.store(weights, x + index * 4)
+        total.set(total.get() + weights)
+    factor = maths.exp(code, before - base)
+    so_far = code.where(fresh, zero, code.load(state + SUM, F32) * factor)
+    code.store(largest, state + LARGEST)
+    code.store(so_far + code.reduced("add", total.get()), state + SUM)
+    code.store(factor, state + FACTOR)
+    code.builder.ret_void()
+
+
+def _add_gather(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
+    """`gather_m(weights, count, v, stride, ahead, ahead_stride, head_dim, offset, row, …)`.
+
+    And `row_bytes, is_first`. Adds weights times values of `count` positions to the rows of m
+    heads, `row_bytes` apart, after multiplying these with the factors in their states, `offset`
+    bytes behind each row. At first, what is in the rows does not count. Rows `ahead` are asked for
+    meanwhile.
+    """
+    code, arguments = function(module, f"gather_{size}", 11)
+    weights, count, v, stride, ahead, ahead_stride, dim, offset, row, row_bytes, is_first = (
+        arguments
+    )
+    state = row + offset
+    code.builder.function.linkage = "internal"
+    cells = CELLS[kv_type](code, isa)
+    fresh = is_first.differs(0)
+
+    def columns(start: Value, n_units: int, left: Value | None = None) -> None:
+        column = start // cells.width * cells.n_bytes
+        places, next_places = v + column, ahead + column
+        goals = [row + row_bytes * head + start * 4 for head in range(size)]
+        sums = _begun(code, fresh, goals, state, row_bytes, n_units * cells.width // LANES)
+        with code.loop(code.number(0), count) as position:
+            for at in range(0, n_units * cells.n_bytes, 64):
+                code.prefetch(next_places + position * ahead_stride + at)
+            values = _values(cells, places + position * stride, n_units, left)
+            for head, totals in enumerate(sums):
+                weight = code.load(weights + head * (4 * BLOCK) + position * 4, F32)
+                for total, value in zip(totals, values, strict=True):
+                    total.set(code.fma(code.spread(weight), value, total.get()))
+        for goal, totals in zip(goals, sums, strict=True):
+            for n, total in enumerate(totals):
+                code.store(total.get(), goal + 64 * n)
+
+    wide = sizes(isa)[0] * LANES
+    with code.loop(code.number(0), dim - dim % wide, wide) as start:
+        columns(start, wide // cells.width)
+    with code.loop(dim - dim % wide, dim - dim % cells.width, cells.width) as start:
+        columns(start, 1)
+    if isinstance(cells, PlainCells):
+        with code.when(dim % LANES > 0):
+            columns(dim - dim % LANES, 1, dim % LANES)
+    code.builder.ret_void()
+
+
+def _begun(
+    code: Code, fresh: Value, goals: Sequence[Value], state: Value, row_bytes: Value, n: int
+) -> list[list[Variable]]:
+    """For each head what its row holds at `goals`, n vectors, times its factor; or zeros."""
+    zero = code.constant(FLOATS, 0.0)
+    sums = []
+    for head, goal in enumerate(goals):
+        factor = code.spread(code.load(state + row_bytes * head + FACTOR, F32))
+        parts = [code.load(goal + 64 * part, FLOATS) * factor for part in range(n)]
+        sums.append([code.variable(code.where(fresh, zero, part)) for part in parts])
+    return sums
+
+
+def _values(cells: Cells, address: Value, n_units: int, left: Value | None) -> list[Value]:
+    if left is not None and isinstance(cells, PlainCells):
+        return [cells.read_part(address, left)]
+    return [
+        value for unit in range(n_units) for value in cells.read(address + unit * cells.n_bytes)
+    ]

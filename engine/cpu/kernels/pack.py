@@ -1,0 +1,274 @@
+"""From the blocks of a file to planes, exactly: the same bits in another order.
+
+One function of a source says where in a row's block the codes of 32 columns lie, others where its
+scales do. All byte offsets and bit positions are those of GGML's block structures
+(`ggml-common.h`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gguf.constants import GGMLQuantizationType as Kind
+from llvmlite import ir
+
+from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece
+from engine.cpu.kernels.team import add_run
+from engine.cpu.kernels.values import I8, I16, I32, I64, Code, Value, vector
+from engine.quants.layout import BLOCK, CODED, LAYOUTS, SUPER, TILE, Layout
+
+CODES = vector(I8, BLOCK)
+HALF = vector(I8, BLOCK // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a file 32 columns of a row lie.
+
+    Attributes:
+        block: address of the block of the file.
+        index: which 32 columns of it.
+    """
+
+    code: Code
+    block: Value
+    index: Value
+
+    def bytes(self, offset: Value | int, kind: object = HALF) -> Value:
+        return self.code.load(self.block + offset, kind)
+
+    def byte(self, offset: Value | int) -> Value:
+        """One byte as an unsigned 64-bit number."""
+        return self.code.load(self.block + offset, I8).to(I64, signed=False)
+
+    def shifted(self, codes: Value, shift: Value, mask: int) -> Value:
+        """Some bits of each byte."""
+        by = self.code.spread(shift.to(I8), codes.kind.count)
+        return (codes >> by) & mask
+
+
+Read = Callable[[Place], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a type keeps what the planes hold.
+
+    Attributes:
+        type_size: bytes of a block.
+        n_blocks: 32 columns that a block has.
+        low: of 32 columns: 32 bytes; or 16 bytes with two codes each, as in the plane.
+        high: 32 bytes, or None.
+        scales: the bytes of the plane for one row, as 64-bit numbers in the order of their parts.
+        supers: offsets of the F16 factors.
+    """
+
+    type_size: int
+    n_blocks: int
+    low: Read
+    scales: Callable[[Place], list[Value]]
+    high: Read | None = None
+    supers: tuple[int, ...] = ()
+
+
+def _at(offset: int, kind: object = HALF) -> Read:
+    return lambda place: place.bytes(offset, kind)
+
+
+def _high_bits(offset: int) -> Read:
+    """Bit c of a 32-bit number belongs to column c."""
+
+    def read(place: Place) -> Value:
+        bits = place.code.spread(place.bytes(offset, I32), BLOCK)
+        numbers = place.code.table(vector(I32, BLOCK), range(BLOCK))
+        return ((bits >> numbers) & 1).to(CODES)
+
+    return read
+
+
+def _halves(*offsets: int) -> Callable[[Place], list[Value]]:
+    return lambda place: [place.bytes(at, I16).to(I64, signed=False) for at in offsets]
+
+
+def _nibbles_k(offset: int) -> Read:
+    """Two blocks share 32 bytes."""
+
+    def read(place: Place) -> Value:
+        codes = place.bytes(place.index // 2 * 32 + offset, CODES)
+        return place.shifted(codes, place.index % 2 * 4, 15)
+
+    return read
+
+
+def _two_bits(offset: int) -> Read:
+    """Four blocks share 32 bytes."""
+
+    def read(place: Place) -> Value:
+        codes = place.bytes(place.index // 4 * 32 + offset, CODES)
+        return place.shifted(codes, place.index % 4 * 2, 3)
+
+    return read
+
+
+def _one_bit(offset: int) -> Read:
+    """Eight blocks share 32 bytes."""
+    return lambda place: place.shifted(place.bytes(offset, CODES), place.index, 1)
+
+
+def _low_q6(place: Place) -> Value:
+    half, part = place.index // 4, place.index % 4
+    codes = place.bytes(half * 64 + part % 2 * 32, CODES)
+    return place.shifted(codes, part // 2 * 4, 15)
+
+
+def _scales_k(place: Place) -> list[Value]:
+    """Scale and minimum of Q4_K and Q5_K: six bits each, the upper two of the last four apart."""
+    low, index = place.index % 4 + 4, place.index
+    scale, minimum, rest = place.byte(low), place.byte(low + 4), place.byte(low + 8)
+    is_last = index >= 4
+    where = place.code.where
+    return [
+        where(is_last, (rest & 15) | ((scale >> 6) << 4), scale & 63),
+        where(is_last, (rest >> 4) | ((minimum >> 6) << 4), minimum & 63),
+    ]
+
+
+def _pair(offset: int) -> Callable[[Place], list[Value]]:
+    """A byte for each 16 columns."""
+    return lambda place: [place.byte(place.index * 2 + (offset + n)) for n in range(2)]
+
+
+def _scales_q3(place: Place) -> list[Value]:
+    """Six bits each, counted from 32: four in 8 bytes, then two in 4 bytes."""
+    scales = []
+    for n in range(2):
+        number = place.index * 2 + n
+        low = (place.byte(number % 8 + 96) >> (number // 8 * 4)) & 15
+        high = (place.byte(number % 4 + 104) >> (number // 4 * 2)) & 3
+        scales.append((low | (high << 4)) - 32)
+    return scales
+
+
+def _scales_iq4_xs(place: Place) -> list[Value]:
+    """Six bits each, counted from 32: two in a 16-bit number, four in 4 bytes."""
+    low = (place.byte(place.index // 2 + 4) >> (place.index % 2 * 4)) & 15
+    high = (place.bytes(2, I16).to(I64, signed=False) >> (place.index * 2)) & 3
+    return [(low | (high << 4)) - 32]
+
+
+def _coded(layout: Layout) -> Source:
+    """32 bytes of codes, then the scales as the plane has them."""
+    size, kind = (4, I32) if layout.scale == "f32" else (2, I16)
+    places = range(BLOCK, BLOCK + size * (BLOCK // layout.sub), size)
+
+    def scales(place: Place) -> list[Value]:
+        return [place.bytes(at, kind).to(I64, signed=False) for at in places]
+
+    def low(place: Place) -> Value:
+        return place.bytes(0, CODES) & ((1 << layout.low) - 1)
+
+    def high(place: Place) -> Value:
+        return place.bytes(0, CODES) >> layout.low
+
+    return Source(places.stop, 1, low, scales, high if layout.high else None)
+
+
+SOURCES: Mapping[int, Source] = {
+    Kind.Q4_0: Source(18, 1, _at(2), _halves(0)),
+    Kind.Q4_1: Source(20, 1, _at(4), _halves(0, 2)),
+    Kind.Q5_0: Source(22, 1, _at(6), _halves(0), _high_bits(2)),
+    Kind.Q5_1: Source(24, 1, _at(8), _halves(0, 2), _high_bits(4)),
+    Kind.Q8_0: Source(34, 1, _at(2, CODES), _halves(0)),
+    Kind.Q2_K: Source(84, 8, _two_bits(16), _pair(0), supers=(80, 82)),
+    Kind.Q3_K: Source(110, 8, _two_bits(32), _scales_q3, _one_bit(0), (108,)),
+    Kind.Q4_K: Source(144, 8, _nibbles_k(16), _scales_k, supers=(0, 2)),
+    Kind.Q5_K: Source(176, 8, _nibbles_k(48), _scales_k, _one_bit(16), (0, 2)),
+    Kind.Q6_K: Source(210, 8, _low_q6, _pair(192), _two_bits(128), (208,)),
+    Kind.IQ4_NL: Source(18, 1, _at(2), _halves(0)),
+    Kind.IQ4_XS: Source(136, 8, lambda p: p.bytes(p.index * 16 + 8), _scales_iq4_xs, supers=(0,)),
+    Kind.MXFP4: Source(17, 1, _at(1), lambda place: [place.byte(0)]),
+    **{number: _coded(layout) for number, layout in CODED.items()},
+}
+
+ARGUMENTS = (
+    "raw", "row_bytes", "n_rows", "goal_row", "first", "n_blocks", "planes", "tile_bytes",
+)  # fmt: skip
+"""`raw` is the first wanted row in the file, rows `row_bytes` apart; of each, `n_blocks` blocks of
+32 columns from block `first` on. The first row becomes row `goal_row` of the planes, whose tiles
+are `tile_bytes` apart."""
+
+
+def build(module: ir.Module, type_number: int) -> None:
+    """`pack(team, *ARGUMENTS)`; all other rows of the tiles it touches are left as they are."""
+    add_run(module)
+    with piece(module, "pack", ARGUMENTS) as (code, given, index):
+        _emit_tile(code, LAYOUTS[type_number], SOURCES[type_number], given, index)
+    add_kernel(
+        module, "pack", ARGUMENTS, lambda _, g: ceil_div(g["goal_row"] % TILE + g["n_rows"], TILE)
+    )
+
+
+def _emit_tile(code: Code, layout: Layout, source: Source, given: Named, index: Value) -> None:
+    """The rows of one tile, the first one that gets any being 0."""
+    raw, row_bytes, n_rows, goal_row, first, n_blocks, planes, tile_bytes = given.values()
+    tile_number = goal_row // TILE + index
+    begin = tile_number * TILE - goal_row  # of the tile, counted in rows of `raw`
+    begin_here = code.where(begin < 0, code.number(0), begin)
+    tile = planes + tile_number * tile_bytes
+    high, scales, supers = layout.starts(tile, n_blocks)
+    with code.loop(begin_here, code.least(n_rows, begin + TILE)) as raw_row:
+        row, start = raw_row - begin, raw + raw_row * row_bytes
+        with code.loop(code.number(0), n_blocks) as block:
+            whole = first + block
+            number = whole // source.n_blocks
+            here = Place(code, start + number * source.type_size, whole % source.n_blocks)
+            codes = source.low(here)
+            _store_low(layout, codes, tile + block * layout.low_bytes + row * 4)
+            if source.high is not None:
+                goal = high + block * layout.high_bytes + row * 4
+                _store_lines(source.high(here), layout.high, goal)
+            _store_scales(layout, source.scales(here), scales + block * layout.scale_bytes, row)
+        if source.supers:
+            skip = first % SUPER
+            with code.loop(code.number(0), (n_blocks + skip + (SUPER - 1)) // SUPER) as n:
+                at = start + (first // SUPER + n) * source.type_size
+                for part, offset in enumerate(source.supers):
+                    goal = supers + n * layout.super_bytes + (part * 2 * TILE) + row * 2
+                    code.store(code.load(at + offset, I16), goal)
+
+
+def _store_low(layout: Layout, codes: Value, goal: Value) -> None:
+    """Codes of one row to the lines of a block."""
+    if layout.low == 4:
+        if codes.kind.count == BLOCK:
+            codes = codes.pick(range(16)) | (codes.pick(range(16, 32)) << 4)
+        _store_words(codes, goal)
+    elif layout.low == 2:
+        _store_lines(codes, 2, goal)
+    else:
+        _store_words(codes, goal)
+
+
+def _store_lines(codes: Value, n_bits: int, goal: Value) -> None:
+    """32 small codes, those of 8 / n_bits lines in one."""
+    words, per_line = codes.bits(vector(I32, 8)), 8 // n_bits
+    for line in range(n_bits):
+        word = words[line * per_line]
+        for n in range(1, per_line):
+            word = word | (words[line * per_line + n] << (n * n_bits))
+        codes.code.store(word, goal + 64 * line)
+
+
+def _store_words(codes: Value, goal: Value) -> None:
+    """Each four bytes to a line of their own."""
+    words = codes.bits(vector(I32, codes.kind.count // 4))
+    for n in range(words.kind.count):
+        codes.code.store(words[n], goal + 64 * n)
+
+
+def _store_scales(layout: Layout, numbers: list[Value], scales: Value, row: Value) -> None:
+    kind = {"f32": I32, "f16": I16, "f16_min": I16}.get(layout.scale, I8)
+    size = kind.width // 8
+    for part, number in enumerate(numbers):
+        number.code.store(number.to(kind), scales + part * size * TILE + row * size)

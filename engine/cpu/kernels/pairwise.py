@@ -1,0 +1,40 @@
+"""Sums and products of two vectors, element by element."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece
+from engine.cpu.kernels.lanes import Lanes, each
+from engine.cpu.kernels.team import add_run
+from engine.cpu.kernels.values import Code, Value
+
+NAMES = ("add", "multiply")
+
+ARGUMENTS = ("x", "y", "n", "out")
+"""Of one call: n F32 numbers each."""
+
+PER_PIECE = 16384
+
+
+def build(module: ir.Module) -> None:
+    """`add(team, *ARGUMENTS)` and `multiply(team, *ARGUMENTS)`."""
+    add_run(module)
+    for name in NAMES:
+        with piece(module, name, ARGUMENTS) as (code, given, index):
+            _emit_piece(code, name, given, index * PER_PIECE)
+        add_kernel(module, name, ARGUMENTS, _n_pieces)
+
+
+def _n_pieces(code: Code, given: Named) -> Value:
+    return ceil_div(given["n"], PER_PIECE)
+
+
+def _emit_piece(code: Code, name: str, given: Named, start: Value) -> None:
+    x, y, out = (given[name] + start * 4 for name in ("x", "y", "out"))
+
+    def compute(lanes: Lanes) -> None:
+        a, b = lanes.load(x), lanes.load(y)
+        lanes.store(a + b if name == "add" else a * b, out)
+
+    each(code, code.least(given["n"] - start, code.number(PER_PIECE)), compute)

@@ -1,0 +1,343 @@
+"""Products of quantised matrices with a few or many tokens, in whole numbers where that is exact.
+
+Within a block of 32 columns (or a sub-block of 16), weights are small integers q on a scale, and
+activations are bytes on a scale d, so that `Σ w x = scale × d × Σ q x - minimum × Σ x`: an integer
+sum, exact, and two floating-point steps for each. All further rounding is F32's. A token's result
+is the same in whatever group it is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece
+from engine.cpu.kernels.panels import Panel
+from engine.cpu.kernels.team import add_run
+from engine.cpu.kernels.values import (
+    F32,
+    FLOATS,
+    I8,
+    I16,
+    I32,
+    I64,
+    INTS,
+    LINE,
+    VOID,
+    Code,
+    Value,
+    Variable,
+    function,
+    vector,
+)
+from engine.quants.extent import token_bytes
+from engine.quants.layout import BLOCK, SUPER, TILE, Layout
+
+AHEAD = 16384
+"""Bytes that a plane's weights are asked for before they are needed."""
+
+LINE_COLUMNS = 4
+BYTES, HALVES = vector(I8, TILE), vector(I16, TILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Where the planes of 16 rows lie, as addresses, for the block that is worked on."""
+
+    low: Value
+    high: Value
+    scales: Value
+    supers: Value
+
+
+class Reader:
+    """Reads one block of 16 rows."""
+
+    def __init__(self, code: Code, isa: Isa, layout: Layout) -> None:
+        self.code = code
+        self.isa = isa
+        self.layout = layout
+
+    def lines(self, tile: Tile, *, ahead: bool) -> list[Value]:
+        """The eight lines of weights, each 16 rows × 4 bytes as integers of 32 bits.
+
+        Args:
+            ahead: ask for what comes later.
+        """
+        layout, code = self.layout, self.code
+        if ahead:
+            for at in range(0, layout.low_bytes, 64):
+                code.prefetch(tile.low + (AHEAD + at))
+        per_line = 8 // layout.low
+        stored = [code.load(tile.low + 64 * n, INTS) for n in range(8 // per_line)]
+        step = 8 // per_line if layout.low == 4 else 1
+        lines = []
+        for line in range(8):
+            source, place = (
+                (line % step, line // step) if layout.low == 4 else divmod(line, per_line)
+            )
+            lines.append(self._part(stored[source], layout.low, place * layout.low))
+        if layout.high:
+            lines = self._with_high(lines, tile)
+        if layout.table:
+            lines = [self._looked_up(line) for line in lines]
+        elif layout.low == 8 and not self.isa.signed_bytes:
+            lines = [line ^ 0x80808080 for line in lines]
+        return lines
+
+    def _part(self, stored: Value, n_bits: int, shift: int) -> Value:
+        """Some bits of every byte."""
+        if n_bits == 8:
+            return stored
+        mask = ((1 << n_bits) - 1) * 0x01010101
+        return ((stored >> shift) if shift else stored) & mask
+
+    def _with_high(self, lines: list[Value], tile: Tile) -> list[Value]:
+        n_bits, low = self.layout.high, self.layout.low
+        per_line = 8 // n_bits
+        stored = [self.code.load(tile.high + 64 * n, INTS) for n in range(n_bits)]
+        result = []
+        for number, line in enumerate(lines):
+            source, place = divmod(number, per_line)
+            mask = (((1 << n_bits) - 1) << low) * 0x01010101
+            shift = low - place * n_bits
+            bits = stored[source] << shift if shift >= 0 else stored[source] >> -shift
+            result.append(line | (bits & mask))
+        return result
+
+    def _looked_up(self, line: Value) -> Value:
+        table = [value + self.zero for value in self.layout.table]
+        table = [value - 256 if value > 127 else value for value in table]
+        return self.isa.lookup(self.code, table, line.bits(LINE)).bits(INTS)
+
+    @property
+    def zero(self) -> int:
+        """What must be taken off the lines' numbers."""
+        if self.isa.signed_bytes or self.layout.zero:
+            return self.layout.zero
+        if self.layout.table:
+            return -min(self.layout.table)
+        return 128 if self.layout.low == 8 else 0
+
+    @property
+    def largest(self) -> int:
+        """Size of the largest weight as `Isa.dots` wants it."""
+        layout = self.layout
+        if not layout.table and layout.low < 8:
+            return int((1 << (layout.low + layout.high)) - 1)
+        if not self.isa.signed_bytes:
+            return 255
+        return -max(map(abs, layout.table), default=128)
+
+    def scales(self, tile: Tile) -> tuple[list[Value], list[Value]]:
+        """Scales of the sub-blocks, and what is added for each unit of Σ x; F32 for 16 rows.
+
+        The second list is empty where nothing is added.
+        """
+        layout, code = self.layout, self.code
+        if layout.scale == "f16_min":
+            scale, minimum = (
+                self.isa.halves(code, code.load(tile.scales + at, HALVES)) for at in (0, 32)
+            )
+            return [scale], [minimum]
+        if layout.has_supers:
+            scales, added = self._super_scales(tile)
+        else:
+            scales, added = [self._own_scale(tile, n) for n in range(BLOCK // layout.sub)], []
+        if self.zero:
+            added = [scale * float(-self.zero) for scale in scales]
+        return scales, added
+
+    def _own_scale(self, tile: Tile, sub: int) -> Value:
+        code = self.code
+        if self.layout.scale == "f16":
+            return self.isa.halves(code, code.load(tile.scales + 32 * sub, HALVES))
+        if self.layout.scale == "f32":
+            return code.load(tile.scales + 64 * sub, FLOATS)
+        exponent = code.load(tile.scales + 16 * sub, BYTES).to(INTS, signed=False)
+        tiny = code.constant(INTS, 0x00200000) << exponent
+        return code.where(exponent < 2, tiny, (exponent - 1) << 23).bits(FLOATS)
+
+    def _super_scales(self, tile: Tile) -> tuple[list[Value], list[Value]]:
+        layout, code = self.layout, self.code
+        subs = range(BLOCK // layout.sub)
+        factor = self.isa.halves(code, code.load(tile.supers, HALVES))
+        stored = [code.load(tile.scales + 16 * n, BYTES) for n in subs]
+        if layout.scale == "super":
+            signed = layout.signed_scale
+            return [factor * s.to(INTS, signed=signed).to(FLOATS) for s in stored], []
+        minimum = self.isa.halves(code, code.load(tile.supers + 32, HALVES)) * -1.0
+        if layout.scale == "super_nibbles":
+            wide = [s.to(INTS, signed=False) for s in stored]
+            scales, minima = [w & 15 for w in wide], [w >> 4 for w in wide]
+        else:
+            scales = [s.to(INTS, signed=False) for s in stored]
+            at = tile.scales + 16 * len(subs)
+            minima = [code.load(at + 16 * n, BYTES).to(INTS, signed=False) for n in subs]
+        return [factor * s.to(FLOATS) for s in scales], [minimum * m.to(FLOATS) for m in minima]
+
+
+def add_block(
+    reader: Reader, tile: Tile, panel: Value, offsets: Panel, sums: list[Variable]
+) -> None:
+    """Add what 32 columns give for 16 rows and some tokens."""
+    code = reader.code
+    lines = reader.lines(tile, ahead=len(sums) == 1)
+    scales, added = reader.scales(tile)
+    first, second = (_half_sums(reader, lines, panel, offsets, half) for half in range(2))
+    for token, total in enumerate(sums):
+        d = [code.spread(code.load(panel + offsets.scale(token, half), F32)) for half in range(2)]
+        if len(scales) == 1:
+            both = code.fma(second[token], d[1], first[token] * d[0])
+            total.set(code.fma(scales[0], both, total.get()))
+        else:
+            total.set(code.fma(scales[0], first[token] * d[0], total.get()))
+            total.set(code.fma(scales[1], second[token] * d[1], total.get()))
+        for sub, number in enumerate(added):
+            place = offsets.sum(token) if len(added) == 1 else offsets.half_sum(token, sub)
+            x_sum = code.spread(code.load(panel + place, F32))
+            total.set(code.fma(number, x_sum, total.get()))
+
+
+def _half_sums(
+    reader: Reader, lines: list[Value], panel: Value, offsets: Panel, half: int
+) -> list[Value]:
+    """For each token, the whole numbers' products with 16 columns of 16 rows, as F32."""
+    code = reader.code
+    lines = lines[4 * half : 4 * half + 4]
+    weights = [line.bits(LINE) for line in lines]
+    totals: list[Value] = []
+    for part in range(offsets.x_bytes):
+        at = [panel + (offsets.numbers(t, part) + 16 * half) for t in range(offsets.n_tokens)]
+        x = [[code.load(a + LINE_COLUMNS * n, I32) for n in range(4)] for a in at]
+        sums = reader.isa.dots(code, weights, x, reader.largest)
+        if totals:
+            sums = [(t << 8) - t + s for t, s in zip(totals, sums, strict=True)]  # t × BASE + s
+        totals = sums
+    return [total.to(FLOATS) for total in totals]
+
+
+def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes: int = 1) -> str:
+    """`tile_m(planes, n_blocks, skip, panel, out, out_stride)`: 16 rows times m tokens.
+
+    Token t's results go to `out + t × out_stride`, 16 F32 each.
+    """
+    name = f"tile_{n_tokens}"
+    code, (planes, n_blocks, skip, panel, out, stride) = function(module, name, 6)
+    code.builder.function.linkage = "internal"
+    reader = Reader(code, isa, layout)
+    high, scales, supers = layout.starts(planes, n_blocks)
+    sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(n_tokens)]
+    offsets = Panel(n_tokens, x_bytes)
+
+    def add(block: Value, factor: Value) -> None:
+        tile = Tile(
+            planes + block * layout.low_bytes, high + block * layout.high_bytes,
+            scales + block * layout.scale_bytes, factor,
+        )  # fmt: skip
+        add_block(reader, tile, panel + block * offsets.n_bytes, offsets, sums)
+
+    if layout.has_supers:
+        n_super = (n_blocks + skip + (SUPER - 1)) // SUPER
+        with code.loop(code.number(0), n_super) as index:
+            first, last = index * SUPER - skip, index * SUPER - skip + SUPER
+            first = code.where(first < 0, code.number(0), first)
+            last = code.where(last > n_blocks, n_blocks, last)
+            with code.loop(first, last) as block:
+                add(block, supers + index * layout.super_bytes)
+    else:
+        with code.loop(code.number(0), n_blocks) as block:
+            add(block, supers)
+    for token, total in enumerate(sums):
+        code.store(total.get(), out + stride * token)
+    code.builder.ret_void()
+    return name
+
+
+ARGUMENTS = (
+    "planes", "tile_bytes", "n_blocks", "skip", "panels", "n_tokens", "out", "out_stride", "n_rows",
+    "n_tile", "tiles_per_piece", "tokens_per_pass",
+)  # fmt: skip
+"""Of one product. `out` is (n_tokens, n_rows) F32 with rows `out_stride` bytes apart; a piece of
+the job is some tiles and some tokens, as many as stay in a core's cache; `tokens_per_pass` is a
+multiple of full groups."""
+
+
+def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
+    """`multiply(team, *ARGUMENTS)`."""
+    add_run(module)
+    add_rows(module, isa, layout, x_bytes)
+    with piece(module, "multiply", ARGUMENTS) as (code, named, index):
+        _emit_piece(code, named, index, x_bytes)
+    add_kernel(module, "multiply", ARGUMENTS, _n_pieces)
+
+
+def _sizes(isa: Isa) -> list[int]:
+    """Tokens per group, largest first."""
+    return [1 << n for n in reversed(range(isa.n_tokens.bit_length()))]
+
+
+def _n_runs(named: Named) -> Value:
+    """Pieces that the tiles are cut into."""
+    return ceil_div(named["n_tile"], named["tiles_per_piece"])
+
+
+def _n_pieces(code: Code, named: Named) -> Value:
+    return _n_runs(named) * ceil_div(named["n_tokens"], named["tokens_per_pass"])
+
+
+def _emit_piece(code: Code, named: Named, index: Value, x_bytes: int) -> None:
+    """Some tiles for some tokens."""
+    n_runs = _n_runs(named)
+    first_tile = index % n_runs * named["tiles_per_piece"]
+    last_tile = code.least(first_tile + named["tiles_per_piece"], named["n_tile"])
+    first_token = index // n_runs * named["tokens_per_pass"]
+    last_token = code.least(first_token + named["tokens_per_pass"], named["n_tokens"])
+    panels = named["panels"] + first_token * named["n_blocks"] * token_bytes(x_bytes)
+    out = named["out"] + first_token * named["out_stride"]
+    with code.loop(first_tile, last_tile) as tile:
+        rows_left = named["n_rows"] - tile * TILE
+        code.call(
+            "rows", VOID, named["planes"] + tile * named["tile_bytes"], named["n_blocks"],
+            named["skip"], panels, last_token - first_token, out + tile * (4 * TILE),
+            named["out_stride"], rows_left,
+        )  # fmt: skip
+
+
+def add_rows(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
+    """`rows(planes, n_blocks, skip, panels, n_tokens, out, out_stride, rows_left)`: of one tile."""
+    sizes = _sizes(isa)
+    for size in sizes:
+        add_tile(module, isa, layout, size, x_bytes)
+    code, (planes, n_blocks, skip, panels, n_tokens, out, stride, left) = function(
+        module, "rows", 8
+    )
+    code.builder.function.linkage = "internal"
+    buffer = Value(code, code.builder.ptrtoint(code.builder.alloca(FLOATS, sizes[0]), I64))
+    is_whole = left >= TILE
+    goal = code.where(is_whole, out, buffer)
+    goal_stride = code.where(is_whole, stride, code.number(4 * TILE))
+    panel, done = code.variable(panels), code.variable(code.number(0))
+
+    def group(size: int) -> None:
+        token = done.get()
+        goal_now = code.where(is_whole, goal + token * stride, buffer)
+        code.call(f"tile_{size}", VOID, planes, n_blocks, skip, panel.get(), goal_now, goal_stride)
+        n_copied = code.where(is_whole, code.number(0), left)
+        with (
+            code.loop(code.number(0), code.number(size)) as t,
+            code.loop(code.number(0), n_copied) as row,
+        ):
+            number = code.load(buffer + t * (4 * TILE) + row * 4, F32)
+            code.store(number, out + (token + t) * stride + row * 4)
+        panel.set(panel.get() + n_blocks * (size * token_bytes(x_bytes)))
+        done.set(token + size)
+
+    with code.loop(code.number(0), n_tokens // sizes[0]):
+        group(sizes[0])
+    for size in sizes[1:]:
+        with code.when((n_tokens & size) > 0):
+            group(size)
+    code.builder.ret_void()

@@ -1,0 +1,84 @@
+"""Calls of kernels again, as noted in a log, without Python between them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from llvmlite import ir
+
+from engine.cpu.kernels import jit
+from engine.cpu.kernels.clock import now
+from engine.cpu.kernels.fastcall import Kernel, bind
+from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.log import CHECKED, MOST_ARGUMENTS, Log
+from engine.cpu.kernels.meeting import ADDED, COMPLETE, RESULT
+from engine.cpu.kernels.team import WAITED, Team
+from engine.cpu.kernels.values import I64, VOID, function
+
+ARGUMENTS = ("calls", "place", "stop")
+"""calls: the words of a log. `place` is the address of one of two words: from which word on, and
+after the call at which word it stopped. `stop`: up to which word."""
+
+
+def build(module: ir.Module) -> None:
+    """`replay(team, *ARGUMENTS)`."""
+    code, (team, calls, place, stop) = function(module, "replay", 1 + len(ARGUMENTS))
+    at = code.variable(code.load(place, I64))
+    with code.forever() as leave:
+        leave(at.get() >= stop)
+        here = calls + at.get() * 8
+        kernel, count, first = code.listed(here, 3)
+        n = count & (CHECKED - 1)
+        begun = now(code)
+        for number in range(1, MOST_ARGUMENTS + 1):
+            with code.when(n.equals(number)):
+                code.call_at(kernel, VOID, *code.listed(here + 16, number))
+        with code.when(count >= CHECKED):
+            so_far = team + WAITED
+            code.store(code.load(so_far, I64) + (now(code) - begun), so_far)
+            result = code.load(first + RESULT, I64)
+            with code.when(result.differs(COMPLETE | ADDED)):
+                code.store(at.get(), place)
+                code.builder.ret_void()
+        at.set(at.get() + n + 2)
+    code.store(at.get(), place)
+    code.builder.ret_void()
+
+
+@cache
+def _kernel() -> Kernel:
+    address = jit.own_addresses("replay", chosen(), ["replay"], build)["replay"]
+    return bind(address, 1 + len(ARGUMENTS), holds_gil=False)
+
+
+class Replay:
+    """The calls in a log, to be repeated any number of times.
+
+    All that they point to must stay where it is.
+    """
+
+    def __init__(self, log: Log, team: Team) -> None:
+        self._team = team
+        self._words = log.words
+        self._finishes = log.finishes
+        self._place = np.zeros(1, np.int64)
+        self._addresses = self._words.ctypes.data, self._place.ctypes.data
+        self._run = _kernel()
+
+    def run(self, start: int, stop: int) -> None:
+        """Repeat the calls from word `start` up to word `stop`.
+
+        Raises:
+            threading.BrokenBarrierError: others that take part have gone.
+        """
+        calls, place = self._addresses
+        self._place[0] = start
+        while True:
+            self._team.wake()
+            self._run(self._team.address, calls, place, stop)
+            at = int(self._place[0])
+            if at >= stop:
+                return
+            self._finishes[at]()
+            self._place[0] = at + 2 + (int(self._words[at + 1]) & (CHECKED - 1))

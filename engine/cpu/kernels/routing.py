@@ -1,0 +1,324 @@
+"""How tokens find their experts, and the sum of what these make of them (`engine.layers.moe`).
+
+Numbers are compared as integers in the same order, the least of which marks what was taken already:
+so not-a-numbers find distinct experts too. Of equal ones, the first counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from engine.cpu.kernels import maths
+from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece, rows_per_piece, share
+from engine.cpu.kernels.lanes import Lanes, each
+from engine.cpu.kernels.team import add_run
+from engine.cpu.kernels.values import (  # fmt: skip
+    F32,
+    FLOATS,
+    I8,
+    I32,
+    I64,
+    INTS,
+    LANES,
+    VOID,
+    Code,
+    Value,
+    function,
+)
+
+GATINGS = ("softmax", "sigmoid", "softmax_chosen")
+
+ASSIGN = (
+    "logits", "n_token", "n_expert", "n_used", "bias", "normalise", "scale", "smallest", "n_group",
+    "n_group_used", "weights", "chosen", "table", "expert_of", "pair_of", "row_of", "n_found",
+)  # fmt: skip
+"""logits are F32, (n_token, n_expert); bias (n_expert,), or 0 for none; `normalise` is 0 or 1;
+scale and smallest, the least that weights are divided by, are the bits of an F32. weights are F32,
+(n_token, n_used), in ascending order of experts, as `chosen` is. From there on: as in
+`engine.forward.expert_rows.Groups`, and where to write how many experts were found."""
+
+SUM = ("y", "y_stride", "weights", "row_of", "n_token", "n_used", "n", "out")
+"""y is F32, (n_row, n) with a stride in bytes; weights (n_token, n_used), or 0 for none; row_of
+says which rows of y are added up for a token; out is F32, (n_token, n)."""
+
+TAKEN, OUT_OF_REACH = -(1 << 31), 1 - (1 << 31)
+"""Keys below those of all numbers."""
+
+MAX_EXPERTS = 4096
+"""Lists of so many are kept on the stack."""
+
+
+def build(module: ir.Module) -> None:
+    """`gating(team, *ASSIGN)` for each gating, and `sum_of_experts(team, *SUM)`."""
+    add_run(module)
+    _add_take(module)
+    _add_best_groups(module)
+    _add_sort(module)
+    _add_normalised(module)
+    _add_shares(module)
+    for gating in GATINGS:
+        _add_token(module, gating)
+        _add_assign(module, gating)
+    with piece(module, "sum_of_experts", SUM) as (code, given, index):
+        _emit_sums(code, given, index)
+    add_kernel(module, "sum_of_experts", SUM, _n_sum_pieces)
+
+
+def _key(code: Code, x: Value) -> Value:
+    """An integer for each float, in the same order, not-a-numbers last."""
+    kind = INTS if isinstance(x.kind, ir.VectorType) else I32
+    bits = x.bits(kind)
+    key = code.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    least = code.constant(kind, OUT_OF_REACH + 1)
+    return code.where(key < least, least, key)
+
+
+def _number(code: Code, key: Value) -> Value:
+    """The float that a key stands for."""
+    return code.where(key < 0, key ^ 0x7FFFFFFF, key).bits(F32)
+
+
+def _list(code: Code, n: Value) -> Value:
+    """The address of room for n numbers of 32 bits and those up to a multiple of 16."""
+    place = code.builder.alloca(I8, (_padded(n) * 4).raw)
+    return Value(code, code.builder.ptrtoint(place, I64))
+
+
+def _padded(n: Value) -> Value:
+    return (n + (LANES - 1)) // LANES * LANES
+
+
+def _internal(module: ir.Module, name: str, n: int, result: Any = VOID) -> tuple[Code, list[Value]]:
+    code, values = function(module, name, n, result)
+    code.builder.function.linkage = "internal"
+    return code, values
+
+
+def _add_take(module: ir.Module) -> None:
+    """`take(keys, n)`: mark the first of the largest keys."""
+    code, (keys, n) = _internal(module, "take", 2)
+    best = code.variable(code.constant(INTS, TAKEN))
+    places = code.variable(code.constant(INTS, 0))
+    lanes = code.table(INTS, range(LANES))
+    with code.loop(code.number(0), n, LANES) as index:
+        found = code.load(keys + index * 4, INTS)
+        is_better = found > best.get()
+        places.set(code.where(is_better, lanes + code.spread(index.to(I32)), places.get()))
+        best.set(code.where(is_better, found, best.get()))
+    key, place = best.get(), places.get()
+    while key.kind.count > 1:
+        half = key.kind.count // 2
+        parts = [(v.pick(range(half)), v.pick(range(half, 2 * half))) for v in (key, place)]
+        (key, other), (place, other_place) = parts
+        is_better = (other > key) | (other.equals(key) & (other_place < place))
+        key, place = code.where(is_better, other, key), code.where(is_better, other_place, place)
+    code.store(code.constant(I32, TAKEN), keys + place[0].to(I64) * 4)
+    code.builder.ret_void()
+
+
+def _add_best_groups(module: ir.Module) -> None:
+    """`best_groups(keys, n, n_group, n_used)`: experts of other groups are out of reach."""
+    code, (keys, n, n_group, n_used) = _internal(module, "best_groups", 4)
+    groups, size, none = _list(code, n_group), n // n_group, code.number(0)
+    with code.loop(none, _padded(n_group), LANES) as group:
+        code.store(code.constant(INTS, TAKEN), groups + group * 4)
+    with code.loop(none, n_group) as group:
+        first, second = (code.variable(code.constant(F32, float("-inf"))) for _ in range(2))
+        with code.loop(group * size, (group + 1) * size) as expert:
+            number = _number(code, code.load(keys + expert * 4, I32))
+            best = first.get()
+            lower = code.where(number > best, best, number)
+            second.set(code.where(lower > second.get(), lower, second.get()))
+            first.set(code.where(number > best, number, best))
+        code.store(_key(code, first.get() + second.get()), groups + group * 4)
+    with code.loop(none, n_used):
+        code.call("take", VOID, groups, _padded(n_group))
+    with (
+        code.loop(none, n_group) as group,
+        code.when(code.load(groups + group * 4, I32) > TAKEN),
+        code.loop(group * size, (group + 1) * size) as expert,
+    ):
+        code.store(code.constant(I32, OUT_OF_REACH), keys + expert * 4)
+    code.builder.ret_void()
+
+
+def _add_shares(module: ir.Module) -> None:
+    """`shares(x, n, out)`: a softmax; out has room up to a multiple of 16."""
+    code, (x, n, out) = _internal(module, "shares", 3)
+    lowest = code.constant(FLOATS, float("-inf"))
+    largest, total = code.variable(lowest), code.variable(code.constant(FLOATS, 0.0))
+
+    def compare(lanes: Lanes) -> None:
+        numbers = lanes.load(x)
+        if lanes.left is not None:
+            numbers = code.where(code.first(lanes.left), numbers, lowest)
+        largest.set(code.largest(largest.get(), numbers))
+
+    each(code, n, compare)
+    top = code.spread(code.reduced("max", largest.get()))
+
+    def raise_to_e(lanes: Lanes) -> None:
+        powers = lanes.only(maths.exp(code, lanes.load(x) - top))
+        code.store(powers, out + lanes.index * 4)
+        total.set(total.get() + powers)
+
+    each(code, n, raise_to_e)
+    whole = code.spread(code.reduced("add", total.get()))
+    with code.loop(code.number(0), n, LANES) as index:
+        code.store(code.load(out + index * 4, FLOATS) / whole, out + index * 4)
+    code.builder.ret_void()
+
+
+def _add_normalised(module: ir.Module) -> None:
+    """`normalised(weights, n, smallest)`: divided by their sum."""
+    code, (weights, n, smallest) = _internal(module, "normalised", 3)
+    total = code.variable(code.constant(F32, 0.0))
+    with code.loop(code.number(0), n) as index:
+        total.set(total.get() + code.load(weights + index * 4, F32))
+    whole = code.largest(total.get(), smallest.to(I32).bits(F32))
+    with code.loop(code.number(0), n) as index:
+        code.store(code.load(weights + index * 4, F32) / whole, weights + index * 4)
+    code.builder.ret_void()
+
+
+TOKEN = ("n_expert", "n_used", "bias", "normalise", "scale", "smallest", "n_group", "n_group_used")
+
+
+def _add_token(module: ir.Module, gating: str) -> None:
+    """`gating_token(logits, weights, chosen, *TOKEN)`."""
+    name = f"{gating}_token"
+    code, (logits, weights, chosen, *values) = _internal(module, name, 3 + len(TOKEN))
+    given = dict(zip(TOKEN, values, strict=True))
+    n, n_used, none = given["n_expert"], given["n_used"], code.number(0)
+    scores, keys = _list(code, n), _list(code, n)
+    if gating == "softmax":
+        code.call("shares", VOID, logits, n, scores)
+    elif gating == "sigmoid":
+        each(code, n, lambda lanes: lanes.store(maths.sigmoid(code, lanes.load(logits)), scores))
+    else:
+        each(code, n, lambda lanes: lanes.store(lanes.load(logits), scores))
+    _emit_keys(code, given, logits, scores, keys)
+    if gating != "softmax_chosen":
+        with code.when(given["n_group"] > 1):
+            code.call("best_groups", VOID, keys, n, given["n_group"], given["n_group_used"])
+    with code.loop(none, n_used):
+        code.call("take", VOID, keys, _padded(n))
+    _emit_chosen(code, n, keys, scores, weights, chosen)
+    if gating == "softmax_chosen":
+        powers = _list(code, n_used)
+        code.call("shares", VOID, weights, n_used, powers)
+        each(code, n_used, lambda lanes: lanes.store(lanes.load(powers), weights))
+    else:
+        with code.when(given["normalise"] > 0):
+            code.call("normalised", VOID, weights, n_used, given["smallest"])
+    scale = code.spread(given["scale"].to(I32).bits(F32))
+    each(code, n_used, lambda lanes: lanes.store(lanes.load(weights) * scale, weights))
+    code.builder.ret_void()
+
+
+def _emit_keys(code: Code, given: Named, logits: Value, scores: Value, keys: Value) -> None:
+    """Of what the choice goes by: scores with the bias, or else logits, which stay different."""
+    bias = given["bias"]
+    source = code.where(bias.equals(0) & given["n_group"].equals(1), logits, scores)
+
+    def emit(lanes: Lanes) -> None:
+        wanted = code.variable(lanes.load(source))
+        with code.when(bias.differs(0)):
+            wanted.set(wanted.get() + lanes.load(bias))
+        key = _key(code, wanted.get())
+        if lanes.left is not None:
+            key = code.where(code.first(lanes.left), key, code.constant(INTS, TAKEN))
+        code.store(key, keys + lanes.index * 4)
+
+    each(code, given["n_expert"], emit)
+
+
+def _emit_chosen(
+    code: Code, n: Value, keys: Value, scores: Value, weights: Value, chosen: Value
+) -> None:
+    """What was taken, in order, and its scores."""
+    place = code.variable(code.number(0))
+    with (
+        code.loop(code.number(0), n) as expert,
+        code.when(code.load(keys + expert * 4, I32).equals(TAKEN)),
+    ):
+        at = place.get()
+        code.store(expert, chosen + at * 8)
+        code.store(code.load(scores + expert * 4, F32), weights + at * 4)
+        place.set(at + 1)
+
+
+def _add_sort(module: ir.Module) -> None:
+    """`sort_rows(*ASSIGN)`: pairs in the order of experts, by counting."""
+    code, values = _internal(module, "sort_rows", len(ASSIGN))
+    given, none = dict(zip(ASSIGN, values, strict=True)), code.number(0)
+    n_pairs, n_expert = given["n_token"] * given["n_used"], given["n_expert"]
+    next_rows = _list(code, n_expert * 2)
+    with code.loop(none, n_expert) as expert:
+        code.store(none, next_rows + expert * 8)
+    with code.loop(none, n_pairs) as pair:
+        place = next_rows + code.load(given["chosen"] + pair * 8, I64) * 8
+        code.store(code.load(place, I64) + 1, place)
+    first, entry = code.variable(none), code.variable(given["table"])
+    with code.loop(none, n_expert) as expert:
+        n = code.load(next_rows + expert * 8, I64)
+        code.store(first.get(), next_rows + expert * 8)
+        with code.when(n > 0):
+            for part, number in enumerate((expert, first.get(), n)):
+                code.store(number, entry.get() + 8 * part)
+            entry.set(entry.get() + 24)
+        first.set(first.get() + n)
+    code.store((entry.get() - given["table"]) // 24, given["n_found"])
+    with code.loop(none, n_pairs) as pair:
+        expert = code.load(given["chosen"] + pair * 8, I64)
+        row = code.load(next_rows + expert * 8, I64)
+        code.store(row + 1, next_rows + expert * 8)
+        code.store(expert, given["expert_of"] + row * 8)
+        code.store(pair, given["pair_of"] + row * 8)
+        code.store(row, given["row_of"] + pair * 8)
+    code.builder.ret_void()
+
+
+def _add_assign(module: ir.Module, gating: str) -> None:
+    """`gating(team, *ASSIGN)`: all tokens, then the rows."""
+    with piece(module, gating, ASSIGN) as (code, given, index):
+        per_piece = rows_per_piece(code, given["n_expert"])
+        stop = code.least((index + 1) * per_piece, given["n_token"])
+        with code.loop(index * per_piece, stop) as token:
+            logits = given["logits"] + token * given["n_expert"] * 4
+            first = token * given["n_used"]
+            goals = given["weights"] + first * 4, given["chosen"] + first * 8
+            code.call(f"{gating}_token", VOID, logits, *goals, *(given[name] for name in TOKEN))
+    code, (team, *values) = function(module, gating, 1 + len(ASSIGN))
+    given = dict(zip(ASSIGN, values, strict=True))
+    n_pieces = ceil_div(given["n_token"], rows_per_piece(code, given["n_expert"]))
+    share(code, gating, team, code.kept(values), n_pieces)
+    code.call("sort_rows", VOID, *values)
+    code.builder.ret_void()
+
+
+def _n_sum_pieces(code: Code, given: Named) -> Value:
+    return ceil_div(given["n_token"], rows_per_piece(code, given["n"] * given["n_used"]))
+
+
+def _emit_sums(code: Code, given: Named, index: Value) -> None:
+    """Of some tokens."""
+    n, n_used, weights = given["n"], given["n_used"], given["weights"]
+    per_piece = rows_per_piece(code, n * n_used)
+    stop = code.least((index + 1) * per_piece, given["n_token"])
+    with code.loop(index * per_piece, stop) as token:
+
+        def emit(lanes: Lanes, first: Value = token * n_used) -> None:
+            total = code.variable(code.constant(FLOATS, 0.0))
+            with code.loop(first, first + n_used) as pair:
+                row = code.load(given["row_of"] + pair * 8, I64)
+                numbers = code.variable(lanes.load(given["y"] + row * given["y_stride"]))
+                with code.when(weights.differs(0)):
+                    weight = code.spread(code.load(weights + pair * 4, F32))
+                    numbers.set(numbers.get() * weight)
+                total.set(total.get() + numbers.get())
+            lanes.store(total.get(), given["out"] + first // n_used * n * 4)
+
+        each(code, n, emit)

@@ -1,0 +1,123 @@
+"""Rows of planes as numbers again: for looking up tokens, and for matrix products of torch.
+
+The same roundings as in `engine.quants`: scale × q, then the minimum; so F32 rows are bit-equal to
+the dequantised file.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from engine.cpu.kernels.isa import Isa
+from engine.cpu.kernels.jobs import Named, add_kernel, piece
+from engine.cpu.kernels.product import Reader, Tile
+from engine.cpu.kernels.team import add_run
+from engine.cpu.kernels.values import F32, FLOATS, I64, INTS, LANES, Value, vector
+from engine.quants.layout import BLOCK, SUPER, TILE, Layout
+
+LOOKUP = ("planes", "tile_bytes", "n_blocks", "skip", "n_rows", "ids", "n_ids", "out", "out_stride")
+"""ids are 64-bit row numbers; out is F32, (n_ids, 32 × n_blocks), rows `out_stride` bytes apart:
+zeros where there is no such row."""
+
+BF16_ROWS = ("planes", "tile_bytes", "n_blocks", "skip", "first_tile", "n_tile", "out")
+"""out is BF16, (16 × n_tile, 32 × n_blocks), without gaps; rounded to the nearest."""
+
+
+def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
+    """`lookup(team, *LOOKUP)` and `bf16_rows(team, *BF16_ROWS)`."""
+    add_run(module)
+    with piece(module, "lookup", LOOKUP) as (code, given, index):
+        _emit_lookup(Reader(code, isa, layout), given, index)
+    with piece(module, "bf16_rows", BF16_ROWS) as (code, given, index):
+        _emit_bf16(Reader(code, isa, layout), given, index)
+    add_kernel(module, "lookup", LOOKUP, lambda _, given: given["n_ids"])
+    add_kernel(module, "bf16_rows", BF16_ROWS, lambda _, given: given["n_tile"])
+
+
+def _tile_at(layout: Layout, planes: Value, n_blocks: Value, skip: Value, block: Value) -> Tile:
+    """Where block `block` of a tile lies."""
+    high, scales, supers = layout.starts(planes, n_blocks)
+    return Tile(
+        planes + block * layout.low_bytes, high + block * layout.high_bytes,
+        scales + block * layout.scale_bytes, supers + (block + skip) // SUPER * layout.super_bytes,
+    )  # fmt: skip
+
+
+def _columns(reader: Reader, tile: Tile) -> list[Value]:
+    """32 columns of 16 rows each, F32."""
+    layout = reader.layout
+    scales, added = reader.scales(tile)
+    columns = []
+    is_signed = reader.isa.signed_bytes and (bool(layout.table) or layout.low == 8)
+    for number, line in enumerate(reader.lines(tile, ahead=False)):
+        sub = number * len(scales) // 8
+        for n in range(4):
+            byte = line.bits(vector(line.kind.element, TILE)) >> (8 * n)
+            whole = byte.to(BYTES).to(INTS) if is_signed else (byte & 255) - reader.zero
+            value = whole.to(FLOATS) * scales[sub]
+            columns.append(value + added[sub] if layout.has_minimum else value)
+    return columns
+
+
+def _emit_lookup(reader: Reader, given: Named, index: Value) -> None:
+    """One row."""
+    code, layout = reader.code, reader.layout
+    planes, tile_bytes, n_blocks, skip, n_rows, ids, _, out, stride = given.values()
+    row = code.load(ids + index * 8, I64)
+    with code.when((row < 0) | (row >= n_rows)):
+        nothing = code.constant(FLOATS, 0.0)
+        with code.loop(code.number(0), n_blocks * BLOCK, LANES) as column:
+            code.store(nothing, out + index * stride + column * 4)
+        code.builder.ret_void()
+    start, lane = planes + row // TILE * tile_bytes, row % TILE
+    buffer = code.buffer(FLOATS, BLOCK)
+    with code.loop(code.number(0), n_blocks) as block:
+        tile = _tile_at(layout, start, n_blocks, skip, block)
+        for n, column in enumerate(_columns(reader, tile)):
+            code.store(column, buffer + 64 * n)
+        goal = out + index * stride + block * (4 * BLOCK)
+        for n in range(BLOCK):
+            code.store(code.load(buffer + 64 * n + lane * 4, F32), goal + 4 * n)
+
+
+def _emit_bf16(reader: Reader, given: Named, index: Value) -> None:
+    """The rows of one tile."""
+    code, layout = reader.code, reader.layout
+    planes, tile_bytes, n_blocks, skip, first, _, out = given.values()
+    start = planes + (first + index) * tile_bytes
+    row_bytes = n_blocks * (2 * BLOCK)
+    goal = out + index * row_bytes * TILE
+    with code.loop(code.number(0), n_blocks) as block:
+        columns = _columns(reader, _tile_at(layout, start, n_blocks, skip, block))
+        pairs = [_bf16_pair(*columns[n : n + 2]) for n in range(0, BLOCK, 2)]
+        for row, numbers in enumerate(transposed(pairs)):
+            code.store(numbers, goal + row_bytes * row + block * (2 * BLOCK))
+
+
+def _bf16_pair(first: Value, second: Value) -> Value:
+    """Two columns as BF16 in 32 bits, the first one below; rounded to the nearest, ties to even."""
+    low, high = (rounded_bf16(v) for v in (first, second))
+    return (low >> 16) | (high & -65536)
+
+
+def rounded_bf16(value: Value) -> Value:
+    """Floats as 32-bit integers whose upper half is the nearest BF16; NaN may become infinite."""
+    bits = value.bits(vector(INTS.element, value.kind.count))
+    return bits + ((bits >> 16) & 1) + 0x7FFF
+
+
+def transposed(rows: list[Value]) -> list[Value]:
+    """16 vectors of 16 elements, rows for columns: halves are exchanged, then quarters, …"""
+    rows = list(rows)
+    for step in (1, 2, 4, 8):
+        for n in range(TILE):
+            if n & step:
+                continue
+            a, b = rows[n], rows[n + step]
+            lanes = range(TILE)
+            rows[n] = a.pick([TILE + i - step if i & step else i for i in lanes], b)
+            rows[n + step] = a.pick([TILE + i if i & step else i + step for i in lanes], b)
+    return rows
+
+
+BYTES = vector(ir.IntType(8), TILE)

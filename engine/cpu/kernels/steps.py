@@ -1,0 +1,225 @@
+"""The small kernels of a decoding step, for torch tensors: norms, activations, rotation.
+
+A method answers None where a tensor is not of the kind it serves (F32 on the CPU, elements of a row
+side by side); the caller has another way for those. Most calls take a few microseconds, so that
+little may happen here; those keep Python's lock.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.cpu.kernels import activation, jit, norm, pairwise, rope
+from engine.cpu.kernels.fastcall import Kernel, bind
+from engine.cpu.kernels.isa import Isa, chosen, supported
+from engine.cpu.kernels.team import Team
+
+F32 = torch.float32
+
+SHORT = 1 << 16
+"""Elements up to which a call keeps Python's lock."""
+
+
+class Calls(NamedTuple):
+    """A kernel as two functions: one that keeps Python's lock, and one that does not."""
+
+    short: Kernel
+    long: Kernel
+    address: int
+
+
+def calls(address: int, n_arguments: int) -> Calls:
+    """Of a kernel that takes so many integers after the team."""
+    short, long = (bind(address, 1 + n_arguments, holds_gil=held) for held in (True, False))
+    return Calls(short, long, address)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What is compiled for one kind of processor, by name."""
+
+    norms: dict[str, Calls]
+    activations: dict[str, Calls]
+    turns: dict[str, Calls]
+    pairwise: dict[str, Calls]
+
+
+@cache
+def kernels(name: str) -> Kernels:
+    """Compile them, once for each kind of processor."""
+    isa = next(isa for isa in supported() if isa.name == name)
+    found = []
+    for group, functions, arguments, build in (
+        ("norm", norm.NAMES, norm.ARGUMENTS, norm.build),
+        ("activation", activation.KINDS, activation.ARGUMENTS, activation.build),
+        ("rope", rope.STYLES, rope.ARGUMENTS, rope.build),
+        ("pairwise", pairwise.NAMES, pairwise.ARGUMENTS, pairwise.build),
+    ):
+        at = jit.own_addresses(group, isa, functions, build)
+        found.append({function: calls(at[function], len(arguments)) for function in functions})
+    return Kernels(*found)
+
+
+@cache
+def bits(number: float) -> int:
+    """A float's F32 bits."""
+    return int.from_bytes(struct.pack("<f", number), "little")
+
+
+@cache
+def _limit(kind: str, limit: float) -> int:
+    """As activations want it: infinite for none."""
+    return bits(limit if limit or kind == "oai" else inf)
+
+
+class Steps:
+    """The kernels, run by one team.
+
+    Args:
+        isa: of the code; the best of this processor if None.
+    """
+
+    def __init__(self, team: Team, isa: Isa | None = None) -> None:
+        self._team = team
+        self._address = team.address
+        self.isa = isa or chosen()
+        found = kernels(self.isa.name)
+        self._rms, self._layer = found.norms["rms_norm"], found.norms["layer_norm"]
+        self._activations = found.activations
+        self._turns = found.turns
+        self._pairwise = found.pairwise
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor | None:
+        """See `ReferenceOps.rms_norm`; x (..., n)."""
+        return self._norm(self._rms, x, weight, bias, eps)
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor | None:
+        """See `ReferenceOps.layer_norm`; x (..., n)."""
+        return self._norm(self._layer, x, weight, bias, eps)
+
+    def _norm(
+        self, kernel: Calls, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor | None:
+        rows = rows_of(x)
+        places = rows and _weights(weight, bias, rows)
+        if rows is None or places is None:
+            return None
+        out = torch.empty_like(x) if x.is_contiguous() else _empty(x)
+        run = self._fitting(kernel, out)
+        run(self._address, x.data_ptr(), *rows, *places, bits(eps), out.data_ptr())
+        return out
+
+    def activation(self, kind: str, limit: float) -> tuple[int, int] | None:
+        """The address of an activation's kernel and its argument `limit`, for other kernels."""
+        kernel = self._activations.get(kind)
+        return kernel and (kernel.address, _limit(kind, limit))
+
+    def gated(self, kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor | None:
+        """See `ReferenceOps.gated`, and `activate` where up is None; both of any one shape."""
+        kernel = self._activations.get(kind)
+        if kernel is None or (up is not None and up.shape != gate.shape):
+            return None
+        n_rows, n = 1, gate.numel()
+        strides = [0, 0]
+        if not is_plain(gate) or (up is not None and not is_plain(up)):
+            cut = [rows_of(x) for x in (gate, up) if x is not None]
+            if gate.dim() != 2 or None in cut:
+                return None
+            n_rows, n = gate.shape
+            strides = [rows[0] for rows in cut if rows is not None]
+        out = _empty(gate)
+        self._fitting(kernel, out)(
+            self._address, gate.data_ptr(), strides[0], 0 if up is None else up.data_ptr(),
+            strides[-1], n_rows, n, _limit(kind, limit), out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
+        """See `ReferenceOps.rope`; x (T, n_head, head_dim), cos and sin (T, 1, n_rot / 2)."""
+        rows = rows_of(x)
+        if rows is None or x.dim() != 3 or not is_plain(cos) or not is_plain(sin):
+            return None
+        shape = cos.shape
+        n_pairs = shape[-1]
+        if shape != (rows[2], 1, n_pairs) or shape != sin.shape or 2 * n_pairs > rows[4]:
+            return None
+        out = _empty(x)
+        run = self._fitting(self._turns[style], out)
+        places = cos.data_ptr(), sin.data_ptr(), out.data_ptr()
+        run(self._address, x.data_ptr(), *rows, n_pairs, *places)
+        return out
+
+    def pairwise(self, name: str, x: Tensor, y: Tensor) -> Tensor | None:
+        """x + y ("add") or x * y ("multiply"), where shapes differ in leading ones only."""
+        long, short = (x, y) if x.dim() >= y.dim() else (y, x)
+        extra = long.dim() - short.dim()
+        if long.shape[extra:] != short.shape or long.shape[:extra].count(1) != extra:
+            return None
+        if not is_plain(x) or not is_plain(y):
+            return None
+        out = torch.empty_like(long)
+        run = self._fitting(self._pairwise[name], out)
+        run(self._address, x.data_ptr(), y.data_ptr(), x.numel(), out.data_ptr())
+        return out
+
+    def _fitting(self, kernel: Calls, out: Tensor) -> Kernel:
+        """The function for a result of this size; helpers that sleep are called if it is large."""
+        if out.numel() <= SHORT:
+            return kernel.short
+        self._team.wake()
+        return kernel.long
+
+
+Rows = tuple[int, int, int, int, int]
+"""Of a tensor: strides of tokens and heads in bytes, then n_tokens, n_heads, n."""
+
+
+def rows_of(x: Tensor) -> Rows | None:
+    """How kernels see x (T, n) or (T, n_head, n), if they can."""
+    if x.dtype is not F32 or not x.is_cpu:
+        return None
+    shape, strides = x.shape, x.stride()
+    if len(shape) == 2 and strides[1] == 1:
+        return 4 * strides[0], 0, shape[0], 1, shape[1]
+    if len(shape) == 3 and strides[2] == 1:
+        return 4 * strides[0], 4 * strides[1], *shape
+    return None
+
+
+def _weights(weight: Tensor | None, bias: Tensor | None, rows: Rows) -> tuple[int, int, int] | None:
+    """The addresses of weight and bias, or 0, and how far they are apart from head to head."""
+    n_heads, n = rows[3:]
+    first = bias if weight is None else weight
+    if first is None:
+        return 0, 0, 0
+    shape = first.shape
+    if (shape != (n,) and shape != (n_heads, n)) or not is_plain(first):
+        return None
+    if bias is None:
+        return first.data_ptr(), 0, 0 if len(shape) == 1 else 4 * n
+    if bias.shape != shape or not is_plain(bias):
+        return None
+    place = 0 if weight is None else weight.data_ptr()
+    return place, bias.data_ptr(), 0 if len(shape) == 1 else 4 * n
+
+
+def is_plain(x: Tensor) -> bool:
+    return x.dtype is F32 and x.is_cpu and x.is_contiguous()
+
+
+def _empty(x: Tensor) -> Tensor:
+    """Of the same shape, without gaps."""
+    if x.is_contiguous():
+        return torch.empty_like(x)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -1,0 +1,194 @@
+"""The operations on a CPU by kernels of our own, where they serve and are faster than torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.cpu.flash_attention import attend_fused, serves
+from engine.cpu.joined import Together
+from engine.cpu.kernels.cache_steps import MOST_TOKENS, CacheSteps
+from engine.cpu.kernels.log import refuse
+from engine.cpu.kernels.steps import Steps
+from engine.cpu.routing import RoutingSteps
+from engine.cpu.weights import PlaneWeight
+from engine.ops.reference import ReferenceOps
+
+if TYPE_CHECKING:
+    from engine.cpu.kernels.team import Team
+    from engine.forward.cache import LayerCache
+    from engine.forward.expert_rows import Groups
+    from engine.layers.ffn import Activation
+    from engine.layers.linear import Linear
+    from engine.layers.mixers.attention import Scores
+    from engine.layers.moe import Routing
+    from engine.layers.rope import RopeParams
+
+ANGLES = 256
+"""Positions whose angles are computed at once."""
+
+EXACT = ReferenceOps()
+
+FEW_TOKENS = MOST_TOKENS
+"""So many read the cache one after the other; more get it as F32 once, and torch's kernels."""
+
+
+class FastOps(ReferenceOps):
+    """For one rank, whose thread alone may call it.
+
+    Results differ from the reference in the last bits. Tensors that the kernels do not serve, such
+    as those of other types, take the way of the reference.
+
+    Args:
+        team: the threads of the rank.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._steps = Steps(team)
+        self._cache_steps = CacheSteps(team)
+        self._together: dict[tuple[Linear, ...], tuple[Together | None, bool]] = {}
+        self._angles: dict[tuple[int, int], _Angles] = {}
+        self._n_past = 0
+        self._routing_steps = RoutingSteps(team)
+
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        return (self._cache_steps.memory,)
+
+    def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
+        if n_tokens == 1:
+            self._n_past = n_past
+            self._cache_steps.move(n_past)
+            for angles in self._angles.values():
+                angles.move(n_past)
+
+    def linears(self, x: Tensor, *layers: Linear) -> Sequence[Tensor]:
+        together, are_bare = self._joined(layers)
+        if together is None or x.shape[0] > together.n_tokens:
+            return super().linears(x, *layers)
+        products = together(x)
+        if are_bare:
+            return products
+        return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
+
+    def gated_linears(self, act: Activation, x: Tensor, gate: Linear, up: Linear) -> Tensor:
+        together, are_bare = self._joined((gate, up))
+        kernel = self._steps.activation(act.kind, act.limit)
+        if together is None or not are_bare or kernel is None or x.shape[0] > together.n_tokens:
+            return super().gated_linears(act, x, gate, up)
+        return together.gated(x, *kernel)
+
+    def _joined(self, layers: tuple[Linear, ...]) -> tuple[Together | None, bool]:
+        """Their matrices in one, if that can be, and whether nothing follows the products."""
+        if layers not in self._together:
+            are_bare = all(layer.is_bare for layer in layers)
+            self._together[layers] = _together(layers), are_bare
+        return self._together[layers]
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        y = self._steps.rms_norm(x, weight, bias, eps)
+        return super().rms_norm(x, weight, bias, eps) if y is None else y
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        y = self._steps.layer_norm(x, weight, bias, eps)
+        return super().layer_norm(x, weight, bias, eps) if y is None else y
+
+    def activate(self, act: Activation, x: Tensor) -> Tensor:
+        y = self._steps.gated(act.kind, 0.0, x, None)
+        return super().activate(act, x) if y is None else y
+
+    def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
+        y = self._steps.gated(act.kind, act.limit, gate, up)
+        return super().gated(act, gate, up) if y is None else y
+
+    def assign(
+        self, routing: Routing, logits: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Groups]:
+        found = self._routing_steps.assign(routing, logits, bias)
+        return super().assign(routing, logits, bias) if found is None else found
+
+    def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
+        total = self._routing_steps.sum_of_experts(y, weights, groups)
+        return super().sum_of_experts(y, weights, groups) if total is None else total
+
+    def rope_angles(
+        self, params: RopeParams, factors: Tensor | None, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if positions.numel() != 1:
+            return super().rope_angles(params, factors, positions)
+        key = id(params), id(factors)
+        if key not in self._angles:
+            self._angles[key] = _Angles(partial(EXACT.rope_angles, params, factors))
+            self._angles[key].move(self._n_past)
+        return self._angles[key].one
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
+        y = self._steps.rope(x, cos, sin, style)
+        return super().rope(x, cos, sin, style) if y is None else y
+
+    def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
+        if not self._cache_steps.write(cache, k, v, start):
+            refuse("no kernel writes such a cache")
+            super().remember(cache, k, v, start)
+
+    def attention(
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        n_past: int,
+        scores: Scores,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+    ) -> Tensor:
+        n_tokens = q.shape[0]
+        if n_tokens <= FEW_TOKENS:
+            y = self._cache_steps.attention(q, cache, n_past, scores, sinks, slopes)
+            if y is not None:
+                return y
+        elif sinks is None and slopes is None and serves(cache, scores, n_past + n_tokens):
+            self._team.rest()
+            return attend_fused(q, cache, n_past, scores)
+        refuse("no kernel reads such a cache")
+        return super().attention(q, cache, n_past, scores, sinks, slopes)
+
+
+class _Angles:
+    """A rotation's angles of the present token, always in the same memory.
+
+    Args:
+        compute: cosines and sines of positions.
+
+    Attributes:
+        one: cosines and sines, each (1, 1, n_rot / 2).
+    """
+
+    def __init__(self, compute: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        self._compute = compute
+        self._block = -1
+        self._near = self.one = compute(torch.zeros(1, dtype=torch.int64))
+
+    def move(self, position: int) -> None:
+        """Go to another position; many neighbours are computed at once."""
+        block, index = divmod(position, ANGLES)
+        if block != self._block:
+            self._block = block
+            start = block * ANGLES
+            self._near = self._compute(torch.arange(start, start + ANGLES))
+        for one, near in zip(self.one, self._near, strict=True):
+            one.copy_(near[index : index + 1])
+
+
+def _together(layers: Sequence[Linear]) -> Together | None:
+    """Their matrices in one, if each is multiplied as any other."""
+    weights = [layer.weight for layer in layers]
+    planes = [weight for weight in weights if isinstance(weight, PlaneWeight)]
+    if len(planes) < len(weights) or len({weight.extent for weight in planes}) > 1:
+        return None
+    return Together(planes)

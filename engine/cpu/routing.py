@@ -1,0 +1,124 @@
+"""Routing and the sum of experts by the CPU's kernels, for torch tensors."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.cpu.kernels import jit, routing
+from engine.cpu.kernels.fastcall import Kernel
+from engine.cpu.kernels.isa import chosen as chosen_isa
+from engine.cpu.kernels.isa import supported
+from engine.cpu.kernels.steps import Calls, bits, calls
+from engine.forward.expert_rows import Groups
+from engine.ops.reference import SMALLEST_SUM
+
+if TYPE_CHECKING:
+    from engine.cpu.kernels.isa import Isa
+    from engine.cpu.kernels.team import Team
+    from engine.layers.moe import Routing
+
+SHORT = 8
+"""Tokens up to which a call keeps Python's lock."""
+
+
+@cache
+def kernels(name: str) -> dict[str, Calls]:
+    """Compile them, once for a kind of processor."""
+    isa = next(kind for kind in supported() if kind.name == name)
+    names = (*routing.GATINGS, "sum_of_experts")
+    found = jit.own_addresses("routing", isa, names, routing.build)
+    n_arguments = dict.fromkeys(names, len(routing.ASSIGN)) | {"sum_of_experts": len(routing.SUM)}
+    return {name: calls(found[name], n_arguments[name]) for name in names}
+
+
+class _Room(NamedTuple):
+    """Where a kernel writes the order of rows (see `Groups`), and how many experts it found."""
+
+    pair_of: Tensor
+    row_of: Tensor
+    n_found: Tensor
+    addresses: tuple[int, ...]
+
+    @classmethod
+    def of(cls, n_token: int, n_used: int) -> _Room:
+        pair_of, row_of, n_found = (
+            torch.empty(size, dtype=torch.int64)
+            for size in ((n_token * n_used,), (n_token, n_used), (1,))
+        )
+        addresses = pair_of.data_ptr(), row_of.data_ptr(), n_found.data_ptr()
+        return cls(pair_of, row_of, n_found, addresses)
+
+
+class RoutingSteps:
+    """The kernels, run by one team; see `ReferenceOps.assign` and `sum_of_experts`.
+
+    Scores are within rounding of the reference's; of experts that a token likes equally, the first
+    ones count. A method answers None where it does not serve.
+    """
+
+    def __init__(self, team: Team, isa: Isa | None = None) -> None:
+        self._team = team
+        self._kernels = kernels((isa or chosen_isa()).name)
+        self._of_one: dict[int, _Room] = {}
+
+    def assign(
+        self, rule: Routing, logits: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Groups] | None:
+        """Weights (T, n_used) in the order of experts, and the rows of these."""
+        n_token, n_expert = logits.shape
+        if n_expert > routing.MAX_EXPERTS or not n_token:
+            return None
+        if not _is_plain(logits) or (bias is not None and not _is_plain(bias)):
+            return None
+        n_used = rule.n_used
+        weights = torch.empty(n_token, n_used)
+        chosen = torch.empty(n_token * n_used, dtype=torch.int64)
+        room = self._room(n_token, n_used)
+        expert_of = chosen if n_token == 1 else torch.empty_like(chosen)
+        table = torch.empty(min(n_expert, chosen.shape[0]), 3, dtype=torch.int64)
+        self._run(rule.gating, n_token)(
+            self._team.address, logits.data_ptr(), n_token, n_expert, n_used,
+            0 if bias is None else bias.data_ptr(), int(rule.normalise), bits(rule.scale),
+            bits(SMALLEST_SUM), rule.n_group, rule.n_group_used, weights.data_ptr(),
+            chosen.data_ptr(), table.data_ptr(), expert_of.data_ptr(), *room.addresses,
+        )  # fmt: skip
+        if n_token > 1:
+            table = table[: int(room.n_found)]
+        return weights, Groups(table, expert_of, room.pair_of, room.row_of)
+
+    def _room(self, n_token: int, n_used: int) -> _Room:
+        """Memory for the order of rows; of one token they have only one order."""
+        if n_token > 1:
+            return _Room.of(n_token, n_used)
+        if n_used not in self._of_one:
+            self._of_one[n_used] = _Room.of(1, n_used)
+        return self._of_one[n_used]
+
+    def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
+        """Each token's rows of y (n_row, n), times weights (T, n_used) if any, added up."""
+        if not _is_plain(y):
+            return None
+        n_token, n_used = groups.row_of.shape
+        out = torch.empty(n_token, y.shape[1])
+        self._run("sum_of_experts", n_token)(
+            self._team.address, y.data_ptr(), 4 * y.shape[1],
+            0 if weights is None else weights.data_ptr(), groups.row_of.data_ptr(), n_token,
+            n_used, y.shape[1], out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def _run(self, name: str, n_token: int) -> Kernel:
+        found = self._kernels[name]
+        if n_token <= SHORT:
+            return found.short
+        self._team.wake()
+        return found.long
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether the kernels can read it: F32 on the CPU, without gaps."""
+    return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()

@@ -1,0 +1,268 @@
+"""Matrices as the CPU's kernels read them: quantised ones in planes, others as in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, reduce
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from engine.cpu.joined import Together
+from engine.cpu.kernels import calls
+from engine.cpu.kernels.fastcall import Kernel
+from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.panels import quantised_bytes
+from engine.cpu.worker import Worker
+from engine.forward.expert_rows import Groups
+from engine.ops.weights import ALL, Weight, gathered_rows
+from engine.quants.extent import BF16_CHUNK, Extent, n_tiles, token_bytes
+from engine.quants.layout import BLOCK, TILE
+
+PIECE_BYTES = 128 << 10
+"""Weights that a thread takes at a time: enough to read ahead, few enough to end together."""
+
+PASS_BYTES = 1 << 20
+"""Quantised activations that pass a tile before the next one comes; a core's cache holds them."""
+
+FEW_TOKENS = 16
+"""Up to so many tokens go through our kernels where weights are not quantised."""
+
+KINDS: Mapping[torch.dtype, str] = {
+    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32",
+}  # fmt: skip
+
+
+class PlaneWeight:
+    """A quantised matrix, or one per expert or head, in planes (`engine.quants.layout`).
+
+    Args:
+        planes: uint8, (n_tile, tile_bytes) or (n, n_tile, tile_bytes).
+        type_number: the GGML type.
+        n_rows: of each matrix.
+        extent: its columns.
+    """
+
+    def __init__(
+        self, planes: Tensor, type_number: int, n_rows: int, extent: Extent, worker: Worker
+    ) -> None:
+        self.planes = planes
+        self.type_number = type_number
+        self.n_rows = n_rows
+        self.extent = extent
+        self.worker = worker
+        self._multiply = calls.multiply(type_number, worker.x_bytes)
+        tile_bytes = planes.shape[-1]
+        self._planes = planes.data_ptr(), tile_bytes, extent.n_blocks, extent.skip
+        per_thread = n_tiles(n_rows) // (2 * worker.n_threads)
+        self.n_tiles_per_piece = max(1, min(PIECE_BYTES // tile_bytes, per_thread))
+        group = chosen().n_tokens
+        per_token = extent.n_blocks * token_bytes(worker.x_bytes)
+        self.n_tokens_per_pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.planes.nbytes
+
+    def matmul(self, x: Tensor) -> Tensor:
+        n_tokens, extent, worker = x.shape[0], self.extent, self.worker
+        if n_tokens >= worker.bf16_from:
+            return self._bf16_product(x)
+        if n_tokens <= self.n_tokens_per_pass:
+            return self._alone.joined(x)
+        y = torch.empty(n_tokens, self.n_rows)
+        panels = worker.panels(x, extent)
+        worker.team.wake()
+        self._multiply(
+            worker.team.address, *self.arguments(panels, n_tokens, y.data_ptr(), 4 * self.n_rows)
+        )
+        return y
+
+    @cached_property
+    def _alone(self) -> Together:
+        return Together([self])
+
+    @property
+    def n_pieces(self) -> int:
+        """Of the job of a few tokens."""
+        return -(-n_tiles(self.n_rows) // self.n_tiles_per_piece)
+
+    def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
+        """Of the kernel that multiplies (`engine.cpu.kernels.product`)."""
+        return (
+            *self._planes, panels, n_tokens, out, out_stride, self.n_rows, n_tiles(self.n_rows),
+            self.n_tiles_per_piece, self.n_tokens_per_pass,
+        )  # fmt: skip
+
+    def _bf16_product(self, x: Tensor) -> Tensor:
+        """The same by torch, for many tokens: some rows at a time are turned into BF16."""
+        extent, worker = self.extent, self.worker
+        numbers, y = worker.bf16(x, extent), torch.empty(x.shape[0], self.n_rows)
+        n_columns = extent.n_blocks * BLOCK
+        step = max(1, BF16_CHUNK // (n_columns * TILE))
+        scratch = worker.scratch(step * TILE * n_columns)
+        for first in range(0, n_tiles(self.n_rows), step):
+            n = min(step, n_tiles(self.n_rows) - first)
+            worker.team.wake()
+            calls.bf16_rows(self.type_number)(
+                worker.team.address, *self._planes, first, n, scratch.data_ptr(),
+            )  # fmt: skip
+            n_rows = min(n * TILE, self.n_rows - first * TILE)
+            rows = scratch[: n_rows * n_columns].view(n_rows, n_columns)
+            worker.team.rest()
+            y[:, first * TILE : first * TILE + n_rows] = linear(numbers, rows)
+        return y
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        extent, worker = self.extent, self.worker
+        ids = ids.to(torch.int64).contiguous()
+        rows = torch.empty(ids.shape[0], extent.n_blocks * BLOCK)
+        worker.team.wake()
+        calls.lookup(self.type_number)(
+            worker.team.address, *self._planes, self.n_rows, ids.data_ptr(), ids.shape[0],
+            rows.data_ptr(), 4 * rows.stride(0),
+        )  # fmt: skip
+        return rows[:, extent.lead : extent.lead + extent.n_columns]
+
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        extent, worker = self.extent, self.worker
+        y = torch.empty(groups.n_row, self.n_rows)
+        is_shared = x.stride(0) == 0  # one token, the same for all its experts
+        if is_shared:
+            panels, row_bytes = worker.shared_panels(x, extent), 0
+        else:
+            panels = worker.group_panels(x, extent, groups)
+            row_bytes = quantised_bytes(1, extent.n_blocks, worker.x_bytes)
+        planes, cut = self._of_groups
+        worker.team.wake()
+        self._multiply_groups(
+            worker.team.address, *planes, panels, row_bytes, y.data_ptr(), *cut,
+            groups.table.data_ptr(), groups.table.shape[0],
+        )  # fmt: skip
+        return y
+
+    @cached_property
+    def _multiply_groups(self) -> Kernel:
+        return calls.multiply_groups(self.type_number, self.worker.x_bytes)
+
+    @cached_property
+    def _of_groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Its arguments that are always the same: `planes` to `skip`, `out_stride` to the cut."""
+        address, *others = self._planes
+        cut = n_tiles(self.n_rows), self.n_tiles_per_piece, self.n_tokens_per_pass
+        return (address, self.planes.stride(0), *others), (4 * self.n_rows, self.n_rows, *cut)
+
+    def _one(self, index: int) -> PlaneWeight:
+        return PlaneWeight(
+            self.planes[index], self.type_number, self.n_rows, self.extent, self.worker
+        )
+
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        numbers = torch.arange(self.n_rows)[rows]
+        heads = []
+        for head in range(self.planes.shape[0]):
+            matrix = self._one(head).lookup(numbers)
+            heads.append(x[:, head] @ (matrix if transposed else matrix.T))
+        return torch.stack(heads, dim=1)
+
+
+class PlainWeight:
+    """A matrix in F16, BF16 or F32 as in the file, or one per expert or head.
+
+    Args:
+        data: (n_out, n_in) or (n, n_out, n_in).
+    """
+
+    def __init__(self, data: Tensor, worker: Worker) -> None:
+        self.data = data
+        self.worker = worker
+        self._multiply = calls.multiply_plain(KINDS[data.dtype])
+        row_bytes = data.shape[-1] * data.element_size()
+        per_thread = data.shape[-2] // (2 * worker.n_threads)
+        self._piece = max(1, min(PIECE_BYTES // max(1, row_bytes), per_thread))
+
+    @property
+    def n_bytes(self) -> int:
+        return self.data.nbytes
+
+    def matmul(self, x: Tensor) -> Tensor:
+        n_tokens, data = x.shape[0], self.data
+        if n_tokens > FEW_TOKENS:
+            return self._many(x)
+        y = torch.empty(n_tokens, data.shape[0])
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        self.worker.team.wake()
+        self._multiply(
+            self.worker.team.address, data.data_ptr(), data.shape[1] * data.element_size(),
+            data.shape[0], data.shape[1], x.data_ptr(), 4 * x.stride(0), n_tokens, y.data_ptr(),
+            4 * data.shape[0], self._piece,
+        )  # fmt: skip
+        return y
+
+    def _many(self, x: Tensor) -> Tensor:
+        """By torch, in BF16 where the weights are short and that is faster than F32."""
+        self.worker.team.rest()
+        if self.data.dtype == torch.float32 or not self.worker.is_bf16_fast:
+            return self._by_rows(x, torch.float32)
+        return self._by_rows(x.bfloat16(), torch.bfloat16)
+
+    def _by_rows(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """`x Wᵀ` with weights of another type, some rows at a time."""
+        if self.data.dtype == dtype:
+            return linear(x, self.data).float()
+        n_rows, n_columns = self.data.shape
+        step = max(1, BF16_CHUNK // n_columns)
+        y = torch.empty(x.shape[0], n_rows)
+        for start in range(0, n_rows, step):
+            rows = self.data[start : start + step].to(dtype)
+            y[:, start : start + step] = linear(x, rows)
+        return y
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        data = self.data
+        return gathered_rows(ids, len(data), lambda rows: data.index_select(0, rows).float())
+
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        return torch.cat([self._one(expert).matmul(x[rows]) for expert, rows in groups])
+
+    def _one(self, index: int) -> PlainWeight:
+        return PlainWeight(self.data[index], self.worker)
+
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        matrices = self.data[:, rows].float()
+        if not transposed:
+            matrices = matrices.transpose(1, 2)
+        return (x.transpose(0, 1) @ matrices).transpose(0, 1)
+
+
+class JoinedColumns:
+    """A matrix whose columns on this rank are several intervals of the file's, each held alone."""
+
+    def __init__(self, parts: Sequence[Weight], widths: Sequence[int]) -> None:
+        self.parts = parts
+        self.widths = widths
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(part.n_bytes for part in self.parts)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self._summed(x, lambda part, piece: part.matmul(piece))
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        return torch.cat([part.lookup(ids) for part in self.parts], dim=-1)
+
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        return self._summed(x, lambda part, piece: part.grouped(piece, groups))
+
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        if transposed:
+            return torch.cat([p.per_head(x, rows, transposed=True) for p in self.parts], dim=-1)
+        return self._summed(x, lambda part, piece: part.per_head(piece, rows))
+
+    def _summed(self, x: Tensor, product: Callable[[Weight, Tensor], Tensor]) -> Tensor:
+        """The sum of what each part makes of its columns of x."""
+        return reduce(
+            torch.add, map(product, self.parts, torch.split(x, list(self.widths), dim=-1))
+        )

@@ -1,0 +1,229 @@
+"""One rank of a model whose other ranks are in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import engine.environment  # noqa: F401 before torch, which reads it
+
+# isort: split
+import numpy as np
+import torch
+
+from engine.distributed.process_comm import ProcessCommunicator
+from engine.errors import OutOfDeviceMemory
+from engine.forward.state import RecurrentState
+from engine.hardware.torch_devices import (
+    free_bytes,
+    is_out_of_memory,
+    prove_kernels,
+    threads_per_rank,
+    torch_device,
+)
+from engine.models.declare import declare
+from engine.planning.plan import make_plan
+from engine.progress import ignore, never
+from engine.runtime.builder import Opener
+from engine.runtime.control_vectors import read_control_vectors
+from engine.runtime.loader import Progress, check_types
+from engine.sampling.candidates import Shortlist, draw, room_of, shortlist
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+    from engine.distributed.wire import Wire
+    from engine.gguf import GGUFFile
+    from engine.runtime.model_runner import Logits
+    from engine.runtime.runtime import Runtime
+    from engine.sampling.sampler import Sampler
+
+ELSEWHERE = 1 << 60
+"""Bytes that are taken to be free where only another host can look."""
+
+DOING = "to compute the next tokens"
+
+
+class RankRuntime:
+    """What `engine.runtime.runtime.Runtime` is for all ranks, for the one of this process.
+
+    Attributes:
+        comm: to the other ranks.
+        stream: draws all tokens but the first.
+        drawer: the rank that draws them.
+    """
+
+    def __init__(self, file: GGUFFile, params: LoadParams, wire: Wire) -> None:
+        declaration = declare(file, params)
+        check_types(str(file.path), declaration.slots)
+        self.number = number = wire.rank
+        self.hp, self._split = declaration.hp, declaration.split
+        names = declaration.devices
+        self.devices = [torch.device(name) for name in names]
+        self.device = torch_device(names[number])
+        self.kinds = [peer.kind for peer in wire.peers]
+        prove_kernels([names[number]])
+        hosts = [peer.host for peer in wire.peers]
+        here = [rank for rank, host in enumerate(hosts) if host == hosts[number]]
+        free = dict.fromkeys(names, ELSEWHERE)
+        free.update(free_bytes({"cpu", names[number]}))
+        self.plan = make_plan(declaration, params, free)
+        local = replace(self.plan, devices=tuple(self.plan.devices[rank] for rank in here))
+        local.check_fits(free)
+        self.threads_per_rank = threads_per_rank(params.cpu_threads, local)
+        torch.set_num_threads(self.threads_per_rank)
+        self.n_ctx, self.n_batch = self.plan.n_ctx, params.n_batch
+        self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
+        self.wire, self.comm = wire, ProcessCommunicator(wire, self.device)
+        self.group = self  # for the opener: here is where communicators come from
+        self.drawer = self._split.last_group[0]
+        self.stream = Drawing(self)
+        progress = Progress(self.plan.file_bytes, ignore, never)
+        with torch.inference_mode():
+            self.rank = Opener(cast("Runtime", self), file, params, declaration).loaded(
+                number, progress
+            )
+            directions = read_control_vectors(
+                params.control_vectors, params.control_layers, self.hp.n_embd, self.hp.n_layer
+            )
+            self.rank.context.directions = {
+                layer: torch.from_numpy(direction).to(self.device)
+                for layer, direction in directions.items()
+            }
+
+    def communicator(self, rank: int, device: torch.device) -> ProcessCommunicator:
+        """That of this process."""
+        assert rank == self.number, "another process has that one"
+        return self.comm
+
+    def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
+        """Run tokens after `n_past` cached ones; this rank's slice of the logits.
+
+        Returns:
+            (len(ids) - first_logit, tokens of this rank); none of them on a rank without a head.
+        """
+        context = self.rank.context
+        context.is_sliced, context.headed = True, None
+        try:
+            found = self._computed(ids, n_past, first_logit)
+        finally:
+            context.is_sliced = False
+        if found is None:
+            return np.empty((len(ids) - first_logit, 0), np.float32)
+        logits: Logits = found.float().cpu().numpy()
+        return logits
+
+    def whole(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits | None:
+        """The same with all logits, (rows, n_vocab), on the rank that draws; None on the others."""
+        found = self._computed(ids, n_past, first_logit)
+        return None if found is None else found.cpu().numpy()
+
+    def _computed(self, ids: Sequence[int], n_past: int, first_logit: int) -> torch.Tensor | None:
+        try:
+            with torch.inference_mode():
+                return self.rank.compute(torch.tensor(ids), n_past, first_logit)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            name = self.plan.devices[self.number].device
+            free = free_bytes([name])[name]
+            needed = max(self.plan.devices[self.number].memory.total, free + 1)
+            raise OutOfDeviceMemory(name, needed, free, DOING) from None
+
+    def joined(self, mine: np.ndarray) -> Sequence[np.ndarray] | None:
+        """Rows of equal length of all ranks of the head, on the rank that draws.
+
+        What they have all computed must be alike.
+        """
+        group = self._split.last_group
+        if self.number not in group:
+            return None
+        row, alike = torch.from_numpy(np.ascontiguousarray(mine)[None]), self.rank.context.headed
+        found = self.comm.gather(row, group, alike)
+        return None if found is None else np.split(found[0].numpy(), len(group))
+
+    def all_logits(self, mine: np.ndarray) -> Logits | None:
+        """The slices of all ranks of the head as one row (n_vocab,), on the rank that draws."""
+        group = self._split.last_group
+        if self.number not in group:
+            return None
+        found = self.comm.gather(torch.from_numpy(mine[None]), group)
+        return None if found is None else found[0].numpy()
+
+    @property
+    def first_id(self) -> int:
+        """Of this rank's slice of the vocabulary."""
+        return self._split.output.spans[self.number][0]
+
+    def agree(self, token: int) -> int:
+        """What the rank that draws says."""
+        others = [rank for rank in range(len(self.devices)) if rank != self.drawer]
+        word = torch.tensor([token])
+        if self.number == self.drawer:
+            self.wire.swap([(rank, word) for rank in others], [])
+        else:
+            self.wire.swap([], [(self.drawer, word)])
+        return int(word.item())
+
+    def save_recurrent(self) -> None:
+        """Keep a copy of all recurrent states as they are now."""
+        self.rank.context.cache.save()
+
+    def restore_recurrent(self) -> None:
+        """Go back to that copy."""
+        self.rank.context.cache.restore()
+
+    def close(self) -> None:
+        """Free everything; safe to call twice."""
+        self.rank.close()
+
+
+class Drawing:
+    """Draws tokens from slices of logits; a `TokenSource` that computes nothing ahead."""
+
+    waited_s = 0.0
+
+    def __init__(self, runtime: RankRuntime) -> None:
+        self._runtime = runtime
+        self._sampler: Sampler | None = None
+        self._never: Sequence[int] = ()
+
+    def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
+        """Every sampler can be served."""
+        self._sampler, self._never = sampler, never
+        return True
+
+    def next(self, token: int, n_past: int, n_left: int) -> int:
+        """Compute a token after `n_past` cached ones, and draw the one behind it."""
+        assert self._sampler is not None, "it is asked first"
+        mine = self._runtime.forward([token], n_past, 0)[0]
+        return self.draw(mine, self._sampler, self._never)
+
+    def stop(self) -> Sequence[int]:
+        """Nothing is computed ahead."""
+        return ()
+
+    def draw(self, mine: Logits, sampler: Sampler, never: Sequence[int]) -> int:
+        """The same token on all ranks.
+
+        Args:
+            mine: this rank's slice of the logits, (n,).
+            sampler: of each rank, with the same history; that of `drawer` draws.
+            never: tokens that must not come.
+        """
+        runtime, room = self._runtime, room_of(sampler.params, self._runtime.hp.n_vocab)
+        token = -1
+        if room is not None:
+            words = shortlist(mine, runtime.first_id, sampler, room, never).packed(room)
+            rows = runtime.joined(words)
+            if rows is not None:
+                found = draw(sampler, [Shortlist.unpacked(row) for row in rows])
+                token = -1 if found is None else found
+            token = runtime.agree(token)
+        if token >= 0:
+            return token
+        logits = runtime.all_logits(mine)
+        if logits is not None:
+            logits[list(never)] = -np.inf
+            token = sampler.sample(logits)
+        return runtime.agree(token)

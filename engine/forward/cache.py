@@ -1,0 +1,266 @@
+"""What layers remember of the tokens computed so far, per rank, cut like the heads that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.forward.state import KV_INFO, KVState, RecurrentState
+from engine.gguf.types import row_bytes
+from engine.hardware.host_memory import HostTensor
+from engine.quants.encode import WRITERS, quantise
+from engine.quants.table import dequantise
+from engine.sharding.split import head_groups
+
+if TYPE_CHECKING:
+    from engine.forward.state import State
+    from engine.sharding.ranges import Ranges
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+class LayerCache:
+    """Keys and values of one layer on one rank.
+
+    Attributes:
+        kv_type: one of `KV_TYPES`; those of GGML blocks need heads of whole blocks.
+        k: (n_head_kv of the rank, n_ctx, head_dim_k), or for types of GGML blocks their bytes,
+            uint8 (n_head_kv of the rank, n_ctx, bytes of a key).
+        v: the same of values; a view of `k` where values are part of keys.
+        head_dim_v: elements of a value.
+        head_map: for each query head the row of k and v it uses; None where each row serves the
+            same number of neighbouring heads.
+        width: elements per token that `read` returns.
+        is_on_host: `k` and `v` lie in the host's memory, wherever attention is computed.
+    """
+
+    is_on_host = False
+    _memory: tuple[HostTensor, ...] = ()
+
+    def __init__(
+        self, state: KVState, rank: int, n_ctx: int, kv_type: str, device: torch.device
+    ) -> None:
+        info = KV_INFO[kv_type]
+        self.kv_type = kv_type
+        self.is_shared = state.v_in_k
+        self.head_dim_v = state.head_dim_v
+        self._blocks = info.number if info.number in WRITERS else None
+        dtype = DTYPES.get(kv_type, torch.uint8)
+        width_k, width_v = (
+            size if self._blocks is None else row_bytes(info, size)
+            for size in (state.head_dim_k, state.head_dim_v)
+        )
+        n_kv = state.kv_heads.size(rank)
+        self.k = self._zeros((n_kv, n_ctx, width_k), dtype, device)
+        self.v = (
+            self.k[..., :width_v]
+            if self.is_shared
+            else self._zeros((n_kv, n_ctx, width_v), dtype, device)
+        )
+        width = state.head_dim_k + (0 if self.is_shared else state.head_dim_v)
+        rows = head_rows(state.heads, state.kv_heads, rank)
+        self.head_map = None if rows is None else torch.tensor(rows, device=device)
+        self.width = width * self.n_row
+
+    @property
+    def n_row(self) -> int:
+        """Rows that `read` returns: key-value heads or, where they are not regular, query heads."""
+        return len(self.k) if self.head_map is None else len(self.head_map)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.k.nbytes + (0 if self.is_shared else self.v.nbytes)
+
+    def held(self) -> tuple[Tensor, ...]:
+        """The memory of keys and of values, each once."""
+        return (self.k,) if self.is_shared else (self.k, self.v)
+
+    def write(self, k: Tensor, v: Tensor | None, start: int) -> None:
+        """Store k and v (T, n_head_kv, head_dim) at positions start, start + 1, …
+
+        v is None where values are part of keys.
+        """
+        stop = start + k.shape[0]
+        self.k[:, start:stop].copy_(self._stored(k).transpose(0, 1))
+        if v is not None:
+            self.v[:, start:stop].copy_(self._stored(v).transpose(0, 1))
+
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Positions start to stop in F32, each (n_head_kv or n_head, stop - start, head_dim)."""
+        k = self._numbers(self._fetched(self.k[:, start:stop]))
+        if self.is_shared:
+            v = k[..., : self.head_dim_v]
+        else:
+            v = self._numbers(self._fetched(self.v[:, start:stop]))
+        if self.head_map is not None:
+            k, v = k[self.head_map], v[self.head_map]
+        return k, v
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def _fetched(self, held: Tensor) -> Tensor:
+        """Some positions of k or v, where attention is computed."""
+        return held
+
+    def _stored(self, x: Tensor) -> Tensor:
+        return x if self._blocks is None else quantise(x, self._blocks)
+
+    def _numbers(self, held: Tensor) -> Tensor:
+        return held.float() if self._blocks is None else dequantise(held, self._blocks)
+
+
+class HostLayerCache(LayerCache):
+    """The same in the host's memory: what attention reads is copied to its device each time."""
+
+    is_on_host = True
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        self._device = device
+        held = HostTensor(shape, dtype, device)
+        self._memory = (*self._memory, held)
+        return held.value
+
+    def _fetched(self, held: Tensor) -> Tensor:
+        goal = torch.empty(held.shape, dtype=held.dtype, device=self._device)
+        for head, source in zip(goal, held, strict=True):  # each lies in one piece
+            head.copy_(source, non_blocking=True)
+        return goal
+
+
+def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
+    """Which local key-value head each local query head uses, where that is not regular."""
+    rows = head_groups(heads, kv_heads, rank)
+    n_kv = kv_heads.size(rank)
+    share = len(rows) // n_kv
+    regular = share * n_kv == len(rows) and rows == [i // share for i in range(len(rows))]
+    return None if regular else rows
+
+
+class Cache:
+    """All that the layers of one rank remember.
+
+    Args:
+        kv_on_host: keys and values lie in the host's memory.
+
+    Attributes:
+        layers: keys and values of the layers that have some on this rank, as they were added.
+    """
+
+    def __init__(
+        self, states: Iterable[State], rank: int, n_ctx: int, kv_type: str, device: torch.device,
+        *, kv_on_host: bool = False,
+    ) -> None:  # fmt: skip
+        self.kv_on_host = kv_on_host
+        self._rank, self._n_ctx, self._kv_type, self._device = rank, n_ctx, kv_type, device
+        self._kv: dict[KVState, LayerCache] = {}
+        self._recurrent: dict[RecurrentState, dict[str, Tensor]] = {}
+        self._saved: dict[RecurrentState, dict[str, Tensor]] = {}
+        for state in states:
+            self.add(state)
+
+    def add(self, state: State) -> None:
+        """Make room for one more layer, of which nothing is known yet."""
+        if isinstance(state, RecurrentState):
+            for tensors in (self._recurrent, self._saved):
+                tensors[state] = {
+                    name: torch.zeros(shape, device=self._device)
+                    for name, shape in state.shapes(self._rank).items()
+                }
+        elif state.kv_heads.size(self._rank):
+            layer_type = HostLayerCache if self.kv_on_host else LayerCache
+            self._kv[state] = layer_type(
+                state, self._rank, self._n_ctx, self._kv_type, self._device
+            )
+
+    def room(self, state: State) -> tuple[torch.device, int]:
+        """Where `add` takes memory for a layer, and how many bytes."""
+        is_on_host = self.kv_on_host and isinstance(state, KVState)
+        device = torch.device("cpu") if is_on_host else self._device
+        return device, state.n_bytes(self._rank, self._n_ctx, self._kv_type)
+
+    def shape_of(self, state: State) -> object:
+        """Equal where another cache, for which `take` may be called, has the same."""
+        return self._device, *self.room(state), state.held_by(self._rank)
+
+    def drop(self, state: State) -> None:
+        """Free what a layer remembers, if it does."""
+        if isinstance(state, RecurrentState):
+            self._recurrent.pop(state, None)
+            self._saved.pop(state, None)
+        else:
+            self._kv.pop(state, None)
+
+    def take(self, state: State, other: Cache, theirs: State) -> None:
+        """Take what a layer of another cache remembers, which has the same shape, as it is."""
+        if isinstance(state, RecurrentState):
+            assert isinstance(theirs, RecurrentState)
+            self._recurrent[state] = other._recurrent.pop(theirs)
+            self._saved[state] = other._saved.pop(theirs)
+        elif state.kv_heads.size(self._rank):
+            assert isinstance(theirs, KVState)
+            self._kv[state] = other._kv.pop(theirs)
+
+    def tensors(self, state: State, *, saved: bool = False) -> dict[str, Tensor]:
+        """What a layer remembers on this rank, by the names of `state.cuts()`.
+
+        Args:
+            saved: what `restore` would bring back; keys and values need no such copy.
+        """
+        if isinstance(state, RecurrentState):
+            return (self._saved if saved else self._recurrent)[state]
+        layer = self._kv.get(state)
+        if layer is None or saved:
+            return {}
+        return {"k": layer.k} if layer.is_shared else {"k": layer.k, "v": layer.v}
+
+    @property
+    def layers(self) -> list[LayerCache]:
+        return list(self._kv.values())
+
+    def kv(self, state: KVState) -> LayerCache:
+        """Keys and values of the layer that declared `state`; only for ranks with heads."""
+        return self._kv[state]
+
+    def recurrent(self, state: RecurrentState) -> dict[str, Tensor]:
+        """The tensors of the layer that declared `state`, to be updated in place."""
+        return self._recurrent[state]
+
+    def changing(self) -> list[Tensor]:
+        """What each token that is computed changes, also one that was computed before."""
+        return [x for tensors in self._recurrent.values() for x in tensors.values()]
+
+    def reset(self) -> None:
+        """Forget all recurrent state; keys and values are overwritten as tokens come."""
+        for tensors in self._recurrent.values():
+            for tensor in tensors.values():
+                tensor.zero_()
+
+    def save(self) -> None:
+        """Copy the recurrent state, which cannot go back by itself, for `restore`."""
+        _copy(self._recurrent, self._saved)
+
+    def restore(self) -> None:
+        """Go back to what was saved last; any number of times."""
+        _copy(self._saved, self._recurrent)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of `n_bytes` those in the host's memory, where the rank computes elsewhere."""
+        return sum(layer.n_bytes for layer in self.layers if layer.is_on_host)
+
+    @property
+    def n_bytes(self) -> int:
+        recurrent = sum(t.nbytes for tensors in self._recurrent.values() for t in tensors.values())
+        return sum(layer.n_bytes for layer in self.layers) + 2 * recurrent
+
+
+def _copy(
+    source: dict[RecurrentState, dict[str, Tensor]], target: dict[RecurrentState, dict[str, Tensor]]
+) -> None:
+    for state, tensors in source.items():
+        for name, tensor in tensors.items():
+            target[state][name].copy_(tensor)

@@ -1,0 +1,238 @@
+"""What a block may use while it runs on one rank: the other ranks, the cache, the arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.parallel.thread_comm import Communicator, Group
+from engine.sharding.ranges import Ranges
+
+if TYPE_CHECKING:
+    from engine.cpu.recorder import Recorder
+    from engine.forward.addend import Addend
+    from engine.forward.cache import Cache
+    from engine.forward.state import KVState, RecurrentState
+    from engine.layers.mixers.attention import Scores
+    from engine.layers.norm import Norm
+    from engine.layers.rope import Rope
+    from engine.ops.reference import ReferenceOps
+
+
+class Context:
+    """State of one rank during one forward pass.
+
+    The residual stream is current on the ranks of one group at a time; `join` and `enter` move it,
+    and the collectives run among that group.
+
+    Args:
+        kinds: the kind of device of each rank, see `engine.hardware.torch_devices.kind_of`.
+
+    Attributes:
+        n_past: tokens in the cache before this pass.
+        first_logit: the first row of this pass whose logits are wanted.
+        cache: what the layers of this rank remember.
+        position: `n_past` in the device's memory, int64 (1,).
+        positions: of this pass's tokens, (T,).
+        directions: what is added to the residual stream after a block, by its number.
+        side: what an architecture hands its blocks beside the residual stream, for one pass.
+        recorder: what records this pass, if it is recorded.
+        is_sliced: each rank keeps its slice of the logits.
+        headed: what these were computed from, (rows, n_embd), of a pass that is, where all ranks
+            should have the same bits of it.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        ops: ReferenceOps,
+        cache: Cache,
+        device: torch.device,
+        kinds: Sequence[str],
+    ) -> None:
+        self.rank = comm.rank
+        self.ops = ops
+        self.device = device
+        self.n_past = 0
+        self.first_logit = 0
+        self._comm = comm
+        self._kinds = kinds
+        self.cache = cache
+        self._group: Group = ()
+        self.positions = torch.empty(0)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.recorder: Recorder | None = None
+        self.is_sliced = False
+        self.headed: Tensor | None = None
+        self.directions: dict[int, Tensor] = {}
+        self.side: dict[str, Tensor] = {}
+        self._angles: dict[int, tuple[Tensor, Tensor]] = {}
+        self._normed: tuple[Tensor, Norm, Tensor] | None = None
+        self._indices: dict[tuple[int, ...], Tensor] = {}
+
+    def begin(self, n_past: int, n_tokens: int, first_logit: int) -> None:
+        """Prepare for a pass over `n_tokens` tokens after `n_past` cached ones."""
+        self.n_past = n_past
+        self.first_logit = first_logit
+        self._angles.clear()
+        self._normed = None
+        self.side.clear()
+        if n_past == 0:
+            self.cache.reset()
+        self.ops.begin(n_past, n_tokens, self.position.fill_(n_past))
+        if n_tokens == 1:
+            self.positions = self.position
+        else:
+            self.positions = torch.arange(n_past, n_past + n_tokens, device=self.device)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for others so far, but for repeated tokens."""
+        return self._comm.waited_s
+
+    def owns(self, ranges: Ranges) -> bool:
+        """Whether this rank has a slice."""
+        return ranges.size(self.rank) > 0
+
+    def join(self, group: Group) -> bool:
+        """Make `group` the current one, without a value to move; whether this rank is in it."""
+        self._group = group
+        return self.rank in group
+
+    def enter(self, x: Tensor | None, group: Group, n: int | None = None) -> Tensor | None:
+        """Move x (T, n) to `group` if it is not there yet; None on the ranks outside.
+
+        Args:
+            n: see `all_reduce`.
+        """
+        previous, self._group = self._group, group
+        if group != previous and not set(group) <= set(previous):
+            source = previous[0]
+            involved = tuple(sorted({source, *group}))
+            if self.rank in involved:
+                x = self._comm.broadcast(x, source, involved, self._shape(n))
+        return x if self.rank in group else None
+
+    def steer(self, x: Tensor, layer: int) -> Tensor:
+        """Add the direction that a control vector has for `layer` to the stream behind it."""
+        direction = self.directions.get(layer)
+        return x if direction is None else x + direction
+
+    def all_reduce(
+        self, x: Tensor | None, bias: Tensor | None = None, n: int | None = None
+    ) -> Tensor:
+        """Sum the summands (T, n) of the group's ranks, then add `bias` once.
+
+        Every rank of the group calls it; one with an empty slice passes None.
+
+        Args:
+            n: if all ranks say it, those that have nothing need not ask the others.
+        """
+        total = self._comm.all_reduce(x, self._group, self._shape(n))
+        return total if bias is None else total + bias
+
+    def _shape(self, n: int | None) -> tuple[int, int] | None:
+        return None if n is None else (len(self.positions), n)
+
+    def add(self, x: Tensor, addend: Addend, norm: Norm | None = None) -> Tensor:
+        """The residual stream x with what all ranks of the group add to it; all of them call it.
+
+        Args:
+            norm: reads the result next, so that both may be computed at once; `normed` has it then.
+        """
+        lane = None if addend.is_whole else self._comm.lane(self._group, x.numel())
+        if lane is None and not addend.is_whole:
+            addend = addend.summed(self._comm.all_reduce(addend.summand, self._group, x.shape))
+        x, normed = self.ops.add_norm(x, addend, norm, lane)
+        self._normed = None if norm is None or normed is None else (x, norm, normed)
+        return x
+
+    def normed(self, x: Tensor, norm: Norm) -> Tensor | None:
+        """What `add` has made of its result x for this norm, once; None for any other tensor."""
+        if self._normed is None or self._normed[0] is not x or self._normed[1] is not norm:
+            return None
+        _, _, ready = self._normed
+        self._normed = None
+        return ready
+
+    def agree(self, x: Tensor, ranks: Group) -> Tensor:
+        """The value of the first of `ranks`, where devices of different kinds would differ.
+
+        Each of them has computed x from the same bits, but kinds of devices round differently, and
+        a choice that depends on the last bit must be the same everywhere. All of `ranks` call it.
+        """
+        if self._are_of_one_kind(ranks):
+            return x
+        return self._comm.broadcast(x, ranks[0], ranks, x.shape)
+
+    def _are_of_one_kind(self, ranks: Group) -> bool:
+        return len({self._kinds[rank] for rank in ranks}) == 1
+
+    def gather(self, x: Tensor | None, alike: Tensor) -> Tensor | None:
+        """Join slices of the last dimension on the first rank of the group; None elsewhere.
+
+        Args:
+            alike: what all ranks of the group have computed; where they differ, one is at fault.
+        """
+        group = self._group
+        if self.is_sliced:
+            self.headed = alike if self._are_of_one_kind(group) else None
+            return x
+        if self.recorder is None:
+            return self._comm.gather(x, group, alike)
+        return self.recorder.live(lambda: self._comm.gather(x, group, alike))
+
+    def rope(self, x: Tensor, rope: Rope) -> Tensor:
+        """Rotate x (T, n_head, head_dim) by the positions of this pass."""
+        return self.ropes(rope, x)[0]
+
+    def ropes(self, rope: Rope, *xs: Tensor, norms: Sequence[Norm] = ()) -> Sequence[Tensor]:
+        """The same for several, such as queries and keys.
+
+        Args:
+            norms: what each of them goes through first, if anything.
+        """
+        angles = self._angles.get(id(rope))
+        if angles is None:
+            angles = self.ops.rope_angles(rope.params, rope.weight, self.positions)
+            self._angles[id(rope)] = angles
+        return self.ops.ropes(xs, *angles, rope.params.style, norms)
+
+    def attention(
+        self,
+        state: KVState,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        scores: Scores,
+        *,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+    ) -> Tensor:
+        """Append k and v to the cache and attend with q; all (T, heads of this rank, head_dim).
+
+        Args:
+            k: None where the layer that declared `state` is another one, which wrote already.
+            v: None where values are part of keys.
+            sinks, slopes: see `ReferenceOps.attention`.
+
+        Returns:
+            (T, heads of this rank, head_dim_v)
+        """
+        cache = self.cache.kv(state)
+        if k is None:
+            return self.ops.attention(q, cache, self.n_past, scores, sinks, slopes)
+        return self.ops.new_attention(q, k, v, cache, self.n_past, scores, sinks, slopes)
+
+    def index(self, numbers: tuple[int, ...]) -> Tensor:
+        """Whole numbers in the device's memory, int64 (n,): the same tensor each time."""
+        if numbers not in self._indices:
+            self._indices[numbers] = torch.tensor(numbers, device=self.device)
+        return self._indices[numbers]
+
+    def recurrent(self, state: RecurrentState) -> dict[str, Tensor]:
+        """The tensors that a recurrent layer declared, to be updated in place."""
+        return self.cache.recurrent(state)

@@ -1,0 +1,183 @@
+"""What a layer remembers of the tokens before: declared here, allocated per rank by the runtime.
+
+A layer keeps its declaration as an attribute and shows it to `Context` to get at the memory. So the
+planner counts exactly the bytes that are allocated later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+
+from gguf.constants import GGMLQuantizationType
+
+from engine.config import KV_TYPES
+from engine.errors import EngineError
+from engine.gguf.types import TYPES, TypeInfo, row_bytes
+from engine.sharding.ranges import Ranges
+from engine.sharding.recut import Segments
+
+F32_BYTES = 4
+KV_INFO: Mapping[str, TypeInfo] = MappingProxyType(
+    {name: TYPES[GGMLQuantizationType[name.upper()]] for name in KV_TYPES}
+)
+"""How rows of keys and of values are laid out, by KV type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What attention works on at a time, in elements of F32.
+
+    Attributes:
+        keys: of keys and values that are read from the cache.
+        scores: of queries with these keys.
+    """
+
+    keys: int
+    scores: int
+
+
+CPU_STEP = Step(keys=1 << 21, scores=1 << 19)
+"""One head of the keys and its scores stay in a core's caches."""
+
+KERNELS_STEP = Step(keys=1 << 23, scores=1 << 19)
+"""On a CPU, where torch's kernel takes all keys at once if they are not too many."""
+
+DEVICE_STEP = Step(keys=1 << 24, scores=1 << 24)
+"""Long enough to hide the launches."""
+
+
+class KVState:
+    """Keys and values of one attention layer, cut like the heads that use them.
+
+    Args:
+        heads: query heads of each rank.
+        kv_heads: key-value heads of each rank.
+        head_dim_k: elements of a key.
+        head_dim_v: elements of a value.
+        v_in_k: values are the first `head_dim_v` elements of the keys and are held once (MLA).
+    """
+
+    def __init__(
+        self, heads: Ranges, kv_heads: Ranges, head_dim_k: int, head_dim_v: int,
+        *, v_in_k: bool = False,
+    ) -> None:  # fmt: skip
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_dim_k = head_dim_k
+        self.head_dim_v = head_dim_v
+        self.v_in_k = v_in_k
+
+    def cuts(self) -> dict[str, Segments]:
+        """How the first dimension of keys, and of values if they are held too, lies on ranks."""
+        return dict.fromkeys("k" if self.v_in_k else "kv", (self.kv_heads,))
+
+    def held_by(self, rank: int) -> object:
+        """Equal for ranks, also of different cuts, that remember the same."""
+        return self.heads.spans[rank], self.kv_heads.spans[rank]
+
+    def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
+        """Bytes of `rank` for a context of `n_ctx` tokens."""
+        info = KV_INFO[kv_type]
+        width = row_bytes(info, self.head_dim_k)
+        if not self.v_in_k:
+            width += row_bytes(info, self.head_dim_v)
+        return self.kv_heads.size(rank) * n_ctx * width
+
+    def n_work(self, rank: int, n_tokens: int, n_ctx: int, step: Step) -> int:
+        """Elements of F32 that attention of `n_tokens` tokens holds beside queries and results.
+
+        See `attention_work`.
+        """
+        return attention_work(self.heads.size(rank), self.row, n_tokens, n_ctx, step)
+
+    @property
+    def row(self) -> int:
+        """Elements of a key and its value, as they are held."""
+        return self.head_dim_k + (0 if self.v_in_k else self.head_dim_v)
+
+    def check_type(self, kv_type: str) -> None:
+        """Make sure that keys and values are whole blocks of a KV type.
+
+        Raises:
+            EngineError: they are not; says what to choose.
+        """
+        info = KV_INFO[kv_type]
+        for noun, size in (("keys", self.head_dim_k), ("values", self.head_dim_v)):
+            if size % info.block_size:
+                raise EngineError(
+                    f"This model's {noun} have {size} elements, but a KV cache in {info.name} "
+                    f"holds them in blocks of {info.block_size}.",
+                    "Choose the KV type f16.",
+                )
+
+
+def attention_work(heads: int, row: int, n_tokens: int, n_ctx: int, step: Step) -> int:
+    """Elements of F32 that attention of `n_tokens` tokens holds beside queries and results.
+
+    At most: what is read of the cache, twice because it may be quantised, and scores with what is
+    added to them.
+
+    Args:
+        heads: query heads.
+        row: elements of a key and its value.
+    """
+    width = heads * row
+    keys = min(width * n_ctx, max(width, step.keys))
+    return 2 * keys + 3 * min(heads * n_tokens * n_ctx, max(heads, step.scores))
+
+
+class RecurrentState:
+    """Named F32 tensors of one recurrent layer; their size does not depend on the context.
+
+    Args:
+        tensors: name to (units of each rank, one or several segments; shape of one unit).
+    """
+
+    def __init__(self, **tensors: tuple[Ranges | tuple[Ranges, ...], tuple[int, ...]]) -> None:
+        self._tensors = tensors
+
+    def cuts(self) -> dict[str, Segments]:
+        """How the units of each tensor lie on ranks."""
+        return {
+            name: (cuts,) if isinstance(cuts, Ranges) else cuts
+            for name, (cuts, _) in self._tensors.items()
+        }
+
+    def held_by(self, rank: int) -> object:
+        """Equal for ranks, also of different cuts, that remember the same."""
+        return tuple(cut.spans[rank] for cuts in self.cuts().values() for cut in cuts)
+
+    def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor on `rank`: its units first."""
+        return {
+            name: (sum(segment.size(rank) for segment in segments), *self._tensors[name][1])
+            for name, segments in self.cuts().items()
+        }
+
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The same for a rank that has all units, each once."""
+        return {
+            name: (sum(segment.total for segment in segments), *self._tensors[name][1])
+            for name, segments in self.cuts().items()
+        }
+
+    def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
+        """Bytes of `rank`, with a copy to go back to; context and KV type do not matter."""
+        return 2 * F32_BYTES * sum(prod(shape) for shape in self.shapes(rank).values())
+
+    def n_work(self, rank: int) -> int:
+        """Elements per token that a pass over many tokens needs beside the stream.
+
+        An estimate after what was measured: some copies of both sides of every head's matrix, or
+        of the channels where these have no matrix.
+        """
+        return max(
+            6 * n_units * sum(sides) if len(sides) == 2 else 8 * n_units
+            for n_units, *sides in self.shapes(rank).values()
+        )
+
+
+State = KVState | RecurrentState

@@ -1,0 +1,234 @@
+"""From a prompt to text: prefill in chunks, decode, stop rules, a full context.
+
+Knows token ids and text, not devices; a `Session` holds what is in the KV cache.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.config import SamplingParams
+from engine.errors import EngineError
+from engine.events import (
+    ContextShifted,
+    Event,
+    Finished,
+    FinishReason,
+    PrefillProgress,
+    Timings,
+    TokenText,
+    Usage,
+)
+from engine.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from engine.generation.session import Session
+    from engine.runtime.model_runner import Logits
+    from engine.text import StreamDecoder, Tokenizer
+
+
+class StopMatcher:
+    """Finds stop strings in a stream, holding back text that may turn out to be one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """Add text; returns what can be shown and whether a stop string was completed."""
+        self._held += text
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            shown, self._held = self._held[: min(found)], ""
+            return shown, True
+        keep = self._longest_possible_start()
+        shown = self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
+        return shown, False
+
+    def flush(self) -> str:
+        """What was held back and did not become a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _longest_possible_start(self) -> int:
+        longest = max((len(stop) for stop in self._stops), default=0)
+        for size in range(min(longest - 1, len(self._held)), 0, -1):
+            tail = self._held[-size:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return size
+        return 0
+
+
+class Generation:
+    """One answer.
+
+    Args:
+        tokenizer: None for a model without vocabulary: token ids come without text.
+        n_keep: tokens at the start of the prompt that a shift of the context never drops.
+        is_cancelled: asked before each token and each chunk of the prompt.
+        timed_every: of one token in so many it is told where its time went; 0 for none.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        n_keep: int,
+        is_cancelled: Callable[[], bool],
+        timed_every: int = 0,
+    ) -> None:
+        self._session = session
+        self._params = params
+        self._n_keep = n_keep
+        self._is_cancelled = is_cancelled
+        self._timed_every = timed_every
+        self._sampler = Sampler(params)
+        self._stop = StopMatcher(params.stop)
+        self._decoder: StreamDecoder | None = tokenizer.stream() if tokenizer else None
+        self._eog = tokenizer.eog_ids if tokenizer and not params.ignore_eos else frozenset[int]()
+        self._never = list(tokenizer.never_ids) if tokenizer else []
+        self._pending: list[int] = []
+        self._is_stopped = False
+        self._turn = self._n_prompt = self._n_cached = self._n_drawn = 0
+        self._start = self._prefilled = self._first = self._last = 0.0
+
+    def run(self, prompt: Sequence[int]) -> Iterator[Event]:
+        """Yield progress and text, and at the end `Finished`.
+
+        Raises:
+            EngineError: the prompt cannot be used, or a device failed.
+        """
+        self._session.check(prompt)
+        self._turn = self._session.begin()
+        self._start = time.perf_counter()
+        self._n_prompt = len(prompt)
+        self._n_cached = self._session.keep_common(prompt)
+        for token in prompt:
+            self._sampler.accept(token)
+        logits = yield from self._prefill(prompt)
+        self._prefilled = time.perf_counter()
+        reason: FinishReason = "cancelled"
+        if logits is not None:
+            reason = yield from self._decode(logits)
+        yield from self._flush()
+        yield Finished(reason, self._usage(), self._timings())
+
+    def _prefill(self, ids: Sequence[int]) -> Generator[Event, None, Logits | None]:
+        """Compute what is not cached of `ids`; returns the last row of logits, None if stopped."""
+        logits = None
+        total = len(ids) - len(self._session.ids)
+        done = 0
+        for chunk in self._session.chunks(ids):
+            if self._is_cancelled():
+                return None
+            logits = self._session.forward(chunk, len(chunk) - 1, self._turn)[0]
+            done += len(chunk)
+            yield PrefillProgress(done, total)
+        return logits
+
+    def _decode(self, found: int | Logits) -> Generator[Event, None, FinishReason]:
+        """Draw tokens until something ends it; returns the reason.
+
+        Args:
+            found: the first token, or the logits to draw it from.
+        """
+        while self._n_drawn < self._params.max_tokens:
+            if self._is_cancelled():
+                return "cancelled"
+            token = self._draw(found)
+            if token in self._eog:
+                return "stop"
+            self._last = time.perf_counter()
+            self._n_drawn += 1
+            self._sampler.accept(token)
+            self._pending.append(token)
+            is_stopped = yield from self._emit(self._decoder.feed(token) if self._decoder else "")
+            if is_stopped:
+                return "stop"
+            if self._n_drawn == self._params.max_tokens:
+                break
+            if self._session.is_full:
+                if self._params.on_overflow == "stop" or not self._can_shift():
+                    return "context"
+                shifted = yield from self._shift()
+                if not shifted:
+                    return "cancelled"
+            found = yield from self._next(token)
+        return "length"
+
+    def _next(self, token: int) -> Generator[Event, None, int | Logits]:
+        """What follows one more token: the next one, or the logits to draw it from."""
+        n_left = self._params.max_tokens - self._n_drawn
+        wanted = (token, self._sampler, self._never, n_left, self._turn)
+        if not self._timed_every or self._n_drawn % self._timed_every:
+            return self._session.follow(*wanted)
+        found, times = self._session.timed(*wanted)
+        yield times
+        return found
+
+    def _draw(self, found: int | Logits) -> int:
+        token = found if isinstance(found, int) else self._sample(found)
+        if not self._first:
+            self._first = self._last = time.perf_counter()
+        return token
+
+    def _sample(self, logits: Logits) -> int:
+        logits[self._never] = -np.inf
+        try:
+            return self._sampler.sample(logits)
+        except EngineError:
+            self._session.ids.clear()  # the cache may hold what made the logits useless
+            raise
+
+    def _can_shift(self) -> bool:
+        return self._session.n_ctx - self._n_keep >= 4
+
+    def _shift(self) -> Generator[Event, None, bool]:
+        """Drop the older half of what may be dropped and compute the rest again, exactly."""
+        ids = list(self._session.ids)
+        n_dropped = (len(ids) - self._n_keep) // 2
+        kept = ids[: self._n_keep] + ids[self._n_keep + n_dropped :]
+        yield ContextShifted(n_dropped)
+        self._session.keep_common(kept)
+        logits = yield from self._prefill(kept)
+        return logits is not None
+
+    def _emit(self, text: str) -> Generator[Event, None, bool]:
+        """Yield what can be shown now; returns whether a stop string ended the answer."""
+        shown, self._is_stopped = self._stop.feed(text)
+        if shown or self._decoder is None:
+            yield TokenText(shown, tuple(self._pending))
+            self._pending.clear()
+        return self._is_stopped
+
+    def _flush(self) -> Generator[Event, None, None]:
+        """Yield what was held back; behind a stop string nothing is shown."""
+        rest = self._decoder.flush() if self._decoder else ""
+        shown = ""
+        if not self._is_stopped:
+            shown, is_stopped = self._stop.feed(rest)
+            shown += "" if is_stopped else self._stop.flush()
+        if shown or self._pending:
+            yield TokenText(shown, tuple(self._pending))
+            self._pending.clear()
+
+    def _usage(self) -> Usage:
+        return Usage(self._n_prompt, self._n_cached, self._n_drawn)
+
+    def _timings(self) -> Timings:
+        prompt_s = self._prefilled - self._start
+        decode_s = self._last - self._first
+        n_computed = self._n_prompt - self._n_cached
+        return Timings(
+            prompt_s=prompt_s,
+            decode_s=decode_s,
+            first_token_s=self._first - self._start if self._first else 0.0,
+            prompt_per_s=n_computed / prompt_s if prompt_s else 0.0,
+            decode_per_s=(self._n_drawn - 1) / decode_s if self._n_drawn > 1 and decode_s else 0.0,
+        )

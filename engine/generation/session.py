@@ -1,0 +1,266 @@
+"""What is in the KV cache, and how more gets there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from engine.errors import ContextOverflow, PromptError
+from engine.runtime.timeline import TokenTimes, timed
+
+if TYPE_CHECKING:
+    from engine.runtime.model_runner import Logits
+    from engine.runtime.runtime import Runtime
+    from engine.sampling.sampler import Sampler
+
+
+UNKNOWN = -1
+"""Stands for whatever a state holds that cannot be told."""
+
+
+class TokenSource(Protocol):
+    """Draws tokens where they are computed, and may be some tokens ahead of who reads them.
+
+    A runtime that can has one, as its `stream`. Whoever uses the cache otherwise stops it first.
+
+    Attributes:
+        waited_s: seconds so far in which the host did nothing but wait for the device.
+    """
+
+    waited_s: float
+
+    def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
+        """Draw as `sampler` would from now on; False if that has to draw by itself.
+
+        It is asked before each token.
+
+        Args:
+            never: tokens that must not come.
+        """
+        ...
+
+    def next(self, token: int, n_past: int, n_left: int) -> int | Logits | None:
+        """Compute a token after `n_past` cached ones, and draw the one behind it.
+
+        Its random number is taken from the sampler, which has accepted `token` before.
+
+        Args:
+            n_left: how many tokens may still be drawn, with this one; and no more are computed.
+
+        Returns:
+            The token that was drawn; or logits (n_vocab,), from which `sampler` has to draw; or
+            None if those are lost as well, and states hold what cannot be told.
+        """
+        ...
+
+    def stop(self) -> Sequence[int]:
+        """Wait until nothing is computed any more.
+
+        Returns:
+            What was computed behind the token that `next` was called for last, if that cannot be
+            undone: the cache holds these tokens now. None where it can rewind.
+        """
+        ...
+
+
+class Session:
+    """The tokens that are in the KV cache of a runtime, and how more get there."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.n_ctx = runtime.n_ctx  # another split does not change it
+        self._ids: list[int] = []
+        self._n_beyond = 0
+        self._saved: list[int] = []
+        self._turn = 0
+        self._drawn_at: float | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """What is in the cache; it stays so, as nothing is computed ahead any more."""
+        self._halt()
+        return self._ids
+
+    @property
+    def n_saved(self) -> int:
+        """Of how many of the cached tokens the recurrent states are that were saved last."""
+        n = len(self._saved)
+        return n if self._ids[:n] == self._saved else 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no token more can be computed."""
+        return len(self._ids) >= self.n_ctx
+
+    def move(self, runtime: Runtime) -> None:
+        """Go on with a runtime that holds the same as the one before."""
+        self._runtime = runtime
+
+    def hold(self, ids: Sequence[int], n_saved: int) -> None:
+        """Note that the cache was filled from elsewhere; answers that used it cannot go on.
+
+        Args:
+            n_saved: of how many of `ids` the saved recurrent states are.
+        """
+        self.begin()
+        self._ids = list(ids)
+        self._saved = self._ids[:n_saved]
+
+    def check(self, ids: Sequence[int]) -> None:
+        """Raises:
+        PromptError: no tokens, tokens that the model does not have, or more than fit.
+        """
+        if not ids:
+            raise PromptError("The prompt is empty.", "Write something first.")
+        n_vocab = self._runtime.hp.n_vocab
+        if not 0 <= min(ids) <= max(ids) < n_vocab:
+            raise PromptError(f"The prompt has token ids outside 0 to {n_vocab - 1}.")
+        if len(ids) > self.n_ctx:
+            raise ContextOverflow(len(ids), self.n_ctx)
+
+    def begin(self) -> int:
+        """Take the cache for one use; an earlier one cannot go on after that."""
+        self._halt()
+        self._n_beyond = 0
+        self._turn += 1
+        return self._turn
+
+    def _halt(self) -> None:
+        """Let nothing be computed ahead; what was is forgotten, or in the cache if it has to."""
+        self._drawn_at = None
+        if self._runtime.stream is not None:
+            beyond = self._runtime.stream.stop()
+            self._ids.extend(beyond)
+            self._n_beyond += len(beyond)
+
+    def keep_common(self, ids: Sequence[int]) -> int:
+        """Forget what is cached behind the common prefix with `ids`; returns its length.
+
+        The last token of `ids` never counts: its logits are wanted. A recurrent state cannot be
+        cut; it goes back to where it was saved, or to the start.
+        """
+        self._halt()
+        self._n_beyond = n = 0
+        limit = min(len(self._ids), len(ids) - 1)
+        while n < limit and self._ids[n] == ids[n]:
+            n += 1
+        if n < len(self._ids) and not self._runtime.can_rewind:
+            n = self._go_back(n)
+        del self._ids[n:]
+        return n
+
+    def _go_back(self, n: int) -> int:
+        """Restore a recurrent state of the first `n` tokens or fewer; returns of how many."""
+        n_saved, found = len(self._saved), self._ids
+        self._ids = []  # until the state is whole again
+        if not 0 < n_saved <= n or found[:n_saved] != self._saved:
+            return 0
+        self._runtime.restore_recurrent()
+        self._ids = found
+        return n_saved
+
+    def save(self) -> None:
+        """Make a recurrent state able to come back to the tokens that are cached now."""
+        if not self._runtime.can_rewind and self._ids:
+            self._saved = []  # until the copy is whole
+            self._runtime.save_recurrent()
+            self._saved = list(self._ids)
+
+    def forward(self, ids: Sequence[int], first_logit: int, turn: int) -> Logits:
+        """Compute `ids` after what is cached; see `Runtime.forward`.
+
+        Raises:
+            PromptError: the cache was taken for another use since `turn` began.
+        """
+        self._check_turn(turn)
+        try:
+            self._halt()
+            n_past = len(self._ids)
+            logits = self._runtime.forward(ids, n_past, first_logit)
+        except BaseException:
+            self._ids.clear()
+            raise
+        self._ids.extend(ids)
+        return logits
+
+    def _check_turn(self, turn: int) -> None:
+        if turn != self._turn:
+            raise PromptError(
+                "The model was asked something else in the meantime.", "Ask once more."
+            )
+
+    def follow(
+        self, token: int, sampler: Sampler, never: Sequence[int], n_left: int, turn: int
+    ) -> int | Logits:
+        """Compute one token, and draw the next one if the runtime can.
+
+        Args:
+            never, n_left: see `TokenSource`.
+
+        Returns:
+            What was drawn, or the logits (n_vocab,).
+
+        Raises:
+            PromptError: see `forward`.
+        """
+        self._check_turn(turn)
+        if self._n_beyond:
+            return self._follow_again(token, turn)
+        stream = self._runtime.stream
+        if stream is None or not stream.serve(sampler, never):
+            row: Logits = self.forward([token], 0, turn)[0]
+            return row
+        n_past = len(self._ids)
+        try:
+            found = stream.next(token, n_past, min(n_left, self.n_ctx - n_past))
+        except BaseException:
+            self._ids.clear()
+            raise
+        if found is None:
+            self._ids.append(UNKNOWN)
+            self._n_beyond = 1
+            return self._follow_again(token, turn)
+        self._ids.append(token)
+        self._drawn_at = time.perf_counter() if isinstance(found, int) else None
+        return found
+
+    def _follow_again(self, token: int, turn: int) -> Logits:
+        """The logits after a token, where the cache holds more than an answer has read."""
+        whole = [*self._ids[: -self._n_beyond], token]
+        self.keep_common(whole)
+        for chunk in self.chunks(whole):
+            logits = self.forward(chunk, len(chunk) - 1, turn)
+        row: Logits = logits[0]
+        return row
+
+    def timed(
+        self, token: int, sampler: Sampler, never: Sequence[int], n_left: int, turn: int
+    ) -> tuple[int | Logits, TokenTimes]:
+        """Compute one token as `follow` does, and say what took how long.
+
+        Where tokens are drawn ahead that is the time since the one before came: this one was
+        computed meanwhile.
+        """
+        at = len(self._ids)
+        return timed(
+            self._runtime,
+            at,
+            lambda: self.follow(token, sampler, never, n_left, turn),
+            self._drawn_at,
+        )
+
+    def chunks(self, ids: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Cut what is not cached of `ids` into batches.
+
+        Before the last token a recurrent state is saved: a next prompt that begins like this one,
+        or is the same, goes on from there.
+        """
+        step, stop = self._runtime.n_batch, len(ids)
+        if not self._runtime.can_rewind:
+            stop -= 1
+        for start in range(len(self._ids), stop, step):
+            yield ids[start : min(start + step, stop)]
+        if stop < len(ids):
+            self.save()
+            yield ids[stop:]

@@ -1,0 +1,374 @@
+"""Sums of large values by copies: what a GPU's copy engines do while its kernels compute.
+
+A value goes in rounds of `ROUND_BYTES`, each in one or two *stages*. In a stage every rank writes
+what it gives into a buffer of its own (rounded to the type of the wire, its own value as well)
+and copies it to pinned memory of the host, in chunks, where a reader cannot read the buffer itself.
+Then the ranks' threads meet and show each other where it lies, and the events behind which it is
+complete. Nobody waits for a device in that: what reads is put into streams that wait for the
+events. None of these is the one that the model computes in, so that it may compute something else
+meanwhile.
+
+- Two ranks read each other's values whole and add them up in rank order: one stage.
+- Of three and more, rank i adds up slice i of all, rounds the sum to the wire's type and shows it;
+  everybody, rank i too, takes the rounded sums: two stages. So 2 (n - 1) / n of a value arrives at
+  each rank instead of n - 1 of them.
+
+Each buffer has two sets, which take turns. What a rank has read in a stage it says in the next
+meeting, by events: only behind those of all others is that set written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.devices.routes import Place
+from engine.gpu.comm.streams import Event, Queues
+from engine.planning.footprint import LINK_ROUND_BYTES as ROUND_BYTES
+from engine.planning.footprint import LINK_SETS, shown_bytes
+
+LEAST_CHUNK, MOST_CHUNK = 512 << 10, 2 << 20
+"""Bytes of a chunk: long enough for a link's full speed, short enough that the way up and the way
+down are used at the same time."""
+
+SMALL_BYTES = 128 << 10
+"""Values up to this size, in F32, go as they are and whole: they wait for the way, not for its
+width."""
+
+Span = tuple[int, int]
+
+
+class Part(NamedTuple):
+    """A piece that lies in the host's memory behind an event; `start` counts within the offer."""
+
+    start: int
+    stop: int
+    sent: Event
+
+
+class Freed(NamedTuple):
+    """The set of a stage's buffers that was read, and the ends of what reads it."""
+
+    stage: int
+    number: int
+    events: tuple[Event, ...]
+
+
+@dataclass(slots=True)
+class Offer:
+    """What a member shows the others in a meeting.
+
+    Attributes:
+        wire: what it gives in this stage, on its device; None if nothing.
+        ready: behind which that is complete.
+        host: the same in the host's memory, as far as `parts` say.
+        is_pinned: devices read that memory by themselves.
+        freed: what it has read of what it was shown before.
+    """
+
+    wire: Tensor | None = None
+    ready: Event | None = None
+    host: Tensor | None = None
+    is_pinned: bool = True
+    parts: Sequence[Part] = ()
+    freed: Freed | None = None
+
+
+Meet = Callable[[Offer], Sequence[Offer]]
+"""Shows an offer to all members; what all of them show, in rank order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One member of a group.
+
+    Attributes:
+        number: its place in the group.
+        goals: how each member gets at what this one gives.
+        sources: how this one gets at what each member gives.
+        until: waits for events on the host; only for memory that could not be pinned.
+    """
+
+    number: int
+    goals: Sequence[Place]
+    sources: Sequence[Place]
+    meet: Meet
+    until: Callable[[Sequence[Event]], None]
+
+    @property
+    def n(self) -> int:
+        """Of members."""
+        return len(self.goals)
+
+
+class _Buffers:
+    """A set of what one member needs for one stage.
+
+    Attributes:
+        wire: what it gives, on its device.
+        host: the same in the host's memory; None if nobody reads it there.
+        inbox: what it gets by copies; None if it gets nothing so.
+        read: behind these the others have read what it gave last.
+        used: behind this it has computed with what is in the inbox.
+    """
+
+    def __init__(self, queues: Queues, seat: Seat, stage: int) -> None:
+        others = [n for n in range(seat.n) if n != seat.number]
+        n_bytes = shown_bytes(stage, seat.n)
+        has_inbox = any(seat.sources[n] != "device" for n in others)
+        has_host = any(seat.goals[n] == "host" for n in others)
+        self.wire = queues.empty(n_bytes)
+        self.inbox = queues.empty(ROUND_BYTES) if has_inbox else None
+        self.host = queues.pinned(n_bytes) if has_host else None
+        self.read: list[Event] = []
+        self.used = queues.compute.record()  # by whatever had that memory before
+
+
+class Copying:
+    """Sums and broadcasts of one member of a group; its thread alone uses it.
+
+    All members make the same calls, for values of the same shape and type.
+    """
+
+    def __init__(self, queues: Queues, seat: Seat) -> None:
+        self._queues = queues
+        self._seat = seat
+        self._buffers: dict[tuple[int, int], _Buffers] = {}
+        self._counts = [0, 0]
+        self._freed: Freed | None = None
+        self._sum: Tensor | None = None
+
+    def values(self, x: Tensor | None) -> list[Tensor | None]:
+        """What all members have, not to be read but for its shape and type."""
+        return [offer.wire for offer in self._met(Offer(x))]
+
+    def all_reduce(self, x: Tensor | None, out: Tensor) -> Event:
+        """Sum the members' values in rank order.
+
+        Args:
+            x: without gaps; None from a member that has none; at least one has.
+            out: the sum, of the shape of all values.
+
+        Returns:
+            Behind it the sum is complete. Both tensors must be held until the stream that they
+            were made in waits for it.
+        """
+        self._begin()
+        wire = torch.bfloat16 if is_rounded(out) else out.dtype
+        is_whole = out.nbytes <= SMALL_BYTES or self._seat.n == 2
+        given, total = None if x is None else x.view(-1), out.view(-1)
+        for span in self._rounds(out.numel(), wire, is_whole=is_whole):
+            mine, goal = None if given is None else given[span], total[span]
+            if is_whole:
+                self._read_whole(mine, goal, wire)
+            else:
+                self._read_slices(mine, goal, wire)
+        return self._queues.sums.record()
+
+    def broadcast(self, x: Tensor | None, out: Tensor | None) -> Event:
+        """Bring one member's value to all others, in its own bits.
+
+        Args:
+            x: the value, without gaps, on the member that has it.
+            out: where it goes, on the others.
+
+        Returns:
+            See `all_reduce`.
+        """
+        self._begin()
+        flat = _either(x, out).view(-1)
+        for span in self._rounds(flat.numel(), flat.dtype, is_whole=True):
+            if out is None:
+                self._read_whole(flat[span], None, flat.dtype)
+            else:
+                self._read_whole(None, flat[span], flat.dtype)
+        return self._queues.sums.record()
+
+    def _begin(self) -> None:
+        """Go on from what the model has computed."""
+        self._queues.sums.wait(self._queues.compute.record())
+
+    def _rounds(self, n: int, wire: torch.dtype, *, is_whole: bool) -> Iterator[slice]:
+        """Elements that go together, so that what others give fits the inbox."""
+        n_bytes = ROUND_BYTES // (self._seat.n - 1 if is_whole else 1)
+        most = n_bytes // wire.itemsize
+        return (slice(start, min(start + most, n)) for start in range(0, n, most))
+
+    def _read_whole(self, given: Tensor | None, out: Tensor | None, wire: torch.dtype) -> None:
+        """A round in which everybody reads everything."""
+        n, whole = self._seat.n, slice(0, len(_either(given, out)))
+
+        def use(values: Sequence[Tensor]) -> None:
+            if out is not None:
+                add(values, out)
+
+        self._stage(0, given, [whole] * n, [whole] * n, wire, use)
+
+    def _read_slices(self, given: Tensor | None, out: Tensor, wire: torch.dtype) -> None:
+        """A round in which each member adds up a slice for all."""
+        n, mine, size = self._seat.n, self._seat.number, len(out)
+        slices = [slice(size * k // n, size * (k + 1) // n) for k in range(n)]
+        whole = [slice(0, part.stop - part.start) for part in slices]
+        total = self._total(out.dtype)[: whole[mine].stop]
+        self._stage(0, given, slices, [slices[mine]] * n, wire, lambda found: add(found, total))
+
+        def place(sums: Sequence[Tensor]) -> None:
+            for part, value in zip(slices, sums, strict=True):
+                out[part].copy_(value)
+
+        self._stage(1, total, [whole[mine]] * n, whole, wire, place)
+
+    def _total(self, dtype: torch.dtype) -> Tensor:
+        """Memory for the sum of a slice, before it is rounded."""
+        if self._sum is None:
+            self._sum = self._queues.empty(2 * shown_bytes(1, self._seat.n))
+        return self._sum.view(dtype)
+
+    def _stage(
+        self, stage: int, given: Tensor | None, shown: Sequence[slice], wanted: Sequence[slice],
+        wire: torch.dtype, use: Callable[[Sequence[Tensor]], None],
+    ) -> None:  # fmt: skip
+        """Show what is given to the others, and compute with what they show.
+
+        Args:
+            shown: the part of it that each member reads.
+            wanted: the part of each member's that this one reads.
+            use: is given these parts in rank order, without those who have none.
+        """
+        number = self._counts[stage] % LINK_SETS
+        self._counts[stage] += 1
+        if (stage, number) not in self._buffers:
+            self._buffers[stage, number] = _Buffers(self._queues, self._seat, stage)
+        buffers = self._buffers[stage, number]
+        offer = Offer() if given is None else self._offer(buffers, given, shown, wire)
+        self._freed = Freed(stage, number, self._read(buffers, self._met(offer), wanted, wire, use))
+
+    def _offer(
+        self, buffers: _Buffers, given: Tensor, shown: Sequence[slice], wire: torch.dtype
+    ) -> Offer:
+        """Write what is given to the set's buffers."""
+        sums, up, seat = self._queues.sums, self._queues.up, self._seat
+        held = buffers.wire.view(wire)[: len(given)]
+        for event in buffers.read:  # what was sent to the host was read there
+            sums.wait(event)
+        buffers.read.clear()
+        sums.run(lambda: held.copy_(given))
+        offer = Offer(held, ready := sums.record())
+        readers = [n for n in _turns(seat, 1) if seat.goals[n] == "host"]
+        if not readers:
+            return offer
+        assert buffers.host is not None, "there is a reader of the host's memory"
+        offer.host = buffers.host.value.view(wire)[: len(given)]
+        offer.is_pinned = buffers.host.is_pinned
+        up.wait(ready)
+        parts = dict.fromkeys(part for n in readers for part in _chunks(shown[n], held))
+        offer.parts = [self._sent(offer, part) for part in parts]
+        return offer
+
+    def _sent(self, offer: Offer, part: Span) -> Part:
+        """Copy a chunk to the host."""
+        assert offer.host is not None
+        assert offer.wire is not None
+        self._queues.up.copy(offer.host[slice(*part)], offer.wire[slice(*part)])
+        return Part(*part, self._queues.up.record())
+
+    def _read(
+        self, buffers: _Buffers, offers: Sequence[Offer], wanted: Sequence[slice],
+        wire: torch.dtype, use: Callable[[Sequence[Tensor]], None],
+    ) -> tuple[Event, ...]:  # fmt: skip
+        """Compute with what was shown.
+
+        Returns:
+            Events behind which nothing of it is read any more.
+        """
+        sums, down, seat = self._queues.sums, self._queues.down, self._seat
+        found: dict[int, Tensor] = {}
+        free = None if buffers.inbox is None else buffers.inbox.view(wire)
+        is_read = is_copied = False
+        for n in (*_turns(seat, -1), seat.number):
+            offer, part = offers[n], wanted[n]
+            if offer.wire is None:
+                continue
+            if n == seat.number:
+                found[n] = offer.wire[part]
+            elif seat.sources[n] == "device":
+                assert offer.ready is not None
+                sums.wait(offer.ready)
+                found[n], is_read = offer.wire[part], True
+            else:
+                assert free is not None, "there is a member whose values are copied"
+                if not is_copied:
+                    down.wait(buffers.used)
+                size = part.stop - part.start
+                found[n], free, is_copied = free[:size], free[size:], True
+                self._fetch(found[n], offer, part, seat.sources[n])
+        ends = []
+        if is_copied:
+            ends.append(down.record())
+            sums.wait(ends[0])
+        sums.run(lambda: use([found[n] for n in sorted(found)]))
+        buffers.used = sums.record()
+        return (*ends, buffers.used) if is_read else tuple(ends)
+
+    def _fetch(self, goal: Tensor, offer: Offer, part: slice, place: Place) -> None:
+        """Copy a part of what another member shows."""
+        down = self._queues.down
+        if place == "peer":
+            assert offer.wire is not None
+            assert offer.ready is not None
+            down.wait(offer.ready)
+            down.copy(goal, offer.wire[part])
+            return
+        assert offer.host is not None
+        for start, stop, sent in offer.parts:
+            if part.start <= start and stop <= part.stop:
+                if not offer.is_pinned:  # the driver's own copy of it is made at once
+                    self._seat.until([sent])
+                down.wait(sent)
+                down.copy(goal[start - part.start : stop - part.start], offer.host[start:stop])
+
+    def _met(self, offer: Offer) -> Sequence[Offer]:
+        """Meet the others, and note what they have read."""
+        offer.freed, self._freed = self._freed, None
+        offers = self._seat.meet(offer)
+        for number, other in enumerate(offers):
+            if number != self._seat.number and other.freed is not None:
+                stage, which, events = other.freed
+                self._buffers[stage, which].read.extend(events)
+        return offers
+
+
+def is_rounded(x: Tensor) -> bool:
+    """Whether values like x are rounded to BF16 on their way."""
+    return x.dtype == torch.float32 and x.nbytes > SMALL_BYTES
+
+
+def _turns(seat: Seat, step: int) -> list[int]:
+    """The other members, from the next one on: they read in the order in which it is written."""
+    return [(seat.number + step * k) % seat.n for k in range(1, seat.n)]
+
+
+def _chunks(part: slice, held: Tensor) -> Iterator[Span]:
+    """A part cut up for copies."""
+    most = min(max(held.nbytes // 4, LEAST_CHUNK), MOST_CHUNK) // held.itemsize
+    stop = part.stop
+    return ((start, min(start + most, stop)) for start in range(part.start, stop, most))
+
+
+def _either(given: Tensor | None, out: Tensor | None) -> Tensor:
+    """What tells the size."""
+    found = out if given is None else given
+    assert found is not None, "who has no value gets one"
+    return found
+
+
+def add(values: Sequence[Tensor], total: Tensor) -> None:
+    """The sum in this order, in F32."""
+    first, *others = values
+    total.copy_(first)
+    for value in others:
+        total.add_(value)

@@ -1,0 +1,376 @@
+"""Collectives of ranks that are all on GPUs: nothing in them makes a host wait for a device.
+
+Small sums are made by kernels (`lane`), large ones by copies (`copying`). In both, what the model
+does with the result is put into its stream right away, behind what brings it there. Only logits
+are waited for, by the rank that shows them to the host.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.errors import CommError, LeftAlone
+from engine.gpu.comm.copies import Copying, Seat, is_rounded
+from engine.gpu.comm.joint import Joint, Slice
+from engine.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove
+from engine.gpu.comm.one_shot import MOST_IN_F32, Lanes
+from engine.gpu.comm.streams import WAKING_S, Event, Marks, Queues, queues_of
+from engine.gpu.launch.graph import cut
+from engine.hardware.torch_devices import kind_of
+from engine.parallel.agreement import check_alike, check_fit
+from engine.parallel.thread_comm import ThreadGroup
+
+if TYPE_CHECKING:
+    from engine.devices.routes import Ways
+    from engine.gpu.comm.one_shot import Lane
+    from engine.parallel.thread_comm import Group
+    from engine.parallel.turns import Turns
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_abandoned: list[object] = []
+"""Memory that devices which do not come to an end may still use."""
+
+
+class DeviceGroup(ThreadGroup):
+    """The shared side of the communicators of ranks that are all on GPUs.
+
+    Args:
+        devices: of all ranks; those on the CPU stand for GPUs, where kernels are interpreted.
+        ways: how they reach each other.
+        nccl: what two ranks may bring large values by.
+        queues: makes those of a rank on a device.
+
+    Attributes:
+        lanes: where kernels meet.
+        marks: how far devices are.
+    """
+
+    def __init__(
+        self, devices: Sequence[torch.device], ways: Ways, nccl: Nccl | None = None,
+        queues: Callable[[torch.device], Queues] = queues_of,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.devices = tuple(devices)
+        self.lanes = Lanes(devices, ways, lambda rank, group: self._pass(rank, group))
+        self.marks = Marks([str(device) for device in devices])
+        self._ways = ways
+        self.notes = ways.notes
+        self._make_queues = queues
+        self._queues: dict[int, Queues] = {}
+        self._copying: dict[tuple[int, Group], Copying] = {}
+        self._nccl = nccl
+        self._nccl_sums: dict[int, NcclSums] = {}
+        self._joints: dict[tuple[Group, bool], Joint] = {}
+        self._making = threading.Lock()
+
+    def communicator(self, rank: int, device: torch.device) -> DeviceCommunicator:
+        self.join(rank, device)
+        return DeviceCommunicator(self, rank)
+
+    def is_alive(self, rank: int) -> bool | None:
+        return self.marks.has_moved(rank)
+
+    def queues(self, rank: int) -> Queues:
+        """The queues of a rank, which are made when it first asks."""
+        found = self._queues.get(rank)
+        if found is None:
+            found = self._queues[rank] = self._make_queues(self.devices[rank])
+        return found
+
+    def copying(self, rank: int, group: Group) -> Copying:
+        """A rank's part in what is copied in a group."""
+        found = self._copying.get((rank, group))
+        if found is None:
+            found = Copying(self.queues(rank), self._seat(rank, group))
+            self._copying[rank, group] = found
+        return found
+
+    def _seat(self, rank: int, group: Group) -> Seat:
+        names = [str(self.devices[member]) for member in group]
+        mine = str(self.devices[rank])
+        return Seat(
+            number=group.index(rank),
+            goals=[self._ways.between(mine, name).copies for name in names],
+            sources=[self._ways.between(name, mine).copies for name in names],
+            meet=lambda offer: self.meet(rank, group, offer),
+            until=self.marks.until,
+        )
+
+    def nccl(self, rank: int, group: Group) -> NcclSums | None:
+        """A rank's part in large sums by NCCL; None, for all members, where that is not used."""
+        if self._nccl is None or not self._nccl.works or len(group) != N_RANKS:
+            return None
+        found = self._nccl_sums.get(rank)
+        if found is None:
+            found = NcclSums(
+                self._nccl, self.queues(rank), group.index(rank), lambda: self._pass(rank, group)
+            )
+            self._nccl_sums[rank] = found
+        return found
+
+    def joint(self, group: Group, slices: Sequence[Slice]) -> Joint:
+        """Where slices are joined; the same for all members, who ask together."""
+        with self._making:
+            key = group, max(part.rows for part in slices) == 1
+            found = self._joints.get(key)
+            if found is None or not found.fits(slices):
+                found = self._joints[key] = Joint(slices, self.devices[group[0]])
+            return found
+
+    def pinned_row(self, group: Group) -> Joint | None:
+        """Where single rows were joined before, if devices write there by themselves."""
+        found = self._joints.get((group, True))
+        return found if found is not None and found.is_pinned else None
+
+    def meet(self, rank: int, group: Group, value: T) -> list[T]:
+        """What all members of a group show each other, in rank order.
+
+        Raises:
+            LeftAlone: one did not come.
+        """
+        shown: Any = value
+        try:
+            found: Any = self.meeting(group).exchange(group.index(rank), shown)[0]
+        except threading.BrokenBarrierError:
+            raise LeftAlone(rank, self.device(rank)) from None
+        return list(found)
+
+    def _pass(self, rank: int, group: Group) -> None:
+        self.meet(rank, group, None)
+
+    def abort(self) -> None:
+        super().abort()
+        self.lanes.abort()
+
+    def close(self) -> None:
+        super().close()
+        self.lanes.close()
+        for made in (self._copying, self._nccl_sums, self._joints, self._queues):
+            made.clear()
+
+    def lose(self) -> None:
+        super().lose()
+        _abandoned.append((self.lanes, self._copying, self._nccl_sums, self._joints))
+
+    def settle(self) -> None:
+        was_aborted = self._is_aborted
+        super().settle()
+        if was_aborted and not self._is_aborted:
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget what was under way when ranks were interrupted, once devices are through with it.
+
+        If they do not come to an end, what they use stays where it is, and nothing else follows.
+        """
+        queues = [queue for queues in self._queues.values() for queue in queues.all()]
+        try:
+            self.marks.until([queue.record() for queue in queues], WAKING_S)
+            self.lanes.reset()
+        except (CommError, RuntimeError) as error:  # what has failed is told by others
+            log.warning("%s", error)
+            self.lose()
+            return
+        self.marks.forget()
+        self._copying.clear()
+        if self._nccl is not None:
+            self._nccl.forget()
+
+
+class DeviceCommunicator:
+    """A rank on a GPU, whose peers all are.
+
+    Attributes:
+        turns: while a large sum is under way, lets another computation of this rank go on.
+    """
+
+    def __init__(self, shared: DeviceGroup, rank: int) -> None:
+        self.rank = rank
+        self._shared = shared
+        self._device = shared.devices[rank]
+        self.turns: Turns | None = None
+
+    @property
+    def waited_s(self) -> float:
+        return self._shared.waited_s(self.rank)
+
+    def lane(self, group: Group, n: int) -> Lane | None:
+        """Where kernels add up values of n numbers; None, for all members, if copies have to."""
+        if len(group) == 1:
+            return None
+        lane = self._shared.lanes.lane(self.rank, group)
+        return lane if lane is not None and lane.serves(n) else None
+
+    def all_reduce(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """See `Communicator`.
+
+        Args:
+            shape: of all values, where all members say so. Else they ask each other.
+        """
+        self._shared.progress.count += 1
+        if len(group) == 1:
+            assert x is not None, "a group of one has nobody else to give a value"
+            self._mark()
+            return x
+        assert x is None or shape is None or x.shape == tuple(shape), "that is no summand"
+        lane = None if shape is None else self.lane(group, prod(shape))
+        if lane is not None and shape is not None:
+            self._mark()
+            return lane.all_reduce(x, shape)
+        return _made(lambda: self._sum(x, group, shape))
+
+    def _sum(self, x: Tensor | None, group: Group, shape: Sequence[int] | None) -> Tensor:
+        self._mark()
+        x = None if x is None else x.contiguous()  # held until it was read
+        copying = self._shared.copying(self.rank, group)
+        dtype = torch.float32
+        if shape is None:
+            like = self._like(copying, x, group)
+            shape, dtype = like.shape, like.dtype
+        out = torch.empty(tuple(shape), dtype=dtype, device=self._device)
+        nccl = self._shared.nccl(self.rank, group)
+        done = nccl.all_reduce(x, out) if nccl is not None and is_rounded(out) else None
+        done = done or copying.all_reduce(x, out)
+        if self.turns is not None:
+            self.turns.pass_on()
+        self._go_on_behind(done)
+        return out
+
+    def broadcast(
+        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """See `Communicator`; and `all_reduce`."""
+        self._shared.progress.count += 1
+        given = x if self.rank == source else None
+        if len(group) == 1:
+            assert given is not None, "the source must have a value"
+            return given
+        lane = None if shape is None else self.lane(group, prod(shape))
+        if lane is not None and shape is not None and prod(shape) <= MOST_IN_F32:
+            return lane.all_reduce(given, shape)
+        return _made(lambda: self._sent(given, group))
+
+    def _sent(self, x: Tensor | None, group: Group) -> Tensor:
+        self._mark()
+        copying = self._shared.copying(self.rank, group)
+        like = self._like(copying, x, group)
+        if x is not None:
+            given = x.contiguous()  # held until it was read
+            self._go_on_behind(copying.broadcast(given, None))
+            return x
+        out = torch.empty(like.shape, dtype=like.dtype, device=self._device)
+        self._go_on_behind(copying.broadcast(None, out))
+        return out
+
+    def _like(self, copying: Copying, x: Tensor | None, group: Group) -> Tensor:
+        """The first value that a member has; those of the others are of its shape and type."""
+        found = zip(group, copying.values(x), strict=True)
+        values = {rank: value for rank, value in found if value is not None}
+        assert values, "no rank of the group had a value"
+        check_fit(values, self._shared.device)
+        return next(iter(values.values()))
+
+    def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
+        """See `Communicator`; what is joined lies in the host's memory.
+
+        No slice takes a link between GPUs. When this returns all members' slices are there: it is
+        here that the host waits. What a capture of it gives is complete once all members' streams
+        have been waited for.
+        """
+        self._shared.progress.count += 1
+        if len(group) == 1:
+            return x
+        row = self._shared.pinned_row(group) if _is_capturing(self._device) else None
+        if row is None:
+            return cut(lambda: self._joined(x, group, alike))
+        if x is not None:
+            self._compute.copy(row.part(group.index(self.rank), 1), x.contiguous())
+        return row.whole(1) if self.rank == group[0] else None
+
+    def _joined(self, x: Tensor | None, group: Group, alike: Tensor | None) -> Tensor | None:
+        self._mark()
+        shared, rank, seat = self._shared, self.rank, group.index(self.rank)
+        slices = shared.meet(rank, group, Slice.of(x, alike, kind_of(self._device)))
+        values = {r: s.value for r, s in zip(group, slices, strict=True) if s.value is not None}
+        check_fit(values, shared.device, all_but_last=True)
+        joint = shared.joint(group, slices)
+        if alike is not None:
+            self._compute.copy(joint.alike(seat), alike[-1].contiguous())
+        found = []
+        n_rows = next(iter(values.values())).shape[0]
+        for start in range(0, n_rows, joint.n_rows):
+            stop = min(start + joint.n_rows, n_rows)
+            if x is not None:
+                self._compute.copy(joint.part(seat, stop - start), x[start:stop].contiguous())
+            events = shared.meet(rank, group, self._compute.record())
+            if seat == 0:
+                shared.marks.until(events)
+                found.append(joint.whole(stop - start).clone())
+            if stop < n_rows:
+                shared.meet(rank, group, None)  # the others may write again
+        if seat:
+            return None
+        self._check(joint, group, slices)
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _check(self, joint: Joint, group: Group, slices: Sequence[Slice]) -> None:
+        """Make sure that devices of one kind have computed the same."""
+        for kind in {part.kind for part in slices}:
+            rows = {
+                rank: joint.alike(seat)
+                for seat, (rank, part) in enumerate(zip(group, slices, strict=True))
+                if part.kind == kind and part.n_alike
+            }
+            if len(rows) > 1:
+                check_alike(rows, self._shared.device)
+
+    @property
+    def _compute(self) -> Any:
+        return self._shared.queues(self.rank).compute
+
+    def _go_on_behind(self, event: Event) -> None:
+        """Let what the model computes from now on wait for an event."""
+        self._compute.wait(event)
+
+    def _mark(self) -> None:
+        """Leave an event behind what was computed so far."""
+        if self._device.type == "cuda" and not _is_capturing(self._device):
+            self._shared.marks.leave(self.rank, self._compute.record())
+
+
+def device_group(devices: Sequence[torch.device], ways: Ways) -> DeviceGroup:
+    """The shared side for a model's ranks, with whatever works between their devices.
+
+    Args:
+        devices: of all ranks, also of those that have no part of the model, on the CPU.
+    """
+    gpus = [device for device in devices if device.type == "cuda"]
+    is_nccl = ways.has_nccl and len(gpus) == N_RANKS == len(set(gpus))
+    return DeviceGroup(devices, ways, prove(gpus) if is_nccl else None)
+
+
+def _made(collective: Callable[[], Tensor]) -> Tensor:
+    """What hosts do together, also between the kernels of what is captured."""
+    found = cut(collective)
+    assert found is not None, "all members of a group get a value"
+    return found
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether what is put into this thread's stream goes into a graph of a GPU."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()

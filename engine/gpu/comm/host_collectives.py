@@ -1,0 +1,53 @@
+"""Collectives that the hosts of ranks make, between the kernels of a token that is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from engine.gpu.launch.graph import cut
+
+if TYPE_CHECKING:
+    from engine.gpu.comm.one_shot import Lane
+    from engine.parallel.thread_comm import Communicator, Group
+
+
+class CutCommunicator:
+    """Makes another one's collectives steps of what this rank captures, see `gpu.launch.graph`."""
+
+    def __init__(self, inner: Communicator) -> None:
+        self.rank = inner.rank
+        self._inner = inner
+
+    @property
+    def waited_s(self) -> float:
+        return self._inner.waited_s
+
+    def all_reduce(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        return _given(group, lambda: self._inner.all_reduce(x, group, shape))
+
+    def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
+        if len(group) == 1:
+            return self._inner.gather(x, group, alike)
+        return cut(lambda: self._inner.gather(x, group, alike))
+
+    def lane(self, group: Group, n: int) -> Lane | None:
+        return self._inner.lane(group, n)
+
+    def broadcast(
+        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        return _given(group, lambda: self._inner.broadcast(x, source, group, shape))
+
+
+def _given(group: Group, collective: Callable[[], Tensor]) -> Tensor:
+    """The value of one that gives all members one; a group of one need not meet."""
+    if len(group) == 1:
+        return collective()
+    found = cut(collective)
+    assert found is not None, "all members of a group get a value"
+    return found

@@ -1,0 +1,208 @@
+"""Large sums by NCCL, from one process: it brings values, which each rank then adds up by itself.
+
+NCCL's own sums are made in an order that depends on the machine, so only its all_gather is used.
+With that each of n ranks gets n - 1 values, where copies of slices bring 2 (n - 1) / n: so it
+serves two ranks, for which this is the same, and no more.
+
+One call puts it into the streams of both ranks. It is made by whichever thread comes last to where
+both meet, when both values are on their way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.gpu.comm.copies import add
+from engine.gpu.comm.streams import CudaQueue, Event, Queue, Queues, new_stream
+from engine.planning.footprint import LINK_ROUND_BYTES
+
+log = logging.getLogger(__name__)
+
+N_RANKS = 2
+
+N_TRIED = 1 << 16
+"""Numbers of the value that shows whether it works: more than it sends in one piece."""
+
+TRIAL_S = 10.0
+"""Until a first value must have arrived, once NCCL has been set up."""
+
+AllGather = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Queue]], None]
+"""Puts into each rank's queue that what all of them give, joined, is written to its output."""
+
+
+def all_gather(
+    values: Sequence[Tensor], outputs: Sequence[Tensor], queues: Sequence[Queue]
+) -> None:
+    """See `AllGather`; on GPUs, each of which is there once.
+
+    Raises:
+        RuntimeError: NCCL is not there, or does not work.
+    """
+    from torch.cuda import nccl
+
+    streams = [queue.stream for queue in queues if isinstance(queue, CudaQueue)]
+    nccl.all_gather(values, outputs, streams=streams)
+
+
+class _Given(NamedTuple):
+    """What a rank brings to the meeting; if it is empty the value means nothing."""
+
+    value: Tensor
+    output: Tensor
+    queue: Queue
+    is_empty: bool
+
+
+class Nccl:
+    """What two ranks share that use it."""
+
+    def __init__(self, gather: AllGather = all_gather) -> None:
+        self._gather = gather
+        self._lock = threading.Lock()
+        self._given: dict[int, _Given] = {}
+        self._present: Sequence[int] = ()
+        self._works = True
+
+    @property
+    def works(self) -> bool:
+        """Whether it has not failed yet."""
+        return self._works
+
+    def bring(self, seat: int, given: _Given, meet: Callable[[], None]) -> Sequence[int] | None:
+        """Have both values brought to both ranks.
+
+        Args:
+            meet: returns when the other rank is there as well.
+
+        Returns:
+            The seats of those that have a value; None, for both, if it failed.
+        """
+        with self._lock:
+            self._given[seat] = given
+            if len(self._given) == N_RANKS:
+                self._call([self._given[k] for k in range(N_RANKS)])
+                self._given = {}
+        meet()
+        return self._present if self._works else None
+
+    def forget(self) -> None:
+        """Begin anew, once a rank was interrupted."""
+        self._given = {}
+
+    def _call(self, both: Sequence[_Given]) -> None:
+        values, outputs, queues, are_empty = zip(*both, strict=True)
+        self._present = [seat for seat in range(N_RANKS) if not are_empty[seat]]
+        try:
+            self._gather(values, outputs, queues)
+        except RuntimeError as error:
+            log.warning("NCCL failed, so GPUs copy their values from now on: %s", error)
+            self._works = False
+
+
+class NcclSums:
+    """One rank's part in sums by NCCL; both make the same calls."""
+
+    def __init__(self, shared: Nccl, queues: Queues, seat: int, meet: Callable[[], None]) -> None:
+        self._shared, self._queues, self._seat, self._meet = shared, queues, seat, meet
+        self._memory: Tensor | None = None
+
+    def all_reduce(self, x: Tensor | None, out: Tensor) -> Event | None:
+        """Sum both values, rounded to BF16 as those of `engine.gpu.comm.copies`, in rank order.
+
+        Args:
+            x: F32, without gaps; None from a rank that has nothing.
+            out: see `Copying.all_reduce`, also for what is returned; None, on both, if it failed.
+        """
+        if not self._shared.works:
+            return None
+        self._queues.sums.wait(self._queues.compute.record())
+        given, total = None if x is None else x.view(-1), out.view(-1)
+        n = len(self._places()[0])
+        for start in range(0, len(total), n):
+            part = slice(start, start + n)
+            if not self._round(None if given is None else given[part], total[part]):
+                return None
+        return self._queues.sums.record()
+
+    def _round(self, given: Tensor | None, total: Tensor) -> bool:
+        """Sum a part; whether it worked."""
+        sums, n = self._queues.sums, len(total)
+        own, both = self._places()
+        value, found = own[:n], both[: N_RANKS * n].view(N_RANKS, n)
+        if given is not None:
+            sums.run(lambda: value.copy_(given))
+        present = self._shared.bring(
+            self._seat, _Given(value, found.view(-1), sums, given is None), self._meet
+        )
+        if present is None:
+            return False
+        sums.run(lambda: add([found[seat] for seat in present], total))
+        return True
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Memory for this rank's part of a value, and for both ranks' of it, BF16."""
+        if self._memory is None:
+            self._memory = self._queues.empty((1 + N_RANKS) * LINK_ROUND_BYTES)
+        memory = self._memory.view(torch.bfloat16)
+        n = len(memory) // (1 + N_RANKS)
+        return memory[:n], memory[n:]
+
+
+def prove(devices: Sequence[torch.device], gather: AllGather = all_gather) -> Nccl | None:
+    """NCCL for two ranks, set up and tried; None, with a line in the log, if it does not work.
+
+    It is set up at its first use, which takes seconds.
+    """
+    queues = [CudaQueue(device, new_stream(device)) for device in devices]
+    return tried(devices, queues, gather)
+
+
+def tried(
+    devices: Sequence[torch.device], queues: Sequence[Queue], gather: AllGather = all_gather
+) -> Nccl | None:
+    """The same with given queues."""
+    values = [
+        torch.randn(N_TRIED, generator=torch.Generator().manual_seed(seat)).bfloat16()
+        for seat in range(N_RANKS)
+    ]
+    sent = [value.to(device) for value, device in zip(values, devices, strict=True)]
+    outputs = [
+        torch.zeros(N_RANKS * N_TRIED, dtype=torch.bfloat16, device=device) for device in devices
+    ]
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # these were made in other streams
+    try:
+        gather(sent, outputs, queues)
+        is_over = _all_over([queue.record() for queue in queues])
+    except (RuntimeError, ImportError, AttributeError) as error:
+        log.warning("NCCL is not used: %s", error)
+        return None
+    if not is_over:
+        log.warning("NCCL is not used: a value has not arrived within %.0f s", TRIAL_S)
+        _abandoned.append((sent, outputs))
+        return None
+    if not all(torch.equal(output.cpu(), torch.cat(values)) for output in outputs):
+        log.warning("NCCL is not used: it brings wrong numbers")
+        return None
+    return Nccl(gather)
+
+
+_abandoned: list[object] = []
+"""What devices may still write to."""
+
+
+def _all_over(events: Sequence[Event]) -> bool:
+    deadline = time.monotonic() + TRIAL_S
+    while not all(event.query() for event in events):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(1e-3)
+    return True

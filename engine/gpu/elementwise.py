@@ -1,0 +1,318 @@
+"""The small operations between products, by kernels where they serve.
+
+Each answers None where its kernel does not: for tensors that are not F32, or whose rows have gaps.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.gpu.kernels import elementwise, norm
+from engine.gpu.launch.launch import launch
+from engine.gpu.matmul.quantise import N_COUNTERS, keep, unwritten_whole
+
+if TYPE_CHECKING:
+    from engine.forward.addend import Addend
+    from engine.layers.ffn import Activation
+    from engine.layers.norm import Norm
+
+LONGEST_ROW = 1 << 14
+"""Elements that one program holds at once: 16 for each of as many threads as there can be."""
+
+BLOCK = 1 << 10
+"""Elements of a program that needs nothing of the others."""
+
+UNIT = 4
+"""Elements that are loaded at once, where sizes, strides and places are multiples of it."""
+
+
+class Rows(NamedTuple):
+    """A tensor as tokens of heads of n elements, which lie side by side."""
+
+    n_token: int
+    n_head: int
+    n: int
+    token_stride: int
+    head_stride: int
+
+    @property
+    def number(self) -> int:
+        """Of rows."""
+        return self.n_token * self.n_head
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
+    """See `ReferenceOps.rms_norm`; x (..., n), weights (n,) or (n_head, n)."""
+    return _norm("rms", x, weight, bias, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
+    """See `ReferenceOps.layer_norm`; shapes as in `rms_norm`."""
+    return _norm("layer", x, weight, bias, eps)
+
+
+def l2_norm(x: Tensor, eps: float) -> Tensor | None:
+    """See `ReferenceOps.l2_norm`."""
+    return _norm("l2", x, None, None, eps)
+
+
+def add_norm(
+    x: Tensor, addend: Addend, norm_of: Norm | None, x_bytes: int | None = None
+) -> tuple[Tensor, Tensor | None] | None:
+    """See `ReferenceOps.add_norm`, in one kernel.
+
+    Args:
+        x_bytes: of a quantised activation, if few normed rows shall be rounded for products, too.
+    """
+    if addend.summand is None:
+        return None
+    found = added(x, addend.summand, addend, norm_of, x_bytes)
+    if found is None:
+        return None
+    launch(norm.add_norm, (x.numel() // x.shape[-1],), *found.arguments, num_warps=found.num_warps,
+           **found.constants)  # fmt: skip
+    return found.result
+
+
+class Added(NamedTuple):
+    """What kernels like `norm.add_norm` are started with.
+
+    Attributes:
+        result: of `add_norm`, to be written.
+    """
+
+    arguments: tuple[Tensor | int | float, ...]
+    num_warps: int
+    constants: dict[str, Any]
+    result: tuple[Tensor, Tensor | None]
+
+
+def added(
+    x: Tensor, delta: Tensor | None, addend: Addend, norm_of: Norm | None,
+    x_bytes: int | None = None, smallest: int = 1,
+) -> Added | None:  # fmt: skip
+    """See `add_norm`; None where its kernel does not serve.
+
+    Args:
+        delta: in place of the addend's summand; None if the kernel gets it from elsewhere.
+        smallest: elements that a program holds at least.
+    """
+    n, factor = x.shape[-1], addend.sum_scale
+    inner = None if addend.norm is None or addend.norm.is_absent else addend.norm
+    outer = None if norm_of is None or norm_of.is_absent else norm_of
+    vectors = [addend.bias]
+    for used in (inner, outer):
+        vectors += [None, None] if used is None else [used.weight, used.bias]
+    if not is_plain(x) or (delta is not None and not (delta.shape == x.shape and is_plain(delta))):
+        return None
+    if n > LONGEST_ROW or not all(_is_vector(v, n) for v in vectors) or not _is_vector(factor, 1):
+        return None
+    total = torch.empty_like(x)
+    y = torch.empty_like(x) if outer else total
+    rows = unwritten_whole(x, x_bytes) if outer else None
+    unit = unit_of(x, delta, *vectors, sizes=(n,))
+    size = max(power_of_two(n), smallest)
+    names = ("DELTA_BIAS", "INNER_WEIGHT", "INNER_BIAS", "WEIGHT", "BIAS")
+    arguments: tuple[Tensor | int | float, ...] = (
+        x, x if delta is None else delta, *(x if v is None else v for v in (*vectors, factor)),
+        total, y, *((y, y, y) if rows is None else (*rows.typed, rows.counters)), n // unit,
+        inner.eps if inner else 0.0, addend.scale, outer.eps if outer else 0.0,
+    )  # fmt: skip
+    constants = {
+        "INNER": inner.kind if inner else "none", "KIND": outer.kind if outer else "none",
+        "X_BYTES": -1 if rows is None else rows.x_bytes, "N_COUNTERS": N_COUNTERS, "SIZE": size,
+        "UNIT": unit, "HAS_SCALE": addend.scale != 1.0, "HAS_SUM_SCALE": factor is not None,
+        **{f"HAS_{name}": v is not None for name, v in zip(names, vectors, strict=True)},
+    }  # fmt: skip
+    if rows is not None:
+        keep(y, rows)
+    return Added(arguments, warps_of(size), constants, (total, y if outer else None))
+
+
+def norm_gated(x: Tensor, norm_of: Norm, act: Activation, gate: Tensor) -> Tensor | None:
+    """See `ReferenceOps.norm_gated`."""
+    if norm_of.is_absent or act.kind == "oai" or act.limit or not _is_matrix(gate):
+        return None
+    shape = x.shape
+    if len(shape) != 3 or gate.shape != (shape[0], shape[1] * shape[2]) or shape[2] > LONGEST_ROW:
+        return None
+    y = _norm(norm_of.kind, x, norm_of.weight, norm_of.bias, norm_of.eps, act.kind, gate)
+    return None if y is None else y.flatten(1)
+
+
+def opened(x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor | None:
+    """See `ReferenceOps.opened`."""
+    added = y if other is None else other
+    n_in, n = x.shape[-1], y.shape[-1]
+    size = power_of_two(max(n_in, n))
+    if not all(map(_is_matrix, (x, y, added))) or not _is_vector(door, n_in):
+        return None
+    if size > LONGEST_ROW or added.shape != y.shape:
+        return None
+    out = torch.empty(y.shape, device=y.device)
+    sizes = (n_in, n, x.stride(0), y.stride(0), added.stride(0))
+    unit = unit_of(x, door, y, added, sizes=sizes)
+    launch(
+        elementwise.opened, (y.shape[0],),
+        x, door, y, added, out, *(size // unit for size in sizes),
+        num_warps=warps_of(size), HAS_OTHER=other is not None, UNIT=unit, SIZE=size,
+    )  # fmt: skip
+    return out
+
+
+def activate(act: Activation, x: Tensor) -> Tensor | None:
+    """See `ReferenceOps.activate`."""
+    return None if act.kind == "oai" else _gated(act.kind, 0.0, x, None)
+
+
+def gated(act: Activation, gate: Tensor, up: Tensor) -> Tensor | None:
+    """See `ReferenceOps.gated`; both of any one shape."""
+    return _gated(act.kind, act.limit, gate, up)
+
+
+def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor | None:
+    """See `ReferenceOps.xielu`."""
+    rows = flat_rows(x)
+    if rows is None:
+        return None
+    y = torch.empty(x.shape, device=x.device)
+    unit = unit_of(x, sizes=(rows.n, rows.token_stride))
+    launch(
+        elementwise.xielu, grid_of(rows),
+        x, y, rows.n // unit, rows.token_stride // unit, positive, negative, beta, eps,
+        UNIT=unit, BLOCK=BLOCK,
+    )  # fmt: skip
+    return y
+
+
+def softplus(x: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """`ln(1 + e^(x + bias))` for x (..., n) and bias (n,)."""
+    rows = flat_rows(x) if bias is None else rows_of(x)
+    if rows is None or rows.n_head != 1 or not _is_vector(bias, rows.n):
+        return None
+    y = torch.empty(x.shape, device=x.device)
+    unit = unit_of(x, bias, sizes=(rows.n, rows.token_stride))
+    launch(
+        elementwise.softplus_rows, grid_of(rows),
+        x, x if bias is None else bias, y, rows.n // unit, rows.token_stride // unit,
+        HAS_BIAS=bias is not None, UNIT=unit, BLOCK=BLOCK,
+    )  # fmt: skip
+    return y
+
+
+def _norm(
+    kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
+    act: str = "none", gate: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
+    """Of rows of any length without a gate, else of those that one program holds."""
+    rows = rows_of(x)
+    if rows is None:
+        return None
+    vectors = [v for v in (weight, bias) if v is not None]
+    shapes = {v.shape for v in vectors}
+    per_head = shapes == {(rows.n_head, rows.n)}
+    if not all(is_plain(v) for v in vectors) or (shapes and not per_head and shapes != {(rows.n,)}):
+        return None
+    y = torch.empty(x.shape, device=x.device)
+    stride = 0 if gate is None else gate.stride(0)
+    unit = unit_of(x, gate, *vectors, sizes=(rows.n, rows.token_stride, rows.head_stride, stride))
+    size = min(power_of_two(rows.n), LONGEST_ROW)
+    own = rows.n // unit if per_head else 0
+    places = [x if v is None else v for v in (weight, bias)]
+    numbers = [rows.n_head, rows.n, rows.token_stride, rows.head_stride]
+    numbers[1:] = [number // unit for number in numbers[1:]]
+    constants: dict[str, Any] = {
+        "KIND": kind, "SIZE": size, "UNIT": unit,
+        "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None,
+    }  # fmt: skip
+    grid, num_warps = (rows.number,), warps_of(size)
+    if rows.n > size:
+        launch(norm.long_norm, grid, x, *places, y, *numbers, own, eps, num_warps=num_warps,
+               **constants)  # fmt: skip
+        return y
+    door = x if gate is None else gate
+    launch(norm.norm, grid, x, *places, door, y, *numbers, own, stride // unit, eps,
+           num_warps=num_warps, ACT=act, HAS_GATE=gate is not None, **constants)  # fmt: skip
+    return y
+
+
+def _gated(kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor | None:
+    parts = [gate] if up is None else [gate, up]
+    if len({part.shape for part in parts}) > 1:
+        return None
+    flat = all(is_plain(part) for part in parts)
+    found = [flat_rows(part) if flat else rows_of(part) for part in parts]
+    rows, up_rows = found[0], found[-1]
+    if rows is None or up_rows is None:
+        return None
+    y = torch.empty(gate.shape, device=gate.device)
+    sizes = (rows.n, *rows[3:], *up_rows[3:])
+    unit = unit_of(*parts, sizes=sizes)
+    launch(
+        elementwise.gated, grid_of(rows),
+        gate, gate if up is None else up, y, rows.n_head, *(size // unit for size in sizes), limit,
+        KIND=kind, HAS_UP=up is not None, HAS_LIMIT=limit != 0, UNIT=unit, BLOCK=BLOCK,
+    )  # fmt: skip
+    return y
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether kernels can read it: F32, without gaps, and not empty."""
+    return x.dtype == torch.float32 and x.is_contiguous() and x.numel() > 0
+
+
+def _is_vector(x: Tensor | None, n: int) -> bool:
+    """Whether it is n elements that kernels can read, or nothing at all."""
+    return x is None or (is_plain(x) and x.shape == (n,))
+
+
+def _is_matrix(x: Tensor) -> bool:
+    """Whether kernels can read it as tokens with any stride between them."""
+    return x.dtype == torch.float32 and x.dim() == 2 and x.numel() > 0 and x.stride(1) == 1
+
+
+def rows_of(x: Tensor) -> Rows | None:
+    """The rows of x (..., n), if kernels can read them."""
+    shape, strides = x.shape, x.stride()
+    if x.dtype != torch.float32 or not x.numel() or not shape:
+        return None
+    n = shape[-1]
+    if x.is_contiguous() and len(shape) != 3:
+        return Rows(prod(shape[:-1]), 1, n, n, n)
+    if (strides[-1] != 1 and n > 1) or not 2 <= len(shape) <= 3:
+        return None
+    n_head = shape[1] if len(shape) == 3 else 1
+    return Rows(shape[0], n_head, n, strides[0], strides[1] if len(shape) == 3 else n)
+
+
+def flat_rows(x: Tensor) -> Rows | None:
+    """The same where elements do not care for their row: one long one, if there are no gaps."""
+    if is_plain(x):
+        return Rows(1, 1, x.numel(), x.numel(), x.numel())
+    rows = rows_of(x)
+    return rows if rows is not None and rows.n_head == 1 else None
+
+
+def grid_of(rows: Rows) -> tuple[int]:
+    """Of programs with BLOCK elements of a row each."""
+    return (rows.number * -(-rows.n // BLOCK),)
+
+
+def unit_of(*tensors: Tensor | None, sizes: tuple[int, ...]) -> int:
+    """Elements that kernels may load at once: all sizes and places are multiples of it."""
+    places = [x.storage_offset() for x in tensors if x is not None]
+    return UNIT if all(size % UNIT == 0 for size in (*sizes, *places)) else 1
+
+
+def warps_of(size: int) -> int:
+    """For a program that holds so many elements, a power of two."""
+    return min(32 if size == LONGEST_ROW else 16, max(1, size // 256))
+
+
+def power_of_two(n: int) -> int:
+    """The smallest that is not below n."""
+    return 1 << (n - 1).bit_length() if n > 1 else 1

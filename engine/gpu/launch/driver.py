@@ -1,0 +1,106 @@
+"""How kernels get onto this machine's GPUs: found out once, before the first is compiled.
+
+At that time, what a search has found for these GPUs is read as well (`tune_kernels`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from importlib import import_module
+from typing import Any, Literal
+
+import torch
+
+from engine.errors import EngineError
+from engine.gpu.launch import configs
+from engine.gpu.launch.cuda_api import CudaApi
+from engine.gpu.launch.found_configs import found_file, read_found
+from engine.gpu.launch.kernel_cache import use_cache
+from engine.gpu.launch.launcher import OwnDriver
+from engine.hardware.gpu_path import LAUNCHER_VARIABLE, launcher_problem, triton_version
+
+__all__ = ["Way", "launcher_problem", "prepare"]
+
+log = logging.getLogger(__name__)
+
+Way = Literal["triton", "own"]
+"""What starts kernels: Triton's launcher, which is compiled once, or ours."""
+
+_lock = threading.Lock()
+_found: dict[str, Way | EngineError] = {}
+
+
+def prepare() -> Way:
+    """Find out what starts kernels here, and where compiled ones are kept; the first call decides.
+
+    Raises:
+        EngineError: kernels cannot be started on this machine; torch can compute without them.
+    """
+    found = _found.get("")
+    if found is None:
+        with _lock:
+            found = _found.get("") or _decided()
+            _found[""] = found
+    if isinstance(found, EngineError):
+        raise found
+    return found
+
+
+def _decided() -> Way | EngineError:
+    try:
+        return _decide()
+    except EngineError as error:
+        return error
+
+
+def _decide() -> Way:
+    version = triton_version()
+    if not version:
+        raise EngineError(
+            "Triton, which compiles the kernels for GPUs, is not installed.",
+            "Install triton (on Windows triton-windows).",
+        )
+    use_cache(targets(), version)
+    configs.use(read_found(found_file()))
+    why = launcher_problem()
+    if not why and os.environ.get(LAUNCHER_VARIABLE) != "own":
+        why = _build_launcher()
+        if not why:
+            return "triton"
+    if torch.version.hip:
+        raise EngineError(
+            f"Kernels for AMD's GPUs cannot be started because {why}.",
+            "Install gcc and Python's headers (python3-dev).",
+        )
+    _triton_driver().set_active(OwnDriver(CudaApi.open()))
+    log.info("kernels are started by Tandem's own launcher%s", why and f": {why}")
+    return "own"
+
+
+def targets() -> str:
+    """What kernels are compiled for on this machine, of all GPUs together, such as "sm86+sm90"."""
+    numbers = range(torch.cuda.device_count())
+    if torch.version.hip:
+        names = {str(torch.cuda.get_device_properties(n).gcnArchName) for n in numbers}
+        return "+".join(sorted(name.partition(":")[0] for name in names)) or "hip"
+    capabilities = {torch.cuda.get_device_capability(n) for n in numbers}
+    return "+".join(f"sm{major}{minor}" for major, minor in sorted(capabilities)) or "cuda"
+
+
+def _build_launcher() -> str:
+    """Let Triton make its launcher, or find it where it was made before; why that fails, or ""."""
+    try:
+        _ = _triton_driver().active.utils
+    except Exception as error:  # noqa: BLE001 compilers fail in all ways
+        return f"Triton's own launcher fails ({_first_line(error)})"
+    return ""
+
+
+def _triton_driver() -> Any:
+    return import_module("triton.runtime").driver
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,66 @@
+"""What searches for kernels' configurations found, kept in a file beside the machine's speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.gpu.launch.configs import RULES, Config, Key
+from engine.json_file import cache_folder, read_json, write_json
+from engine.planning.speed.calibration import package_version
+
+FILE_NAME = "kernels.json"
+
+LARGEST = 1 << 20
+"""No number of a configuration is larger."""
+
+
+def found_file() -> Path | None:
+    """The one in the user's cache folder; None on a system without a place for it."""
+    folder = cache_folder()
+    return folder / FILE_NAME if folder else None
+
+
+def read_found(path: Path | None) -> dict[Key, Config]:
+    """All entries of this version of Tandem that make sense."""
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("version") != package_version():
+        return {}
+    entries = document.get("configs")
+    found: dict[Key, Config] = {}
+    for entry in entries if isinstance(entries, list) else []:
+        made = _made(entry)
+        if made is not None:
+            found[made[0]] = made[1]
+    return found
+
+
+def keep_found(path: Path | None, found: Mapping[Key, Config]) -> None:
+    """Add to the file what was found; earlier entries under the same keys are replaced."""
+    everything = {**read_found(path), **found}
+    configs = [
+        {
+            "maker": maker, "capability": capability, "n_sm": n_sm, "kernel": kernel,
+            "facts": dict(facts), "config": dict(config),
+        }
+        for (maker, capability, n_sm, kernel, facts), config in everything.items()
+    ]  # fmt: skip
+    write_json(path, {"version": package_version(), "configs": configs})
+
+
+def _made(entry: Any) -> tuple[Key, Config] | None:
+    """A key and its configuration, or None where something is missing or of another sort."""
+    if not isinstance(entry, dict):
+        return None
+    maker, kernel, facts = entry.get("maker"), entry.get("kernel"), entry.get("facts")
+    capability, n_sm, config = entry.get("capability"), entry.get("n_sm"), entry.get("config")
+    if maker not in ("nvidia", "amd") or kernel not in RULES:
+        return None
+    if not isinstance(capability, int) or not isinstance(n_sm, int):
+        return None
+    if not isinstance(facts, dict) or not isinstance(config, dict):
+        return None
+    if not all(type(n) is int and 0 <= n <= LARGEST for n in (*facts.values(), *config.values())):
+        return None
+    return (maker, capability, n_sm, str(kernel), tuple(sorted(facts.items()))), config

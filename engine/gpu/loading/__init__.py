@@ -1,0 +1,4 @@
+"""From the file to packed weights on a GPU, and which kernels to compile meanwhile.
+
+Imported only by `engine.runtime`.
+"""

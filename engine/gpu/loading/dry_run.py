@@ -1,0 +1,157 @@
+"""A pass on tensors without memory: which kernels it would start, known before weights are read.
+
+It also fails where a layer reads a number of the device, which a graph could not do either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.cpu.weights import JoinedColumns
+from engine.devices.routes import Ways
+from engine.forward.cache import Cache
+from engine.forward.context import Context
+from engine.gpu.comm.one_shot import MOST_IN_F32, Lane, Lanes
+from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.target import Target, aimed
+from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.gpu.ops import GpuOps
+from engine.ops.weights import DenseWeight, PackedWeight, Weight
+from engine.planning.footprint import plane_parts, slot_pieces, x_bytes
+from engine.quants.extent import Extent, n_tiles
+from engine.quants.layout import LAYOUTS
+from engine.sharding.placement import Shard, Slices
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+    from engine.layers.module import Slot
+    from engine.models.declare import Declaration
+    from engine.parallel.thread_comm import Group
+
+META = torch.device("meta")
+PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+
+
+def rehearse(
+    declaration: Declaration, rank: int, params: LoadParams, target: Target,
+    row_counts: Sequence[int],
+) -> list[Start]:  # fmt: skip
+    """All starts of passes over so many rows each, after one cached token.
+
+    Args:
+        declaration: with modules of its own; what they hold afterwards is of no use.
+    """
+    n_bytes = x_bytes(declaration.hp)
+    for slot in declaration.slots:
+        pieces = slot_pieces(slot, rank)
+        if pieces:
+            setattr(slot.owner, slot.attribute, _held(slot, pieces, n_bytes))
+    cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
+    comm = _Alone(rank, declaration.hp.n_embd, _lanes(declaration))
+    context = Context(comm, GpuOps(META, n_bytes), cache, META, ["cuda"] * len(declaration.devices))
+    starts: list[Start] = []
+    with torch.inference_mode(), aimed(target), watched(lambda start: _note(starts, start)):
+        for n in row_counts:
+            comm.n_tokens = n
+            context.begin(1, n, n - 1)
+            ids = torch.zeros(n, dtype=torch.int64, device=META)
+            declaration.model.forward(ids, context)
+    return starts
+
+
+def _note(starts: list[Start], start: Start) -> bool:
+    starts.append(start)
+    return False
+
+
+def _held(slot: Slot, pieces: Sequence[Slices], n_bytes: int) -> Weight | Tensor:
+    """What the loader would make of a slot."""
+    dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
+    shape = [part.stop - part.start for part in pieces[0]]
+    shape[dim] = sum(piece[dim].stop - piece[dim].start for piece in pieces)
+    kind, number = slot.holding("kernels"), slot.tensor.type.number
+    if kind == "packed":
+        raw = torch.empty(*shape[:-1], slot.tensor.row_bytes, dtype=torch.uint8, device=META)
+        return PackedWeight(raw, number, slice(0, shape[-1]))
+    if kind == "planes":
+        parts = [
+            _planes(number, n_matrix, n_rows, columns, len(shape), n_bytes)
+            for n_matrix, n_rows, columns in plane_parts(slot, pieces)
+        ]
+        return parts[0] if len(parts) == 1 else JoinedColumns(parts, _widths(pieces))
+    if kind == "plain":
+        return GpuPlain(torch.empty(shape, dtype=PLAIN[slot.tensor.type.name], device=META))
+    whole = torch.empty(shape, device=META)
+    return DenseWeight(whole) if slot.is_matrix else whole
+
+
+def _planes(
+    number: int, n_matrix: int, n_rows: int, columns: slice, n_dim: int, n_bytes: int
+) -> GpuPlanes:
+    extent = Extent.of(columns.start, columns.stop)
+    shape = n_tiles(n_rows), extent.tile_bytes(LAYOUTS[number])
+    matrices = (n_matrix,) if n_dim > 2 else ()
+    planes = torch.empty(*matrices, *shape, dtype=torch.uint8, device=META)
+    return GpuPlanes(planes, number, n_rows, extent, n_bytes)
+
+
+def _widths(pieces: Sequence[Slices]) -> list[int]:
+    return [piece[-1].stop - piece[-1].start for piece in pieces]
+
+
+def _lanes(declaration: Declaration) -> Lanes | None:
+    """By which ranks would meet, if all of them are on GPUs."""
+    devices = declaration.devices
+    return None if "cpu" in devices else Lanes([META] * len(devices), Ways())
+
+
+class _Alone:
+    """As if the other ranks had nothing to add, and had what this one lacks.
+
+    Attributes:
+        n_tokens: of the pass.
+    """
+
+    waited_s = 0.0
+
+    def __init__(self, rank: int, n_embd: int, lanes: Lanes | None) -> None:
+        self.rank = rank
+        self.n_tokens = 1
+        self._n_embd = n_embd
+        self._lanes = lanes
+
+    def all_reduce(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        found = self._by_lane(x, group, shape)
+        return found if found is not None else self._given(x, shape)
+
+    def _by_lane(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None
+    ) -> Tensor | None:
+        lane = None if shape is None else self.lane(group, prod(shape))
+        return None if lane is None or shape is None else lane.all_reduce(x, shape)
+
+    def lane(self, group: Group, n: int) -> Lane | None:
+        lane = None if self._lanes is None else self._lanes.lane(self.rank, group)
+        return lane if lane is not None and lane.serves(n) else None
+
+    def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
+        return x
+
+    def broadcast(
+        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        if shape is not None and prod(shape) <= MOST_IN_F32:
+            self._by_lane(x if source == self.rank else None, group, shape)
+        return self._given(x, shape)
+
+    def _given(self, x: Tensor | None, shape: Sequence[int] | None) -> Tensor:
+        if x is not None:
+            return x
+        return torch.empty(tuple(shape or (self.n_tokens, self._n_embd)), device=META)

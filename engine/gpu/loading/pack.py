@@ -1,0 +1,213 @@
+"""From the blocks of a file that lie on a device to planes there: the same bits in another order.
+
+What the CPU's packer does (`cpu.kernels.pack`), by torch, so that it works on every device. Some
+rows are worked on at a time: beside what is given and what is made, it takes `PACK_BYTES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from torch import Tensor
+
+from engine.planning.footprint import PACK_BYTES
+from engine.quants import iquants, kquants
+from engine.quants.bits import field, planes
+from engine.quants.codes import codes_and_scales
+from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
+from engine.quants.legacy import five_bits
+from engine.quants.table import QUANTS, Quant
+
+if TYPE_CHECKING:
+    from engine.quants.extent import Extent
+
+WEIGHT_BYTES = 8
+"""The most that the steps need for a weight, of any type."""
+
+PIECE_WEIGHTS = PACK_BYTES // WEIGHT_BYTES
+"""Weights that are worked on at a time: on a fast device the steps then outlast their launches."""
+
+Read = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a type keeps what planes hold; functions of blocks uint8 (n, type_size).
+
+    Attributes:
+        codes: uint8 (n, block_size), with the bits of both planes.
+        scales: those of each 32 columns together, in the order of the plane and as wide as there.
+        supers: offsets of the F16 factors.
+    """
+
+    codes: Read
+    scales: Read
+    supers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What planes hold of some rows of some matrices.
+
+    Attributes:
+        low, high: words (n, n_row, n_blocks, lines); None where there is no such plane.
+        scales: (n, n_row, n_blocks, parts)
+        supers: int16 (n, n_row, n_supers, parts); None where there are no such factors.
+    """
+
+    low: Tensor
+    high: Tensor | None
+    scales: Tensor
+    supers: Tensor | None
+
+
+def pack(raw: Tensor, type_number: int, extent: Extent, goal: Tensor, goal_row: int = 0) -> None:
+    """Put rows of a file into planes; what else is there stays as it is.
+
+    Args:
+        raw: uint8 (n, n_row, row_bytes): of each matrix some rows, and of these the blocks of the
+            file that cover the extent.
+        goal: uint8 (n, n_tile, tile_bytes), on the same device.
+        goal_row: which row of the planes the first one becomes.
+    """
+    quant, n_row = QUANTS[type_number], raw.shape[1]
+    n_weights = raw.shape[2] // quant.type_size * quant.block_size
+    fitting = max(1, PIECE_WEIGHTS // max(1, n_weights))
+    step = n_row if fitting >= n_row else max(TILE, fitting // TILE * TILE)
+    n = max(1, fitting // max(1, n_row))
+    if not raw.numel():
+        return
+    for goals, some in zip(torch.split(goal, n), torch.split(raw, n), strict=True):
+        for first in range(0, n_row, step):
+            parts = _parts(some[:, first : first + step], type_number, extent)
+            _store(parts, LAYOUTS[type_number], extent, goals, goal_row + first)
+
+
+def _parts(raw: Tensor, type_number: int, extent: Extent) -> Parts:
+    quant, layout = QUANTS[type_number], LAYOUTS[type_number]
+    blocks, rows = raw.reshape(-1, quant.type_size), raw.shape[:2]
+    codes, scales = _codes_and_scales(blocks, type_number, quant, layout)
+    per_block = quant.block_size // BLOCK
+    first = extent.first % per_block
+    wanted = slice(first, first + extent.n_blocks)
+    words = codes.reshape(*rows, -1, BLOCK)[:, :, wanted].contiguous().view(torch.int32)
+    of_blocks = scales.reshape(len(blocks) * per_block, -1)
+    return Parts(
+        _lines(words, layout.low),
+        _lines(words >> layout.low, layout.high) if layout.high else None,
+        of_blocks.view(*rows, -1, of_blocks.shape[1])[:, :, wanted],
+        _supers(blocks, SOURCES[type_number].supers, rows) if layout.has_supers else None,
+    )
+
+
+def _codes_and_scales(
+    blocks: Tensor, type_number: int, quant: Quant, layout: Layout
+) -> tuple[Tensor, Tensor]:
+    if type_number in CODED:
+        codes, scales = codes_and_scales(blocks, quant, layout)
+        return codes, scales.view(torch.int32 if layout.scale == "f32" else torch.int16)
+    source = SOURCES[type_number]
+    return source.codes(blocks), source.scales(blocks)
+
+
+def _supers(blocks: Tensor, offsets: tuple[int, ...], rows: torch.Size) -> Tensor:
+    factors = torch.cat([field(blocks, at, at + 2, torch.int16) for at in offsets], dim=1)
+    return factors.view(*rows, -1, len(offsets))
+
+
+def _lines(words: Tensor, n_bits: int) -> Tensor:
+    """Lines as they are stored, (…, n_bits), from the eight of a block, (…, 8).
+
+    Args:
+        words: of four codes each, of which the lowest bits count.
+    """
+    if n_bits == 8:
+        return words
+    codes = words & (((1 << n_bits) - 1) * 0x01010101)
+    per_line = 8 // n_bits
+    if n_bits == 4:
+        parts = codes.view(*codes.shape[:-1], per_line, n_bits).unbind(-2)
+    else:
+        parts = codes.view(*codes.shape[:-1], n_bits, per_line).unbind(-1)
+    return reduce(torch.bitwise_or, (part << (n * n_bits) for n, part in enumerate(parts)))
+
+
+def _store(parts: Parts, layout: Layout, extent: Extent, goal: Tensor, goal_row: int) -> None:
+    high, scales, supers, tile_bytes = layout.offsets(extent.n_blocks, extent.skip)
+    planes_of = ((parts.low, 0), (parts.high, high), (parts.scales, scales), (parts.supers, supers))
+    assert goal.shape[-1] == tile_bytes, "the planes are those of another extent"
+    for found, start in planes_of:
+        if found is not None:
+            _scatter(found, goal, start, goal_row)
+
+
+def _scatter(found: Tensor, goal: Tensor, start: int, goal_row: int) -> None:
+    """Put one plane's (n, n_row, a, b) where it belongs: (n, tiles, a, b, 16).
+
+    Args:
+        start: of the plane in a tile, in bytes.
+    """
+    n, n_row, a, b = found.shape
+    stop = start + a * b * TILE * found.itemsize
+    plane = goal[..., start:stop].view(found.dtype).view(*goal.shape[:2], a, b, TILE)
+    for rows, tiles, lanes in _spans(goal_row, n_row):
+        some = found[:, rows].reshape(n, tiles.stop - tiles.start, -1, a, b)
+        plane[:, tiles, :, :, lanes] = some.permute(0, 1, 3, 4, 2)
+
+
+def _spans(goal_row: int, n_row: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Rows that fill whole tiles, or a part of one: rows, tiles, and rows in each of the tiles."""
+    row = 0
+    while row < n_row:
+        tile, lane = divmod(goal_row + row, TILE)
+        if lane or n_row - row < TILE:
+            n = min(TILE - lane, n_row - row)
+            yield slice(row, row + n), slice(tile, tile + 1), slice(lane, lane + n)
+        else:
+            n = (n_row - row) // TILE * TILE
+            yield slice(row, row + n), slice(tile, tile + n // TILE), slice(0, TILE)
+        row += n
+
+
+def _nibbles(start: int) -> Read:
+    return lambda blocks: planes(blocks[:, start:], 4)
+
+
+def _halves(*offsets: int) -> Read:
+    return lambda blocks: _supers(blocks, offsets, torch.Size([len(blocks)]))
+
+
+def _five(start: int) -> Read:
+    """Four bytes with the fifth bits, then 16 with the others."""
+    return lambda blocks: five_bits(blocks[:, start : start + 4], blocks[:, start + 4 :])
+
+
+def _bytes(start: int, stop: int) -> Read:
+    return lambda blocks: blocks[:, start:stop]
+
+
+def _six_bits(blocks: Tensor) -> Tensor:
+    return torch.stack(kquants.six_bits(blocks), dim=-1)
+
+
+SOURCES: Mapping[int, Source] = {
+    Kind.Q4_0: Source(_nibbles(2), _halves(0)),
+    Kind.Q4_1: Source(_nibbles(4), _halves(0, 2)),
+    Kind.Q5_0: Source(_five(2), _halves(0)),
+    Kind.Q5_1: Source(_five(4), _halves(0, 2)),
+    Kind.Q8_0: Source(_bytes(2, 34), _halves(0)),
+    Kind.Q2_K: Source(kquants.q2_k_codes, _bytes(0, 16), (80, 82)),
+    Kind.Q3_K: Source(kquants.q3_k_codes, kquants.q3_k_scales, (108,)),
+    Kind.Q4_K: Source(kquants.q4_k_codes, _six_bits, (0, 2)),
+    Kind.Q5_K: Source(kquants.q5_k_codes, _six_bits, (0, 2)),
+    Kind.Q6_K: Source(kquants.q6_k_codes, _bytes(192, 208), (208,)),
+    Kind.IQ4_NL: Source(_nibbles(2), _halves(0)),
+    Kind.IQ4_XS: Source(iquants.iq4_xs_codes, iquants.iq4_xs_scales, (0,)),
+    Kind.MXFP4: Source(_nibbles(1), _bytes(0, 1)),
+}
+"""Of all types that are packed as they stand in a file; offsets as in `ggml-common.h`."""

@@ -1,0 +1,301 @@
+"""Parts of a file on their way to a device: over memory that a GPU reads by itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from engine.devices.host import usable_cores
+from engine.errors import DeviceError
+from engine.hardware.host_memory import HostTensor
+from engine.planning.footprint import LOAD_BUFFER_BYTES, LOAD_BUFFERS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+
+log = logging.getLogger(__name__)
+
+N_FILLERS = 4
+"""Threads that copy from the memory map: one alone does not keep up with a fast link."""
+
+Take = Callable[[Tensor], None]
+
+
+@dataclass(slots=True)
+class Buffer:
+    """A piece of the host's memory, and one on the device that is as large.
+
+    Attributes:
+        held: on the device; the host's own where there is no other.
+    """
+
+    host: HostTensor
+    held: Tensor
+    copied: torch.cuda.Event | None = None
+    used: torch.cuda.Event | None = None
+
+
+class Copier(Protocol):
+    """Brings buffers to a device, in the order in which it is asked to."""
+
+    def buffer(self, n_bytes: int) -> Buffer:
+        """A new one."""
+        ...
+
+    def wait(self, buffer: Buffer) -> None:
+        """Until the host's side may be written again."""
+        ...
+
+    def copy(self, buffer: Buffer, n_bytes: int) -> Tensor:
+        """The first bytes on the device, for what is started from now on."""
+        ...
+
+    def release(self, buffer: Buffer) -> None:
+        """What reads the device's side has been started."""
+        ...
+
+    def finish(self) -> None:
+        """Until all that was started has ended."""
+        ...
+
+
+class PlainCopier:
+    """For the CPU: what is there already need not be copied."""
+
+    def buffer(self, n_bytes: int) -> Buffer:
+        host = HostTensor((n_bytes,), torch.uint8, torch.device("cpu"))
+        return Buffer(host, host.value)
+
+    def wait(self, buffer: Buffer) -> None:
+        """Nothing is left to be done by others."""
+
+    def copy(self, buffer: Buffer, n_bytes: int) -> Tensor:
+        return buffer.held[:n_bytes]
+
+    def release(self, buffer: Buffer) -> None:
+        """It was read at once."""
+
+    def finish(self) -> None:
+        """Nothing is left to be done."""
+
+
+class CudaCopier:
+    """For a GPU: copies have a stream of their own, beside the one that computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        make: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
+        self._copies = make(device)
+        self._copies.wait_stream(torch.cuda.current_stream(device))
+
+    def buffer(self, n_bytes: int) -> Buffer:
+        host = HostTensor((n_bytes,), torch.uint8, self._device)
+        held = torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
+        make: Callable[[], torch.cuda.Event] = torch.cuda.Event
+        return Buffer(host, held, make(), make())
+
+    def wait(self, buffer: Buffer) -> None:
+        assert buffer.copied is not None
+        buffer.copied.synchronize()
+
+    def copy(self, buffer: Buffer, n_bytes: int) -> Tensor:
+        assert buffer.copied is not None
+        assert buffer.used is not None
+        held = buffer.held[:n_bytes]
+        self._copies.wait_event(buffer.used)
+        with torch.cuda.stream(self._copies):
+            held.copy_(buffer.host.value[:n_bytes], non_blocking=True)
+        buffer.copied.record(self._copies)
+        torch.cuda.current_stream(self._device).wait_event(buffer.copied)
+        return held
+
+    def release(self, buffer: Buffer) -> None:
+        assert buffer.used is not None
+        buffer.used.record(torch.cuda.current_stream(self._device))
+
+    def finish(self) -> None:
+        self._copies.synchronize()
+        torch.cuda.current_stream(self._device).synchronize()
+
+
+def copier_for(device: torch.device) -> Copier:
+    """What serves a device."""
+    return CudaCopier(device) if device.type == "cuda" else PlainCopier()
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """A part of the file on its way into a buffer."""
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    take: Take
+    work: list[Future[None]]
+
+
+class Staging:
+    """Buffers between a file and a device; while one is copied, the next is filled.
+
+    Use as a context manager: at its end all that was sent has arrived, and its memory is free. If
+    an error ends it, what waits is not sent.
+
+    Args:
+        report: called with the bytes that were sent; may raise to stop.
+        n_bytes: of each buffer; nothing is allocated before it is needed.
+
+    Attributes:
+        device: where all that is sent goes.
+        n_bytes: of a buffer; more cannot be sent at once.
+    """
+
+    def __init__(
+        self, device: torch.device, report: Callable[[int], None],
+        n_bytes: int = LOAD_BUFFER_BYTES, copier: Copier | None = None,
+    ) -> None:  # fmt: skip
+        self.device = device
+        self.n_bytes = n_bytes
+        self._report = report
+        self._copier = copier
+        self._buffers: deque[Buffer] = deque()
+        self._fillers: ThreadPoolExecutor | None = None
+        self._waiting: _Filling | None = None
+        self._n_sent, self._begun = 0, 0.0
+
+    def send(self, rows: Bytes, take: Take) -> None:
+        """Bring bytes to the device, in their turn.
+
+        Args:
+            rows: at most `n_bytes` and not nothing, of three dimensions; other threads read them,
+                also later.
+            take: given them on the device, starts what uses them; that memory is used again.
+
+        Raises:
+            DeviceError: the device or the host refuses.
+        """
+        assert rows.nbytes <= self.n_bytes, "that is too much at once"
+        with _told_as_device_error(self.device):
+            filling = self._filled(rows, take)
+            before, self._waiting = self._waiting, filling
+            if before is not None:
+                self._deliver(before)
+
+    def flush(self) -> None:
+        """See to it that what is started from now on finds all that was sent.
+
+        Raises:
+            DeviceError: see `send`.
+        """
+        with _told_as_device_error(self.device):
+            before, self._waiting = self._waiting, None
+            if before is not None:
+                self._deliver(before)
+
+    def _filled(self, rows: Bytes, take: Take) -> _Filling:
+        """Let threads copy from the map into the buffer that was used longest ago."""
+        if self._fillers is None:
+            self._begun = time.monotonic()
+            self._copier = self._copier or copier_for(self.device)
+            self._fillers = ThreadPoolExecutor(min(N_FILLERS, usable_cores()), "tandem-load")
+        copier = self._copier
+        assert copier is not None
+        if len(self._buffers) < LOAD_BUFFERS:
+            buffer = copier.buffer(self.n_bytes)
+        else:
+            buffer = self._buffers.popleft()
+            copier.wait(buffer)
+        self._buffers.append(buffer)
+        goal = buffer.host.value[: rows.nbytes].numpy().reshape(rows.shape)
+        work = [self._fillers.submit(_fill, goal[at], rows[at]) for at in _shares(rows.shape)]
+        return _Filling(buffer, rows.shape, take, work)
+
+    def _deliver(self, filling: _Filling) -> None:
+        """Copy what was filled to the device, and let it be used there."""
+        for part in filling.work:
+            part.result()
+        assert self._copier is not None
+        n_bytes = prod(filling.shape)
+        held = self._copier.copy(filling.buffer, n_bytes)
+        filling.take(held.view(filling.shape))
+        self._copier.release(filling.buffer)
+        self._n_sent += n_bytes
+        self._report(n_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+        finally:
+            self._close()
+
+    def _finish(self) -> None:
+        self.flush()
+        with _told_as_device_error(self.device):
+            if self._copier is not None:
+                self._copier.finish()
+        if self._n_sent:
+            seconds = max(time.monotonic() - self._begun, 1e-9)
+            log.info(
+                "%.2f GB of weights went to %s in %.2f s: %.1f GB/s",
+                self._n_sent / 1e9, self.device, seconds, self._n_sent / 1e9 / seconds,
+            )  # fmt: skip
+
+    def _close(self) -> None:
+        """Wait for all that still reads or writes the buffers, and let them go."""
+        if self._fillers is not None:
+            self._fillers.shutdown(cancel_futures=True)
+        try:
+            if self._copier is not None and self._buffers:
+                self._copier.finish()
+        except RuntimeError:  # that the device has failed was told already
+            log.debug("copies to %s did not end", self.device, exc_info=True)
+        self._waiting = self._fillers = self._copier = None
+        self._buffers.clear()
+
+
+def _shares(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """What each thread copies: some matrices, or some rows of all."""
+    dim = 0 if shape[0] >= N_FILLERS else 1
+    step = -(-shape[dim] // N_FILLERS)
+    for start in range(0, shape[dim], step):
+        yield (*[slice(None)] * dim, slice(start, start + step))
+
+
+def _fill(goal: Bytes, rows: Bytes) -> None:
+    goal[...] = rows
+
+
+@contextmanager
+def _told_as_device_error(device: torch.device) -> Iterator[None]:
+    """Say in a sentence what the device refused, unless it is memory, of which others tell."""
+    try:
+        yield
+    except (torch.AcceleratorError, OSError) as error:
+        if "out of memory" in str(error):
+            raise
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise DeviceError(
+            f"Weights could not be brought to {device}: {reason}",
+            "Load the model again; if that fails too, the device needs a restart.",
+        ) from error

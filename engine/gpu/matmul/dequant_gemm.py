@@ -1,0 +1,104 @@
+"""Products of many rows by the vendor's library, from weights in F16 or BF16.
+
+Sums are F32. Weights in planes are turned into short numbers some rows at a time, into memory that
+is used again; on cards with a large cache they never leave it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.gpu.launch.target import target_of
+from engine.gpu.matmul import dequantise
+from engine.quants.extent import DEVICE_CHUNK
+from engine.quants.layout import TILE
+
+if TYPE_CHECKING:
+    from engine.gpu.matmul.weights import GpuPlanes
+
+
+def product(x: Tensor, weight: GpuPlanes) -> Tensor:
+    """`x Wᵀ` for x (T, n_in) in F32; (T, n_rows) in F32."""
+    dtype = short_dtype(x.device)
+    numbers, scale = shortened(x, dtype)
+    y = torch.empty(x.shape[0], weight.n_rows, device=x.device)
+    n_columns = weight.extent.n_columns
+    step = chunk_rows(n_columns)
+    scratch = torch.empty(min(step, weight.n_rows) * n_columns, dtype=dtype, device=x.device)
+    for first in range(0, weight.n_rows, step):
+        n = min(step, weight.n_rows - first)
+        part = dequantise.dequantised_rows(
+            weight.planes, weight.type_number, weight.extent, weight.n_rows, first, n, dtype,
+            scratch[: n * n_columns].view(n, n_columns),
+        )  # fmt: skip
+        multiply(numbers, part.T, y[:, first : first + n])
+    return y if scale is None else y.mul_(scale)
+
+
+def plain_product(x: Tensor, data: Tensor) -> Tensor:
+    """The same with a matrix (n_out, n_in) in F32, F16 or BF16."""
+    if data.dtype == torch.float32:
+        return torch.mm(x, data.T)
+    dtype = short_dtype(x.device) if data.dtype == torch.bfloat16 else data.dtype
+    numbers, scale = shortened(x, dtype)
+    y = torch.empty(x.shape[0], data.shape[0], device=x.device)
+    step = data.shape[0] if dtype == data.dtype else chunk_rows(data.shape[1])
+    for first in range(0, data.shape[0], step):
+        part = data[first : first + step].to(dtype)
+        multiply(numbers, part.T, y[:, first : first + step])
+    return y if scale is None else y.mul_(scale)
+
+
+def chunk_rows(n_columns: int) -> int:
+    """How many rows of so many columns are turned into short numbers at a time."""
+    return max(TILE, DEVICE_CHUNK // max(1, n_columns) // TILE * TILE)
+
+
+def short_dtype(device: torch.device) -> torch.dtype:
+    """What operands of tensor cores are: BF16 where the device has it."""
+    target = target_of(device)
+    is_old = target.maker == "nvidia" and target.capability < 80
+    return torch.float16 if is_old else torch.bfloat16
+
+
+def shortened(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Rows x (T, n) in F16 or BF16, and what products of them are to be multiplied with, (T, 1)."""
+    if dtype != torch.float16:
+        return x.to(dtype), None
+    scale = row_scale(x)
+    return (x / scale).to(dtype), scale
+
+
+def row_scale(x: Tensor) -> Tensor:
+    """What rows x (T, n) are divided by before they become F16, which ends at 65504: (T, 1).
+
+    A power of two from a row's largest number on.
+    """
+    largest = x.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
+    return largest.log2().ceil().exp2()
+
+
+SMALLEST = 2.0**-100
+"""What rows of zeros are divided by; 1 / SMALLEST is finite."""
+
+
+def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """`out = a b` in F32, for a (T, k) and b (k, n) in F16 or BF16."""
+    if a.device.type == "cpu":
+        out.copy_(torch.mm(a.float(), b.float()))
+    elif torch.version.hip:  # whose library rounds what it writes
+        out.copy_(torch.mm(a, b))
+    else:
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
+
+
+def batches(a: Tensor, b: Tensor) -> Tensor:
+    """The same for several, `a b` in F32, for a (n, T, k) and b (n, k, m) of the same type."""
+    if a.dtype == torch.float32 or a.device.type == "cpu":
+        return torch.bmm(a.float(), b.float())
+    if torch.version.hip:
+        return torch.bmm(a, b).float()
+    return torch.bmm(a, b, out_dtype=torch.float32)

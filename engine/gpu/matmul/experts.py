@@ -1,0 +1,290 @@
+"""Products with the matrices of routed experts, by kernels that find each row's expert themselves.
+
+Rows of few tokens are multiplied one by one, so that a row has the same bits alone and among
+others; those of many in blocks of one expert each, by tensor cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from engine.gpu import elementwise
+from engine.gpu.kernels import expert_blocks, experts
+from engine.gpu.launch.configs import WARP, config_of
+from engine.gpu.launch.launch import launch
+from engine.gpu.launch.target import target_of
+from engine.gpu.matmul.dequant_gemm import row_scale, short_dtype
+from engine.gpu.matmul.gemv import Planes
+from engine.gpu.matmul.layouts import constants_of
+from engine.gpu.matmul.quantise import BLOCKS, Rows, quantised, unwritten
+from engine.gpu.routing import DeviceGroups, assign, sum_of_experts
+from engine.quants.extent import n_tiles
+from engine.quants.layout import BLOCK
+
+if TYPE_CHECKING:
+    from engine.forward.expert_rows import Groups
+    from engine.layers.ffn import Activation
+    from engine.layers.linear import ExpertLinear
+
+__all__ = ["assign", "ffn", "grouped", "sum_of_experts"]
+
+PLAIN_ROWS, PLAIN_STEP = 4, 512
+"""Of a matrix that is not in planes, for each program of one row."""
+
+SHORT_STEP = 1024
+
+UNIT = 16
+"""Columns, of which threads may then read several at once."""
+
+
+class Matrix(NamedTuple):
+    """One matrix for each expert, and what is done with its products; see `ExpertLinear`.
+
+    Attributes:
+        planes: uint8 (n_expert, n_tile, tile_bytes) of them; or None.
+        data: (n_expert, n_rows, n_columns) in F16, BF16 or F32, if they are not in planes.
+    """
+
+    planes: Planes | None
+    data: Tensor | None
+    scale: Tensor | None = None
+    bias: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, weight: object, scale: Tensor | None = None, bias: Tensor | None = None
+    ) -> Matrix | None:
+        """What kernels can read of a weight; None if that is nothing."""
+        held = getattr(weight, "planes", getattr(weight, "data", None))
+        if not isinstance(held, Tensor) or held.dim() != 3 or not held.is_contiguous():
+            return None
+        if hasattr(weight, "planes"):
+            return cls(cast(Planes, weight), None, scale, bias)
+        return cls(None, held, scale, bias)
+
+    @property
+    def held(self) -> Tensor:
+        """What kernels read."""
+        if self.planes is not None:
+            return self.planes.planes
+        assert self.data is not None, "weights are in planes or plain"
+        return self.data
+
+    @property
+    def n_rows(self) -> int:
+        return self.held.shape[1] if self.planes is None else self.planes.n_rows
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What matrices must share to be multiplied by one kernel."""
+        layout: tuple[object, ...] = (self.held.dtype,)
+        if self.planes is not None:
+            layout = (self.planes.type_number, self.planes.extent, self.planes.x_bytes)
+        return *layout, self.held.shape, self.n_rows, self.scale is None, self.bias is None
+
+
+class Given(NamedTuple):
+    """What is multiplied.
+
+    Attributes:
+        x: F32, without gaps.
+        per_row: so many rows of the groups share a row of x, pair by pair, such as the experts of
+            a token; 0 if x has the rows of the groups.
+    """
+
+    x: Tensor
+    groups: DeviceGroups
+    per_row: int
+
+
+def grouped(weight: object, x: Tensor, groups: Groups) -> Tensor | None:
+    """See `engine.ops.weights.Weight.grouped`; None where the kernels do not serve."""
+    matrix = Matrix.of(weight)
+    if matrix is None or not isinstance(groups, DeviceGroups) or x.dtype != torch.float32:
+        return None
+    per_row = 0
+    if groups.are_pairs and x.stride(0) == 0:  # one token, the same for all its experts
+        x, per_row = x[:1], groups.n_row
+    return products([matrix], Given(x.contiguous(), groups, per_row))[0]
+
+
+def ffn(
+    act: Activation,
+    x: Tensor,
+    gate: ExpertLinear | None,
+    up: ExpertLinear | None,
+    down: ExpertLinear,
+    groups: Groups,
+    factors: Tensor | None = None,
+) -> Tensor | None:
+    """See `ReferenceOps.experts`; None where the kernels do not serve."""
+    layers = [layer for layer in (gate, up, down) if layer is not None]
+    found = [Matrix.of(layer.weight, layer.scale, layer.bias) for layer in layers]
+    matrices = [matrix for matrix in found if matrix is not None]
+    if len(matrices) < len(layers) or not isinstance(groups, DeviceGroups):
+        return None
+    *first, last = matrices
+    per_row = groups.row_of.shape[1]
+    if factors is not None:
+        x, per_row = groups.rows(x, factors), 0
+    inner = list(products(first, Given(x.contiguous(), groups, per_row)))
+    if gate is not None and up is None:
+        inner = list(inner[0].chunk(2, dim=-1))
+    if groups.are_pairs and last.planes is not None:
+        rows = _quantised_inner(act, inner, last.planes)
+        return _planes_rows([last], last.planes, rows, groups, 0)[0]
+    y = elementwise.activate(act, inner[0]) if gate is None else elementwise.gated(act, *inner)
+    return None if y is None else products([last], Given(y, groups, 0))[0]
+
+
+def products(matrices: Sequence[Matrix], given: Given) -> Tensor:
+    """`x Wᵀ * scale + bias` for each of up to two matrices with as many rows.
+
+    Returns:
+        (matrices, n_row, n_rows), F32.
+    """
+    if len({matrix.kind for matrix in matrices}) > 1:
+        return torch.cat([products([matrix], given) for matrix in matrices])
+    if not given.groups.are_pairs:
+        return _block_products(matrices, given)
+    weight = matrices[0].planes
+    if weight is None:
+        return _plain_rows(matrices, given)
+    rows = quantised(given.x, weight.extent, weight.x_bytes)
+    return _planes_rows(matrices, weight, rows, given.groups, given.per_row)
+
+
+def _planes_rows(
+    matrices: Sequence[Matrix], weight: Planes, rows: Rows, groups: DeviceGroups, per_row: int
+) -> Tensor:
+    """Of few tokens; all matrices in planes of one kind, as `weight` is."""
+    n_blocks, n_tile = weight.extent.n_blocks, n_tiles(weight.n_rows)
+    target = target_of(rows.numbers.device)
+    config = config_of(target, "expert_rows", n_blocks=n_blocks)
+    out = rows.facts.new_empty(len(matrices), groups.n_row, weight.n_rows, dtype=torch.float32)
+    launch(
+        experts.planes_rows, (n_tile, groups.n_row, len(matrices)),
+        *_followed(matrices, out), out, groups.expert_of, rows.numbers, rows.facts, n_tile,
+        weight.n_rows, max(1, per_row), weight.planes.shape[-1], n_blocks, weight.extent.skip,
+        num_warps=config["num_warps"], ITEMS=config["num_warps"] * WARP, UNROLL=config["unroll"],
+        X_BYTES=rows.x_bytes, ASM=target.has_asm, **_what_follows(matrices[0]),
+        **constants_of(weight.type_number),
+    )  # fmt: skip
+    return out
+
+
+def _plain_rows(matrices: Sequence[Matrix], given: Given) -> Tensor:
+    """Of few tokens; all matrices as they stand in files, of one type and size."""
+    x, groups, per_row = given
+    n_rows, n_columns = matrices[0].n_rows, x.shape[1]
+    unit = _unit(n_columns)
+    out = x.new_empty(len(matrices), groups.n_row, n_rows)
+    launch(
+        experts.plain_rows, (-(-n_rows // PLAIN_ROWS), groups.n_row, len(matrices)),
+        *_followed(matrices, out), out, groups.expert_of, x, n_rows, n_columns // unit,
+        max(1, per_row), ROWS=PLAIN_ROWS, STEP=min(PLAIN_STEP, elementwise.power_of_two(n_columns)),
+        UNIT=unit, **_what_follows(matrices[0]),
+    )  # fmt: skip
+    return out
+
+
+def _quantised_inner(act: Activation, found: Sequence[Tensor], weight: Planes) -> Rows:
+    """The activation of gate and up, or of one alone, as the last matrix reads it."""
+    first, second, extent = found[0], found[-1], weight.extent
+    x_bytes = 0 if target_of(first.device).arithmetic == "numbers" else weight.x_bytes
+    nothing = torch.empty(0, dtype=torch.int32, device=first.device)  # no tile is shared
+    rows = unwritten(first.shape[0], extent, x_bytes, nothing)
+    launch(
+        experts.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),
+        first, second, first.stride(0), extent.lead, extent.n_columns, extent.n_blocks, act.limit,
+        *rows.typed, X_BYTES=x_bytes, KIND=act.kind, HAS_UP=len(found) > 1,
+        HAS_LIMIT=act.limit != 0, BLOCKS=BLOCKS,
+    )  # fmt: skip
+    return rows
+
+
+def _block_products(matrices: Sequence[Matrix], given: Given) -> Tensor:
+    """Of many tokens; all matrices of one kind."""
+    groups, weight, n_rows = given.groups, matrices[0].planes, matrices[0].n_rows
+    target = target_of(given.x.device)
+    x, x_scale = _shortened(given.x, matrices[0])
+    out = given.x.new_empty(len(matrices), groups.n_row, n_rows)
+    places: list[Tensor | int] = [
+        *_followed(matrices, out), out, groups.table, groups.pair_of, x,
+        x if x_scale is None else x_scale, groups.n_row, n_rows,
+    ]  # fmt: skip
+    constants = {
+        "HAS_X_SCALE": x_scale is not None,
+        "ROWS": groups.block_rows,
+        "N_USED": given.per_row,
+        "IS_INTERPRETED": target.maker == "interpreter",
+        **_what_follows(matrices[0]),
+    }
+    config = config_of(target, "expert_blocks", rows=groups.block_rows)
+    columns, num_stages = config["columns"], config["num_stages"]
+    grid = (-(-n_rows // columns), groups.table.shape[0], len(matrices))
+    if weight is not None:
+        launch(
+            expert_blocks.planes_product, grid,
+            *places, weight.planes.shape[-1], n_tiles(n_rows), weight.extent.n_blocks,
+            weight.extent.skip, num_warps=config["num_warps"], num_stages=num_stages,
+            COLUMNS=columns, BLOCKS=config["blocks"], **constants,
+            **constants_of(weight.type_number),
+        )  # fmt: skip
+    else:
+        unit = _unit(given.x.shape[1])
+        step = 16 if x.dtype == torch.float32 else config["blocks"] * BLOCK
+        launch(
+            expert_blocks.plain_product, grid,
+            *places, given.x.shape[1] // unit, num_warps=config["num_warps"], num_stages=num_stages,
+            COLUMNS=columns, STEP=step, UNIT=unit,
+            PRECISION=target.dot_precision, **constants,
+        )  # fmt: skip
+    return out
+
+
+def _shortened(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
+    """Rows as tensor cores multiply them with a matrix, and the factor on their products."""
+    short = short_dtype(x.device)
+    if matrix.planes is not None:
+        extent = matrix.planes.extent
+        dtype, lead, width = short, extent.lead, extent.n_blocks * BLOCK
+    else:
+        dtype, lead, width = matrix.held.dtype, 0, x.shape[1]
+        if dtype == torch.bfloat16 != short:
+            dtype = torch.float32
+    if dtype == torch.float32:
+        return x, None
+    scale = row_scale(x) if dtype == torch.float16 else None
+    out = torch.empty(x.shape[0], width, dtype=dtype, device=x.device)
+    size, unit = min(SHORT_STEP, elementwise.power_of_two(width)), _unit(lead, x.shape[1], width)
+    launch(
+        expert_blocks.shorten, (x.shape[0], -(-width // size)),
+        x, x if scale is None else scale, out, *(n // unit for n in (lead, x.shape[1], width)),
+        HAS_SCALE=scale is not None, UNIT=unit, SIZE=size,
+    )  # fmt: skip
+    return out, scale
+
+
+def _unit(*sizes: int) -> int:
+    """What kernels may know that sizes are multiples of."""
+    return UNIT if all(size % UNIT == 0 for size in sizes) else 1
+
+
+def _followed(matrices: Sequence[Matrix], other: Tensor) -> list[Tensor]:
+    """Matrices, scales and biases as kernels take them, two of each.
+
+    Args:
+        other: in place of what there is not.
+    """
+    pair = (matrices[0], matrices[-1])
+    scales = [other if m.scale is None else m.scale for m in pair]
+    return [*(m.held for m in pair), *scales, *(other if m.bias is None else m.bias for m in pair)]
+
+
+def _what_follows(matrix: Matrix) -> Mapping[str, Any]:
+    return {"HAS_SCALE": matrix.scale is not None, "HAS_BIAS": matrix.bias is not None}

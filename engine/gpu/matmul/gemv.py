@@ -1,0 +1,207 @@
+"""Products of one to eight rows with quantised matrices, as they are needed token by token.
+
+A row's result has the same bits alone and among others, and in whatever launch it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.gpu.elementwise import is_plain, power_of_two
+from engine.gpu.kernels import gemv
+from engine.gpu.launch.configs import WARP, Config, config_of
+from engine.gpu.launch.launch import launch
+from engine.gpu.launch.target import target_of
+from engine.gpu.matmul.layouts import constants_of
+from engine.gpu.matmul.quantise import MOST_ROWS, N_COUNTERS, Rows, keep, quantised, unwritten
+from engine.quants.extent import Extent, n_tiles
+from engine.quants.layout import LAYOUTS, TILE
+
+if TYPE_CHECKING:
+    from engine.layers.ffn import Activation
+
+T = TypeVar("T")
+
+MOST_TOGETHER = 3
+"""Matrices of one launch."""
+
+
+class Planes(Protocol):
+    """A matrix (n_rows, extent.n_columns) in planes, see `engine.quants.layout`.
+
+    Attributes:
+        planes: uint8 (n_tile, tile_bytes).
+        type_number: the GGML type.
+        x_bytes: of a quantised activation, 1 or 2.
+    """
+
+    planes: Tensor
+    type_number: int
+    n_rows: int
+    extent: Extent
+    x_bytes: int
+
+
+def product(
+    x: Tensor, weight: Planes, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor | None:
+    """`x Wᵀ + bias + residual`; None where the kernel does not serve.
+
+    Args:
+        x: (n, extent.n_columns), F32.
+        bias: (n_rows,), F32.
+        residual: (n, n_rows), F32.
+
+    Returns:
+        (n, n_rows), F32.
+    """
+    if not serves(x, [weight]) or not all(is_plain(t) for t in (bias, residual) if t is not None):
+        return None
+    rows = quantised(x, weight.extent, weight.x_bytes)
+    return _launched(rows, [weight], [bias], residual)[0]
+
+
+def products(
+    x: Tensor, weights: Sequence[Planes], biases: Sequence[Tensor | None] = ()
+) -> list[Tensor] | None:
+    """`x Wᵀ + bias` of several matrices, x rounded once for all that are cut alike.
+
+    Args:
+        biases: one for each matrix, or none at all.
+    """
+    if not serves(x, weights) or not all(bias is None or is_plain(bias) for bias in biases):
+        return None
+    biases = list(biases) or [None] * len(weights)
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, weight in enumerate(weights):
+        key = (weight.type_number, weight.extent, weight.x_bytes, biases[index] is None)
+        alike.setdefault(key, []).append(index)
+    found: dict[int, Tensor] = {}
+    rows: dict[tuple[Extent, int], Rows] = {}
+    for group in alike.values():
+        weight = weights[group[0]]
+        if (weight.extent, weight.x_bytes) not in rows:
+            rows[weight.extent, weight.x_bytes] = quantised(x, weight.extent, weight.x_bytes)
+        for start in range(0, len(group), MOST_TOGETHER):
+            some = group[start : start + MOST_TOGETHER]
+            results = _launched(
+                rows[weight.extent, weight.x_bytes],
+                [weights[n] for n in some], [biases[n] for n in some], None,
+            )  # fmt: skip
+            found.update(zip(some, results, strict=True))
+    return [found[index] for index in range(len(weights))]
+
+
+def gated(x: Tensor, gate: Planes, up: Planes, act: Activation) -> Tensor | None:
+    """`act(x gateᵀ) * (x upᵀ)`, see `ReferenceOps.gated`; None where the kernel does not serve.
+
+    Whole blocks of results are rounded by who computes them, for the product that comes next.
+    """
+    is_alike = (gate.type_number, gate.extent, gate.n_rows) == (
+        up.type_number, up.extent, up.n_rows
+    )  # fmt: skip
+    if not is_alike or not serves(x, [gate, up]):
+        return None
+    rows = quantised(x, gate.extent, gate.x_bytes)
+    m, config, (n_parts,) = _cut(rows, [gate])
+    out = torch.empty(rows.n_row, gate.n_rows, device=x.device)
+    n_program = n_tiles(gate.n_rows) * n_parts
+    inner = unwritten(rows.n_row, Extent.of(0, gate.n_rows), rows.x_bytes, rows.counters)
+    launch(
+        gemv.gated, (n_program,), gate.planes, up.planes, out, *inner.typed, rows.numbers,
+        rows.facts, _scratch(n_program if n_parts > 1 else 0, 2 * m, x), rows.counters,
+        gate.n_rows, n_parts, rows.n_row, gate.planes.shape[-1], gate.extent.n_blocks,
+        gate.extent.skip, act.limit, KIND=act.kind, HAS_LIMIT=act.limit != 0,
+        IS_ROUNDED=inner.extent.is_exact, M=m, **_constants(rows, gate, config),
+    )  # fmt: skip
+    if inner.extent.is_exact:
+        keep(out, inner)
+    return out
+
+
+def serves(x: Tensor, weights: Sequence[Planes]) -> bool:
+    """Whether rows x can be multiplied with all of these matrices."""
+    return (
+        is_plain(x)
+        and x.dim() == 2
+        and x.shape[0] <= MOST_ROWS
+        and all(
+            weight.type_number in LAYOUTS
+            and weight.planes.dim() == 2
+            and weight.planes.is_contiguous()
+            and weight.n_rows > 0
+            and weight.extent.n_columns == x.shape[1]
+            for weight in weights
+        )
+    )
+
+
+def _launched(
+    rows: Rows, weights: Sequence[Planes], biases: Sequence[Tensor | None], residual: Tensor | None
+) -> list[Tensor]:
+    """Up to three matrices of one type and extent, all of them with a bias or none."""
+    first = weights[0]
+    m, config, parts = _cut(rows, weights)
+    device = first.planes.device
+    outs = [torch.empty(rows.n_row, weight.n_rows, device=device) for weight in weights]
+    n_program = sum(n_tiles(w.n_rows) * n for w, n in zip(weights, parts, strict=True))
+    scratch = _scratch(n_program if max(parts) > 1 else 0, m, outs[0])
+    has_bias = biases[0] is not None
+    launch(
+        gemv.products, (n_program,),
+        *_filled([weight.planes for weight in weights]), *_filled(outs),
+        *_filled([out if bias is None else bias for out, bias in zip(outs, biases, strict=True)]),
+        outs[0] if residual is None else residual, rows.numbers, rows.facts, scratch, rows.counters,
+        *_filled([weight.n_rows for weight in weights]), *_filled(parts), rows.n_row,
+        first.planes.shape[-1], first.extent.n_blocks, first.extent.skip, COUNT=len(weights), M=m,
+        HAS_BIAS=has_bias, HAS_RESIDUAL=residual is not None, **_constants(rows, first, config),
+    )  # fmt: skip
+    return outs
+
+
+def _cut(rows: Rows, weights: Sequence[Planes]) -> tuple[int, Config, list[int]]:
+    """Rows that are computed, how programs are cut up, and parts of each matrix' tiles.
+
+    What a result's bits depend on, warps and parts, follows from each matrix alone.
+    """
+    target = target_of(rows.numbers.device)
+    n_blocks = weights[0].extent.n_blocks
+    config = config_of(target, "few", n_blocks=n_blocks)
+    parts = [
+        config_of(
+            target, "few_parts", n_blocks=n_blocks, n_rows=weight.n_rows,
+            num_warps=config["num_warps"],
+        )["parts"]
+        if weight.n_rows <= N_COUNTERS // MOST_TOGETHER * TILE
+        else 1
+        for weight in weights
+    ]  # fmt: skip
+    n_step = -(-n_blocks // (config["num_warps"] * WARP // 4))
+    unroll = min(config["unroll"], -(-n_step // min(parts)))
+    return power_of_two(rows.n_row), {**config, "unroll": unroll}, parts
+
+
+def _constants(rows: Rows, weight: Planes, config: Config) -> dict[str, Any]:
+    """What all kernels of few rows are compiled for."""
+    return {
+        "ITEMS": config["num_warps"] * WARP,
+        "UNROLL": config["unroll"],
+        "num_warps": config["num_warps"],
+        "X_BYTES": rows.x_bytes,
+        "ASM": target_of(weight.planes.device).has_asm,
+        **constants_of(weight.type_number),
+    }
+
+
+def _scratch(n_program: int, n_sums: int, like: Tensor) -> Tensor:
+    """Memory for the sums of parts; any tensor where there are none."""
+    return like.new_empty(n_program, n_sums, TILE) if n_program else like
+
+
+def _filled(things: Sequence[T]) -> list[T]:
+    """As many as the kernel has parameters for, the last one again."""
+    return [*things, *[things[-1]] * (MOST_TOGETHER - len(things))]

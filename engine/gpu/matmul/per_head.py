@@ -1,0 +1,153 @@
+"""Products with one matrix for each head, as attention over latents has them.
+
+Few rows are multiplied by kernels that read planes, many by the vendor's library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.gpu.kernels import heads
+from engine.gpu.launch.launch import launch
+from engine.gpu.launch.target import target_of
+from engine.gpu.matmul import dequant_gemm, dequantise
+from engine.gpu.matmul.layouts import constants_of
+from engine.quants.extent import DEVICE_CHUNK, Extent
+from engine.quants.layout import LAYOUTS, TILE
+
+if TYPE_CHECKING:
+    from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+
+MOST_ROWS = 8
+
+WORDS = 64
+"""Of the plane `low`, that a program multiplies at a time with a tile."""
+
+WORDS_TRANSPOSED, NUMBERS_TRANSPOSED = 16, 512
+"""The same the other way round, with some rows of each column of a word: there, each number has a
+sum of its own, which a thread must hold."""
+
+ROWS, COLUMNS = 4, 256
+"""Of plain matrices."""
+
+PLAIN_ROWS, PLAIN_COLUMNS = 16, 64
+"""Of plain matrices the other way round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """One matrix for each head, of which some rows count.
+
+    Attributes:
+        data: planes (n_head, n_tile, tile_bytes), or numbers (n_head, n_rows, n_columns).
+        type_number: the GGML type; None if these are no planes.
+        first, stop: the rows that count.
+    """
+
+    data: Tensor
+    type_number: int | None
+    extent: Extent
+    first: int
+    stop: int
+
+    @classmethod
+    def of_planes(cls, weight: GpuPlanes, part: slice) -> Matrices:
+        """Some rows of matrices in planes."""
+        first, stop, _ = part.indices(weight.n_rows)
+        return cls(weight.planes, weight.type_number, weight.extent, first, stop)
+
+    @classmethod
+    def of_plain(cls, weight: GpuPlain, part: slice) -> Matrices:
+        """Some rows of plain matrices."""
+        first, stop, _ = part.indices(weight.n_rows)
+        return cls(weight.data, None, Extent.of(0, weight.data.shape[-1]), first, stop)
+
+    @property
+    def n_part(self) -> int:
+        """How many rows count."""
+        return self.stop - self.first
+
+    def values(self, dtype: torch.dtype, start: int, stop: int) -> Tensor:
+        """The rows that count of heads `start` to `stop` as numbers, (heads, rows, n_columns)."""
+        data = self.data[start:stop]
+        if self.type_number is None:
+            return data[:, self.first : self.stop].to(dtype)
+        n_head, n_tile, tile_bytes = data.shape
+        n_rows = n_head * n_tile * TILE
+        found = dequantise.dequantised_rows(
+            data.reshape(-1, tile_bytes), self.type_number, self.extent, n_rows, 0, n_rows, dtype
+        )
+        return found.view(n_head, n_tile * TILE, -1)[:, self.first : self.stop]
+
+
+def product(x: Tensor, held: Matrices, *, is_transposed: bool) -> Tensor:
+    """`x Wᵀ` of each head, or `x W`; see `engine.ops.weights.Weight.per_head`.
+
+    Args:
+        x: F32 (T, n_head, n); of up to `MOST_ROWS` rows, each has the same bits alone.
+    """
+    if not 0 < x.shape[0] <= MOST_ROWS or not held.data.is_contiguous():
+        return _many(x, held, is_transposed)
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    width = held.extent.n_columns if is_transposed else held.n_part
+    y = x.new_empty(x.shape[0], x.shape[1], width)
+    if held.n_part == 0:
+        return y.zero_()
+    few = _few_plain if held.type_number is None else _few_planes
+    few(x, held, y, is_transposed)
+    return y
+
+
+def _few_planes(x: Tensor, held: Matrices, y: Tensor, is_transposed: bool) -> None:
+    assert held.type_number is not None, "it is in planes"
+    extent, low = held.extent, LAYOUTS[held.type_number].low
+    if is_transposed:
+        n_block, n_rows = WORDS_TRANSPOSED // low, min(64, NUMBERS_TRANSPOSED * low // 32)
+        n_part = -(-extent.n_blocks // n_block)
+    else:
+        n_block, n_rows = WORDS // low, TILE
+        n_part = -(-held.stop // TILE) - held.first // TILE
+    n_tile, tile_bytes = held.data.shape[1:]
+    launch(
+        heads.planes_transposed if is_transposed else heads.planes_product,
+        (x.shape[1], n_part, x.shape[0]),
+        x, held.data, y, tile_bytes, n_tile, extent.n_blocks, extent.skip, extent.lead,
+        extent.n_columns, held.first, held.n_part, x.stride(0), x.stride(1), BLOCKS=n_block,
+        ROWS=n_rows, ASM=target_of(x.device).has_asm, **constants_of(held.type_number),
+    )  # fmt: skip
+
+
+def _few_plain(x: Tensor, held: Matrices, y: Tensor, is_transposed: bool) -> None:
+    n_rows, n_columns = held.data.shape[1:]
+    aligned = 16 if n_columns % 16 == 0 else 1
+    n_part = -(-n_columns // PLAIN_COLUMNS) if is_transposed else -(-held.n_part // ROWS)
+    launch(
+        heads.plain_transposed if is_transposed else heads.plain_product,
+        (x.shape[1], n_part, x.shape[0]),
+        x, held.data, y, n_rows, n_columns // aligned, held.first, held.n_part, x.stride(0),
+        x.stride(1), ROWS=PLAIN_ROWS if is_transposed else ROWS,
+        COLUMNS=PLAIN_COLUMNS if is_transposed else COLUMNS, ALIGNED=aligned,
+    )  # fmt: skip
+
+
+def _many(x: Tensor, held: Matrices, is_transposed: bool) -> Tensor:
+    """By torch, for some heads at a time."""
+    dtype = dequant_gemm.short_dtype(x.device)
+    if held.type_number is None and held.data.dtype != torch.bfloat16:
+        dtype = held.data.dtype  # what is held with more digits is multiplied with them
+    numbers, scale = dequant_gemm.shortened(x.transpose(0, 1), dtype)
+    n_head, n_columns = x.shape[1], held.extent.n_columns
+    y = x.new_empty(n_head, x.shape[0], n_columns if is_transposed else held.n_part)
+    per_head = n_columns * held.data.shape[1] * (1 if held.type_number is None else TILE)
+    step = max(1, DEVICE_CHUNK // max(1, per_head))
+    for start in range(0, n_head, step):
+        values = held.values(dtype, start, start + step)
+        y[start : start + step] = dequant_gemm.batches(
+            numbers[start : start + step], values if is_transposed else values.mT
+        )
+    return (y if scale is None else y.mul_(scale)).transpose(0, 1)

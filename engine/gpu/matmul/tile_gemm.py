@@ -1,0 +1,127 @@
+"""Products of up to some hundred rows: weights go from planes to the tensor cores in one kernel.
+
+Few rows read each weight once and compute with all digits, long prompts turn weights into short
+numbers in memory first; between them, both would take longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.gpu.elementwise import power_of_two
+from engine.gpu.kernels import tile_gemm
+from engine.gpu.launch.configs import config_of
+from engine.gpu.launch.launch import launch
+from engine.gpu.launch.target import Target, target_of
+from engine.gpu.matmul.dequant_gemm import row_scale, short_dtype
+from engine.gpu.matmul.layouts import constants_of
+from engine.quants.layout import BLOCK, LAYOUTS
+
+if TYPE_CHECKING:
+    from engine.gpu.launch.configs import Config
+    from engine.gpu.matmul.gemv import Planes
+    from engine.quants.extent import Extent
+
+MOST_ROWS = 256
+
+MOST_ROWS_WITHOUT_CORES = 32
+"""The same where Triton has no use for tensor cores: NVIDIA's cards before Ampere."""
+
+LEAST_TOKENS = 16
+"""The fewest that are told apart where a product is cut up."""
+
+ONE = 0x4B000000
+"""The bits of 2^23 as F32: a byte below them is added to it."""
+
+
+class Short(NamedTuple):
+    """Rows as the kernel reads them.
+
+    Attributes:
+        numbers: see `engine.gpu.kernels.tile_gemm.shorten`.
+        scale: what products are to be multiplied with, (T, 1), or None.
+    """
+
+    numbers: Tensor
+    scale: Tensor | None
+
+
+def product(x: Tensor, weight: Planes) -> Tensor | None:
+    """`x Wᵀ` for x (T, n_in) in F32; (T, n_rows). None where the kernel does not serve."""
+    found = products(x, [weight])
+    return None if found is None else found[0]
+
+
+def products(x: Tensor, weights: Sequence[Planes]) -> list[Tensor] | None:
+    """The same with several matrices; x is rounded once for all that are alike."""
+    target = target_of(x.device)
+    if x.shape[0] > most_rows(target):
+        return None
+    n_token = max(LEAST_TOKENS, power_of_two(x.shape[0]))  # a fact that has few values
+    shorts: dict[tuple[Extent, int], Short] = {}
+    found = []
+    for weight in weights:
+        low = LAYOUTS[weight.type_number].low
+        config = config_of(target, "many", n_token=n_token, low=low)
+        key = weight.extent, low
+        if key not in shorts:
+            shorts[key] = _shortened(x, weight.extent, low, config["blocks"])
+        found.append(_multiplied(shorts[key], weight, target, config))
+    return found
+
+
+def most_rows(target: Target) -> int:
+    """Up to so many rows are multiplied by the kernel."""
+    is_old = target.maker == "nvidia" and target.capability < 80
+    return MOST_ROWS_WITHOUT_CORES if is_old else MOST_ROWS
+
+
+def _shortened(x: Tensor, extent: Extent, low: int, n_block: int) -> Short:
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    n_step = -(-extent.n_blocks // n_block)
+    dtype = short_dtype(x.device)
+    scale = row_scale(x) if dtype == torch.float16 else None
+    numbers = torch.empty(x.shape[0], n_step, n_block * BLOCK, dtype=dtype, device=x.device)
+    launch(
+        tile_gemm.shorten, (x.shape[0], n_step),
+        x, x.stride(0), x if scale is None else scale, numbers, extent.n_blocks, extent.lead,
+        extent.n_columns, LOW=low, BLOCKS=n_block, HAS_SCALE=scale is not None, num_warps=1,
+    )  # fmt: skip
+    return Short(numbers, scale)
+
+
+def _multiplied(short: Short, weight: Planes, target: Target, config: Config) -> Tensor:
+    n_token, n_step, _ = short.numbers.shape
+    n_row_block = -(-weight.n_rows // config["rows"])
+    n_token_block = -(-n_token // config["tokens"])
+    # parts of the columns for programs of their own, where there are too few for all of the device
+    n_program = max(1, n_row_block * n_token_block)
+    wanted = config["programs_per_sm"] * target.n_sm // n_program
+    n_part = max(1, min(wanted, n_step // config["least_steps"]))
+    planes, device = weight.planes, short.numbers.device
+    y = torch.empty(n_part, n_token, weight.n_rows, device=device)
+    launch(
+        tile_gemm.product, (n_token_block, n_row_block, n_part),
+        short.numbers, planes, planes.shape[-1], planes.shape[-2], weight.extent.n_blocks,
+        weight.extent.skip, n_token, weight.n_rows, n_step, _ramp(device), y,
+        ROWS=config["rows"], TOKENS=config["tokens"], BLOCKS=config["blocks"],
+        IS_INTERPRETED=target.maker == "interpreter", ASM=target.has_asm,
+        num_warps=config["num_warps"], num_stages=config["num_stages"],
+        **constants_of(weight.type_number),
+    )  # fmt: skip
+    total = y[0] if n_part == 1 else y.sum(0)
+    return total if short.scale is None else total.mul_(short.scale)
+
+
+@cache
+def _ramp(device: torch.device) -> Tensor:
+    """See `engine.gpu.kernels.tile_gemm.product`."""
+    words = torch.arange(16, dtype=torch.int32, device=device)
+    words[8:] = ONE
+    return words

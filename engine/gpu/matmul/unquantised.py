@@ -1,0 +1,49 @@
+"""Products of few rows with matrices in F16, BF16 or F32, and rows of such."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.gpu.elementwise import power_of_two
+from engine.gpu.kernels import plain
+from engine.gpu.launch.configs import config_of
+from engine.gpu.launch.launch import launch
+from engine.gpu.launch.target import target_of
+from engine.ops.weights import gathered_rows
+
+MOST_ROWS = 8
+
+
+def product(x: Tensor, data: Tensor) -> Tensor | None:
+    """`x Wᵀ` for x (T, n_in) in F32; (T, n_out) in F32. None where the kernel does not serve.
+
+    A row's result has the same bits alone and among others.
+
+    Args:
+        data: (n_out, n_in), F16, BF16 or F32.
+    """
+    n_row, (n_rows, n_columns) = x.shape[0], data.shape
+    if not 0 < n_row <= MOST_ROWS or x.dtype != torch.float32 or not data.is_contiguous():
+        return None
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    y = torch.empty(n_row, n_rows, device=x.device)
+    m = power_of_two(n_row)
+    config = config_of(
+        target_of(x.device), "plain",
+        n_token=m, n_rows=n_rows, n_columns=n_columns,
+    )  # fmt: skip
+    aligned = 16 if n_columns % 16 == 0 and x.stride(0) % 16 == 0 else 1
+    launch(
+        plain.product, (-(-n_rows // config["rows"]),),
+        x, data, y, n_row, n_rows, x.stride(0) // aligned, n_columns // aligned,
+        M=m, ROWS=config["rows"], STEP=config["step"], ALIGNED=aligned,
+        num_warps=config["num_warps"],
+    )  # fmt: skip
+    return y
+
+
+def looked_up(data: Tensor, ids: Tensor) -> Tensor:
+    """Rows `ids` (T,) as F32 (T, n_in); zeros where there is no such row."""
+    return gathered_rows(ids, len(data), lambda rows: data.index_select(0, rows).float())

@@ -1,0 +1,120 @@
+"""Whether kernels compute rightly on a GPU: found out once, before a model is planned for it.
+
+Compilers, drivers and cards are of many kinds. What does not give the numbers that torch gives is
+not used; the reference then computes there.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import EngineError
+from engine.forward.cache import LayerCache
+from engine.forward.state import KVState
+from engine.gpu import attention, elementwise
+from engine.gpu.launch.driver import prepare
+from engine.gpu.launch.graph import capture
+from engine.gpu.loading.pack import pack
+from engine.gpu.matmul import gemv, tile_gemm
+from engine.gpu.matmul.weights import GpuPlanes
+from engine.layers.mixers.attention import Scores
+from engine.ops.attention import attend
+from engine.ops.reference import ReferenceOps
+from engine.quants.extent import Extent, n_tiles
+from engine.quants.layout import LAYOUTS
+from engine.quants.table import dequantise
+from engine.sharding.ranges import Ranges
+
+log = logging.getLogger(__name__)
+
+KINDS = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0)
+N_ROW, N_COLUMN, N_HEAD, HEAD_DIM, N_PAST = 48, 256, 2, 64, 70
+TOLERANCE = 0.03
+"""Of the error beside the size of what is right: activations are rounded to bytes or to BF16."""
+
+
+@cache
+def problem_of(device: torch.device) -> str:
+    """Why kernels shall not be used on a GPU, as the end of a sentence; "" if they may."""
+    try:
+        if device.type == "cuda":
+            prepare()
+        with torch.inference_mode():
+            for check in (_norm, _products, _attention, _replay):
+                check(device)
+    except EngineError as error:
+        return str(error).rstrip(".")
+    except Exception as error:  # drivers and compilers fail in all ways
+        log.exception("kernels do not work on %s", device)
+        return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+    return ""
+
+
+def _norm(device: torch.device) -> None:
+    x, weight = _random(3, N_COLUMN, device=device), _random(N_COLUMN, device=device)
+    y = elementwise.rms_norm(x, weight, None, 1e-5)
+    _compare("a norm", y, ReferenceOps().rms_norm(x, weight, None, 1e-5))
+
+
+def _products(device: torch.device) -> None:
+    for kind in KINDS:
+        weight, numbers = _matrix(kind, device)
+        for n, product in ((1, gemv.product), (3, gemv.product), (40, tile_gemm.product)):
+            x = _random(n, N_COLUMN, device=device)
+            _compare(f"products with {kind.name}", product(x, weight), x @ numbers.T)
+
+
+def _attention(device: torch.device) -> None:
+    heads = Ranges(((0, N_HEAD),), N_HEAD)
+    state = KVState(heads, heads, HEAD_DIM, HEAD_DIM)
+    cache, scores = LayerCache(state, 0, 2 * N_PAST, "f16", device), Scores(HEAD_DIM**-0.5)
+    for start, n in ((0, N_PAST), (N_PAST, 1)):
+        q, k, v = (_random(n, N_HEAD, HEAD_DIM, device=device) for _ in range(3))
+        position = torch.tensor([start], device=device)
+        if not attention.write(cache, k, v, position):
+            raise EngineError("no kernel writes its cache")
+        y = attention.attention(q, cache, position, scores)
+        _compare("attention", y, attend(q, cache, start, scores, None, None))
+
+
+def _replay(device: torch.device) -> None:
+    """A captured product gives that of the numbers that its memory has then."""
+    weight, numbers = _matrix(KINDS[0], device)
+    x = _random(1, N_COLUMN, device=device)
+    captured = capture(device, lambda: gemv.product(x, weight))
+    x.copy_(_random(1, N_COLUMN, device=device) + 1)
+    captured.replay()
+    _compare("a replayed product", captured.result, x @ numbers.T)
+
+
+def _matrix(kind: gguf.GGMLQuantizationType, device: torch.device) -> tuple[GpuPlanes, Tensor]:
+    """A random one, and what its numbers are."""
+    numbers = np.random.default_rng(0).normal(size=(N_ROW, N_COLUMN)).astype(np.float32)
+    raw = torch.from_numpy(gguf.quants.quantize(numbers, kind)).to(device)
+    extent = Extent.of(0, N_COLUMN)
+    shape = n_tiles(N_ROW), extent.tile_bytes(LAYOUTS[kind])
+    planes = torch.zeros(shape, dtype=torch.uint8, device=device)
+    pack(raw[None], kind, extent, planes[None])
+    return GpuPlanes(planes, kind, N_ROW, extent, 1), dequantise(raw, kind)
+
+
+def _random(*shape: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(device)
+
+
+def _compare(what: str, found: Tensor | None, expected: Tensor) -> None:
+    """Raises:
+    EngineError: they differ by more than rounding, or there is nothing.
+    """
+    if found is None:
+        raise EngineError(f"no kernel serves {what}")
+    error = float((found - expected).square().mean() / expected.square().mean()) ** 0.5
+    if not error < TOLERANCE:
+        raise EngineError(f"{what} came out wrong, by {error:.2g} of the right numbers' size")

@@ -1,0 +1,78 @@
+"""Memory of the host that a GPU can read and write by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import weakref
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+PORTABLE_AND_MAPPED = 1 | 2
+"""CUDA's `cudaHostRegisterPortable` and `...Mapped`: pinned for all GPUs, and in their reach."""
+
+
+class HostTensor:
+    """Zeros in whole pages of the host, pinned as long as this object lives.
+
+    PyTorch's own pinned memory is rounded up to a power of two and stays with the process.
+
+    Args:
+        device: copies go to and from it; only a GPU needs pages that stay where they are.
+
+    Attributes:
+        value: the tensor.
+        is_pinned: a GPU copies without the CPU's help; if not, copies are slower.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        n = prod(shape)
+        self._pages = mmap.mmap(-1, n * dtype.itemsize)
+        self.value: Tensor = torch.frombuffer(self._pages, dtype=dtype, count=n).view(*shape)
+        self.is_pinned = device.type == "cuda" and _pin(self.value, device)
+        if self.is_pinned:
+            finalizer = weakref.finalize(self, _unpin, self.value.data_ptr(), device)
+            finalizer.atexit = False  # CUDA may have ended before
+
+    def address_on(self, device: torch.device) -> int:
+        """Where kernels on a device find it; any GPU does if it is pinned.
+
+        Raises:
+            EngineError: the driver knows no such place.
+        """
+        address = self.value.data_ptr()
+        if device.type != "cuda" or torch.version.hip:
+            return address
+        from engine.gpu.launch.cuda_api import CudaApi  # only where there is its driver
+
+        return CudaApi.open().host_address(address, device.index or 0)
+
+
+def _pin(held: Tensor, device: torch.device) -> bool:
+    """Whether it could be done; some systems allow little pinned memory."""
+    with torch.cuda.device(device):  # the first GPU may be one that is not used
+        code = _cuda().cudaHostRegister(held.data_ptr(), held.nbytes, PORTABLE_AND_MAPPED)
+    if int(code) == 0:
+        return True
+    log.warning("%d bytes of host memory could not be pinned; copies are slower", held.nbytes)
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)  # CUDA reports its last error once more, at the next launch
+    return False
+
+
+def _cuda() -> Any:
+    """CUDA's own functions."""
+    runtime: Callable[[], Any] = torch.cuda.cudart
+    return runtime()
+
+
+def _unpin(address: int, device: torch.device) -> None:
+    with torch.cuda.device(device):
+        _cuda().cudaHostUnregister(address)

@@ -1,0 +1,236 @@
+"""Softmax attention with grouped key-value heads, and its common variants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.forward.state import KVState
+from engine.layers.linear import Linear, Vector
+from engine.layers.mixers.mixer import Mixer
+from engine.layers.norm import LayerNorm, RMSNorm
+from engine.sharding.placement import Replicate, Shard
+from engine.sharding.split import BlockDims, BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.context import Context
+    from engine.layers.hparams import HParams
+    from engine.layers.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How queries and keys become weights.
+
+    Attributes:
+        scale: factor on the scores.
+        window: a query sees so many tokens, itself included; 0 for all before it.
+        chunk: a query sees only tokens of its own block of so many; 0 for all before it.
+        softcap: scores s become softcap × tanh(s / softcap); 0 for none.
+    """
+
+    scale: float
+    window: int = 0
+    chunk: int = 0
+    softcap: float = 0.0
+
+    def first_visible(self, position: int) -> int:
+        """The first position that any query from `position` on sees."""
+        first = max(0, position - self.window + 1) if self.window else 0
+        return max(first, position // self.chunk * self.chunk) if self.chunk else first
+
+
+class Attention(Mixer):
+    """Multi-head attention, cut by heads (arXiv 2305.13245); biases load where a file has them.
+
+    A variant overrides the step that differs: `project`, `rotate`, `attend` or `finish`.
+
+    Attributes:
+        cache: keys and values of this layer.
+    """
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.head_dim_k, self.head_dim_v = hp.head_dim_k[layer], hp.head_dim_v[layer]
+        n_head, n_head_kv = hp.n_head[layer], hp.n_head_kv[layer]
+        self.scores = self.make_scores()
+        self.attn_q = Linear(hp.n_embd, n_head * self.head_dim_k, Shard(0, split.heads))
+        self.attn_k = Linear(hp.n_embd, n_head_kv * self.head_dim_k, Shard(0, split.kv_heads))
+        self.attn_v = Linear(hp.n_embd, n_head_kv * self.head_dim_v, Shard(0, split.kv_heads))
+        self.attn_output = Linear(
+            n_head * self.head_dim_v, hp.n_embd, Shard(1, split.heads), split.group
+        )
+        self.cache = KVState(split.heads, split.kv_heads, self.head_dim_k, self.head_dim_v)
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        return BlockDims(n_head=hp.n_head[layer], n_head_kv=hp.n_head_kv[layer])
+
+    def make_scores(self) -> Scores:
+        """Scale and window of this layer."""
+        window = self.hp.n_swa if self.hp.swa[self.layer] else 0
+        return Scores(self.head_dim_k**-0.5, window)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.attn_output.bias
+
+    def attended(self) -> KVState:
+        """The keys and values that queries meet."""
+        return self.cache
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        if not ctx.owns(self.split.heads):
+            return None
+        q, k, v = self.project(x, ctx)
+        q, k = self.rotate(q, k, ctx)
+        return self.finish(self.attend(q, k, v, ctx), x, ctx)
+
+    def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (T, heads of this rank, head_dim)."""
+        q, k, v = ctx.ops.linears(x, self.attn_q, self.attn_k, self.attn_v)
+        return (
+            split_heads(q, self.head_dim_k),
+            split_heads(k, self.head_dim_k),
+            split_heads(v, self.head_dim_v),
+        )
+
+    def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Mark queries and keys with their positions."""
+        if self.rope is None:
+            return q, k
+        q, k = ctx.ropes(self.rope, q, k)
+        return q, k
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """The weighted values, (T, heads of this rank, head_dim_v)."""
+        return ctx.attention(self.cache, q, k, v, self.scores)
+
+    def finish(self, heads: Tensor, x: Tensor, ctx: Context) -> Tensor:
+        """This rank's summand of the output; x (T, n_embd) is what came in."""
+        return self.attn_output(heads.flatten(-2))
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """See x (T, n) as (T, n / head_dim, head_dim)."""
+    return x.reshape(x.shape[0], -1, head_dim)
+
+
+class QKNormAttention(Attention):
+    """Normalises each query and key head before it is rotated (Qwen 3, arXiv 2505.09388).
+
+    Some files of such architectures have no norms; then heads stay as they are.
+    """
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        owners = Replicate(split.heads.owners())
+        self.attn_q_norm = RMSNorm(self.head_dim_k, hp.norm_eps, owners, optional=True)
+        self.attn_k_norm = RMSNorm(self.head_dim_k, hp.norm_eps, owners, optional=True)
+
+    def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        norms = self.attn_q_norm, self.attn_k_norm
+        if self.rope is None:
+            return norms[0](q, ctx), norms[1](k, ctx)
+        q, k = ctx.ropes(self.rope, q, k, norms=norms)
+        return q, k
+
+
+class HeadNormAttention(Attention):
+    """Normalises each query and key head with weights of its own (Command R+, StableLM 2 12B).
+
+    Smaller models of these families have no norms; then heads stay as they are.
+    """
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        eps, q = hp.norm_eps, (hp.n_head[layer], self.head_dim_k)
+        k = (hp.n_head_kv[layer], self.head_dim_k)
+        self.attn_q_norm = LayerNorm(q, eps, Shard(0, split.heads), optional=True)
+        self.attn_k_norm = LayerNorm(k, eps, Shard(0, split.kv_heads), optional=True)
+
+    def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, ctx)
+        return self.attn_q_norm(q, ctx), self.attn_k_norm(k, ctx), v
+
+
+class RowNormAttention(Attention):
+    """Normalises all query heads of a token together, and all its key heads (OLMo 2).
+
+    The rows are cut over the ranks, so every rank of the group takes part in their norms.
+    """
+
+    n_reduce = 2
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        n_q, n_k = self.attn_q.shape[0], self.attn_k.shape[0]
+        self.attn_q_norm = RMSNorm(n_q, hp.norm_eps, Shard(0, split.heads))
+        self.attn_k_norm = RMSNorm(n_k, hp.norm_eps, Shard(0, split.kv_heads))
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        q = k = v = None
+        if ctx.owns(self.split.heads):
+            q, k, v = ctx.ops.linears(x, self.attn_q, self.attn_k, self.attn_v)
+        q, k = self.attn_q_norm.sharded(q, ctx), self.attn_k_norm.sharded(k, ctx)
+        if q is None or k is None or v is None:
+            return None
+        q, k = split_heads(q, self.head_dim_k), split_heads(k, self.head_dim_k)
+        q, k = self.rotate(q, k, ctx)
+        v = split_heads(v, self.head_dim_v)
+        return self.finish(self.attend(q, k, v, ctx), x, ctx)
+
+
+class SinkAttention(Attention):
+    """Each head has a logit that takes weight but has no value (gpt-oss, arXiv 2309.17453)."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.attn_sinks = Vector((hp.n_head[layer],), Shard(0, split.heads))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        return ctx.attention(self.cache, q, k, v, self.scores, sinks=self.attn_sinks())
+
+
+class ClampedAttention(Attention):
+    """Keeps queries, keys and values within ±`clamp_kqv` where the file sets it (OLMo, MPT)."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.limit = hp.keys.number("attention.clamp_kqv", 0.0)
+
+    def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x, ctx)
+        limit = self.limit
+        if not limit:
+            return q, k, v
+        return q.clamp(-limit, limit), k.clamp(-limit, limit), v.clamp(-limit, limit)
+
+
+class AlibiAttention(Attention):
+    """Far keys count less, by a slope per head; positions are not rotated (arXiv 2108.12409)."""
+
+    slopes: Tensor | None = None
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.max_bias = hp.keys.number("attention.max_alibi_bias", 8.0)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        if self.slopes is None:
+            mine = slice(*self.split.heads.spans[ctx.rank])
+            self.slopes = q.new_tensor(alibi_slopes(self.split.heads.total, self.max_bias)[mine])
+        return ctx.attention(self.cache, q, k, v, self.scores, slopes=self.slopes)
+
+
+def alibi_slopes(n_head: int, max_bias: float) -> list[float]:
+    """The slope of each head: 2^(-max_bias × i / n) for i = 1 … n.
+
+    Where n_head is no power of two, n is the one below, and the heads beyond have the slopes that
+    lie between those of the first (as in the paper's code).
+    """
+    n = 1 << (n_head.bit_length() - 1)
+    steps = [*range(1, n + 1), *(i + 0.5 for i in range(n_head - n))]
+    return [2.0 ** (-max_bias * step / n) for step in steps]

@@ -1,0 +1,267 @@
+"""Linear attention whose state is a matrix per head, corrected by each token (the delta rule)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from engine.forward.state import RecurrentState
+from engine.layers.ffn import SILU, Activation
+from engine.layers.linear import Linear, Vector
+from engine.layers.mixers.attention import split_heads
+from engine.layers.mixers.conv import CausalConv
+from engine.layers.mixers.head_groups import HeadGroups
+from engine.layers.mixers.mixer import Mixer, split_last
+from engine.layers.norm import RMSNorm
+from engine.sharding.placement import Replicate, Shard
+from engine.sharding.ranges import Ranges
+from engine.sharding.split import BlockDims, BlockSplit, tiles
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.context import Context
+    from engine.layers.hparams import HParams
+    from engine.layers.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSizes:
+    """Sizes of a layer.
+
+    Attributes:
+        n_head: value heads, each with a state of its own.
+        n_group: query and key heads; each serves n_head / n_group value heads.
+        head_dim: elements of a head of any kind.
+    """
+
+    n_head: int
+    n_group: int
+    head_dim: int
+
+    @classmethod
+    def read(cls, hp: HParams) -> DeltaSizes:
+        """Read the `ssm.*` keys of a file.
+
+        Raises:
+            InvalidGGUF: the heads do not fill the values, or the groups not the heads.
+        """
+        keys = hp.keys
+        n_head, n_group = keys.integer("ssm.time_step_rank"), keys.integer("ssm.group_count")
+        head_dim, n_value = keys.integer("ssm.state_size"), keys.integer("ssm.inner_size")
+        if n_group < 1 or n_head % n_group or n_value != n_head * head_dim:
+            raise keys.invalid(
+                f"{n_group} key heads and {n_head} value heads of {head_dim} elements do not make "
+                f"the {n_value} values of its linear attention"
+            )
+        return cls(n_head, n_group, head_dim)
+
+
+class DeltaInputs(NamedTuple):
+    """What a layer's tokens bring to the value heads of a rank, as the projections have it.
+
+    Attributes:
+        q, k: (T, key heads of the rank, head_dim); they are brought to length one.
+        v: (T, n_head, head_dim)
+        step: what decays are made of, before bias and softplus: (T, n_head), or (T, n_head,
+            head_dim) with one per channel.
+        step_bias: the same without T.
+        rate: of forgetting, negative, (n_head,); the logarithm of a decay is a step times this.
+        beta: how much of a value replaces what its key finds, (T, n_head), before the sigmoid.
+        key_of: the key head of each value head, int64 (n_head,); None where each has its own.
+        eps: the least length that queries and keys are divided by.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    step: Tensor
+    step_bias: Tensor
+    rate: Tensor
+    beta: Tensor
+    key_of: Tensor | None
+    eps: float
+
+    @property
+    def scale(self) -> float:
+        """Of queries of length one."""
+        return float(self.q.shape[-1] ** -0.5)
+
+
+class DeltaNet(Mixer):
+    """The gated delta rule between short convolutions and a gated norm, cut by value heads.
+
+    No head sees another one, so the ranks meet only in the all_reduce of the output.
+
+    Attributes:
+        gate_act: what becomes of the gate of the outputs.
+        state: inputs of the convolutions, and a matrix per value head.
+    """
+
+    gate_act: ClassVar[Activation] = SILU
+    state: RecurrentState
+    out_proj: Linear
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.sizes = self.sizes_of(hp, layer)
+        owners = Replicate(split.state_heads.owners())
+        self.ssm_norm = RMSNorm(self.sizes.head_dim, hp.norm_eps, owners)
+
+    @classmethod
+    @abstractmethod
+    def sizes_of(cls, hp: HParams, layer: int) -> DeltaSizes:
+        """The sizes of a layer."""
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        sizes = cls.sizes_of(hp, layer)
+        return BlockDims(n_state_head=sizes.n_head, n_state_group=sizes.n_group)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.out_proj.bias
+
+    @abstractmethod
+    def inputs(
+        self, x: Tensor, state: dict[str, Tensor], ctx: Context
+    ) -> tuple[DeltaInputs, Tensor]:
+        """What x (T, n_embd) brings, and what gates the outputs (T, n_head × head_dim)."""
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        if not ctx.owns(self.split.state_heads):
+            return None
+        state = ctx.recurrent(self.state)
+        inputs, gate = self.inputs(x, state, ctx)
+        y = ctx.ops.delta_net(inputs, state["matrix"])
+        return self.out_proj(ctx.ops.norm_gated(y, self.ssm_norm, self.gate_act, gate))
+
+
+class GatedDeltaNet(DeltaNet):
+    """Gated DeltaNet (arXiv 2412.06464) with groups of value heads that share a key head.
+
+    Ranks that share a key head compute it both, as in grouped attention. One convolution runs over
+    queries, keys and values.
+
+    Attributes:
+        values: the cut of the value heads, in the order in which the file has them.
+    """
+
+    tensor_names: ClassVar = {"out_proj": "ssm_out"}
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        n, dim, heads = self.sizes.n_head, self.sizes.head_dim, split.state_heads
+        self.groups = HeadGroups(heads, split.state_groups)
+        self.values = self.file_order(heads)
+        mixed = (split.state_groups, split.state_groups, *self.values)
+        n_mixed = (n + 2 * self.sizes.n_group) * dim
+        self.declare_projections(n_mixed, Shard(0, mixed))
+        channels = (cut.scaled(dim) for cut in mixed)
+        self.ssm_conv1d = CausalConv(n_mixed, hp.keys.integer("ssm.conv_kernel"), *channels)
+        self.ssm_dt = Vector((n,), Shard(0, self.values), (".bias",))
+        self.ssm_a = Vector((n,), Shard(0, self.values), ("",))
+        self.out_proj = Linear(n * dim, hp.n_embd, Shard(1, self.values), split.group)
+        self.state = RecurrentState(conv=self.ssm_conv1d.memory, matrix=(self.values, (dim, dim)))
+
+    @classmethod
+    def sizes_of(cls, hp: HParams, layer: int) -> DeltaSizes:
+        return DeltaSizes.read(hp)
+
+    @abstractmethod
+    def file_order(self, heads: Ranges) -> tuple[Ranges, ...]:
+        """The segments in which a file has the value heads."""
+
+    @abstractmethod
+    def key_heads(self, rank: int) -> tuple[int, ...]:
+        """For each value head of a rank which of the rank's key heads it has."""
+
+    @abstractmethod
+    def rates(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """What beta and decay are made of, each (T, n_head)."""
+
+    def declare_projections(self, n_mixed: int, placement: Shard) -> None:
+        """Declare what makes queries, keys, values and the gate."""
+        self.attn_qkv = Linear(self.hp.n_embd, n_mixed, placement)
+        n_gate = self.sizes.n_head * self.sizes.head_dim
+        self.attn_gate = Linear(self.hp.n_embd, n_gate, Shard(0, self.values))
+
+    def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Queries, keys and values of x (T, n_embd) in one, for the convolution; and the gate."""
+        return self.attn_qkv(x), self.attn_gate(x)
+
+    def inputs(
+        self, x: Tensor, state: dict[str, Tensor], ctx: Context
+    ) -> tuple[DeltaInputs, Tensor]:
+        mixed, gate = self.project(x, ctx)
+        mixed = self.ssm_conv1d(mixed, state["conv"], ctx, SILU)
+        n_key = self.split.state_groups.size(ctx.rank) * self.sizes.head_dim
+        parts = split_last(mixed, n_key, n_key, gate.shape[1])
+        q, k, v = (split_heads(part, self.sizes.head_dim) for part in parts)
+        b, a = self.rates(x, ctx)
+        is_shared = self.sizes.n_head > self.sizes.n_group
+        key_of = ctx.index(self.key_heads(ctx.rank)) if is_shared else None
+        eps = self.hp.norm_eps
+        return DeltaInputs(q, k, v, a, self.ssm_dt(), self.ssm_a(), b, key_of, eps), gate
+
+
+class GroupedDeltaNet(GatedDeltaNet):
+    """Files have the value heads of one key head together (Qwen3-Next).
+
+    What beta and decay are made of lies in rows b, a of one key head after the other. Files made
+    before 2026 have all projections like that, as rows q, k, v and gate of each key head. A rank
+    holds such rows of whole groups, although some of their value heads may be those of another one.
+    """
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.ssm_ba = Linear(hp.n_embd, 2 * self.sizes.n_head, Shard(0, split.state_groups))
+
+    def declare_projections(self, n_mixed: int, placement: Shard) -> None:
+        self.is_joint = self.hp.has(self.layer, "ssm_in.weight")
+        if not self.is_joint:
+            super().declare_projections(n_mixed, placement)
+            return
+        n_rows = n_mixed + self.sizes.n_head * self.sizes.head_dim
+        self.ssm_in = Linear(self.hp.n_embd, n_rows, Shard(0, self.split.state_groups))
+
+    def file_order(self, heads: Ranges) -> tuple[Ranges, ...]:
+        return (heads,)
+
+    def key_heads(self, rank: int) -> tuple[int, ...]:
+        return self.groups.of_each(rank)
+
+    def rates(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        b, a = split_heads(self.ssm_ba(x), 2 * self.groups.size).chunk(2, dim=-1)
+        inside = self.groups.inside(ctx.rank)
+        return b.flatten(1)[:, inside], a.flatten(1)[:, inside]
+
+    def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        if not self.is_joint:
+            return super().project(x, ctx)
+        dim, size = self.sizes.head_dim, self.groups.size
+        by_group = split_heads(self.ssm_in(x), 2 * (1 + size) * dim)
+        q, k, *values = split_last(by_group, dim, dim, size * dim, size * dim)
+        inside = self.groups.inside(ctx.rank)
+        v, gate = (split_heads(part.flatten(1), dim)[:, inside].flatten(1) for part in values)
+        return ctx.ops.concat(q.flatten(1), k.flatten(1), v), gate
+
+
+class TiledDeltaNet(GatedDeltaNet):
+    """Files have one value head of each key head, then another one of each (Qwen 3.5)."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.ssm_alpha = Linear(hp.n_embd, self.sizes.n_head, Shard(0, self.values))
+        self.ssm_beta = Linear(hp.n_embd, self.sizes.n_head, Shard(0, self.values))
+
+    def file_order(self, heads: Ranges) -> tuple[Ranges, ...]:
+        return tiles(heads, self.sizes.n_group)
+
+    def key_heads(self, rank: int) -> tuple[int, ...]:
+        first = self.split.state_groups.spans[rank][0]
+        return tuple(i - first for tile in self.values for i in range(*tile.spans[rank]))
+
+    def rates(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        return self.ssm_beta(x), self.ssm_alpha(x)

@@ -1,0 +1,81 @@
+"""Kimi Delta Attention: the delta rule with a rate of forgetting for every channel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.forward.state import RecurrentState
+from engine.layers.ffn import SIGMOID, SILU
+from engine.layers.linear import Linear, Vector
+from engine.layers.mixers.attention import split_heads
+from engine.layers.mixers.conv import CausalConv
+from engine.layers.mixers.delta_net import DeltaInputs, DeltaNet, DeltaSizes
+from engine.sharding.placement import Replicate, Shard
+from engine.sharding.split import BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.context import Context
+    from engine.layers.hparams import HParams
+    from engine.layers.rope import Rope
+
+
+class KimiDeltaAttention(DeltaNet):
+    """arXiv 2510.26692. As many key heads as value heads, each of them convolved by itself.
+
+    Decays and gates come through narrow maps, which every rank with heads holds whole on the
+    narrow side.
+    """
+
+    tensor_names: ClassVar = {"out_proj": "attn_output"}
+    gate_act = SIGMOID
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        heads, n_head, dim = split.state_heads, self.sizes.n_head, self.sizes.head_dim
+        mine, owners, n_out = Shard(0, heads), Replicate(heads.owners()), n_head * dim
+        self.attn_q = Linear(hp.n_embd, n_out, mine)
+        self.attn_k = Linear(hp.n_embd, n_out, mine)
+        self.attn_v = Linear(hp.n_embd, n_out, mine)
+        n_taps, channels = hp.keys.integer("ssm.conv_kernel"), heads.scaled(dim)
+        self.ssm_conv1d_q = CausalConv(n_out, n_taps, channels)
+        self.ssm_conv1d_k = CausalConv(n_out, n_taps, channels)
+        self.ssm_conv1d_v = CausalConv(n_out, n_taps, channels)
+        self.ssm_f_a = Linear(hp.n_embd, dim, owners)
+        self.ssm_f_b = Linear(dim, n_out, mine)
+        self.ssm_dt = Vector((n_out,), mine, (".bias",))
+        self.ssm_a = Vector((n_head, 1), mine, ("",))
+        self.ssm_beta = Linear(hp.n_embd, n_head, mine)
+        self.ssm_g_a = Linear(hp.n_embd, dim, owners)
+        self.ssm_g_b = Linear(dim, n_out, mine)
+        self.out_proj = Linear(n_out, hp.n_embd, Shard(1, heads), split.group)
+        memory = self.ssm_conv1d_q.memory
+        self.state = RecurrentState(q=memory, k=memory, v=memory, matrix=(heads, (dim, dim)))
+
+    @classmethod
+    def sizes_of(cls, hp: HParams, layer: int) -> DeltaSizes:
+        n_head = hp.n_head[layer]
+        if n_head < 1:
+            raise hp.keys.invalid(f"block {layer} has no heads")
+        return DeltaSizes(n_head, n_head, hp.keys.integer("kda.head_dim"))
+
+    def inputs(
+        self, x: Tensor, state: dict[str, Tensor], ctx: Context
+    ) -> tuple[DeltaInputs, Tensor]:
+        dim = self.sizes.head_dim
+        q = self.ssm_conv1d_q(self.attn_q(x), state["q"], ctx, SILU)
+        k = self.ssm_conv1d_k(self.attn_k(x), state["k"], ctx, SILU)
+        v = self.ssm_conv1d_v(self.attn_v(x), state["v"], ctx, SILU)
+        inputs = DeltaInputs(
+            split_heads(q, dim),
+            split_heads(k, dim),
+            split_heads(v, dim),
+            split_heads(self.ssm_f_b(self.ssm_f_a(x)), dim),
+            self.ssm_dt().view(-1, dim),
+            self.ssm_a().flatten(),
+            self.ssm_beta(x),
+            None,
+            self.hp.norm_eps,
+        )
+        return inputs, self.ssm_g_b(self.ssm_g_a(x))

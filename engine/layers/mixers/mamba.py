@@ -1,0 +1,100 @@
+"""Mamba 1: a state per channel that each token writes, forgets and reads by its own measure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.forward.state import RecurrentState
+from engine.layers.ffn import SILU
+from engine.layers.linear import Linear, Vector
+from engine.layers.mixers.conv import CausalConv
+from engine.layers.mixers.mixer import Mixer, split_last
+from engine.layers.norm import RMSNorm
+from engine.sharding.placement import Replicate, Shard
+from engine.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.context import Context
+    from engine.layers.hparams import HParams
+    from engine.layers.rope import Rope
+
+
+class Mamba(Mixer):
+    """A selective state-space model (arXiv 2312.00752), cut by channels.
+
+    Step sizes, B and C depend on all channels: a small all_reduce, beside the one of the output.
+    A file may say that they are normalised (Falcon Mamba, arXiv 2410.05355).
+
+    Attributes:
+        has_norms: they are always normalised, with weights.
+    """
+
+    has_norms: ClassVar[bool] = False
+    n_reduce = 1
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        channels, keys = split.state_heads, hp.keys
+        n = channels.total
+        n_dt, n_state = keys.integer("ssm.time_step_rank"), keys.integer("ssm.state_size")
+        self.widths = (n_dt, n_state, n_state)
+        self.ssm_in = Linear(hp.n_embd, 2 * n, Shard(0, (channels, channels)))
+        self.ssm_conv1d = CausalConv(n, keys.integer("ssm.conv_kernel"), channels)
+        self.ssm_x = Linear(n, sum(self.widths), Shard(1, channels), split.group)
+        self.ssm_dt = Linear(n_dt, n, Shard(0, channels))
+        self.ssm_a = Vector((n, n_state), Shard(0, channels), ("",))
+        self.ssm_d = Vector((n,), Shard(0, channels), ("",))
+        self.ssm_out = Linear(n, hp.n_embd, Shard(1, channels), split.group)
+        self.is_normed = self.has_norms or keys.flag("ssm.dt_b_c_rms", False)
+        if self.is_normed:
+            self.ssm_dt_norm = self.small_norm(n_dt)
+            self.ssm_b_norm = self.small_norm(n_state)
+            self.ssm_c_norm = self.small_norm(n_state)
+        self.state = RecurrentState(conv=self.ssm_conv1d.memory, ssm=(channels, (n_state,)))
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        n = hp.keys.integer("ssm.inner_size")
+        return BlockDims(n_state_head=n, n_state_group=n, state_unit=COLUMN_UNIT)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.ssm_out.bias
+
+    def small_norm(self, n: int) -> RMSNorm:
+        """A norm of step sizes, B or C, on all ranks with channels."""
+        owners = Replicate(self.split.state_heads.owners())
+        return RMSNorm(n, self.hp.norm_eps, owners, affine=self.has_norms)
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        if not ctx.owns(self.split.state_heads):
+            ctx.all_reduce(None, n=sum(self.widths))
+            return None
+        state = ctx.recurrent(self.state)
+        values, gate = self.ssm_in(x).chunk(2, dim=-1)
+        values = self.ssm_conv1d(values, state["conv"], ctx, SILU)
+        step, b, c = self.read(values, ctx)
+        a, d = self.ssm_a(), self.ssm_d()
+        return self.ssm_out(
+            ctx.ops.selective_scan(values, step, a, b, c, d, gate, state["ssm"])
+        )  # fmt: skip
+
+    def read(self, values: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """What steps are made of (T, channels of this rank), B and C (T, n_state).
+
+        Args:
+            values: (T, channels of this rank)
+        """
+        mixed = ctx.all_reduce(self.ssm_x(values), self.ssm_x.bias, sum(self.widths))
+        dt, b, c = split_last(mixed, *self.widths)
+        if self.is_normed:
+            dt, b, c = self.ssm_dt_norm(dt, ctx), self.ssm_b_norm(b, ctx), self.ssm_c_norm(c, ctx)
+        return self.ssm_dt(dt), b, c
+
+
+class NormedMamba(Mamba):
+    """Step sizes, B and C are normalised with weights (Jamba, arXiv 2403.19887)."""
+
+    has_norms = True

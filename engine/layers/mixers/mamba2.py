@@ -1,0 +1,152 @@
+"""Mamba 2: heads with a matrix of state each, and one rate of forgetting per head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from engine.forward.state import RecurrentState
+from engine.layers.ffn import SILU
+from engine.layers.linear import Linear, Vector
+from engine.layers.mixers.attention import split_heads
+from engine.layers.mixers.conv import CausalConv
+from engine.layers.mixers.head_groups import GroupedRMSNorm, HeadGroups
+from engine.layers.mixers.mixer import Mixer, split_last
+from engine.sharding.placement import Shard
+from engine.sharding.split import BlockDims, BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.context import Context
+    from engine.layers.hparams import HParams
+    from engine.layers.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Sizes:
+    """Sizes of a layer.
+
+    Attributes:
+        n_group: groups of heads that share B and C.
+        head_dim: channels of a head.
+        n_state: state of one channel.
+    """
+
+    n_head: int
+    n_group: int
+    head_dim: int
+    n_state: int
+
+    @classmethod
+    def read(cls, hp: HParams) -> Mamba2Sizes:
+        """Read the `ssm.*` keys of a file.
+
+        Raises:
+            InvalidGGUF: the heads do not divide the channels, or the groups the heads.
+        """
+        keys = hp.keys
+        n_inner, n_head = keys.integer("ssm.inner_size"), keys.integer("ssm.time_step_rank")
+        n_group = keys.integer("ssm.group_count")
+        if n_inner % n_head or n_group < 1 or n_head % n_group:
+            raise keys.invalid(
+                f"{n_inner} channels, {n_head} heads and {n_group} groups of a Mamba 2 layer do "
+                "not fit together"
+            )
+        return cls(n_head, n_group, n_inner // n_head, keys.integer("ssm.state_size"))
+
+
+class ScanInputs(NamedTuple):
+    """What a layer's tokens bring to the heads of a rank, as the projections have it.
+
+    Attributes:
+        values: (T, n_head, head_dim)
+        step: what steps are made of, before bias and softplus, (T, n_head).
+        step_bias: (n_head,)
+        rate: of forgetting, negative, (n_head,).
+        b, c: what writes to states and reads them, (T, groups of the rank, n_state).
+        skip: how much of a value goes past the state, (n_head,).
+        gate: (T, n_head × head_dim); its SiLU is a factor on what is read.
+        key_of: the group of each head, int64 (n_head,); None where each has its own.
+    """
+
+    values: Tensor
+    step: Tensor
+    step_bias: Tensor
+    rate: Tensor
+    b: Tensor
+    c: Tensor
+    skip: Tensor
+    gate: Tensor
+    key_of: Tensor | None
+
+
+class Mamba2(Mixer):
+    """A state-space dual model (arXiv 2405.21060), cut by heads.
+
+    B and C belong to groups of heads; ranks that share a group compute them both.
+
+    Attributes:
+        norm_is_optional: a file without `ssm_norm` means that nothing is normalised.
+    """
+
+    norm_is_optional: ClassVar[bool] = False
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        sizes = self.sizes = Mamba2Sizes.read(hp)
+        heads, n_head, n_inner = split.state_heads, sizes.n_head, sizes.n_head * sizes.head_dim
+        self.groups = HeadGroups(heads, split.state_groups)
+        channels, states = heads.scaled(sizes.head_dim), split.state_groups.scaled(sizes.n_state)
+        n_mixed = n_inner + 2 * states.total
+        mixed = (channels, states, states)
+        self.ssm_in = Linear(
+            hp.n_embd, n_inner + n_mixed + n_head, Shard(0, (channels, *mixed, heads))
+        )
+        self.ssm_conv1d = CausalConv(n_mixed, hp.keys.integer("ssm.conv_kernel"), *mixed)
+        self.ssm_dt = Vector((n_head,), Shard(0, heads), (".bias",))
+        self.ssm_a = Vector((n_head, 1), Shard(0, heads), ("",))
+        self.ssm_d = Vector((n_head, 1), Shard(0, heads), ("",))
+        self.ssm_norm = GroupedRMSNorm(
+            n_inner, self.groups, hp.norm_eps, optional=self.norm_is_optional
+        )
+        self.ssm_out = Linear(n_inner, hp.n_embd, Shard(1, heads), split.group)
+        self.state = RecurrentState(
+            conv=self.ssm_conv1d.memory, ssm=(heads, (sizes.head_dim, sizes.n_state))
+        )
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        sizes = Mamba2Sizes.read(hp)
+        return BlockDims(n_state_head=sizes.n_head, n_state_group=sizes.n_group)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.ssm_out.bias
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        y = self.scan(x, ctx) if ctx.owns(self.split.state_heads) else None
+        y = self.ssm_norm(y, ctx)
+        return None if y is None else self.ssm_out(y)
+
+    def scan(self, x: Tensor, ctx: Context) -> Tensor:
+        """The gated outputs of this rank's heads, (T, heads × head_dim)."""
+        sizes, state = self.sizes, ctx.recurrent(self.state)
+        n_head = self.split.state_heads.size(ctx.rank)
+        n_x = n_head * sizes.head_dim
+        n_bc = self.split.state_groups.size(ctx.rank) * sizes.n_state
+        gate, mixed, dt = split_last(self.ssm_in(x), n_x, n_x + 2 * n_bc, n_head)
+        mixed = self.ssm_conv1d(mixed, state["conv"], ctx, SILU)
+        values, b, c = split_last(mixed, n_x, n_bc, n_bc)
+        inputs = ScanInputs(
+            split_heads(values, sizes.head_dim),
+            dt,
+            self.ssm_dt(),
+            self.ssm_a().flatten(),
+            split_heads(b, sizes.n_state),
+            split_heads(c, sizes.n_state),
+            self.ssm_d().flatten(),
+            gate,
+            ctx.index(self.groups.of_each(ctx.rank)) if self.groups.size > 1 else None,
+        )
+        return ctx.ops.state_space_scan(inputs, state["ssm"])

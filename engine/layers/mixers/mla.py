@@ -1,0 +1,176 @@
+"""Latent attention: keys and values of all heads are made of one short vector per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.forward.state import KVState
+from engine.layers.linear import HeadLinear, Linear
+from engine.layers.mixers.attention import Scores, split_heads
+from engine.layers.mixers.mixer import Mixer
+from engine.layers.module import Slot, TensorSource
+from engine.layers.norm import RMSNorm
+from engine.sharding.placement import Replicate, Shard
+from engine.sharding.split import BlockDims, BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.context import Context
+    from engine.layers.hparams import HParams
+    from engine.layers.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """Elements of the vectors in one layer.
+
+    Attributes:
+        latent: of what keys and values are made of.
+        plain: of a query or key head, without a position.
+        rotated: of a query or key head, after the plain ones; the keys of all heads share them.
+        value: of a value head.
+    """
+
+    latent: int
+    plain: int
+    rotated: int
+    value: int
+
+    @classmethod
+    def read(cls, hp: HParams, layer: int) -> LatentSizes:
+        """Sizes of heads; files made before 2025 have them under the keys of common attention.
+
+        Raises:
+            InvalidGGUF: a size is missing, or more elements are rotated than a head has.
+        """
+        keys, rotated = hp.keys, hp.rope.n_rot
+        latent = keys.integer("attention.kv_lora_rank")
+        head = keys.integer("attention.key_length_mla", hp.head_dim_k[layer])
+        value = keys.integer("attention.value_length_mla", hp.head_dim_v[layer])
+        if not latent:
+            raise keys.invalid("its keys and values are made of nothing (attention.kv_lora_rank)")
+        if rotated >= head:
+            raise keys.invalid(f"it rotates {rotated} of the {head} elements of a head")
+        return cls(latent, head - rotated, rotated, value)
+
+    @property
+    def head(self) -> int:
+        """Elements of a query or key head."""
+        return self.plain + self.rotated
+
+
+class LatentAttention(Mixer):
+    """DeepSeek V2's attention (arXiv 2405.04434), computed on the latents themselves.
+
+    A head's keys are a linear map of the latents, so the map is applied to its query instead, and
+    that of its values to the weighted latents. What is cached is one key-value head per layer, the
+    latent and the rotated elements, and every rank that has query heads holds it whole.
+
+    A variant overrides `make_scores` or `adjust`. Queries come through a latent of their own where
+    the file has `attn_q_a`. Older files have the two maps in one matrix, `attn_kv_b`.
+
+    Attributes:
+        cache: latents and rotated elements of this layer.
+    """
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        n_head, sizes = hp.n_head[layer], LatentSizes.read(hp, layer)
+        heads, owners = Shard(0, split.heads), Replicate(split.heads.owners())
+        self.sizes = sizes
+        self.scores = self.make_scores()
+        self.has_query_latent = hp.has(layer, "attn_q_a.weight") or (
+            "attention.q_lora_rank" in hp.keys and not hp.has(layer, "attn_q.weight")
+        )
+        if self.has_query_latent:
+            rank = hp.keys.integer("attention.q_lora_rank")
+            self.attn_q_a = Linear(hp.n_embd, rank, owners)
+            self.attn_q_a_norm = RMSNorm(rank, hp.norm_eps, owners)
+            self.attn_q_b = Linear(rank, n_head * sizes.head, heads)
+        else:
+            self.attn_q = Linear(hp.n_embd, n_head * sizes.head, heads)
+        self.attn_kv_a_mqa = Linear(hp.n_embd, sizes.latent + sizes.rotated, owners)
+        self.attn_kv_a_norm = RMSNorm(sizes.latent, hp.norm_eps, owners)
+        self.is_joint = not any(hp.has(layer, f"attn_{part}_b.weight") for part in "kv")
+        if self.is_joint:
+            n_out = sizes.plain + sizes.value
+            self.attn_kv_b = HeadLinear(n_head, sizes.latent, n_out, heads)
+        else:
+            self.attn_k_b = HeadLinear(n_head, sizes.plain, sizes.latent, heads)
+            self.attn_v_b = HeadLinear(n_head, sizes.latent, sizes.value, heads)
+        self.attn_output = Linear(
+            n_head * sizes.value, hp.n_embd, Shard(1, split.heads), split.group
+        )
+        self.cache = KVState(
+            split.heads, split.kv_heads, sizes.latent + sizes.rotated, sizes.latent, v_in_k=True
+        )
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        """One key-value head, whatever the file says: it is the latent that is cached."""
+        return BlockDims(n_head=hp.n_head[layer], n_head_kv=1)
+
+    def make_scores(self) -> Scores:
+        """The scale is that of whole heads, although the vectors compared are longer."""
+        return Scores(float(self.sizes.head**-0.5))
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.attn_output.bias
+
+    def attended(self) -> KVState:
+        """The keys and values that queries meet."""
+        return self.cache
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        """Some files have the joint matrix beside the two that it is made of."""
+        joint, sizes = f"{name}.attn_kv_b.weight", self.sizes
+        if not self.is_joint and joint in source:
+            n_head, n_out = self.split.heads.total, sizes.plain + sizes.value
+            source.get(joint, (n_head * n_out, sizes.latent), (n_head, n_out, sizes.latent))
+        return super().bind(source, name)
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        if not ctx.owns(self.split.heads):
+            return None
+        plain, rotated = self.queries(x, ctx)
+        q = ctx.ops.concat(self.absorb(plain), rotated)
+        heads = ctx.attention(self.cache, self.adjust(q, ctx), self.keys(x, ctx), None, self.scores)
+        return self.attn_output(self.values(heads).flatten(-2))
+
+    def queries(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """The plain and the rotated elements of queries (T, heads of this rank, …)."""
+        if self.has_query_latent:
+            q = self.attn_q_b(self.attn_q_a_norm(self.attn_q_a(x), ctx))
+        else:
+            q = self.attn_q(x)
+        q = split_heads(q, self.sizes.head)
+        return q[..., : self.sizes.plain], self.rotate(q[..., self.sizes.plain :], ctx)
+
+    def keys(self, x: Tensor, ctx: Context) -> Tensor:
+        """What is cached: (T, 1, latent + rotated), its first elements also being the values."""
+        joined = self.attn_kv_a_mqa(x)[:, None]
+        latent = self.attn_kv_a_norm(joined[..., : self.sizes.latent], ctx)
+        return ctx.ops.concat(latent, self.rotate(joined[..., self.sizes.latent :], ctx))
+
+    def rotate(self, x: Tensor, ctx: Context) -> Tensor:
+        """Mark elements with their positions."""
+        return x if self.rope is None else ctx.rope(x, self.rope)
+
+    def adjust(self, q: Tensor, ctx: Context) -> Tensor:
+        """The last word on queries (T, heads of this rank, latent + rotated)."""
+        return q
+
+    def absorb(self, q: Tensor) -> Tensor:
+        """Map plain queries (T, heads, plain) to what meets latents, (T, heads, latent)."""
+        if self.is_joint:
+            return self.attn_kv_b(q, slice(0, self.sizes.plain), transposed=True)
+        return self.attn_k_b(q)
+
+    def values(self, latents: Tensor) -> Tensor:
+        """Map weighted latents (T, heads, latent) to weighted values (T, heads, value)."""
+        if self.is_joint:
+            return self.attn_kv_b(latents, slice(self.sizes.plain, None))
+        return self.attn_v_b(latents)

@@ -1,0 +1,57 @@
+"""A gated convolution over the latest few tokens in place of attention (LFM2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.forward.state import RecurrentState
+from engine.layers.linear import Linear
+from engine.layers.mixers.conv import CausalConv
+from engine.layers.mixers.mixer import Mixer
+from engine.sharding.placement import Shard
+from engine.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.context import Context
+    from engine.layers.hparams import HParams
+    from engine.layers.rope import Rope
+
+
+class ShortConv(Mixer):
+    """`out(c * conv(b * x))` with b, c and x of one projection (arXiv 2511.23404), cut by channels.
+
+    No channel sees another one, so the ranks meet only in the all_reduce of the output.
+    """
+
+    tensor_names: ClassVar = {
+        "in_proj": "shortconv.in_proj",
+        "conv": "shortconv.conv",
+        "out_proj": "shortconv.out_proj",
+    }
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        n, channels = hp.n_embd, split.state_heads
+        self.in_proj = Linear(n, 3 * n, Shard(0, (channels, channels, channels)))
+        self.conv = CausalConv(n, hp.keys.integer("shortconv.l_cache"), channels)
+        self.out_proj = Linear(n, n, Shard(1, channels), split.group)
+        self.state = RecurrentState(conv=self.conv.memory)
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        return BlockDims(
+            n_state_head=hp.n_embd, n_state_group=hp.n_embd, state_unit=COLUMN_UNIT
+        )  # fmt: skip
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.out_proj.bias
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        if not ctx.owns(self.split.state_heads):
+            return None
+        b, c, values = self.in_proj(x).chunk(3, dim=-1)
+        memory = ctx.recurrent(self.state)["conv"]
+        return self.out_proj(self.conv(values, memory, ctx, gates=(b, c)))

@@ -1,0 +1,45 @@
+"""Queries that grow with their position, so that attention stays sharp in long contexts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.context import Context
+    from engine.layers.hparams import HParams
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Multiplies the query at position p by 1 + scale × ln(1 + floor((p + offset) / n_ctx)).
+
+    Llama 4's formula (arXiv 2501.19399 has the idea); Mistral counts from another position.
+    """
+
+    scale: float
+    n_ctx: int
+    offset: int = 0
+
+    @classmethod
+    def read(cls, hp: HParams) -> Temperature | None:
+        """What the file says; it counts contexts before stretching if it names no other length.
+
+        Raises:
+            InvalidGGUF: there is a scale, but no length.
+        """
+        scale = hp.keys.number("attention.temperature_scale", 0.0)
+        n_ctx = hp.keys.integer("attention.temperature_length", 0) or hp.rope.n_ctx_orig
+        if not scale:
+            return None
+        if not n_ctx:
+            raise hp.keys.invalid("queries grow with their position, but from which is not said")
+        return cls(scale, n_ctx)
+
+    def apply(self, q: Tensor, ctx: Context) -> Tensor:
+        """Scale queries (T, n_head, head_dim)."""
+        periods = (ctx.positions + self.offset).div(self.n_ctx, rounding_mode="floor")
+        factors = 1 + self.scale * periods.to(q.dtype).log1p()
+        return q * factors[:, None, None]

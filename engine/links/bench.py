@@ -1,0 +1,130 @@
+"""Two real GPUs to try links on: memory that one writes and the other reads, copies, waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor
+from torch.cuda import nccl
+
+from engine.devices import read_topology
+from engine.devices.routes import Place
+from engine.errors import EngineError
+from engine.gpu.comm.slots import Slot, new_slot
+from engine.hardware.host_memory import HostTensor
+from engine.links.exchange import warm_up
+
+CHUNK_BYTES = 1 << 20
+"""Of a copy by way of the host: so much goes up before it goes down."""
+
+POLL_S = 20e-6
+
+
+class GpuBench:
+    """Two GPUs of this process; see `engine.links.exchange.LinkBench`.
+
+    Args:
+        numbers: of the GPUs, as CUDA counts them.
+        names: what they are called.
+    """
+
+    spins = True
+
+    def __init__(self, numbers: Sequence[int], names: tuple[str, str]) -> None:
+        first, second = (torch.device("cuda", number) for number in numbers)
+        self.devices = first, second
+        self.names = names
+        # two copies at once need streams that do not wait for each other
+        self._streams = [[_stream(device) for device in self.devices] for _ in (0, 1)]
+        self._staging: dict[int, HostTensor] = {}
+
+    def warm_up(self) -> None:
+        """Make contexts, and compile and load the kernels.
+
+        Raises:
+            EngineError: kernels cannot be started here.
+        """
+        for device in self.devices:
+            warm_up(device)
+        if not self.finish(60):
+            raise EngineError(f"{' or '.join(self.names)} does not answer.")
+
+    def slot(self, writer: int, place: Place, n_packet: int) -> Slot:
+        """See `LinkBench.slot`; the memory is of the kind that sums inside kernels have."""
+        if place == "peer" and torch.version.hip:
+            raise EngineError("Kernels of AMD's GPUs meet in the host's memory only.")
+        return new_slot(place, n_packet, self.devices[writer], self.devices[1 - writer])
+
+    def carry(self, slot: Slot) -> None:
+        """Memory that both see needs nothing."""
+
+    def copy(self, source: int, place: Place, x: Tensor, y: Tensor) -> None:
+        """See `LinkBench.copy`."""
+        here, there = self._streams[source][source], self._streams[source][1 - source]
+        if place == "peer":
+            with _current(there), _current(here):
+                y.copy_(x, non_blocking=True)
+            return
+        staging = self._staged(source, x)
+        for start in range(0, len(x), CHUNK_BYTES // x.itemsize):
+            part = slice(start, start + CHUNK_BYTES // x.itemsize)
+            with _current(here):
+                staging[part].copy_(x[part], non_blocking=True)
+            there.wait_event(here.record_event())
+            with _current(there):
+                y[part].copy_(staging[part], non_blocking=True)
+
+    def gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """See `LinkBench.gather`."""
+        streams = [self._streams[side][side] for side in (0, 1)]
+        try:
+            nccl.all_gather(values, outputs, streams=streams)
+        except (RuntimeError, AttributeError) as error:
+            raise EngineError(f"NCCL: {error}".partition("\n")[0][:120]) from error
+
+    def on(self, side: int) -> AbstractContextManager[object]:
+        """See `LinkBench.on`."""
+        return _current(self._streams[side][side])
+
+    def finish(self, seconds: float) -> bool:
+        """See `LinkBench.finish`."""
+        streams = [stream for pair in self._streams for stream in pair]
+        streams += [torch.cuda.current_stream(device) for device in self.devices]
+        events = [stream.record_event() for stream in streams]
+        deadline = time.perf_counter() + seconds
+        for event in events:
+            while not event.query():
+                if time.perf_counter() > deadline:
+                    return False
+                time.sleep(POLL_S)
+        return True
+
+    def lanes(self, source: int) -> tuple[int, int]:
+        """See `LinkBench.lanes`."""
+        slot = read_topology().pcie.get(str(self.devices[source]))
+        return (slot.generation, slot.width) if slot else (0, 0)
+
+    def _staged(self, source: int, x: Tensor) -> Tensor:
+        """Pinned memory of the host for what one device sends."""
+        held = self._staging.get(source)
+        if held is None or len(held.value) < len(x):
+            held = HostTensor(x.shape, x.dtype, self.devices[source])
+            self._staging[source] = held
+        return held.value
+
+
+@contextmanager
+def _current(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Have it be torch's current one; its device comes first, as leaving a stream makes the device
+    from before current, which takes hundreds of MB on a GPU that is none of the two.
+    """
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream

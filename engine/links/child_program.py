@@ -1,0 +1,53 @@
+"""Tries links between GPUs and says what comes of it; see `engine.links.child`, which starts it.
+
+It sees no GPUs but those that it is to try, which are numbered from 0 on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TextIO
+
+import engine.environment  # noqa: F401 before torch, which reads it
+
+# isort: split
+import torch
+
+from engine.devices.routes import Place
+from engine.errors import EngineError
+from engine.links.bench import GpuBench
+from engine.links.trial import FULL, Both, failed, tried
+from engine.planning.speed.link_records import Means, trial_document
+
+
+def run(requests: TextIO, replies: TextIO) -> None:
+    """Try what the first line asks for."""
+    request = json.loads(requests.readline())
+    names = request["names"]
+
+    def say(**message: object) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    for number, (a, b, means, place) in enumerate(request["steps"]):
+        bench, both = GpuBench((a, b), (names[a], names[b])), None
+        try:
+            if means == "stores":
+                bench.warm_up()  # compiling takes long; the time of a trial counts from `begin` on
+        except EngineError as error:
+            both = failed(error)
+        say(begin=number)
+        both = both or _tried(bench, means, place)
+        say(there=trial_document(both[0]), back=trial_document(both[1]))
+
+
+def _tried(bench: GpuBench, means: Means, place: Place) -> Both:
+    try:
+        return tried(bench, means, place, FULL)
+    except (EngineError, torch.OutOfMemoryError) as error:  # others end this process
+        return failed(error)
+
+
+if __name__ == "__main__":
+    run(sys.stdin, sys.stdout)

@@ -1,0 +1,293 @@
+"""Which ways between GPUs may be used: those that were proven on this machine, and are still sound.
+
+The first trial of a way by which one GPU writes another one's memory runs in a process of its own:
+some drivers never come back from it. What came of it is kept by driver and slots; at each load a
+short trial follows, as settings of a machine change without a new driver.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import date
+from itertools import combinations, permutations
+from typing import TYPE_CHECKING, Protocol
+
+from engine.config import PeerMode
+from engine.devices.routes import Pair, Place, Way, Ways
+from engine.devices.types import DeviceInfo
+from engine.errors import EngineError
+from engine.planning.speed.link_records import (
+    LinkRecord,
+    Means,
+    TrialRecord,
+    chosen_way,
+    link_problems,
+    nccl_pays,
+)
+from engine.planning.speed.machine_file import MachineFile
+
+if TYPE_CHECKING:
+    from engine.links.exchange import LinkBench
+    from engine.links.trial import Effort
+
+__all__ = ["Found", "LinkWorld", "find_ways", "prove_links"]
+
+log = logging.getLogger(__name__)
+
+PLACES: tuple[Place, ...] = ("host", "peer")
+
+NO_STORES = (
+    "What kernels on {} write does not reach {} in any way; copies are used, which take longer."
+)
+NO_LONGER = "What {} sends {} to {} arrived before and does not now; the next load tries it anew."
+BY = {"peer": "straight", "host": "by way of the host", "device": ""}
+
+Trials = dict[tuple[Means, Place], TrialRecord]
+Found = Mapping[Pair, Trials]
+"""What came of trials, by direction."""
+
+
+class LinkWorld(Protocol):
+    """A machine with GPUs, as far as their links are concerned."""
+
+    def infos(self) -> Mapping[str, DeviceInfo]:
+        """All GPUs by id."""
+        ...
+
+    def peer_problem(self, a: str, b: str) -> str:
+        """Why the driver lets neither use the other's memory, as half a sentence; "" if it does."""
+        ...
+
+    def means(self, a: str, b: str) -> Sequence[Means]:
+        """What can bring values: no stores where kernels are not used."""
+        ...
+
+    def bench(self, a: str, b: str) -> LinkBench:
+        """To try two GPUs on in this process.
+
+        Raises:
+            EngineError: they cannot be used.
+        """
+        ...
+
+    def try_apart(
+        self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
+    ) -> Found:
+        """Try pairs with all effort in another process; what never ended or ended it is said."""
+        ...
+
+    def release(self, devices: Sequence[str]) -> None:
+        """Give back the memory that trials took."""
+        ...
+
+
+def find_ways(
+    devices: Sequence[str],
+    p2p: PeerMode = "auto",
+    *,
+    file: MachineFile | None = None,
+    world: LinkWorld | None = None,
+) -> Ways:
+    """The way of each pair of GPUs that hold parts of a model.
+
+    Args:
+        devices: of ranks; the CPU and repeated ones count for nothing.
+        p2p: see `LoadParams`.
+        file: where results are kept; the user's one by default.
+        world: this machine by default.
+    """
+    gpus = _gpus(devices)
+    if len(gpus) < 2:
+        return Ways()
+    world = world or _this_machine()
+    if not set(gpus) <= set(world.infos()):  # nobody could say of which GPUs it was proven
+        return Ways(dict.fromkeys(permutations(gpus, 2), Way(None, "host")))
+    prover = Prover(gpus, p2p, file or MachineFile.of_user(), world)
+    prover.try_missing()
+    return prover.ways()
+
+
+def prove_links(
+    devices: Sequence[str],
+    *,
+    file: MachineFile | None = None,
+    world: LinkWorld | None = None,
+) -> Ways:
+    """Try all ways between GPUs anew, whatever is known, and time them; some seconds.
+
+    Returns:
+        The ways that follow where nothing else is asked for.
+    """
+    if len(_gpus(devices)) < 2:
+        return Ways()
+    file, world = file or MachineFile.of_user(), world or _this_machine()
+    prover = Prover(_gpus(devices), "auto", file, world, again=True)
+    prover.try_missing()
+    return prover.ways()
+
+
+def _gpus(devices: Sequence[str]) -> list[str]:
+    return [device for device in dict.fromkeys(devices) if device != "cpu"]
+
+
+def _this_machine() -> LinkWorld:
+    from engine.links.world import Machine  # with torch and Triton
+
+    return Machine()
+
+
+class Prover:
+    """Finds the ways between some GPUs.
+
+    Args:
+        again: try everything, also what is known.
+    """
+
+    def __init__(
+        self, devices: Sequence[str], p2p: PeerMode, file: MachineFile, world: LinkWorld,
+        *, again: bool = False,
+    ) -> None:  # fmt: skip
+        self._devices, self._p2p, self._file, self._world = devices, p2p, file, world
+        self._again = again
+        self._infos = world.infos()
+        self._pairs = list(combinations(devices, 2))
+        self._forbidden = {
+            pair: "it is switched off" if p2p == "off" else world.peer_problem(*pair)
+            for pair in self._pairs
+        }
+        self._records = {
+            pair: (None if again else self._known(*pair)) or LinkRecord(_today())
+            for pair in permutations(devices, 2)
+        }
+
+        self._fresh: set[Pair] = set()
+
+    def try_missing(self) -> None:
+        """Try what is not known, and keep what came of it."""
+        apart = [pair for pair in self._pairs if self._misses(pair, "peer")]
+        if apart:
+            self._keep(self._world.try_apart(apart, PLACES, with_nccl=self._again))
+        for pair in self._pairs:
+            if self._misses(pair, "host"):
+                self._keep(self._tried_here(pair, "host"))
+
+    def ways(self) -> Ways:
+        """What follows from all that is known, after a short trial of what would be used."""
+        pairs: dict[Pair, Way] = {}
+        notes: list[str] = []
+        for a, b in self._pairs:
+            why = self._forbidden[a, b]
+            if self._p2p == "on" and why and not self._again:
+                notes.append(f"{a} and {b} cannot reach each other's memory: {why}.")
+            notes += self._checked(a, b)
+            for pair in ((a, b), (b, a)):
+                pairs[pair] = way = self._way(pair)
+                if way.stores is None and "stores" in self._world.means(a, b):
+                    notes.append(NO_STORES.format(*pair))
+                if self._p2p == "on" or pair in self._fresh:  # known ones are shown elsewhere
+                    notes += link_problems(*pair, self._records[pair], self._mode(pair))
+        self._world.release(self._devices)
+        has_nccl = all(
+            nccl_pays(self._records[a, b], self._records[b, a], self._mode((a, b)))
+            for a, b in self._pairs
+        )
+        return Ways(pairs, has_nccl, tuple(dict.fromkeys(notes)))
+
+    def _checked(self, a: str, b: str) -> list[str]:
+        """Try shortly what would be used; what fails is known from then on, and forgotten on disk.
+
+        Returns:
+            A sentence for each way that fails.
+        """
+        from engine.links.trial import QUICK
+
+        notes: list[str] = []
+        done: set[tuple[Means, Place]] = set()
+        while todo := self._used(a, b) - done:
+            for means, place in sorted(todo):
+                done.add((means, place))
+                for pair, trial in self._tried(a, b, means, place, QUICK).items():
+                    if trial.passed or not self._records[pair].passed(means, place):
+                        continue
+                    trials = {**self._records[pair].trials, (means, place): trial}
+                    self._records[pair] = LinkRecord(_today(), trials)
+                    if trial.verdict == "refused":
+                        failure = LinkRecord(_today(), {(means, place): trial})
+                        notes += link_problems(*pair, failure, "on")
+                        continue
+                    notes.append(NO_LONGER.format(pair[0], BY[place], pair[1]))
+                    for ends in ((a, b), (b, a)):
+                        self._file.forget_proof(*(self._infos[end] for end in ends))
+        return notes
+
+    def _used(self, a: str, b: str) -> set[tuple[Means, Place]]:
+        """The ways between two GPUs that would be used and can be tried."""
+        found: set[tuple[Means, Place]] = set()
+        for pair in ((a, b), (b, a)):
+            way = self._way(pair)
+            found.add(("copies", way.copies))
+            if way.stores is not None:
+                found.add(("stores", way.stores))
+        return found
+
+    def _tried_here(self, pair: Pair, place: Place) -> Found:
+        """Try a place with all effort in this process."""
+        from engine.links.trial import FULL
+
+        a, b = pair
+        found: dict[Pair, Trials] = {(a, b): {}, (b, a): {}}
+        for means in self._world.means(a, b):
+            for direction, trial in self._tried(a, b, means, place, FULL).items():
+                found[direction][means, place] = trial
+        return found
+
+    def _tried(
+        self, a: str, b: str, means: Means, place: Place, effort: Effort
+    ) -> Mapping[Pair, TrialRecord]:
+        from engine.links.trial import failed, tried
+
+        try:
+            there, back = tried(self._world.bench(a, b), means, place, effort)
+        except (EngineError, RuntimeError) as error:  # CUDA fails in all ways
+            log.warning("%s of %s and %s by %s: %s", means, a, b, place, error)
+            there, back = failed(error)
+        return {(a, b): there, (b, a): back}
+
+    def _misses(self, pair: Pair, place: Place) -> bool:
+        """Whether something is to be tried that is not known, or shall be tried once more."""
+        if place == "peer" and self._forbidden[pair]:
+            return False
+        a, b = pair
+        records = self._records[a, b], self._records[b, a]
+        keys = [(means, place) for means in self._world.means(a, b)]
+        if place == "peer" and self._p2p == "on":
+            return not all(record.passed(*key) for record in records for key in keys)
+        return not all(key in record.trials for record in records for key in keys)
+
+    def _mode(self, pair: Pair) -> PeerMode:
+        """What applies to a pair: what the driver forbids is off."""
+        a, b = pair
+        return "off" if self._forbidden.get((a, b)) or self._forbidden.get((b, a)) else self._p2p
+
+    def _way(self, pair: Pair) -> Way:
+        return chosen_way(self._records[pair], self._mode(pair))
+
+    def _known(self, source: str, goal: str) -> LinkRecord | None:
+        return self._file.proof(self._infos[source], self._infos[goal])
+
+    def _keep(self, found: Found) -> None:
+        """What was tried takes the place of what was known; what could not be begun, only here."""
+        for pair, trials in found.items():
+            self._fresh.add(pair)
+            self._records[pair] = LinkRecord(_today(), {**self._records[pair].trials, **trials})
+            source, goal = (self._infos[end] for end in pair)
+            lasting = {
+                key: trial for key, trial in self._records[pair].trials.items()
+                if trial.verdict != "refused"
+            }  # fmt: skip
+            self._file.keep_proof(source, goal, LinkRecord(_today(), lasting))
+
+
+def _today() -> str:
+    return date.today().isoformat()

@@ -1,0 +1,276 @@
+"""Trials of the ways between two GPUs: random data there, compared bit by bit, and timed.
+
+A driver that says two GPUs reach each other proves nothing: behind some chipsets and settings what
+kernels write is lost or damaged without an error, while copies arrive. So each way is tried as it
+will be used, in each direction and in both at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engine.devices.routes import Place
+from engine.errors import EngineError
+from engine.gpu.comm.slots import Slot
+from engine.hardware.torch_devices import is_out_of_memory
+from engine.links import exchange
+from engine.links.exchange import (
+    PASSED,
+    PATIENCE_S,
+    Exchange,
+    LinkBench,
+    address_table,
+    compared,
+    hung,
+    load_pairs,
+    random_words,
+    store_pairs,
+    with_figures,
+)
+from engine.planning.speed.link_records import Means, TrialRecord
+
+__all__ = [
+    "FULL", "QUICK", "Both", "Effort", "failed", "tried", "try_copies", "try_nccl", "try_stores"
+]  # fmt: skip
+
+Both = tuple[TrialRecord, TrialRecord]
+"""From the first device to the second, and back."""
+
+NCCL_PATIENCE_S = 15.0
+"""For a first sum, before which it looks at the whole machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is tried.
+
+    Attributes:
+        n_rounds, n_pairs: of exchanges by packets, and of pairs of packets in each per program.
+        n_rows: rounds until data come again.
+        n_bulk: pairs of packets that are written all at once.
+        copied: bytes of copies that are compared.
+        timed_stores, timed_copies: bytes that are timed.
+        n_timed: exchanges for a time.
+    """
+
+    n_rounds: int
+    n_pairs: int
+    n_rows: int
+    n_bulk: int
+    copied: Sequence[int]
+    timed_stores: Sequence[int] = ()
+    timed_copies: Sequence[int] = ()
+    n_timed: int = 0
+
+
+FULL = Effort(
+    n_rounds=1000, n_pairs=256, n_rows=1000, n_bulk=1 << 17,
+    copied=(4 << 10, 64 << 10, 1 << 20, 16 << 20),
+    timed_stores=tuple(1 << n for n in range(10, 19)),
+    timed_copies=tuple(1 << n for n in range(18, 27, 2)), n_timed=200,
+)  # fmt: skip
+
+QUICK = Effort(n_rounds=8, n_pairs=64, n_rows=8, n_bulk=1024, copied=(32 << 10,))
+
+
+def tried(bench: LinkBench, means: Means, place: Place, effort: Effort) -> Both:
+    """Try one way in both directions.
+
+    Raises:
+        EngineError: there is no memory for it.
+    """
+    if means == "nccl":
+        return try_nccl(bench, effort)
+    return (try_stores if means == "stores" else try_copies)(bench, place, effort)
+
+
+def try_stores(bench: LinkBench, place: Place, effort: Effort) -> Both:
+    """Let kernels write packets in each direction, then in both at once, then many.
+
+    Who reads answers by way of the host's memory while only one direction is tried, so what fails
+    is known. Both then have the same figures: an exchange takes two.
+    """
+    found = [_one_way(bench, source, place, effort) for source in (0, 1)]
+    if all(trial.passed for trial in found):
+        found = _both_ways(bench, place, effort)
+    if all(trial.passed for trial in found):
+        found = [_bulk(bench, source, place, effort) for source in (0, 1)]
+    if all(trial.passed for trial in found):
+        return with_figures(found, _store_times(bench, place, effort))
+    return found[0], found[1]
+
+
+def try_copies(bench: LinkBench, place: Place, effort: Effort) -> Both:
+    """Copy random buffers in each direction, then in both at once, and compare them where they
+    arrive, also by a sum that the host knows."""
+    found = [PASSED, PASSED]
+    for n_bytes in effort.copied:
+        for sources in ((0,), (1,), (0, 1)):
+            for source, trial in _copied(bench, place, n_bytes, sources).items():
+                if found[source].passed:
+                    found[source] = trial
+            if any(trial.verdict == "hung" for trial in found):
+                return found[0], found[1]
+    if not all(trial.passed for trial in found):
+        return found[0], found[1]
+    seconds = _copy_times(bench, place, effort)
+    if seconds is None:
+        return hung(), hung()
+    # an idle slot rests: what it gives is seen right after it was used
+    return with_figures(found, seconds, [bench.lanes(n) for n in (0, 1)] if seconds else ())
+
+
+def try_nccl(bench: LinkBench, effort: Effort) -> Both:
+    """Let NCCL bring random values of both devices to both."""
+    found = [PASSED, PASSED]
+    for n_bytes in effort.copied:
+        words = [random_words(n_bytes // 4) for _ in (0, 1)]
+        sent = [w.to(device) for w, device in zip(words, bench.devices, strict=True)]
+        outputs = [torch.zeros_like(w.repeat(2)) for w in sent]
+        if not (bench.finish(PATIENCE_S) and _gathered(bench, sent, outputs)):
+            found = [hung(sent, outputs)] * 2
+            return found[0], found[1]
+        for source in (0, 1):
+            n = len(words[source])
+            arrived = outputs[1 - source][source * n :][:n]
+            trial = compared(arrived, words[source].to(arrived.device), words[source])
+            if found[source].passed:
+                found[source] = trial
+    if not all(trial.passed for trial in found):
+        return found[0], found[1]
+    times: dict[int, float] = {}
+    for n_bytes in effort.timed_copies:
+        x = [torch.ones(n_bytes // 4, dtype=torch.int32, device=d) for d in bench.devices]
+        y = [torch.empty_like(value.repeat(2)) for value in x]
+        best = _best_s(bench, partial(bench.gather, x, y))
+        if best is None:
+            return hung(x, y), hung()
+        times[n_bytes] = best
+    return with_figures(found, times)
+
+
+def _gathered(bench: LinkBench, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
+    bench.gather(values, outputs)
+    return bench.finish(NCCL_PATIENCE_S)
+
+
+def failed(error: EngineError | RuntimeError) -> Both:
+    """For what could not be begun, also as there is no memory, or ended with a driver's error."""
+    is_refused = isinstance(error, EngineError) or is_out_of_memory(error)
+    why = str(error).partition("\n")[0][:120].rstrip(".")
+    found = TrialRecord("refused" if is_refused else "crashed", why)
+    return found, found
+
+
+def _one_way(bench: LinkBench, source: int, place: Place, effort: Effort) -> TrialRecord:
+    """Rounds in which `source` writes data and the other one an answer of one pair."""
+    n = effort.n_pairs
+    there, back = _slot(bench, source, place, n), _slot(bench, 1 - source, "host", n)
+    slots, n_pairs = ((there, back), (n, 1)) if source == 0 else ((back, there), (1, n))
+    swap = Exchange(bench, slots, n_pairs, effort.n_rows)
+    found = swap.run(effort.n_rounds)[1]
+    if found[source].passed and not found[1 - source].passed:
+        return TrialRecord("lost", "an answer by way of the host does not arrive")
+    return found[source]
+
+
+def _both_ways(bench: LinkBench, place: Place, effort: Effort) -> list[TrialRecord]:
+    n = effort.n_pairs
+    slots = _slot(bench, 0, place, n), _slot(bench, 1, place, n)
+    return Exchange(bench, slots, (n, n), effort.n_rows).run(effort.n_rounds)[1]
+
+
+def _bulk(bench: LinkBench, source: int, place: Place, effort: Effort) -> TrialRecord:
+    """Many packets, read once the kernel that writes them is done."""
+    device, goal, n = bench.devices[source], bench.devices[1 - source], effort.n_bulk
+    slot = bench.slot(source, place, 2 * n)
+    words, flag = random_words(2 * n), int(random_words(1))
+    sent = torch.stack([words, torch.full_like(words, flag)], dim=1).view(-1)
+    expected, found = sent.to(goal), torch.zeros(4 * n, dtype=torch.int32, device=goal)
+    there = address_table(slot, device, is_writer=True)
+    here = address_table(slot, goal, is_writer=False)
+    given = words.to(device)
+    if not bench.finish(PATIENCE_S):
+        return hung(slot, given, found)
+    store_pairs(given, there, flag)
+    if not bench.finish(PATIENCE_S):
+        return hung(slot, given, found)
+    bench.carry(slot)
+    load_pairs(found, here)
+    if not bench.finish(PATIENCE_S):
+        return hung(slot, given, found)
+    return compared(found, expected, sent)
+
+
+def _store_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, float]:
+    """Seconds of an exchange by the bytes that each side writes, flags not counted."""
+    found = {}
+    for n_bytes in effort.timed_stores:
+        n = n_bytes // 8 // exchange.N_PROGRAMS
+        slots = _slot(bench, 0, place, n), _slot(bench, 1, place, n)
+        swap = Exchange(bench, slots, (n, n), n_rows=4)
+        times = [swap.run(effort.n_timed) for _ in range(3)]
+        if all(trial.passed for _, both in times for trial in both):
+            found[n_bytes] = min(seconds for seconds, _ in times) / effort.n_timed
+    return found
+
+
+def _copied(
+    bench: LinkBench, place: Place, n_bytes: int, sources: Sequence[int]
+) -> dict[int, TrialRecord]:
+    """Copy so much from each of `sources` at the same time, and compare it."""
+    words = {source: random_words(n_bytes // 4) for source in sources}
+    sent = {source: words[source].to(bench.devices[source]) for source in sources}
+    expected = {source: words[source].to(bench.devices[1 - source]) for source in sources}
+    found = {source: torch.zeros_like(expected[source]) for source in sources}
+    if not bench.finish(PATIENCE_S):
+        return dict.fromkeys(sources, hung(sent, found))
+    for source in sources:
+        bench.copy(source, place, sent[source], found[source])
+    if not bench.finish(PATIENCE_S):
+        return dict.fromkeys(sources, hung(sent, found))
+    return {s: compared(found[s], expected[s], words[s]) for s in sources}
+
+
+def _copy_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, float] | None:
+    """Seconds of two copies, one in each direction, by the bytes of one; None if one hangs."""
+    times: dict[int, float] = {}
+    for n_bytes in effort.timed_copies:
+        x = [torch.ones(n_bytes // 4, dtype=torch.int32, device=d) for d in bench.devices]
+        y = [torch.empty_like(x[1 - source]) for source in (0, 1)]
+        best = _best_s(bench, partial(_copy_both, bench, place, x, y))
+        if best is None:
+            hung(x, y)
+            return None
+        times[n_bytes] = best
+    return times
+
+
+def _copy_both(bench: LinkBench, place: Place, x: Sequence[Tensor], y: Sequence[Tensor]) -> None:
+    for source in (0, 1):
+        bench.copy(source, place, x[source], y[source])
+
+
+def _best_s(bench: LinkBench, begin: Callable[[], None]) -> float | None:
+    """The shortest time of three, after one that does not count; None if one does not end."""
+    seconds = []
+    for _ in range(4):
+        if not bench.finish(PATIENCE_S):
+            return None
+        begun = time.perf_counter()
+        begin()
+        if not bench.finish(PATIENCE_S):
+            return None
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds[1:])
+
+
+def _slot(bench: LinkBench, writer: int, place: Place, n_pairs: int) -> Slot:
+    """Room for so many pairs of each program in each half."""
+    return bench.slot(writer, place, exchange.N_PROGRAMS * 2 * 2 * n_pairs)

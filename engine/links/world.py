@@ -1,0 +1,75 @@
+"""This machine's GPUs, as far as proving their links is concerned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from engine.devices import list_devices, read_topology
+from engine.devices.routes import Pair, Place
+from engine.devices.types import DeviceInfo
+from engine.hardware.backend_choice import kernels_for
+from engine.hardware.torch_devices import release_reserves, torch_device
+from engine.links.bench import GpuBench
+from engine.links.child import Step, try_steps
+from engine.planning.speed.link_records import MEANS, NCCL, Means, TrialRecord
+
+UNKNOWN = "the driver does not allow it"
+
+
+class Machine:
+    """See `engine.links.proof.LinkWorld`."""
+
+    def __init__(self) -> None:
+        self._infos = {info.id: info for info in list_devices() if info.kind != "cpu"}
+        self._benches: dict[Pair, GpuBench] = {}
+        self._problems: Mapping[frozenset[str], str] | None = None
+
+    def infos(self) -> Mapping[str, DeviceInfo]:
+        return self._infos
+
+    def peer_problem(self, a: str, b: str) -> str:
+        one, other = torch_device(a), torch_device(b)
+        reaches = torch.cuda.can_device_access_peer
+        if reaches(one, other) and reaches(other, one):
+            return ""
+        if self._problems is None:
+            links = read_topology().links
+            self._problems = {frozenset((k.a, k.b)): k.peer_problem for k in links}
+        return self._problems.get(frozenset((a, b))) or UNKNOWN
+
+    def means(self, a: str, b: str) -> Sequence[Means]:
+        return MEANS if kernels_for(a) == kernels_for(b) == "gpu" else ("copies",)
+
+    def bench(self, a: str, b: str) -> GpuBench:
+        found = self._benches.get((a, b))
+        if found is None:
+            numbers = [torch_device(name).index for name in (a, b)]
+            found = GpuBench(numbers, (a, b))
+            if "stores" in self.means(a, b):
+                found.warm_up()
+            self._benches[a, b] = found
+        return found
+
+    def release(self, devices: Sequence[str]) -> None:
+        self._benches.clear()
+        release_reserves([torch_device(name) for name in devices])
+
+    def try_apart(
+        self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
+    ) -> Mapping[Pair, dict[tuple[Means, Place], TrialRecord]]:
+        steps = [
+            Step(pair, means, place)
+            for pair in pairs for place in places for means in self.means(*pair)
+        ]  # fmt: skip
+        if with_nccl:
+            steps += [Step(pair, *NCCL) for pair in pairs]
+        names = dict.fromkeys(name for pair in pairs for name in pair)
+        found: dict[Pair, dict[tuple[Means, Place], TrialRecord]] = {}
+        for tried in try_steps(steps, {name: self._infos[name].uuid for name in names}):
+            a, b = tried.step.pair
+            key = tried.step.means, tried.step.place
+            found.setdefault((a, b), {})[key] = tried.there
+            found.setdefault((b, a), {})[key] = tried.back
+        return found

@@ -1,0 +1,287 @@
+"""How fast a loaded model computes prompts and tokens, measured as a generation does it.
+
+A prompt is computed in batches, each with the logits of its last token; tokens are computed one by
+one, each chosen from the logits of the one before. Not measured: tokenizer and sampling, but where
+a device draws tokens by itself, drawing is a part of computing them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from engine.config import SamplingParams
+from engine.errors import Cancelled, EngineError
+from engine.runtime.timeline import GpuTimes, RankTimes, timed
+from engine.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from engine.generation.session import Session
+    from engine.runtime.runtime import Runtime
+
+N_WARM_UP = 4
+"""Tokens at most that a warm-up generates."""
+
+N_RECORDED = 8
+"""Tokens at most of which is recorded what runs on GPUs."""
+
+DRAWN = SamplingParams(seed=0, temperature=1.0)
+"""How a device draws, so that the model does not come to repeat itself."""
+
+NO_TOKEN = -1
+"""Stands behind the tokens that a session is to keep, since it never keeps the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTest:
+    """What to measure: `n_prompt` tokens at once, then `n_gen` one by one.
+
+    Attributes:
+        n_depth: tokens that are in the KV cache before; they are not measured.
+
+    Raises:
+        EngineError: a number is negative, or there is nothing to measure.
+    """
+
+    n_prompt: int = 0
+    n_gen: int = 0
+    n_depth: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.n_prompt, self.n_gen, self.n_depth) < 0:
+            raise EngineError("A benchmark cannot have a negative number of tokens.")
+        if not self.n_prompt and not self.n_gen:
+            raise EngineError("A benchmark needs tokens to compute.", "Give some to -p or -n.")
+
+    def __str__(self) -> str:
+        """llama-bench's name of it, such as "pp512 @ d128"."""
+        parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
+        parts += [f"tg{self.n_gen}"] if self.n_gen else []
+        return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
+
+    @property
+    def n_ctx(self) -> int:
+        """The context that it needs."""
+        return self.n_depth + self.n_prompt + self.n_gen
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """What came of one test.
+
+    Attributes:
+        samples_s: seconds of each repetition.
+        overhead_s: seconds per token, of a test that only generates, outside the kernels: Python,
+            torch's small operations, waiting for other ranks, and choosing the next token. Of
+            several ranks it is that of the one with the most work. None for other tests, and where
+            a rank computes without kernels of ours.
+        ranks: of a test that only generates, what each rank spends on a token, on average; what is
+            left of a token's time is Python's.
+        host_s: of such a test, seconds per token that the host works outside kernels: on a GPU to
+            start a token, on CPUs what is left of a token's time on the busiest rank. None where
+            it is not known.
+        gpu: of such a test what ran on GPUs, if that was asked for.
+    """
+
+    test: BenchTest
+    samples_s: tuple[float, ...]
+    overhead_s: float | None = None
+    ranks: tuple[RankTimes, ...] = ()
+    host_s: float | None = None
+    gpu: GpuTimes | None = None
+
+    @property
+    def samples_ts(self) -> tuple[float, ...]:
+        """Tokens per second of each repetition."""
+        return tuple((self.test.n_prompt + self.test.n_gen) / s for s in self.samples_s)
+
+    @property
+    def avg_ts(self) -> float:
+        """The mean of `samples_ts`."""
+        return fmean(self.samples_ts)
+
+    @property
+    def overhead(self) -> float | None:
+        """`overhead_s` as a part of a token's time."""
+        if self.overhead_s is None:
+            return None
+        return self.overhead_s * self.test.n_gen / median(self.samples_s)
+
+    @property
+    def stddev_ts(self) -> float:
+        """The standard deviation of `samples_ts`, of a sample; 0 for a single repetition."""
+        return stdev(self.samples_ts) if len(self.samples_s) > 1 else 0.0
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of a token on average, of a test that only generates."""
+        return fmean(self.samples_s) / self.test.n_gen
+
+
+class _Measured(NamedTuple):
+    """One repetition.
+
+    Attributes:
+        outside_s: how many of the seconds were outside the kernels.
+        ranks: what each rank spent on all tokens that were generated.
+        host_s: how many of the seconds the host worked, where a device draws the tokens.
+    """
+
+    seconds: float
+    outside_s: float | None
+    ranks: tuple[RankTimes, ...]
+    host_s: float | None = None
+
+
+class Benchmark:
+    """Runs tests on one model; what its session has cached is forgotten.
+
+    Tokens are random but the same each time, so that routed experts vary as in a text.
+
+    Args:
+        is_cancelled: asked before each token and each batch of a prompt.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        runtime: Runtime,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._session = session
+        self._runtime = runtime
+        self._is_cancelled = is_cancelled
+        self._turn = session.begin()
+
+    def run(
+        self, test: BenchTest, repetitions: int, *, warm_up: bool, has_kernels: bool = False
+    ) -> BenchResult:
+        """Measure `test` so many times; see `Model.bench`."""
+        if repetitions < 1:
+            raise EngineError("A benchmark needs at least one repetition.")
+        if test.n_ctx > self._session.n_ctx:
+            raise EngineError(
+                f"{test} needs a context of {test.n_ctx} tokens but the model's is "
+                f"{self._session.n_ctx}."
+            )
+        n_vocab = self._runtime.hp.n_vocab
+        ids = np.random.default_rng(0).integers(0, n_vocab, test.n_ctx).tolist()
+        if warm_up:
+            self._measure(test, ids, min(test.n_gen, N_WARM_UP))
+        samples = [self._measure(test, ids, test.n_gen) for _ in range(repetitions)]
+        seconds = tuple(sample.seconds for sample in samples)
+        if test.n_prompt:
+            return BenchResult(test, seconds)
+        outside = [sample.outside_s for sample in samples if sample.outside_s is not None]
+        overhead_s = median(outside) / test.n_gen if outside else None
+        ranks = _means(samples, test.n_gen)
+        found = BenchResult(test, seconds, overhead_s, ranks)
+        gpu = self._recorded(test, ids) if has_kernels else None
+        worked = [sample.host_s for sample in samples if sample.host_s is not None]
+        host_s = median(worked) / test.n_gen if worked else self._host_s(test, found)
+        return replace(found, host_s=host_s, gpu=gpu)
+
+    @property
+    def _has_gpu(self) -> bool:
+        return any(device.type == "cuda" for device in self._runtime.devices)
+
+    def _host_s(self, test: BenchTest, found: BenchResult) -> float | None:
+        """See `BenchResult`."""
+        if self._has_gpu:
+            from engine.measuring.kernel_times import (
+                host_s,  # only what serves a GPU imports from there
+            )
+
+            return host_s(self._runtime, test.n_depth)
+        if found.overhead_s is None:
+            return None
+        busiest = max(found.ranks, key=lambda times: times.computed_s)
+        return max(0.0, found.token_s - busiest.computed_s - busiest.waited_s)
+
+    def _recorded(self, test: BenchTest, ids: list[int]) -> GpuTimes | None:
+        """What runs on GPUs for some tokens; None without any."""
+        if not self._has_gpu:
+            return None
+        from engine.measuring.kernel_times import gpu_times
+
+        self._fill(ids[: test.n_depth])
+        wanted = ids[test.n_depth : test.n_depth + min(test.n_gen, N_RECORDED)]
+        return gpu_times(lambda: self._generate(wanted), len(wanted))
+
+    def _measure(self, test: BenchTest, ids: list[int], n_gen: int) -> _Measured:
+        """One repetition."""
+        self._fill(ids[: test.n_depth])
+        n_prompt = test.n_depth + test.n_prompt
+        before, stream = self._runtime.kernel_s(), self._runtime.stream
+        waited_s = stream.waited_s if stream else 0.0
+        begun = time.perf_counter()
+        if test.n_prompt:
+            self._compute(ids[:n_prompt])
+        ranks: tuple[RankTimes, ...] = ()
+        if n_gen:
+            wanted = ids[n_prompt : n_prompt + n_gen]
+            _, times = timed(self._runtime, n_prompt, lambda: self._generate(wanted))
+            ranks = times.ranks
+        seconds = time.perf_counter() - begun
+        after = self._runtime.kernel_s()
+        if stream:
+            return _Measured(seconds, None, ranks, seconds - stream.waited_s + waited_s)
+        if before is None or after is None:
+            return _Measured(seconds, None, ranks)
+        inside = max(b - a for a, b in zip(before, after, strict=True))
+        return _Measured(seconds, seconds - inside, ranks)
+
+    def _fill(self, ids: list[int]) -> None:
+        """Bring the cache to hold `ids` and nothing else."""
+        self._session.keep_common([*ids, NO_TOKEN])
+        if len(self._session.ids) < len(ids):
+            self._compute(ids)
+
+    def _compute(self, ids: list[int]) -> None:
+        """Compute what is not cached of `ids`, in batches."""
+        for chunk in self._session.chunks(ids):
+            self._check()
+            self._session.forward(chunk, len(chunk) - 1, self._turn)
+
+    def _generate(self, ids: list[int]) -> None:
+        """Generate as many tokens as `ids` has.
+
+        Each is the likeliest one moved on by a random number: it needs the logits, but the model
+        does not come to repeat itself.
+        """
+        if self._runtime.stream is not None:
+            self._draw(ids)
+            return
+        token = ids[0]
+        for step in ids:
+            self._check()
+            logits = self._session.forward([token], 0, self._turn)[0]
+            token = (int(logits.argmax()) + step) % len(logits)
+
+    def _draw(self, ids: list[int]) -> None:
+        """The same as an answer is made where a device draws tokens."""
+        token, sampler = ids[0], Sampler(DRAWN)
+        for n_left in range(len(ids), 0, -1):
+            self._check()
+            found = self._session.follow(token, sampler, (), n_left, self._turn)
+            token = found if isinstance(found, int) else int(found.argmax())
+
+    def _check(self) -> None:
+        if self._is_cancelled():
+            raise Cancelled("Measuring")
+
+
+def _means(samples: Sequence[_Measured], n_gen: int) -> tuple[RankTimes, ...]:
+    """Of each rank, per token."""
+    return tuple(
+        RankTimes(
+            fmean(times.computed_s for times in of_rank) / n_gen,
+            fmean(times.waited_s for times in of_rank) / n_gen,
+        )
+        for of_rank in zip(*(sample.ranks for sample in samples), strict=True)
+    )

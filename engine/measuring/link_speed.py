@@ -1,0 +1,137 @@
+"""How fast two ranks exchange numbers: measured with the collectives that models use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import engine.environment  # noqa: F401 before torch, which reads it
+
+# isort: split
+import torch
+
+from engine.errors import EngineError
+from engine.hardware.backend_choice import kernels_for, uses_kernels
+from engine.hardware.torch_devices import is_out_of_memory, release_reserves, torch_device
+from engine.links.proof import find_ways
+from engine.parallel.rank_threads import RankPool
+from engine.parallel.thread_comm import ThreadGroup
+from engine.planning.speed.facts import LinkFacts
+
+SMALL_BYTES = (8 << 10, 16 << 10, 32 << 10)
+"""Of a sum while one token is computed: 2048 to 8192 numbers."""
+
+LARGE_BYTES = 16 << 20
+"""Of a sum in a long prompt's batch."""
+
+N_SMALL, N_LARGE = 50, 2
+"""Sums in one measurement; what a call costs by itself then counts for little."""
+
+N_ROUNDS = 9
+"""The best of so many measurements counts, after one that does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """What was measured between two ranks.
+
+    Attributes:
+        a, b: ids of their devices.
+        all_reduce_s: seconds of a sum by its bytes, small ones.
+        bytes_per_s: of large sums: bytes of the sum per second.
+    """
+
+    a: str
+    b: str
+    all_reduce_s: Mapping[int, float]
+    bytes_per_s: float
+
+    @property
+    def facts(self) -> LinkFacts:
+        """The same as latency and bandwidth; small sums show what is sent within the latency."""
+        return LinkFacts(max(self.all_reduce_s.values()), self.bytes_per_s, max(self.all_reduce_s))
+
+
+def measure_link(a: str, b: str) -> LinkSpeed:
+    """Let two ranks, each with one thread, add up numbers, for about a second.
+
+    Args:
+        a, b: ids of devices; the same one twice measures two ranks on it.
+
+    Raises:
+        NoDevice: one of them does not exist here.
+        EngineError: one has no memory left, or they cannot reach each other.
+    """
+    devices = [torch_device(name) for name in (a, b)]
+    try:
+        with _two_ranks(devices, _group(a, b, devices)) as (pool, ranks):
+            small = {n: _seconds(pool, ranks, n, N_SMALL) for n in SMALL_BYTES}
+            large = _seconds(pool, ranks, LARGE_BYTES, N_LARGE)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise EngineError(f"{a} or {b} has no memory left to measure their link with.") from None
+    finally:
+        release_reserves(devices)
+    return LinkSpeed(a, b, small, LARGE_BYTES / large)
+
+
+class _Rank:
+    """One side: adds up numbers of its own with those of the other."""
+
+    def __init__(self, group: ThreadGroup, rank: int, device: torch.device) -> None:
+        self._comm = group.communicator(rank, device)
+        self._device = device
+
+    def run(self, n_bytes: int, count: int) -> float:
+        """Seconds of one of `count` sums."""
+        x = torch.ones(1, n_bytes // 4, device=self._device)
+        self._comm.all_reduce(x, (0, 1), x.shape)  # so that both begin together
+        self._wait()
+        begun = time.perf_counter()
+        for _ in range(count):
+            self._comm.all_reduce(x, (0, 1), x.shape)
+        self._wait()
+        return (time.perf_counter() - begun) / count
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _group(a: str, b: str, devices: list[torch.device]) -> ThreadGroup:
+    """Where ranks of a model would meet on these devices."""
+    if "cpu" in (a, b) or {kernels_for(a), kernels_for(b)} != {"gpu"}:
+        return ThreadGroup(is_awake=uses_kernels(a) and uses_kernels(b))
+    from engine.gpu.comm.group import device_group  # Triton is not for the CPU
+
+    return device_group(devices, find_ways([a, b]))
+
+
+@contextmanager
+def _two_ranks(
+    devices: list[torch.device], group: ThreadGroup
+) -> Iterator[tuple[RankPool, list[_Rank]]]:
+    ranks = [_Rank(group, rank, device) for rank, device in enumerate(devices)]
+    n_before = torch.get_num_threads()
+    pool = RankPool(len(ranks), group.abort, lambda: torch.set_num_threads(1), group)
+    try:
+        torch.set_num_threads(1)
+        yield pool, ranks
+    finally:
+        pool.close()
+        group.settle()
+        torch.set_num_threads(n_before)
+
+
+def _seconds(pool: RankPool, ranks: list[_Rank], n_bytes: int, count: int) -> float:
+    """The shortest time of a sum, by the rank that takes longer."""
+
+    def measure(rank: int) -> float:
+        with torch.inference_mode():
+            return ranks[rank].run(n_bytes, count)
+
+    pool.run(measure)
+    return min(max(pool.run(measure)) for _ in range(N_ROUNDS))

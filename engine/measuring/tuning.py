@@ -1,0 +1,361 @@
+"""The measured search for the best split: short runs of a model that is split again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from engine.api import Model
+from engine.config import SPLIT_MODES, LoadParams
+from engine.errors import Cancelled, EngineError, OutOfDeviceMemory, SplitError, StateFileError
+from engine.events import Tune, TuneProgress, TuneStarted
+from engine.gguf import GGUFFile
+from engine.gguf.identity import model_hash
+from engine.json_file import cache_folder
+from engine.measuring.benchmark import BenchTest
+from engine.planning.planner import Planner
+from engine.planning.search.estimate import REPETITIONS, TrialSize, TuneEstimate, TunePlan
+from engine.planning.search.results import Sample, Trial, TuneResult, best_of, explained
+from engine.planning.search.results_file import TuneFile, device_set_of
+from engine.planning.search.search import Candidate, Clock, Infeasible, Search
+from engine.planning.speed.forecast import Forecaster
+from engine.progress import IsCancelled, ignore, never
+
+if TYPE_CHECKING:
+    from engine.measuring.benchmark import BenchResult
+
+Hold = Callable[[Model | None], None]
+
+FIXED = ("path", "n_ctx", "kv_type", "control_vectors", "control_layers")
+"""What a loaded model keeps in whatever split."""
+
+
+class Stand:
+    """A model on the split that is to be measured.
+
+    What is loaded is split anew, which takes less time than loading it from the start.
+
+    Args:
+        size: of trials; less from when on one of them takes long.
+        model: to begin with, if one is loaded.
+        hold: told of every change of what is loaded.
+    """
+
+    def __init__(
+        self,
+        size: TrialSize,
+        is_cancelled: IsCancelled = never,
+        model: Model | None = None,
+        hold: Hold = ignore,
+    ) -> None:
+        self.model, self.size = model, size
+        self._is_cancelled, self._hold = is_cancelled, hold
+
+    def measure(self, candidate: Candidate) -> Sample:
+        """Measure a split.
+
+        Raises:
+            Infeasible: it cannot run here.
+            Cancelled: somebody has had enough.
+            EngineError: the file cannot be read any more.
+        """
+        if self._is_cancelled():
+            raise Cancelled("The search")
+        try:
+            model, size = self._split(candidate.params), self.size
+            # generating comes first, since its warm-up compiles and records what both need
+            decode = self._bench(model, BenchTest(n_gen=size.n_gen), warm_up=True)
+            prefill = self._bench(model, BenchTest(n_prompt=size.n_prompt), warm_up=False)
+        except (OutOfDeviceMemory, SplitError) as error:
+            raise Infeasible(str(error)) from None
+        self.size = size.fitting(prefill.avg_ts, decode.avg_ts)
+        return Sample(
+            prefill.samples_ts,
+            decode.samples_ts,
+            tuple(rank.computed_s for rank in decode.ranks),
+            tuple(rank.waited_s for rank in decode.ranks),
+        )
+
+    def _bench(self, model: Model, test: BenchTest, *, warm_up: bool) -> BenchResult:
+        return model.bench(test, REPETITIONS, warm_up=warm_up, is_cancelled=self._is_cancelled)
+
+    def _split(self, params: LoadParams) -> Model:
+        """The model as `params` say."""
+        model = self.model
+        if model is None:
+            model = self.model = Model(params, is_cancelled=self._is_cancelled)
+            self._hold(model)
+        elif model.params != params:
+            try:
+                model.split_as(params, is_cancelled=self._is_cancelled)
+            finally:
+                if not model.is_loaded:
+                    self.close()
+        return model
+
+    def close(self) -> None:
+        """Free what is loaded."""
+        model, self.model = self.model, None
+        if model is not None:
+            self._hold(None)
+            model.close()
+
+
+def tune(
+    params: LoadParams,
+    *,
+    goal: str = "chat",
+    budget_s: float | None = None,
+    modes: Sequence[str] = SPLIT_MODES,
+    on_start: Callable[[TuneEstimate], None] = ignore,
+    on_progress: Callable[[TuneProgress], None] = ignore,
+    is_cancelled: IsCancelled = never,
+    forecaster: Forecaster | None = None,
+    file: TuneFile | None = None,
+) -> TuneResult:
+    """Find the split that is the fastest on this machine, by measuring.
+
+    Args:
+        params: what all trials have in common; its devices are those to choose from, its split
+            does not matter.
+        goal: "chat" or "prompts", see `engine.planning.search.results.GOALS`.
+        budget_s: seconds at most, but for the trial that is under way; None is what it takes, up
+            to ten minutes.
+        modes: to choose from.
+        on_start: told what is going to be done.
+        on_progress: told of each trial.
+        is_cancelled: asked before each token; what was found until then is the result.
+        forecaster: predicts and learns; None is this machine's.
+        file: keeps the result; None is this user's.
+
+    Raises:
+        EngineError: the file or a device cannot be used, or nothing fits.
+    """
+    with closing(Planner(params.path)) as planner:
+        tuning = Tuning(planner, params, forecaster or Forecaster.of_machine(), goal, budget_s)
+        tuning.prepare(modes=modes)
+        on_start(tuning.estimate)
+        stand = Stand(tuning.estimate.size, is_cancelled)
+        try:
+            return tuning.run(stand, on_progress, file or TuneFile.of_user())
+        finally:
+            stand.close()
+
+
+class Tuning:
+    """One search of one model."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        params: LoadParams,
+        forecaster: Forecaster,
+        goal: str,
+        budget_s: float | None,
+    ) -> None:
+        self._planner, self._params, self._forecaster = planner, params, forecaster
+        self._goal, self._budget_s = goal, budget_s
+        self._plan: TunePlan | None = None
+
+    def prepare(
+        self, held: dict[str, int] | None = None, modes: Sequence[str] = SPLIT_MODES
+    ) -> None:
+        """Work out what to try.
+
+        Args:
+            held: bytes by device that are given back before; they count as free.
+
+        Raises:
+            EngineError: nothing fits, or a device is not here.
+        """
+        free = dict(self._forecaster.free_bytes)
+        for device, n_bytes in (held or {}).items():
+            free[device] = free.get(device, 0) + n_bytes
+        self._plan = TunePlan(
+            self._planner, self._params, self._forecaster, self._goal, self._budget_s, free, modes
+        )
+        self._free = free
+
+    @property
+    def plan(self) -> TunePlan:
+        assert self._plan is not None, "it has to be prepared first"
+        return self._plan
+
+    @property
+    def estimate(self) -> TuneEstimate:
+        """What is going to be done."""
+        return self.plan.estimate
+
+    def run(
+        self, stand: Stand, on_progress: Callable[[TuneProgress], None], file: TuneFile | None
+    ) -> TuneResult:
+        """Search until the end, or until it is cancelled."""
+        begun, plan = time.perf_counter(), self.plan
+        clock = Clock(plan.estimate.budget_s, plan.estimate.trial_s)
+        n_done = 0
+
+        def report(trial: Trial) -> None:
+            nonlocal n_done
+            n_done += 1
+            at = best_of(search.trials, plan.goal)
+            best = None if at is None else search.trials[at]
+            on_progress(TuneProgress(n_done, max(n_done, plan.estimate.n_trials), trial, best))
+
+        search = Search(plan.space, plan.goal, stand.measure, clock, report)
+        search.run()
+        result = self._result(search, time.perf_counter() - begun)
+        self._learn(result, stand.size)
+        if file is not None and result.best is not None:
+            file.keep(result)
+        return result
+
+    def _result(self, search: Search, seconds: float) -> TuneResult:
+        plan, trials = self.plan, tuple(search.trials)
+        with GGUFFile.open(self._params.path) as file:
+            digest = model_hash(file)
+        return TuneResult(
+            model_name=self._planner.info.name,
+            model_hash=digest,
+            n_ctx=plan.n_ctx,
+            device_set=device_set_of(self._params, self._forecaster),
+            goal=plan.goal,
+            trials=trials,
+            regions=plan.space.regions(),
+            best=best_of(trials, plan.goal),
+            reason=explained(trials, plan.goal),
+            seconds=seconds,
+            is_complete=search.is_complete,
+            when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+
+    def _learn(self, result: TuneResult, size: TrialSize) -> None:
+        """Correct later predictions by what was measured."""
+        quant = self._planner.info.quant
+        for trial in result.trials:
+            if trial.sample is None:
+                continue
+            evaluation = self._planner.evaluate(trial.params, self._free)
+            seconds = size.n_prompt / trial.prefill_ts
+            learn = self._forecaster
+            learn.learn_prefill(evaluation, trial.params, quant, size.n_prompt, seconds)
+            learn.learn_decode(
+                evaluation, trial.params, quant, 1 / trial.decode_ts, size.n_gen // 2
+            )
+
+
+class Interlude:
+    """A search while a model may be loaded, which comes back afterwards.
+
+    Args:
+        model: what is loaded.
+        hold: told of every change of what is loaded.
+        is_closing: whether bringing it back is no longer of use.
+    """
+
+    def __init__(self, model: Model | None, hold: Hold, is_closing: IsCancelled) -> None:
+        self._model, self._hold, self._is_closing = model, hold, is_closing
+
+    def run(
+        self,
+        command: Tune,
+        send: Callable[[TuneStarted | TuneProgress], None],
+        is_cancelled: IsCancelled,
+    ) -> TuneResult:
+        """Search.
+
+        Raises:
+            EngineError: it could not be done, or the model could not be brought back.
+        """
+        params = command.params
+        with closing(Planner(params.path)) as planner:
+            tuning = Tuning(
+                planner, params, Forecaster.of_machine(), command.goal, command.budget_s
+            )
+            tuning.prepare(self._held(), command.modes)
+            send(TuneStarted(tuning.estimate))
+            with TemporaryDirectory(prefix="tandem-", dir=_folder()) as folder:
+                return self._search(tuning, Path(folder) / "state", params, send, is_cancelled)
+
+    def _held(self) -> dict[str, int]:
+        """Bytes by device of what is loaded."""
+        if self._model is None:
+            return {}
+        devices = ("cpu", *self._model.params.all_devices)
+        return self._model.runtime.returned(dict.fromkeys(devices, 0))
+
+    def _search(
+        self,
+        tuning: Tuning,
+        state: Path,
+        params: LoadParams,
+        send: Callable[[TuneProgress], None],
+        is_cancelled: IsCancelled,
+    ) -> TuneResult:
+        before = self._model.params if self._model else None
+        self._save(state)
+        stand = Stand(tuning.estimate.size, is_cancelled, self._lent(params), self._hold)
+        try:
+            return tuning.run(stand, send, TuneFile.of_user())
+        finally:
+            if before is None or self._is_closing():
+                stand.close()
+            else:
+                self._load_state(self._brought_back(stand.model, before), state)
+
+    def _lent(self, params: LoadParams) -> Model | None:
+        """What is loaded, if it can take the splits of a search; else it is freed."""
+        model = self._model
+        if model is None or can_be_split_as(model, params):
+            return model
+        self._hold(None)
+        model.close()
+        return None
+
+    def _save(self, path: Path) -> None:
+        """Keep the cache; without it a conversation is computed again when it goes on."""
+        if self._model is not None and self._model.n_cached:
+            with suppress(StateFileError):
+                self._model.save_state(path)
+
+    def _load_state(self, model: Model, path: Path) -> None:
+        if path.exists():
+            with suppress(EngineError):
+                model.load_state(path)
+
+    def _brought_back(self, model: Model | None, params: LoadParams) -> Model:
+        """Have what was loaded before again.
+
+        Args:
+            model: what is loaded now.
+        """
+        if model is not None and can_be_split_as(model, params):
+            with suppress(EngineError):
+                model.split_as(params, is_cancelled=self._is_closing)
+                return model
+        if model is not None:
+            self._hold(None)
+            model.close()
+        again = Model(params, is_cancelled=self._is_closing)
+        self._hold(again)
+        return again
+
+
+def can_be_split_as(model: Model, params: LoadParams) -> bool:
+    """Whether what is loaded differs at most in its split."""
+    return all(getattr(model.params, name) == getattr(params, name) for name in FIXED)
+
+
+def _folder() -> Path | None:
+    """Where there is room for a conversation's cache: not in memory, as some temporary folders."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    return None

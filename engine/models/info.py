@@ -1,0 +1,196 @@
+"""What a GGUF says about itself, from the header alone: no weights are read, no torch needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import EngineError, InvalidGGUF
+from engine.gguf import GGUFFile
+from engine.sharding.parts import SplitPart, split_parts
+
+FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
+    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
+    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
+}  # fmt: skip
+"""`general.file_type` to the name people know, from llama.cpp's `enum llama_ftype`."""
+
+UNKNOWN = "unknown"
+MAX_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One model file.
+
+    Attributes:
+        architecture: `general.architecture`, or "unknown".
+        n_ctx_train: context length it was trained for.
+        quant: the file's quantisation as people name it, such as "Q4_K_M".
+        has_chat_template: whether the file carries one.
+        tensor_types: (type name, number of tensors), most used first.
+    """
+
+    path: str
+    name: str
+    architecture: str
+    supported: bool
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_vocab: int
+    n_ctx_train: int
+    n_params: int
+    n_bytes: int
+    quant: str
+    has_chat_template: bool
+    tensor_types: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSummary:
+    """One tensor of a file; `shape` has the slowest dimension first."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """All of a header, for people: `metadata` is (key, short text) in file order.
+
+    Attributes:
+        warnings: sentences about what will be wrong with it once it is loaded.
+        problem: the sentence that loading would end in; empty if nothing is known to stop it.
+        parts: into how many pieces each part of the model can be cut; empty with a problem.
+    """
+
+    info: ModelInfo
+    version: int
+    files: tuple[str, ...]
+    metadata: tuple[tuple[str, str], ...]
+    tensors: tuple[TensorSummary, ...]
+    warnings: tuple[str, ...]
+    problem: str
+    parts: tuple[SplitPart, ...]
+
+
+def inspect_model(path: str | Path) -> Inspection:
+    """Read the whole header of `path` (any part of a split file).
+
+    Raises:
+        ModelFileError: the file is missing or is no GGUF.
+    """
+    from engine.text import tokenizer_warnings  # late: a window that only describes starts sooner
+
+    with GGUFFile.open(path) as file:
+        problem, parts = _parts(file)
+        return Inspection(
+            info=describe(file),
+            version=file.version,
+            files=tuple(str(part) for part in file.paths),
+            metadata=tuple((key, file.meta.describe(key)) for key in list(file.meta.keys())),
+            tensors=tuple(
+                TensorSummary(t.name, t.type.name, t.shape, t.n_bytes)
+                for t in file.tensors.values()
+            ),
+            warnings=tokenizer_warnings(file.meta),
+            problem=problem,
+            parts=parts,
+        )
+
+
+def _parts(file: GGUFFile) -> tuple[str, tuple[SplitPart, ...]]:
+    """What would stop a load, or else how finely the model can be cut."""
+    from engine.config import LoadParams
+    from engine.models.declare import declare
+
+    try:
+        declaration = declare(file, LoadParams(str(file.path)))
+    except EngineError as error:
+        return str(error), ()
+    return "", split_parts(declaration.dims, declaration.hp.n_vocab)
+
+
+def read_model_info(path: str | Path) -> ModelInfo:
+    """Read the header of `path` (any part of a split file).
+
+    Raises:
+        ModelFileError: the file is missing or is no GGUF.
+    """
+    with GGUFFile.open(path) as file:
+        return describe(file)
+
+
+def describe(file: GGUFFile) -> ModelInfo:
+    """The same from an open file; what its metadata does not say, or says oddly, is 0 or unknown.
+
+    So a file that cannot be run can still be looked at; loading it says what is wrong.
+    """
+    from engine.models.registry import is_supported
+
+    arch = _architecture(file)
+    heads = _number(file, f"{arch}.attention.head_count")
+    types = Counter(t.type.name for t in file.tensors.values())
+    return ModelInfo(
+        path=str(file.path),
+        name=_name(file),
+        architecture=arch,
+        supported=is_supported(arch),
+        n_layer=_number(file, f"{arch}.block_count"),
+        n_embd=_number(file, f"{arch}.embedding_length"),
+        n_head=heads,
+        n_head_kv=_number(file, f"{arch}.attention.head_count_kv", heads),
+        n_vocab=_n_vocab(file),
+        n_ctx_train=_number(file, f"{arch}.context_length"),
+        n_params=sum(t.n_elements for t in file.tensors.values()),
+        n_bytes=file.n_bytes,
+        quant=_quant(file, types),
+        has_chat_template="tokenizer.chat_template" in file.meta,
+        tensor_types=tuple(types.most_common()),
+    )
+
+
+def _architecture(file: GGUFFile) -> str:
+    try:
+        return file.meta.architecture
+    except InvalidGGUF:
+        return UNKNOWN
+
+
+def _name(file: GGUFFile) -> str:
+    """The model's name in one line of printable characters; the file's where it has none."""
+    name = file.meta.get("general.name")
+    if not isinstance(name, str):
+        return file.path.stem
+    shown = "".join(c if c.isprintable() else " " for c in name[:MAX_NAME])
+    return " ".join(shown.split()) or file.path.stem
+
+
+def _number(file: GGUFFile, key: str, default: int = 0) -> int:
+    """A count; the largest where there is one per layer, as of heads."""
+    value = file.meta.get(key, default)
+    items = value if isinstance(value, list) else [value]
+    return max((item for item in items if isinstance(item, int)), default=0)
+
+
+def _n_vocab(file: GGUFFile) -> int:
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None:
+        return embedding.n_rows
+    return file.meta.array_length("tokenizer.ggml.tokens") or 0
+
+
+def _quant(file: GGUFFile, types: Counter[str]) -> str:
+    file_type = file.meta.get("general.file_type")
+    if isinstance(file_type, int) and file_type in FILE_TYPES:
+        return FILE_TYPES[file_type]
+    matrices = Counter(t.type.name for t in file.tensors.values() if len(t.shape) > 1)
+    return (matrices or types).most_common(1)[0][0] if types else "none"

@@ -1,0 +1,275 @@
+"""Collectives between ranks: one interface, and the implementation for ranks that are threads.
+
+Every member of a group makes the same calls in the same order. Sums run in rank order on every
+rank, so all members end with the same bits, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.cpu.kernels.log import present, present_log, refuse
+from engine.cpu.kernels.steps import is_plain
+from engine.errors import LeftAlone
+from engine.parallel.agreement import check_alike, check_fit
+from engine.parallel.meeting import MOST_ADDED, AwakeMeeting, Meeting, Progress, Shown, Slice
+from engine.parallel.transfers import Mover
+
+if TYPE_CHECKING:
+    from engine.gpu.comm.one_shot import Lane
+
+Group = tuple[int, ...]
+
+
+class Communicator(Protocol):
+    """What a model may ask of the other ranks; `None` stands for a rank that has nothing to give.
+
+    Raises:
+        CommError: a rank left, or gave what cannot be; it names that one. `LeftAlone` is one that
+            names nobody, where others tell what has happened.
+    """
+
+    rank: int
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for others so far, but for repeated calls."""
+        ...
+
+    def all_reduce(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """Sum over the group; every member gets the result, with the same bits.
+
+        Args:
+            shape: of all values, where all members tell it.
+        """
+        ...
+
+    def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
+        """Join along the last dimension in rank order, on the first member of the group.
+
+        The others get None.
+
+        Args:
+            alike: what has the same bits on all ranks that compute as this one does, to be
+                compared where that costs little.
+        """
+        ...
+
+    def broadcast(
+        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """The tensor of rank `source`, on every member of the group; `shape` as in `all_reduce`."""
+        ...
+
+    def lane(self, group: Group, n: int) -> Lane | None:
+        """Where kernels sum n numbers of each member by themselves; None on all if they do not."""
+        ...
+
+
+class ThreadGroup:
+    """The shared side of all communicators of one model.
+
+    Args:
+        is_awake: ranks wait for each other awake for a while, which takes kernels for the CPU.
+
+    Attributes:
+        notes: what a person should know of the ways between devices, as sentences.
+    """
+
+    def __init__(self, *, is_awake: bool = False) -> None:
+        self._kind = AwakeMeeting if is_awake else Meeting
+        self._lock = threading.Lock()
+        self._meetings: dict[Group, Meeting] = {}
+        self._devices: dict[int, torch.device] = {}
+        self._is_aborted = False
+        self._has_lost = False
+        self.progress = Progress()
+        self.notes: tuple[str, ...] = ()
+
+    def meeting(self, group: Group) -> Meeting:
+        """Where the members of a group find each other."""
+        return self._meetings.get(group) or self._new_meeting(group)
+
+    def _new_meeting(self, group: Group) -> Meeting:
+        with self._lock:
+            meeting = self._meetings.get(group)
+            if meeting is None:
+                meeting = self._kind(len(group), self.progress)
+                if self._is_aborted:
+                    meeting.abort()
+                self._meetings[group] = meeting
+            return meeting
+
+    def communicator(self, rank: int, device: torch.device) -> Communicator:
+        """What a rank on a device meets the others by."""
+        return ThreadCommunicator(self, rank, device)
+
+    def join(self, rank: int, device: torch.device) -> None:
+        """Note on which device a rank is."""
+        self._devices[rank] = device
+
+    def device(self, rank: int) -> str:
+        """The device of a rank; "" if it is not known."""
+        return str(self._devices.get(rank, ""))
+
+    def is_alive(self, rank: int) -> bool | None:
+        """Whether a rank's device does something; None where its threads tell.
+
+        Threads may wait without a sign for a GPU that computes.
+        """
+        device = self._devices.get(rank)
+        return None if device is None or device.type == "cpu" else True
+
+    @property
+    def n_passed(self) -> int:
+        """Collectives of all ranks so far, but for some that were repeated."""
+        return self.progress.count
+
+    def waiting(self) -> Mapping[int, Sequence[int]]:
+        """The ranks that wait for others now, and for which ones."""
+        found: dict[int, Sequence[int]] = {}
+        for group, meeting in list(self._meetings.items()):
+            waiting, missing = meeting.missing()
+            found.update((group[seat], [group[other] for other in missing]) for seat in waiting)
+        return found
+
+    def waited_s(self, rank: int) -> float:
+        """Seconds that a rank has waited for others so far, but for repeated calls."""
+        meetings = list(self._meetings.items())
+        return sum(m.waited_s(group.index(rank)) for group, m in meetings if rank in group)
+
+    def abort(self) -> None:
+        """Wake every rank that waits, with an error; called when one of them has failed."""
+        with self._lock:
+            self._is_aborted = True
+            for meeting in self._meetings.values():
+                meeting.abort()
+
+    def lose(self) -> None:
+        """The same for good: a rank may come back at any time, and must not wait then."""
+        self._has_lost = True
+        self.abort()
+
+    def close(self) -> None:
+        """Free what ranks have met by, once they meet no more; safe to call twice."""
+        self._meetings.clear()
+
+    def settle(self) -> None:
+        """Let go of what was exchanged, once no rank is inside a collective; undoes an abort."""
+        with self._lock:
+            if self._has_lost:
+                return
+            if self._is_aborted:
+                self._is_aborted = False
+                self._meetings.clear()
+            for meeting in self._meetings.values():
+                meeting.clear()
+
+
+class ThreadCommunicator:
+    """A rank that is a thread of this process; peers' tensors are read where they are."""
+
+    def __init__(self, shared: ThreadGroup, rank: int, device: torch.device) -> None:
+        self.rank = rank
+        self.device = device
+        self._shared = shared
+        self._mover = Mover(device)
+        shared.join(rank, device)
+
+    @property
+    def waited_s(self) -> float:
+        return self._shared.waited_s(self.rank)
+
+    def all_reduce(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        self._shared.progress.count += 1
+        if len(group) == 1:
+            assert x is not None, "a group of one has nobody else to give a value"
+            return x
+        return self._noted(x, group, lambda: self._sum(x, group))
+
+    def _noted(self, x: Tensor | None, group: Group, compute: Callable[[], Tensor]) -> Tensor:
+        """The sum of what the members show, from `compute`, which is not noted itself."""
+        log = present()
+        if log is None:
+            return compute()
+        with present_log(None):
+            total = compute().clone()
+        if total.numel() <= MOST_ADDED and all(t is None or is_plain(t) for t in (x, total)):
+            self._shared.meeting(group).note(log, group.index(self.rank), x, total)
+        else:
+            refuse("ranks exchange what no kernel adds up")
+        return total
+
+    def _sum(self, x: Tensor | None, group: Group) -> Tensor:
+        meeting = self._shared.meeting(group)
+        out = meeting.place_for(x)
+        shown, is_added = self._exchange(meeting, x, group, out)
+        values = _present(shown, group)
+        assert values, "no rank of the group had a value"
+        check_fit(values, self._shared.device)
+        if is_added:
+            assert out is not None, "nothing is added without a place for it"
+            return out
+        first, *others = (self._mover.moved(value) for value in values.values())
+        return sum(others, start=first)
+
+    def lane(self, group: Group, n: int) -> Lane | None:
+        return None
+
+    def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
+        refuse("slices are joined in Python")
+        if len(group) == 1:
+            return x
+        is_alike = alike is not None and alike.is_cpu and alike.dtype is torch.float32
+        shown = self._shown(Slice(x, alike if is_alike else None), group)
+        return self._join(shown, group) if self.rank == group[0] else None
+
+    def _join(self, shown: Sequence[Shown], group: Group) -> Tensor:
+        slices = [s for s in shown if isinstance(s, Slice)]
+        if alike := _present([s.alike for s in slices], group):
+            check_alike(alike, self._shared.device)
+        values = _present([s.value for s in slices], group)
+        check_fit(values, self._shared.device, all_but_last=True)
+        found = [self._mover.moved(value) for value in values.values()]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+    def broadcast(
+        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        return self._noted(
+            x if self.rank == source else None, group, lambda: self._sent(x, source, group)
+        )
+
+    def _sent(self, x: Tensor | None, source: int, group: Group) -> Tensor:
+        value = x if len(group) == 1 else self._shown(x, group)[group.index(source)]
+        assert isinstance(value, Tensor), "the source must have a value"
+        return self._mover.moved(value)
+
+    def _shown(self, x: Shown, group: Group) -> Sequence[Shown]:
+        """The values of all members, in group order."""
+        return self._exchange(self._shared.meeting(group), x, group)[0]
+
+    def _exchange(
+        self, meeting: Meeting, x: Shown, group: Group, out: Tensor | None = None
+    ) -> tuple[Sequence[Shown], bool]:
+        value = x.value if isinstance(x, Slice) else x
+        if value is not None and value.is_cuda:  # peers read it from other streams
+            torch.cuda.current_stream(value.device).synchronize()
+        try:
+            return meeting.exchange(group.index(self.rank), x, out)
+        except threading.BrokenBarrierError:
+            raise LeftAlone(self.rank, str(self.device)) from None
+
+
+def _present(shown: Sequence[Shown], group: Group) -> dict[int, Tensor]:
+    """The values of those members that have any, by rank."""
+    return {rank: x for rank, x in zip(group, shown, strict=True) if isinstance(x, Tensor)}

@@ -1,0 +1,272 @@
+"""What the blocks of a model cost a rank, remembered for each kind of block and each cut.
+
+The blocks of a model are of few kinds, and what a part of one costs a rank depends on nothing but
+the rank's interval of it. So each is declared once and then looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.forward.state import KVState, RecurrentState, State
+from engine.layers.linear import ExpertLinear
+from engine.layers.mixers.attention import Attention
+from engine.layers.mixers.mla import LatentAttention
+from engine.planning.evaluation.model_load import DEQUANTISED, RankLoad, Weights
+from engine.planning.evaluation.part_probe import (
+    FIELDS,
+    MEMBERS,
+    NOTHING,
+    SEEN,
+    SIZES,
+    Span,
+    Spans,
+    one_rank,
+)
+from engine.planning.footprint import (
+    Working,
+    bytes_of_pieces,
+    n_elements,
+    packed_bytes,
+    slot_pieces,
+)
+
+if TYPE_CHECKING:
+    from engine.layers.block import Block
+    from engine.layers.module import Module, Slot, TensorSource
+    from engine.models.base import CausalLM
+    from engine.sharding.ranges import Ranges
+    from engine.sharding.split import BlockDims, BlockSplit
+
+MIXER, FEED = ("attention", "recurrent"), ("ffn", "experts", "shared")
+"""The parts of a block that its ranks sum up together."""
+
+MAX_KNOWN = 1 << 16
+"""Costs that a kind of block remembers; a long drag of a large model makes a few thousand."""
+
+
+class Held(NamedTuple):
+    """How a rank holds things: weights (see `DevicePlan.storage`), keys and values."""
+
+    storage: str
+    kv_type: str
+
+
+class Cost(NamedTuple):
+    """What something takes of one rank.
+
+    Attributes:
+        weights: bytes as held.
+        file_bytes: bytes of the file that are read for it.
+        elements: of matrices.
+        kv: bytes of keys and values for one position of context.
+        state: bytes of recurrent states.
+        working: sizes of what is computed with.
+        load: what a token does with it.
+    """
+
+    weights: int = 0
+    file_bytes: int = 0
+    elements: int = 0
+    kv: int = 0
+    state: int = 0
+    working: Working = Working()
+    load: RankLoad = RankLoad()
+
+
+NO_LOAD, NO_COST = RankLoad(), Cost()
+
+
+def joined(loads: Iterable[RankLoad]) -> RankLoad:
+    """One token that does all of it."""
+    found = [load for load in loads if load is not NO_LOAD]
+    if len(found) < 2:
+        return found[0] if found else NO_LOAD
+    kinds: dict[str, Weights] = {}
+    for load in found:
+        for kind, n_bytes, flop in load.kinds:
+            known = kinds.get(kind, Weights(kind, 0.0, 0.0))
+            kinds[kind] = Weights(kind, known.read_bytes + n_bytes, known.flop + flop)
+    is_routed = any(load.batch_bytes for load in found)
+    return RankLoad(
+        sum(load.read_bytes for load in found),
+        sum(load.flop for load in found),
+        sum(load.kv_bytes for load in found),
+        max(load.window for load in found),
+        sum(load.n_op for load in found),
+        tuple(kinds.values()),
+        sum(load.kv_flop for load in found),
+        sum(load.batch_bytes or load.read_bytes for load in found) if is_routed else 0.0,
+    )
+
+
+def together(costs: Iterable[Cost]) -> Cost:
+    """What all of it takes."""
+    found = [cost for cost in costs if cost is not NO_COST]
+    if len(found) < 2:
+        return found[0] if found else NO_COST
+    return Cost(
+        sum(cost.weights for cost in found),
+        sum(cost.file_bytes for cost in found),
+        sum(cost.elements for cost in found),
+        sum(cost.kv for cost in found),
+        sum(cost.state for cost in found),
+        Working.largest(cost.working for cost in found),
+        joined(cost.load for cost in found),
+    )
+
+
+def cost_of(
+    slots: Iterable[Slot], states: Sequence[State], rank: int, held: Held, n_used: int = 0
+) -> Cost:
+    """What a rank takes for some tensors and for what their layer remembers.
+
+    Args:
+        n_used: experts of a token.
+    """
+    weights = file_bytes = elements = 0
+    loads = []
+    for slot in slots:
+        pieces = slot_pieces(slot, rank)
+        if pieces:
+            n_bytes = bytes_of_pieces(slot, pieces, held.storage)
+            n = sum(map(n_elements, pieces))
+            weights += n_bytes
+            file_bytes += sum(packed_bytes(slot, piece) for piece in pieces)
+            elements += n if slot.is_matrix else 0
+            loads.append(weight_load(slot, n_bytes, n, held.storage, n_used))
+    kv = state = 0
+    for memory in states:
+        n_bytes = memory.n_bytes(rank, 1, held.kv_type)
+        kv += n_bytes if isinstance(memory, KVState) else 0
+        state += n_bytes if isinstance(memory, RecurrentState) else 0
+    working = Working.of_states(states, rank)
+    return Cost(weights, file_bytes, elements, kv, state, working, joined(loads))
+
+
+def weight_load(slot: Slot, n_bytes: int, n_elements: int, storage: str, n_used: int) -> RankLoad:
+    """What a token does with one tensor of which a rank holds so much."""
+    used = n_used / slot.tensor.shape[0] if isinstance(slot.owner, ExpertLinear) else 1.0
+    read = used * n_bytes
+    batch = float(n_bytes) if used < 1 else 0.0
+    if not slot.is_matrix:
+        return RankLoad(read, batch_bytes=batch)
+    flop = 2 * used * n_elements
+    holding = slot.holding(storage)
+    names = {"packed": DEQUANTISED, "f32": "F32"}
+    kinds = (Weights(names.get(holding, slot.tensor.type.name), read, flop),)
+    return RankLoad(read, flop, n_op=1, kinds=kinds, batch_bytes=batch)
+
+
+class Stage:
+    """What a block computes until its ranks meet.
+
+    Attributes:
+        fields: the cuts it depends on, as `BlockSplit` calls them.
+        cuts_of: gives these cuts of a block, in a tuple if they are several.
+        n_reduce: how often the ranks meet, if there are several.
+    """
+
+    def __init__(self, kind: Kind, parts: tuple[str, ...], n_reduce: int, *, is_last: bool) -> None:
+        self._kind = kind
+        self._parts = parts
+        self._is_last = is_last
+        self.n_reduce = n_reduce
+        self.fields = tuple(name for part in parts for name in FIELDS[part])
+        self.cuts_of: Callable[[BlockSplit], Ranges | tuple[Ranges, ...]]
+        self.cuts_of = attrgetter(*self.fields)
+        self._costs: dict[tuple[Spans, Held], Cost] = {}
+
+    def cost(self, spans: Spans, held: Held) -> Cost:
+        """What a rank of the block with these intervals of `fields` takes."""
+        key = spans, held
+        found = self._costs.get(key)
+        if found is None:
+            mine = dict(zip(self.fields, spans, strict=True))
+            found = self._costs[key] = self._joined(mine, held)
+        return found
+
+    def _joined(self, spans: Mapping[str, Span], held: Held) -> Cost:
+        """Of all its parts; what all ranks of a block hold counts in its last stage."""
+        costs = [self._kind.cost(MEMBERS, (), held)] if self._is_last else []
+        for part in self._parts:
+            mine = tuple(spans[name] for name in FIELDS[part])
+            if mine[0] != NOTHING:
+                costs.append(self._kind.cost(part, mine, held))
+        return together(costs)
+
+
+class Kind:
+    """Blocks that declare the same tensors and are cut by the same sizes.
+
+    Args:
+        model: a probe that is bound to the tensors of `source`.
+        layer: of one of the blocks.
+        owners: what each of its tensors follows.
+
+    Attributes:
+        stages: in order.
+    """
+
+    def __init__(
+        self, model: CausalLM, source: TensorSource, layer: int, dims: BlockDims,
+        owners: tuple[str | None, ...],
+    ) -> None:  # fmt: skip
+        self._model, self._source, self._layer = model, source, layer
+        self._dims, self._owners = dims, owners
+        self._costs: dict[tuple[str, Spans, Held], Cost] = {}
+        reduces = model.blk[layer].reduces()
+        groups = (MIXER, FEED) if len(reduces) > 1 else ((*MIXER, *FEED),)
+        parts = [tuple(part for part in group if self._has(part)) for group in groups]
+        found = [(mine, n) for mine, n in zip(parts, reduces, strict=True) if mine]
+        self.stages = tuple(Stage(self, mine, n, is_last=mine is found[-1][0]) for mine, n in found)
+
+    def _has(self, part: str) -> bool:
+        return bool(getattr(self._dims, SIZES[FIELDS[part][0]]))
+
+    def cost(self, owner: str, spans: Spans, held: Held) -> Cost:
+        """What a rank takes that has these intervals of a part, or that is one of the `MEMBERS`."""
+        key = owner, spans, held
+        found = self._costs.get(key)
+        if found is None:
+            if len(self._costs) >= MAX_KNOWN:
+                self._costs.clear()
+            found = self._costs[key] = self._declared(owner, spans, held)
+        return found
+
+    def _declared(self, owner: str, spans: Spans, held: Held) -> Cost:
+        hp, layer = self._model.hp, self._layer
+        mine = dict(zip(FIELDS.get(owner, ()), spans, strict=True))
+        split = one_rank(self._dims, mine, is_member=owner == MEMBERS)
+        block = type(self._model.blk[layer])(hp, split, layer, self._model.rope_of(layer))
+        slots = block.bind(self._source, f"blk.{layer}")
+        chosen = [s for s, o in zip(slots, self._owners, strict=True) if o == owner]
+        cost = cost_of(chosen, block.states(), SEEN, held, hp.n_expert_used[layer])
+        working = Working.largest((cost.working, Working.of_block(split, SEEN)))
+        load = joined((cost.load, attention_load(block, held.kv_type)))
+        return cost._replace(working=working, load=load)
+
+
+def attention_load(block: Block, kv_type: str) -> RankLoad:
+    """What a token of the rank `SEEN` does with keys and values, also with another layer's."""
+    loads = []
+    for module in _modules(block):
+        if isinstance(module, Attention | LatentAttention):
+            state = module.attended()
+            elements = state.heads.size(SEEN) * (state.head_dim_k + state.head_dim_v)
+            loads.append(
+                RankLoad(
+                    kv_bytes=state.n_bytes(SEEN, 1, kv_type),
+                    kv_flop=2 * elements,
+                    window=module.scores.window or module.scores.chunk,
+                )
+            )
+    return joined(loads)
+
+
+def _modules(module: Module) -> Iterator[Module]:
+    yield module
+    for _, child in module.children():
+        yield from _modules(child)

@@ -1,0 +1,110 @@
+"""What lies before the first block and behind the last one, and what all ranks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.layers.linear import Embedding
+from engine.planning.evaluation.block_costs import (
+    NO_COST,
+    NO_LOAD,
+    Cost,
+    Held,
+    cost_of,
+    joined,
+    together,
+)
+from engine.planning.evaluation.model_load import RankLoad
+from engine.planning.evaluation.part_probe import EMBEDDING, MEMBERS, OUTPUT, SEEN, Span, owner_of
+from engine.planning.footprint import Working
+from engine.sharding.placement import Replicate, Shard
+from engine.sharding.ranges import Ranges
+
+if TYPE_CHECKING:
+    from engine.layers.module import Slot
+    from engine.models.base import CausalLM
+    from engine.sharding.split import ModelSplit
+
+MAX_KNOWN = 1 << 12
+"""Costs that are remembered; each position of a drag cuts the vocabulary elsewhere."""
+
+
+class EndCost(NamedTuple):
+    """What a rank takes beside its blocks.
+
+    Attributes:
+        embedding, head: what a token does there.
+    """
+
+    cost: Cost = NO_COST
+    embedding: RankLoad = NO_LOAD
+    head: RankLoad = NO_LOAD
+
+
+class Ends:
+    """The tensors of a model that belong to no block.
+
+    Args:
+        model: a probe.
+        slots: of these tensors.
+    """
+
+    def __init__(self, model: CausalLM, slots: Sequence[Slot]) -> None:
+        self._slots = [(slot, owner_of(slot.placement.owners())) for slot in slots]
+        self._heads = {id(model.output_norm)}
+        self._heads.add(id(model.token_embd if model.hp.tied else model.output))
+        self._known: dict[tuple[str, Span, Held], EndCost] = {}
+
+    def cost(self, split: ModelSplit, rank: int, held: Held) -> EndCost:
+        """What `rank` takes."""
+        rows = Cost(working=Working(rows=split.output.size(rank)))
+        spans = {
+            EMBEDDING: split.embedding.spans[rank],
+            OUTPUT: split.output.spans[rank],
+            MEMBERS: (0, 1 if rank in split.used else 0),
+        }
+        found = [self._of(owner, span, held) for owner, span in spans.items() if span[1] > span[0]]
+        return _all([EndCost(rows), *found])
+
+    def _of(self, owner: str, span: Span, held: Held) -> EndCost:
+        key = owner, span, held
+        if key not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            mine = (slot for slot, of_slot in self._slots if of_slot == owner)
+            self._known[key] = _all([self._slot_cost(slot, span, held) for slot in mine])
+        return self._known[key]
+
+    def _slot_cost(self, slot: Slot, span: Span, held: Held) -> EndCost:
+        """What the rank takes that has these rows of the vocabulary, or that takes part."""
+        part, placement = 1.0, slot.placement
+        if isinstance(placement, Shard):
+            start, stop = span
+            cuts = tuple(Ranges(((0, start), span), s.total) for s in placement.segments)
+            placement = Shard(placement.dim, cuts)
+            part = (stop - start) / cuts[0].total
+        else:
+            placement = Replicate((SEEN,))
+        mine = replace(slot, placement=placement)
+        cost = cost_of([mine], (), SEEN, held)
+        load, is_head = cost.load, id(slot.owner) in self._heads
+        cost = cost._replace(load=NO_LOAD)
+        if isinstance(slot.owner, Embedding) or _is_table(slot):
+            row = RankLoad(part * slot.tensor.row_bytes)
+            return EndCost(cost, row, load if is_head else NO_LOAD)
+        return EndCost(cost, NO_LOAD, load) if is_head else EndCost(cost, load, NO_LOAD)
+
+
+def _is_table(slot: Slot) -> bool:
+    """Whether a token reads one row of it."""
+    return not slot.is_matrix and len(slot.tensor.shape) > 1
+
+
+def _all(costs: Sequence[EndCost]) -> EndCost:
+    return EndCost(
+        together(end.cost for end in costs),
+        joined(end.embedding for end in costs),
+        joined(end.head for end in costs),
+    )

@@ -1,0 +1,375 @@
+"""How many bytes tensors take on a rank, in the file and in memory, and what computing takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.forward.state import (
+    CPU_STEP,
+    DEVICE_STEP,
+    KERNELS_STEP,
+    RecurrentState,
+    State,
+    attention_work,
+)
+from engine.quants.extent import BF16_CHUNK, DEVICE_CHUNK, Extent, token_bytes
+from engine.quants.layout import BLOCK, LAYOUTS
+from engine.sharding.placement import Shard, Slices
+
+if TYPE_CHECKING:
+    from engine.layers.hparams import HParams
+    from engine.layers.module import Slot
+    from engine.sharding.split import BlockSplit
+
+F32_BYTES = 4
+BF16_BYTES = 2
+
+RUNTIME_BYTES = 500 << 20
+"""What CUDA and its libraries take of a device before anything is computed there: 300 to 600 MB, by
+driver and card."""
+
+UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
+"""Working memory of a packed matrix while it is dequantised in chunks."""
+
+LOAD_BUFFERS, LOAD_BUFFER_BYTES = 3, 32 << 20
+"""What parts of the file pass on their way to a GPU: so many of this size, in the host's memory and
+on the GPU. One is filled and one is copied while one waits."""
+
+PACK_BYTES = 64 << 20
+"""Working memory on a GPU while blocks of the file become planes there."""
+
+LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
+"""What a GPU takes beside its weights, at most, while these are loaded; nothing stays of it."""
+
+
+LINK_ROUND_BYTES = 4 << 20
+"""What ranks on GPUs show each other at a time of a large value, see `engine.gpu.comm.copies`."""
+
+LANE_BYTES = 516 << 10
+"""Packets from each other rank, in two halves that take turns, see `engine.gpu.comm.one_shot`."""
+
+LINK_SETS = 2
+"""Buffers for that take turns: one is filled while the other is read."""
+
+
+def shown_bytes(stage: int, n_ranks: int) -> int:
+    """What one of n ranks shows the others in a stage: a part of a value, then a slice's sum."""
+    return LINK_ROUND_BYTES if stage == 0 else -(-LINK_ROUND_BYTES // n_ranks // 16) * 16
+
+
+def link_bytes(n_ranks: int) -> int:
+    """What a rank on a GPU needs there to add up values with others: large ones and small ones."""
+    return copying_bytes(n_ranks) + max(0, n_ranks - 1) * LANE_BYTES
+
+
+def copying_bytes(n_ranks: int) -> int:
+    """The same for large values alone.
+
+    The host's pinned memory has as much without what each rank gets: `host_link_bytes`.
+    """
+    if n_ranks < 2:
+        return 0
+    stages = range(1 if n_ranks == 2 else 2)
+    total = 2 * shown_bytes(1, n_ranks) if n_ranks > 2 else 0
+    return total + LINK_SETS * sum(shown_bytes(k, n_ranks) + LINK_ROUND_BYTES for k in stages)
+
+
+def host_link_bytes(n_ranks: int) -> int:
+    """What the same takes of the host's memory for each rank whose values pass there."""
+    if n_ranks < 2:
+        return 0
+    stages = range(1 if n_ranks == 2 else 2)
+    return LINK_SETS * sum(shown_bytes(stage, n_ranks) for stage in stages)
+
+
+def runtime_bytes(device: str) -> int:
+    """What using a device takes by itself."""
+    return 0 if device == "cpu" else RUNTIME_BYTES
+
+
+def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:
+    """The parts of a tensor that a rank holds; empty if none."""
+    return slot.placement.pieces(slot.tensor.shape, rank)
+
+
+def n_elements(slices: Slices) -> int:
+    """Elements of a part of a tensor."""
+    return prod([part.stop - part.start for part in slices])
+
+
+def packed_bytes(slot: Slot, slices: Slices) -> int:
+    """Bytes of the file's blocks that cover a slice."""
+    kind = slot.tensor.type
+    columns = slices[-1]
+    n_blocks: int = -(-columns.stop // kind.block_size) - columns.start // kind.block_size
+    return n_elements(slices[:-1]) * n_blocks * kind.type_size
+
+
+def held_bytes(slot: Slot, rank: int, storage: str) -> int:
+    """Bytes of one tensor on a rank, once loaded.
+
+    Args:
+        storage: how the rank holds matrices, see `engine.planning.plan.DevicePlan`.
+    """
+    return bytes_of_pieces(slot, slot_pieces(slot, rank), storage)
+
+
+def bytes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> int:
+    """Bytes of these parts of one tensor, once loaded; see `held_bytes`."""
+    kind = slot.holding(storage)
+    if kind == "packed":
+        return sum(packed_bytes(slot, piece) for piece in pieces)
+    if kind == "planes":
+        return _plane_bytes(slot, pieces)
+    size = slot.tensor.type.type_size if kind == "plain" else F32_BYTES
+    return size * sum(map(n_elements, pieces))
+
+
+def _plane_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
+    """Bytes of a matrix in planes; intervals of rows share tiles, intervals of columns do not."""
+    layout = LAYOUTS[slot.tensor.type.number]
+    return sum(
+        n_matrix * Extent.of(columns.start, columns.stop).n_bytes(layout, n_rows)
+        for n_matrix, n_rows, columns in plane_parts(slot, pieces)
+    )
+
+
+def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, slice]]:
+    """What a rank holds of a matrix: (matrices, rows of each, columns) for each part."""
+    shapes = [[part.stop - part.start for part in piece] for piece in pieces]
+    dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
+    if not pieces or dim == len(shapes[0]) - 1:
+        return [
+            (prod(shape[:-2]), shape[-2], piece[-1])
+            for shape, piece in zip(shapes, pieces, strict=True)
+        ]
+    whole = list(shapes[0])
+    whole[dim] = sum(shape[dim] for shape in shapes)
+    return [(prod(whole[:-2]), whole[-2], pieces[0][-1])]
+
+
+class CacheSize(NamedTuple):
+    """What attention of one layer meets on a rank.
+
+    Attributes:
+        heads: query heads.
+        kv_heads: key-value heads.
+        row: elements of a key and its value.
+        is_shared: values are part of the keys.
+    """
+
+    heads: int
+    kv_heads: int
+    row: int
+    is_shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """Sizes of what one rank computes with, each the largest that it meets in any block.
+
+    Attributes:
+        columns: of an FFN or of the shared expert.
+        routed: columns of each routed expert.
+        width: elements of all its query heads, or of its query heads against latents.
+        recurrent: elements per token that a recurrent layer needs, see `RecurrentState.n_work`.
+        caches: each size once.
+        rows: of the output head.
+    """
+
+    columns: int = 0
+    routed: int = 0
+    width: int = 0
+    recurrent: int = 0
+    caches: frozenset[CacheSize] = frozenset()
+    rows: int = 0
+
+    @classmethod
+    def of_block(cls, block: BlockSplit, rank: int) -> Working:
+        """The columns of one block."""
+        return cls(max(block.ffn.size(rank), block.shared.size(rank)), block.experts.size(rank))
+
+    @classmethod
+    def of_states(cls, states: Iterable[State], rank: int) -> Working:
+        """What `rank` computes with where these are its memories."""
+        return cls.largest([_of_state(state, rank) for state in states])
+
+    @classmethod
+    def largest(cls, several: Iterable[Working]) -> Working:
+        """Of what is met one after the other."""
+        columns = routed = width = recurrent = rows = 0
+        caches: frozenset[CacheSize] = frozenset()
+        for one in several:
+            columns = max(columns, one.columns)
+            routed = max(routed, one.routed)
+            width = max(width, one.width)
+            recurrent = max(recurrent, one.recurrent)
+            rows = max(rows, one.rows)
+            if not one.caches <= caches:
+                caches |= one.caches
+        return cls(columns, routed, width, recurrent, caches, rows)
+
+
+def _of_state(state: State, rank: int) -> Working:
+    if isinstance(state, RecurrentState):
+        return Working(recurrent=state.n_work(rank))
+    heads = state.heads.size(rank)
+    if not heads:
+        return Working()
+    cache = CacheSize(heads, state.kv_heads.size(rank), state.row, state.v_in_k)
+    return Working(width=heads * state.head_dim_k, caches=frozenset({cache}))
+
+
+def compute_bytes(
+    working: Working,
+    hp: HParams,
+    n_tokens: int,
+    n_ctx: int,
+    device: str,
+    storage: str,
+    *,
+    is_kv_on_host: bool = False,
+) -> int:
+    """An estimate of the largest working set of one pass, from the sizes of its tensors.
+
+    On a GPU it is at least what loading takes, which is free again by then.
+
+    Args:
+        n_tokens: that are computed at once.
+    """
+    if working == Working():
+        return 0
+    logits = F32_BYTES * (working.rows + hp.n_vocab)
+    if storage == "kernels" and device == "cpu":
+        return logits + _kernel_bytes(working, hp, n_tokens, n_ctx)
+    if storage == "kernels":
+        n_bytes = _device_bytes(working, hp, n_tokens, n_ctx, is_kv_on_host=is_kv_on_host)
+        return max(2 * logits + n_bytes, LOADING_BYTES)  # a graph's logits stay where they are
+    n_used = max(hp.n_expert_used, default=0) if working.routed else 0
+    routed = n_used * (3 * working.routed + 2 * hp.n_embd)
+    per_token = 6 * hp.n_embd + 3 * working.columns + routed
+    per_token += 4 * working.width + working.recurrent
+    step = CPU_STEP if device == "cpu" else DEVICE_STEP
+    attention = max(
+        (attention_work(c.heads, c.row, n_tokens, n_ctx, step) for c in working.caches), default=0
+    )
+    unpack = UNPACK_BYTES if storage == "packed" else 0
+    return F32_BYTES * (n_tokens * per_token + attention) + logits + unpack
+
+
+def _kernel_bytes(working: Working, hp: HParams, n_tokens: int, n_ctx: int) -> int:
+    """The same on the CPU's kernels, without logits: attention and FFN come one after the other.
+
+    The largest of these, beside the stream, norms of it, and scratch for products in BF16; also
+    what one recorded token keeps.
+    """
+    stream, feed = 6 * hp.n_embd, 3 * working.columns
+    short = BF16_BYTES * working.columns
+    sizes = [F32_BYTES * feed + short, F32_BYTES * working.recurrent]
+    if working.routed:
+        n_used, widest = max(hp.n_expert_used), max(working.routed, hp.n_embd)
+        panels = -(-widest // BLOCK) * token_bytes(x_bytes(hp))
+        rows = 3 * working.routed + 2 * hp.n_embd
+        sizes.append(n_used * (F32_BYTES * rows + panels))
+    attention = max((_attention_bytes(c, n_tokens, n_ctx) for c in working.caches), default=0)
+    attention += F32_BYTES * n_tokens * 4 * working.width
+    recorded = F32_BYTES * hp.n_layer * (stream + feed + 4 * working.width)
+    n_chunk = 2 if n_tokens >= MANY_TOKENS else 1  # torch packs another one of its own
+    scratch = BF16_BYTES * (n_chunk * BF16_CHUNK + n_tokens * hp.n_embd)
+    passing = int(HEAP_WASTE * n_tokens * F32_BYTES * stream)
+    passing += max(attention, int(HEAP_WASTE * n_tokens * max(sizes)))
+    return passing + scratch + recorded
+
+
+def _device_bytes(
+    working: Working, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
+) -> int:
+    """The same on a GPU's kernels: what the largest pass and the graph of one token take."""
+    heads = max((cache.heads for cache in working.caches), default=0)
+    few = min(n_tokens, max(FEW_TOKENS, SHARED_ROWS // max(1, heads)))
+    passes = (
+        _device_pass(working, hp, n, n_ctx, is_kv_on_host=is_kv_on_host) for n in {few, n_tokens}
+    )
+    token = _device_pass(working, hp, 1, n_ctx, is_kv_on_host=is_kv_on_host)
+    return int(HEAP_WASTE * (max(passes) + token)) + GRAPH_BYTES + LIBRARY_BYTES
+
+
+def _device_pass(
+    working: Working, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
+) -> int:
+    """What tensors of a pass take at once: the stream beside attention, FFN or experts.
+
+    For many tokens, matrices are turned into short numbers, some rows at a time; the last of what
+    a part keeps (queries, keys and values; gate and up) is made without such memory.
+    """
+    scratch = BF16_BYTES * DEVICE_CHUNK if n_tokens > MANY_TOKENS else 0
+    per_token = (4 * F32_BYTES + BF16_BYTES) * hp.n_embd
+    feed, recurrent = (F32_BYTES * n_tokens * n for n in (working.columns, working.recurrent))
+    sizes = [2 * feed + max(feed, scratch), recurrent + scratch]
+    if working.routed:
+        inner = (3 * F32_BYTES + BF16_BYTES) * working.routed
+        sizes.append(n_tokens * max(hp.n_expert_used) * (inner + F32_BYTES * hp.n_embd))
+    work = max((_piece_bytes(cache, n_tokens, n_ctx) for cache in working.caches), default=0)
+    if is_kv_on_host:
+        sizes_of_work = (
+            attention_work(c.heads, c.row, n_tokens, n_ctx, DEVICE_STEP) for c in working.caches
+        )
+        work = F32_BYTES * max(sizes_of_work, default=0)
+    width = F32_BYTES * n_tokens * working.width
+    sizes.append(3 * width + max(width + work, scratch))
+    return n_tokens * per_token + max(sizes)
+
+
+def _piece_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
+    """What attention keeps of the pieces that it cuts keys into, see `engine.gpu.attention`."""
+    n_rows = n_tokens * cache.heads
+    if n_tokens <= FEW_TOKENS:
+        n_piece = min(-(-n_ctx // 64), 64 + max(0, -(-(n_ctx - 64 * 64) // 256)))
+    elif n_rows <= SHARED_ROWS:
+        n_piece = min(-(-n_ctx // 512), 32)
+    else:
+        return 0
+    width = cache.row if cache.is_shared else cache.row // 2
+    return F32_BYTES * n_rows * n_piece * (width + 2)
+
+
+FEW_TOKENS = 8
+"""Up to so many are computed by kernels that read each weight once, and attend in short pieces."""
+
+SHARED_ROWS = 10 << 10
+"""Tokens times heads whose keys are shared by several programs, at most: of a GPU with 160
+multiprocessors, 64 each."""
+
+GRAPH_BYTES = 32 << 20
+"""What torch sets aside for the graph of a token beyond its tensors, in blocks of 2 and 20 MiB."""
+
+LIBRARY_BYTES = 32 << 20
+"""What cuBLAS takes to work with: 32 MiB on Hopper, 8 on others."""
+
+HEAP_WASTE = 1.15
+"""What tensors that come and go take of a heap, with the holes between them."""
+
+MANY_TOKENS = 32
+"""The least that are ever multiplied in BF16, see `ops.speed`."""
+
+MASK_BYTES = 10
+"""Of each query and key where many tokens attend at once: two truth values and two numbers."""
+
+
+def _attention_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
+    """Keys and values in F32 and scores, beside queries and results; see `ops.fused_attention`."""
+    keys = cache.kv_heads * cache.row * n_ctx
+    if keys <= KERNELS_STEP.keys and not cache.is_shared:
+        return F32_BYTES * keys + MASK_BYTES * n_tokens * n_ctx
+    return F32_BYTES * attention_work(cache.kv_heads, cache.row, n_tokens, n_ctx, CPU_STEP)
+
+
+def x_bytes(hp: HParams) -> int:
+    """Bytes of a quantised activation: two where a router sends tokens to experts.
+
+    Rounding to one byte moves a router's scores by about 1 %, and two experts are often closer.
+    """
+    return 2 if any(hp.n_ff_exp) else 1

@@ -1,0 +1,311 @@
+"""Where the bytes of a model will go, from its header alone: no torch, no weights.
+
+A plan walks the same declarations that the loader later fills, so that what is predicted for
+weights and KV cache is exact.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.errors import GIB, OutOfDeviceMemory
+from engine.events import MemoryUse
+from engine.forward.state import KVState, RecurrentState
+from engine.hardware.backend_choice import uses_kernels
+from engine.planning.footprint import (
+    Working,
+    bytes_of_pieces,
+    compute_bytes,
+    link_bytes,
+    n_elements,
+    packed_bytes,
+    runtime_bytes,
+    slot_pieces,
+)
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+    from engine.layers.hparams import HParams
+    from engine.models.declare import Declaration
+    from engine.sharding.shares import Shares
+
+DENSE_FRACTION = 0.8
+"""Weights are held dequantised if that takes no more than this part of any device's free memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """One rank of a plan.
+
+    Attributes:
+        asked: the wanted share, 0 to 1; the shares of all ranks sum to 1.
+        effective: the share of the model's weight elements that the rank really gets.
+        memory: predicted bytes; weights and KV cache are exact, compute is an estimate.
+        storage: how matrices are held: "f32" (dequantised, fast), "packed" (as in the file,
+            dequantised on each use: slow, but small) or "kernels" (as kernels of our own read them:
+            as small as in the file, and fast).
+    """
+
+    rank: int
+    device: str
+    asked: float
+    effective: float
+    memory: MemoryUse
+    storage: str = "f32"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A split of one model over ranks.
+
+    Attributes:
+        n_ctx: context in tokens that the KV cache is made for.
+        file_bytes: bytes of the file that all ranks together read.
+        reserve: (device, bytes) that have to stay free.
+    """
+
+    devices: tuple[DevicePlan, ...]
+    split_mode: str
+    n_ctx: int
+    kv_type: str
+    file_bytes: int
+    warnings: tuple[str, ...] = ()
+    reserve: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def storage(self) -> str:
+        """How the ranks hold matrices, each way once: see `DevicePlan`."""
+        return " + ".join(dict.fromkeys(d.storage for d in self.devices))
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes_by_device().values())
+
+    def bytes_by_device(self) -> dict[str, int]:
+        """Predicted bytes of each physical device; virtual ranks on one device add up.
+
+        What GPUs keep in the host's memory counts for "cpu", and what using a GPU takes by itself
+        once for each.
+        """
+        total: dict[str, int] = defaultdict(int, self.overhead())
+        for device in self.devices:
+            total[device.device] += device.memory.total
+            if device.memory.host_kv:
+                total["cpu"] += device.memory.host_kv
+        return dict(total)
+
+    def overhead(self) -> dict[str, int]:
+        """Bytes that using a device takes by itself, of the devices that something lies on."""
+        used = dict.fromkeys(device.device for device in self.devices if device.memory.total)
+        return {device: n_bytes for device in used if (n_bytes := runtime_bytes(device))}
+
+    def shortages(self, free_bytes: Mapping[str, int]) -> dict[str, int]:
+        """The bytes that devices lack, beside what has to stay free; devices with enough are out.
+
+        Args:
+            free_bytes: free memory by device, before this process uses it; others are taken to
+                have enough.
+        """
+        usable = beside_reserve(free_bytes, self.reserve)
+        return {
+            device: needed - usable[device]
+            for device, needed in self.bytes_by_device().items()
+            if device in usable and needed > max(0, usable[device])
+        }
+
+    def check_fits(self, free_bytes: Mapping[str, int]) -> None:
+        """Compare with what is free.
+
+        Raises:
+            OutOfDeviceMemory: names the device that lacks most.
+        """
+        short = self.shortages(free_bytes)
+        if short:
+            device = max(short, key=lambda d: short[d])
+            kept = dict(self.reserve).get(device, 0)
+            doing = "to load the model"
+            if kept:
+                doing += f" and keep {kept / GIB:.2f} GiB in reserve"
+            needed = self.bytes_by_device()[device] + kept
+            raise OutOfDeviceMemory(device, needed, free_bytes[device], doing)
+
+
+def beside_reserve(
+    free_bytes: Mapping[str, int], reserve: Iterable[tuple[str, int]]
+) -> dict[str, int]:
+    """What may be used of free memory, by device; below 0 where less is free than reserved."""
+    kept = dict(reserve)
+    return {device: free - kept.get(device, 0) for device, free in free_bytes.items()}
+
+
+def keeps_kv_on_host(params: LoadParams, device: str) -> bool:
+    """Whether the keys and values of a rank on `device` lie in the host's memory."""
+    return params.kv_on_host and device != "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class RankSize:
+    """What one rank of a split model holds.
+
+    Attributes:
+        weights: bytes.
+        kv: bytes of keys and values.
+        state: bytes of recurrent states.
+        elements: of all matrices.
+        file_bytes: bytes of the file that it reads.
+        working: sizes of what it computes with.
+    """
+
+    weights: int
+    kv: int
+    state: int
+    elements: int
+    file_bytes: int
+    working: Working
+
+
+def make_plan(
+    declaration: Declaration, params: LoadParams, free_bytes: Mapping[str, int] | None
+) -> Plan:
+    """Predict bytes per rank of a declared model.
+
+    Args:
+        free_bytes: free memory by device; decides how weights are held. Without it they are taken
+            to be dequantised.
+
+    Raises:
+        EngineError: the KV type does not fit the heads.
+    """
+    for state in declaration.states:
+        if isinstance(state, KVState):
+            state.check_type(params.kv_type)
+
+    def sizes(storages: Sequence[str]) -> list[RankSize]:
+        return [
+            _rank_size(declaration, rank, storage, params.kv_type)
+            for rank, storage in enumerate(storages)
+        ]
+
+    return choose_plan(
+        params, declaration.hp, declaration.devices, declaration.shares, sizes, free_bytes
+    )
+
+
+def choose_plan(
+    params: LoadParams,
+    hp: HParams,
+    devices: Sequence[str],
+    shares: Shares,
+    sizes: Callable[[tuple[str, ...]], Sequence[RankSize]],
+    free_bytes: Mapping[str, int] | None,
+) -> Plan:
+    """A plan that holds weights dequantised where there is room for it.
+
+    Args:
+        sizes: what each rank holds, by how each of them holds matrices.
+        free_bytes: see `make_plan`.
+    """
+
+    def plan(storage: str) -> Plan:
+        storages = tuple("kernels" if uses_kernels(d) else storage for d in devices)
+        return _plan(params, hp, devices, shares, storages, sizes(storages))
+
+    dense = plan("f32")
+    if free_bytes is None or "f32" not in dense.storage:
+        return dense
+    if _is_roomy(dense, beside_reserve(free_bytes, params.reserve)):
+        return dense
+    return plan("packed")
+
+
+def _is_roomy(plan: Plan, free_bytes: Mapping[str, int]) -> bool:
+    return all(
+        needed <= DENSE_FRACTION * free_bytes[device]
+        for device, needed in plan.bytes_by_device().items()
+        if device in free_bytes
+    )
+
+
+def _plan(
+    params: LoadParams, hp: HParams, devices: Sequence[str], shares: Shares,
+    storages: Sequence[str], sizes: Sequence[RankSize],
+) -> Plan:  # fmt: skip
+    elements = max(1, sum(size.elements for size in sizes))
+    on_links = _link_bytes(devices, storages, sizes)
+    return Plan(
+        devices=tuple(
+            DevicePlan(
+                rank=rank,
+                device=device,
+                asked=shares[rank],
+                effective=sizes[rank].elements / elements,
+                storage=storages[rank],
+                memory=_memory(params, hp, device, storages[rank], sizes[rank], on_links),
+            )
+            for rank, device in enumerate(devices)
+        ),
+        split_mode=params.split_mode,
+        n_ctx=hp.n_ctx,
+        kv_type=params.kv_type,
+        file_bytes=sum(size.file_bytes for size in sizes),
+        warnings=_warnings(hp, params),
+        reserve=params.reserve,
+    )
+
+
+def _link_bytes(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[RankSize]) -> int:
+    """What each rank with a part of the model needs to meet the others, if all are on GPUs."""
+    busy = [rank for rank, size in enumerate(sizes) if size.working != Working()]
+    if any(devices[rank] == "cpu" or storages[rank] != "kernels" for rank in busy):
+        return 0
+    return link_bytes(len(busy))
+
+
+def _memory(
+    params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, on_links: int
+) -> MemoryUse:
+    is_on_host = keeps_kv_on_host(params, device)
+    n_tokens = min(params.n_batch, hp.n_ctx)
+    return MemoryUse(
+        weights=size.weights,
+        kv=size.state + (0 if is_on_host else size.kv),
+        compute=compute_bytes(
+            size.working, hp, n_tokens, hp.n_ctx, device, storage, is_kv_on_host=is_on_host
+        )
+        + (on_links if size.working != Working() else 0),
+        host_kv=size.kv if is_on_host else 0,
+    )
+
+
+def _rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -> RankSize:
+    split, n_ctx = declaration.split, declaration.hp.n_ctx
+    parts = [(slot, slot_pieces(slot, rank)) for slot in declaration.slots]
+    bytes_of = {KVState: 0, RecurrentState: 0}
+    for state in declaration.states:
+        bytes_of[type(state)] += state.n_bytes(rank, n_ctx, kv_type)
+    return RankSize(
+        weights=sum(bytes_of_pieces(slot, pieces, storage) for slot, pieces in parts),
+        kv=bytes_of[KVState],
+        state=bytes_of[RecurrentState],
+        elements=sum(sum(map(n_elements, p)) for slot, p in parts if slot.is_matrix),
+        file_bytes=sum(packed_bytes(slot, piece) for slot, pieces in parts for piece in pieces),
+        working=Working.largest(
+            [
+                *(Working.of_block(block, rank) for block in split.blocks),
+                Working(rows=split.output.size(rank)),
+                Working.of_states(declaration.states, rank),
+            ]
+        ),
+    )
+
+
+def _warnings(hp: HParams, params: LoadParams) -> tuple[str, ...]:
+    n_ctx, trained = hp.n_ctx, hp.n_ctx_train
+    if n_ctx < params.context_for(trained):
+        return (f"The model knows no positions beyond {n_ctx}, so its context is that long.",)
+    if trained and n_ctx > trained:
+        return (f"The model was trained for {trained} tokens of context; beyond that it degrades.",)
+    return ()

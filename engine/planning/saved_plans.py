@@ -1,0 +1,387 @@
+"""Named plans of a model: ways to load it that a person keeps, with the speed that was measured.
+
+A plan belongs to a model by its hash, so that it is found under any file name, and to devices by
+their UUIDs, so that it means the same cards after one was moved or added. One file holds the plans
+of one model; a damaged one is set aside and never written over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.config import LoadParams
+from engine.errors import EngineError
+from engine.gguf import GGUFFile
+from engine.gguf.identity import model_hash
+from engine.json_file import data_folder, read_json, write_json_strictly
+from engine.models.info import describe
+from engine.planning.params_json import params_document, params_from
+
+if TYPE_CHECKING:
+    from engine.devices.types import DeviceInfo
+    from engine.planning.planner import Planner
+
+VERSION = 1
+KIND = "tandem plan"
+FOLDER = "plans"
+MOST_PLANS, MOST_LETTERS = 256, 100
+AUTO_PLAN = "auto"
+"""Not the name of a plan: the fastest one that fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBadge:
+    """What was measured of a plan.
+
+    Attributes:
+        prefill_ts, decode_ts: tokens per second.
+        n_ctx: the context that was loaded.
+        when: in UTC, as in ISO 8601.
+    """
+
+    prefill_ts: float
+    decode_ts: float
+    n_ctx: int
+    when: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRef:
+    """A device that a plan means.
+
+    Attributes:
+        id, name: when the plan was saved.
+        uuid: of a GPU; "" for the CPU.
+    """
+
+    id: str
+    uuid: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPlan:
+    """A plan with a name.
+
+    Attributes:
+        params: what to load; the path is empty, and devices are called as when it was saved.
+        devices: all that it names.
+        badge: None while nothing was measured.
+    """
+
+    name: str
+    params: LoadParams
+    devices: tuple[DeviceRef, ...] = ()
+    badge: PlanBadge | None = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        params: LoadParams,
+        devices: Sequence[DeviceInfo],
+        badge: PlanBadge | None = None,
+    ) -> SavedPlan:
+        """A plan of what to load.
+
+        Args:
+            devices: those of this machine.
+
+        Raises:
+            EngineError: the name cannot be used.
+        """
+        known = {device.id: device for device in devices}
+        named = [*params.all_devices, *(device for device, _ in params.reserve)]
+        refs = tuple(
+            DeviceRef(device, known[device].uuid, known[device].name)
+            if device in known
+            else DeviceRef(device)
+            for device in dict.fromkeys(named)
+        )
+        return cls(checked_name(name), replace(params, path=""), refs, badge)
+
+    def resolved(self, path: str, devices: Sequence[DeviceInfo]) -> LoadParams:
+        """What to load on this machine as it is now.
+
+        Raises:
+            EngineError: a device of the plan is not here.
+        """
+        now = {ref.id: _found(ref, devices, self.name) for ref in self.devices}
+        params = self.params
+        return replace(
+            params,
+            path=path,
+            devices=tuple(now.get(device, device) for device in params.devices),
+            overrides=tuple((regex, now.get(to, to)) for regex, to in params.overrides),
+            reserve=tuple((now.get(device, device), n) for device, n in params.reserve),
+        )
+
+
+def _found(ref: DeviceRef, devices: Sequence[DeviceInfo], plan: str) -> str:
+    """The id that a device has now; one without a UUID keeps its own."""
+    for device in devices:
+        if device.uuid == ref.uuid if ref.uuid else device.id == ref.id:
+            return device.id
+    name = f"{ref.name} ({ref.id})" if ref.name else ref.id
+    raise EngineError(
+        f"The plan '{plan}' needs {name}, which is not here.",
+        "Choose another plan, or save it anew.",
+    )
+
+
+def checked_name(name: str) -> str:
+    """A name as it is kept.
+
+    Raises:
+        EngineError: it is empty, too long, taken by the program or cannot be shown.
+    """
+    plain = " ".join(name.split())
+    if (
+        not plain
+        or len(plain) > MOST_LETTERS
+        or not plain.isprintable()
+        or plain.lower() == AUTO_PLAN
+    ):
+        raise EngineError(
+            f"'{plain[:60]}' cannot be the name of a plan.",
+            f"Use up to {MOST_LETTERS} letters, and not '{AUTO_PLAN}'.",
+        )
+    return plain
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKey:
+    """Which model plans belong to.
+
+    Attributes:
+        hash: of its contents; "" where that is not known.
+        name: what it calls itself.
+        n_bytes: of its weights.
+    """
+
+    hash: str
+    name: str
+    n_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        """Of its plans."""
+        unique = self.hash or hashlib.sha256(f"{self.name} {self.n_bytes}".encode()).hexdigest()
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.")[:40] or "model"
+        return f"{readable}-{unique[:16]}.json"
+
+
+def model_key(path: str | Path) -> ModelKey:
+    """Which model a file holds.
+
+    Raises:
+        ModelFileError: it is missing or is no GGUF.
+    """
+    with GGUFFile.open(path) as file:
+        info = describe(file)
+        return ModelKey(model_hash(file), info.name, info.n_bytes)
+
+
+class PlanStore:
+    """The plans of all models of a user, in files in `folder`; several threads may use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_user(cls) -> PlanStore:
+        """Those of this user.
+
+        Raises:
+            EngineError: the system has no place for them.
+        """
+        folder = data_folder()
+        if folder is None:
+            raise EngineError("There is no folder to keep plans in.", "Set TANDEM_HOME to one.")
+        return cls(folder / FOLDER)
+
+    def plans(self, model: ModelKey) -> list[SavedPlan]:
+        """The plans of a model, by name; those that are damaged are left out."""
+        with self._lock:
+            return self._read(model)
+
+    def find(self, model: ModelKey, name: str) -> SavedPlan:
+        """The plan of that name, however it is capitalised.
+
+        Raises:
+            EngineError: there is none.
+        """
+        found = self.plans(model)
+        for plan in found:
+            if plan.name.casefold() == " ".join(name.split()).casefold():
+                return plan
+        names = ", ".join(f"'{plan.name}'" for plan in found)
+        raise EngineError(
+            f"{model.name} has no plan '{name[:60]}'.",
+            f"There is {names}." if names else "Save one with: tandem plan MODEL --save NAME.",
+        )
+
+    def save(self, model: ModelKey, plan: SavedPlan) -> None:
+        """Keep a plan in place of one of the same name.
+
+        Raises:
+            EngineError: it cannot be written.
+        """
+        with self._lock:
+            others = [p for p in self._read(model) if p.name.casefold() != plan.name.casefold()]
+            if len(others) >= MOST_PLANS:
+                raise EngineError(f"{model.name} has {MOST_PLANS} plans already.", "Delete some.")
+            self._write(model, [*others, plan])
+
+    def delete(self, model: ModelKey, name: str) -> None:
+        """Forget a plan.
+
+        Raises:
+            EngineError: there is none, or it cannot be written.
+        """
+        plan = self.find(model, name)
+        with self._lock:
+            self._write(model, [p for p in self._read(model) if p.name != plan.name])
+
+    def _read(self, model: ModelKey) -> list[SavedPlan]:
+        document = read_json(self._folder / model.file_name)
+        if not isinstance(document, dict) or document.get("version") != VERSION:
+            return []
+        entries = document.get("plans")
+        found: dict[str, SavedPlan] = {}
+        for entry in entries if isinstance(entries, list) else ():
+            with suppress(EngineError):
+                plan = plan_from(entry)
+                found.setdefault(plan.name.casefold(), plan)
+        return sorted(found.values(), key=lambda plan: plan.name.casefold())
+
+    def _write(self, model: ModelKey, plans: Sequence[SavedPlan]) -> None:
+        path = self._folder / model.file_name
+        try:
+            self._set_aside(path)
+            document = {
+                "version": VERSION,
+                "model": asdict(model),
+                "plans": [plan_document(plan) for plan in plans],
+            }
+            write_json_strictly(path, document)
+        except OSError as error:
+            raise EngineError(
+                f"The plans cannot be written to {path}: {error.strerror or error}."
+            ) from None
+
+    def _set_aside(self, path: Path) -> None:
+        """Keep a file that cannot be read, or is of a newer version, under another name."""
+        document = read_json(path)
+        is_ours = isinstance(document, dict) and document.get("version") == VERSION
+        if not is_ours and path.exists():
+            path.replace(path.with_suffix(".set-aside.json"))
+
+
+def plan_document(plan: SavedPlan) -> dict[str, Any]:
+    """A plan for JSON."""
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "name": plan.name,
+        "params": params_document(plan.params),
+        "devices": [asdict(ref) for ref in plan.devices],
+        "badge": None if plan.badge is None else asdict(plan.badge),
+    }
+
+
+def plan_from(document: object) -> SavedPlan:
+    """The same back.
+
+    Raises:
+        EngineError: it is something else, damaged, or of a newer version.
+    """
+    if not isinstance(document, Mapping) or document.get("kind") != KIND:
+        raise EngineError("This is no plan.", "Export one with: tandem plans MODEL --export NAME.")
+    if document.get("version") != VERSION:
+        raise EngineError("The plan is of another version of Tandem.", "Save it anew.")
+    params = params_from(document.get("params"), "")
+    try:
+        refs = tuple(DeviceRef(**entry) for entry in document["devices"])
+        badge = document["badge"] and PlanBadge(**document["badge"])
+        texts = [text for ref in refs for text in (ref.id, ref.uuid, ref.name)]
+        if not all(isinstance(text, str) for text in texts) or not _is_sound(badge):
+            raise TypeError
+        name = checked_name(document["name"])
+    except (AttributeError, KeyError, TypeError):
+        raise EngineError("The plan is damaged.", "Save it anew.") from None
+    return SavedPlan(name, params, refs, badge or None)
+
+
+def _is_sound(badge: PlanBadge | None) -> bool:
+    if not badge:
+        return badge is None
+    speeds = (badge.prefill_ts, badge.decode_ts)
+    return (
+        all(isinstance(v, int | float) and isfinite(v) and v >= 0 for v in speeds)
+        and isinstance(badge.n_ctx, int)
+        and isinstance(badge.when, str)
+    )
+
+
+def export_plan(plan: SavedPlan, path: Path) -> None:
+    """Write a plan to a file for others.
+
+    Raises:
+        EngineError: it cannot be written.
+    """
+    try:
+        write_json_strictly(path, plan_document(plan))
+    except OSError as error:
+        raise EngineError(f"{path} cannot be written: {error.strerror or error}.") from None
+
+
+def import_plan(path: Path) -> SavedPlan:
+    """Read an exported plan.
+
+    Raises:
+        EngineError: it cannot be read, or is none.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EngineError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, RecursionError):
+        raise EngineError(f"{path} is no plan.", "It must be a file of JSON.") from None
+    return plan_from(document)
+
+
+def fastest_plan(
+    plans: Sequence[SavedPlan],
+    planner: Planner,
+    path: str,
+    devices: Sequence[DeviceInfo],
+    n_ctx: int = 0,
+) -> SavedPlan | None:
+    """The fastest plan whose devices are here and have room for it; None if there is none.
+
+    Plans that were measured come first, by tokens per second; of the others the longest context.
+
+    Args:
+        path: of the model.
+        n_ctx: the least context that is wanted.
+    """
+    free = {device.id: device.free_bytes for device in devices}
+    fitting: list[tuple[float, int, SavedPlan]] = []
+    for plan in plans:
+        with suppress(EngineError):
+            found = planner.plan(plan.resolved(path, devices), free)
+            if found.n_ctx >= n_ctx and not found.shortages(free):
+                speed = plan.badge.decode_ts if plan.badge else 0.0
+                fitting.append((speed, found.n_ctx, plan))
+    return max(fitting, key=lambda entry: entry[:2])[2] if fitting else None

@@ -1,0 +1,149 @@
+"""What a measured search is going to do, and how long that takes, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.config import SPLIT_MODES, LoadParams
+from engine.errors import EngineError
+from engine.planning.search.results import GOALS, Goal
+from engine.planning.search.search import expected_trials
+from engine.planning.search.space import ModelSpace
+
+if TYPE_CHECKING:
+    from engine.planning.planner import Planner
+    from engine.planning.speed.forecast import Forecaster
+
+LOAD_BYTES_PER_S = 5e8
+"""At which a file that was read before is brought to devices, or from one split to another."""
+
+N_PROMPT, LEAST_PROMPT = 256, 128
+N_GEN, LEAST_GEN = 32, 16
+"""Tokens of a trial; the smaller numbers where a trial would take longer than `LONG_S`."""
+
+REPETITIONS = 2
+N_WARM_UP = 4
+"""Tokens generated before a trial's others, which do not count."""
+
+LONG_S = 4.0
+SHORTEST_S, LONGEST_S = 20.0, 600.0
+"""Bounds of a budget that nobody gave."""
+
+SPARE = 1.25
+"""Of a budget, since machines are not always as fast."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSize:
+    """Tokens of each test of a trial; prompts and answers are measured `REPETITIONS` times."""
+
+    n_prompt: int
+    n_gen: int
+
+    def seconds(self, prefill_ts: float, decode_ts: float) -> float:
+        """How long the tests take at these speeds."""
+        n_decoded = REPETITIONS * self.n_gen + N_WARM_UP
+        return REPETITIONS * self.n_prompt / prefill_ts + n_decoded / decode_ts
+
+    def fitting(self, prefill_ts: float, decode_ts: float) -> TrialSize:
+        """The same, or less where that takes long at these speeds."""
+        if self.seconds(prefill_ts, decode_ts) <= LONG_S:
+            return self
+        return TrialSize(min(self.n_prompt, LEAST_PROMPT), min(self.n_gen, LEAST_GEN))
+
+
+@dataclass(frozen=True, slots=True)
+class TuneEstimate:
+    """What a person is told first.
+
+    Attributes:
+        n_trials: about; fewer where the budget ends the search.
+        trial_s: of one of them.
+        budget_s: when it ends at the latest, but for the trial that is under way.
+        n_choices: sets of devices and modes to choose from.
+        size: of a trial.
+    """
+
+    n_trials: int
+    trial_s: float
+    budget_s: float
+    n_choices: int
+    size: TrialSize
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes, about."""
+        return min(self.budget_s, self.n_trials * self.trial_s)
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        return (
+            f"About {self.n_trials} trials of {self.trial_s:.1f} s, at most {self.budget_s:.0f} s."
+        )
+
+
+class TunePlan:
+    """What to search, and what that takes.
+
+    Args:
+        params: what all trials have in common; its devices are those to choose from.
+        goal: a name in `GOALS`.
+        budget_s: seconds at most; None is what it takes, within bounds.
+        free_bytes: what the model may take, by device; None is what is free.
+        modes: to choose from.
+
+    Raises:
+        EngineError: nothing fits, or a device is not here.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        params: LoadParams,
+        forecaster: Forecaster,
+        goal: str = "chat",
+        budget_s: float | None = None,
+        free_bytes: Mapping[str, int] | None = None,
+        modes: Sequence[str] = SPLIT_MODES,
+    ) -> None:
+        self.goal: Goal = goal_named(goal)
+        if budget_s is not None and not 0 < budget_s <= 86400:  # false for NaN, too
+            raise EngineError("The time for a search must be from 1 to 86400 seconds.")
+        self.params = params
+        self.n_ctx = planner.plan(params).n_ctx
+        if self.n_ctx < 2:
+            raise EngineError("A search needs a context of at least 2 tokens.")
+        self.space = ModelSpace(planner, params, self.goal, forecaster, free_bytes, modes)
+        self.estimate = self._estimate(planner.info.n_bytes, budget_s)
+
+    def _estimate(self, n_bytes: int, budget_s: float | None) -> TuneEstimate:
+        families = self.space.families()
+        if not families:
+            raise EngineError(
+                "No split of this model fits into what is free on these devices.",
+                "Choose a smaller context, or more devices.",
+            )
+        speeds = self.space.expected(families[0])
+        load_s = n_bytes / LOAD_BYTES_PER_S
+        size = TrialSize(min(N_PROMPT, self.n_ctx), min(N_GEN, self.n_ctx))
+        size = size.fitting(speeds.prefill_ts, speeds.decode_ts)
+        trial_s = load_s + size.seconds(speeds.prefill_ts, speeds.decode_ts)
+        n_trials = expected_trials(families)
+        if budget_s is None:
+            budget_s = min(LONGEST_S, max(SHORTEST_S, SPARE * n_trials * trial_s))
+        n_possible = max(1, int(budget_s / trial_s))
+        return TuneEstimate(min(n_trials, n_possible), trial_s, budget_s, len(families), size)
+
+
+def goal_named(name: str) -> Goal:
+    """What to be fast at.
+
+    Raises:
+        EngineError: there is no such goal.
+    """
+    if name not in GOALS:
+        raise EngineError(f"'{name}' is nothing to search for.", f"Use {' or '.join(GOALS)}.")
+    return GOALS[name]

@@ -1,0 +1,304 @@
+"""The splits of one model that a measured search may try on one machine: no torch.
+
+Sets of devices, modes and legal positions that fit into free memory, with what to expect of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from math import inf
+from typing import TYPE_CHECKING
+
+from engine.config import SPLIT_MODES, LoadParams
+from engine.devices.selection import require_devices
+from engine.errors import EngineError
+from engine.planning.search.line_search import minimise, ranges
+from engine.planning.search.results import Goal, Region, Speeds
+from engine.planning.search.search import Candidate, Family, Handle, Split, balanced
+
+if TYPE_CHECKING:
+    from engine.devices.types import DeviceInfo
+    from engine.planning.evaluation.evaluator import Evaluation
+    from engine.planning.evaluation.positions import Positions
+    from engine.planning.planner import Planner
+    from engine.planning.speed.forecast import Forecaster
+
+MOST_IN_ALL_SETS = 5
+"""Of more devices not all sets are tried, only the fastest and the largest few of each number."""
+
+MOST_IN_ALL_GROUPS = 4
+"""More ranks are only grouped in equal parts, or as the mode does it by itself."""
+
+MOST_OPTIMISED = 12
+"""Sets of devices and modes whose best share is looked for before anything is measured."""
+
+MOST_BALANCED = 4
+"""Times that shares are balanced before anything is measured."""
+
+N_REGION = 40
+"""Positions at which it is asked whether they fit, for a picture."""
+
+NOT_FITTING = "It does not fit into free memory."
+
+
+class ModelSpace:
+    """What can be tried of one model.
+
+    Args:
+        base: what all trials have in common; its devices are those to choose from, its own split
+            does not matter.
+        free_bytes: what the model may take, by device; None is what is free.
+        modes: to choose from.
+
+    Raises:
+        NoDevice: a device is not here, or cannot be used.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        base: LoadParams,
+        goal: Goal,
+        forecaster: Forecaster,
+        free_bytes: Mapping[str, int] | None = None,
+        modes: Sequence[str] = SPLIT_MODES,
+    ) -> None:
+        self._planner, self._goal, self._forecaster = planner, goal, forecaster
+        self._free = forecaster.free_bytes if free_bytes is None else free_bytes
+        self._base, self._modes = replace(base, split=None, groups=None), modes
+        self._alone: dict[str, float] = {}
+        self._known: dict[LoadParams, Candidate | None] = {}
+        self._busy: dict[LoadParams, tuple[float, ...]] = {}
+        self._families: list[Family] | None = None
+        require_devices(base.all_devices, list(forecaster.devices.values()))
+
+    def families(self) -> Sequence[Family]:
+        if self._families is None:
+            self._families = self._made_families()
+        return self._families
+
+    def candidate(self, family: Family, split: Split) -> Candidate | None:
+        return self._candidate(_with(family.params, split))
+
+    def handle(self, family: Family, split: Split, number: int) -> Handle:
+        return _Handle(self._planner.positions(replace(family.params, split=split), number), number)
+
+    def expected(self, family: Family) -> Speeds:
+        """What is predicted of a family at its best."""
+        found = self.candidate(family, family.start)
+        assert found is not None, "a family begins where it fits"
+        assert found.predicted is not None, "all devices are known"
+        return found.predicted
+
+    def regions(self) -> tuple[Region, ...]:
+        """Where splits over two devices do not fit."""
+        found: list[Region] = []
+        for family in self._two_ranked():
+            handle = self._planner.positions(replace(family, split=(1.0, 1.0)), 0)
+            indices = sorted({round(i * (len(handle) - 1) / N_REGION) for i in range(N_REGION + 1)})
+            full = [not self._fits(replace(family, split=handle[i].split)) for i in indices]
+            for first, last in ranges(full):
+                start, stop = (handle[indices[i]].effective for i in (first, last))
+                found.append(Region(family.devices, family.split_mode, start, stop, NOT_FITTING))
+        return tuple(found)
+
+    def _two_ranked(self) -> Iterator[LoadParams]:
+        return (params for params in self._sets_and_modes() if len(params.devices) == 2)
+
+    def _made_families(self) -> list[Family]:
+        found = [
+            family
+            for params in self._sets_and_modes()
+            if (family := self._started(params)) is not None
+        ]
+        found = _without_twins(
+            sorted(found, key=lambda family: family.predicted_s), self._forecaster.devices
+        )
+        best = [self._optimised(family) for family in found[:MOST_OPTIMISED]]
+        return sorted(best + found[MOST_OPTIMISED:], key=lambda family: family.predicted_s)
+
+    def _sets_and_modes(self) -> Iterator[LoadParams]:
+        """Each set of devices in each mode, once."""
+        seen: set[LoadParams] = set()
+        for devices in self._sets():
+            one = replace(self._base, devices=devices)
+            choices = [replace(one, split_mode="tensor")] if len(devices) == 1 else []
+            for mode in self._modes if len(devices) > 1 else ():
+                sizes = group_sizes(len(devices)) if mode == "groups" else [None]
+                choices += [replace(one, split_mode=mode, groups=groups) for groups in sizes]
+            yield from (params for params in choices if params not in seen)
+            seen.update(choices)
+
+    def _sets(self) -> Iterator[tuple[str, ...]]:
+        devices = self._base.devices
+        if any(target.startswith("#") for _, target in self._base.overrides):
+            yield devices  # ranks that are named must stay what they are
+            return
+        chosen = dict.fromkeys(self._sets_of(range(len(devices))))
+        yield from dict.fromkeys(tuple(devices[rank] for rank in ranks) for ranks in chosen)
+
+    def _sets_of(self, ranks: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        if len(ranks) <= MOST_IN_ALL_SETS:
+            for n in range(1, len(ranks) + 1):
+                yield from combinations(ranks, n)
+            return
+        devices = self._base.devices
+        for order in (
+            sorted(ranks, key=lambda rank: self._alone_s(devices[rank])),
+            sorted(ranks, key=lambda rank: -self._free.get(devices[rank], 0)),
+        ):
+            for n in range(1, len(ranks) + 1):
+                yield tuple(sorted(order[:n]))
+
+    def _started(self, params: LoadParams) -> Family | None:
+        """A family at the best of some usual splits; None if none of them fits."""
+        starts = self._starts(params)
+        costs = {split: self._predicted_s(params, split) for split in starts}
+        best = min(costs, key=lambda split: costs[split])
+        if costs[best] == inf:
+            return None
+        return Family(params, best, costs[best], can_balance=params.split_mode == "tensor")
+
+    def _starts(self, params: LoadParams) -> list[Split]:
+        """By speed, by memory, even; two devices also where only some positions fit."""
+        n = len(params.devices)
+        if n == 1:
+            return [(1.0,)]
+        found = [
+            tuple(1 / self._alone_s(device) for device in params.devices),
+            tuple(float(max(1, self._free.get(device, 1))) for device in params.devices),
+            (1.0,) * n,
+        ]
+        if n == 2:
+            found += [(float(i), 10.0 - i) for i in range(1, 10)]
+        return [tuple(share / sum(split) for share in split) for split in found]
+
+    def _alone_s(self, device: str) -> float:
+        """What a device would take by itself, whether or not the model fits there."""
+        if device not in self._alone:
+            params = replace(self._base, devices=(device,), split_mode="tensor")
+            found = self._speeds(params, self._planner.evaluate(params, self._free))
+            self._alone[device] = self._goal.seconds(found[0].prefill_ts, found[0].decode_ts)
+        return self._alone[device]
+
+    def _optimised(self, family: Family) -> Family:
+        """With the split that is predicted to be the best."""
+        split = self._balanced(family) if family.can_balance else family.start
+        for number in range(family.n_ranks - 1):
+            handle = self.handle(family, split, number)
+            start = handle.nearest(split)
+            costs = {start: self._predicted_s(family.params, split)}
+
+            def cost(index: int, handle: Handle = handle, costs: dict[int, float] = costs) -> float:
+                if index not in costs:
+                    costs[index] = self._predicted_s(family.params, handle.split(index))
+                return costs[index]
+
+            best = minimise(cost, len(handle), start, max(1, len(handle) // 10), 1)
+            split = split if best == start else handle.split(best)
+        return replace(family, start=split, predicted_s=self._predicted_s(family.params, split))
+
+    def _balanced(self, family: Family) -> Split:
+        """Where ranks are expected to be busy for the same time, if that is better."""
+        split = family.start
+        for _ in range(MOST_BALANCED):
+            better = balanced(split, self._busy[_with(family.params, split)])
+            if better is None or not (
+                self._predicted_s(family.params, better) < self._predicted_s(family.params, split)
+            ):
+                break
+            split = better
+        return split
+
+    def _predicted_s(self, params: LoadParams, split: Split) -> float:
+        found = self._candidate(_with(params, split))
+        if found is None or found.predicted is None:
+            return inf
+        return self._goal.seconds(found.predicted.prefill_ts, found.predicted.decode_ts)
+
+    def _candidate(self, params: LoadParams) -> Candidate | None:
+        if params not in self._known:
+            self._known[params] = self._evaluated(params)
+        return self._known[params]
+
+    def _evaluated(self, params: LoadParams) -> Candidate | None:
+        try:
+            evaluation = self._planner.evaluate(params, self._free)
+        except EngineError:  # this model cannot be cut like that
+            return None
+        plan = evaluation.plan
+        shares = tuple(device.effective for device in plan.devices)
+        if not all(shares[: len(params.devices)]) or plan.shortages(self._free):
+            return None
+        speeds, reason = self._speeds(params, evaluation)
+        key = params.all_devices, evaluation.split
+        return Candidate(params, key, shares, speeds, reason)
+
+    def _speeds(self, params: LoadParams, evaluation: Evaluation) -> tuple[Speeds, str]:
+        """What to expect, and what limits it."""
+        found = self._forecaster.forecast(evaluation, params, self._planner.info.quant)
+        assert found is not None, "all devices are known"
+        self._busy[params] = tuple(
+            self._goal.n_prompt * prefill.busy_s / found.prefill.n_tokens
+            + self._goal.n_gen * decode.busy_s
+            for prefill, decode in zip(found.prefill.ranks, found.decode.ranks, strict=True)
+        )
+        return Speeds(found.prefill.tokens_per_s, found.decode.tokens_per_s), found.decode.reason
+
+    def _fits(self, params: LoadParams) -> bool:
+        try:
+            plan = self._planner.plan(params, self._free)
+        except EngineError:
+            return False
+        return not plan.shortages(self._free)
+
+
+def _with(params: LoadParams, split: Split) -> LoadParams:
+    """A family's member; a device by itself has no split."""
+    return replace(params, split=split if len(split) > 1 else None)
+
+
+class _Handle:
+    """A handle of the planner, asked by splits."""
+
+    def __init__(self, positions: Positions, number: int) -> None:
+        self._positions, self._number = positions, number
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def split(self, index: int) -> Split:
+        return self._positions[index].split
+
+    def nearest(self, split: Split) -> int:
+        """Positions are evenly spaced in what is asked for."""
+        first, last = self._positions[0].asked, self._positions[len(self) - 1].asked
+        asked = sum(split[: self._number + 1]) / sum(split)
+        if last <= first:
+            return 0
+        index = round((asked - first) / (last - first) * (len(self) - 1))
+        return min(max(index, 0), len(self) - 1)
+
+
+def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:
+    """How so many ranks can be grouped; modes that have a name of their own are left out."""
+    if n_ranks < 3:
+        return []
+    if n_ranks > MOST_IN_ALL_GROUPS:
+        equal = [n for n in range(2, n_ranks // 2 + 1) if n_ranks % n == 0]
+        return [None, *((n,) * (n_ranks // n) for n in equal)]
+    cuts = (c for n in range(1, n_ranks - 1) for c in combinations(range(1, n_ranks), n))
+    return [tuple(b - a for a, b in zip((0, *cut), (*cut, n_ranks), strict=True)) for cut in cuts]
+
+
+def _without_twins(families: Sequence[Family], devices: Mapping[str, DeviceInfo]) -> list[Family]:
+    """Of equal devices that are predicted to do the same only one set is tried."""
+    found: dict[object, Family] = {}
+    for family in families:
+        params = family.params
+        kinds = tuple(devices[device].name for device in params.devices)
+        about = f"{family.predicted_s:.3g}"
+        found.setdefault((kinds, params.split_mode, params.group_sizes, about), family)
+    return list(found.values())

@@ -1,0 +1,206 @@
+"""How fast a planned split would be, from all that is known of devices, links and earlier runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from engine.config import PEER_MODES, PeerMode
+from engine.devices import DeviceInfo, list_devices, read_topology
+from engine.planning.evaluation.fit import Room
+from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_set
+from engine.planning.speed.facts import CACHE, CPU, DeviceFacts, Links, WeightRate
+from engine.planning.speed.machine_file import MachineFile, known_facts, known_links
+from engine.planning.speed.prediction import Prediction
+from engine.planning.speed.predictor import SpeedModel
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+    from engine.planning.evaluation.evaluator import Evaluation
+    from engine.planning.speed.rigs import Rig
+
+PROMPT_TOKENS = 512
+"""Of a prompt that is predicted where nobody says how long."""
+
+CACHED_BYTES, CACHED = 128 << 20, " in cache"
+"""Weights that a processor's caches may hold are read much faster: no lesson for larger models."""
+
+MOST_MODELS = 16
+"""Sets of ranks that a forecaster remembers what it worked out for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Predicted times.
+
+    Attributes:
+        prefill: of a prompt in an empty cache.
+        decode: of one token after it.
+    """
+
+    prefill: Prediction
+    decode: Prediction
+
+
+class Forecaster:
+    """Predicts for one machine, and learns from what runs on it.
+
+    Args:
+        devices: all of them.
+        facts: of each, by its id.
+        calibration: None where nothing can be learnt, as of simulated devices.
+
+    One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceInfo],
+        facts: Mapping[str, DeviceFacts],
+        links: Links,
+        calibration: Calibration | None = None,
+        by_mode: Mapping[PeerMode, Links] | None = None,
+    ) -> None:
+        self.devices = {device.id: device for device in devices}
+        self._facts = facts
+        self._links = links
+        self._by_mode = by_mode or {}
+        self._calibration = calibration
+        self._marks = {device: _mark(found) for device, found in facts.items()}
+        self._models: dict[tuple[object, ...], SpeedModel] = {}
+
+    @classmethod
+    def of_machine(cls) -> Forecaster:
+        """For the devices that are here, with what was measured and learnt before."""
+        devices, file = list_devices(), MachineFile.of_user()
+        facts = {device.id: known_facts(device, file) for device in devices}
+        topology = read_topology()
+        by_mode = {mode: known_links(devices, topology, file, mode) for mode in PEER_MODES}
+        return cls(devices, facts, by_mode["auto"], Calibration.of_user(), by_mode)
+
+    @classmethod
+    def of_rig(cls, rig: Rig) -> Forecaster:
+        """For simulated devices."""
+        return cls(rig.devices, rig.facts, rig.links)
+
+    @property
+    def free_bytes(self) -> dict[str, int]:
+        """Free memory by device."""
+        return {device.id: device.free_bytes for device in self.devices.values()}
+
+    @property
+    def rooms(self) -> list[Room]:
+        """What a plan may use of each device that a model can be put on."""
+        return [
+            Room(device.id, device.free_bytes, self._facts[device.id].bytes_per_s)
+            for device in self.devices.values()
+            if device.usable
+        ]
+
+    def sum_s(self, devices: Sequence[str], n_bytes: float) -> float:
+        """Seconds of a sum that ranks on these devices get, each of `n_bytes`."""
+        return self._links.all_reduce_s(devices, n_bytes)
+
+    def forecast(
+        self,
+        evaluation: Evaluation,
+        params: LoadParams,
+        quant: str = "",
+        n_prompt: int | None = None,
+    ) -> Forecast | None:
+        """Predict the speed of an evaluated split; None where a device of it is not known.
+
+        Args:
+            quant: of the model, by which earlier runs are told apart.
+            n_prompt: tokens of the prompt; None for `PROMPT_TOKENS`, or less where the context is.
+        """
+        speed = self._speed(evaluation, params)
+        if speed is None:
+            return None
+        n = max(1, min(n_prompt or PROMPT_TOKENS, evaluation.plan.n_ctx - 1))
+        prefill = speed.prefill(evaluation.load, n, min(params.n_batch, n))
+        decode = speed.decode(evaluation.load, n)
+        if self._calibration is not None:
+            subject = self._subject(evaluation, params, quant)
+            prefill = self._calibration.corrected(subject(PREFILL), prefill)
+            decode = self._calibration.corrected(subject(DECODE), decode)
+        return Forecast(prefill, decode)
+
+    def learn_prefill(
+        self,
+        evaluation: Evaluation,
+        params: LoadParams,
+        quant: str,
+        n_tokens: int,
+        seconds: float,
+        position: int = 0,
+    ) -> None:
+        """Learn from a prompt that was computed after `position` cached tokens."""
+        speed = self._speed(evaluation, params)
+        if speed is None or self._calibration is None or n_tokens < 1:
+            return
+        n_batch = min(params.n_batch, n_tokens)
+        predicted = speed.prefill(evaluation.load, n_tokens, n_batch, position)
+        subject = self._subject(evaluation, params, quant)(PREFILL)
+        self._calibration.note(subject, predicted.seconds, seconds)
+
+    def learn_decode(
+        self,
+        evaluation: Evaluation,
+        params: LoadParams,
+        quant: str,
+        seconds: float,
+        position: int = 0,
+    ) -> None:
+        """Learn from the time of one token after `position` others, the mean of several."""
+        speed = self._speed(evaluation, params)
+        if speed is None or self._calibration is None:
+            return
+        predicted = speed.decode(evaluation.load, position)
+        subject = self._subject(evaluation, params, quant)(DECODE)
+        self._calibration.note(subject, predicted.seconds, seconds)
+
+    def _speed(self, evaluation: Evaluation, params: LoadParams) -> SpeedModel | None:
+        ids = tuple(device.device for device in evaluation.plan.devices)
+        if any(device not in self._facts for device in ids):
+            return None
+        key = ids, params.cpu_threads, params.kv_on_host, params.p2p
+        found = self._models.get(key)
+        if found is None:
+            if len(self._models) >= MOST_MODELS:
+                self._models.clear()
+            facts = [self._facts[device] for device in ids]
+            links = self._by_mode.get(params.p2p, self._links)
+            if params.kv_on_host:
+                facts = [with_cache_on_host(of_one, links) for of_one in facts]
+            found = self._models[key] = SpeedModel(facts, links, params.cpu_threads)
+        return found
+
+    def _subject(
+        self, evaluation: Evaluation, params: LoadParams, quant: str
+    ) -> Callable[[str], Subject]:
+        """What a run counts for, by test; after a new measurement for nothing that was before."""
+        ids = [device.device for device in evaluation.plan.devices]
+        about = f"{quant} {params.split_mode}".strip()
+        marks = " ".join(self._marks[device] for device in dict.fromkeys(ids))
+        devices = f"{device_set([self.devices[device] for device in ids])} ({marks})"
+        if evaluation.plan.file_bytes < CACHED_BYTES:
+            devices += CACHED
+        return lambda test: Subject(devices, test, about)
+
+
+def _mark(facts: DeviceFacts) -> str:
+    """Tells facts from others: a ratio is worth nothing where predictions are made from others."""
+    numbers = json.dumps(asdict(facts), sort_keys=True)
+    return f"{crc32(numbers.encode()):08x}"
+
+
+def with_cache_on_host(facts: DeviceFacts, links: Links) -> DeviceFacts:
+    """A device whose cache lies in the host's memory: a GPU reads it through its slot."""
+    if facts.device == CPU:
+        return facts
+    slot = links.between(facts.device, CPU).bytes_per_s
+    return replace(facts, rates={**facts.rates, CACHE: WeightRate(slot, slot, facts.flop_per_s)})

@@ -1,0 +1,272 @@
+"""What was measured and proven on this machine, kept on disk: that takes seconds.
+
+An entry belongs to a device's name, driver and number of cores, and to this version of Tandem; that
+of a link to slots as well, and what was proven to the version of CUDA. What is lost or damaged
+is measured again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engine.config import PeerMode
+from engine.devices.links import Link, Topology
+from engine.devices.torch_build import find_torch_build
+from engine.devices.types import DeviceInfo
+from engine.json_file import cache_folder, read_json, write_json
+from engine.planning.speed.calibration import package_version
+from engine.planning.speed.cards import CARDS, GIB, UNKNOWN_CORE_FLOP, UNKNOWN_CPU_BYTES, Card
+from engine.planning.speed.facts import DeviceFacts, LinkFacts, Links, WeightRate
+from engine.planning.speed.link_classes import expected_links
+from engine.planning.speed.link_records import (
+    LinkRecord,
+    chosen_way,
+    record_document,
+    record_from,
+    speed_of,
+)
+from engine.planning.speed.rigs import known_card
+
+FILE_NAME = "machine.json"
+MOST_ENTRIES = 64
+MOST_PROOFS = 8 * MOST_ENTRIES
+"""Eight GPUs have 56 ways."""
+
+T = TypeVar("T", DeviceFacts, LinkFacts, WeightRate)
+
+
+class MachineFile:
+    """Measured facts of devices and of links between them.
+
+    Args:
+        path: of the file; None keeps them in memory only.
+
+    It may be used from several threads. Of two programs that write at once, one wins.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._devices, self._links, self._proofs = _read(path)
+
+    @classmethod
+    def of_user(cls) -> MachineFile:
+        """The one in the user's cache folder."""
+        folder = cache_folder()
+        return cls(folder / FILE_NAME if folder else None)
+
+    def device(self, info: DeviceInfo) -> DeviceFacts | None:
+        """What was measured of a device."""
+        with self._lock:
+            found = self._devices.get(_device_key(info))
+        return None if found is None else replace(found, device=info.id)
+
+    def keep_device(self, info: DeviceInfo, facts: DeviceFacts) -> DeviceFacts:
+        """Keep what was measured, with what is known of further kinds of weights; returns both."""
+        with self._lock:
+            known = self._devices.pop(_device_key(info), None)
+            rates = {**(known.rates if known else {}), **facts.rates}
+            facts = replace(facts, rates=rates)
+            self._devices[_device_key(info)] = facts
+            self._save()
+        return facts
+
+    def forget_device(self, info: DeviceInfo) -> None:
+        """Let it be measured anew."""
+        with self._lock:
+            if self._devices.pop(_device_key(info), None) is not None:
+                self._save()
+
+    def link(self, a: DeviceInfo, b: DeviceInfo) -> LinkFacts | None:
+        """What was measured between two devices."""
+        with self._lock:
+            return self._links.get(_link_key(a, b))
+
+    def keep_link(self, a: DeviceInfo, b: DeviceInfo, facts: LinkFacts) -> None:
+        """Keep what was measured between two devices."""
+        with self._lock:
+            self._links.pop(_link_key(a, b), None)
+            self._links[_link_key(a, b)] = facts
+            self._save()
+
+    def links(self, devices: Sequence[DeviceInfo]) -> dict[tuple[str, str], LinkFacts]:
+        """What was measured between any of these, by their ids."""
+        pairs = [(a, b) for at, a in enumerate(devices) for b in devices[at:]]
+        found = {(a.id, b.id): self.link(a, b) for a, b in pairs}
+        return {pair: facts for pair, facts in found.items() if facts is not None}
+
+    def proof(self, source: DeviceInfo, goal: DeviceInfo) -> LinkRecord | None:
+        """What came of trying the ways from one GPU to another."""
+        with self._lock:
+            return self._proofs.get(_way_key(source, goal))
+
+    def keep_proof(self, source: DeviceInfo, goal: DeviceInfo, record: LinkRecord) -> None:
+        """Keep what came of trying the ways from one GPU to another."""
+        with self._lock:
+            self._proofs.pop(_way_key(source, goal), None)
+            self._proofs[_way_key(source, goal)] = record
+            self._save()
+
+    def forget_proof(self, source: DeviceInfo, goal: DeviceInfo) -> None:
+        """Let the ways from one GPU to another be tried anew."""
+        with self._lock:
+            if self._proofs.pop(_way_key(source, goal), None) is not None:
+                self._save()
+
+    def proofs(self, devices: Sequence[DeviceInfo]) -> dict[tuple[str, str], LinkRecord]:
+        """What came of trying ways between any of these, by their ids."""
+        pairs = permutations([d for d in devices if d.kind != "cpu"], 2)
+        found = {(a.id, b.id): self.proof(a, b) for a, b in pairs}
+        return {pair: record for pair, record in found.items() if record is not None}
+
+    def _save(self) -> None:
+        for entries in (self._devices, self._links, self._proofs):
+            most = MOST_PROOFS if entries is self._proofs else MOST_ENTRIES
+            while len(entries) > most:
+                del entries[next(iter(entries))]  # the oldest
+        document = {
+            "devices": {key: asdict(facts) for key, facts in self._devices.items()},
+            "links": {key: asdict(facts) for key, facts in self._links.items()},
+            "proofs": {key: record_document(record) for key, record in self._proofs.items()},
+        }
+        write_json(self._path, document)
+
+
+def _device_key(info: DeviceInfo) -> str:
+    return " | ".join((info.name, info.driver or str(info.n_cores), package_version()))
+
+
+def _link_key(a: DeviceInfo, b: DeviceInfo) -> str:
+    """GPUs of one name may sit in different slots."""
+    ends = sorted(f"{info.name} {info.pci_bus}".strip() for info in (a, b))
+    return " | ".join((*ends, a.driver or b.driver or str(a.n_cores), package_version()))
+
+
+def _way_key(source: DeviceInfo, goal: DeviceInfo) -> str:
+    """Whatever may decide over whether it works and has a version."""
+    ends = " > ".join(f"{info.name} {info.pci_bus}".strip() for info in (source, goal))
+    versions = f"driver {source.driver}", f"CUDA {_cuda()}", package_version()
+    return " | ".join((ends, *versions))
+
+
+def _cuda() -> str:
+    return find_torch_build().cuda
+
+
+def _read(
+    path: Path | None,
+) -> tuple[dict[str, DeviceFacts], dict[str, LinkFacts], dict[str, LinkRecord]]:
+    """All entries that make sense."""
+    document = read_json(path)
+    if not isinstance(document, dict):
+        return {}, {}, {}
+    devices: dict[str, DeviceFacts] = {}
+    for key, entry in _entries(document.get("devices")):
+        rates = {
+            kind: rate
+            for kind, fields_of in _entries(entry.pop("rates", None))
+            if (rate := _made(WeightRate, fields_of)) is not None
+        }
+        facts = _made(DeviceFacts, entry)
+        if facts is not None:
+            devices[key] = replace(facts, rates=rates)
+    links = {
+        key: link
+        for key, entry in _entries(document.get("links"))
+        if (link := _made(LinkFacts, entry)) is not None
+    }
+    proofs = {
+        key: record
+        for key, entry in _entries(document.get("proofs"))
+        if (record := record_from(entry)) is not None
+    }
+    return devices, links, proofs
+
+
+def _entries(found: object) -> list[tuple[str, dict[str, Any]]]:
+    if not isinstance(found, Mapping):
+        return []
+    return [(key, dict(entry)) for key, entry in found.items() if isinstance(entry, Mapping)]
+
+
+def _made(kind: type[T], entry: Mapping[str, Any]) -> T | None:
+    """A value from its fields, or None where one is missing, unknown or of another sort."""
+    try:
+        made = kind(**entry)
+    except TypeError:
+        return None
+    for spec in fields(kind):
+        value = getattr(made, spec.name)
+        if spec.name == "device" or spec.name == "rates":
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        needs_more = spec.name.startswith(("bytes", "flop"))
+        if not is_number or not (0 < value < 1e30 if needs_more else 0 <= value < 1e30):
+            return None
+    return made
+
+
+def known_facts(info: DeviceInfo, file: MachineFile | None = None) -> DeviceFacts:
+    """What was measured of a device, else what its maker says of it, else a guess."""
+    measured = file.device(info) if file else None
+    return measured or expected_facts(info)
+
+
+def expected_facts(info: DeviceInfo) -> DeviceFacts:
+    """What to expect of a device that nobody has measured here.
+
+    A GPU that is not in the table counts as the slowest one with at least its memory.
+    """
+    card = known_card(info.name)
+    if card is not None and bool(card.n_cores) == (info.kind == "cpu"):
+        return card.facts(info.id)
+    if info.kind == "cpu":
+        n_cores = max(1, info.n_cores)
+        tflop_per_s = n_cores * UNKNOWN_CORE_FLOP / 1e12
+        unknown = Card(info.name, 0, UNKNOWN_CPU_BYTES / 1e9, tflop_per_s, tflop_per_s)
+        return replace(unknown, n_cores=n_cores).facts(info.id)
+    large = [card for card in CARDS if card.memory_gib * GIB * 1.01 >= info.total_bytes]
+    return min(large or CARDS[-1:], key=lambda card: card.gb_per_s).facts(info.id)
+
+
+def known_links(
+    devices: Sequence[DeviceInfo], topology: Topology, file: MachineFile | None = None,
+    p2p: PeerMode = "auto",
+) -> Links:  # fmt: skip
+    """What was measured between devices, else what is to be expected of links of their class.
+
+    Between GPUs that is of the ways that are used; their sums are as fast as the slower direction.
+    """
+    if p2p == "off":
+        topology = replace(topology, links=tuple(by_host(link) for link in topology.links))
+    if file is None:
+        return expected_links(topology, {})
+    return expected_links(topology, {**file.links(devices), **used_speeds(devices, file, p2p)})
+
+
+def by_host(link: Link) -> Link:
+    """A link whose GPUs do not use each other's memory."""
+    return replace(link, kind="host", n_nvlink=0)
+
+
+def used_speeds(
+    devices: Sequence[DeviceInfo], file: MachineFile, p2p: PeerMode = "auto"
+) -> dict[tuple[str, str], LinkFacts]:
+    """Of pairs of GPUs whose ways were tried and timed: what those give that are used."""
+    found: dict[tuple[str, str], LinkFacts] = {}
+    for (a, b), record in file.proofs(devices).items():
+        speed = speed_of(record, chosen_way(record, p2p))
+        if speed is None:
+            continue
+        pair = (a, b) if a <= b else (b, a)
+        known = found.get(pair, speed)
+        found[pair] = LinkFacts(
+            max(known.latency_s, speed.latency_s), min(known.bytes_per_s, speed.bytes_per_s),
+            min(known.covered_bytes, speed.covered_bytes),
+        )  # fmt: skip
+    return found

@@ -1,0 +1,92 @@
+"""Where every tensor of a split lies: what a map of the model is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.gguf.tensors import split_name
+from engine.models.declare import declare
+from engine.planning.footprint import packed_bytes, slot_pieces
+from engine.sharding.shares import part_of
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+    from engine.gguf import GGUFFile
+    from engine.layers.module import Slot
+    from engine.sharding.placement import Placement
+
+    RankBytes = tuple[int, ...]
+    Known = dict[tuple[Placement, tuple[int, ...], int], RankBytes]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """One tensor and who holds it.
+
+    Attributes:
+        block: number of its block; None at the ends of the model.
+        stem: its name within the block, such as "attn_q.weight"; the whole name at the ends.
+        part: of the block, as overrides move them: "attention", "recurrent", "ffn", "experts",
+            "shared", "embedding" or "output"; "" for what all ranks of a block hold.
+        type: GGML type.
+        shape: slowest dimension first.
+        n_bytes: in the file.
+        ranks: bytes of the file that each rank reads of it.
+    """
+
+    name: str
+    block: int | None
+    stem: str
+    part: str
+    type: str
+    shape: tuple[int, ...]
+    n_bytes: int
+    ranks: RankBytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementMap:
+    """All tensors of a split model, in the order of a forward pass.
+
+    Attributes:
+        devices: of each rank; what is moved may have added some without a share.
+        n_layer: blocks.
+    """
+
+    devices: tuple[str, ...]
+    n_layer: int
+    tensors: tuple[TensorPlace, ...]
+
+
+def placement_map(file: GGUFFile, params: LoadParams) -> PlacementMap:
+    """Where the tensors in `file` go as `params` ask.
+
+    Raises:
+        ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
+        SplitError: the split cannot be made.
+    """
+    declaration = declare(file, params)
+    n_ranks = len(declaration.devices)
+    known: Known = {}
+    recurrent = declaration.hp.recurrent
+    places = tuple(_place(slot, n_ranks, recurrent, known) for slot in declaration.slots)
+    return PlacementMap(declaration.devices, declaration.hp.n_layer, places)
+
+
+def _place(slot: Slot, n_ranks: int, recurrent: Sequence[bool], known: Known) -> TensorPlace:
+    tensor = slot.tensor
+    key = slot.placement, tensor.shape, tensor.type.number  # blocks repeat them
+    ranks = known.get(key)
+    if ranks is None:
+        ranks = known[key] = tuple(_bytes_on(slot, rank) for rank in range(n_ranks))
+    block, stem = split_name(tensor.name) or (None, tensor.name)
+    _, part = part_of(tensor.name, recurrent) or (block, "")
+    return TensorPlace(
+        tensor.name, block, stem, part, tensor.type.name, tensor.shape, tensor.n_bytes, ranks
+    )
+
+
+def _bytes_on(slot: Slot, rank: int) -> int:
+    return sum(packed_bytes(slot, piece) for piece in slot_pieces(slot, rank))

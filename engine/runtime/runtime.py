@@ -1,0 +1,355 @@
+"""A loaded model on its ranks: one forward pass at a time, and what it takes in memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from engine.cpu.worker import Worker
+from engine.errors import EngineError, KernelError, OutOfDeviceMemory
+from engine.events import DeviceMemory
+from engine.forward.state import RecurrentState
+from engine.hardware.backend_choice import refuse_kernels
+from engine.hardware.process_memory import ResidentPeak, resident_bytes
+from engine.hardware.torch_devices import (
+    busy_on_cpu,
+    free_bytes,
+    kind_of,
+    leave_alone,
+    prove_kernels,
+    release_reserves,
+    threads_per_rank,
+    torch_devices,
+)
+from engine.models.declare import declare
+from engine.ops.weights import release_scratch
+from engine.parallel.executor import Crew, Full
+from engine.planning.plan import DevicePlan, Plan, make_plan
+from engine.runtime.builder import Opener, make_group
+from engine.runtime.control_vectors import Direction, read_control_vectors
+from engine.runtime.loader import Progress, check_types
+from engine.runtime.model_runner import Logits, Passes
+from engine.runtime.rank import Rank
+from engine.runtime.resplit import DOING, Side, Transfer
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+    from engine.generation.session import TokenSource
+    from engine.gguf import GGUFFile
+    from engine.layers.hparams import HParams
+    from engine.progress import IsCancelled, ProgressSink
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """All ranks of one model.
+
+    Args:
+        on_progress: called from several threads, one at a time.
+        is_cancelled: asked between chunks of weights.
+        donor: a runtime of the same file with another split, from which this one takes weights and
+            the first `n_past` positions of the cache. It is closed, or if this one fails, goes on
+            as before.
+
+    Attributes:
+        n_threads: CPU threads of all ranks together.
+        threads_per_rank: of each of them.
+        group: where ranks that are threads of this process meet.
+        passes: what computes tokens on all ranks.
+
+    Raises:
+        EngineError: the file, the split or a device cannot be used; nothing stays allocated.
+    """
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        params: LoadParams,
+        on_progress: ProgressSink,
+        is_cancelled: IsCancelled,
+        donor: Runtime | None = None,
+        n_past: int = 0,
+    ) -> None:
+        declaration = declare(file, params)
+        check_types(str(file.path), declaration.slots)
+        self.hp = declaration.hp
+        holders = declaration.split.holders
+        self.devices = torch_devices(declaration.devices, holders)
+        self.directions: Mapping[int, Direction] = (
+            _directions(params, self.hp) if donor is None else donor.directions
+        )
+        notes = prove_kernels(declaration.devices[rank] for rank in holders)
+        free = free_bytes(["cpu", *(declaration.devices[rank] for rank in holders)])
+        if donor is not None:
+            free = donor.returned(free)
+        plan = make_plan(declaration, params, free)
+        self.plan: Plan = replace(plan, warnings=(*plan.warnings, *notes))
+        self.plan.check_fits(free)
+        self.n_ctx = self.plan.n_ctx
+        self.n_batch = params.n_batch
+        self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
+        self._resident: ResidentPeak | None = None
+        self._cached_at_load = 0
+        self._allocated_at_load: dict[str, int] = {}
+        self._start_threads(params)
+        opener = Opener(self, file, params, declaration)
+        try:
+            if donor is None:
+                self._load(opener, on_progress, is_cancelled)
+            else:
+                self._take_over(donor, n_past, opener, on_progress, is_cancelled)
+        except BaseException:
+            self.close()
+            raise
+        self._watch_memory()
+
+    def _start_threads(self, params: LoadParams) -> None:
+        self.threads_per_rank = threads = threads_per_rank(params.cpu_threads, self.plan)
+        self.n_threads = threads * max(1, len(busy_on_cpu(self.plan)))
+        self.group = make_group(self.plan, self.devices, params)
+        self.plan = replace(self.plan, warnings=(*self.plan.warnings, *self.group.notes))
+        crew = Crew(self.devices, self.group, threads)
+        self.passes = Passes(crew, self.hp.n_vocab, self.n_ctx, can_rewind=self.can_rewind)
+        self._finalizer = weakref.finalize(self, crew.close)
+
+    @property
+    def workers(self) -> list[Worker]:
+        """What the ranks on the CPU compute with that use its kernels."""
+        return [rank.worker for rank in self.ranks if rank.worker]
+
+    @property
+    def kinds(self) -> list[str]:
+        """What the device of each rank is; those of a kind round alike."""
+        return [kind_of(device) for device in self.devices]
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """In their order; empty once closed."""
+        return self.passes.ranks
+
+    @property
+    def stream(self) -> TokenSource | None:
+        """Draws tokens where they are computed; None where the host draws all."""
+        return self.passes.stream
+
+    @stream.setter
+    def stream(self, source: TokenSource | None) -> None:
+        self.passes.stream = source
+
+    def _load(self, opener: Opener, on_progress: ProgressSink, is_cancelled: IsCancelled) -> None:
+        stop = threading.Event()
+        progress = Progress(
+            self.plan.file_bytes, on_progress, lambda: stop.is_set() or is_cancelled()
+        )
+
+        def load(number: int) -> Rank:
+            try:
+                return opener.loaded(number, progress)
+            except BaseException:
+                stop.set()
+                raise
+
+        self.passes.ranks = self._run(load, "to load the model")
+        self._steer()
+        with self._explaining("to compute the first tokens"):
+            self.passes.warm_up(self.n_batch)
+        self.passes.draw_on_device(0)
+
+    def _steer(self) -> None:
+        """Show the ranks what control vectors add."""
+        for rank in self.ranks:
+            rank.context.directions = {
+                layer: torch.from_numpy(direction).to(rank.device)
+                for layer, direction in self.directions.items()
+            }
+
+    def _take_over(
+        self, donor: Runtime, n_past: int, opener: Opener,
+        on_progress: ProgressSink, is_cancelled: IsCancelled,
+    ) -> None:  # fmt: skip
+        """Become what `donor` is, on other ranks; there is no pass that its cache would lose."""
+        if donor.stream is not None:
+            donor.stream.stop()
+            donor.stream = None
+        self.passes.ranks = self._run(opener.empty, DOING)
+        transfer = Transfer(
+            opener.file, donor._side(), self._side(), n_past, on_progress, is_cancelled
+        )
+        try:
+            transfer.run()
+            self._steer()
+            for worker in self.workers:
+                worker.prepare()
+        except BaseException as error:
+            donor._take_back(transfer, error)
+            raise
+        donor.close()
+
+    def _side(self) -> Side:
+        return Side(self.ranks, lambda fn: self._run(fn, DOING))
+
+    def _take_back(self, transfer: Transfer, error: BaseException) -> None:
+        """Have again what was given away in vain."""
+        self.passes.forget()
+        try:
+            transfer.undo()
+        except BaseException:  # noqa: BLE001 the first failure is the one to tell
+            self.close()
+            if isinstance(error, EngineError):
+                error.hint = "The old split could not be restored either: load the model again."
+
+    def returned(self, free: Mapping[str, int]) -> dict[str, int]:
+        """Free memory by device, once what this model holds is free as well."""
+        total = dict(free)
+        for rank in self.ranks:
+            held, device = rank.held, str(rank.device)
+            for name, n_bytes in ((device, held.weights + held.kv), ("cpu", held.host_kv)):
+                if name in total:
+                    total[name] += n_bytes
+        return total
+
+    def forward(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
+        """Run tokens after `n_past` cached ones.
+
+        Args:
+            first_logit: index into `ids` of the first token whose logits are wanted.
+
+        Returns:
+            (len(ids) - first_logit, n_vocab)
+
+        Raises:
+            EngineError: the model was closed, a device ran out of memory or a rank was lost; what
+                the cache holds from `n_past` on is then undefined.
+        """
+        if not self.ranks:
+            raise EngineError("The model has been unloaded.", "Load it again.")
+        with self._explaining("to compute the next tokens"):
+            logits = self.passes.compute(ids, n_past, first_logit)
+        if len(ids) > 1 and self._resident:  # reading it costs as much as a small model's token
+            self._resident.note()
+        return logits
+
+    def kernel_s(self) -> list[float] | None:
+        """Seconds that each rank has spent in kernels so far; None if one has none, or no clock."""
+        found = [worker.team.kernel_s for worker in self.workers]
+        known = [seconds for seconds in found if seconds is not None]
+        return known if len(known) == len(self.devices) else None
+
+    def save_recurrent(self) -> None:
+        """Keep a copy of all recurrent states as they are now."""
+        self._run(lambda rank: self.ranks[rank].context.cache.save(), "to keep a state")
+
+    def restore_recurrent(self) -> None:
+        """Go back to the copy of the recurrent states."""
+        self._run(lambda rank: self.ranks[rank].context.cache.restore(), "to go back to a state")
+
+    def _run(self, fn: Callable[[int], T], doing: str) -> list[T]:
+        """Run on all ranks; failures to allocate become a sentence."""
+        with self._explaining(doing):
+            return self.passes.run(fn)
+
+    @contextmanager
+    def _explaining(self, doing: str) -> Iterator[None]:
+        """Say in a sentence that a device is full; if a rank is lost, close the model."""
+        if torch.get_num_threads() != self.threads_per_rank:
+            torch.set_num_threads(self.threads_per_rank)  # torch's own, for all models
+        try:
+            yield
+        except Full as error:
+            raise self._out_of_memory(error.rank, doing) from None
+        except BaseException:
+            if self.passes.crew.lost:
+                self.close()
+            raise
+
+    def _out_of_memory(self, rank: int, doing: str) -> OutOfDeviceMemory:
+        device = self.plan.devices[rank].device
+        free = free_bytes([device])[device]
+        needed = max(self.plan.devices[rank].memory.total, free + 1)
+        return OutOfDeviceMemory(device, needed, free, doing)
+
+    def memory(self) -> list[DeviceMemory]:
+        """Bytes of each rank.
+
+        Measured weights and KV cache are the sizes of their tensors. Measured compute is the peak
+        beyond those since the load (on CUDA the allocator's, on the CPU the growth of this
+        process without what is new of the KV cache), divided among the ranks of a device in
+        proportion to what was predicted.
+        """
+        result = []
+        for plan, rank in zip(self.plan.devices, self.ranks, strict=True):
+            compute = plan.memory.compute
+            if compute:  # a GPU without a share must not be asked
+                compute *= self._measured_compute(plan.device)
+                compute //= sum(d.memory.compute for d in self._on(plan.device))
+            measured = replace(rank.held, compute=compute)
+            result.append(DeviceMemory(plan.device, plan.memory, measured))
+        return result
+
+    def _on(self, device: str) -> list[DevicePlan]:
+        return [d for d in self.plan.devices if d.device == device]
+
+    def _watch_memory(self) -> None:
+        """Begin to measure what is taken beyond weights and cache."""
+        release_reserves(self.devices)
+        self._resident, self._cached_at_load = ResidentPeak(), self._cached_bytes()
+        for device in {d for d in self.devices if d.type == "cuda"}:
+            torch.cuda.reset_peak_memory_stats(device)
+            self._allocated_at_load[str(device)] = torch.cuda.memory_allocated(device)
+
+    def _measured_compute(self, device: str) -> int:
+        """Bytes of all ranks on a physical device together."""
+        if device == "cpu":
+            assert self._resident is not None, "it is made at the end of a load"
+            return max(0, self._resident.growth - self._cached_bytes() + self._cached_at_load)
+        return int(torch.cuda.max_memory_allocated(device)) - self._allocated_at_load[device]
+
+    def _cached_bytes(self) -> int:
+        """Of the caches in the host's memory, what was used so far: it is given by the page."""
+        tensors = [x for r in self.ranks for layer in r.context.cache.layers for x in layer.held()]
+        return sum(
+            resident_bytes(x.data_ptr(), x.nbytes) for x in tensors if x.device.type == "cpu"
+        )
+
+    def close(self) -> None:
+        """Free everything; safe to call twice.
+
+        What a lost rank uses is freed when its thread comes back.
+        """
+        self._finalizer()
+        self.passes.close()
+        if not self.passes.crew.lost:
+            self.group.close()
+        release_scratch()
+        leave_alone(self.devices[rank] for rank in self.passes.crew.lost)
+        release_reserves(self.devices)
+
+
+def open_runtime(
+    file: GGUFFile, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled,
+    donor: Runtime | None = None, n_past: int = 0,
+) -> Runtime:  # fmt: skip
+    """A `Runtime`; without the kernels of a GPU where they cannot be compiled after all."""
+    while True:
+        try:
+            return Runtime(file, params, on_progress, is_cancelled, donor, n_past)
+        except KernelError as error:
+            log.warning("%s", error)
+            refuse_kernels(error.device, error.why)
+
+
+def _directions(params: LoadParams, hp: HParams) -> Mapping[int, Direction]:
+    """What the control vectors add after each layer."""
+    return read_control_vectors(
+        params.control_vectors, params.control_layers, hp.n_embd, hp.n_layer
+    )

@@ -1,0 +1,119 @@
+"""What a person asks for, as a table of shares: a mode, what goes to the CPU, and overrides.
+
+It is evaluated at every move of a mouse, so whatever follows from names alone is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from engine.errors import SplitError
+from engine.sharding.shares import (
+    BlockShares,
+    Shares,
+    ShareTable,
+    apply_overrides,
+    movable_tensors,
+    normalise,
+    one_hot,
+    share_table,
+)
+
+if TYPE_CHECKING:
+    from engine.config import LoadParams
+
+EXPERTS = "_exps"
+"""In the names of routed experts' tensors, and in no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Who wants how much of what.
+
+    Attributes:
+        devices: of each rank: those that were asked for, and behind them those without a share
+            that only take what is moved there.
+        shares: the wanted share of each rank.
+    """
+
+    devices: tuple[str, ...]
+    shares: Shares
+    table: ShareTable
+
+
+def wanted_shares(
+    params: LoadParams,
+    n_layer: int,
+    *,
+    tied: bool,
+    tensors: Collection[str],
+    recurrent: Sequence[bool] = (),
+) -> Wanted:
+    """The table that `params` stand for.
+
+    Blocks on the CPU do not count in the split of the others. The embedding goes with them, unless
+    it is the output head, too.
+
+    Args:
+        tied: the output head is the embedding.
+        tensors: the names in the file.
+        recurrent: see `apply_overrides`.
+
+    Raises:
+        SplitError: what is asked cannot be made of this model and these devices.
+    """
+    devices = params.all_devices
+    n_asked, n_ranks = len(params.devices), len(devices)
+    shares = normalise(params.split, n_asked) + (0.0,) * (n_ranks - n_asked)
+    n_first = min(params.n_cpu_blocks, n_layer)
+    groups = _groups_of(params)
+    table = share_table(params.split_mode, shares, n_layer - n_first, tied=tied, groups=groups)
+    if params.n_cpu_blocks or params.n_cpu_moe:
+        hot = one_hot(devices.index("cpu"), n_ranks)
+        table = _with_first_blocks(table, n_first, hot, tied=tied)
+        if params.n_cpu_moe:
+            _require_experts(tuple(tensors), tuple(recurrent))
+            table = _with_experts(table, params.n_cpu_moe, hot)
+    table = apply_overrides(table, params.overrides, devices, tensors, recurrent)
+    return Wanted(devices, shares, replace(table, output=table.embedding) if tied else table)
+
+
+def _groups_of(params: LoadParams) -> tuple[int, ...]:
+    """The sizes of the groups of ranks; empty in modes without groups.
+
+    Raises:
+        SplitError: they are of another number of ranks.
+    """
+    n_ranks, groups = len(params.devices), params.group_sizes
+    if params.split_mode == "groups" and sum(groups) != n_ranks:
+        shown = ",".join(map(str, groups))
+        raise SplitError(
+            f"The groups {shown} are of {sum(groups)} ranks, but there are {n_ranks} devices.",
+            "Give sizes that add up, for example --devices cpu,cpu,cpu --groups 2,1.",
+        )
+    return groups
+
+
+def _with_first_blocks(table: ShareTable, n: int, hot: Shares, *, tied: bool) -> ShareTable:
+    """`table` behind `n` more blocks, whole on one rank, and the embedding with them."""
+    if not n:
+        return table
+    blocks = (BlockShares.alike(hot),) * n + table.blocks
+    return replace(table, blocks=blocks, embedding=table.embedding if tied else hot)
+
+
+def _with_experts(table: ShareTable, n: int, hot: Shares) -> ShareTable:
+    """`table` with the experts of its first `n` blocks on one rank."""
+    made = {row: replace(row, experts=hot) for row in set(table.blocks[:n])}
+    first = tuple(made[row] for row in table.blocks[:n])
+    return replace(table, blocks=first + table.blocks[n:])
+
+
+def _require_experts(tensors: tuple[str, ...], recurrent: tuple[bool, ...]) -> None:
+    if not movable_tensors(tensors, recurrent).matching(EXPERTS).blocks:
+        raise SplitError(
+            "This model has no experts that could go to the CPU.",
+            "Put whole blocks there, with --n-cpu-blocks.",
+        )

@@ -1,0 +1,277 @@
+"""Who wants how much of what: the table that every kind of split is a pattern in.
+
+For each block and part (attention, recurrent layer, FFN, experts, shared expert) and for the two
+ends of the model (embedding, output head) the table holds the share of every rank. Tensor
+parallelism has the same fractions everywhere, a layer split is one-hot per block, groups have
+fractions of their own in their blocks, and an override is one-hot for the parts it names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
+
+from engine.errors import SplitError
+from engine.gguf.tensors import split_name
+from engine.sharding.ranges import Apportioner
+
+Shares = tuple[float, ...]
+
+PARTS = (
+    ("experts", re.compile(r"ffn_(gate|up|down|gate_up)_exps\.")),
+    ("shared", re.compile(r"ffn_(gate|up|down)_shexp\.")),
+    ("ffn", re.compile(r"ffn_(gate|up|down)\.")),
+    ("recurrent", re.compile(r"(ssm|shortconv)[_.](?!.*norm)")),
+    ("attention", re.compile(r"attn_(?!.*norm)")),
+)
+"""Which part of a block a tensor belongs to, by its name; the others are held by all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShares:
+    """The wanted share of each rank in the parts of one block; each sums to 1."""
+
+    attention: Shares
+    recurrent: Shares
+    ffn: Shares
+    experts: Shares
+    shared: Shares
+
+    @classmethod
+    def alike(cls, shares: Shares) -> BlockShares:
+        """The same shares in every part."""
+        return cls(shares, shares, shares, shares, shares)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareTable:
+    """The wanted shares of a whole model."""
+
+    blocks: tuple[BlockShares, ...]
+    embedding: Shares
+    output: Shares
+
+    @property
+    def n_ranks(self) -> int:
+        return len(self.output)
+
+
+def normalise(split: Sequence[float] | None, n_ranks: int) -> Shares:
+    """Turn relative weights such as (3, 1) into shares that sum to 1; None means even.
+
+    Raises:
+        SplitError: the wrong number of weights, a negative or non-finite one, or only zeros.
+    """
+    if split is None:
+        return (1.0 / n_ranks,) * n_ranks
+    if len(split) != n_ranks:
+        raise SplitError(
+            f"The split has {len(split)} numbers but there are {n_ranks} devices.",
+            "Give one number for each device, for example --devices cpu,cpu --split 3,1.",
+        )
+    if any(not 0 <= s < float("inf") for s in split) or max(split) <= 0:
+        raise SplitError(
+            "The split must be numbers of at least 0, one of them above 0.",
+            "For example --split 3,1.",
+        )
+    largest = max(split)  # first, so that the sum of huge numbers stays finite
+    total = sum(s / largest for s in split)
+    return tuple(s / largest / total for s in split)
+
+
+def share_table(
+    mode: str, shares: Shares, n_layer: int, *, tied: bool, groups: Sequence[int] = ()
+) -> ShareTable:
+    """The pattern of a split mode.
+
+    Args:
+        mode: "tensor" (the same fractions everywhere), "layer" (whole blocks, in rank order) or
+            "groups" (whole blocks to groups of ranks, and fractions inside each).
+        shares: the wanted share of each rank.
+        tied: the output head is the embedding, so both ends must be cut alike.
+        groups: sizes of the groups of the first ranks; the ranks behind them have no share.
+    """
+    if mode == "tensor":
+        return ShareTable((BlockShares.alike(shares),) * n_layer, shares, shares)
+    rows = _by_block(shares, groups if mode == "groups" else (1,) * len(shares), max(1, n_layer))
+    first, last = rows[0].ffn, rows[-1].ffn
+    return ShareTable(tuple(rows[:n_layer]), last if tied else first, last)
+
+
+def _by_block(shares: Shares, groups: Sequence[int], n_layer: int) -> list[BlockShares]:
+    """Whole blocks to neighbouring groups of ranks, as many as their shares together say."""
+    stops = list(accumulate(groups))
+    totals = [sum(shares[stop - size : stop]) for stop, size in zip(stops, groups, strict=True)]
+    cut = Apportioner(len(groups)).cut(totals, n_layer)
+    rows = []
+    for group, (stop, size, total) in enumerate(zip(stops, groups, totals, strict=True)):
+        if cut.size(group):
+            inside = range(stop - size, stop)
+            row = tuple(s / total if r in inside else 0.0 for r, s in enumerate(shares))
+            rows += [BlockShares.alike(row)] * cut.size(group)
+    return rows
+
+
+def one_hot(rank: int, n_ranks: int) -> Shares:
+    """All for one rank."""
+    return tuple(1.0 if r == rank else 0.0 for r in range(n_ranks))
+
+
+def apply_overrides(
+    table: ShareTable,
+    overrides: Iterable[tuple[str, str]],
+    devices: Sequence[str],
+    tensors: Collection[str],
+    recurrent: Sequence[bool] = (),
+) -> ShareTable:
+    """Put the parts whose tensors match a pattern on one device, whole.
+
+    Args:
+        overrides: (regular expression on GGUF tensor names, device or "#" and a rank); later ones
+            win.
+        devices: the device of each rank; the first rank on the named device takes the part.
+        tensors: the names in the file.
+        recurrent: the blocks that have a recurrent layer in place of attention; their `attn_…`
+            tensors belong to it.
+
+    Raises:
+        SplitError: a pattern that is no regular expression or matches no part, or a device or
+            rank that is not in use.
+    """
+    movable = movable_tensors(tuple(tensors), tuple(recurrent))
+    for pattern, target in overrides:
+        hot = one_hot(_rank_of(pattern, target, devices), len(devices))
+        moved = _moved(table, movable.matching(pattern), hot)
+        if moved is table:
+            raise SplitError(
+                f"The override '{pattern}' matches no tensor that can be moved.",
+                "`tandem inspect MODEL --tensors` lists the names.",
+            )
+        table = moved
+    return table
+
+
+def _rank_of(pattern: str, target: str, devices: Sequence[str]) -> int:
+    """The rank that an override names by its device or by its number."""
+    if not target.startswith("#"):
+        if target in devices:
+            return list(devices).index(target)
+        raise SplitError(
+            f"The override '{pattern}={target}' names a device that is not in use.",
+            f"Use one of: {', '.join(devices)}.",
+        )
+    number = target[1:]
+    if number.isascii() and number.isdigit() and int(number) < len(devices):
+        return int(number)
+    raise SplitError(
+        f"The override '{pattern}={target}' names a rank that there is not.",
+        f"Ranks are counted in the order of the devices, #0 to #{len(devices) - 1}.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What can be moved by itself.
+
+    Attributes:
+        blocks: the parts by block, such as (3, {"ffn"}).
+        ends: "embedding", "output" or both.
+    """
+
+    blocks: tuple[tuple[int, frozenset[str]], ...]
+    ends: frozenset[str]
+
+
+class Movable:
+    """The tensors of a file that can be moved, and what patterns have found among them.
+
+    Args:
+        places: the name of each, its block and the part of that; `END` for the ends.
+    """
+
+    def __init__(self, places: Iterable[tuple[str, tuple[int, str]]]) -> None:
+        self._places = tuple(places)
+        self._found: dict[str, Parts] = {}
+
+    def matching(self, pattern: str) -> Parts:
+        """The parts that have a tensor whose name matches.
+
+        Raises:
+            SplitError: the pattern is no regular expression.
+        """
+        if pattern not in self._found:
+            if len(self._found) >= MOST_PATTERNS:
+                self._found.clear()
+            self._found[pattern] = self._search(_compile(pattern))
+        return self._found[pattern]
+
+    def _search(self, pattern: re.Pattern[str]) -> Parts:
+        blocks: dict[int, set[str]] = defaultdict(set)
+        for name, (layer, part) in self._places:
+            if pattern.search(name):
+                blocks[layer].add(part)
+        ends = frozenset(blocks.pop(END, ()))
+        inside = sorted(blocks.items())
+        return Parts(tuple((layer, frozenset(parts)) for layer, parts in inside), ends)
+
+
+@lru_cache(maxsize=8)
+def movable_tensors(names: tuple[str, ...], recurrent: tuple[bool, ...]) -> Movable:
+    """Those of a file with these tensors; see `apply_overrides`."""
+    places = ((name, part_of(name, recurrent)) for name in names)
+    return Movable((name, place) for name, place in places if place is not None)
+
+
+def _moved(table: ShareTable, parts: Parts, hot: Shares) -> ShareTable:
+    """`table` with these parts one-hot; `table` itself if it has none of them."""
+    blocks = list(table.blocks)
+    inside = [(layer, moved) for layer, moved in parts.blocks if layer < len(blocks)]
+    if not inside and not parts.ends:
+        return table
+    made: dict[tuple[int, frozenset[str]], BlockShares] = {}  # equal rows stay one object
+    for layer, moved in inside:
+        key = id(blocks[layer]), moved
+        if key not in made:
+            made[key] = replace(table.blocks[layer], **dict.fromkeys(moved, hot))
+        blocks[layer] = made[key]
+    return replace(table, blocks=tuple(blocks), **dict.fromkeys(parts.ends, hot))
+
+
+END = -1
+"""Stands for the block of what lies at the ends of a model."""
+
+MOST_PATTERNS = 4096
+"""That are remembered for a file."""
+
+_ENDS = {"token_embd.weight": "embedding", "output.weight": "output"}
+
+
+def part_of(name: str, recurrent: Sequence[bool]) -> tuple[int, str] | None:
+    """The block and the part of it that a tensor belongs to; None if it cannot be moved.
+
+    At the ends of the model the block is `END`.
+    """
+    if name in _ENDS:
+        return END, _ENDS[name]
+    found = split_name(name)
+    if found is None:
+        return None
+    layer, stem = found
+    part = next((part for part, pattern in PARTS if pattern.match(stem)), None)
+    if part == "attention" and layer < len(recurrent) and recurrent[layer]:
+        part = "recurrent"
+    return None if part is None else (layer, part)
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise SplitError(
+            f"The override '{pattern}' is not a regular expression: {error}.",
+            "For example 'ffn_.*_exps=cpu'.",
+        ) from None

@@ -1,0 +1,177 @@
+"""Boundaries of every part of a model, computed once and used by everything that cuts.
+
+The loader, the caches and the memory estimate all take their slices from here; nothing rounds a
+tensor by itself, so the slices of one block always fit together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.sharding.ranges import Apportioner, Ranges, nothing
+from engine.sharding.shares import Shares, ShareTable
+
+COLUMN_UNIT = 32
+"""Columns: the smallest sub-block that every quantised format can be cut at."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDims:
+    """Sizes of one block that a split cuts; 0 where the block has no such part.
+
+    Attributes:
+        n_head: query heads.
+        n_head_kv: key-value heads; each serves n_head / n_head_kv neighbouring query heads.
+        n_state_head: heads of a recurrent state, or channels where each has a state of its own.
+        n_state_group: what heads share (keys of linear attention, B and C of Mamba 2), as
+            query heads share key-value heads.
+        state_unit: a cut of the state lies at multiples of this many heads.
+        n_ff: columns of the dense FFN.
+        n_ff_exp: columns of each routed expert.
+        n_ff_shexp: columns of the shared expert.
+        kv_of: an earlier block whose keys and values this one attends to, so both are cut alike.
+    """
+
+    n_head: int = 0
+    n_head_kv: int = 0
+    n_state_head: int = 0
+    n_state_group: int = 0
+    state_unit: int = 1
+    n_ff: int = 0
+    n_ff_exp: int = 0
+    n_ff_shexp: int = 0
+    kv_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSplit:
+    """The cut of one block.
+
+    Attributes:
+        group: the ranks that have a slice of any part; the others do not see this block.
+        heads: query heads of each rank.
+        kv_heads: key-value heads of each rank; ranks share a head when there are more ranks than
+            heads.
+        state_heads: heads (or channels) of the recurrent state.
+        state_groups: the groups those heads belong to; ranks share one like a key-value head.
+        ffn: columns of the dense FFN.
+        experts: columns inside every routed expert.
+        shared: columns of the shared expert.
+    """
+
+    group: tuple[int, ...]
+    heads: Ranges
+    kv_heads: Ranges
+    state_heads: Ranges
+    state_groups: Ranges
+    ffn: Ranges
+    experts: Ranges
+    shared: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSplit:
+    """The cut of a whole model; `embedding` and `output` are rows of the vocabulary."""
+
+    n_ranks: int
+    blocks: tuple[BlockSplit, ...]
+    embedding: Ranges
+    output: Ranges
+
+    @property
+    def last_group(self) -> tuple[int, ...]:
+        return self.output.owners()
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """The ranks that have a slice of any block."""
+        return tuple(sorted({rank for block in self.blocks for rank in block.group}))
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The ranks that have a slice of anything; the others hold and compute nothing."""
+        return tuple(sorted({*self.used, *self.embedding.owners(), *self.output.owners()}))
+
+
+def cut_model(
+    table: ShareTable, blocks: Sequence[BlockDims], n_vocab: int, *, tied: bool = False
+) -> ModelSplit:
+    """Turn wanted shares into boundaries.
+
+    Args:
+        blocks: the sizes of each block, as many as `table` has.
+        tied: the output head is the embedding and is held once.
+    """
+    n_ranks = table.n_ranks
+    attention, state = _HeadCutter(n_ranks), _HeadCutter(n_ranks)
+    ffn, experts, shared = (Apportioner(n_ranks) for _ in range(3))
+    cuts: list[BlockSplit] = []
+    groups: dict[tuple[Ranges, ...], tuple[int, ...]] = {}
+    for shares, dims in zip(table.blocks, blocks, strict=True):
+        if dims.kv_of is None:
+            heads, kv_heads = attention.cut(shares.attention, dims.n_head, dims.n_head_kv)
+        else:
+            heads, kv_heads = cuts[dims.kv_of].heads, cuts[dims.kv_of].kv_heads
+        state_heads, state_groups = state.cut(
+            shares.recurrent, dims.n_state_head, dims.n_state_group, dims.state_unit
+        )
+        columns = ffn.cut(shares.ffn, dims.n_ff, COLUMN_UNIT)
+        inner = experts.cut(shares.experts, dims.n_ff_exp, COLUMN_UNIT)
+        common = shared.cut(shares.shared, dims.n_ff_shexp, COLUMN_UNIT)
+        parts = heads, state_heads, columns, inner, common
+        group = groups.get(parts)
+        if group is None:
+            group = groups[parts] = tuple(sorted({r for part in parts for r in part.owners()}))
+        cuts.append(
+            BlockSplit(group, heads, kv_heads, state_heads, state_groups, columns, inner, common)
+        )
+    output = Apportioner(n_ranks).cut(table.output, n_vocab)
+    embedding = output if tied else Apportioner(n_ranks).cut(table.embedding, n_vocab)
+    return ModelSplit(n_ranks, tuple(cuts), embedding, output)
+
+
+class _HeadCutter:
+    """Cuts heads that share groups: whole groups while there are enough of them for all ranks."""
+
+    def __init__(self, n_ranks: int) -> None:
+        self._by_group = Apportioner(n_ranks)
+        self._by_head = Apportioner(n_ranks)
+
+    def cut(
+        self, shares: Shares, n_head: int, n_group: int, unit: int = 1
+    ) -> tuple[Ranges, Ranges]:
+        """The heads and the groups of each rank."""
+        if not n_head:
+            return nothing(len(shares)), nothing(len(shares))
+        size = n_head // n_group
+        if len(shares) - shares.count(0.0) <= n_group:
+            groups = self._by_group.cut(shares, n_group, unit)
+            return groups.scaled(size), groups
+        heads = self._by_head.cut(shares, n_head)
+        spans = tuple((a // size, -(-b // size)) if b > a else (0, 0) for a, b in heads.spans)
+        return heads, Ranges(spans, n_group)
+
+
+def head_groups(heads: Ranges, groups: Ranges, rank: int) -> list[int]:
+    """For each head of `rank` the index of its group among the groups of `rank`."""
+    size = heads.total // groups.total
+    first = groups.spans[rank][0]
+    return [head // size - first for head in range(*heads.spans[rank])]
+
+
+def tiles(heads: Ranges, n_group: int) -> tuple[Ranges, ...]:
+    """A cut of heads for a file that stores them tiled: one of each group, then another of each.
+
+    `heads` counts them group by group (head h belongs to group h // size). Tile j holds head
+    g × size + j of every group g; the result has, for each tile, the groups of each rank.
+    """
+    size = heads.total // n_group
+
+    def first_group(head: int, tile: int) -> int:
+        return max(0, -(-(head - tile) // size))
+
+    return tuple(
+        Ranges(tuple((first_group(a, j), first_group(b, j)) for a, b in heads.spans), n_group)
+        for j in range(size)
+    )
