@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from app.cli.bench import add_bench, run_bench
+from app.cli.bench.bench import add_bench, run_bench
 from app.cli.facts import (
     add_devices,
     add_inspect,
@@ -17,10 +17,10 @@ from app.cli.facts import (
     run_plan,
 )
 from app.cli.output import note_error, prepare_streams
-from app.cli.plans import add_plans, run_plans
 from app.cli.score import add_perplexity, run_perplexity
+from app.cli.split.plans import add_plans, run_plans
 from app.cli.talk import add_chat, add_generate, run_chat, run_generate
-from app.cli.tune import add_tune, run_tune
+from app.cli.tune.tune import add_tune, run_tune
 from engine import EngineError
 
 Command = tuple[

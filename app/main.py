@@ -11,24 +11,24 @@ from PySide6.QtCore import QObject, Qt, QTimer, Slot
 from PySide6.QtWidgets import QApplication
 
 from app import paths
+from app.chat.cache import GIB, ChatCache
+from app.chat.presenter import ChatPresenter
+from app.chat.session import ChatSession
 from app.chat.store import ChatStore
-from app.chat_cache import GIB, ChatCache
-from app.chat_presenter import ChatPresenter
-from app.chat_session import ChatSession
-from app.companions import Companions
 from app.crash import CrashReporter
-from app.device_poller import DevicePoller
 from app.engine_client import EngineClient, EngineState
-from app.garbage import GarbageCollector
-from app.model_presenter import ModelPresenter
-from app.model_session import ModelSession
+from app.gc_timer import GarbageCollector
+from app.main_window import MainWindow, Panels
+from app.model.presenter import ModelPresenter
+from app.model.session import ModelSession
+from app.monitor.device_poller import DevicePoller
+from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
-from app.split_speed import simulated_machine, this_machine
+from app.side_panels import Companions
+from app.split.speed import simulated_machine, this_machine
+from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme, icon, theme
-from app.views.main_window import MainWindow, Panels
-from app.views.monitor_panel import MonitorPanel
-from app.views.split_panel import SplitPanel
 from engine import (
     SIMULATED,
     EngineError,

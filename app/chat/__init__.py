@@ -1,1 +1,4 @@
-"""Conversations as plain data: what was said, where it is kept, how its text is structured."""
+"""Conversations: their data, files, session and presenter.
+
+Imports no other subject of the app.
+"""

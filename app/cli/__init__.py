@@ -1,1 +1,4 @@
-"""The command line: one module per subcommand, argument parsing and output apart."""
+"""The command line: one module or package per subcommand, options and output apart.
+
+Imports no Qt.
+"""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from app.cli.planned import planned
+from app.cli.split.planned import planned
 from engine import (
     KV_TYPES,
     PEER_MODES,

@@ -8,8 +8,6 @@ from contextlib import closing
 from dataclasses import asdict
 
 from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
-from app.cli.default_split import choice_document, is_open
-from app.cli.fit import RoomLeft, room_left, room_text
 from app.cli.links import (
     measure,
     measured_document,
@@ -19,8 +17,10 @@ from app.cli.links import (
     ways_text,
 )
 from app.cli.output import percent, size, table, write, write_json
-from app.cli.plans import save_plan
-from app.cli.simulate import (
+from app.cli.split.default_split import choice_document, is_open
+from app.cli.split.fit import RoomLeft, room_left, room_text
+from app.cli.split.plans import save_plan
+from app.cli.split.simulate import (
     add_simulate,
     forecaster_of,
     links_document,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.cli.output import note, table
-from app.links import known_ways, measure_links, slot_text, way_text
+from app.links.links import known_ways, measure_links, slot_text, way_text
 from engine import (
     DeviceFacts,
     DeviceInfo,

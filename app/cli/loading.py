@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import load_params
-from app.cli.default_split import by_default
 from app.cli.output import note
+from app.cli.split.default_split import by_default
 from engine import LoadParams, LoadProgress
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from pytestqt.qtbot import QtBot
 from shiboken6 import Shiboken
 
 from app.main import Shell
+from app.monitor.views.monitor_panel import MonitorPanel
+from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme
-from app.views.monitor_panel import MonitorPanel
-from app.views.split_panel import SplitPanel
 from engine import DeviceInfo, ModelInfo
 from tests.helpers.fake_host import FakeHost, Script, model_info
 from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machine
@@ -72,7 +72,7 @@ def make_shell(
     qtbot: QtBot, qapp: QApplication, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MakeShell]:
     """Start the application against a scripted engine; a second call is a restart."""
-    monkeypatch.setattr("app.model_session.read_model_info", lambda path: model_info(str(path)))
+    monkeypatch.setattr("app.model.session.read_model_info", lambda path: model_info(str(path)))
     shells: list[Shell] = []
 
     def make(*, model: str | None = None) -> Shell:

@@ -8,7 +8,8 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app import chat_cache, paths
+from app import paths
+from app.chat import cache
 from app.main import Shell
 from app.theme import apply_theme
 from engine import Finished, SamplingParams
@@ -20,7 +21,7 @@ FIRST, SECOND = "What is tensor parallelism?", "How do I split a model over two 
 
 @pytest.fixture(autouse=True)
 def _short_chats_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_cache, "MIN_TOKENS", 4)
+    monkeypatch.setattr(cache, "MIN_TOKENS", 4)
 
 
 def opened(qapp: QApplication, qtbot: QtBot) -> Shell:

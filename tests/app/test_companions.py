@@ -13,12 +13,12 @@ from PySide6.QtWidgets import QApplication, QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.paths import settings_file
-from app.pins import Overrides, pins_of
-from app.placement_presenter import PlacementPresenter, look_of, targets_of
-from app.split_settings import Rank, SplitSettings
+from app.placement.pins import Overrides, pins_of
+from app.placement.presenter import PlacementPresenter, look_of, targets_of
+from app.placement.views.placement_panel import PlacementPanel
+from app.split.settings import Rank, SplitSettings
 from app.theme import apply_theme
-from app.views.buttons import IconButton
-from app.views.placement_panel import PlacementPanel
+from app.widgets.buttons import IconButton
 from engine import LoadParams, PlacementMap, Planner, RankTimes, TokenTimes, parse_rig
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.shell_driver import MakeShell

@@ -7,7 +7,7 @@ import threading
 from PySide6.QtCore import QCoreApplication, QObject, QThread, Slot
 from pytestqt.qtbot import QtBot
 
-from app.device_poller import DevicePoller
+from app.monitor.device_poller import DevicePoller
 from engine import DeviceSnapshot
 
 

@@ -4,7 +4,7 @@ import threading
 
 from pytestqt.qtbot import QtBot
 
-from app.latest import LatestJob
+from app.background import LatestJob
 from engine import EngineError
 
 

@@ -11,7 +11,7 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.links import (
+from app.links.links import (
     Edge,
     LinksPicture,
     Node,
@@ -20,9 +20,9 @@ from app.links import (
     measure_links,
     read_links,
 )
-from app.links_presenter import LinksPresenter
+from app.links.presenter import LinksPresenter
+from app.links.views.links_panel import LinksPanel
 from app.theme import apply_theme, theme
-from app.views.links_panel import LinksPanel
 from engine import (
     DeviceInfo,
     EngineError,

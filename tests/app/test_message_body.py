@@ -11,9 +11,9 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.chat.markdown import Code
-from app.views.code_view import CodeView
-from app.views.message_body import MessageBody
-from app.views.prose_view import ProseView, open_link
+from app.chat.views.code_view import CodeView
+from app.chat.views.message_body import MessageBody
+from app.chat.views.prose_view import ProseView, open_link
 
 TEXT = """# Title
 

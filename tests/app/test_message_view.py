@@ -4,7 +4,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Message
-from app.views.message_view import AnswerView, MessageView, UserView
+from app.chat.views.message_view import AnswerView, MessageView, UserView
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.history import History
+from app.monitor.history import History
 
 entries = st.lists(
     st.tuples(

@@ -12,12 +12,12 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.pins import Overrides, with_pins
-from app.placement_grid import Grid, grid_of, parts_text, ranks_text
+from app.placement.grid import Grid, grid_of, parts_text, ranks_text
+from app.placement.pins import Overrides, with_pins
+from app.placement.views.device_chips import Target
+from app.placement.views.placement_panel import PlacementPanel
+from app.placement.views.placement_table import Look, PlacementTable
 from app.theme import apply_theme, theme
-from app.views.device_chips import Target
-from app.views.placement_panel import PlacementPanel
-from app.views.placement_table import Look, PlacementTable
 from engine import LoadParams, PlacementMap, Planner
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf

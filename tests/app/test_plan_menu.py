@@ -13,8 +13,8 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QInputDialog
 from pytestqt.qtbot import QtBot
 
 from app.notice import Notice
-from app.plans_presenter import PlansPresenter
-from app.views.plan_menu import PlanEntry, PlanMenu
+from app.plans.presenter import PlansPresenter
+from app.plans.views.plan_menu import PlanEntry, PlanMenu
 from engine import (
     DeviceInfo,
     Finished,

@@ -13,7 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.engine_client import EngineState
 from app.paths import chats_dir, settings_file
-from app.views.dock import Dock
+from app.widgets.dock import Dock
 from engine import EngineError, Failed, InvalidGGUF, Load, OutOfDeviceMemory
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, shown
@@ -76,7 +76,7 @@ def test_a_file_that_is_no_model_is_a_sentence_and_nothing_changes(
     def refuse(path: Path) -> None:
         raise InvalidGGUF(path, "it begins with 'Dear' and not with 'GGUF'")
 
-    monkeypatch.setattr("app.model_session.read_model_info", refuse)
+    monkeypatch.setattr("app.model.session.read_model_info", refuse)
     shell.models.open("/home/me/letter.gguf")
     qtbot.waitUntil(lambda: "letter.gguf is not a usable GGUF file" in banner(shell))
     assert shell.client.state is EngineState.READY
@@ -156,9 +156,7 @@ def test_shortcuts(qtbot: QtBot, make_shell: MakeShell, key: str, effect: object
 def test_ctrl_o_asks_for_a_file_and_loads_it(
     qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "app.views.main_window.QFileDialog.getOpenFileName", lambda *a, **k: (MODEL, "")
-    )
+    monkeypatch.setattr("app.main_window.QFileDialog.getOpenFileName", lambda *a, **k: (MODEL, ""))
     shell = make_shell()
     shell.window.activateWindow()
     qtbot.waitUntil(shell.window.isActiveWindow)

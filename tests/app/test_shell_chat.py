@@ -7,8 +7,8 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
+from app.chat.views.message_view import UserView
 from app.paths import chats_dir
-from app.views.message_view import UserView
 from engine import Generate, OutOfDeviceMemory, TokenText
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, prompts, shown

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from app.views.split_panel import SplitPanel
+from app.split.views.split_panel import SplitPanel
 from engine import EngineError, Generate, Load, Resplit
 from tests.app.conftest import MakeShell
 from tests.helpers.fake_host import Script

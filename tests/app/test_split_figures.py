@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.split_figures import (
+from app.split.figures import (
     Context,
     RowFigures,
     kinds_of,
@@ -18,7 +18,7 @@ from app.split_figures import (
     short_name,
     shortages,
 )
-from app.split_settings import SplitSettings, default_settings
+from app.split.settings import SplitSettings, default_settings
 from app.units import context_text, rate_text, signed_percent_text, size_text, use_text
 from engine import (
     DeviceInfo,

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.fit_finder import FitFinder
-from app.split_fit import FitAnswer, FitQuestion
+from app.split.fit import FitAnswer, FitQuestion
+from app.split.fit_finder import FitFinder
+from app.split.views.remedies import short_text
+from app.split.views.split_panel import SplitPanel
 from app.theme import theme
-from app.views.remedies import short_text
-from app.views.split_panel import SplitPanel
 from engine import Evaluation, LoadParams, Remedy
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import GIB, GPUS, INFO, FakePlanner, RefusingPlanner

@@ -11,8 +11,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.split.views.split_panel import SplitPanel
 from app.units import size_text
-from app.views.split_panel import SplitPanel
 from engine import Planner, read_model_info
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, GIB, FakePlanner, RefusingPlanner

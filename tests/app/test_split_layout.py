@@ -4,9 +4,9 @@ import pytest
 from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea
 from pytestqt.qtbot import QtBot
 
+from app.split.views.split_layout import MIN_WIDTH
+from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme
-from app.views.split_layout import MIN_WIDTH
-from app.views.split_panel import SplitPanel
 from engine import DeviceInfo, read_model_info
 from tests.helpers.golden import REPO
 

@@ -9,9 +9,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from app.split.views.load_options import LoadOptions, context_stops
+from app.split.views.split_panel import SplitPanel
 from app.theme import theme
-from app.views.load_options import LoadOptions, context_stops
-from app.views.split_panel import SplitPanel
 from engine import ModelInfo
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, GIB, GPUS, INFO, FakePlanner, fake_machine

@@ -11,11 +11,11 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.main import Shell
-from app.split_fit import suggestion
-from app.split_settings import default_settings
-from app.split_speed import slot_texts
-from app.views.split_panel import SplitPanel
-from app.views.split_summary import UNMEASURED
+from app.split.fit import suggestion
+from app.split.settings import default_settings
+from app.split.speed import slot_texts
+from app.split.views.split_panel import SplitPanel
+from app.split.views.split_summary import UNMEASURED
 from engine import (
     SIMULATED,
     Choice,

@@ -10,10 +10,10 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.monitor.views.history_plot import AXIS_WIDTH
+from app.monitor.views.monitor_panel import MonitorPanel
+from app.monitor.views.timeline_plot import WAIT_FADE, TimelinePlot, binned
 from app.theme import apply_theme, mix, theme
-from app.views.history_plot import AXIS_WIDTH
-from app.views.monitor_panel import MonitorPanel
-from app.views.timeline_plot import WAIT_FADE, TimelinePlot, binned
 from engine import DeviceSnapshot, RankTimes, TokenTimes
 
 GIB = 1 << 30

@@ -8,8 +8,8 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.theme import apply_theme, theme
-from app.tuning import duration_text, point_of, trial_text
-from app.views.tune_dialog import TuneDialog
+from app.tune.results import duration_text, point_of, trial_text
+from app.tune.views.tune_dialog import TuneDialog
 from engine import GOALS, EngineError
 from tests.helpers.fake_tuning import DEVICES, ESTIMATE, REGION, TRIALS, result, trial
 

@@ -9,9 +9,9 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QScrollArea
 from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation, Message
+from app.chat.views.chat_view import N_SHOWN, ChatView
+from app.model.views.model_bar import ModelBar
 from app.theme import apply_theme
-from app.views.chat_view import N_SHOWN, ChatView
-from app.views.model_bar import ModelBar
 from tests.helpers.fake_host import Script, model_info
 from tests.helpers.shell_driver import MODEL, MakeShell
 from tests.helpers.stall_watch import StallWatch
@@ -210,6 +210,6 @@ def test_scrolling_up_stops_following_the_answer(
 
 @pytest.mark.parametrize("n_bytes", [0, 999, 668_000_000, 18_600_000_000])
 def test_sizes_are_short(n_bytes: int) -> None:
-    from app.views.model_bar import short_bytes
+    from app.model.views.model_bar import short_bytes
 
     assert short_bytes(n_bytes) in {"0 B", "999 B", "668.0 MB", "18.6 GB"}

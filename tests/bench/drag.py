@@ -25,10 +25,10 @@ from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
 from PySide6.QtGui import QMouseEvent
 from PySide6.QtWidgets import QApplication
 
-from app.split_speed import simulated_machine
+from app.split.speed import simulated_machine
+from app.split.views.split_bar import ShareHandle
+from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme
-from app.views.split_bar import ShareHandle
-from app.views.split_panel import SplitPanel
 from engine import parse_rig, read_model_info
 from tests.helpers.hollow import hollow_moe
 

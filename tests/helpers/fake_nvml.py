@@ -184,5 +184,5 @@ def install(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 
 def use_build(monkeypatch: pytest.MonkeyPatch, build: TorchBuild) -> None:
-    for module in ("catalog", "gpu_path"):
-        monkeypatch.setattr(f"engine.devices.{module}.find_torch_build", lambda: build)
+    for module in ("devices.catalog", "hardware.gpu_path"):
+        monkeypatch.setattr(f"engine.{module}.find_torch_build", lambda: build)

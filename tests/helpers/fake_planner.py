@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from app.split_speed import Machine
+from app.split.speed import Machine
 from engine import (
     DeviceFacts,
     DeviceInfo,

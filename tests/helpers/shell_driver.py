@@ -5,8 +5,8 @@ from collections.abc import Callable
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
+from app.chat.views.message_view import AnswerView, UserView
 from app.main import Shell
-from app.views.message_view import AnswerView, UserView
 from engine import Generate
 from tests.helpers.fake_host import FakeHost
 

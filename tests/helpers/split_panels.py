@@ -4,8 +4,8 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
-from app.views.split_bar import ShareHandle
-from app.views.split_panel import SplitPanel
+from app.split.views.split_bar import ShareHandle
+from app.split.views.split_panel import SplitPanel
 from engine import (
     DeviceMemory,
     DeviceSnapshot,

@@ -1,0 +1,190 @@
+"""Connects the chats with the widgets that show and change them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from PySide6.QtCore import QObject, Signal, Slot
+
+from app.chat.conversation import Conversation
+from app.chat.session import ChatSession
+from app.engine_client import EngineClient
+from app.main_window import MainWindow
+from app.notice import Notice
+from app.settings import Settings, SettingsStore, changed_sampling
+from app.theme import theme_signals
+from engine import SamplingParams
+
+
+class ChatPresenter(QObject):
+    """Chat list, conversation, composer and settings panel of one `ChatSession`.
+
+    Args:
+        keep: stores settings and sees to it that they are written.
+    """
+
+    noticed = Signal(object)  # Notice
+
+    def __init__(
+        self,
+        session: ChatSession,
+        client: EngineClient,
+        window: MainWindow,
+        settings: SettingsStore,
+        keep: Callable[[Settings], None],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._client, self._window = session, client, window
+        self._settings, self._keep = settings, keep
+        self._view = window.chat_view
+        self._wire_chats()
+        self._wire_answer()
+        self._wire_composer()
+
+    def start(self) -> None:
+        """Show the chats, the last one open."""
+        current = self._settings.current
+        self._window.sampling.set_params(current.sampling_params())
+        self._show_sampling_summary()
+        self._session.start(current.last_chat, current.system_prompt)
+
+    def flush(self) -> None:
+        """Take over what is being typed, before a chat is left or the window closes."""
+        self._window.composer.flush_draft()
+        self._window.sampling.flush_prompt()
+
+    @Slot()
+    def new_chat(self) -> None:
+        self.flush()
+        self._session.new_chat(self._settings.current.system_prompt)
+        self._window.composer.setFocus()
+
+    @Slot(str)
+    def open_chat(self, chat_id: str) -> None:
+        self.flush()
+        self._session.open_chat(chat_id)
+
+    @Slot(str)
+    def delete_chat(self, chat_id: str) -> None:
+        self.flush()
+        self._session.delete(chat_id, self._settings.current.system_prompt)
+
+    @Slot(str)
+    def send(self, text: str) -> None:
+        """Ask; a text that cannot be sent now stays in the composer."""
+        self._window.sampling.flush_prompt()
+        if self._session.send(text):
+            self._window.composer.set_text("")
+
+    @Slot(int, str)
+    def edit(self, index: int, text: str) -> None:
+        """Ask another question instead; what cannot be sent now joins the draft."""
+        self.flush()
+        if not self._session.edit(index, text):
+            draft = "\n\n".join(
+                part for part in (self._session.current.draft, text) if part.strip()
+            )
+            self._session.set_draft(draft)
+            self._window.composer.set_text(draft)
+
+    @Slot()
+    def show_context(self) -> None:
+        """How full the context of the loaded model is with the open chat."""
+        model = self._client.model
+        used = self._session.current.context_tokens
+        self._window.composer.set_context(used, model.n_ctx if model else 0)
+
+    def _wire_chats(self) -> None:
+        session, chats = self._session, self._window.chat_list
+        chats.new_requested.connect(self.new_chat)
+        self._window.new_chat_requested.connect(self.new_chat)
+        chats.chosen.connect(self.open_chat)
+        chats.renamed.connect(session.rename)
+        chats.delete_requested.connect(self.delete_chat)
+        session.chats_changed.connect(self._show_chats)
+        session.opened.connect(self._on_opened)
+        session.noticed.connect(self.noticed)
+        theme_signals().changed.connect(self._refresh)
+
+    def _wire_answer(self) -> None:
+        session, view, client = self._session, self._view, self._client
+        view.resend_requested.connect(self.edit)
+        view.regenerate_requested.connect(session.regenerate)
+        self._window.regenerate_requested.connect(session.regenerate)
+        session.message_added.connect(self._on_message_added)
+        session.messages_cut.connect(view.cut)
+        session.answer_text.connect(view.grow)
+        session.answer_closed.connect(view.close_answer)
+        session.answer_closed.connect(self.show_context)
+        session.busy_changed.connect(self._window.set_busy)
+        client.prefill.connect(self._on_prefill)
+        client.rate.connect(self._on_rate)
+        client.shifted.connect(self._on_shifted)
+
+    def _wire_composer(self) -> None:
+        session, composer, panel = self._session, self._window.composer, self._window.sampling
+        session.draft_restored.connect(composer.set_text)
+        composer.sent.connect(self.send)
+        composer.stop_requested.connect(session.stop)
+        self._window.stop_requested.connect(session.stop)
+        composer.draft_changed.connect(session.set_draft)
+        composer.sampling_clicked.connect(self._window.toggle_settings)
+        panel.sampling_changed.connect(self._on_sampling)
+        panel.prompt_changed.connect(session.set_system_prompt)
+        panel.prompt_default_requested.connect(self._keep_prompt)
+
+    @Slot(object)
+    def _on_opened(self, chat: Conversation) -> None:
+        self._window.show_chat(not chat.is_empty)
+        self._view.show_chat(chat, is_answering=self._session.is_answering_here)
+        self._window.sampling.set_prompt(chat.system_prompt)
+        self._keep(replace(self._settings.current, last_chat=chat.id))
+        self._show_chats()
+        self.show_context()
+
+    @Slot(int)
+    def _on_message_added(self, index: int) -> None:
+        self._window.show_chat(True)
+        self._view.add_message(index)
+        if self._session.is_busy:
+            self._view.set_status("…")
+
+    @Slot()
+    def _show_chats(self) -> None:
+        self._window.chat_list.set_chats(self._session.chats, self._session.current.id)
+
+    @Slot()
+    def _refresh(self) -> None:
+        self._view.refresh(is_answering=self._session.is_answering_here)
+
+    @Slot(int, int)
+    def _on_prefill(self, done: int, total: int) -> None:
+        if self._session.is_answering_here:
+            self._view.set_status(f"Reading the prompt · {done} of {total} tokens")
+
+    @Slot(float)
+    def _on_rate(self, tokens_per_s: float) -> None:
+        if tokens_per_s and self._session.is_answering_here:
+            self._view.set_status(f"{tokens_per_s:.1f} tok/s")
+
+    @Slot(int)
+    def _on_shifted(self, n_dropped: int) -> None:
+        text = f"The context was full: the oldest {n_dropped} tokens are forgotten."
+        self.noticed.emit(Notice(text))
+
+    @Slot(object)
+    def _on_sampling(self, params: SamplingParams) -> None:
+        self._keep(replace(self._settings.current, sampling=changed_sampling(params)))
+        self._show_sampling_summary()
+
+    def _show_sampling_summary(self) -> None:
+        n = len(self._settings.current.sampling)
+        summary = f"Sampling · {n} changed" if n else "Default sampling"
+        self._window.composer.set_sampling_summary(summary)
+
+    @Slot(str)
+    def _keep_prompt(self, text: str) -> None:
+        self._keep(replace(self._settings.current, system_prompt=text))
+        self.noticed.emit(Notice("New chats begin with this system prompt."))

@@ -1,0 +1,221 @@
+"""The chats on the left: search, a new one, and the list grouped by day."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import date, timedelta
+
+from PySide6.QtCore import QPoint, Qt, QTimer, Signal, Slot
+from PySide6.QtGui import QAction, QColor, QFont, QKeyEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QLabel,
+    QLineEdit,
+    QListWidget,
+    QListWidgetItem,
+    QMenu,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.chat.conversation import Conversation
+from app.theme import icon, theme, theme_signals
+from app.widgets.buttons import button
+
+ID = Qt.ItemDataRole.UserRole
+SEARCH_MS = 150
+MIN_WIDTH = 144
+
+
+class ChatList(QWidget):
+    """Knows the chats it was given; changes nothing itself."""
+
+    new_requested = Signal()
+    chosen = Signal(str)
+    renamed = Signal(str, str)
+    delete_requested = Signal(str)
+    search_left = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "panel")
+        self.setMinimumWidth(MIN_WIDTH)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self._chats: Sequence[Conversation] = ()
+        self._current = ""
+        self.search = _Search(self)
+        self.search.setClearButtonEnabled(True)
+        self.search.setPlaceholderText("Search chats    Ctrl K")
+        self.search.setAccessibleName("Search chats")
+        self.search.setToolTip("Enter opens the first that is found, Esc leaves the search")
+        self.search.setMinimumHeight(32)
+        self.search.returnPressed.connect(self._choose_first)
+        self.search.escaped.connect(self._leave_search)
+        self._search_timer = QTimer(self, singleShot=True, interval=SEARCH_MS)
+        self._search_timer.timeout.connect(self.refresh)
+        self.search.textChanged.connect(self._search_timer.start)
+        new = button("New chat")
+        new.setToolTip("New chat (Ctrl+N)")
+        new.clicked.connect(self.new_requested)
+        self.list = _List(self)
+        self.list.setAccessibleName("Chats")
+        self.list.itemActivated.connect(self._choose)
+        self.list.itemClicked.connect(self._choose)
+        self.list.itemChanged.connect(self._on_edited)
+        self.list.delete_pressed.connect(self._delete_selected)
+        self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.list.customContextMenuRequested.connect(self._open_menu)
+        self._nothing = QLabel("No chat has these words.", self, wordWrap=True)
+        self._nothing.setProperty("role", "muted")
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(12, 12, 12, 8)
+        layout.setSpacing(8)
+        layout.addWidget(self.search)
+        layout.addWidget(new)
+        layout.addWidget(self._nothing)
+        layout.addWidget(self.list, 1)
+        theme_signals().changed.connect(self.refresh)
+        self.refresh()
+
+    def set_chats(self, chats: Sequence[Conversation], current: str) -> None:
+        """Show the chats, the open one selected."""
+        self._chats, self._current = chats, current
+        self.refresh()
+
+    def shown_titles(self) -> list[str]:
+        """All rows from the top, headings in capitals."""
+        return [self.list.item(row).text() for row in range(self.list.count())]
+
+    @Slot()
+    def refresh(self) -> None:
+        words = self.search.text()
+        found = [chat for chat in self._chats if chat.matches(words)]
+        found.sort(key=lambda chat: chat.updated, reverse=True)
+        self._nothing.setVisible(bool(words) and not found)
+        self.list.blockSignals(True)
+        self.list.clear()
+        heading, today = "", date.today()
+        for chat in found:
+            if (group := day_group(chat.updated, today)) != heading:
+                heading = group
+                self.list.addItem(_heading(group))
+            item = _row(chat)
+            self.list.addItem(item)
+            if chat.id == self._current:
+                self.list.setCurrentItem(item)
+        self.list.blockSignals(False)
+
+    @Slot()
+    def focus_search(self) -> None:
+        self.search.setFocus()
+        self.search.selectAll()
+
+    @Slot()
+    def _choose_first(self) -> None:
+        self.refresh()
+        items = (self.list.item(row) for row in range(self.list.count()))
+        first = next((item for item in items if item.data(ID)), None)
+        if self.search.text() and first is not None:
+            self._choose(first)
+
+    @Slot()
+    def _leave_search(self) -> None:
+        self.search.clear()
+        self.search_left.emit()
+
+    @Slot(QListWidgetItem)
+    def _choose(self, item: QListWidgetItem) -> None:
+        if item.data(ID):
+            self.chosen.emit(item.data(ID))
+
+    @Slot(QListWidgetItem)
+    def _on_edited(self, item: QListWidgetItem) -> None:
+        chat_id, title = item.data(ID), item.text()
+        # the list is filled anew by the receiver; not from inside the item's own signal
+        QTimer.singleShot(0, self, lambda: self._rename(chat_id, title))
+
+    def _rename(self, chat_id: str, title: str) -> None:
+        if title.strip():
+            self.renamed.emit(chat_id, title)
+        else:
+            self.refresh()
+
+    @Slot()
+    def _delete_selected(self) -> None:
+        item = self.list.currentItem()
+        if item is not None and item.data(ID):
+            self.delete_requested.emit(item.data(ID))
+
+    @Slot(QPoint)
+    def _open_menu(self, position: QPoint) -> None:
+        item = self.list.itemAt(position)
+        if item is None or not item.data(ID):
+            return
+        menu = QMenu(self)
+        rename = QAction(icon("edit"), "Rename", menu)
+        rename.triggered.connect(lambda: self.list.editItem(item))
+        delete = QAction(icon("delete", theme().danger), "Delete", menu)
+        delete.triggered.connect(lambda: self.delete_requested.emit(item.data(ID)))
+        menu.addActions([rename, delete])
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(self.list.viewport().mapToGlobal(position))
+
+
+class _Search(QLineEdit):
+    """Says when Esc is pressed."""
+
+    escaped = Signal()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.escaped.emit()
+        else:
+            super().keyPressEvent(event)
+
+
+class _List(QListWidget):
+    """F2 renames, Del deletes."""
+
+    delete_pressed = Signal()
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setTextElideMode(Qt.TextElideMode.ElideRight)
+        self.setSpacing(1)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Delete:
+            self.delete_pressed.emit()
+        else:
+            super().keyPressEvent(event)
+
+
+def day_group(when: float, today: date) -> str:
+    """The heading for a chat that was last changed `when` (seconds since the epoch)."""
+    day = date.fromtimestamp(when) if when >= 0 else date.min
+    if day >= today:
+        return "TODAY"
+    if day == today - timedelta(days=1):
+        return "YESTERDAY"
+    return "THIS WEEK" if day > today - timedelta(days=7) else "EARLIER"
+
+
+def _heading(text: str) -> QListWidgetItem:
+    item = QListWidgetItem(text)
+    item.setFlags(Qt.ItemFlag.NoItemFlags)
+    font = QFont()
+    font.setPixelSize(11)
+    item.setFont(font)
+    item.setForeground(QColor(theme().muted))
+    return item
+
+
+def _row(chat: Conversation) -> QListWidgetItem:
+    item = QListWidgetItem(chat.shown_title)
+    item.setData(ID, chat.id)
+    item.setToolTip(f"{chat.shown_title}\n{time.strftime('%c', time.localtime(chat.updated))}")
+    item.setFlags(item.flags() | Qt.ItemFlag.ItemIsEditable)
+    return item

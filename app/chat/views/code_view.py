@@ -1,0 +1,146 @@
+"""A code block: its language, a copy button and coloured text that may grow."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, QTimer, Slot
+from PySide6.QtGui import QFont, QFontMetrics, QTextCursor, QWheelEvent
+from PySide6.QtWidgets import (
+    QApplication,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPlainTextEdit,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.chat.markdown import Code
+from app.chat.views.highlight import Ranges, highlight
+from app.chat.views.prose_view import MONOSPACE
+from app.theme import theme
+from app.widgets.buttons import button
+
+CODE_PIXELS = 13
+COPIED_MS = 1500
+
+
+class CodeView(QFrame):
+    """Shows one `Code`; `set_code` with a longer version of it only touches the new lines."""
+
+    def __init__(self, code: Code, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        colours = theme()
+        self.setObjectName("codeView")
+        self.setStyleSheet(
+            f"#codeView {{ background: {colours.code_background};"
+            f" border: 1px solid {colours.line}; border-radius: 8px; }}"
+        )
+        self._language = QLabel(code.language or "text")
+        self._language.setProperty("role", "muted")
+        self._copy = button("Copy", "quiet", "Copy code")
+        self._copy.clicked.connect(self.copy)
+        self._copied = QTimer(self, singleShot=True, interval=COPIED_MS)
+        self._copied.timeout.connect(self._offer_copy)
+        self._text = _CodeText(self)
+        self._text.setAccessibleName(f"Code, {code.language or 'plain text'}")
+        self._shown = Code("")
+        self._formats: list[Ranges] = []
+
+        header = QHBoxLayout()
+        header.setContentsMargins(12, 2, 4, 0)
+        header.addWidget(self._language)
+        header.addStretch()
+        header.addWidget(self._copy)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 8)
+        layout.setSpacing(0)
+        layout.addLayout(header)
+        layout.addWidget(self._text)
+        self.set_code(code)
+
+    @property
+    def code(self) -> str:
+        return self._shown.text
+
+    def set_code(self, code: Code) -> None:
+        if code == self._shown:
+            return
+        if code.language != self._shown.language:
+            self._language.setText(code.language or "text")
+            self._formats = []
+        self._write(code.text)
+        self._shown = code
+        self._colour(highlight(code.text, code.language, theme()))
+        self._text.fit()
+
+    @Slot()
+    def copy(self) -> None:
+        QApplication.clipboard().setText(self.code)
+        self._copy.setText("Copied")
+        self._copied.start()
+
+    @Slot()
+    def _offer_copy(self) -> None:
+        self._copy.setText("Copy")
+
+    def _write(self, text: str) -> None:
+        old = self._shown.text
+        if not text.startswith(old):
+            self._text.setPlainText(text)
+            self._formats = []
+            return
+        cursor = QTextCursor(self._text.document())
+        cursor.movePosition(QTextCursor.MoveOperation.End)
+        cursor.insertText(text[len(old) :])
+
+    def _colour(self, formats: list[Ranges]) -> None:
+        """Apply the formats of the lines where they changed."""
+        document = self._text.document()
+        for number, ranges in enumerate(formats):
+            if number < len(self._formats) - 1 and self._formats[number] == ranges:
+                continue
+            block = document.findBlockByNumber(number)
+            if block.isValid():
+                block.layout().setFormats(ranges)
+                document.markContentsDirty(block.position(), block.length())
+        self._formats = formats
+
+
+class _CodeText(QPlainTextEdit):
+    """Read-only, never wrapped, as high as its lines."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        font = QFont()
+        font.setFamilies(MONOSPACE)
+        font.setPixelSize(CODE_PIXELS)
+        self.setFont(font)
+        self.setStyleSheet(
+            "QPlainTextEdit { background: transparent; border: none; padding: 0 8px; }"
+        )
+        self.setReadOnly(True)
+        self.setUndoRedoEnabled(False)
+        self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setTabChangesFocus(True)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.document().setDocumentMargin(4)
+        self.setTabStopDistance(4 * QFontMetrics(font).horizontalAdvance(" "))
+        self.horizontalScrollBar().rangeChanged.connect(self.fit)
+
+    @Slot()
+    def fit(self) -> None:
+        line = QFontMetrics(self.font()).lineSpacing()
+        height = self.blockCount() * line + 10
+        if self.horizontalScrollBar().maximum() > 0:
+            height += self.horizontalScrollBar().sizeHint().height()
+        if height != self.height():
+            self.setFixedHeight(height)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        if event.angleDelta().x():
+            super().wheelEvent(event)
+        else:
+            event.ignore()

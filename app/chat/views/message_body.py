@@ -1,0 +1,184 @@
+"""The text of an answer as a column of prose and code, which grows while it is written."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from PySide6.QtCore import QTimer, Slot
+from PySide6.QtWidgets import QVBoxLayout, QWidget
+
+from app.chat.markdown import Code, Line, MarkdownStream, Piece, Span
+from app.chat.views.code_view import CodeView
+from app.chat.views.prose_view import START, Mark, ProseView
+
+MIN_PAUSE_S, MAX_PAUSE_S = 0.04, 0.25
+SHARE_OF_TIME = 0.03  # of one core that showing an answer may take from the engine
+SMOOTHING = 0.3
+
+
+@dataclass(slots=True)
+class _Shown:
+    """A piece on screen that may still change, and what there was before it was written.
+
+    Attributes:
+        n_views: number of views.
+        mark: end of the last of them, if that is prose.
+    """
+
+    piece: Piece
+    n_views: int
+    mark: Mark | None
+
+
+class MessageBody(QWidget):
+    """Shows markdown. What is complete is written once; of the rest only what changed."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._layout = QVBoxLayout(self)
+        self._layout.setContentsMargins(0, 0, 0, 0)
+        self._layout.setSpacing(10)
+        self._stream = MarkdownStream()
+        self._pending = ""
+        self._views: list[ProseView | CodeView] = []
+        self._open: list[_Shown] = []  # the pieces at the end that are not complete
+        self._due_at = 0.0
+        self._cost_s = 0.0  # of one showing, painting included
+        self._cpu_s = time.thread_time()
+        self._timer = QTimer(self, singleShot=True)
+        self._timer.timeout.connect(self.flush)
+
+    def append(self, text: str) -> None:
+        """Add text; it shows at once or, when showing is slow, after a pause in proportion."""
+        self._pending += text
+        wait_s = self._due_at - time.perf_counter()
+        if wait_s <= 0:
+            self.flush()
+        elif not self._timer.isActive():
+            self._timer.start(int(wait_s * 1000) + 1)
+
+    def set_text(self, text: str) -> None:
+        """Show another text from its beginning."""
+        for view in self._views:
+            self._discard(view)
+        self._views, self._open = [], []
+        self._stream, self._pending = MarkdownStream(), text
+        self.flush()
+
+    @Slot()
+    def flush(self) -> None:
+        """Show all that was added."""
+        self._timer.stop()
+        if not self._pending:
+            return
+        self._measure()
+        text, self._pending = self._pending, ""
+        complete = self._stream.feed(text)
+        self._show(complete + self._stream.tail())
+        del self._open[: len(complete)]
+
+    def pieces_shown(self) -> list[str]:
+        """What stands on screen, view by view (for tests and for copying)."""
+        return [
+            view.code if isinstance(view, CodeView) else view.document().toPlainText()
+            for view in self._views
+        ]
+
+    def _measure(self) -> None:
+        """Set the next showing by what this thread computed since the last one.
+
+        Laying out and painting happen later, in Qt; only the thread's own clock sees all of it.
+        """
+        cpu_s, now = time.thread_time(), time.perf_counter()
+        if now < self._due_at + MAX_PAUSE_S:  # a showing just before, so it is what cost this
+            self._cost_s += SMOOTHING * (cpu_s - self._cpu_s - self._cost_s)
+        self._cpu_s = cpu_s
+        pause_s = min(max(MIN_PAUSE_S, self._cost_s / SHARE_OF_TIME), MAX_PAUSE_S)
+        self._due_at = now + pause_s
+
+    def _show(self, pieces: list[Piece]) -> None:
+        """Turn the open pieces on screen into `pieces`, writing no more than needed."""
+        n_same = 0
+        for old, new in zip(self._open, pieces, strict=False):
+            if old.piece != new:
+                break
+            n_same += 1
+        is_last = n_same == len(self._open) - 1
+        if is_last and n_same < len(pieces) and self._extend(self._open[-1], pieces[n_same]):
+            n_same += 1
+        self._take_back(n_same, pieces[n_same] if n_same < len(pieces) else None)
+        for piece in pieces[n_same:]:
+            self._write(piece)
+
+    def _extend(self, shown: _Shown, new: Piece) -> bool:
+        """Make the last piece on screen longer in place, if `new` is only that."""
+        view = self._views[-1]
+        if isinstance(view, CodeView) and isinstance(new, Code):
+            view.set_code(new)
+        elif isinstance(view, ProseView) and (added := _added(shown.piece, new)) is not None:
+            view.extend(added)
+        else:
+            return False
+        shown.piece = new
+        return True
+
+    def _take_back(self, n_kept: int, following: Piece | None) -> None:
+        """Remove the open pieces but the first; a view that `following` can use is emptied."""
+        if n_kept == len(self._open):
+            return
+        first = self._open[n_kept]
+        del self._open[n_kept:]
+        n_views = first.n_views
+        if first.mark is not None:
+            last = self._views[n_views - 1]
+            assert isinstance(last, ProseView)
+            last.truncate(first.mark)
+        elif following is not None and not isinstance(following, Code):
+            reused = self._views[n_views]
+            if isinstance(reused, ProseView):
+                reused.truncate(START)
+                n_views += 1
+        for view in self._views[n_views:]:
+            self._discard(view)
+        del self._views[n_views:]
+
+    def _write(self, piece: Piece) -> None:
+        last = self._views[-1] if self._views else None
+        prose = last if isinstance(last, ProseView) else None
+        is_reused = prose is not None and prose.is_empty
+        mark = prose.mark() if prose is not None and not is_reused else None
+        self._open.append(_Shown(piece, len(self._views) - is_reused, mark))
+        if isinstance(piece, Code):
+            self._add(CodeView(piece, self))
+            return
+        if prose is None:
+            prose = ProseView(self)
+            self._add(prose)
+        prose.write([piece])
+
+    def _add(self, view: ProseView | CodeView) -> None:
+        self._views.append(view)
+        self._layout.addWidget(view)
+
+    def _discard(self, view: ProseView | CodeView) -> None:
+        self._layout.removeWidget(view)
+        view.hide()
+        view.deleteLater()
+
+
+def _added(old: Piece, new: Piece) -> tuple[Span, ...] | None:
+    """What `new` has behind `old`, if it is the same line grown at its end."""
+    if not isinstance(old, Line) or not isinstance(new, Line):
+        return None
+    if replace(old, spans=()) != replace(new, spans=()) or len(new.spans) < len(old.spans):
+        return None
+    if not old.spans:
+        return new.spans
+    before, last = old.spans[:-1], old.spans[-1]
+    grown = new.spans[len(before)]
+    is_same = new.spans[: len(before)] == before and replace(grown, text=last.text) == last
+    if not is_same or not grown.text.startswith(last.text):
+        return None
+    rest = replace(grown, text=grown.text[len(last.text) :])
+    return (rest, *new.spans[len(old.spans) :])

@@ -1,0 +1,279 @@
+"""Settings of the chat: system prompt, sampling, appearance.
+
+The sampling fields are made from the metadata of `SamplingParams`, so that a new one appears here
+by being declared there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields, replace
+from typing import Any
+
+from PySide6.QtCore import Qt, QTimer, Signal, Slot
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QDoubleSpinBox,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QPlainTextEdit,
+    QScrollArea,
+    QSpinBox,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.settings import THEMES, changed_sampling
+from app.theme import set_role
+from app.widgets.buttons import button
+from app.widgets.controls import keep_margin
+from engine import EngineError, SamplingParams
+
+PROMPT_MS = 400
+INT_MAX = 2**31 - 1
+
+
+class SamplingPanel(QScrollArea):
+    """Shows and changes a `SamplingParams` and a system prompt."""
+
+    sampling_changed = Signal(object)  # SamplingParams
+    prompt_changed = Signal(str)
+    prompt_default_requested = Signal(str)
+    theme_chosen = Signal(str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setAccessibleName("Settings")
+        self._params = SamplingParams()
+        self._rows: dict[str, _Row] = {}
+        content = QWidget()
+        content.setProperty("role", "panel")
+        content.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        layout = QVBoxLayout(content)
+        layout.setContentsMargins(16, 12, 16, 16)
+        layout.setSpacing(8)
+        layout.addWidget(_heading("System prompt of this chat"))
+        layout.addWidget(self._make_prompt())
+        layout.addLayout(self._make_prompt_row())
+        layout.addSpacing(8)
+        layout.addLayout(self._make_sampling_head())
+        layout.addLayout(self._make_fields())
+        layout.addSpacing(8)
+        layout.addWidget(_heading("Appearance"))
+        layout.addWidget(self._make_theme())
+        layout.addStretch()
+        self.setWidget(content)
+        keep_margin(self, layout)
+        self._mark_changed()
+
+    @property
+    def params(self) -> SamplingParams:
+        return self._params
+
+    def set_params(self, params: SamplingParams) -> None:
+        """Show other values without reporting them."""
+        self._params = params
+        for name, row in self._rows.items():
+            row.show_value(getattr(params, name))
+        self._mark_changed()
+
+    def set_prompt(self, text: str) -> None:
+        self._prompt_timer.stop()
+        if text != self._prompt.toPlainText():
+            self._prompt.blockSignals(True)
+            self._prompt.setPlainText(text)
+            self._prompt.blockSignals(False)
+
+    def set_theme(self, choice: str) -> None:
+        self._theme.setCurrentIndex(THEMES.index(choice))
+
+    def set_field(self, name: str, value: object) -> None:
+        """Change one sampling field as if a person had."""
+        self._rows[name].show_value(value)
+        self._on_field(name, value)
+
+    @Slot()
+    def reset(self) -> None:
+        """Back to the defaults."""
+        self.set_params(SamplingParams())
+        self.sampling_changed.emit(self._params)
+
+    def flush_prompt(self) -> None:
+        """Report the prompt now, before a chat is opened or a message sent."""
+        if self._prompt_timer.isActive():
+            self._prompt_timer.stop()
+            self._report_prompt()
+
+    def _make_prompt(self) -> QPlainTextEdit:
+        self._prompt = QPlainTextEdit()
+        self._prompt.setPlaceholderText("You are a helpful assistant.")
+        self._prompt.setAccessibleName("System prompt")
+        self._prompt.setTabChangesFocus(True)
+        self._prompt.setFixedHeight(88)
+        self._prompt_timer = QTimer(self, singleShot=True, interval=PROMPT_MS)
+        self._prompt_timer.timeout.connect(self._report_prompt)
+        self._prompt.textChanged.connect(self._prompt_timer.start)
+        return self._prompt
+
+    def _make_prompt_row(self) -> QHBoxLayout:
+        keep = button("Use for new chats", "quiet")
+        keep.clicked.connect(self._keep_prompt)
+        row = QHBoxLayout()
+        row.addStretch()
+        row.addWidget(keep)
+        return row
+
+    def _make_sampling_head(self) -> QHBoxLayout:
+        self._reset = button("Reset", "quiet", "Reset sampling")
+        self._reset.clicked.connect(self.reset)
+        row = QHBoxLayout()
+        row.addWidget(_heading("Sampling"))
+        row.addStretch()
+        row.addWidget(self._reset)
+        return row
+
+    def _make_fields(self) -> QGridLayout:
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(12)
+        grid.setVerticalSpacing(6)
+        grid.setColumnStretch(0, 1)
+        for number, spec in enumerate(fields(SamplingParams)):
+            row = _Row(spec, self._on_field)
+            self._rows[spec.name] = row
+            grid.addWidget(row.label, number, 0)
+            grid.addWidget(row.editor, number, 1)
+        return grid
+
+    def _make_theme(self) -> QComboBox:
+        self._theme = QComboBox()
+        self._theme.setAccessibleName("Appearance")
+        self._theme.addItems([choice.capitalize() for choice in THEMES])
+        self._theme.activated.connect(lambda index: self.theme_chosen.emit(THEMES[index]))
+        return self._theme
+
+    def _on_field(self, name: str, value: object) -> None:
+        try:
+            self._params = replace(self._params, **{name: value})  # type: ignore[arg-type]
+        except EngineError:
+            return  # not a value yet, such as a half-typed seed
+        self._mark_changed()
+        self.sampling_changed.emit(self._params)
+
+    def _mark_changed(self) -> None:
+        changed = changed_sampling(self._params)
+        for name, row in self._rows.items():
+            row.mark(is_changed=name in changed)
+        self._reset.setEnabled(bool(changed))
+
+    @Slot()
+    def _report_prompt(self) -> None:
+        self.prompt_changed.emit(self._prompt.toPlainText())
+
+    @Slot()
+    def _keep_prompt(self) -> None:
+        self.flush_prompt()
+        self.prompt_default_requested.emit(self._prompt.toPlainText())
+
+
+class _Row:
+    """The label and the editor of one field."""
+
+    def __init__(self, spec: Field[Any], on_change: Callable[[str, object], None]) -> None:
+        meta = spec.metadata
+        self._title = str(meta["title"])
+        self.label = QLabel(self._title)
+        self.editor, self._set = _editor(meta, lambda value: on_change(spec.name, value))
+        self.editor.setToolTip(meta["help"])
+        self.label.setToolTip(meta["help"])
+        self.editor.setAccessibleName(self._title)
+        self.editor.setAccessibleDescription(meta["help"])
+        self.editor.setMinimumWidth(110)
+        self.label.setBuddy(self.editor)
+        self.show_value(spec.default)
+
+    def show_value(self, value: object) -> None:
+        self.editor.blockSignals(True)
+        self._set(value)
+        self.editor.blockSignals(False)
+
+    def mark(self, *, is_changed: bool) -> None:
+        """A changed value has a dot and stands in the text colour."""
+        self.label.setText(f"● {self._title}" if is_changed else self._title)
+        set_role(self.label, "" if is_changed else "muted")
+
+
+Setter = Callable[[Any], None]
+OnChange = Callable[[object], None]
+
+
+def _editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, Setter]:
+    """The widget that fits a field, and how to show a value in it."""
+    if meta.get("choices"):
+        return _choice_editor(meta, on_change)
+    if meta["kind"] is bool:
+        box = QCheckBox()
+        box.toggled.connect(on_change)
+        return box, box.setChecked
+    if meta["kind"] is tuple:
+        return _texts_editor(on_change)
+    if meta["max"] > INT_MAX:
+        return _large_number_editor(on_change)
+    return _number_editor(meta, on_change)
+
+
+def _choice_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, Setter]:
+    choices = list(meta["choices"])
+    box = QComboBox()
+    box.addItems([choice.capitalize() for choice in choices])
+    box.currentIndexChanged.connect(lambda index: on_change(choices[index]))
+    return box, lambda value: box.setCurrentIndex(choices.index(value))
+
+
+def _texts_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
+    line = QLineEdit()
+    line.setPlaceholderText("separated by ;")
+    line.textEdited.connect(lambda text: on_change(tuple(t for t in text.split(";") if t)))
+    return line, lambda value: line.setText(";".join(value))
+
+
+def _large_number_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
+    """For a number beyond what a spin box holds; empty is None."""
+    line = QLineEdit()
+    line.setPlaceholderText("random")
+
+    def report(text: str) -> None:
+        if not text.strip():
+            on_change(None)
+        elif text.strip().isascii() and text.strip().isdigit():
+            on_change(int(text))
+
+    line.textEdited.connect(report)
+    return line, lambda value: line.setText("" if value is None else str(value))
+
+
+def _number_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, Setter]:
+    box: QSpinBox | QDoubleSpinBox
+    if meta["kind"] is int:
+        box = QSpinBox(minimum=int(meta["min"]), maximum=min(int(meta["max"]), INT_MAX))
+        box.setSingleStep(int(meta["step"]))
+    else:
+        box = QDoubleSpinBox(minimum=meta["min"], maximum=meta["max"], decimals=2)
+        box.setSingleStep(meta["step"])
+    box.setKeyboardTracking(False)
+    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    box.wheelEvent = lambda event: event.ignore()  # type: ignore[method-assign]
+    box.valueChanged.connect(on_change)
+    return box, box.setValue
+
+
+def _heading(text: str) -> QLabel:
+    label = QLabel(text)
+    label.setProperty("role", "heading")
+    return label

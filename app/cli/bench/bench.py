@@ -1,0 +1,300 @@
+"""The subcommand `bench`: speed of a model, for every combination of settings, as llama-bench."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import engine  # names that need torch are resolved when they are used
+from app.cli.arguments import (
+    add_json,
+    add_model,
+    add_override,
+    add_reserve,
+    group_sizes,
+    model_path,
+    split_shares,
+)
+from app.cli.bench.report import Line, Loaded, Report
+from app.cli.loading import LoadWatch, open_model
+from app.cli.output import note, write, write_json
+from app.cli.split.default_split import by_default
+from app.cli.split.planned import note_speed, planned
+from app.cli.tune.learning import learn
+from engine import (
+    KV_TYPES,
+    PEER_MODES,
+    SPLIT_MODES,
+    BenchTest,
+    EngineError,
+    LoadParams,
+    OutOfDeviceMemory,
+    parse_devices,
+    read_model_info,
+    token_work,
+)
+
+if TYPE_CHECKING:
+    from engine import DeviceSpeed, Model
+
+EPILOG = """\
+Options with several values are crossed with each other. Commas separate them, or semicolons where
+one value has commas itself (--devices, --split, --groups, --pg); each option may be repeated:
+  tandem bench m.gguf -p 128,512 --devices 'cpu;cpu,cpu' --split-mode tensor,layer --threads 1,2
+A combination that cannot be loaded or run becomes a line that says why, and the others go on.
+
+Measured are passes through the model with their logits read, without tokenizer and sampling. T/S is
+the mean of the repetitions and their standard deviation.
+REACHED compares with what the devices of a line can do together, measured at the start: reading
+memory in order, and torch's matrix product in F32 or BF16, the faster. For tg it counts the bytes
+of weights, as in the file, that a token needs, of experts only those used; for pp the operations
+of matrix products with weights.
+OVERHEAD is the time per token outside the kernels, and its part of the token's time: Python, small
+operations of torch, waiting for other ranks, and choosing the next token. Of several ranks it is
+that of the one with the most work. It is not known where a rank uses torch alone.
+HOST is what the host works for a token: until all GPUs have it; on the CPU outside kernels."""
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add_model(parser)
+    tests = parser.add_argument_group("what to measure")
+    _add_list(tests, ("-p", "--n-prompt"), _integers, "prompts of so many tokens (default: 512)")
+    _add_list(tests, ("-n", "--n-gen"), _integers, "generating so many tokens (default: 128)")
+    _add_list(tests, ("-pg", "--pg"), _pairs, "a prompt, then generating, such as 512,128")
+    _add_list(tests, ("-d", "--n-depth"), _integers, "after so many cached tokens (default: 0)")
+    tests.add_argument(
+        "-r", "--repetitions", type=_positive, default=5, metavar="N",
+        help="of each test (default: 5)",
+    )  # fmt: skip
+    tests.add_argument(
+        "--timeline", action="store_true",
+        help="say where each rank spends a token: computing, waiting for others, in Python",
+    )  # fmt: skip
+    tests.add_argument(
+        "--kernels", action="store_true",
+        help="say which kernels run on GPUs for a token, and for how long",
+    )  # fmt: skip
+    tests.add_argument("--no-warmup", action="store_true", help="count the first run, too")
+    how = parser.add_argument_group("how to load")
+    how.add_argument(
+        "--plan", metavar="NAME",
+        help="as in a saved plan, which then shows the speed; other options change it",
+    )  # fmt: skip
+    _add_list(how, ("--devices",), _devices, "one device per rank (default: the fastest)")
+    _add_list(how, ("--split",), _splits, "relative shares, such as 3,1, or 'even' (default)")
+    modes = f"{', '.join(SPLIT_MODES)} (default: tensor)"
+    _add_list(how, ("--split-mode",), _choices(SPLIT_MODES), modes)
+    _add_list(how, ("--groups",), _groups, "sizes of groups of devices, such as 2,2, or 'auto'")
+    _add_list(how, ("--n-cpu-blocks",), _integers, "so many first blocks on the CPU (default: 0)")
+    _add_list(how, ("--n-cpu-moe",), _integers, "experts of so many on the CPU (default: 0)")
+    _add_list(how, ("--kv-type",), _choices(KV_TYPES), f"{', '.join(KV_TYPES)} (default: f16)")
+    _add_list(how, ("-t", "--threads"), _integers, "CPU threads of all ranks together")
+    _add_list(how, ("-b", "--batch"), _integers, "prompt tokens at once (default: 512)")
+    peers = f"whether GPUs reach each other directly: {', '.join(PEER_MODES)} (default: auto)"
+    _add_list(how, ("--p2p",), _choices(PEER_MODES), peers)
+    how.add_argument(
+        "--kv-on-host", action="store_true", default=None,
+        help="keep the KV cache of GPUs in the host's memory",
+    )  # fmt: skip
+    add_override(how)
+    add_reserve(how)
+    form = parser.add_mutually_exclusive_group()
+    add_json(form)
+    form.add_argument("--csv", action="store_true", help="print a header and one row per line")
+
+
+def _add_list(
+    group: argparse._ArgumentGroup,
+    flags: Sequence[str],
+    parse: Callable[[str], Sequence[object]],
+    text: str,
+) -> None:
+    group.add_argument(*flags, action="extend", type=parse, metavar="LIST", help=text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 1")
+    return int(text)
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers") from None
+
+
+def _pairs(text: str) -> list[tuple[int, int]]:
+    pairs = [tuple(_integers(part)) for part in text.split(";")]
+    if any(len(pair) != 2 for pair in pairs):
+        raise argparse.ArgumentTypeError(f"'{text}' is not PROMPT,GENERATED")
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _devices(text: str) -> list[tuple[str, ...]]:
+    return [tuple(parse_devices(part)) for part in text.split(";")]
+
+
+def _splits(text: str) -> list[tuple[float, ...] | None]:
+    return [None if part == "even" else split_shares(part) for part in text.split(";")]
+
+
+def _groups(text: str) -> list[tuple[int, ...] | None]:
+    return [None if part == "auto" else group_sizes(part) for part in text.split(";")]
+
+
+def _choices(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        values = text.split(",")
+        for value in values:
+            if value not in known:
+                raise argparse.ArgumentTypeError(f"'{value}' is none of {', '.join(known)}")
+        return values
+
+    return parse
+
+
+def run_bench(args: argparse.Namespace) -> None:
+    path, settings, tests = model_path(args.model), _settings(args), _tests(args)
+    info, work = read_model_info(path), token_work(path)
+    report = Report(
+        info, work, _speeds(settings), has_timeline=args.timeline, has_kernels=args.kernels
+    )
+    lines: list[Line] = []
+    try:
+        for params in settings:
+            lines.extend(_bench_load(params, tests, args))
+    finally:  # what was measured before an interrupt is worth something
+        if lines:
+            _show(report, lines, args)
+    learn(path, info.quant, lines)
+    if args.plan is not None and len(settings) == 1:
+        note_speed(args.plan, path, [line.result for line in lines if line.result])
+    if all(line.result is None for line in lines):
+        raise EngineError("None of the tests could be run.", "The lines above say why.")
+
+
+def _settings(args: argparse.Namespace) -> list[LoadParams]:
+    """Every combination of what says how to load, once."""
+    path = model_path(args.model)
+    base = LoadParams(path) if args.plan is None else planned(args.plan, path)
+    base = by_default(args, base)
+    if args.devices:  # the plan's shares are of other devices
+        base = replace(base, split=None, groups=None)
+    crossed = itertools.product(
+        args.devices or [base.devices],
+        args.split or [base.split],
+        args.split_mode or [base.split_mode],
+        args.kv_type or [base.kv_type],
+        args.threads or [base.cpu_threads],
+        args.batch or [base.n_batch],
+        args.groups or [base.groups],
+        args.n_cpu_blocks or [base.n_cpu_blocks],
+        args.n_cpu_moe or [base.n_cpu_moe],
+        args.p2p or [base.p2p],
+    )
+    found = (
+        replace(
+            base, devices=devices, split=split, split_mode=mode, kv_type=kv_type,
+            cpu_threads=threads, n_batch=batch, groups=groups if mode == "groups" else None,
+            n_cpu_blocks=n_blocks, n_cpu_moe=n_moe, p2p=p2p,
+            overrides=base.overrides if args.override is None else tuple(args.override),
+            kv_on_host=base.kv_on_host if args.kv_on_host is None else args.kv_on_host,
+            reserve=base.reserve if args.reserve is None else tuple(args.reserve),
+        )
+        for devices, split, mode, kv_type, threads, batch, groups, n_blocks, n_moe, p2p in crossed
+    )  # fmt: skip
+    return list(dict.fromkeys(found))
+
+
+def _tests(args: argparse.Namespace) -> list[BenchTest]:
+    """At each depth the prompts, then generating, then both together; 0 leaves one out."""
+    n_prompts = [512] if args.n_prompt is None else args.n_prompt
+    n_gens = [128] if args.n_gen is None else args.n_gen
+    sizes = [(n, 0) for n in n_prompts if n] + [(0, n) for n in n_gens if n] + (args.pg or [])
+    found = [BenchTest(p, n, depth) for depth in args.n_depth or [0] for p, n in sizes]
+    if not found:
+        raise EngineError("There is nothing to measure.", "Give tokens to -p, -n or --pg.")
+    return list(dict.fromkeys(found))
+
+
+def _speeds(settings: Sequence[LoadParams]) -> dict[str, DeviceSpeed]:
+    """The speed of each device that is here; loading says what is wrong with the others."""
+    speeds = {}
+    for device in sorted({device for params in settings for device in params.all_devices}):
+        _progress(f"Measuring {device}")
+        try:
+            speeds[device] = engine.measure_device(device)
+        except EngineError:
+            continue
+    return speeds
+
+
+def _bench_load(
+    params: LoadParams, tests: Sequence[BenchTest], args: argparse.Namespace
+) -> Iterator[Line]:
+    """All tests on one load; where memory lacks, without those that need the longest context."""
+    waiting = list(tests)
+    while waiting:
+        n_ctx = max(test.n_ctx for test in waiting)
+        begun, watch = time.perf_counter(), LoadWatch()
+        try:
+            model = open_model(replace(params, n_ctx=n_ctx), watch)
+        except EngineError as error:
+            is_full = isinstance(error, OutOfDeviceMemory)
+            kept = [test for test in waiting if is_full and test.n_ctx < n_ctx]
+            for test in waiting:
+                if test not in kept:
+                    line = Line(params, test, _now(), params.cpu_threads)
+                    yield replace(line, error=str(error), hint=error.hint)
+            waiting = kept
+            continue
+        loaded = Loaded(time.perf_counter() - begun, watch.bytes_per_s)
+        with model:
+            for test in waiting:
+                yield _bench_test(model, test, loaded, args)
+        return
+
+
+def _bench_test(model: Model, test: BenchTest, loaded: Loaded, args: argparse.Namespace) -> Line:
+    params = model.params
+    _progress(f"{test} on {','.join(params.devices)}")
+    line = Line(params, test, _now(), model.n_threads, model.plan.storage, loaded)
+    try:
+        result = model.bench(
+            test, args.repetitions, warm_up=not args.no_warmup, kernels=args.kernels
+        )
+    except EngineError as error:
+        return replace(line, error=str(error), hint=error.hint)
+    return replace(line, result=result)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        note(f"\r\x1b[K{text} …", end="")
+
+
+def _show(report: Report, lines: Sequence[Line], args: argparse.Namespace) -> None:
+    if sys.stderr.isatty():
+        note("\r\x1b[K", end="")
+    if args.json:
+        write_json(report.document(lines))
+    elif args.csv:
+        for sentence in report.machine():
+            note(sentence)
+        write(report.csv(lines))
+    else:
+        write(report.table(lines))

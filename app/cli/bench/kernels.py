@@ -1,0 +1,48 @@
+"""Which kernels GPUs run for a token, and for how long: what `bench --kernels` adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from app.cli.output import percent, table
+
+if TYPE_CHECKING:
+    from app.cli.bench.report import Line
+
+HEADERS = ("DEVICE", "KERNEL", "STARTS", "TIME", "OF THE TOKEN")
+RIGHT = frozenset({2, 3, 4})
+
+MOST_ROWS = 16
+"""Further kernels are one row."""
+
+
+def kernel_tables(lines: Sequence[Line]) -> str:
+    """For people: a table for each test that only generates; or why there is none."""
+    found = [_table(line) for line in lines if line.result is not None and line.result.gpu]
+    return (
+        "\n\n".join(found) or "No kernels were recorded: only tests that generate on GPUs have any."
+    )
+
+
+def _table(line: Line) -> str:
+    result = line.result
+    assert result is not None, "there are only tables of results"
+    assert result.gpu is not None, "and of those with GPUs"
+    kernels, token_s = result.gpu.kernels, result.token_s
+    rows = [
+        (k.device, k.name, f"{k.count:.4g}", _microseconds(k.seconds), percent(k.seconds / token_s))
+        for k in kernels[:MOST_ROWS]
+    ]
+    if rest := kernels[MOST_ROWS:]:
+        seconds = sum(k.seconds for k in rest)
+        count = f"{sum(k.count for k in rest):.4g}"
+        name = f"{len(rest)} others"
+        rows.append(("", name, count, _microseconds(seconds), percent(seconds / token_s)))
+    for device, seconds in result.gpu.busy_s.items():
+        rows.append((device, "busy", "", _microseconds(seconds), percent(seconds / token_s)))
+    return f"{line.test}, {_microseconds(token_s)} a token\n{table(HEADERS, rows, RIGHT)}"
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} µs"

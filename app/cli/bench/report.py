@@ -1,0 +1,279 @@
+"""What `bench` shows: each line of it as a row of a table, a JSON object or a row of CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from app.cli.bench.kernels import kernel_tables
+from app.cli.bench.timeline import timeline, timeline_table
+from app.cli.output import percent, size, table
+from engine import LoadParams, ModelInfo, TokenWork, list_devices
+
+if TYPE_CHECKING:
+    from engine import BenchResult, BenchTest, DeviceSpeed
+
+HEADERS = (
+    "DEVICES", "SPLIT", "MODE", "KV", "THREADS", "BATCH", "TEST", "T/S", "OVERHEAD", "HOST",
+    "REACHED",
+)  # fmt: skip
+RIGHT = frozenset({4, 5, 7, 8, 9})
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load took.
+
+    Attributes:
+        read_bytes_per_s: of the file's weights, over all devices; None where it was too quick.
+    """
+
+    seconds: float
+    read_bytes_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One test of one load, with its result or the reason why there is none.
+
+    Attributes:
+        n_threads: CPU threads of all ranks together; as asked where nothing was loaded.
+        storage: how weights were held, see `Plan.storage`; empty where nothing was loaded.
+        test_time: when the test began, in UTC and ISO 8601.
+        error: why there is no result; not the exception, which would hold on to the model.
+    """
+
+    params: LoadParams
+    test: BenchTest
+    test_time: str
+    n_threads: int | None = None
+    storage: str = ""
+    loaded: Loaded | None = None
+    result: BenchResult | None = None
+    error: str = ""
+    hint: str = ""
+
+    @property
+    def split(self) -> tuple[float, ...]:
+        """The share of each rank, as asked."""
+        return self.params.split or (1.0,) * len(self.params.devices)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a test reached of what its devices can do, `fraction` of it.
+
+    Attributes:
+        bytes_per_s: of weights, as in the file, that generating needs; None for a prompt.
+        flop_per_s: of matrix products that a prompt needs; None for generating.
+        copy_fraction: of what GPUs read and write when they copy, for generating on these alone.
+    """
+
+    bytes_per_s: float | None = None
+    flop_per_s: float | None = None
+    fraction: float | None = None
+    copy_fraction: float | None = None
+
+
+class Report:
+    """Shows the lines of a benchmark of one file.
+
+    Args:
+        speeds: of the devices, by their id; one that is not here could not be measured.
+        has_timeline: whether to say where the time of a token goes on each rank.
+        has_kernels: whether to say where it goes on GPUs.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        work: TokenWork,
+        speeds: dict[str, DeviceSpeed],
+        *,
+        has_timeline: bool = False,
+        has_kernels: bool = False,
+    ) -> None:
+        self._info = info
+        self._has_kernels = has_kernels
+        self._has_timeline = has_timeline
+        self._work = work
+        self._speeds = speeds
+        self._names = {device.id: device.name for device in list_devices()}
+
+    def reached(self, line: Line) -> Reached:
+        """Compare with all devices of a line together; nothing for a prompt with generation."""
+        test, result = line.test, line.result
+        if result is None or (test.n_prompt and test.n_gen):
+            return Reached()
+        used = set(line.params.all_devices)
+        speeds = [self._speeds[d] for d in used if d in self._speeds]
+        is_known = len(speeds) == len(used)
+        if test.n_gen:
+            n_bytes = self._work.n_bytes * result.avg_ts
+            if not is_known:
+                return Reached(bytes_per_s=n_bytes)
+            copied = [s.copy_bytes_per_s or 0.0 for s in speeds]
+            return Reached(
+                bytes_per_s=n_bytes,
+                fraction=n_bytes / sum(s.bytes_per_s for s in speeds),
+                copy_fraction=n_bytes / sum(copied) if all(copied) else None,
+            )
+        flop = self._work.prompt_flop(test.n_prompt, line.params.n_batch)
+        flop *= result.avg_ts / test.n_prompt
+        limit = sum(s.flop_per_s for s in speeds)
+        return Reached(flop_per_s=flop, fraction=flop / limit if is_known else None)
+
+    def document(self, lines: Sequence[Line]) -> dict[str, Any]:
+        """The whole of `--json`."""
+        machine = [{"name": self._names.get(d, d), **asdict(s)} for d, s in self._speeds.items()]
+        results = [self._fields(line) for line in lines]
+        if self._has_timeline:
+            for fields, line in zip(results, lines, strict=True):
+                fields["timeline"] = [asdict(rank) for rank in timeline(line)]
+        if self._has_kernels:
+            for fields, line in zip(results, lines, strict=True):
+                fields["gpu"] = line.result and line.result.gpu
+        return {"machine": machine, "results": results}
+
+    def csv(self, lines: Sequence[Line]) -> str:
+        """A header and one row for each line; single repetitions are left out."""
+        text = io.StringIO()
+        rows = [self._fields(line) for line in lines]
+        names = [name for name in rows[0] if name != "samples_ts"]
+        writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({name: _csv_cell(value) for name, value in row.items()})
+        return text.getvalue().rstrip("\n")
+
+    def table(self, lines: Sequence[Line]) -> str:
+        """For people: the model, the machine, and a row for each line."""
+        head = f"{self._model_type()}, {size(self._info.n_bytes)}, {self._info.name}"
+        rows = [self._row(line) for line in lines]
+        parts = [head, *self.machine(), "", table(HEADERS, rows, RIGHT)]
+        if self._has_timeline:
+            parts += ["", timeline_table(lines, [shares(line.split) for line in lines])]
+        if self._has_kernels:
+            parts += ["", kernel_tables(lines)]
+        return "\n".join(parts).rstrip()
+
+    def machine(self) -> list[str]:
+        """A sentence about each device's own speed."""
+        return [
+            f"{device} ({self._names.get(device, device)})"
+            + (f", {speed.n_threads} threads" if speed.n_threads else "")
+            + f": reads {_giga(speed.bytes_per_s)}B/s, multiplies "
+            f"{_giga(speed.f32_flop_per_s)}FLOP/s in F32, "
+            f"{_giga(speed.bf16_flop_per_s)}FLOP/s in BF16"
+            + (f", copies {_giga(speed.copy_bytes_per_s)}B/s" if speed.copy_bytes_per_s else "")
+            for device, speed in self._speeds.items()
+        ]
+
+    def _row(self, line: Line) -> tuple[str, ...]:
+        params, result = line.params, line.result
+        n_threads = "" if line.n_threads is None else str(line.n_threads)
+        setting = (
+            ",".join(params.devices), shares(line.split), _mode_cell(params), params.kv_type,
+            n_threads, str(params.n_batch), str(line.test),
+        )  # fmt: skip
+        if result is None:
+            return (*setting, "-", "-", "-", line.error)
+        rate = f"{result.avg_ts:.2f} ± {result.stddev_ts:.2f}"
+        times = _overhead_cell(result), _host_cell(result)
+        return (*setting, rate, *times, _reached_cell(self.reached(line)))
+
+    def _fields(self, line: Line) -> dict[str, Any]:
+        """One line for programs, under llama-bench's names where it has the same."""
+        params, test, result, info = line.params, line.test, line.result, self._info
+        samples_ts = result.samples_ts if result else ()
+        return {
+            "model_filename": info.path,
+            "model_type": self._model_type(),
+            "model_size": info.n_bytes,
+            "model_n_params": info.n_params,
+            "devices": params.devices,
+            "split": line.split,
+            "split_mode": params.split_mode,
+            "groups": params.group_sizes,
+            "n_cpu_blocks": params.n_cpu_blocks,
+            "n_cpu_moe": params.n_cpu_moe,
+            "kv_on_host": params.kv_on_host,
+            "p2p": params.p2p,
+            "overrides": tuple(f"{pattern}={target}" for pattern, target in params.overrides),
+            "type_kv": params.kv_type,
+            "n_threads": line.n_threads,
+            "n_batch": params.n_batch,
+            "storage": line.storage or None,
+            "load_s": line.loaded and line.loaded.seconds,
+            "load_bytes_per_s": line.loaded and line.loaded.read_bytes_per_s,
+            "n_prompt": test.n_prompt,
+            "n_gen": test.n_gen,
+            "n_depth": test.n_depth,
+            "test_time": line.test_time,
+            "avg_ts": result.avg_ts if result else None,
+            "stddev_ts": result.stddev_ts if result else None,
+            "samples_ts": samples_ts,
+            "overhead_s": result.overhead_s if result else None,
+            "overhead": result.overhead if result else None,
+            "host_us": 1e6 * result.host_s if result and result.host_s is not None else None,
+            **asdict(self.reached(line)),
+            "error": f"{line.error} {line.hint}".strip() or None,
+        }
+
+    def _model_type(self) -> str:
+        info, n_params = self._info, self._info.n_params
+        count = f"{n_params / 1e9:.2f}B" if n_params >= 1e9 else f"{n_params / 1e6:.2f}M"
+        return f"{info.architecture} {count} {info.quant}"
+
+
+def shares(split: Sequence[float]) -> str:
+    """A split as it is written on the command line."""
+    return ",".join(f"{share:g}" for share in split)
+
+
+def _mode_cell(params: LoadParams) -> str:
+    """How blocks are cut and what lies elsewhere."""
+    mode = f"{params.split_mode} {shares(params.group_sizes)}".rstrip()
+    moved = (
+        (params.n_cpu_blocks, f"{params.n_cpu_blocks} blocks on CPU"),
+        (params.n_cpu_moe, f"experts of {params.n_cpu_moe} on CPU"),
+        (params.kv_on_host, "KV on host"),
+        (params.p2p != "auto", f"P2P {params.p2p}"),
+    )
+    return "; ".join([mode, *(text for is_so, text in moved if is_so)])
+
+
+def _csv_cell(value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    return ",".join(item if isinstance(item, str) else f"{item:g}" for item in value)
+
+
+def _giga(number: float) -> str:
+    return f"{number / 1e9:.4g} G"
+
+
+def _overhead_cell(result: BenchResult) -> str:
+    if result.overhead_s is None or result.overhead is None:
+        return "-"
+    return f"{1000 * result.overhead_s:.2f} ms ({percent(result.overhead)})"
+
+
+def _host_cell(result: BenchResult) -> str:
+    return "-" if result.host_s is None else f"{1e6 * result.host_s:.0f} µs"
+
+
+def _reached_cell(reached: Reached) -> str:
+    if reached.bytes_per_s is not None:
+        text = f"{_giga(reached.bytes_per_s)}B/s"
+    elif reached.flop_per_s is not None:
+        text = f"{_giga(reached.flop_per_s)}FLOP/s"
+    else:
+        return "-"
+    parts = [] if reached.fraction is None else [percent(reached.fraction)]
+    if reached.copy_fraction is not None:
+        parts.append(f"{percent(reached.copy_fraction)} of copying")
+    return f"{text} ({', '.join(parts)})" if parts else text

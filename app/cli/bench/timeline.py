@@ -1,0 +1,67 @@
+"""Where the time of a token goes on each rank: what `bench --timeline` adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.cli.output import percent, table
+
+if TYPE_CHECKING:
+    from app.cli.bench.report import Line
+
+HEADERS = ("SPLIT", "TEST", "RANK", "DEVICE", "TOKEN", "COMPUTES", "WAITS", "PYTHON")
+RIGHT = frozenset({2, 4, 5, 6, 7})
+
+
+@dataclass(frozen=True)
+class RankTimeline:
+    """A token on one rank: seconds, and parts of the whole time, 0 to 1."""
+
+    rank: int
+    device: str
+    token_s: float
+    computed_s: float
+    waited_s: float
+    python_s: float
+    computed: float
+    waited: float
+    python: float
+
+
+def timeline(line: Line) -> list[RankTimeline]:
+    """Of each rank; nothing for tests with a prompt."""
+    result = line.result
+    if result is None or not result.ranks:
+        return []
+    found, token_s = [], result.token_s
+    for rank, (device, times) in enumerate(zip(line.params.all_devices, result.ranks, strict=True)):
+        python_s = max(0.0, token_s - times.computed_s - times.waited_s)
+        seconds = (times.computed_s, times.waited_s, python_s)
+        parts = (part / token_s for part in seconds)
+        found.append(RankTimeline(rank, device, token_s, *seconds, *parts))
+    return found
+
+
+def timeline_table(lines: Sequence[Line], splits: Sequence[str]) -> str:
+    """For people; "" where nothing was generated.
+
+    Args:
+        splits: of each line, in words.
+    """
+    rows = [
+        (
+            split, str(line.test), str(found.rank), found.device, _milliseconds(found.token_s),
+            f"{_milliseconds(found.computed_s)} ({percent(found.computed)})",
+            f"{_milliseconds(found.waited_s)} ({percent(found.waited)})",
+            f"{_milliseconds(found.python_s)} ({percent(found.python)})",
+        )
+        for line, split in zip(lines, splits, strict=True)
+        for found in timeline(line)
+    ]  # fmt: skip
+    return table(HEADERS, rows, RIGHT) if rows else ""
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.2f} ms"

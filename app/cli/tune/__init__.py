@@ -1,0 +1,1 @@
+"""`tandem tune`: the measured search, and what it teaches predictions."""

@@ -1,0 +1,34 @@
+"""What measured speeds teach the predictions of `plan` and of the window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from statistics import median
+
+from app.cli.bench.report import Line
+from engine import Forecaster, Planner
+
+
+def learn(path: str, quant: str, lines: Sequence[Line]) -> None:
+    """Keep how measured times differ from predicted ones, of tests of one sort.
+
+    Args:
+        quant: of the model.
+        lines: of a benchmark; those without a result are left out.
+    """
+    forecaster = Forecaster.of_machine()
+    with closing(Planner(path)) as planner:
+        for line in lines:
+            if line.result is None:
+                continue
+            test, params = line.test, line.params
+            evaluation = planner.evaluate(params, forecaster.free_bytes)
+            seconds = median(line.result.samples_s)
+            if not test.n_prompt:
+                middle = test.n_depth + test.n_gen // 2
+                forecaster.learn_decode(evaluation, params, quant, seconds / test.n_gen, middle)
+            elif not test.n_gen:
+                forecaster.learn_prefill(
+                    evaluation, params, quant, test.n_prompt, seconds, test.n_depth
+                )

@@ -1,0 +1,195 @@
+"""The subcommand `tune`: measures splits and says which is the fastest, and why."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing
+from typing import Any
+
+import engine  # names that need torch are resolved when they are used
+from app.cli.arguments import add_json, add_load, add_model, load_params
+from app.cli.command import command_for
+from app.cli.output import note, percent, table, write, write_json
+from app.cli.split.plans import save_plan
+from app.cli.talk import Interrupt
+from app.cli.tune.kernels import run_tune_kernels
+from engine import (
+    GOALS,
+    SPLIT_MODES,
+    EngineError,
+    Forecaster,
+    Goal,
+    LoadParams,
+    PlanBadge,
+    Planner,
+    Trial,
+    TuneEstimate,
+    TuneProgress,
+    TuneResult,
+    last_result,
+    list_devices,
+    result_document,
+)
+
+HEADERS = ("DEVICES", "MODE", "SHARES", "PROMPTS", "ANSWERS", "EXPECTED", "")
+RIGHT = frozenset({3, 4, 5})
+
+EPILOG = """\
+Each trial is a short run of the real model: a prompt and some tokens, twice. Tried are single
+devices, sets of them, modes and legal shares, the most promising first; the best are repeated at
+the end. --devices are those to choose from (default: all of this machine); --split-mode allows
+only that mode, and --split and --groups have no say. Ctrl+C ends it with the best so far.
+
+chat weighs a prompt of 256 tokens with an answer of 256, prompts one of 4096 with 128.
+
+--kernels searches for something else: how the kernels on each GPU are best cut up for the sizes and
+types of this model's matrices. What is found is used from the next load on."""
+
+
+def add_tune(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add_model(parser)
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="at most so long (default: as it takes)"
+    )
+    parser.add_argument(
+        "--for", choices=tuple(GOALS), default="chat", dest="goal", help="what to be fast at"
+    )
+    parser.add_argument(
+        "--last",
+        action="store_true",
+        help="show what the last such search found, without a new one",
+    )
+    parser.add_argument(
+        "--kernels", action="store_true", help="tune the kernels on GPUs instead of the split"
+    )
+    parser.add_argument("--save", metavar="NAME", help="keep the fastest as a plan")
+    add_load(parser)
+    add_json(parser)
+
+
+def run_tune(args: argparse.Namespace) -> None:
+    if args.kernels:
+        run_tune_kernels(args)
+        return
+    if args.devices is None and args.plan is None:
+        args.devices = ",".join(device.id for device in list_devices() if device.usable)
+    params = load_params(args)
+    result = _last(params, args.goal) if args.last else _searched(params, args)
+    if sys.stderr.isatty():
+        note("\r\x1b[K", end="")
+    winner = result.winner
+    if winner is None:
+        raise EngineError(result.reason or "Nothing was measured.", "Give it more time or memory.")
+    if args.save is not None:
+        save_plan(args.save, winner.params, badge_of(result, winner))
+    if args.json:
+        write_json(document(result, winner))
+    else:
+        write(text(result, winner))
+
+
+def _searched(params: LoadParams, args: argparse.Namespace) -> TuneResult:
+    interrupt = Interrupt()
+    with interrupt.watching():
+        return engine.tune(
+            params,
+            goal=args.goal,
+            budget_s=args.budget,
+            modes=SPLIT_MODES if args.split_mode is None else (args.split_mode,),
+            on_start=_started,
+            on_progress=_stepped,
+            is_cancelled=interrupt,
+        )
+
+
+def _last(params: LoadParams, goal: str) -> TuneResult:
+    with closing(Planner(params.path)) as planner:
+        found = last_result(planner, params, Forecaster.of_machine(), goal)
+    if found is None:
+        raise EngineError(
+            "Nothing was searched yet for this model, context and these devices.",
+            "Leave --last out.",
+        )
+    return found
+
+
+def badge_of(result: TuneResult, trial: Trial) -> PlanBadge:
+    """What a plan shows of a trial."""
+    return PlanBadge(trial.prefill_ts, trial.decode_ts, result.n_ctx, result.when)
+
+
+def _started(estimate: TuneEstimate) -> None:
+    note(estimate.sentence)
+
+
+def _stepped(step: TuneProgress) -> None:
+    if not sys.stderr.isatty():
+        return
+    best = f", the best so far {step.best.decode_ts:.1f} t/s" if step.best else ""
+    where = f"{','.join(step.trial.devices)} {_shares(step.trial)}"
+    note(f"\r\x1b[K{step.n_done} of {step.n_trials}: {where}{best} …", end="")
+
+
+def document(result: TuneResult, winner: Trial) -> dict[str, Any]:
+    """The whole of `--json`: the winner first, then everything that was measured."""
+    return {
+        "winner": _fields(winner, result.goal),
+        "reason": result.reason,
+        "command": command_for(winner.params),
+        **result_document(result),
+        "results": [_fields(trial, result.goal) for trial in result.trials],
+    }
+
+
+def _fields(trial: Trial, goal: Goal) -> dict[str, Any]:
+    ran = trial.sample is not None
+    return {
+        "devices": trial.devices,
+        "split": trial.params.split,
+        "split_mode": trial.params.split_mode,
+        "groups": trial.params.groups,
+        "shares": trial.shares,
+        "prefill_ts": trial.prefill_ts if ran else None,
+        "prefill_spread": trial.prefill_spread if ran else None,
+        "decode_ts": trial.decode_ts if ran else None,
+        "decode_spread": trial.decode_spread if ran else None,
+        "seconds": trial.seconds(goal) if ran else None,
+        "is_final": trial.is_final,
+        "predicted": trial.predicted,
+        "problem": trial.problem or None,
+    }
+
+
+def text(result: TuneResult, winner: Trial) -> str:
+    """For people: all trials, first those that were compared in turn, and why it won."""
+    trials = sorted(result.trials, key=lambda t: (not t.is_final, t.seconds(result.goal)))
+    lines = [table(HEADERS, [_row(trial, trial is winner) for trial in trials], RIGHT), ""]
+    if not result.is_complete:
+        lines.append("The search ended early; this is the best so far.")
+    lines.append(result.reason)
+    lines.append(f"Use it with: {command_for(winner.params)}")
+    return "\n".join(lines)
+
+
+def _row(trial: Trial, is_winner: bool) -> tuple[str, ...]:
+    mode = _mode(trial.params)
+    expected = f"{trial.predicted.decode_ts:.1f} t/s" if trial.predicted else "-"
+    if trial.sample is None:
+        return (",".join(trial.devices), mode, _shares(trial), "-", "-", expected, trial.problem)
+    prefill = f"{trial.prefill_ts:.0f} ± {percent(trial.prefill_spread)}"
+    decode = f"{trial.decode_ts:.1f} ± {percent(trial.decode_spread)}"
+    mark = "fastest" if is_winner else ""
+    return (",".join(trial.devices), mode, _shares(trial), prefill, decode, expected, mark)
+
+
+def _mode(params: LoadParams) -> str:
+    if len(params.devices) == 1:
+        return "-"
+    return " ".join([params.split_mode, ",".join(map(str, params.group_sizes))]).strip()
+
+
+def _shares(trial: Trial) -> str:
+    return " + ".join(f"{100 * share:.0f} %" for share in trial.shares)

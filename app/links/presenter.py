@@ -1,0 +1,97 @@
+"""Connects the page of links with the driver and with measurements, on a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from PySide6.QtCore import QObject, Signal, Slot
+
+from app.background import LatestJob
+from app.links.links import LinksPicture, measure_links, read_links
+from app.links.views.links_panel import LinksPanel
+from app.split.figures import rank_labels
+from engine import DeviceInfo, EngineError, Rig
+
+Reader = Callable[[Sequence[DeviceInfo], Rig | None], LinksPicture]
+Meter = Callable[[Sequence[DeviceInfo], Callable[[str], None], Callable[[], bool]], None]
+
+
+class LinksPresenter(QObject):
+    """Reads the links whenever the page shows, and measures when a person asks.
+
+    Args:
+        read, measure: what takes long; replaced by tests.
+    """
+
+    measured = Signal()  # predictions can be better now
+
+    _said = Signal(str)
+
+    def __init__(
+        self,
+        panel: LinksPanel,
+        parent: QObject | None = None,
+        *,
+        read: Reader = read_links,
+        measure: Meter = measure_links,
+    ) -> None:
+        super().__init__(parent)
+        self._panel, self._read, self._measure = panel, read, measure
+        self._devices: tuple[DeviceInfo, ...] = ()
+        self._rig: Rig | None = None
+        self._stop = threading.Event()
+        self._reader = LatestJob("tandem-links", self)
+        self._meter = LatestJob("tandem-measure", self)
+        self._reader.done.connect(self._show)
+        self._meter.done.connect(self._on_measured)
+        self._meter.failed.connect(self._on_failed)
+        self._said.connect(panel.set_status)
+        panel.shown.connect(self.refresh)
+        panel.measure_requested.connect(self.measure)
+        panel.stop_requested.connect(self._stop.set)
+
+    def set_devices(self, devices: Sequence[DeviceInfo], rig: Rig | None = None) -> None:
+        """These devices are here, or are simulated as `rig`."""
+        self._devices, self._rig = tuple(devices), rig
+        if self._panel.isVisible():
+            self.refresh()
+
+    @Slot()
+    def refresh(self) -> None:
+        """Ask the driver again: slots change while GPUs work."""
+        devices, rig = self._devices, self._rig
+        self._reader.run(lambda: self._read(devices, rig))
+
+    @Slot()
+    def measure(self) -> None:
+        if self._meter.is_busy or self._rig is not None:
+            return
+        self._stop.clear()
+        self._panel.set_measuring(True)
+        devices = self._devices
+        self._meter.run(lambda: self._measure(devices, self._said.emit, self._stop.is_set))
+
+    def close(self) -> None:
+        """Stop and wait."""
+        self._stop.set()
+        self._reader.close()
+        self._meter.close()
+
+    @Slot(object)
+    def _show(self, picture: LinksPicture) -> None:
+        ids = [device.id for device in self._devices]
+        named = zip(ids, rank_labels(ids), strict=True)
+        labels = ["CPU" if device == "cpu" else name for device, name in named]
+        self._panel.show_picture(picture, ids, labels, is_simulated=self._rig is not None)
+
+    @Slot(object)
+    def _on_measured(self, _: object) -> None:
+        self._panel.set_measuring(False)
+        self.refresh()
+        self.measured.emit()
+
+    @Slot(object)
+    def _on_failed(self, error: EngineError) -> None:
+        self._panel.set_measuring(False)
+        self._panel.set_status(f"{error.message} {error.hint}", is_error=True)

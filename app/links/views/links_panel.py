@@ -1,0 +1,193 @@
+"""The page of links: a picture, a table, what exchanges cost, and a button that measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QShowEvent, QStandardItem, QStandardItemModel
+from PySide6.QtWidgets import QHBoxLayout, QHeaderView, QTableView, QVBoxLayout, QWidget
+
+from app.links.links import Edge, LinksPicture, Node
+from app.links.views.links_graph import LinksGraph, latency_text, looks_of, rate_text, slot_line
+from app.theme import set_role
+from app.widgets.buttons import button
+from app.widgets.controls import label
+from engine import Prediction
+
+HEADERS = ("Between", "Link", "Latency", "Speed")
+TIPS = (
+    "",
+    "",
+    "How long two ranks need to add up what one token needs",
+    "Bytes per second of a sum in a long prompt",
+)
+MEASURE, STOP = "Measure", "Stop"
+EXPECTED = "~ is what is to be expected of such a link{}."
+
+
+class LinksPanel(QWidget):
+    """Shows links; asks for them to be measured."""
+
+    shown = Signal()  # what is shown may be old
+    measure_requested = Signal()
+    stop_requested = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setProperty("role", "panel")
+        self.graph = LinksGraph()
+        self.table = QTableView()
+        self.cost = label(role="muted")
+        self.problems = label(role="shortage")
+        self.status = label(role="muted")
+        self.measure = button(MEASURE, name="Measure devices and links")
+        self._rows = QStandardItemModel(self)
+        self._is_measuring = False
+        self._is_simulated = False
+        self._build()
+        self.set_token(None)
+
+    def show_picture(
+        self,
+        picture: LinksPicture,
+        devices: Sequence[str],
+        labels: Sequence[str],
+        *,
+        is_simulated: bool = False,
+    ) -> None:
+        """Show links.
+
+        Args:
+            devices: all devices in the order of their colours, and their names in `labels`.
+            is_simulated: they are not here, so there is nothing to measure.
+        """
+        looks = looks_of(devices, labels)
+        names = {device: look.label for device, look in looks.items()}
+        self.graph.show_picture(picture, looks)
+        self._fill(picture, names)
+        problems = dict.fromkeys(text for edge in picture.edges for text in edge.problems)
+        self.problems.setText("\n".join(problems))
+        self.problems.setVisible(bool(problems))
+        self._is_simulated = is_simulated
+        self._show_button()
+        if not self._is_measuring:
+            is_guess = not all(edge.is_measured for edge in picture.edges)
+            rests = [node for node in picture.nodes if node.slot_at_most]
+            expected = EXPECTED.format("" if is_simulated else "; measure to know")
+            self.set_status(f"{_rest_text(rests, names)} {expected if is_guess else ''}")
+
+    def set_token(self, prediction: Prediction | None) -> None:
+        """What exchanges cost one token, as predicted for the present split."""
+        if prediction is None or len(prediction.ranks) < 2:
+            self.cost.setText("One rank exchanges nothing.")
+            return
+        link, total = prediction.path.link_s, prediction.seconds
+        part = f"{prediction.part(link):.0%}".replace("%", " %")
+        self.cost.setText(
+            f"Exchanges take {part} of a token: {1000 * link:.2f} of {1000 * total:.1f} ms, "
+            "as predicted."
+        )
+
+    def set_measuring(self, is_measuring: bool) -> None:
+        """The button stops what is under way."""
+        self._is_measuring = is_measuring
+        self._show_button()
+
+    def set_status(self, text: str, *, is_error: bool = False) -> None:
+        set_role(self.status, "shortage" if is_error else "muted")
+        self.status.setText(text.strip())
+
+    def _show_button(self) -> None:
+        self.measure.setText(STOP if self._is_measuring else MEASURE)
+        self.measure.setAccessibleName(
+            "Stop measuring" if self._is_measuring else "Measure devices and links"
+        )
+        self.measure.setEnabled(not self._is_simulated)
+        self.measure.setToolTip(
+            "These devices are simulated." if self._is_simulated
+            else "About a second for each device and each pair; what GPUs send each other is tried "
+            "anew, and predictions use the results"
+        )  # fmt: skip
+
+    def _fill(self, picture: LinksPicture, names: dict[str, str]) -> None:
+        self._rows.setRowCount(0)
+        self.table.clearSpans()
+        for node in picture.nodes:
+            if node.slot:
+                self._rows.appendRow(_slot_row(node, names))
+                self.table.setSpan(self._rows.rowCount() - 1, 1, 1, len(HEADERS) - 1)
+        for edge in picture.edges:
+            self._rows.appendRow(_edge_row(edge, names))
+        for column in (0, 2, 3):  # the link takes what is left
+            self.table.resizeColumnToContents(column)
+
+    def _build(self) -> None:
+        self._rows.setHorizontalHeaderLabels(list(HEADERS))
+        for column, tip in enumerate(TIPS):
+            self._rows.setHeaderData(
+                column, Qt.Orientation.Horizontal, tip, Qt.ItemDataRole.ToolTipRole
+            )
+        self.table.setModel(self._rows)
+        self.table.setAccessibleName("Links")
+        self.table.setShowGrid(False)
+        self.table.setTabKeyNavigation(False)
+        self.table.verticalHeader().hide()
+        self.table.verticalHeader().setDefaultSectionSize(26)
+        font = self.table.font()
+        font.setPixelSize(12)
+        self.table.setFont(font)
+        self.table.setEditTriggers(QTableView.EditTrigger.NoEditTriggers)
+        self.table.setSelectionBehavior(QTableView.SelectionBehavior.SelectRows)
+        self.table.setSelectionMode(QTableView.SelectionMode.SingleSelection)
+        header = self.table.horizontalHeader()
+        header.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
+        header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
+        self.problems.hide()
+        for text in (self.cost, self.problems, self.status):
+            text.setWordWrap(True)
+        self.measure.clicked.connect(self._on_button)
+        below = QHBoxLayout()
+        below.addWidget(self.status, 1)
+        below.addWidget(self.measure, 0, Qt.AlignmentFlag.AlignTop)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(16, 4, 16, 12)
+        layout.setSpacing(8)
+        layout.addWidget(self.graph)
+        layout.addWidget(self.cost)
+        layout.addWidget(self.table, 1)
+        layout.addWidget(self.problems)
+        layout.addLayout(below)
+
+    def _on_button(self) -> None:
+        (self.stop_requested if self._is_measuring else self.measure_requested).emit()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.shown.emit()
+
+
+def _slot_row(node: Node, names: dict[str, str]) -> list[QStandardItem]:
+    row = [QStandardItem(text) for text in (names[node.device], slot_line(node), "", "")]
+    if node.slot_at_most:
+        row[1].setToolTip("The slot could be faster; that of an idle GPU rests.")
+    return row
+
+
+def _edge_row(edge: Edge, names: dict[str, str]) -> list[QStandardItem]:
+    about = "" if edge.is_measured else "~ "
+    ends = names[edge.a] if edge.a == edge.b else f"{names[edge.a]} – {names[edge.b]}"
+    texts = (ends, edge.way, about + latency_text(edge.facts), about + rate_text(edge.facts))
+    row = [QStandardItem(text) for text in texts]
+    for item in row:
+        item.setToolTip(" ".join((f"{ends}: {edge.way}.", edge.detail, *edge.problems)).strip())
+    return row
+
+
+def _rest_text(rests: Sequence[Node], names: dict[str, str]) -> str:
+    if not rests:
+        return ""
+    who = ", ".join(names[node.device] for node in rests)
+    verb = "uses" if len(rests) == 1 else "use"
+    return f"{who} {verb} less of the slot than there is, maybe as it is idle."

@@ -1,0 +1,368 @@
+"""The window: where everything stands, its keys, and files dropped on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtCore import QByteArray, QEvent, QMimeData, QSize, Qt, QTimer, Signal, Slot
+from PySide6.QtGui import (
+    QAction,
+    QCloseEvent,
+    QDragEnterEvent,
+    QDragLeaveEvent,
+    QDropEvent,
+    QKeySequence,
+    QResizeEvent,
+    QShortcut,
+    QShowEvent,
+)
+from PySide6.QtWidgets import (
+    QApplication,
+    QDockWidget,
+    QFileDialog,
+    QHBoxLayout,
+    QLabel,
+    QMainWindow,
+    QScrollArea,
+    QSizePolicy,
+    QStackedWidget,
+    QTabBar,
+    QToolBar,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.chat.views.chat_list import ChatList
+from app.chat.views.chat_view import COLUMN_WIDTH, MARGIN, ChatView
+from app.chat.views.composer import Composer
+from app.chat.views.sampling_panel import SamplingPanel
+from app.model.views.model_bar import ModelBar
+from app.model.views.start_view import StartView
+from app.theme import theme
+from app.widgets.banner import Banner
+from app.widgets.buttons import IconButton
+from app.widgets.dock import Dock
+from app.widgets.tab_order import neighbour, tab_stops
+
+LAYOUT_VERSION = 1
+SIZE = QSize(1440, 900)
+FRAME = QSize(0, 40)  # what the desktop's own frame may take of the screen
+SIDEBAR_WIDTH, SPLIT_WIDTH, MONITOR_HEIGHT = 216, 424, 190
+CENTRE_WIDTH = 360
+SUFFIX = ".gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """What the docks hold.
+
+    Attributes:
+        plans: stands in the title of the split dock.
+    """
+
+    split: QWidget
+    plans: QWidget
+    placement: QWidget
+    links: QWidget
+    monitor: QWidget
+
+
+class MainWindow(QMainWindow):
+    """Places the widgets; what they do is wired elsewhere."""
+
+    model_dropped = Signal(str)
+    model_picked = Signal(str)
+    new_chat_requested = Signal()
+    regenerate_requested = Signal()
+    stop_requested = Signal()
+    closing = Signal()
+
+    def __init__(self, panels: Panels) -> None:
+        super().__init__()
+        self.setWindowTitle("Tandem")
+        self.setAcceptDrops(True)
+        self.resize(SIZE)
+        self.setMinimumHeight(480)  # the width follows from the panels that are shown
+        self.model_bar = ModelBar(self)
+        self.chat_list = ChatList(self)
+        self.chat_view = ChatView(self)
+        self.start_view = StartView(self)
+        self.composer = Composer(self)
+        self.banner = Banner(self)
+        self.sampling = SamplingPanel(self)
+        self._middle = QStackedWidget(self)
+        self._middle.addWidget(self.start_view)
+        self._middle.addWidget(self.chat_view)
+        self._centre = self._make_centre()
+        self.setCentralWidget(self._centre)
+        self.chat_list.search_left.connect(self.composer.setFocus)
+        self._make_docks(panels)
+        self._make_rail()
+        self._make_shortcuts()
+        self._drop_hint = _DropHint(self)
+
+    def show_chat(self, has_messages: bool) -> None:
+        """The conversation, or the start page while there is none."""
+        self._middle.setCurrentWidget(self.chat_view if has_messages else self.start_view)
+
+    def set_busy(self, busy: bool) -> None:
+        self.composer.set_busy(busy)
+        self._stop.setEnabled(busy)
+
+    @Slot()
+    def pick_model(self) -> None:
+        """Ask for a file."""
+        path, _ = QFileDialog.getOpenFileName(
+            self, "Open a GGUF", "", f"GGUF models (*{SUFFIX});;All files (*)"
+        )
+        if path:
+            self.model_picked.emit(path)
+
+    def layout_state(self) -> tuple[str, str]:
+        """Geometry and dock layout as texts."""
+        return _as_text(self.saveGeometry()), _as_text(self.saveState(LAYOUT_VERSION))
+
+    def restore_layout(self, geometry: str, state: str) -> None:
+        """Go back to what `layout_state` gave; what does not fit is ignored."""
+        docks = QByteArray.fromBase64(state.encode())
+        if state:  # first, as hidden panels let the window be small
+            self.restoreState(docks, LAYOUT_VERSION)
+        if geometry:
+            self.restoreGeometry(QByteArray.fromBase64(geometry.encode()))
+        else:
+            self.resize(SIZE.boundedTo(self.screen().availableSize() - FRAME))
+        if state:  # again, as now there is room for the widths of the panels
+            self.restoreState(docks, LAYOUT_VERSION)
+
+    def _make_centre(self) -> QWidget:
+        below = QVBoxLayout()
+        below.setSpacing(8)
+        below.addWidget(self.banner)
+        below.addWidget(self.composer)
+        column = QWidget()
+        column.setMaximumWidth(COLUMN_WIDTH)
+        column.setLayout(below)
+        below.setContentsMargins(0, 0, 0, 0)
+        row = QHBoxLayout()
+        row.setContentsMargins(MARGIN, 0, MARGIN, 16)
+        row.addStretch(1)
+        row.addWidget(column, 1000)
+        row.addStretch(1)
+        centre = QWidget()
+        centre.setMinimumWidth(CENTRE_WIDTH)  # fixed, or a new label would push the docks aside
+        layout = QVBoxLayout(centre)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(0)
+        layout.addWidget(self.model_bar)
+        layout.addWidget(self._middle, 1)
+        layout.addLayout(row)
+        return centre
+
+    def _make_docks(self, panels: Panels) -> None:
+        side = Qt.DockWidgetArea
+        right = side.RightDockWidgetArea
+        self.setDockNestingEnabled(False)
+        self.setCorner(Qt.Corner.BottomLeftCorner, side.LeftDockWidgetArea)
+        self.setCorner(Qt.Corner.BottomRightCorner, side.BottomDockWidgetArea)
+        self.chats_dock = QDockWidget("Chats", self)
+        self.chats_dock.setObjectName("chats")
+        self.chats_dock.setWidget(self.chat_list)
+        self.addDockWidget(side.LeftDockWidgetArea, self.chats_dock)
+        self.chats_dock.setFeatures(QDockWidget.DockWidgetFeature.NoDockWidgetFeatures)
+        self.chats_dock.setTitleBarWidget(QWidget(self.chats_dock))
+        self.split_dock = self._dock("Split", panels.split, right, panels.plans)
+        self.placement_dock = self._dock("Map", panels.placement, right)
+        self.links_dock = self._dock("Links", panels.links, right)
+        self.settings_dock = self._dock("Settings", self.sampling, right)
+        self.monitor_dock = self._dock("Monitor", panels.monitor, side.BottomDockWidgetArea)
+        for dock in (self.placement_dock, self.links_dock, self.settings_dock):
+            self.tabifyDockWidget(self.split_dock, dock)
+            dock.hide()
+        sides = [self.chats_dock, self.split_dock]
+        self.resizeDocks(sides, [SIDEBAR_WIDTH, SPLIT_WIDTH], Qt.Orientation.Horizontal)
+        self.resizeDocks([self.monitor_dock], [MONITOR_HEIGHT], Qt.Orientation.Vertical)
+
+    def _dock(
+        self,
+        title: str,
+        widget: QWidget,
+        area: Qt.DockWidgetArea,
+        beside: QWidget | None = None,
+    ) -> QDockWidget:
+        dock = Dock(title, widget, self, beside)
+        dock.closed.connect(self.composer.setFocus)
+        self.addDockWidget(area, dock)
+        return dock
+
+    def _make_rail(self) -> None:
+        rail = QToolBar("Views", self)
+        rail.setObjectName("rail")
+        rail.setProperty("role", "rail")
+        rail.setMovable(False)
+        rail.setFloatable(False)
+        rail.toggleViewAction().setVisible(False)
+        rail.setContextMenuPolicy(Qt.ContextMenuPolicy.PreventContextMenu)
+        rail.addWidget(self._toggle("chat", "Chats (Ctrl+B)", self.chats_dock))
+        models = IconButton("models", "Models", rail, size=20)
+        models.clicked.connect(self.model_bar.open_menu)
+        rail.addWidget(models)
+        rail.addWidget(self._toggle("split", "Split", self.split_dock))
+        rail.addWidget(self._toggle("map", "Map of the tensors", self.placement_dock))
+        rail.addWidget(self._toggle("links", "Links between devices", self.links_dock))
+        rail.addWidget(self._toggle("monitor", "Monitor", self.monitor_dock))
+        space = QWidget(rail)
+        space.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
+        rail.addWidget(space)
+        rail.addWidget(self._toggle("settings", "Settings (Ctrl+,)", self.settings_dock))
+        self.addToolBar(Qt.ToolBarArea.LeftToolBarArea, rail)
+        self._rail = rail
+
+    def _toggle(self, name: str, text: str, dock: QDockWidget) -> IconButton:
+        """A button that is down while its dock is shown."""
+        made = IconButton(name, text, self, size=20)
+        made.setCheckable(True)
+        action = dock.toggleViewAction()
+        made.setChecked(action.isChecked())
+        action.toggled.connect(made.setChecked)
+        made.clicked.connect(lambda shown: self.show_dock(dock, shown))
+        return made
+
+    def show_dock(self, dock: QDockWidget, shown: bool) -> None:
+        dock.setVisible(shown)
+        if shown:
+            dock.raise_()
+        self._name_tabs()
+
+    def _name_tabs(self) -> None:
+        for tabs in self.findChildren(QTabBar):  # Qt makes them when docks share a place
+            tabs.setAccessibleName("Panels")
+        QTimer.singleShot(0, self, self._hide_stray_tabs)  # when all have their places
+
+    def _hide_stray_tabs(self) -> None:
+        """Qt forgets tab bars of an earlier layout, and shows them in a corner."""
+        docks = [dock.geometry() for dock in self.findChildren(QDockWidget) if not dock.isHidden()]
+        places = {(area.left(), area.width()) for area in docks}
+        bars = self.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
+        for tabs in bars:
+            if (tabs.x(), tabs.width()) not in places:
+                tabs.hide()
+
+    def _make_shortcuts(self) -> None:
+        self._key("Ctrl+N", "New chat", self.new_chat_requested)
+        self._key("Ctrl+K", "Search chats", self._search)
+        self._key("Ctrl+O", "Open a GGUF", self.pick_model)
+        self._key("Ctrl+B", "Show or hide the chats", self._toggle_chats)
+        self._key("Ctrl+R", "Regenerate", self.regenerate_requested)
+        self._key("Ctrl+,", "Settings", self.toggle_settings)
+        self._key("Ctrl+Q", "Quit", self.close)
+        self._stop = QShortcut(QKeySequence("Esc"), self)
+        self._stop.activated.connect(self.stop_requested)
+        self._stop.setEnabled(False)
+
+    def _key(self, keys: str, text: str, target: object) -> None:
+        action = QAction(text, self)
+        action.setShortcut(QKeySequence(keys))
+        action.triggered.connect(target)
+        self.addAction(action)
+
+    @Slot()
+    def _search(self) -> None:
+        self.chats_dock.show()
+        self.chat_list.focus_search()
+
+    @Slot()
+    def _toggle_chats(self) -> None:
+        self.chats_dock.setVisible(not self.chats_dock.isVisible())
+
+    @Slot()
+    def toggle_settings(self) -> None:
+        self.show_dock(self.settings_dock, self.settings_dock.visibleRegion().isEmpty())
+
+    # Qt
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._name_tabs()
+
+    def focusNextPrevChild(self, forward: bool) -> bool:  # noqa: N802 Qt
+        """Go by the place on screen: messages and device rows come and go."""
+        right = (self.split_dock, self.placement_dock, self.links_dock, self.settings_dock)
+        docks = (*right, self.monitor_dock)
+        tabs = self.findChildren(QTabBar)
+        stops = tab_stops((self._rail, self.chats_dock, self._centre, *docks, *tabs))
+        target = neighbour(stops, QApplication.focusWidget(), forward=forward)
+        if target is None:
+            return False
+        reason = Qt.FocusReason
+        target.setFocus(reason.TabFocusReason if forward else reason.BacktabFocusReason)
+        _scroll_to(target)
+        return True
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        self.closing.emit()
+        event.accept()
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        path = dropped_model(event.mimeData())
+        if path:
+            self._drop_hint.show_for(path)
+            event.acceptProposedAction()
+
+    def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
+        self._drop_hint.hide()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        self._drop_hint.hide()
+        path = dropped_model(event.mimeData())
+        if path:
+            event.acceptProposedAction()
+            self.model_dropped.emit(path)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._drop_hint.setGeometry(self.rect())
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.WindowStateChange:
+            self._drop_hint.hide()
+
+
+def dropped_model(data: QMimeData) -> str:
+    """The first local .gguf among dropped files, or nothing."""
+    paths = (url.toLocalFile() for url in data.urls() if url.isLocalFile())
+    return next((path for path in paths if path.lower().endswith(SUFFIX)), "")
+
+
+def _scroll_to(widget: QWidget) -> None:
+    """Bring a widget into view in all that scrolls around it."""
+    around = widget.parentWidget()
+    while around is not None:
+        if isinstance(around, QScrollArea) and around.isAncestorOf(widget):
+            around.ensureWidgetVisible(widget)
+        around = around.parentWidget()
+
+
+def _as_text(data: QByteArray) -> str:
+    return data.toBase64().toStdString()
+
+
+class _DropHint(QLabel):
+    """Covers the window while a model hovers over it."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent, alignment=Qt.AlignmentFlag.AlignCenter)
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        self.hide()
+
+    def show_for(self, path: str) -> None:
+        colours = theme()
+        text, room = f"Drop to load {Path(path).name}", max(200, self.width() * 2 // 3)
+        self.setText(self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, room))
+        self.setStyleSheet(
+            f"background: {colours.window}; color: {colours.text}; font-size: 18px;"
+            f" border: 2px dashed {colours.accent};"
+        )
+        self.raise_()
+        self.show()

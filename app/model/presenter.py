@@ -1,0 +1,155 @@
+"""Connects the model that is chosen with the widgets that show and change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, Signal, Slot
+
+from app import paths
+from app.main_window import MainWindow
+from app.model.session import ModelSession
+from app.notice import Notice
+from app.settings import Settings, SettingsStore
+from app.split.views.split_panel import SplitPanel
+from engine import Choice, ModelInfo, ModelLoaded
+
+
+class ModelPresenter(QObject):
+    """Model bar, start page and split panel of one `ModelSession`.
+
+    Args:
+        keep: stores settings and sees to it that they are written.
+    """
+
+    changed = Signal()  # another model is loaded, or none any more
+    noticed = Signal(object)  # Notice
+
+    def __init__(
+        self,
+        models: ModelSession,
+        window: MainWindow,
+        split: SplitPanel,
+        settings: SettingsStore,
+        keep: Callable[[Settings], None],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._models, self._window, self._split = models, window, split
+        self._settings, self._keep = settings, keep
+        self._loaded_name = ""
+        self._wire_choices()
+        self._wire_results()
+
+    def start(self) -> None:
+        """Show what can be opened."""
+        self._show()
+
+    @Slot()
+    def open_demo(self) -> None:
+        path = paths.demo_model()
+        if path is None:
+            self.noticed.emit(Notice("This installation has no demo model.", kind="warning"))
+        else:
+            self._models.open(str(path))
+
+    def _wire_choices(self) -> None:
+        models, window = self._models, self._window
+        for page in (window.model_bar, window.start_view):
+            page.open_requested.connect(window.pick_model)
+            page.demo_requested.connect(self.open_demo)
+            page.recent_chosen.connect(models.open)
+        window.model_dropped.connect(models.open)
+        window.model_picked.connect(models.open)
+        for source in (window.model_bar, self._split):
+            source.load_requested.connect(models.load)
+            source.cancel_requested.connect(models.cancel)
+        window.model_bar.eject_requested.connect(models.eject)
+        self._split.apply_requested.connect(self._apply)
+        self._split.settings_changed.connect(self._keep_plan)
+
+    def _wire_results(self) -> None:
+        models = self._models
+        models.selected.connect(self._on_selected)
+        models.suggested.connect(self._on_suggested)
+        models.loading.connect(self._on_loading)
+        models.applying.connect(self._on_applying)
+        models.kept.connect(self._on_kept)
+        models.progressed.connect(self._window.model_bar.set_progress)
+        models.doing.connect(self._window.model_bar.set_doing)
+        models.progressed.connect(self._split.set_progress)
+        models.loaded.connect(self._on_loaded)
+        models.emptied.connect(self._on_emptied)
+        models.noticed.connect(self.noticed)
+
+    @Slot(object)
+    def _on_selected(self, info: ModelInfo) -> None:
+        self._split.set_model(info)
+        plan = self._settings.current.plans.get(info.path)
+        if isinstance(plan, dict):
+            self._split.restore(plan)
+        self._split.set_state("ready")
+        self._window.model_bar.show_selected(info)
+
+    @Slot(object)
+    def _on_suggested(self, choice: Choice) -> None:
+        """Nobody has chosen how to split this model yet."""
+        if not isinstance(self._settings.current.plans.get(choice.params.path), dict):
+            self._split.suggest(choice)
+
+    @Slot(object)
+    def _on_loading(self, info: ModelInfo) -> None:
+        self._window.model_bar.show_loading(info)
+        self._split.set_state("loading")
+
+    @Slot()
+    def _apply(self) -> None:
+        params = self._split.resplit_params()
+        if params is not None:
+            self._models.apply(params)
+
+    @Slot(object)
+    def _on_applying(self, info: ModelInfo) -> None:
+        self._window.model_bar.show_loading(info)
+        self._split.set_state("applying")
+
+    @Slot(object)
+    def _on_kept(self, loaded: ModelLoaded) -> None:
+        """It could not be split anew: the panel shows the split that there is."""
+        self._split.choose(loaded.params)
+        self._on_loaded(loaded)
+
+    @Slot(object)
+    def _on_loaded(self, loaded: ModelLoaded) -> None:
+        self._loaded_name = loaded.info.name
+        self._window.model_bar.show_loaded(loaded)
+        self._split.set_state("loaded")
+        self._split.set_loaded(loaded)
+        self._keep(self._settings.current.with_recent(loaded.info.path))
+        self._keep_plan()
+        self._show()
+
+    @Slot(object)
+    def _on_emptied(self, info: ModelInfo | None) -> None:
+        self._loaded_name = ""
+        if info is None:
+            self._window.model_bar.show_empty()
+            self._split.set_state("empty")
+        else:
+            self._window.model_bar.show_selected(info)
+            self._split.set_state("ready")
+        self._show()
+
+    @Slot()
+    def _keep_plan(self) -> None:
+        if self._models.info is not None:
+            current = self._settings.current
+            self._keep(current.with_plan(self._models.info.path, self._split.state()))
+
+    def _show(self) -> None:
+        recent, name = self._settings.current.recent_models, self._loaded_name
+        has_demo = paths.demo_model() is not None
+        self._window.model_bar.set_menu(recent, has_demo=has_demo)
+        self._window.start_view.show_state(name, recent=recent, has_demo=has_demo)
+        self._window.setWindowTitle(f"{name} – Tandem" if name else "Tandem")
+        self.changed.emit()

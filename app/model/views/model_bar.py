@@ -1,0 +1,223 @@
+"""The line above the chat: which model there is, what it takes, and how to change that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QPoint, QSize, Qt, Signal, Slot
+from PySide6.QtGui import QAction, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QMenu, QProgressBar, QToolButton, QWidget
+
+from app.theme import icon, set_role, theme, theme_signals
+from app.widgets.buttons import button
+from engine import LoadParams, ModelInfo, ModelLoaded
+
+HEIGHT, MARGINS, SPACING = 52, 44, 8
+NAME_WIDTH, MIN_NAME_WIDTH = 420, 96
+PROGRESS_WIDTH = 180
+
+
+class ModelBar(QFrame):
+    """Shows a `ModelInfo`, a load under way, or a `ModelLoaded`."""
+
+    open_requested = Signal()
+    demo_requested = Signal()
+    recent_chosen = Signal(str)
+    load_requested = Signal()
+    cancel_requested = Signal()
+    eject_requested = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("modelBar")
+        self.setFixedHeight(HEIGHT)
+        self._full_name = ""
+        self._name = QToolButton(self, popupMode=QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.menu = _Menu(self._name, self)
+        self._name.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        self._name.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the chevron comes last
+        self._name.setIconSize(QSize(14, 14))
+        self._name.setStyleSheet("font-weight: 600;")
+        self._name.setMenu(self.menu)
+        self._size, self._context, self._loaded = self._pill(), self._pill(), self._pill()
+        self._progress = QProgressBar(self, minimum=0, maximum=1000, textVisible=False)
+        self._progress.setAccessibleName("Loading")
+        self._progress.setFixedWidth(PROGRESS_WIDTH)
+        self._percent = QLabel(self)
+        self._percent.setProperty("role", "muted")
+        self._button = button("")
+        self._button.clicked.connect(self._press)
+        self._on_press = self.load_requested
+        self._n_pills = 0
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(12, 0, 16, 0)
+        layout.setSpacing(SPACING)
+        for widget in (self._name, self._size, self._context, self._loaded, self._progress):
+            layout.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
+        layout.addWidget(self._percent)
+        layout.addStretch()
+        layout.addWidget(self._button)
+        theme_signals().changed.connect(self.refresh)
+        self.set_menu((), has_demo=False)
+        self.show_empty()
+        self.refresh()
+
+    def set_menu(self, recent: tuple[str, ...], *, has_demo: bool) -> None:
+        """Fill the menu with what can be opened."""
+        self.menu.clear()
+        opened = self.menu.addAction("Open a GGUF…\tCtrl+O")  # the window owns the key
+        opened.triggered.connect(self.open_requested)
+        if has_demo:
+            demo = self.menu.addAction("Demo model")
+            demo.triggered.connect(self.demo_requested)
+        if recent:
+            self.menu.addSeparator()
+            self.menu.addAction("Recent").setEnabled(False)  # styled menus draw no section titles
+        for path in recent:
+            action = self.menu.addAction(Path(path).name)
+            action.setToolTip(path)
+            action.setData(path)
+            action.triggered.connect(self._choose_recent)
+        self.menu.setToolTipsVisible(True)
+
+    def show_empty(self) -> None:
+        """There is no model."""
+        self._set_name("Select a model")
+        self._show(pills=0, button_text="")
+
+    def show_selected(self, info: ModelInfo) -> None:
+        """A file was looked at and can be loaded."""
+        self._set_info(info)
+        self._show(pills=1, button_text="Load")
+        self._on_press = self.load_requested
+        set_role(self._button, "primary")
+
+    def show_loading(self, info: ModelInfo) -> None:
+        self._set_info(info)
+        self.set_progress(0.0)
+        self._show(pills=0, button_text="Cancel", is_loading=True)
+        self._on_press = self.cancel_requested
+        set_role(self._button, "")
+
+    def set_progress(self, share: float) -> None:
+        self._progress.setValue(round(share * 1000))
+        self._percent.setText(f"{share:.0%}".replace("%", " %"))
+
+    def set_doing(self, text: str) -> None:
+        """Show what takes time beside reading the file, "" for nothing."""
+        if text:
+            self._percent.setText(text)
+
+    def show_loaded(self, loaded: ModelLoaded) -> None:
+        """The model answers."""
+        self._set_info(loaded.info)
+        self._context.setText(f"{short_count(loaded.n_ctx)} context · KV {loaded.params.kv_type}")
+        self._set_loaded_text(loaded.params)
+        self._show(pills=3, button_text="Eject")
+        self._on_press = self.eject_requested
+        set_role(self._button, "")
+
+    @Slot()
+    def refresh(self) -> None:
+        self._name.setIcon(icon("chevron-down", theme().muted))
+        self.setStyleSheet(
+            f"#modelBar {{ background: {theme().surface}; border: none;"
+            f" border-bottom: 1px solid {theme().line}; }}"
+        )
+        self._loaded.setStyleSheet(f"color: {theme().ok};")
+
+    @Slot()
+    def open_menu(self) -> None:
+        self._name.showMenu()
+
+    def _pill(self) -> QLabel:
+        label = QLabel(self)
+        label.setProperty("role", "pill")
+        return label
+
+    def _set_name(self, name: str) -> None:
+        self._full_name = name
+        self._name.setToolTip(name)
+        self._name.setAccessibleName(f"Model: {name}")
+
+    def _set_info(self, info: ModelInfo) -> None:
+        self._set_name(info.name)
+        self._size.setText(f"{info.quant} · {short_bytes(info.n_bytes)}")
+
+    def _set_loaded_text(self, params: LoadParams) -> None:
+        n = len(params.devices)
+        where = "1 device" if n == 1 else f"{n} devices"
+        self._loaded.setText(f"● loaded on {where}")
+        self._loaded.setToolTip(", ".join(params.devices))
+
+    def _show(self, *, pills: int, button_text: str, is_loading: bool = False) -> None:
+        self._n_pills = pills
+        self._progress.setVisible(is_loading)
+        self._percent.setVisible(is_loading)
+        self._button.setText(button_text)
+        self._button.setVisible(bool(button_text))
+        self._fit()
+
+    def _fit(self) -> None:
+        """Share out the room: the button, the progress, the name, then the pills."""
+        left = self.width() - MARGINS - self._button.sizeHint().width()
+        if not self._progress.isHidden():
+            self._progress.setFixedWidth(min(PROGRESS_WIDTH, self.width() // 4))
+            self._percent.setFixedWidth(self._percent.fontMetrics().horizontalAdvance("100 %") + 2)
+            left -= self._progress.width() + self._percent.width() + 2 * SPACING
+        self._fit_name(min(NAME_WIDTH, max(MIN_NAME_WIDTH, left)))
+        self._fit_pills(left - self._name.sizeHint().width())
+
+    def _fit_name(self, width: int) -> None:
+        metrics = self._name.fontMetrics()
+        self._name.setText(self._full_name)
+        frame = self._name.sizeHint().width() - metrics.horizontalAdvance(self._full_name)
+        elide = Qt.TextElideMode.ElideMiddle
+        self._name.setText(metrics.elidedText(self._full_name, elide, width - frame))
+
+    def _fit_pills(self, left: int) -> None:
+        """Show as many pills as there is room for, the least telling ones last."""
+        wanted = (self._size, self._loaded, self._context)[: self._n_pills]
+        for pill in (self._size, self._loaded, self._context):
+            left -= pill.sizeHint().width() + SPACING
+            pill.setVisible(pill in wanted and left >= 0)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    @Slot()
+    def _choose_recent(self) -> None:
+        action = self.sender()
+        if isinstance(action, QAction):
+            self.recent_chosen.emit(str(action.data()))
+
+    @Slot()
+    def _press(self) -> None:
+        self._on_press.emit()
+
+
+class _Menu(QMenu):
+    """Opens from left to right below a button whose own contents run the other way."""
+
+    def __init__(self, owner: QToolButton, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._owner = owner
+        self.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.move(self._owner.mapToGlobal(QPoint(0, self._owner.height())))
+
+
+def short_bytes(n_bytes: int) -> str:
+    """Decimal units, as file managers and download pages count."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes} B"
+
+
+def short_count(n_tokens: int) -> str:
+    """ "32k" for 32768."""
+    return f"{n_tokens // 1024}k" if n_tokens >= 1024 and n_tokens % 1024 == 0 else str(n_tokens)

@@ -1,0 +1,80 @@
+"""What fills the middle while there is nothing to read: how to begin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
+
+from app.widgets.buttons import button
+
+N_RECENT = 4
+WIDTH = 320
+
+
+class StartView(QWidget):
+    """Offers to open a model, or says that the loaded one is waiting."""
+
+    open_requested = Signal()
+    demo_requested = Signal()
+    recent_chosen = Signal(str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._title = _centred("", "title")
+        self._text = _centred("", "muted")
+        self._open = button("Open a GGUF…", "primary")
+        self._open.clicked.connect(self.open_requested)
+        self._demo = button("Try the demo model")
+        self._demo.clicked.connect(self.demo_requested)
+        self._recent_title = _centred("Recent", "muted")
+        self._recent = QVBoxLayout()
+        self._recent.setSpacing(2)
+        self._buttons = [self._open, self._demo]
+        layout = QVBoxLayout(self)
+        layout.setSpacing(8)
+        layout.addStretch(2)
+        layout.addWidget(self._title)
+        layout.addWidget(self._text)
+        layout.addSpacing(16)
+        for widget in self._buttons:
+            widget.setFixedWidth(WIDTH)
+            layout.addWidget(widget, 0, Qt.AlignmentFlag.AlignHCenter)
+        layout.addSpacing(12)
+        layout.addWidget(self._recent_title)
+        layout.addLayout(self._recent)
+        layout.addStretch(3)
+        self.show_state("", recent=(), has_demo=False)
+
+    def show_state(self, model: str, *, recent: tuple[str, ...], has_demo: bool) -> None:
+        """Without a `model` offer some, with one say that it is ready."""
+        is_ready = bool(model)
+        self._title.setText(f"{model} is ready" if is_ready else "Welcome to Tandem")
+        self._text.setText(
+            "Ask it something below."
+            if is_ready
+            else "Open a model file, or drop one anywhere on this window."
+        )
+        self._open.setVisible(not is_ready)
+        self._demo.setVisible(not is_ready and has_demo)
+        self._recent_title.setVisible(not is_ready and bool(recent))
+        self._fill_recent(() if is_ready else recent[:N_RECENT])
+
+    def _fill_recent(self, paths: tuple[str, ...]) -> None:
+        while (item := self._recent.takeAt(0)) is not None:
+            if (old := item.widget()) is not None:
+                old.hide()
+                old.deleteLater()
+        for path in paths:
+            made = button(Path(path).name, "quiet", f"Open {Path(path).name}")
+            made.setToolTip(path)
+            made.clicked.connect(lambda _=False, path=path: self.recent_chosen.emit(path))
+            made.setMaximumWidth(WIDTH)
+            self._recent.addWidget(made, 0, Qt.AlignmentFlag.AlignHCenter)
+
+
+def _centred(text: str, role: str) -> QLabel:
+    label = QLabel(text, alignment=Qt.AlignmentFlag.AlignCenter, wordWrap=True)
+    label.setProperty("role", role)
+    return label

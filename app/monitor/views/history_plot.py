@@ -1,0 +1,187 @@
+"""One small graph over the last two minutes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyqtgraph as pg
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QColor, QFont
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
+
+from app.monitor.history import Floats, History
+from app.theme import theme
+from app.widgets.controls import label
+
+WINDOW_S: Final = 120.0
+HEADROOM: Final = 1.1
+Y_PADDING: Final = 0.08
+"""Room above and below the scale, as a part of it, for half a line of text."""
+AXIS_WIDTH: Final = 34
+MANY: Final = 4
+DOTTED: Final = '<span style="color:{colour}">●</span> {number}'
+COLOURED: Final = '<span style="color:{colour}">{number}</span>'
+
+
+class HistoryPlot(QWidget):
+    """A title, the latest values in words, and curves from two minutes ago until now.
+
+    Args:
+        unit: of the values, such as "GiB".
+        top: upper end of the scale; None follows the data.
+    """
+
+    def __init__(
+        self, title: str, unit: str, top: float | None = None, parent: QWidget | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._unit = unit
+        self._top = top
+        self._shown_top = 0.0
+        self._curves: dict[str, Any] = {}
+        self._colours: dict[str, int] = {}
+        self._marks: list[Any] = []
+        self.latest = label(role="muted")
+        self.latest.setTextFormat(Qt.TextFormat.RichText)
+        self.latest.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        # many devices must not widen the window; the tool tip has all values
+        self.latest.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.plot = pg.PlotWidget(background=None)
+        self.plot.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.plot.viewport().setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self._set_up_plot()
+        lay_out(self, title, self.latest, self.plot)
+        self.apply_theme()
+
+    def link_x(self, other: HistoryPlot) -> None:
+        """Show the same time as `other`."""
+        self.plot.setXLink(other.plot)
+
+    def show_history(self, history: History, colours: Mapping[str, int], now_s: float) -> None:
+        """Draw the series named in `colours` (index of a device colour by name)."""
+        since = now_s - WINDOW_S
+        x = history.times(since) - now_s
+        highest = 0.0
+        for name, colour in colours.items():
+            if name not in history.series:
+                continue
+            y = history.values(name, since)
+            self._curve(name, colour).setData(x, y)
+            highest = max(highest, _highest(y))
+        self._show_top(nice_top(highest) if self._top is None else self._top)
+
+    def set_top(self, top: float) -> None:
+        """Fix the upper end of the scale."""
+        self._top = top
+
+    def set_marks(self, ages_s: Sequence[float]) -> None:
+        """Dotted vertical lines so many seconds ago."""
+        while len(self._marks) > len(ages_s):
+            self.plot.removeItem(self._marks.pop())
+        while len(self._marks) < len(ages_s):
+            mark = pg.InfiniteLine(angle=90, pen=self._mark_pen())
+            self._marks.append(mark)
+            self.plot.addItem(mark)
+        for mark, age in zip(self._marks, ages_s, strict=True):
+            mark.setValue(-age)
+
+    def set_latest(self, values: Sequence[tuple[str, int, str]]) -> None:
+        """Show the newest values as text, many of them without dots.
+
+        Args:
+            values: (name, index of its device colour, number as text).
+        """
+        form = DOTTED if len(values) <= MANY else COLOURED
+        colours = theme()
+        texts = [
+            form.format(colour=colours.device_colour(colour), number=number)
+            for _, colour, number in values
+        ]
+        self.latest.setText("&nbsp;&nbsp; ".join(texts) + f" {self._unit}")
+        spoken = ", ".join(f"{name} {number} {self._unit}" for name, _, number in values)
+        self.setAccessibleDescription(spoken)
+        self.setToolTip(spoken)
+
+    def apply_theme(self) -> None:
+        """Take the colours of the current theme."""
+        colours = theme()
+        self.plot.getAxis("left").setTextPen(QColor(colours.muted))
+        self.plot.getAxis("left").setTickPen(QColor(colours.muted))
+        for name, curve in self._curves.items():
+            curve.setPen(pg.mkPen(colours.device_colour(self._colours[name]), width=1.5))
+        for mark in self._marks:
+            mark.setPen(self._mark_pen())
+
+    def _curve(self, name: str, colour: int) -> Any:
+        if name not in self._curves:
+            pen = pg.mkPen(theme().device_colour(colour), width=1.5)
+            self._curves[name] = self.plot.plot(pen=pen, connect="finite", antialias=True)
+            self._colours[name] = colour
+        return self._curves[name]
+
+    def _mark_pen(self) -> Any:
+        return pg.mkPen(theme().muted, width=1, style=Qt.PenStyle.DotLine)
+
+    def _set_up_plot(self) -> None:
+        item = self.plot.getPlotItem()
+        item.setMenuEnabled(False)
+        item.hideButtons()
+        self.plot.setMouseEnabled(x=False, y=False)
+        self.plot.setAntialiasing(True)
+        self.plot.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.plot.setXRange(-WINDOW_S, 0, padding=0)
+        font = QFont(self.font())
+        font.setPixelSize(11)
+        item.hideAxis("bottom")
+        left = self.plot.getAxis("left")
+        left.setStyle(tickLength=0, tickFont=font, tickTextOffset=6)
+        left.setWidth(AXIS_WIDTH)
+        left.setPen(pg.mkPen(None))
+        self.plot.showGrid(y=True, alpha=0.2)
+        self._show_top(self._top or 1.0)
+
+    def _show_top(self, top: float) -> None:
+        if top == self._shown_top:
+            return
+        self._shown_top = top
+        self.plot.setYRange(0, top, padding=Y_PADDING)
+        ticks = [(value, f"{value:.3g}") for value in (0.0, top / 2, top)]
+        self.plot.getAxis("left").setTicks([ticks])
+
+
+def lay_out(host: QWidget, title: str, latest: QWidget, picture: QWidget) -> None:
+    """Put a title, the latest values, what is drawn and its time below each other."""
+    header = QHBoxLayout()
+    header.addWidget(label(title, "heading"))
+    header.addWidget(latest, 1)
+    layout = QVBoxLayout(host)
+    layout.setContentsMargins(0, 0, 0, 0)
+    layout.setSpacing(2)
+    layout.addLayout(header)
+    layout.addWidget(picture, 1)
+    layout.addLayout(time_labels())
+    host.setAccessibleName(title)
+
+
+def time_labels() -> QHBoxLayout:
+    """What stands below a graph of the last two minutes."""
+    row = QHBoxLayout()
+    row.setContentsMargins(AXIS_WIDTH, 0, 0, 0)
+    sides = (Qt.AlignmentFlag.AlignLeft, Qt.AlignmentFlag.AlignHCenter, Qt.AlignmentFlag.AlignRight)
+    for text, side in zip(("−120 s", "−60 s", "now"), sides, strict=True):
+        row.addWidget(label(text, "muted"), 1, side)
+    return row
+
+
+def nice_top(highest: float) -> float:
+    """The next 1, 2, 4, 5 or 8 times a power of ten above `highest`, with headroom."""
+    wanted = max(1.0, highest * HEADROOM)
+    power: float = 10.0 ** math.floor(math.log10(wanted))
+    return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= wanted)
+
+
+def _highest(values: Floats) -> float:
+    finite = values[values == values]
+    return float(finite.max()) if finite.size else 0.0

@@ -1,0 +1,159 @@
+"""A strip for each rank: which part of its time it computed, waited for others, or did neither.
+
+A good split keeps all strips full of computing: who waits has too small a share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from app.monitor.history import Floats, History
+from app.monitor.views.history_plot import AXIS_WIDTH, WINDOW_S, lay_out
+from app.theme import mix, theme
+from app.widgets.controls import label
+from engine import TokenTimes
+
+CAPACITY: Final = 4096
+BIN_PIXELS: Final = 3
+"""What is drawn at once is the mean over so many pixels."""
+
+GAP: Final = 3
+MAX_STRIP: Final = 22
+WAIT_FADE: Final = 0.55
+TITLE: Final = "Computing"
+
+
+class TimelinePlot(QWidget):
+    """Fed with the times of tokens; draws the last two minutes of every rank."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.latest = label(role="muted")
+        self.latest.setTextFormat(Qt.TextFormat.RichText)
+        self.latest.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        self.latest.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.strips = _Strips()
+        lay_out(self, TITLE, self.latest, self.strips)
+        self._labels: tuple[str, ...] = ()
+        self._history = History(CAPACITY)
+        self._last: TokenTimes | None = None
+
+    @property
+    def has_data(self) -> bool:
+        return self._last is not None
+
+    def set_ranks(self, labels: Sequence[str]) -> None:
+        """The ranks of another model or split; what there was belongs to others."""
+        self._labels = tuple(labels)
+        self._history, self._last = History(CAPACITY), None
+
+    def add(self, now_s: float, times: TokenTimes) -> None:
+        """Note one token; times of other ranks than there are now come too late."""
+        if len(times.ranks) != len(self._labels) or times.seconds <= 0:
+            return
+        values: dict[str, float] = {}
+        for rank, spent in enumerate(times.ranks):
+            values[f"{rank} computed"] = spent.computed_s / times.seconds
+            values[f"{rank} waited"] = spent.waited_s / times.seconds
+        self._history.append(now_s, values)
+        self._last = times
+
+    def show_until(self, now_s: float, colours: Sequence[int]) -> None:
+        """Draw.
+
+        Args:
+            colours: index of the device colour of each rank.
+        """
+        self.strips.show_history(self._history, self._labels, colours, now_s)
+        self._show_latest(colours)
+
+    def _show_latest(self, colours: Sequence[int]) -> None:
+        times = self._last
+        if times is None:
+            self.latest.setText("")
+            return
+        palette, texts, spoken = theme(), [], []
+        for name, colour, spent in zip(self._labels, colours, times.ranks, strict=True):
+            computed, waited = spent.computed_s / times.seconds, spent.waited_s / times.seconds
+            shown = palette.device_colour(colour)
+            texts.append(f'<span style="color:{shown}">●</span> {computed:.0%}'.replace("%", " %"))
+            spoken.append(f"{name} computes {computed:.0%} and waits {waited:.0%}")
+        self.latest.setText("&nbsp;&nbsp; ".join(texts))
+        text = ", ".join(spoken).replace("%", " %")
+        milliseconds = f"{1000 * times.seconds:.1f} ms a token"
+        self.setAccessibleDescription(f"{milliseconds}: {text}")
+        self.setToolTip(
+            f"{milliseconds}: {text}\nFull colour: computing. Pale: waiting. Empty: neither."
+        )
+
+
+class _Strips(QWidget):
+    """Paints; all values are parts of a token's time, 0 to 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._history = History(1)
+        self._labels: tuple[str, ...] = ()
+        self._colours: tuple[int, ...] = ()
+        self._now_s = 0.0
+
+    def show_history(
+        self, history: History, labels: Sequence[str], colours: Sequence[int], now_s: float
+    ) -> None:
+        self._history, self._now_s = history, now_s
+        self._labels, self._colours = tuple(labels), tuple(colours)
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(160, 60)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        if not self._labels:
+            return
+        painter = QPainter(self)
+        font = painter.font()
+        font.setPixelSize(10)
+        painter.setFont(font)
+        pitch = min(self.height() / len(self._labels), MAX_STRIP + GAP)
+        for rank, (name, colour) in enumerate(zip(self._labels, self._colours, strict=True)):
+            area = QRectF(AXIS_WIDTH, rank * pitch, self.width() - AXIS_WIDTH, pitch - GAP)
+            self._paint_rank(painter, area, rank, QColor(theme().device_colour(colour)))
+            painter.setPen(QColor(theme().muted))
+            side = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+            if area.height() >= painter.fontMetrics().ascent() - 2:
+                painter.drawText(QRectF(0, area.top(), AXIS_WIDTH, area.height()), side, name)
+
+    def _paint_rank(self, painter: QPainter, area: QRectF, rank: int, full: QColor) -> None:
+        colours = theme()
+        painter.fillRect(area, QColor(colours.raised))
+        since = self._now_s - WINDOW_S
+        if f"{rank} computed" not in self._history.series:
+            return
+        places = (self._history.times(since) - since) / WINDOW_S
+        n_bins = max(1, int(area.width()) // BIN_PIXELS)
+        computed = binned(places, self._history.values(f"{rank} computed", since), n_bins)
+        waited = binned(places, self._history.values(f"{rank} waited", since), n_bins)
+        pale = QBrush(QColor(mix(full.name(), colours.raised, WAIT_FADE)))
+        width = area.width() / n_bins
+        for at in np.flatnonzero(~np.isnan(computed)):
+            left = area.left() + at * width
+            busy = area.height() * computed[at]
+            wait = min(area.height() - busy, area.height() * waited[at])
+            painter.fillRect(QRectF(left, area.bottom() - busy, width, busy), full)
+            painter.fillRect(QRectF(left, area.bottom() - busy - wait, width, wait), pale)
+
+
+def binned(places: Floats, values: Floats, n_bins: int) -> Floats:
+    """The mean of the values in each of `n_bins` equal parts of 0 to 1; NaN where there is none."""
+    at = np.minimum((places * n_bins).astype(int), n_bins - 1)
+    counts = np.bincount(at, minlength=n_bins)
+    sums = np.bincount(at, weights=values, minlength=n_bins)
+    means = np.full(n_bins, np.nan)
+    np.divide(sums, counts, out=means, where=counts > 0)
+    return means

@@ -1,0 +1,208 @@
+"""The map of a model as rows and columns: which tensors share a cell, in which order; no Qt.
+
+A row is a block, a column a kind of tensor. Small tensors that every rank holds (norms, routers)
+share the last column. The ends of the model are rows of their own, above and below the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from app.placement.pins import Part, is_pinned
+from app.units import size_text
+from engine import PlacementMap, TensorPlace
+
+PARTS: Final = ("attention", "recurrent", "ffn", "experts", "shared")
+PART_TITLES: Final = {
+    "attention": "attention",
+    "recurrent": "recurrent layer",
+    "ffn": "FFN",
+    "experts": "experts",
+    "shared": "shared expert",
+    "embedding": "embedding",
+    "output": "output head",
+}
+STEMS: Final = ("q", "k", "v", "qkv", "gate", "up", "gate_up", "down", "output")
+"""The end of a tensor's name decides its place among the tensors of a part."""
+
+REST: Final = "norms, rest"
+INPUT_ROW, OUTPUT_ROW = "emb", "head"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The tensors of one kind in one block.
+
+    Attributes:
+        span: columns that it takes.
+        ranks: bytes on each rank.
+        is_shared: all ranks of the block hold all of it.
+        is_pinned: an override says where it is.
+    """
+
+    row: int
+    column: int
+    span: int
+    tensors: tuple[TensorPlace, ...]
+    ranks: tuple[int, ...]
+    is_shared: bool
+    is_pinned: bool
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """What moves with it."""
+        return frozenset((t.block, t.part) for t in self.tensors if t.part)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The whole map.
+
+    Attributes:
+        rows, columns: their titles.
+        cells: by row and first column.
+        n_ranks: ranks that may hold something.
+    """
+
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    cells: dict[tuple[int, int], Cell] = field(default_factory=dict)
+    n_ranks: int = 0
+
+
+def grid_of(found: PlacementMap, overrides: Sequence[tuple[str, str]]) -> Grid:
+    """The tensors of a model in rows and columns."""
+    inside = [tensor for tensor in found.tensors if tensor.block is not None]
+    columns = _columns(inside)
+    at = {column: index for index, column in enumerate(columns)}
+    shared: dict[tuple[int, int], list[TensorPlace]] = {}
+    for tensor in inside:
+        assert tensor.block is not None
+        shared.setdefault((tensor.block + 1, at[_column(tensor)]), []).append(tensor)
+    cells = {place: _cell(*place, 1, group, overrides) for place, group in shared.items()}
+    ends = [tensor for tensor in found.tensors if tensor.block is None]
+    last = found.n_layer + 1
+    for row, is_output in ((0, False), (last, True)):
+        mine = [tensor for tensor in ends if tensor.name.startswith("output") is is_output]
+        for cell in _end_cells(row, mine, max(1, len(columns)), overrides):
+            cells[cell.row, cell.column] = cell
+    rows = (INPUT_ROW, *map(str, range(found.n_layer)), OUTPUT_ROW)
+    return Grid(rows, tuple(map(_title, columns)) or ("",), cells, len(found.devices))
+
+
+def _column(tensor: TensorPlace) -> str:
+    """What column a tensor of a block stands in: its name without "weight" or "bias"."""
+    return tensor.stem.partition(".")[0] if tensor.part else REST
+
+
+def _columns(tensors: Iterable[TensorPlace]) -> list[str]:
+    parts: dict[str, str] = {}
+    for tensor in tensors:
+        parts.setdefault(_column(tensor), tensor.part)
+
+    def place(column: str) -> tuple[int, int]:
+        if column == REST:
+            return len(PARTS), 0
+        name = column.removesuffix("_exps").removesuffix("_shexp").partition("_")[2]
+        return PARTS.index(parts[column]), STEMS.index(name) if name in STEMS else len(STEMS)
+
+    return sorted(parts, key=place)
+
+
+def _title(column: str) -> str:
+    return column if column == REST else column.replace("_", " ")
+
+
+def _end_cells(
+    row: int, tensors: Sequence[TensorPlace], n_columns: int, overrides: Sequence[tuple[str, str]]
+) -> list[Cell]:
+    """The largest tensor takes what the others leave of a row."""
+    if not tensors:
+        return []
+    ordered = sorted(tensors, key=lambda tensor: -tensor.n_bytes)
+    n_cells = min(len(ordered), n_columns)
+    groups = [[tensor] for tensor in ordered[: n_cells - 1]] + [ordered[n_cells - 1 :]]
+    first = n_columns - n_cells + 1
+    spans = [first] + [1] * (n_cells - 1)
+    columns = [0, *range(first, n_columns)]
+    return [
+        _cell(row, column, span, group, overrides)
+        for column, span, group in zip(columns, spans, groups, strict=True)
+    ]
+
+
+def _cell(
+    row: int, column: int, span: int, tensors: Sequence[TensorPlace],
+    overrides: Sequence[tuple[str, str]],
+) -> Cell:  # fmt: skip
+    ranks = tuple(map(sum, zip(*(tensor.ranks for tensor in tensors), strict=True)))
+    movable = [tensor for tensor in tensors if tensor.part]
+    pinned = any(is_pinned(t.name, (t.block, t.part), overrides) for t in movable)
+    return Cell(row, column, span, tuple(tensors), ranks, not movable, pinned)
+
+
+# texts
+
+
+def tensor_text(tensor: TensorPlace) -> str:
+    """ "blk.3.attn_q.weight · Q4_K · 4096 × 4096 · 9.0 MiB"."""
+    shape = " × ".join(map(str, tensor.shape))
+    return f"{tensor.name} · {tensor.type} · {shape} · {bytes_text(tensor.n_bytes)}"
+
+
+def cell_lines(cell: Cell, most: int = 3) -> list[str]:
+    """What stands in a cell, one line a tensor; many are counted together."""
+    if len(cell.tensors) <= most:
+        return [tensor_text(tensor) for tensor in cell.tensors]
+    largest = sorted(cell.tensors, key=lambda tensor: -tensor.n_bytes)[: most - 1]
+    rest = [tensor for tensor in cell.tensors if tensor not in largest]
+    size = bytes_text(sum(tensor.n_bytes for tensor in rest))
+    return [*map(tensor_text, largest), f"and {len(rest)} smaller ones · {size}"]
+
+
+def ranks_text(cell: Cell, labels: Sequence[str]) -> str:
+    """Who holds how much: "GPU 0 4.5 MiB (50 %) · GPU 1 4.5 MiB (50 %)"."""
+    total = max(1, sum(tensor.n_bytes for tensor in cell.tensors))
+    shown = [
+        f"{label} {bytes_text(n_bytes)} ({n_bytes / total:.0%})".replace("%)", " %)")
+        for label, n_bytes in zip(labels, cell.ranks, strict=True)
+        if n_bytes
+    ]
+    pinned = " · pinned" if cell.is_pinned else ""
+    return " · ".join(shown) + pinned
+
+
+def bytes_text(n_bytes: int) -> str:
+    """Also of small tensors: "512 B", "32 KiB", "9.0 MiB"."""
+    if n_bytes < 1 << 10:
+        return f"{n_bytes} B"
+    if n_bytes < 1 << 20:
+        return f"{n_bytes / 1024:.0f} KiB"
+    return size_text(n_bytes) if n_bytes >= 10 << 20 else f"{n_bytes / (1 << 20):.1f} MiB"
+
+
+def spoken_text(cell: Cell, title: str, labels: Sequence[str]) -> str:
+    """A cell in one sentence for a screen reader."""
+    block = cell.tensors[0].block
+    where = "Ends of the model" if block is None else f"Block {block}"
+    names = title if block is not None else ", ".join(tensor.name for tensor in cell.tensors)
+    return f"{where}, {names}: {ranks_text(cell, labels)}"
+
+
+def parts_text(parts: Iterable[Part]) -> str:
+    """What a selection would move: "experts of 3 blocks, output head"."""
+    counts: dict[str, int] = {}
+    blocks: dict[str, int | None] = {}
+    for block, part in parts:
+        counts[part] = counts.get(part, 0) + 1
+        blocks[part] = block
+    texts = []
+    for part, n in counts.items():
+        title, block = PART_TITLES[part], blocks[part]
+        if block is None:
+            texts.append(title)
+        else:
+            texts.append(f"{title} of block {block}" if n == 1 else f"{title} of {n} blocks")
+    return ", ".join(texts)

@@ -1,0 +1,178 @@
+"""Connects the placement map with the split panel; maps are made on a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from PySide6.QtCore import QObject, QTimer, Slot
+
+from app.background import LatestJob
+from app.placement.pins import Overrides, Part, with_pins
+from app.placement.views.device_chips import Target
+from app.placement.views.placement_panel import PlacementPanel
+from app.placement.views.placement_table import Look
+from app.split.figures import rank_labels
+from app.split.settings import Rank, SplitSettings
+from engine import EngineError, LoadParams, PlacementMap, Planner
+
+WAIT_MS: Final = 60
+"""A drag changes the split at every frame; the map follows a little later."""
+
+
+class Picture(Protocol):
+    """What is used of a `SplitPicture`."""
+
+    @property
+    def settings(self) -> SplitSettings: ...
+
+    @property
+    def colours(self) -> tuple[int, ...]: ...
+
+
+class Chooser(Protocol):
+    """What is used of the split panel."""
+
+    def load_params(self) -> LoadParams:
+        """Raises EngineError where there is no device."""
+        ...
+
+    def set_overrides(self, overrides: Overrides) -> None: ...
+
+
+class PlannerLike(Protocol):
+    """What is used of `engine.Planner`."""
+
+    def placement(self, params: LoadParams) -> PlacementMap:
+        """Raises EngineError where the split cannot be made."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PlacementPresenter(QObject):
+    """Shows the map of what is chosen while somebody looks, and turns pins into overrides.
+
+    Args:
+        planner_factory: opens a model file; called on the map's thread.
+    """
+
+    def __init__(
+        self,
+        panel: PlacementPanel,
+        split: Chooser,
+        parent: QObject | None = None,
+        *,
+        planner_factory: Callable[[str], PlannerLike] = Planner,
+    ) -> None:
+        super().__init__(parent)
+        self._panel, self._split, self._factory = panel, split, planner_factory
+        self._picture: Picture | None = None
+        self._asked: LoadParams | None = None
+        self._planner: tuple[str, PlannerLike] | None = None  # of the map's thread
+        self._job = LatestJob("tandem-map", self)
+        self._job.done.connect(self._show)
+        self._job.failed.connect(self._fail)
+        self._timer = QTimer(self, singleShot=True, interval=WAIT_MS)
+        self._timer.timeout.connect(self._ask)
+        panel.shown.connect(self._ask)
+        panel.pin_requested.connect(self._pin)
+        panel.unpin_requested.connect(lambda parts: self._pin(None, parts))
+        panel.unpin_all_requested.connect(lambda: split.set_overrides(()))
+
+    @Slot(object)
+    def set_picture(self, picture: Picture) -> None:
+        """The split panel shows this now."""
+        self._picture = picture
+        if self._panel.isVisible() and not self._timer.isActive():
+            self._timer.start()
+
+    def close(self) -> None:
+        """Wait for a map that is being made."""
+        self._timer.stop()
+        self._job.close()
+        if self._planner is not None:
+            self._planner[1].close()
+            self._planner = None
+
+    @Slot()
+    def _ask(self) -> None:
+        params = self._params()
+        if params is None or not params.path:
+            self._asked = None
+            self._job.drop()
+            self._panel.clear()
+        elif params != self._asked:
+            self._asked = params
+            self._job.run(lambda: (params, self._placement(params)))
+
+    def _params(self) -> LoadParams | None:
+        try:
+            return self._split.load_params()
+        except EngineError:
+            return None
+
+    def _placement(self, params: LoadParams) -> PlacementMap:
+        """On the map's thread."""
+        known = self._planner
+        if known is None or known[0] != params.path:
+            if known is not None:
+                self._planner = None
+                known[1].close()
+            self._planner = known = params.path, self._factory(params.path)
+        return known[1].placement(params)
+
+    @Slot(object)
+    def _show(self, found: tuple[LoadParams, PlacementMap]) -> None:
+        params, placement = found
+        picture = self._picture
+        if picture is None or params.devices != _devices(picture.settings):
+            self._asked = None  # the picture of these settings is still to come, and asks again
+            return
+        look = look_of(picture, placement.devices)
+        self._panel.show_map(placement, params.overrides, look, targets_of(picture))
+
+    @Slot(object)
+    def _fail(self, error: EngineError) -> None:
+        overrides = self._asked.overrides if self._asked else ()
+        self._panel.show_problem(f"{error.message} {error.hint}".strip(), overrides)
+
+    @Slot(object, object)
+    def _pin(self, target: str | None, parts: frozenset[Part]) -> None:
+        if self._picture is not None:
+            overrides = self._picture.settings.overrides
+            self._split.set_overrides(with_pins(overrides, parts, target))
+
+
+def _devices(settings: SplitSettings) -> tuple[str, ...]:
+    return tuple(settings.ranks[i].device for i in settings.active)
+
+
+def look_of(picture: Picture, devices: Sequence[str]) -> Look:
+    """Names and colours of the ranks of a map: those that take part, then what else has a part."""
+    settings, colours = picture.settings, picture.colours
+    labels = rank_labels([rank.device for rank in settings.ranks])
+    others = devices[len(settings.active) :]
+    places = [*settings.active, *(_place(settings.ranks, device) for device in others)]
+    return Look(tuple(colours[i] for i in places), tuple(labels[i] for i in places))
+
+
+def _place(ranks: Sequence[Rank], device: str) -> int:
+    """The first rank on a device."""
+    return next((i for i, rank in enumerate(ranks) if rank.device == device), 0)
+
+
+def targets_of(picture: Picture) -> list[Target]:
+    """What parts can be pinned to: each rank that takes part, and each device that does not."""
+    settings, colours = picture.settings, picture.colours
+    labels = rank_labels([rank.device for rank in settings.ranks])
+    in_use = _devices(settings)
+    found = [
+        Target(device if in_use.count(device) == 1 else f"#{number}", labels[i], colours[i])
+        for number, (i, device) in enumerate(zip(settings.active, in_use, strict=True))
+    ]
+    others = dict.fromkeys(rank.device for rank in settings.ranks if rank.device not in in_use)
+    for device in others:
+        i = _place(settings.ranks, device)
+        found.append(Target(device, labels[i], colours[i]))
+    return found

@@ -1,0 +1,111 @@
+"""Devices as buttons that take what is dropped on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import (
+    QColor,
+    QDragEnterEvent,
+    QDragLeaveEvent,
+    QDropEvent,
+    QIcon,
+    QPainter,
+    QPixmap,
+)
+from PySide6.QtWidgets import QGridLayout, QPushButton, QWidget
+
+from app.placement.views.placement_table import dragged_parts
+from app.theme import theme, theme_signals
+
+PER_ROW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A place for pinned parts.
+
+    Attributes:
+        override: as the engine's overrides name it: a device, or "#rank".
+        colour: index of its device colour.
+    """
+
+    override: str
+    label: str
+    colour: int
+
+
+class DeviceChip(QPushButton):
+    """One device; pressed, it takes the selection, and a drop is taken as well."""
+
+    dropped = Signal(object)  # frozenset[Part]
+
+    ICON = 10
+
+    def __init__(self, target: Target, number: int, parent: QWidget | None = None) -> None:
+        super().__init__(f" {target.label}", parent)
+        self.target = target
+        self.setAcceptDrops(True)
+        self.setIconSize(QSize(self.ICON, self.ICON))
+        key = f" (key {number})" if number <= 9 else ""
+        self.setToolTip(f"Pin the selection to {target.label}{key}")
+        self.setAccessibleName(f"Pin the selection to {target.label}")
+        theme_signals().changed.connect(self._refresh)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        pixmap = QPixmap(self.ICON, self.ICON)
+        pixmap.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(pixmap)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(theme().device_colour(self.target.colour)))
+        painter.drawRoundedRect(pixmap.rect(), 3, 3)
+        painter.end()
+        self.setIcon(QIcon(pixmap))
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if dragged_parts(event.mimeData()):
+            self.setDown(True)
+            event.acceptProposedAction()
+
+    def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
+        self.setDown(False)
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        self.setDown(False)
+        parts = dragged_parts(event.mimeData())
+        if parts:
+            event.acceptProposedAction()
+            self.dropped.emit(parts)
+
+
+class DeviceChips(QWidget):
+    """All targets, in rows."""
+
+    pressed = Signal(str)  # override target, for what is selected
+    dropped = Signal(str, object)  # override target, parts
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.chips: list[DeviceChip] = []
+        self._layout = QGridLayout(self)
+        self._layout.setContentsMargins(0, 0, 0, 0)
+        self._layout.setSpacing(6)
+
+    def set_targets(self, targets: Sequence[Target]) -> None:
+        """Offer these; nothing is made anew, and no focus lost, while they are the same."""
+        if [chip.target for chip in self.chips] == list(targets):
+            return
+        for chip in self.chips:
+            chip.hide()
+            chip.deleteLater()
+        self.chips = []
+        for number, target in enumerate(targets):
+            chip = DeviceChip(target, number + 1)
+            chip.clicked.connect(lambda _=False, t=target.override: self.pressed.emit(t))
+            chip.dropped.connect(lambda parts, t=target.override: self.dropped.emit(t, parts))
+            self._layout.addWidget(chip, number // PER_ROW, number % PER_ROW)
+            self.chips.append(chip)

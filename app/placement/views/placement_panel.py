@@ -1,0 +1,133 @@
+"""The page of the placement map: devices to pin to, the map, and what is pointed at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+
+from app.placement.grid import Cell, cell_lines, grid_of, parts_text, ranks_text
+from app.placement.pins import Overrides
+from app.placement.views.device_chips import DeviceChips, Target
+from app.placement.views.placement_table import Look
+from app.placement.views.placement_view import PlacementView
+from app.theme import set_role
+from app.widgets.buttons import button
+from app.widgets.controls import label
+from engine import PlacementMap
+
+EMPTY = "Open a model to see on which device each of its tensors lies."
+HINT = "Select cells, rows or columns, then drag them onto a device or press its number."
+DETAIL_LINES = 4
+
+
+class PlacementPanel(QWidget):
+    """Shows where tensors lie, and asks for parts to be pinned."""
+
+    pin_requested = Signal(str, object)  # override target, frozenset[Part]
+    unpin_requested = Signal(object)  # frozenset[Part]
+    unpin_all_requested = Signal()
+    shown = Signal()  # what is shown may be old
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setProperty("role", "panel")
+        self.view = PlacementView()
+        self.chips = DeviceChips()
+        self.unpin = button("Unpin", "quiet")
+        self.unpin_all = button("Unpin all", "quiet")
+        self.hint = label(EMPTY, "muted")
+        self.hint.setWordWrap(True)
+        self.detail = label(role="muted")
+        self.detail.setAccessibleName("Tensor")
+        self.detail.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.detail.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.detail.setWordWrap(True)
+        self._labels: tuple[str, ...] = ()
+        self._overrides: Overrides = ()
+        self._build()
+        self._connect()
+        self.clear()
+
+    def show_map(
+        self, found: PlacementMap, overrides: Overrides, look: Look, targets: Sequence[Target]
+    ) -> None:
+        """Show a model's map.
+
+        Args:
+            look: of the ranks of `found`.
+            targets: what parts can be pinned to.
+        """
+        self._labels, self._overrides = look.labels, overrides
+        self.chips.set_targets(targets)
+        self.view.set_targets(targets)
+        self.view.show_grid(grid_of(found, overrides), look)
+        self._set_shown(True)
+        self._show_selection()
+
+    def show_problem(self, text: str, overrides: Overrides) -> None:
+        """A sentence on why the map is not that of the present settings, maybe for its pins."""
+        self._overrides = overrides
+        self.unpin_all.setVisible(bool(overrides))
+        self.unpin_all.setEnabled(bool(overrides))
+        set_role(self.hint, "shortage")
+        self.hint.setText(text)
+        self.hint.show()
+
+    def clear(self) -> None:
+        """There is no model."""
+        self._set_shown(False)
+        set_role(self.hint, "muted")
+        self.hint.setText(EMPTY)
+        self.hint.show()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.shown.emit()
+
+    def _set_shown(self, shown: bool) -> None:
+        for widget in (self.view, self.chips, self.unpin, self.unpin_all, self.detail):
+            widget.setVisible(shown)
+
+    def _show_selection(self) -> None:
+        parts = self.view.selected_parts
+        set_role(self.hint, "muted")
+        self.hint.setText(f"Selected: {parts_text(parts)}" if parts else HINT)
+        self.unpin.setEnabled(bool(parts))
+        self.unpin_all.setEnabled(bool(self._overrides))
+
+    def _show_cell(self, cell: Cell | None) -> None:
+        lines = [] if cell is None else [*cell_lines(cell), ranks_text(cell, self._labels)]
+        if cell is not None and cell.is_shared:
+            lines.append("Every rank of the block holds all of it.")
+        self.detail.setText("\n".join(lines))
+
+    def _build(self) -> None:
+        below = QHBoxLayout()
+        below.addWidget(self.hint, 1)
+        below.addWidget(self.unpin)
+        below.addWidget(self.unpin_all)
+        self.hint.setMinimumHeight(2 * self.hint.fontMetrics().height() + 4)  # so nothing jumps
+        self.detail.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.detail.setMinimumHeight((DETAIL_LINES + 1) * self.detail.fontMetrics().height())
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(16, 4, 16, 8)
+        layout.setSpacing(6)
+        layout.addWidget(self.chips)
+        layout.addLayout(below)
+        layout.addWidget(self.view, 1)
+        layout.addWidget(self.detail)
+        layout.setAlignment(below, Qt.AlignmentFlag.AlignTop)
+
+    def _connect(self) -> None:
+        self.view.pointed.connect(self._show_cell)
+        self.view.chosen.connect(self._show_selection)
+        self.view.pin_requested.connect(self.pin_requested)
+        self.view.unpin_requested.connect(self.unpin_requested)
+        self.chips.pressed.connect(self.view.pin)
+        self.chips.dropped.connect(self.pin_requested)
+        self.unpin.clicked.connect(self.view.unpin)
+        self.unpin_all.clicked.connect(self.unpin_all_requested)

@@ -1,0 +1,256 @@
+"""The cells of the placement map: a table model, how a cell is painted, and narrow headers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from PySide6.QtCore import (
+    QAbstractTableModel,
+    QMimeData,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QRect,
+    QRectF,
+    QSize,
+    Qt,
+)
+from PySide6.QtGui import QColor, QPainter, QPainterPath, QPen
+from PySide6.QtWidgets import (
+    QHeaderView,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QWidget,
+)
+
+from app.placement.grid import Cell, Grid, cell_lines, ranks_text, spoken_text
+from app.placement.pins import Part
+from app.theme import mix, theme
+
+PARTS_MIME: Final = "application/x-tandem-parts"
+SHARED_FADE: Final = 0.6
+"""What every rank holds is drawn paler, as moving it is not possible."""
+
+Index = QModelIndex | QPersistentModelIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How ranks are named and coloured.
+
+    Attributes:
+        colours: index of the device colour of every rank.
+        labels: such as "GPU 0".
+    """
+
+    colours: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+
+
+class PlacementTable(QAbstractTableModel):
+    """Rows are blocks, columns kinds of tensors; a cell knows its tensors."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.grid, self.look = Grid(), Look()
+
+    def set_grid(self, grid: Grid, look: Look) -> bool:
+        """Show another map; True if its rows, columns or spans are others than before."""
+        is_other = (grid.rows, grid.columns, _spans(grid)) != (
+            self.grid.rows, self.grid.columns, _spans(self.grid),
+        )  # fmt: skip
+        if is_other:
+            self.beginResetModel()
+        self.grid, self.look = grid, look
+        if is_other:
+            self.endResetModel()
+        elif grid.rows:
+            last = self.index(len(grid.rows) - 1, len(grid.columns) - 1)
+            self.dataChanged.emit(self.index(0, 0), last)
+        return is_other
+
+    def cell(self, index: Index) -> Cell | None:
+        return self.grid.cells.get((index.row(), index.column())) if index.isValid() else None
+
+    # Qt
+
+    def rowCount(self, parent: Index | None = None) -> int:  # noqa: N802 Qt
+        return 0 if parent is not None and parent.isValid() else len(self.grid.rows)
+
+    def columnCount(self, parent: Index | None = None) -> int:  # noqa: N802 Qt
+        return 0 if parent is not None and parent.isValid() else len(self.grid.columns)
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        cell = self.cell(index)
+        if cell is None:
+            return None
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return spoken_text(cell, self.grid.columns[cell.column], self.look.labels)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return "\n".join([*cell_lines(cell), ranks_text(cell, self.look.labels)])
+        return None
+
+    def headerData(  # noqa: N802 Qt
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        titles = self.grid.columns if orientation == Qt.Orientation.Horizontal else self.grid.rows
+        if role == Qt.ItemDataRole.DisplayRole and section < len(titles):
+            return titles[section]
+        return None
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        cell = self.cell(index)
+        if cell is None:
+            return Qt.ItemFlag.NoItemFlags
+        usual = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
+        return usual | Qt.ItemFlag.ItemIsDragEnabled if cell.parts else usual
+
+    def mimeTypes(self) -> list[str]:  # noqa: N802 Qt
+        return [PARTS_MIME]
+
+    def mimeData(self, indexes: Sequence[QModelIndex]) -> QMimeData:  # noqa: N802 Qt
+        cells = (self.cell(index) for index in indexes)
+        parts = {part for cell in cells if cell is not None for part in cell.parts}
+        data = QMimeData()
+        data.setData(PARTS_MIME, json.dumps(sorted(parts, key=str)).encode())
+        return data
+
+
+def dragged_parts(data: QMimeData) -> frozenset[Part]:
+    """What a drag out of the map carries; nothing for any other drag."""
+    if not data.hasFormat(PARTS_MIME):
+        return frozenset()
+    found = json.loads(bytes(data.data(PARTS_MIME).data()))
+    return frozenset((block, part) for block, part in found)
+
+
+def _spans(grid: Grid) -> list[tuple[int, int, int]]:
+    return [(cell.row, cell.column, cell.span) for cell in grid.cells.values() if cell.span > 1]
+
+
+class CellPainter(QStyledItemDelegate):
+    """Draws who holds a cell: a stripe for each rank, in rank order, as wide as its part."""
+
+    def __init__(self, table: PlacementTable, parent: QObject) -> None:
+        super().__init__(parent)
+        self._table = table
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+        return QSize(8, 6)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        cell = self._table.cell(index)
+        if cell is None:
+            return
+        colours = theme()
+        area: QRect = option.rect
+        state: QStyle.StateFlag = option.state
+        gap = 1 if min(area.width(), area.height()) > 4 else 0
+        area = area.adjusted(0, 0, -gap, -gap)
+        self._paint_ranks(painter, area, cell)
+        if cell.is_pinned:
+            _paint_pin(painter, area)
+        is_selected = bool(state & QStyle.StateFlag.State_Selected)
+        if is_selected:
+            tint = QColor(colours.text)
+            tint.setAlphaF(0.35)
+            painter.fillRect(area, tint)
+        if state & QStyle.StateFlag.State_HasFocus or is_selected:
+            has_focus = bool(state & QStyle.StateFlag.State_HasFocus)
+            painter.setPen(QPen(QColor(colours.text), 2 if has_focus else 1))
+            painter.setBrush(Qt.BrushStyle.NoBrush)
+            inset = 1 if has_focus else 0
+            painter.drawRect(area.adjusted(inset, inset, -1, -1))
+
+    def _paint_ranks(self, painter: QPainter, area: QRect, cell: Cell) -> None:
+        colours, look = theme(), self._table.look
+        total = sum(cell.ranks)
+        if not total:
+            painter.fillRect(area, QColor(colours.raised))
+            return
+        done = 0
+        for rank, n_bytes in enumerate(cell.ranks):
+            if not n_bytes:
+                continue
+            left = area.left() + round(area.width() * done / total)
+            done += n_bytes
+            right = area.left() + round(area.width() * done / total)
+            colour = colours.device_colour(look.colours[rank])
+            if cell.is_shared:
+                colour = mix(colour, colours.surface, SHARED_FADE)
+            painter.fillRect(left, area.top(), right - left, area.height(), QColor(colour))
+
+
+def _paint_pin(painter: QPainter, area: QRect) -> None:
+    """A corner that is turned up."""
+    size = min(7.0, area.width() / 2, area.height() - 1.0)
+    corner = QPainterPath()
+    corner.moveTo(area.left(), area.top())
+    corner.lineTo(area.left() + size, area.top())
+    corner.lineTo(area.left(), area.top() + size)
+    corner.closeSubpath()
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.fillPath(corner, QColor(theme().text))
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
+
+
+class NarrowHeader(QHeaderView):
+    """Titles of columns stand upright; of rows that are too low, some go without one."""
+
+    FONT_PIXELS = 10
+    MARGIN = 6
+
+    def __init__(self, orientation: Qt.Orientation, parent: QWidget) -> None:
+        super().__init__(orientation, parent)
+        self.setMinimumSectionSize(4)
+        self.setSectionsClickable(True)
+        self.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        font = self.font()
+        font.setPixelSize(self.FONT_PIXELS)
+        self.setFont(font)
+
+    def _title(self, section: int) -> str:
+        model = self.model()
+        return str(model.headerData(section, self.orientation()) or "") if model else ""
+
+    def sizeHint(self) -> QSize:
+        metrics = self.fontMetrics()
+        count = self.count()
+        widest = max((metrics.horizontalAdvance(self._title(i)) for i in range(count)), default=0)
+        room = widest + 2 * self.MARGIN
+        is_across = self.orientation() == Qt.Orientation.Horizontal
+        return QSize(0, room) if is_across else QSize(room, 0)
+
+    def paintSection(self, painter: QPainter, rect: QRect, section: int) -> None:  # noqa: N802 Qt
+        painter.save()
+        painter.setFont(self.font())
+        painter.setPen(QColor(theme().muted))
+        title = self._title(section)
+        if self.orientation() == Qt.Orientation.Horizontal:
+            painter.translate(rect.left(), rect.bottom())
+            painter.rotate(-90)
+            area = QRectF(self.MARGIN / 2, 0, rect.height() - self.MARGIN / 2, rect.width())
+            side = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+            painter.drawText(area, side, title)
+        elif self._is_titled(section, rect.height()):
+            room = self.fontMetrics().height()
+            middle = rect.center().y() - room / 2 + 1
+            area = QRectF(rect.left(), middle, rect.width() - self.MARGIN, room)
+            side = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+            painter.drawText(area, side, title)
+        painter.restore()
+
+    def _is_titled(self, section: int, height: int) -> bool:
+        """Every row that is high enough, else the ends and every second, fifth or tenth block."""
+        step = next((n for n in (1, 2, 5) if n * height >= self.fontMetrics().height()), 10)
+        if section in (0, self.count() - 1):
+            return True
+        is_near_end = (
+            section * height < self.fontMetrics().height()
+            or (self.count() - 1 - section) * height < self.fontMetrics().height()
+        )
+        return not is_near_end and (section - 1) % step == 0

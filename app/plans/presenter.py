@@ -1,0 +1,275 @@
+"""Connects the menu of plans with their store, the split panel and what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+from PySide6.QtCore import QObject, Signal, Slot
+from PySide6.QtGui import QGuiApplication
+
+from app.background import LatestJob
+from app.notice import Notice
+from app.plans.views.plan_menu import PlanEntry, PlanMenu
+from engine import (
+    DeviceInfo,
+    EngineError,
+    Finished,
+    LoadParams,
+    ModelInfo,
+    ModelKey,
+    ModelLoaded,
+    PlanBadge,
+    Planner,
+    PlanStore,
+    SavedPlan,
+    export_plan,
+    fastest_plan,
+    import_plan,
+    list_devices,
+    model_key,
+)
+
+LEAST_TOKENS: Final = 16
+"""Of an answer whose speed says something."""
+
+
+class Chooser(Protocol):
+    """What is used of the split panel."""
+
+    def load_params(self) -> LoadParams:
+        """Raises EngineError where there is no device."""
+        ...
+
+    def choose(self, params: LoadParams) -> None: ...
+
+
+class PlansPresenter(QObject):
+    """The plans of the model that is selected.
+
+    Args:
+        is_same: whether two ways to load a model are one, for a model trained with so many tokens.
+        command: what a person would type to load it so.
+        devices: those of this machine, now.
+    """
+
+    noticed = Signal(object)  # Notice
+
+    def __init__(
+        self,
+        menu: PlanMenu,
+        split: Chooser,
+        is_same: Callable[[LoadParams, LoadParams, int], bool],
+        command: Callable[[LoadParams], str],
+        parent: QObject | None = None,
+        *,
+        store: Callable[[], PlanStore] = PlanStore.of_user,
+        devices: Callable[[], list[DeviceInfo]] = list_devices,
+    ) -> None:
+        super().__init__(parent)
+        self._menu, self._split = menu, split
+        self._is_same, self._command = is_same, command
+        self._make_store, self._list_devices = store, devices
+        self._store: PlanStore | None = None
+        self._info: ModelInfo | None = None
+        self._key: ModelKey | None = None
+        self._plans: list[SavedPlan] = []
+        self._devices: list[DeviceInfo] = []
+        self._keys = LatestJob("tandem-plan-key", self)
+        self._search = LatestJob("tandem-plan-search", self)
+        self._notes = LatestJob("tandem-plan-note", self)
+        self._keys.done.connect(self._on_key)
+        self._search.done.connect(self._on_fastest)
+        self._notes.done.connect(lambda _: self.refresh())
+        for job in (self._search, self._notes):  # an unreadable model is told by loading it
+            job.failed.connect(self._fail)
+        self._connect()
+
+    def set_model(self, info: ModelInfo) -> None:
+        """These are plans of this model from now on."""
+        if self._info is not None and self._info.path == info.path and self._key is not None:
+            return
+        self._info, self._key, self._plans = info, None, []
+        self._menu.setEnabled(False)
+        self._menu.set_plans((), "")
+        self._keys.drop()
+        self._keys.run(lambda: (info.path, model_key(info.path)))
+
+    @Slot()
+    def show_current(self) -> None:
+        """Name the plan that the settings are, if they are one."""
+        if self._key is not None:
+            self._menu.set_plans([self._entry(plan) for plan in self._plans], self._current())
+
+    @Slot()
+    def refresh(self) -> None:
+        """Read the plans again: the command line keeps some, too."""
+        if self._key is None:
+            return
+        self._devices = self._list_devices()
+        self._plans = self._of_user().plans(self._key)
+        self.show_current()
+
+    def note_answer(self, finished: Finished, loaded: ModelLoaded | None) -> None:
+        """Give the plan that is loaded the speed of an answer."""
+        key, times = self._key, finished.timings
+        if key is None or loaded is None or finished.usage.completion_tokens < LEAST_TOKENS:
+            return
+        name = self._name_of(loaded.params)
+        if name and times.decode_per_s > 0:
+            when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            badge = PlanBadge(times.prompt_per_s, times.decode_per_s, loaded.n_ctx, when)
+            store = self._of_user()
+            self._notes.run(lambda: store.save(key, replace(store.find(key, name), badge=badge)))
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        for job in (self._keys, self._search):
+            job.close()
+        self._notes.close()
+
+    # what the menu asks
+
+    def _connect(self) -> None:
+        menu = self._menu
+        menu.opened.connect(self.refresh)
+        menu.chosen.connect(lambda name: self._do(lambda key: self._choose(key, name)))
+        menu.fastest_requested.connect(self._find_fastest)
+        menu.save_requested.connect(lambda name: self._do(lambda key: self._save(key, name)))
+        menu.rename_requested.connect(
+            lambda old, new: self._do(lambda key: self._rename(key, old, new))
+        )
+        menu.delete_requested.connect(lambda name: self._do(lambda key: self._delete(key, name)))
+        menu.export_requested.connect(
+            lambda name, path: self._do(lambda key: self._export(key, name, path))
+        )
+        menu.import_requested.connect(lambda path: self._do(lambda key: self._import(key, path)))
+        menu.command_requested.connect(lambda: self._do(lambda _: self._copy()))
+
+    def _do(self, action: Callable[[ModelKey], None]) -> None:
+        """What a person asked for; an error is a banner."""
+        if self._key is None:
+            return
+        try:
+            action(self._key)
+        except EngineError as error:
+            self._fail(error)
+        else:
+            self.refresh()
+
+    def _choose(self, key: ModelKey, name: str) -> None:
+        assert self._info is not None
+        plan = self._of_user().find(key, name)
+        self._split.choose(plan.resolved(self._info.path, self._list_devices()))
+
+    def _save(self, key: ModelKey, name: str, badge: PlanBadge | None = None) -> None:
+        params = self._split.load_params()
+        plan = SavedPlan.of(name, params, self._list_devices(), badge)
+        self._of_user().save(key, plan)
+
+    def _rename(self, key: ModelKey, old: str, new: str) -> None:
+        store = self._of_user()
+        plan = store.find(key, old)
+        renamed = replace(SavedPlan.of(new, plan.params, ()), devices=plan.devices)
+        is_other = old.casefold() != renamed.name.casefold()
+        if is_other and any(p.name.casefold() == renamed.name.casefold() for p in self._plans):
+            raise EngineError(f"There is a plan '{renamed.name}' already.", "Choose another name.")
+        store.save(key, replace(renamed, badge=plan.badge))
+        if is_other:
+            store.delete(key, old)
+
+    def _delete(self, key: ModelKey, name: str) -> None:
+        store = self._of_user()
+        plan = store.find(key, name)
+        store.delete(key, name)
+
+        def restore() -> None:
+            self._do(lambda _: store.save(key, plan))
+
+        self.noticed.emit(
+            Notice(f"The plan “{name}” was deleted.", action="Undo", on_action=restore)
+        )
+
+    def _export(self, key: ModelKey, name: str, path: Path) -> None:
+        export_plan(self._of_user().find(key, name), path)
+        self.noticed.emit(Notice(f"The plan “{name}” is in {path.name}."))
+
+    def _import(self, key: ModelKey, path: Path) -> None:
+        plan = import_plan(path)
+        self._of_user().save(key, plan)
+        self.noticed.emit(Notice(f"The plan “{plan.name}” was added."))
+
+    def _copy(self) -> None:
+        QGuiApplication.clipboard().setText(self._command(self._split.load_params()))
+        self.noticed.emit(Notice("The command is on the clipboard."))
+
+    @Slot()
+    def _find_fastest(self) -> None:
+        if self._key is None or self._info is None:
+            return
+        path, plans, devices = self._info.path, list(self._plans), self._list_devices()
+
+        def search() -> SavedPlan | None:
+            with closing(Planner(path)) as planner:
+                return fastest_plan(plans, planner, path, devices)
+
+        self._search.run(search)
+
+    @Slot(object)
+    def _on_fastest(self, plan: SavedPlan | None) -> None:
+        if plan is None:
+            self._fail(EngineError("No plan fits into what is free now.", "Free some memory."))
+        else:
+            self._do(lambda key: self._choose(key, plan.name))
+
+    @Slot(object)
+    def _on_key(self, found: tuple[str, ModelKey]) -> None:
+        path, key = found
+        if self._info is not None and path == self._info.path:
+            self._key = key
+            self._menu.setEnabled(True)
+            try:
+                self.refresh()
+            except EngineError as error:
+                self._fail(error)
+
+    @Slot(object)
+    def _fail(self, error: EngineError) -> None:
+        self.noticed.emit(Notice.of(error))
+
+    # what there is
+
+    def _of_user(self) -> PlanStore:
+        if self._store is None:
+            self._store = self._make_store()
+        return self._store
+
+    def _entry(self, plan: SavedPlan) -> PlanEntry:
+        speed = plan.badge.decode_ts if plan.badge else 0.0
+        try:
+            plan.resolved("", self._devices)
+        except EngineError as error:
+            return PlanEntry(plan.name, speed, error.message)
+        return PlanEntry(plan.name, speed)
+
+    def _current(self) -> str:
+        try:
+            return self._name_of(self._split.load_params())
+        except EngineError:
+            return ""
+
+    def _name_of(self, params: LoadParams) -> str:
+        """The name of the plan that loads it so; "" if there is none."""
+        n_ctx_train = self._info.n_ctx_train if self._info else 0
+        for plan in self._plans:
+            try:
+                wanted = plan.resolved(params.path, self._devices)
+            except EngineError:
+                continue
+            if self._is_same(wanted, params, n_ctx_train):
+                return plan.name
+        return ""

@@ -1,0 +1,171 @@
+"""The plans of a model: a button that names the one in use, and a menu of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QFileDialog,
+    QHBoxLayout,
+    QInputDialog,
+    QLineEdit,
+    QMenu,
+    QPushButton,
+    QSizePolicy,
+    QWidget,
+)
+
+from app.widgets.controls import label
+
+NONE: Final = "Not saved"
+MAX_SHOWN: Final = 24
+FILTER: Final = "Plans (*.json);;All files (*)"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """A plan in the menu.
+
+    Attributes:
+        speed: tokens per second that were measured; 0 for none.
+        problem: why it cannot be used here and now; it is shown, but cannot be chosen.
+    """
+
+    name: str
+    speed: float = 0.0
+    problem: str = ""
+
+    @property
+    def text(self) -> str:
+        badge = f"\t{self.speed:.1f} tok/s" if self.speed else ""
+        return self.name.replace("&", "&&") + badge
+
+
+class PlanMenu(QWidget):
+    """Says which plan a person wants, and what to do with them."""
+
+    chosen = Signal(str)
+    fastest_requested = Signal()
+    save_requested = Signal(str)  # name
+    rename_requested = Signal(str, str)  # old and new name
+    delete_requested = Signal(str)
+    export_requested = Signal(str, object)  # name, Path
+    import_requested = Signal(object)  # Path
+    command_requested = Signal()
+    opened = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._entries: tuple[PlanEntry, ...] = ()
+        self._current = ""
+        self.menu = QMenu(self)
+        self.menu.setToolTipsVisible(True)
+        self.menu.aboutToShow.connect(self._on_menu)
+        self.button = QPushButton()
+        self.button.setMenu(self.menu)
+        self.button.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(6)
+        caption = label("Plan", "muted")
+        caption.setBuddy(self.button)
+        layout.addWidget(caption)
+        layout.addWidget(self.button)
+        self.set_plans((), "")
+        self.setEnabled(False)
+
+    def set_plans(self, entries: Sequence[PlanEntry], current: str) -> None:
+        """Offer these; `current` is the name of the one in use, or nothing."""
+        self._entries, self._current = tuple(entries), current
+        shown = current or NONE
+        elided = shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 1] + "…"
+        self.button.setText(f"{elided.replace('&', '&&')} ▾")
+        self.button.setAccessibleName(f"Plan: {shown}")
+        self.button.setToolTip(shown if elided != shown else "Ways to load this model")
+
+    def _on_menu(self) -> None:
+        self.opened.emit()
+        self.fill()
+
+    def fill(self) -> None:
+        """Make the menu anew."""
+        menu = self.menu
+        menu.clear()
+        for entry in self._entries:
+            action = menu.addAction(entry.text)
+            action.setCheckable(True)
+            action.setChecked(entry.name == self._current)
+            action.setEnabled(not entry.problem)
+            action.setToolTip(entry.problem)
+            action.triggered.connect(partial(self._choose, entry.name))
+        if self._entries:
+            fastest = menu.addAction("Fastest that fits")
+            fastest.setToolTip("By what was measured, and by the memory that is free now")
+            fastest.triggered.connect(lambda: self.fastest_requested.emit())
+            menu.addSeparator()
+        menu.addAction("Save as…").triggered.connect(lambda: self._save())
+        if self._entries:
+            for title, ask in (
+                ("Rename", self._rename), ("Delete", self._delete), ("Export", self._export),
+            ):  # fmt: skip
+                self._add_submenu(title, ask)
+        menu.addAction("Import…").triggered.connect(lambda: self._import())
+        menu.addSeparator()
+        copy = menu.addAction("Copy as command")
+        copy.setToolTip("What loads the model like this in a terminal")
+        copy.triggered.connect(lambda: self.command_requested.emit())
+
+    def _add_submenu(self, title: str, ask: object) -> None:
+        """One entry for each plan, the one in use first."""
+        assert callable(ask)
+        below = self.menu.addMenu(title)
+        names = sorted((e.name for e in self._entries), key=lambda name: name != self._current)
+        for name in names:
+            below.addAction(name.replace("&", "&&")).triggered.connect(
+                partial(self._ask, ask, name)
+            )
+
+    def _ask(self, ask: object, name: str, _: bool = False) -> None:
+        assert callable(ask)
+        ask(name)
+
+    def _choose(self, name: str, _: bool = False) -> None:
+        self.chosen.emit(name)
+
+    def _name(self, title: str, proposed: str) -> str:
+        name, is_given = QInputDialog.getText(
+            self, title, "Name of the plan", QLineEdit.EchoMode.Normal, proposed
+        )
+        return name.strip() if is_given else ""
+
+    def _save(self) -> None:
+        if name := self._name("Save plan", self._current):
+            self.save_requested.emit(name)
+
+    def _rename(self, name: str) -> None:
+        new = self._name("Rename plan", name)
+        if new and new != name:
+            self.rename_requested.emit(name, new)
+
+    def _delete(self, name: str) -> None:
+        self.delete_requested.emit(name)
+
+    def _export(self, name: str) -> None:
+        proposed = f"{name.replace('/', '-')}.json"
+        path, _ = QFileDialog.getSaveFileName(self, "Export plan", proposed, FILTER)
+        if path:
+            self.export_requested.emit(name, Path(path))
+
+    def _import(self) -> None:
+        path, _ = QFileDialog.getOpenFileName(self, "Import plan", "", FILTER)
+        if path:
+            self.import_requested.emit(Path(path))
+
+    def focus(self) -> None:
+        """Put the keys here."""
+        self.button.setFocus(Qt.FocusReason.OtherFocusReason)

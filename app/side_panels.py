@@ -1,0 +1,87 @@
+"""What stands around the split panel: the map of tensors, links, saved plans, the search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QObject, Signal, Slot
+
+from app.cli.command import command_for
+from app.engine_client import EngineClient
+from app.links.presenter import LinksPresenter
+from app.links.views.links_panel import LinksPanel
+from app.placement.presenter import PlacementPresenter
+from app.placement.views.placement_panel import PlacementPanel
+from app.plans.presenter import PlansPresenter
+from app.plans.views.plan_menu import PlanMenu
+from app.split.loads import is_same_load
+from app.split.picture import SplitPicture
+from app.split.views.split_panel import SplitPanel
+from app.tune.presenter import TunePresenter
+from app.tune.views.tune_dialog import TuneDialog
+from app.widgets.buttons import button
+from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded, Rig
+
+
+class Companions(QObject):
+    """The widgets beside one split panel, and what connects them with it."""
+
+    noticed = Signal(object)  # Notice
+    lost = Signal()  # the model that was loaded, by a search
+
+    def __init__(self, split: SplitPanel, client: EngineClient, parent: QObject) -> None:
+        super().__init__(parent)
+        self._split = split
+        self.placement, self.links, self.plans = PlacementPanel(), LinksPanel(), PlanMenu()
+        self._placement = PlacementPresenter(self.placement, split, self)
+        self._links = LinksPresenter(self.links, self)
+        self._plans = PlansPresenter(self.plans, split, is_same_load, command_for, self)
+        self.dialog = TuneDialog(split)
+        self._tune = TunePresenter(self.dialog, split, client, self)
+        self.find = button("Find best split…")
+        self.find.setToolTip("Try splits for a short time, and show which one is the fastest")
+        split.footer.buttons.insertWidget(0, self.find)
+        self._applies = self._is_simulated = False
+        self.find.clicked.connect(self._tune.open)
+        self._tune.choosing.connect(self._apply_next)
+        self._tune.lost.connect(self.lost)
+        self._plans.noticed.connect(self.noticed)
+        self._links.measured.connect(split.read_speeds)
+        split.pictured.connect(self._on_picture)
+
+    def set_devices(self, devices: Sequence[DeviceInfo], rig: Rig | None = None) -> None:
+        """These devices are here, or are simulated as `rig`, and then nothing can be measured."""
+        self._links.set_devices(devices, rig)
+        self._is_simulated = rig is not None
+
+    @Slot(object)
+    def set_model(self, info: ModelInfo) -> None:
+        """The file that was chosen."""
+        self._plans.set_model(info)
+
+    def note_answer(self, finished: Finished, loaded: ModelLoaded | None) -> None:
+        self._plans.note_answer(finished, loaded)
+
+    def close(self) -> None:
+        """End what goes on beside the window."""
+        self._placement.close()
+        self._links.close()
+        self._plans.close()
+        self._tune.close()
+        self.dialog.close()
+
+    @Slot()
+    def _apply_next(self) -> None:
+        """Use the settings of the next picture, as its button does."""
+        self._applies = True
+
+    @Slot(object)
+    def _on_picture(self, picture: SplitPicture) -> None:
+        forecast = picture.speed.forecast
+        self._placement.set_picture(picture)
+        self.links.set_token(forecast.decode if forecast else None)
+        self._plans.show_current()
+        self.find.setEnabled(picture.plan is not None and not self._is_simulated)
+        if self._applies:
+            self._applies = False
+            self._split.footer.load.click()

@@ -1,0 +1,92 @@
+"""What the engine is asked to load beside what it has loaded, and settings from that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.split.settings import MODES, Mode, Rank, SplitSettings, normalised
+from engine import LoadParams
+
+
+def is_same_load(first: LoadParams, second: LoadParams, n_ctx_train: int) -> bool:
+    """Whether both would load the same model in the same way, to a rounding error of the shares."""
+    return _load_key(first, n_ctx_train) == _load_key(second, n_ctx_train)
+
+
+def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> LoadParams | None:
+    """What to ask a loaded model for, if only its split differs from what is wanted; else None."""
+    if wanted.context_for(n_ctx_train) != loaded.context_for(n_ctx_train):
+        return None
+    if (wanted.path, wanted.kv_type) != (loaded.path, loaded.kv_type):
+        return None
+    return replace(
+        wanted,
+        n_ctx=loaded.n_ctx,
+        n_batch=loaded.n_batch,
+        control_vectors=loaded.control_vectors,
+        control_layers=loaded.control_layers,
+    )
+
+
+def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
+    n_ranks, n_gpus = len(params.devices), len(set(params.all_devices) - {"cpu"})
+    shares = normalised(params.split or [1.0] * n_ranks)
+    return (
+        params.path,
+        params.devices,
+        params.split_mode if n_ranks > 1 else "",
+        params.group_sizes if n_ranks > 1 else (),
+        tuple(round(share, 6) for share in shares),
+        params.context_for(n_ctx_train),
+        params.n_cpu_blocks,
+        params.n_cpu_moe,
+        params.kv_on_host,
+        params.overrides,
+        params.reserve,
+        params.kv_type,
+        params.cpu_threads,
+        params.n_batch,
+        params.p2p if n_gpus > 1 else "",
+    )
+
+
+def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
+    """Settings that load what `params` say, as far as the devices are here; no rank is locked.
+
+    Ranks that take part stand in the order of `params`, in the places that they have together.
+    """
+    settings = settings.with_cpu_ranks(max(1, params.devices.count("cpu")))
+    places: list[int] = []
+    for device in params.devices:
+        free = (i for i in range(len(settings.ranks)) if i not in places)
+        found = next((i for i in free if settings.ranks[i].device == device), None)
+        if found is not None:
+            places.append(found)
+    if not places:
+        return settings
+    is_whole = len(places) == len(params.devices)
+    shares = normalised((is_whole and params.split) or [1.0] * len(places))
+    starts = {sum(params.group_sizes[:n]) for n in range(len(params.group_sizes))}
+    ranks = [replace(rank, is_on=False, share=0.0, is_locked=False) for rank in settings.ranks]
+    for number, (target, source) in enumerate(zip(sorted(places), places, strict=True)):
+        old = settings.ranks[source]
+        joins = number not in starts if starts and is_whole else settings.ranks[target].joins
+        ranks[target] = Rank(old.device, old.key, True, shares[number], joins=joins)
+    mode: Mode = "single"
+    if len(places) > 1:
+        mode = next((m for m in MODES if m == params.split_mode), "tensor")
+    return replace(
+        settings,
+        ranks=tuple(ranks),
+        mode=mode,
+        single=min(places),
+        n_ctx=params.n_ctx,
+        kv_type=params.kv_type,
+        cpu_threads=params.cpu_threads,
+        reserve=tuple(sorted(params.reserve)),
+        n_cpu_blocks=params.n_cpu_blocks,
+        n_cpu_moe=params.n_cpu_moe,
+        kv_on_host=params.kv_on_host,
+        overrides=params.overrides,
+        p2p=params.p2p,
+    )

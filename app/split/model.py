@@ -1,0 +1,372 @@
+"""The split panel without its widgets: what is chosen, what is known, and what follows from it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from app.split.figures import (
+    Context,
+    outside_bytes,
+    plan_by_rank,
+    rank_colour,
+    row_figures,
+    shortages,
+)
+from app.split.fit import FitAnswer, FitQuestion, Rooms, suggestion
+from app.split.history import History
+from app.split.loads import is_same_load, resplit_params, settings_for
+from app.split.picture import FitFigures, SpeedFigures, SplitPicture
+from app.split.plan_source import PlannerFactory, PlanSource
+from app.split.saving import from_dict, to_dict
+from app.split.settings import SplitSettings, default_settings
+from app.split.speed import MachineFactory, SpeedSource, this_machine
+from engine import (
+    Choice,
+    DeviceInfo,
+    DeviceSnapshot,
+    EngineError,
+    Evaluation,
+    Finished,
+    LoadParams,
+    ModelInfo,
+    ModelLoaded,
+)
+
+LoadState = Literal["empty", "ready", "loading", "loaded", "applying"]
+"""What the engine does with the model; "applying" is that it is being split anew."""
+
+
+class SplitModel:
+    """Holds the settings and everything that their figures depend on.
+
+    Args:
+        planner_factory: opens a model file for planning.
+        machine_factory: finds out what is known of devices.
+    """
+
+    def __init__(
+        self, planner_factory: PlannerFactory, machine_factory: MachineFactory = this_machine
+    ) -> None:
+        self.settings = SplitSettings()
+        self.devices: tuple[DeviceInfo, ...] = ()
+        self.loaded: ModelLoaded | None = None
+        self._loaded_at = 0.0
+        self.load_state: LoadState = "empty"
+        self.history = History()
+        self.speed = SpeedSource(machine_factory)
+        self._factory = planner_factory
+        self._plans = PlanSource(planner_factory)
+        self._saved: Mapping[str, Any] | None = None
+        self._snapshots: tuple[DeviceSnapshot, ...] = ()
+        self._outside: dict[str, int] = {}
+        self._overhead: dict[str, int] = {}
+        self._model_error = ""
+        self._fit: FitAnswer | None = None
+        self._suggested = SplitSettings(), ""
+
+    @property
+    def info(self) -> ModelInfo | None:
+        return self._plans.info
+
+    @property
+    def n_ctx_train(self) -> int:
+        return self.info.n_ctx_train if self.info else 0
+
+    # what is known
+
+    def set_devices(self, devices: Sequence[DeviceInfo]) -> None:
+        """Offer these devices; settings made before are kept for those that are still here."""
+        saved = self._saved or (to_dict(self.settings) if self.devices else None)
+        self.devices = tuple(devices)
+        self.settings = from_dict(saved, devices) if saved else default_settings(devices)
+        self.history.clear()
+        self.speed.set_devices(devices)
+        self._plans.set_free(self.free())
+
+    def set_model(self, info: ModelInfo | None) -> None:
+        is_other = info is not None and (self.info is None or self.info.path != info.path)
+        self._model_error = ""
+        self._fit = None
+        self.speed.forget()
+        try:
+            self._plans.open(info)
+        except EngineError as error:
+            self._model_error = _sentence(error)
+        if is_other:  # what names blocks and tensors was meant for another model
+            self._suggested = SplitSettings(), ""
+            self.history.clear()
+            self.settings = replace(
+                self.settings, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=()
+            )
+        n_ctx = self.settings.n_ctx
+        if n_ctx and self.n_ctx_train and n_ctx > self.n_ctx_train:
+            self.settings = replace(self.settings, n_ctx=self.n_ctx_train)
+
+    def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
+        """Use the latest memory figures; while loading those from before stay."""
+        self._snapshots = tuple(snapshots)
+        if not self.is_busy:
+            self._outside = outside_bytes(snapshots, self.loaded, self._overhead)
+            self._plans.set_free(self.free())
+
+    def set_state(self, state: LoadState) -> None:
+        self.load_state = state
+        if state in ("empty", "ready"):
+            self.loaded = None
+        if state in ("empty", "ready", "loading"):
+            self.speed.forget()
+
+    def set_loaded(self, loaded: ModelLoaded) -> None:
+        """This is what answers now."""
+        self.set_state("loaded")
+        self.loaded, self._loaded_at = loaded, time.monotonic()
+        self.speed.forget()
+        evaluation, _ = self._evaluation()
+        self._overhead = evaluation.plan.overhead() if evaluation else {}
+
+    def set_fit(self, answer: FitAnswer) -> None:
+        """What was found out about the question that was asked last."""
+        self._fit = answer
+
+    def note_answer(self, finished: Finished) -> None:
+        """Compare an answer with what was predicted for it, if it was all on the split there is."""
+        seconds = finished.timings.first_token_s + finished.timings.decode_s
+        evaluation, _ = self._evaluation()
+        is_whole = self.loaded is not None and time.monotonic() - seconds >= self._loaded_at
+        if self.loaded is not None and is_whole and evaluation and not self.has_changed():
+            quant = self.loaded.info.quant
+            self.speed.note_answer(finished, evaluation, self.load_params(), quant)
+
+    # what is chosen
+
+    def load_params(self) -> LoadParams:
+        """Raises EngineError where there is no device."""
+        return self.settings.load_params(self.info.path if self.info else "")
+
+    def change(self, settings: SplitSettings) -> bool:
+        """Choose other settings; False where they are the same."""
+        if settings == self.settings:
+            return False
+        self.history.note(self.settings)
+        self.settings, self._saved = settings, None
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the engine is at work with the settings."""
+        return self.load_state in ("loading", "applying")
+
+    def undo(self) -> bool:
+        """Take the last step back; False where there is none."""
+        return self._go_to(self.history.undo(self.settings))
+
+    def redo(self) -> bool:
+        """Do again what was taken back; False where there is nothing."""
+        return self._go_to(self.history.redo(self.settings))
+
+    def _go_to(self, settings: SplitSettings) -> bool:
+        is_other = settings != self.settings
+        self.settings = settings
+        return is_other
+
+    def to_dict(self) -> dict[str, Any]:
+        if not self.devices and self._saved is not None:
+            return dict(self._saved)
+        return to_dict(self.settings)
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Take settings from `to_dict` back, now or when the devices are known."""
+        self._saved = data
+        self.history.clear()
+        if self.devices:
+            self.settings = from_dict(data, self.devices)
+
+    def suggest(self, choice: Choice) -> None:
+        """Begin with where the model is best put, until a person chooses something else."""
+        made = settings_for(self.settings, choice.params)
+        self.settings = replace(
+            made,
+            n_ctx=self.settings.n_ctx,
+            kv_type=self.settings.kv_type,
+            cpu_threads=self.settings.cpu_threads,
+            reserve=self.settings.reserve,
+            p2p=self.settings.p2p,
+        )
+        self._suggested = self.settings, choice.reason
+        self.history.clear()
+
+    def suggester(self) -> Callable[[ModelInfo], Choice | None]:
+        """What finds out, on another thread, where to put a model if nobody says."""
+        if self.info is None and self.history.can_undo:  # a person has chosen before any model
+            return lambda _: None
+        free, settings, factory = dict(self._plans.free), self.settings, self._factory
+        forecaster = self.speed.another()
+        return lambda info: suggestion(info, settings, free, factory, forecaster)
+
+    @property
+    def _chosen_because(self) -> str:
+        """Why there are these settings; "" where a person chose them."""
+        suggested, reason = self._suggested
+        return reason if self.settings == suggested else ""
+
+    def settings_of(self, params: LoadParams) -> SplitSettings:
+        """The settings that load what `params` say."""
+        return settings_for(self.settings, params)
+
+    def dragged(self, handle: int, position: float) -> SplitSettings:
+        """The settings with a boundary where it can be, nearest to `position` of 0 to 1."""
+        try:
+            positions = self._plans.positions(self.settings, handle)
+            if positions is not None and self.settings.can_move(handle):
+                return self.settings.with_split(positions[positions.nearest(position)].split)
+        except EngineError:
+            pass  # without a plan nothing tells where it can be
+        return self.settings.with_boundary(handle, position)
+
+    def stepped(self, handle: int, notches: int) -> SplitSettings:
+        """The settings with a boundary so many places further to where it can be."""
+        if not self.settings.can_move(handle):
+            return self.settings
+        try:
+            positions = self._plans.positions(self.settings, handle)
+            if positions is None:
+                raise EngineError("There is no model to cut.")
+            index = positions.nearest(self._plans.boundary(self.settings, handle))
+            if abs(notches) >= len(positions):
+                index = len(positions) - 1 if notches > 0 else 0
+            else:
+                for _ in range(abs(notches)):
+                    index = positions.after(index) if notches > 0 else positions.before(index)
+            return self.settings.with_split(positions[index].split)
+        except EngineError:
+            position = self.settings.boundary(handle) + notches / 100
+            return self.settings.with_boundary(handle, position)
+
+    def split_by_memory(self) -> SplitSettings:
+        """The settings with shares in proportion to the memory that each rank could have."""
+        free = self.free()
+        return self._by_weight(
+            {d: max(0, size - self.settings.reserved(d)) for d, size in free.items()}
+        )
+
+    def split_by_speed(self) -> SplitSettings:
+        """The settings with shares in proportion to how fast each rank reads its weights."""
+        return self._by_weight(self.speed.machine.bytes_per_s)
+
+    def _by_weight(self, weights: Mapping[str, float]) -> SplitSettings:
+        ranks = self.settings.ranks
+        n_on = Counter(rank.device for rank in ranks if rank.is_on)
+        return self.settings.with_weights(
+            [weights.get(rank.device, 0.0) / max(1, n_on[rank.device]) for rank in ranks]
+        )
+
+    # what follows
+
+    def resplit_params(self) -> LoadParams | None:
+        """What to ask the loaded model for; None where it has to be loaded again."""
+        if self.loaded is None:
+            return None
+        n_ctx_train = self.loaded.info.n_ctx_train
+        return resplit_params(self.load_params(), self.loaded.params, n_ctx_train)
+
+    def fit_question(self) -> FitQuestion | None:
+        """What to find out about the present settings; None without a model."""
+        if self.info is None or self._model_error or not self.settings.ranks:
+            return None
+        return FitQuestion(self.load_params(), self._rooms(), self.n_ctx_train, self.info.n_layer)
+
+    def _rooms(self) -> Rooms:
+        speeds = self.speed.machine.bytes_per_s
+        return tuple((d, size, speeds.get(d, 1.0)) for d, size in self._plans.free.items())
+
+    def picture(self) -> SplitPicture:
+        """Plan, and work out every figure."""
+        evaluation, error = self._evaluation()
+        plan = evaluation.plan if evaluation else None
+        context = Context(
+            devices={device.id: device for device in self.devices},
+            snapshots={snapshot.device: snapshot for snapshot in self._snapshots},
+            outside=self._outside,
+            by_rank=plan_by_rank(self.settings, plan),
+            overhead=plan.overhead() if plan else {},
+            slots=self.speed.machine.slots,
+        )
+        rows = row_figures(self.settings, context)
+        has_changed = self.has_changed()
+        return SplitPicture(
+            settings=self.settings,
+            rows=tuple(rows),
+            colours=tuple(
+                rank_colour(self.settings, context, i) for i in range(len(self.settings.ranks))
+            ),
+            plan=plan,
+            problems=(error,) if error else tuple(shortages(rows)),
+            n_ctx=plan.n_ctx if plan else self.load_params().context_for(self.n_ctx_train),
+            measured={} if has_changed else self._measured(),
+            can_load=self.info is not None and not error,
+            has_changed=has_changed,
+            can_apply=has_changed and self.resplit_params() is not None,
+            can_undo=self.history.can_undo,
+            can_redo=self.history.can_redo,
+            speed=self._speed(evaluation, has_changed),
+            fit=self._fit_figures(),
+            chosen_because=self._chosen_because,
+        )
+
+    def _evaluation(self) -> tuple[Evaluation | None, str]:
+        """What the settings take, or a sentence why that cannot be."""
+        if self._model_error:
+            return None, self._model_error
+        try:
+            return self._plans.evaluate(self.settings), ""
+        except EngineError as error:
+            return None, _sentence(error)
+
+    def _speed(self, evaluation: Evaluation | None, has_changed: bool) -> SpeedFigures:
+        if evaluation is None:
+            return SpeedFigures()
+        devices = [device.device for device in evaluation.plan.devices]
+        quant = self.info.quant if self.info else ""
+        return SpeedFigures(
+            self.speed.forecast(evaluation, self.load_params(), quant),
+            self.speed.n_past,
+            self.speed.is_measured(devices),
+            self.speed.machine.is_simulated,
+            0.0 if has_changed else self.speed.measured,
+            0.0 if has_changed else self.speed.expected,
+        )
+
+    def _fit_figures(self) -> FitFigures:
+        if self._fit is None:
+            return FitFigures()
+        is_current = self._fit.question == self.fit_question()
+        return FitFigures(self._fit.n_ctx, self._fit.remedies, is_current)
+
+    def free(self) -> dict[str, int]:
+        """Bytes by device that the model could have."""
+        return {
+            device.id: max(0, device.total_bytes - self._outside[device.id])
+            if device.id in self._outside
+            else device.free_bytes
+            for device in self.devices
+        }
+
+    def has_changed(self) -> bool:
+        """Whether the settings differ from those that are loaded."""
+        if self.loaded is None:
+            return False
+        n_ctx_train = self.loaded.info.n_ctx_train
+        return not is_same_load(self.load_params(), self.loaded.params, n_ctx_train)
+
+    def _measured(self) -> dict[int, int]:
+        memory = self.loaded.memory if self.loaded else ()
+        totals = [entry.measured.total for entry in memory]
+        return dict(zip(self.settings.active, totals, strict=False))
+
+
+def _sentence(error: EngineError) -> str:
+    return f"{error.message} {error.hint}".strip()

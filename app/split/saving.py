@@ -1,0 +1,131 @@
+"""The split settings as JSON can hold them, and back from whatever a file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from app.split.settings import MAX_THREADS, MODES, Rank, SplitSettings, default_settings, ensure_on
+from engine import KV_TYPES, PEER_MODES, DeviceInfo
+
+MAX_CONTEXT: Final = 1 << 24
+MAX_BLOCKS: Final = 1 << 16
+MAX_BYTES: Final = 1 << 50
+MAX_OVERRIDES: Final = 4096
+
+
+def to_dict(settings: SplitSettings) -> dict[str, Any]:
+    """The settings as JSON can hold them; devices are named by what they are recognised by."""
+    keys = {rank.device: rank.key for rank in settings.ranks}
+    return {
+        "mode": settings.mode,
+        "single": settings.single,
+        "ranks": [
+            {
+                "device": rank.key,
+                "on": rank.is_on,
+                "share": rank.share,
+                "locked": rank.is_locked,
+                "joins": rank.joins,
+            }
+            for rank in settings.ranks
+        ],
+        "n_ctx": settings.n_ctx,
+        "kv_type": settings.kv_type,
+        "cpu_threads": settings.cpu_threads,
+        "reserve": {keys.get(device, device): size for device, size in settings.reserve},
+        "n_cpu_blocks": settings.n_cpu_blocks,
+        "n_cpu_moe": settings.n_cpu_moe,
+        "kv_on_host": settings.kv_on_host,
+        "p2p": settings.p2p,
+        "overrides": [[parts, keys.get(place, place)] for parts, place in settings.overrides],
+    }
+
+
+def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSettings:
+    """Restore what `to_dict` gave, on the devices that are here now and in its order.
+
+    Devices that are gone are dropped, new ones come in switched off at the end, and whatever in
+    `data` makes no sense is replaced by the default: the file may be damaged or of another version.
+    """
+    settings = _with_saved_ranks(default_settings(devices), data.get("ranks"))
+    mode, single = data.get("mode"), data.get("single")
+    kv_type = data.get("kv_type")
+    places = {rank.key: rank.device for rank in settings.ranks}
+    return replace(
+        settings,
+        mode=mode if mode in MODES else settings.mode,
+        single=_whole(single, 0, len(settings.ranks) - 1) or 0,
+        n_ctx=_whole(data.get("n_ctx"), 1, MAX_CONTEXT),
+        kv_type=kv_type if kv_type in KV_TYPES else settings.kv_type,
+        cpu_threads=_whole(data.get("cpu_threads"), 1, MAX_THREADS),
+        reserve=tuple(sorted(_reserve(data.get("reserve"), places))),
+        n_cpu_blocks=_whole(data.get("n_cpu_blocks"), 0, MAX_BLOCKS) or 0,
+        n_cpu_moe=_whole(data.get("n_cpu_moe"), 0, MAX_BLOCKS) or 0,
+        kv_on_host=data.get("kv_on_host") is True,
+        p2p=next((mode for mode in PEER_MODES if mode == data.get("p2p")), settings.p2p),
+        overrides=tuple(_overrides(data.get("overrides"), places))[:MAX_OVERRIDES],
+    )
+
+
+def _with_saved_ranks(settings: SplitSettings, saved: object) -> SplitSettings:
+    known = [rank.key for rank in settings.ranks]
+    entries = [
+        entry
+        for entry in (saved if isinstance(saved, list) else [])
+        if isinstance(entry, Mapping) and entry.get("device") in known
+    ]
+    if not entries:
+        return settings
+    settings = settings.with_cpu_ranks(sum(entry["device"] == "cpu" for entry in entries) or 1)
+    left, ranks = list(settings.ranks), []
+    for entry in entries:
+        found = next((rank for rank in left if rank.key == entry["device"]), None)
+        if found is not None:
+            left.remove(found)
+            ranks.append(_rank(found, entry))
+    ranks += [replace(rank, is_on=False, share=0.0) for rank in left]
+    return replace(settings, ranks=ensure_on(tuple(ranks))).renormalised()
+
+
+def _rank(rank: Rank, entry: Mapping[str, Any]) -> Rank:
+    is_on, joins = entry.get("on") is True, entry.get("joins")
+    return replace(
+        rank,
+        is_on=is_on,
+        share=_share(entry.get("share")) * is_on,
+        is_locked=is_on and entry.get("locked") is True,
+        joins=joins if isinstance(joins, bool) else rank.joins,
+    )
+
+
+def _reserve(saved: object, places: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    for key, value in saved.items() if isinstance(saved, Mapping) else ():
+        size = _whole(value, 1, MAX_BYTES)
+        if key in places and size:
+            yield places[key], size
+
+
+def _overrides(saved: object, places: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Those whose place still exists; numbers of ranks are taken as they are."""
+    for entry in saved if isinstance(saved, list) else ():
+        is_pair = isinstance(entry, list) and len(entry) == 2
+        if not is_pair or not all(isinstance(text, str) for text in entry):
+            continue
+        parts, place = entry
+        if place in places:
+            yield parts, places[place]
+        elif place.startswith("#"):
+            yield parts, place
+
+
+def _share(value: object) -> float:
+    if not isinstance(value, int | float):
+        return 0.0
+    return float(min(1.0, max(0.0, value)))  # 0 for NaN; cut first, as a huge int has no float
+
+
+def _whole(value: object, low: int, high: int) -> int | None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_whole and low <= value <= high else None  # type: ignore[operator,return-value]

@@ -1,0 +1,102 @@
+"""What a device's row shows when it is opened: bytes by kind, reserve, place in the order."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QSpinBox, QVBoxLayout, QWidget
+
+from app.split.figures import RowFigures, kinds_of
+from app.split.views.memory_bar import GUEST_TONE, TONES
+from app.theme import mix, theme, theme_signals
+from app.units import MIB, size_text
+from app.widgets.buttons import IconButton
+from app.widgets.controls import ignore_wheel, label, show_number
+
+RESERVE_STEP_MIB = 256
+OWN_KINDS = ("weights", "KV cache", "compute", "overhead")
+
+
+class DeviceDetails(QWidget):
+    """Shows the kinds of bytes in the colours of the memory bar, and offers what is seldom set."""
+
+    reserve_changed = Signal(int)  # MiB
+    moved = Signal(int)  # places further down
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._figures: RowFigures | None = None
+        self.kinds = QLabel()
+        self.kinds.setTextFormat(Qt.TextFormat.RichText)
+        self.kinds.setProperty("role", "muted")
+        self.kinds.setWordWrap(True)
+        self.reserve = QSpinBox()
+        self.reserve.setSuffix(" MiB")
+        self.reserve.setSingleStep(RESERVE_STEP_MIB)
+        self.reserve.setKeyboardTracking(False)
+        self.reserve.setFixedWidth(112)
+        self.reserve.setToolTip("So much of the device's memory stays free for other programs")
+        ignore_wheel(self.reserve)
+        self.up, self.down = (
+            IconButton("chevron-up", "Earlier"),
+            IconButton("chevron-down", "Later"),
+        )
+        self._build()
+        self.reserve.valueChanged.connect(self.reserve_changed)
+        self.up.clicked.connect(lambda: self.moved.emit(-1))
+        self.down.clicked.connect(lambda: self.moved.emit(1))
+        theme_signals().changed.connect(self.refresh)
+
+    def set_figures(self, figures: RowFigures, *, place: tuple[int, int]) -> None:
+        """Show a rank.
+
+        Args:
+            place: its number in the order, from 0, and how many there are.
+        """
+        with QSignalBlocker(self.reserve):
+            self.reserve.setMaximum(max(0, figures.total // MIB))
+        show_number(self.reserve, figures.reserve // MIB)
+        self.reserve.setAccessibleName(f"Reserve of {figures.label} in mebibytes")
+        number, count = place
+        for button, word, is_possible in (
+            (self.up, "earlier", number > 0),
+            (self.down, "later", number < count - 1),
+        ):
+            button.set_text(f"Use {figures.label} {word}")
+            button.setEnabled(is_possible)
+            button.setVisible(count > 1)
+        self._order.setVisible(count > 1)
+        if figures != self._figures:
+            self._figures = figures
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Write the kinds in the colours of the theme."""
+        figures, colours = self._figures, theme()
+        if figures is None:
+            return
+        own = colours.device_colour(figures.colour)
+        tones = dict(zip(OWN_KINDS, TONES, strict=True))
+        parts = []
+        for name, size in kinds_of(figures):
+            colour = mix(own, colours.surface, tones.get(name, 0.0))
+            if name not in tones:
+                colour = mix(colours.muted, colours.surface, GUEST_TONE)
+            text = f"{name} {size_text(size)}".replace(" ", "&nbsp;")
+            parts.append(f'<span style="color:{colour}">■</span>&nbsp;{text}')
+        self.kinds.setText("&nbsp; ".join(parts) or "Nothing of the model is here.")
+
+    def _build(self) -> None:
+        self._order = label("Order", "muted")
+        line = QHBoxLayout()
+        line.setSpacing(6)
+        line.addWidget(label("Keep free", "muted"))
+        line.addWidget(self.reserve)
+        line.addStretch(1)
+        line.addWidget(self._order)
+        line.addWidget(self.up)
+        line.addWidget(self.down)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(6)
+        layout.addWidget(self.kinds)
+        layout.addLayout(line)

@@ -1,0 +1,206 @@
+"""One rank in the split panel: who it is, how much it takes, and where the bytes go."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QHBoxLayout, QSlider, QVBoxLayout, QWidget
+
+from app.split.figures import RowFigures, share_text
+from app.split.views.device_details import DeviceDetails
+from app.split.views.memory_bar import MemoryBar
+from app.theme import set_role, theme
+from app.units import use_text
+from app.widgets.buttons import IconButton
+from app.widgets.controls import (
+    ColourDot,
+    ElidedLabel,
+    Switch,
+    ignore_wheel,
+    label,
+    line,
+    show_number,
+)
+
+SLIDER_STEPS = 1000
+JOIN_TEXT = "works together with the one above"
+
+
+class DeviceRow(QWidget):
+    """Shows `RowFigures`; the share can be set and locked, and the rank switched off.
+
+    Args:
+        index: of the rank in the settings.
+        colour: index of its device colour.
+    """
+
+    share_changed = Signal(int, float)  # index of the rank, share from 0 to 1
+    switched = Signal(int, bool)
+    locked = Signal(int, bool)
+    joined = Signal(int, bool)  # it works with the rank above it, or begins a group
+    moved = Signal(int, int)  # places further down
+    reserve_changed = Signal(int, int)  # MiB
+    gesture_began = Signal()
+    gesture_ended = Signal()
+
+    def __init__(self, index: int, colour: int, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.index = index
+        self.colour = colour
+        self.title = label(role="heading")
+        self.name = ElidedLabel()
+        self.sensors = label(role="muted")
+        self.switch = Switch()
+        self.more = IconButton("chevron-down", "More", size=14)
+        self.more.setCheckable(True)
+        self.join = QCheckBox()
+        self.slider = self._make_slider()
+        self.number = self._make_number()
+        self.lock = IconButton("unlock", "Lock", size=16)
+        self.lock.setCheckable(True)
+        self.memory_bar = MemoryBar()
+        self.use = ElidedLabel()
+        self.use.setProperty("role", "muted")
+        self.shares = label(role="muted")
+        self.details = DeviceDetails()
+        self.details.hide()
+        self._shown: tuple[RowFigures, tuple[int, int]] | None = None
+        self._share, self._memory = self._build()
+        self._connect()
+
+    def set_figures(
+        self,
+        figures: RowFigures,
+        *,
+        has_slider: bool,
+        place: tuple[int, int],
+        joins: bool | None = None,
+        measured: int | None = None,
+    ) -> None:
+        """Show a rank.
+
+        Args:
+            has_slider: whether there is a share to choose.
+            place: its number among those that can change their order, from 0, and their count.
+            joins: whether it works with the rank above it; None where that is no question.
+            measured: bytes that the loaded model takes here.
+        """
+        self.title.setText(figures.label)
+        self.name.set_full_text(figures.name)
+        self.sensors.setText(figures.sensors)
+        self.switch.setChecked(figures.is_on)
+        self.switch.setAccessibleName(f"Use {figures.label}")
+        self.more.set_text(f"{'Less' if self.more.isChecked() else 'More'} about {figures.label}")
+        self.join.setVisible(joins is not None)
+        self.join.setAccessibleName(f"{figures.label} {JOIN_TEXT}")
+        with QSignalBlocker(self.join):
+            self.join.setChecked(bool(joins))
+        self._set_share(figures)
+        self.memory_bar.set_figures(figures, measured)
+        taken = figures.memory.total + figures.overhead + figures.guests
+        self.use.set_full_text(use_text(taken, figures.total, figures.free))
+        set_role(self.use, "shortage" if is_short(figures) else "muted")
+        self.shares.setText(share_text(figures) if has_slider or figures.is_taker else "")
+        self._shown = figures, place
+        self._show_details()
+        is_used = figures.is_on or figures.is_taker
+        self._share.setVisible(figures.is_on and has_slider)
+        self._memory.setVisible(is_used)
+
+    def _show_details(self) -> None:
+        """Nothing is worked out while they are folded away."""
+        is_open = self.more.isChecked()
+        if is_open and self._shown is not None:
+            figures, place = self._shown
+            self.details.set_figures(figures, place=place)
+        self.details.setVisible(is_open)
+
+    def _set_share(self, figures: RowFigures) -> None:
+        with QSignalBlocker(self.slider):
+            self.slider.setValue(round(figures.asked * SLIDER_STEPS))
+        show_number(self.number, 100 * figures.asked)
+        for control, what in ((self.slider, "Share"), (self.number, "Share in percent")):
+            control.setAccessibleName(f"{what} of {figures.spoken}")
+            control.setEnabled(not figures.is_locked)
+        verb = "Unlock" if figures.is_locked else "Lock"
+        self.lock.set_icon("lock" if figures.is_locked else "unlock")
+        self.lock.set_text(f"{verb} the share of {figures.label}")
+        self.lock.setChecked(figures.is_locked)
+
+    def _on_share(self, share: float) -> None:
+        self.share_changed.emit(self.index, share)
+
+    def _on_more(self, is_open: bool) -> None:
+        self.more.set_icon("chevron-up" if is_open else "chevron-down")
+        self._show_details()
+
+    def _make_slider(self) -> QSlider:
+        slider = QSlider(Qt.Orientation.Horizontal)
+        slider.setRange(0, SLIDER_STEPS)
+        slider.setSingleStep(SLIDER_STEPS // 100)
+        slider.setPageStep(SLIDER_STEPS // 20)
+        slider.setProperty("device", str(self.colour % len(theme().devices)))
+        ignore_wheel(slider)
+        return slider
+
+    def _make_number(self) -> QDoubleSpinBox:
+        number = QDoubleSpinBox()
+        number.setRange(0, 100)
+        number.setDecimals(1)
+        number.setSuffix(" %")
+        number.setFixedWidth(84)
+        number.setKeyboardTracking(False)
+        ignore_wheel(number)
+        return number
+
+    def _connect(self) -> None:
+        self.switch.clicked.connect(lambda is_on: self.switched.emit(self.index, is_on))
+        self.slider.valueChanged.connect(lambda v: self._on_share(v / SLIDER_STEPS))
+        self.slider.sliderPressed.connect(self.gesture_began)
+        self.slider.sliderReleased.connect(self.gesture_ended)
+        self.number.valueChanged.connect(lambda v: self._on_share(v / 100))
+        self.lock.clicked.connect(lambda is_on: self.locked.emit(self.index, is_on))
+        self.join.clicked.connect(lambda is_on: self.joined.emit(self.index, is_on))
+        self.more.toggled.connect(self._on_more)
+        self.details.moved.connect(lambda steps: self.moved.emit(self.index, steps))
+        self.details.reserve_changed.connect(lambda n: self.reserve_changed.emit(self.index, n))
+
+    def _build(self) -> tuple[QWidget, QWidget]:
+        """Lay everything out; the parts that hide are the share and the memory."""
+        self.join.setText(JOIN_TEXT)
+        header = QHBoxLayout()
+        header.setSpacing(8)
+        header.addWidget(ColourDot(self.colour))
+        header.addWidget(self.title)
+        header.addWidget(self.name, 1)
+        header.addWidget(self.sensors)
+        header.addWidget(self.more)
+        header.addWidget(self.switch)
+        share, memory = QWidget(), QWidget()
+        share_layout = QHBoxLayout(share)
+        share_layout.setContentsMargins(0, 0, 0, 0)
+        share_layout.setSpacing(6)
+        share_layout.addWidget(self.slider, 1)
+        share_layout.addWidget(self.number)
+        share_layout.addWidget(self.lock)
+        texts = QHBoxLayout()
+        texts.addWidget(self.use, 1)
+        texts.addWidget(self.shares)
+        memory_layout = QVBoxLayout(memory)
+        memory_layout.setContentsMargins(0, 0, 0, 0)
+        memory_layout.setSpacing(5)
+        memory_layout.addWidget(self.memory_bar)
+        memory_layout.addLayout(texts)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 9)
+        layout.setSpacing(7)
+        layout.addWidget(line())
+        layout.addSpacing(2)
+        layout.addLayout(header)
+        for part in (self.join, share, memory, self.details):
+            layout.addWidget(part)
+        return share, memory
+
+
+def is_short(figures: RowFigures) -> bool:
+    """Whether the model does not fit on the row's device."""
+    return figures.free < 0 and (figures.memory.total > 0 or figures.guests > 0)

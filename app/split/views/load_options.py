@@ -1,0 +1,168 @@
+"""Context length, cache type, threads, links: what else is decided before a model is loaded."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtWidgets import QComboBox, QGridLayout, QSpinBox, QWidget
+
+from app.split.settings import MAX_THREADS, SplitSettings
+from app.split.views.context_slider import ContextSlider
+from app.theme import set_role
+from app.units import context_text, tokens_text
+from app.widgets.controls import ElidedLabel, ignore_wheel, label, show_number
+from engine import KV_TYPES, PEER_MODES
+
+FIRST_STOP = 512
+CONTEXT_IF_UNKNOWN = 32768
+KV_HINTS = {
+    "f32": "Exact, twice as large as F16", "f16": "Half of F32", "bf16": "Half of F32, less exact",
+    "q8_0": "About half of F16", "q4_0": "About a quarter of F16",
+}  # fmt: skip
+
+PEER_NAMES = {"auto": "Direct if proven", "on": "Direct wherever it works", "off": "By the host"}
+PEER_HINTS = {
+    "auto": "GPUs write straight into each other's memory where a trial on this machine shows that "
+    "nothing is lost and that it is faster",
+    "on": "The same, also where the way by the host's memory is faster; what fails the trial is "
+    "never used",
+    "off": "GPUs never touch each other's memory: choose this if answers are gibberish or the "
+    "machine hangs",
+}
+
+
+def context_stops(n_ctx_train: int) -> list[int]:
+    """Powers of two from 512 up to the length that the model was trained for, which ends it."""
+    last = n_ctx_train or CONTEXT_IF_UNKNOWN
+    stops = []
+    stop = FIRST_STOP
+    while stop < last:
+        stops.append(stop)
+        stop *= 2
+    return [*stops, last]
+
+
+class LoadOptions(QWidget):
+    """Fields for the settings that are not about shares."""
+
+    context_changed = Signal(int)
+    kv_type_changed = Signal(str)
+    threads_changed = Signal(object)  # int, or None for one per core
+    p2p_changed = Signal(str)
+    gesture_began = Signal()
+    gesture_ended = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._stops = context_stops(0)
+        self.context_slider = ContextSlider()
+        self.context_slider.setAccessibleName("Context length")
+        self.context_note = ElidedLabel()
+        self.context_note.setProperty("role", "muted")
+        self.context = QSpinBox()
+        self.context.setAccessibleName("Context length in tokens")
+        self.context.setKeyboardTracking(False)
+        self.context.setFixedWidth(96)
+        self.kv_type = QComboBox()
+        self.kv_type.setAccessibleName("Type of the KV cache")
+        for kv_type in KV_TYPES:
+            self.kv_type.addItem(kv_type.upper(), kv_type)
+            hint, role = KV_HINTS.get(kv_type), Qt.ItemDataRole.ToolTipRole
+            self.kv_type.setItemData(self.kv_type.count() - 1, hint, role)
+        self.p2p = QComboBox()
+        self.p2p.setAccessibleName("How GPUs reach each other")
+        for mode in PEER_MODES:
+            self.p2p.addItem(PEER_NAMES[mode], mode)
+            self.p2p.setItemData(
+                self.p2p.count() - 1, PEER_HINTS[mode], Qt.ItemDataRole.ToolTipRole
+            )
+        self.p2p_label = label("GPU to GPU", "muted")
+        self.threads = QSpinBox()
+        self.threads.setAccessibleName("CPU threads")
+        self.threads.setRange(0, MAX_THREADS)
+        self.threads.setSpecialValueText("auto")
+        self.threads.setKeyboardTracking(False)
+        self.threads.setFixedWidth(96)
+        self.threads_label = label("Threads", "muted")
+        for field in (self.context_slider, self.context, self.kv_type, self.threads, self.p2p):
+            ignore_wheel(field)
+        self._build()
+        self.context_slider.valueChanged.connect(self._on_slider)
+        self.context_slider.sliderPressed.connect(self.gesture_began)
+        self.context_slider.sliderReleased.connect(self.gesture_ended)
+        self.context.valueChanged.connect(self.context_changed)
+        self.kv_type.currentIndexChanged.connect(
+            lambda _: self.kv_type_changed.emit(self.kv_type.currentData())
+        )
+        self.p2p.currentIndexChanged.connect(
+            lambda _: self.p2p_changed.emit(self.p2p.currentData())
+        )
+        self.threads.valueChanged.connect(lambda n: self.threads_changed.emit(n or None))
+        self.set_model_context(0)
+
+    def set_model_context(self, n_ctx_train: int) -> None:
+        """Offer context lengths up to what the model was trained for; 0 is unknown."""
+        self._stops = context_stops(n_ctx_train)
+        with QSignalBlocker(self.context_slider), QSignalBlocker(self.context):
+            self.context_slider.set_stops(self._stops)
+            self.context.setRange(1, self._stops[-1])
+            self.context.setSingleStep(max(1, min(FIRST_STOP, self._stops[-1] // 8)))
+        names = ", ".join(context_text(stop) for stop in self._stops)
+        self.context_slider.setToolTip(f"Tokens the model can look back on: {names}")
+
+    def set_settings(self, settings: SplitSettings, n_ctx: int) -> None:
+        """Show `settings`; `n_ctx` is the context length in effect."""
+        n_ctx = min(n_ctx, self._stops[-1])
+        with (
+            QSignalBlocker(self.context_slider), QSignalBlocker(self.kv_type),
+            QSignalBlocker(self.p2p),
+        ):  # fmt: skip
+            self.context_slider.setValue(max(0, bisect_right(self._stops, n_ctx) - 1))
+            self.kv_type.setCurrentIndex(self.kv_type.findData(settings.kv_type))
+            self.p2p.setCurrentIndex(self.p2p.findData(settings.p2p))
+            self.p2p.setToolTip(PEER_HINTS[settings.p2p])
+        show_number(self.context, n_ctx)
+        show_number(self.threads, settings.cpu_threads or 0)
+        has_cpu = any(settings.ranks[i].device == "cpu" for i in settings.active)
+        self.threads.setVisible(has_cpu)
+        self.threads_label.setVisible(has_cpu)
+        for field in (self.p2p, self.p2p_label):
+            field.setVisible(settings.n_gpus > 1)
+
+    def set_most(self, most: int | None, n_ctx: int) -> None:
+        """Mark the longest context that fits, in tokens, beside `n_ctx`, the one in effect."""
+        self.context_slider.set_most(most)
+        if most is None:
+            text = ""
+        elif not most:
+            text = "No context fits."
+        elif most >= self._stops[-1]:
+            text = "The whole context fits."
+        else:
+            text = f"Up to {tokens_text(most)} fit."
+        self.context_note.set_full_text(text)
+        is_over = most is not None and n_ctx > most
+        set_role(self.context_note, "shortage" if is_over else "muted")
+        said = f"{n_ctx} tokens. {text}".replace("\u202f", "")
+        self.context_slider.setAccessibleDescription(said)
+
+    def _on_slider(self, stop: int) -> None:
+        self.context_changed.emit(self._stops[stop])
+
+    def _build(self) -> None:
+        layout = QGridLayout(self)
+        layout.setContentsMargins(0, 4, 0, 4)
+        layout.setHorizontalSpacing(10)
+        layout.setVerticalSpacing(8)
+        layout.setColumnStretch(1, 1)
+        layout.addWidget(label("Context", "muted"), 0, 0)
+        layout.addWidget(self.context_slider, 0, 1, 1, 2)
+        layout.addWidget(self.context, 0, 3)
+        layout.addWidget(self.context_note, 1, 1, 1, 3)
+        layout.addWidget(label("KV cache", "muted"), 2, 0)
+        layout.addWidget(self.kv_type, 2, 1)
+        layout.addWidget(self.threads_label, 2, 2, Qt.AlignmentFlag.AlignRight)
+        layout.addWidget(self.threads, 2, 3)
+        layout.addWidget(self.p2p_label, 3, 0)
+        layout.addWidget(self.p2p, 3, 1, 1, 3)

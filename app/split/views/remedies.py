@@ -1,0 +1,63 @@
+"""Ways out where something does not fit, each a button."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QPushButton, QWidget
+
+from app.units import tokens_text
+from app.widgets.flow import FlowBox
+from engine import Remedy
+
+MOST = 6
+
+
+class RemedyButtons(FlowBox):
+    """Offers remedies; a press asks for one."""
+
+    chosen = Signal(object)  # Remedy
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._shown: tuple[Remedy, ...] = ()
+        self.buttons: list[QPushButton] = []
+        self.hide()
+
+    def set_remedies(self, remedies: Sequence[Remedy], *, is_current: bool) -> None:
+        """Offer these; those of settings that have changed since cannot be pressed."""
+        self.setVisible(bool(remedies))
+        self.setEnabled(is_current)
+        if tuple(remedies) == self._shown:
+            return
+        self._shown = tuple(remedies)
+        self.buttons = []
+        for remedy in self._shown[:MOST]:
+            button = QPushButton(short_text(remedy))
+            button.setProperty("role", "chip")
+            button.setToolTip(named(remedy.sentence))
+            button.setAccessibleDescription(named(remedy.sentence))
+            button.clicked.connect(lambda _=False, r=remedy: self.chosen.emit(r))
+            self.buttons.append(button)
+        self.set_widgets(self.buttons)
+
+
+def short_text(remedy: Remedy) -> str:
+    """A remedy in a few words."""
+    params = remedy.params
+    texts = {
+        "split": "Shares that fit",
+        "kv_type": f"{params.kv_type} KV",
+        "context": f"Context of {tokens_text(params.n_ctx or 0)}",
+        "experts": f"Experts of {params.n_cpu_moe} blocks to the CPU",
+        "kv_on_host": "KV in the host's memory",
+        "blocks": f"{params.n_cpu_blocks} blocks to the CPU",
+    }
+    return texts.get(remedy.kind) or named(remedy.sentence).rstrip(".")
+
+
+def named(sentence: str) -> str:
+    """A sentence with devices as the rows call them: "GPU 1" for "cuda:1"."""
+    return re.sub(r"\bcuda:(\d+)", r"GPU \1", sentence)

@@ -1,0 +1,96 @@
+"""How the split panel is laid out; what it shows and asks is in `split_panel`."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QSpinBox, QVBoxLayout, QWidget
+
+from app.split.settings import MAX_CPU_RANKS
+from app.split.views.load_footer import LoadFooter
+from app.split.views.load_options import LoadOptions
+from app.split.views.remedies import RemedyButtons
+from app.split.views.split_header import SplitHeader
+from app.split.views.split_summary import MemoryComparison, SplitSummary
+from app.widgets.controls import ignore_wheel, keep_margin, label, line
+
+MIN_WIDTH = 360
+
+
+class SplitLayout(QWidget):
+    """The panel's widgets.
+
+    Attributes:
+        inputs: everything that is locked while a model loads.
+        rows_layout: where rows of devices go.
+    """
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.header, self.options = SplitHeader(), LoadOptions()
+        self.comparison, self.summary = MemoryComparison(), SplitSummary()
+        self.remedies, self.footer = RemedyButtons(), LoadFooter()
+        self.unusable, self.problem = label(role="muted"), label(role="shortage")
+        for text in (self.unusable, self.problem):
+            text.setWordWrap(True)
+            text.hide()
+        self.cpu_ranks, self.cpu_ranks_host = QSpinBox(), QWidget()
+        self.rows_layout = QVBoxLayout()
+        self.inputs = self._make_inputs()
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setProperty("role", "panel")
+        self.setMinimumWidth(MIN_WIDTH)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(0)
+        layout.addWidget(self._make_scroll_area(), 1)
+        layout.addWidget(self._make_verdict())
+        layout.addWidget(self.footer)
+
+    def _make_scroll_area(self) -> QScrollArea:
+        content = QWidget()
+        column = QVBoxLayout(content)
+        column.setContentsMargins(16, 8, 16, 8)
+        column.setSpacing(10)
+        column.addWidget(self.inputs)
+        column.addWidget(self.comparison)
+        column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setWidget(content)
+        scroll.setWidgetResizable(True)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its fields scroll into view
+        keep_margin(scroll, column)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        return scroll
+
+    def _make_inputs(self) -> QWidget:
+        self.rows_layout.setSpacing(0)
+        inputs = QWidget()
+        layout = QVBoxLayout(inputs)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(8)
+        layout.addWidget(self.header)
+        layout.addLayout(self.rows_layout)
+        for widget in (self.unusable, self._make_cpu_ranks(), line(), self.options):
+            layout.addWidget(widget)
+        return inputs
+
+    def _make_cpu_ranks(self) -> QWidget:
+        self.cpu_ranks.setRange(1, MAX_CPU_RANKS)
+        self.cpu_ranks.setAccessibleName("CPU ranks")
+        self.cpu_ranks.setToolTip("Split the model over several virtual devices of the CPU")
+        ignore_wheel(self.cpu_ranks)
+        layout = QHBoxLayout(self.cpu_ranks_host)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(label("CPU ranks", "muted"), 1)
+        layout.addWidget(self.cpu_ranks)
+        return self.cpu_ranks_host
+
+    def _make_verdict(self) -> QWidget:
+        """What fits and what it costs; below the scroll area, so that it is always in view."""
+        verdict = QWidget()
+        layout = QVBoxLayout(verdict)
+        layout.setContentsMargins(16, 6, 16, 0)
+        layout.setSpacing(8)
+        for widget in (self.problem, self.remedies, self.summary):
+            layout.addWidget(widget)
+        return verdict

@@ -1,0 +1,198 @@
+"""Connects the dialog that finds the best split with the engine and the split panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from PySide6.QtCore import QObject, Signal, Slot
+
+from app.background import LatestJob
+from app.engine_client import EngineClient
+from app.tune.views.tune_dialog import TuneDialog
+from engine import (
+    EngineError,
+    Forecaster,
+    LoadParams,
+    Planner,
+    Region,
+    TuneEstimate,
+    TunePlan,
+    TuneProgress,
+    TuneResult,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a search would be about.
+
+    Attributes:
+        free_bytes: by device, what the model that is loaded holds included.
+    """
+
+    params: LoadParams
+    goal: str
+    budget_s: float | None
+    free_bytes: Mapping[str, int]
+
+
+Answer = tuple[TuneEstimate, tuple[Region, ...]]
+
+
+def estimate(question: Question) -> Answer:
+    """What the search would do, and where it would not go; takes a moment.
+
+    Raises:
+        EngineError: nothing fits, or the file cannot be read.
+    """
+    with closing(Planner(question.params.path)) as planner:
+        plan = TunePlan(
+            planner, question.params, Forecaster.of_machine(), question.goal, question.budget_s,
+            question.free_bytes,
+        )  # fmt: skip
+        return plan.estimate, tuple(plan.space.regions())
+
+
+LEFT_OUT = "Parts that are pinned to one of several ranks of a device are placed anew."
+
+
+def _is_of_rank(override: tuple[str, str]) -> bool:
+    """Whether it names a rank by its number, which is another one in each split."""
+    return override[1].startswith("#")
+
+
+class Chooser(Protocol):
+    """What is used of the split panel."""
+
+    def load_params(self) -> LoadParams:
+        """Raises EngineError where there is no device."""
+        ...
+
+    def tune_devices(self) -> tuple[str, ...]:
+        """The devices to choose from, one entry per rank."""
+        ...
+
+    def free_bytes(self) -> dict[str, int]: ...
+
+    def choose(self, params: LoadParams) -> None: ...
+
+
+class TunePresenter(QObject):
+    """One dialog for the window.
+
+    Args:
+        estimate: what takes long; replaced by tests.
+    """
+
+    choosing = Signal()  # the winner is about to be chosen, and is to be used
+    lost = Signal()  # the model that was loaded could not be brought back
+
+    def __init__(
+        self,
+        dialog: TuneDialog,
+        split: Chooser,
+        client: EngineClient,
+        parent: QObject | None = None,
+        *,
+        estimate: Callable[[Question], Answer] = estimate,
+    ) -> None:
+        super().__init__(parent)
+        self._dialog, self._split, self._client = dialog, split, client
+        self._estimate = estimate
+        self._had_model = self._is_searching = False
+        self._job = LatestJob("tandem-tune-plan", self)
+        self._job.done.connect(self._on_estimate)
+        self._job.failed.connect(dialog.fail)
+        dialog.estimate_requested.connect(self._ask)
+        dialog.start_requested.connect(self._start)
+        dialog.cancel_requested.connect(self._cancel)
+        dialog.apply_requested.connect(self._apply)
+        client.tune_started.connect(dialog.begin)
+        client.tune_progress.connect(self._on_progress)
+        client.tuned.connect(self._on_tuned)
+        client.tune_failed.connect(self._on_failed)
+
+    @Slot()
+    def open(self) -> None:
+        """Show the dialog for what is chosen in the split panel."""
+        self._dialog.open_for(self._split.tune_devices(), LEFT_OUT if self._has_pins() else "")
+
+    def close(self) -> None:
+        """Wait for an estimate."""
+        self._job.close()
+
+    @Slot(str, object)
+    def _ask(self, goal: str, budget_s: float | None) -> None:
+        try:
+            params = self._params()
+        except EngineError as error:
+            self._dialog.fail(error)
+            return
+        question = Question(params, goal, budget_s, self._split.free_bytes())
+        self._job.run(lambda: self._estimate(question))
+
+    @Slot(str, float)
+    def _start(self, goal: str, budget_s: float) -> None:
+        try:
+            params = self._params()
+        except EngineError as error:
+            self._dialog.fail(error)
+            return
+        self._had_model, self._is_searching = self._client.model is not None, True
+        self._dialog.wait()
+        self._client.tune(params, goal, budget_s)
+
+    def _params(self) -> LoadParams:
+        """What all trials have in common."""
+        params = self._split.load_params()
+        if not params.path:
+            raise EngineError("There is no model to search for.", "Open one first.")
+        return replace(
+            params,
+            devices=self._split.tune_devices(),
+            split=None,
+            split_mode="tensor",
+            groups=None,
+            overrides=tuple(entry for entry in params.overrides if not _is_of_rank(entry)),
+        )
+
+    def _has_pins(self) -> bool:
+        try:
+            return any(map(_is_of_rank, self._split.load_params().overrides))
+        except EngineError:
+            return False
+
+    @Slot()
+    def _cancel(self) -> None:
+        if self._is_searching:
+            self._client.cancel()
+
+    @Slot(object)
+    def _apply(self, params: LoadParams) -> None:
+        self.choosing.emit()
+        self._split.choose(params)
+
+    @Slot(object)
+    def _on_estimate(self, answer: Answer) -> None:
+        if self._dialog.state != "running":
+            self._dialog.show_estimate(*answer)
+
+    @Slot(object)
+    def _on_progress(self, progress: TuneProgress) -> None:
+        dialog = self._dialog
+        dialog.add_trial(progress.trial, progress.n_done, progress.n_trials, progress.best)
+
+    @Slot(object)
+    def _on_tuned(self, result: TuneResult) -> None:
+        self._is_searching = False
+        self._dialog.finish(result)
+
+    @Slot(object)
+    def _on_failed(self, error: EngineError) -> None:
+        self._is_searching = False
+        self._dialog.fail(error)
+        if self._had_model and self._client.model is None:
+            self.lost.emit()

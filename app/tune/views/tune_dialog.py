@@ -1,0 +1,328 @@
+"""Find the best split: what will be tried and how long it takes, live results, the winner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QCloseEvent, QStandardItem, QStandardItemModel
+from PySide6.QtWidgets import (
+    QComboBox,
+    QDialog,
+    QHBoxLayout,
+    QHeaderView,
+    QProgressBar,
+    QSpinBox,
+    QTableView,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.notice import Notice
+from app.split.figures import rank_labels
+from app.theme import set_role
+from app.tune.results import GOAL_TEXTS, Point, estimate_text, point_of, request_rate, result_text
+from app.tune.views.tune_plot import TunePlot
+from app.widgets.banner import Banner
+from app.widgets.buttons import button
+from app.widgets.controls import label
+from engine import GOALS, EngineError, Goal, Region, Trial, TuneEstimate, TuneResult
+
+State = Literal["ready", "running", "done"]
+SHORTEST_S, LONGEST_S = 5, 3600
+ASK_MS: Final = 250
+SHOWN_MS: Final = 60  # the estimate would keep the first paint from Python's lock
+HEADERS = ("Split", "Prompt tok/s", "Answer tok/s", "Request tok/s")
+COUNTING: Final = "Working out what to try …"
+
+
+class TuneDialog(QDialog):
+    """Asks for estimates, a search and its end; shows what it is told."""
+
+    estimate_requested = Signal(str, object)  # goal, seconds or None
+    start_requested = Signal(str, float)  # goal, seconds
+    cancel_requested = Signal()
+    apply_requested = Signal(object)  # LoadParams of the winner
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Find the best split")
+        self.resize(720, 660)
+        self.state: State = "ready"
+        self._trials: list[Trial] = []
+        self._devices: tuple[str, ...] = ()
+        self._note = ""
+        self._estimate: TuneEstimate | None = None
+        self._result: TuneResult | None = None
+        self._ask = QTimer(self, singleShot=True, interval=ASK_MS)
+        self._ask.timeout.connect(self._ask_estimate)
+        self._first_ask = QTimer(self, singleShot=True, interval=SHOWN_MS)
+        self._first_ask.timeout.connect(self._ask_anew)
+        self._make_fields()
+        self._make_results()
+        self._make_buttons()
+        self._build()
+        self._set_state("ready")
+
+    def open_for(self, devices: Sequence[str], note: str = "") -> None:
+        """Begin anew for these devices, unless a search is under way.
+
+        Args:
+            note: a sentence on what the search leaves out.
+        """
+        if self.state != "running":
+            self._devices, self._note = tuple(devices), note
+            self._forget()
+            self._set_state("ready")
+            self._estimate = None
+            self.what.setText(COUNTING)
+            self._first_ask.start()
+        self.show()
+        self.raise_()
+        self.activateWindow()
+
+    def show_estimate(self, estimate: TuneEstimate, regions: Sequence[Region] = ()) -> None:
+        """What a search would do; where it would not go is shaded."""
+        self._estimate = estimate
+        self.what.setText(f"{estimate_text(estimate)} {self._note}".strip())
+        if not self.budget.hasFocus():
+            self.budget.blockSignals(True)
+            self.budget.setValue(round(estimate.budget_s))
+            self.budget.blockSignals(False)
+        self._show_regions(regions)
+        self._set_state(self.state)
+
+    def wait(self) -> None:
+        """The engine was asked to search."""
+        self.outcome.setText("The search begins as soon as the engine is free …")
+        self.progress.setRange(0, 0)
+        self._set_state("running")
+
+    def begin(self, estimate: TuneEstimate) -> None:
+        """The search has begun."""
+        self._forget()
+        self._estimate = estimate
+        self.what.setText(f"{estimate_text(estimate)} {self._note}".strip())
+        self.progress.setRange(0, max(1, estimate.n_trials))
+        self.progress.setValue(0)
+        self._set_state("running")
+
+    def add_trial(self, trial: Trial, n_done: int, n_trials: int, best: Trial | None) -> None:
+        """One more trial, or one that was repeated, with all that was measured of it."""
+        same = (at for at, known in enumerate(self._trials) if known.params == trial.params)
+        at = next(same, None)
+        if at is None:
+            self._trials.append(trial)
+        else:
+            self._trials[at] = trial
+        self.progress.setRange(0, max(1, n_trials))
+        self.progress.setValue(n_done)
+        self._show_trials(best)
+        text = f"{n_done} of about {n_trials}"
+        if best is not None:
+            text += f" · best so far: {point_of(best, self._goal, self._devices).text}"
+        self.outcome.setText(text)
+
+    def finish(self, result: TuneResult) -> None:
+        """The search has ended."""
+        self._result = result
+        self._trials = list(result.trials)
+        self._show_regions(result.regions)
+        self._show_trials(result.winner)
+        self.outcome.setText(result_text(result))
+        self._set_state("done")
+        if self.apply.isEnabled():
+            self.apply.setFocus()
+
+    def fail(self, error: EngineError) -> None:
+        """It could not be done."""
+        self.banner.show_notice(Notice.of(error))
+        self.outcome.setText("")
+        if self._estimate is None:
+            self.what.setText("")
+        self._set_state("ready" if not self._trials else "done")
+
+    def choose(self, goal: str, budget_s: float) -> None:
+        """Set the fields, as a person would."""
+        self.goal.setCurrentIndex(self.goal.findData(goal))
+        self.budget.setValue(round(budget_s))
+
+    @property
+    def _goal(self) -> Goal:
+        return GOALS[self.goal.currentData()]
+
+    def _ask_estimate(self) -> None:
+        self.estimate_requested.emit(self.goal.currentData(), float(self.budget.value()))
+
+    def _on_budget(self) -> None:
+        self._first_ask.stop()
+        self._ask.start()
+
+    def _on_goal(self) -> None:
+        """Another goal takes another time, so the field starts from what it takes."""
+        self.what.setText(COUNTING)
+        self._ask_anew()
+
+    def _ask_anew(self) -> None:
+        self.estimate_requested.emit(self.goal.currentData(), None)
+
+    def _on_start(self) -> None:
+        if self.state == "running":
+            self.cancel.setEnabled(False)
+            self.cancel_requested.emit()
+            return
+        self._forget()
+        self.start_requested.emit(self.goal.currentData(), float(self.budget.value()))
+
+    def _on_apply(self) -> None:
+        winner = self._result.winner if self._result else None
+        if winner is not None:
+            self.apply_requested.emit(winner.params)
+            self.close()
+
+    def _set_state(self, state: State) -> None:
+        self.state = state
+        is_running = state == "running"
+        for field in (self.goal, self.budget):
+            field.setEnabled(not is_running)
+        self.start.setVisible(not is_running)
+        self.start.setEnabled(self._estimate is not None)
+        self.start.setText("Search again" if state == "done" else "Start")
+        self.cancel.setVisible(is_running)
+        self.cancel.setEnabled(True)
+        self.progress.setVisible(is_running)
+        winner = self._result.winner if self._result else None
+        self.apply.setEnabled(state == "done" and winner is not None)
+        set_role(self.apply, "primary" if self.apply.isEnabled() else "")
+        set_role(self.start, "" if self.apply.isEnabled() else "primary")
+
+    def _forget(self) -> None:
+        self._trials, self._result = [], None
+        self.banner.dismiss()
+        self.outcome.setText("")
+        self.progress.setValue(0)
+        self._rows.setRowCount(0)
+        self.plot.show_points((), None)
+
+    def _show_trials(self, best: Trial | None) -> None:
+        goal, devices = self._goal, self._devices
+        points = [point_of(trial, goal, devices) for trial in self._trials]
+        at = next((n for n, t in enumerate(self._trials) if best and t.params == best.params), None)
+        self.plot.show_points(points, at)
+        self._rows.setRowCount(len(points))
+        for row, (trial, point) in enumerate(zip(self._trials, points, strict=True)):
+            for column, text in enumerate(_row_texts(trial, point, goal, is_best=row == at)):
+                item = QStandardItem(text)
+                item.setToolTip(trial.problem or trial.predicted_reason)
+                self._rows.setItem(row, column, item)
+        if at is not None:
+            self.table.scrollTo(self._rows.index(len(points) - 1, 0))
+
+    def _show_regions(self, regions: Sequence[Region]) -> None:
+        first = rank_labels(self._devices)[0] if self._devices else ""
+        spans = [(region.start, region.stop) for region in regions]
+        self.plot.show_regions(spans, first)
+
+    # what there is
+
+    def _make_fields(self) -> None:
+        self.goal = QComboBox()
+        for name, (text, tip) in GOAL_TEXTS.items():
+            self.goal.addItem(text, name)
+            self.goal.setItemData(self.goal.count() - 1, tip, Qt.ItemDataRole.ToolTipRole)
+        self.goal.setAccessibleName("What to be fast at")
+        self.goal.currentIndexChanged.connect(self._on_goal)
+        self.budget = QSpinBox()
+        self.budget.setRange(SHORTEST_S, LONGEST_S)
+        self.budget.setSuffix(" s")
+        self.budget.setSingleStep(10)
+        self.budget.setAccessibleName("Seconds at most")
+        self.budget.setMinimumWidth(90)
+        self.budget.valueChanged.connect(self._on_budget)
+        self.what = label()
+        self.what.setWordWrap(True)
+
+    def _make_results(self) -> None:
+        self.progress = QProgressBar()
+        self.progress.setAccessibleName("Runs done")
+        self.plot = TunePlot()
+        self.outcome = label()
+        self.outcome.setWordWrap(True)
+        self._rows = QStandardItemModel(0, len(HEADERS), self)
+        self._rows.setHorizontalHeaderLabels(list(HEADERS))
+        self.table = QTableView()
+        self.table.setModel(self._rows)
+        self.table.setAccessibleName("Splits that were tried")
+        self.table.setShowGrid(False)
+        self.table.setTabKeyNavigation(False)
+        self.table.verticalHeader().hide()
+        self.table.verticalHeader().setDefaultSectionSize(26)
+        self.table.setEditTriggers(QTableView.EditTrigger.NoEditTriggers)
+        self.table.setSelectionBehavior(QTableView.SelectionBehavior.SelectRows)
+        header = self.table.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+        header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
+        self.banner = Banner()
+
+    def _make_buttons(self) -> None:
+        self.start = button("Start", "primary")
+        self.start.clicked.connect(self._on_start)
+        self.cancel = button("Stop", name="Stop the search")
+        self.cancel.clicked.connect(self._on_start)
+        self.apply = button("Apply", name="Use the best split")
+        self.apply.clicked.connect(self._on_apply)
+        self.close_button = button("Close")
+        self.close_button.clicked.connect(self.close)
+        for each in (self.cancel, self.apply, self.close_button):
+            each.setAutoDefault(False)
+
+    def _build(self) -> None:
+        fields = QHBoxLayout()
+        for text, field in (("Fast at", self.goal), ("At most", self.budget)):
+            caption = label(text, "muted")
+            caption.setBuddy(field)
+            fields.addWidget(caption)
+            fields.addWidget(field)
+            fields.addSpacing(12)
+        fields.addStretch()
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.close_button)
+        buttons.addStretch()
+        for each in (self.apply, self.cancel, self.start):
+            buttons.addWidget(each)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(20, 16, 20, 16)
+        layout.setSpacing(10)
+        layout.addWidget(self.banner)
+        layout.addLayout(fields)
+        layout.addWidget(self.what)
+        layout.addWidget(self.progress)
+        layout.addWidget(self.plot, 3)
+        layout.addWidget(self.outcome)
+        layout.addWidget(self.table, 2)
+        layout.addLayout(buttons)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        """A search goes on only while it can be seen."""
+        self._ask.stop()
+        self._first_ask.stop()
+        if self.state == "running":
+            self.cancel_requested.emit()
+        event.accept()  # Qt's own would ask `reject`
+
+    def reject(self) -> None:
+        """Escape stops a search first, and closes when there is none."""
+        if self.state == "running":
+            self._on_start()
+        else:
+            super().reject()
+
+
+def _row_texts(trial: Trial, point: Point, goal: Goal, *, is_best: bool) -> tuple[str, ...]:
+    text = f"Best · {point.text}" if is_best else point.text
+    if not point.can_run:
+        return text, "–", "–", "cannot run"
+    rates = (trial.prefill_ts, trial.decode_ts, request_rate(trial, goal))
+    return text, *(f"{rate:.1f}" for rate in rates)

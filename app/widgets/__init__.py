@@ -1,0 +1,4 @@
+"""Small widgets that several subjects use.
+
+Imports no subject of the app.
+"""

@@ -1,0 +1,76 @@
+"""A line inside the window that says what happened and offers at most one thing to do."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QTimer, Slot
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
+
+from app.notice import Notice
+from app.theme import set_role
+from app.widgets.buttons import IconButton, button
+from app.widgets.controls import label
+
+INFO_MS = 8000
+ROLES = {"info": "", "warning": "warn", "error": "danger"}
+
+
+class Banner(QFrame):
+    """Shows one notice at a time; a plain piece of information leaves on its own."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "banner")
+        self._notice: Notice | None = None
+        self._text, self._hint = label(), label(role="muted")
+        for part in (self._text, self._hint):
+            part.setWordWrap(True)
+        self._action = button("")
+        self._action.clicked.connect(self._act)
+        close = IconButton("close", "Dismiss", self, size=14)
+        close.clicked.connect(self.dismiss)
+        texts = QVBoxLayout()
+        texts.setSpacing(2)
+        texts.addWidget(self._text)
+        texts.addWidget(self._hint)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(14, 8, 8, 8)
+        layout.addLayout(texts, 1)
+        layout.addWidget(self._action)
+        layout.addWidget(close)
+        self._timer = QTimer(self, singleShot=True, interval=INFO_MS)
+        self._timer.timeout.connect(self.dismiss)
+        self.hide()
+
+    @property
+    def notice(self) -> Notice | None:
+        return self._notice
+
+    @Slot(object)
+    def show_notice(self, notice: Notice) -> None:
+        self._notice = notice
+        self._text.setText(notice.text)
+        set_role(self._text, ROLES[notice.kind])
+        self._hint.setText(notice.hint)
+        self._hint.setVisible(bool(notice.hint))
+        self._action.setText(notice.action)
+        self._action.setVisible(bool(notice.action))
+        self.setAccessibleName(notice.text)
+        self.setAccessibleDescription(notice.hint)
+        self.show()
+        if notice.kind == "info":
+            self._timer.start()
+        else:
+            self._timer.stop()
+
+    @Slot()
+    def dismiss(self) -> None:
+        self._timer.stop()
+        self._notice = None
+        self.hide()
+
+    @Slot()
+    def _act(self) -> None:
+        notice = self._notice
+        self.dismiss()
+        if notice is not None and notice.on_action is not None:
+            notice.on_action()
