@@ -17,7 +17,9 @@ N_OTHER = 2
 @pytest.fixture(scope="module")
 def code() -> dict[str, dict[str, Any]]:
     folder = str(Path(os.environ["TANDEM_KERNEL_CACHE"]) / "triton")
-    return dict(run_offline("tests.engine.gpu.lane_code", *TARGETS, TRITON_CACHE_DIR=folder))
+    return dict(
+        run_offline("tests.engine.gpu.comm.one_shot_code", *TARGETS, TRITON_CACHE_DIR=folder)
+    )
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_90"])

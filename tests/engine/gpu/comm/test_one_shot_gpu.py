@@ -17,7 +17,7 @@ from engine.gpu import elementwise
 from engine.gpu.comm.one_shot import Lane, Lanes
 from engine.layers.norm import RMSNorm
 from engine.sharding.placement import Replicate
-from tests.helpers.lanes import alike, expected, randn
+from tests.helpers.one_shot import alike, expected, randn
 
 pytestmark = pytest.mark.gpu
 

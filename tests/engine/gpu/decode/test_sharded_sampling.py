@@ -20,7 +20,7 @@ from engine.gpu.decode.sampling import (
 )
 from engine.gpu.launch.launch import Start, watched
 from tests.helpers.draws import GREEDY, NEUTRAL, PENALTIES, Draws, random_logits, random_params
-from tests.helpers.lanes import Unheard, ranks_of
+from tests.helpers.one_shot import Unheard, ranks_of
 
 HALVES = (0, 300, 601)
 

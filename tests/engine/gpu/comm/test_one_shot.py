@@ -25,7 +25,7 @@ from engine.gpu.ops import GpuOps
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.quants.extent import Extent
 from engine.sharding.placement import Replicate
-from tests.helpers.lanes import (
+from tests.helpers.one_shot import (
     CPU,
     Ranks,
     alike,

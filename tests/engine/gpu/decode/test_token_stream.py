@@ -41,7 +41,7 @@ from tests.helpers.token_streams import (
 )
 from tests.helpers.toy_runtime import Letters, ToyRuntime
 
-DEMO = Path(__file__).resolve().parents[3] / "resources" / "demo" / "tandem-demo.gguf"
+DEMO = Path(__file__).resolve().parents[4] / "resources" / "demo" / "tandem-demo.gguf"
 RANDOM = {"seed": 11, "temperature": 1.2, "repeat_penalty": 1.2, "repeat_last_n": 7}
 
 

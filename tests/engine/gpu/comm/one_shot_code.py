@@ -1,6 +1,6 @@
 """What compilers make of the packets of a lane, in a process where kernels are compiled.
 
-python -m tests.engine.gpu.lane_code sm_90 gfx1100
+python -m tests.engine.gpu.comm.one_shot_code sm_90 gfx1100
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from engine.gpu.comm.slots import FIRST_ROUND, fresh_round, new_slot
 from engine.gpu.launch.cuda_api import CudaApi
 from engine.gpu.launch.target import INTERPRETER
 from tests.helpers.fake_cuda import FakeCuda
-from tests.helpers.lanes import (
+from tests.helpers.one_shot import (
     CPU,
     Ranks,
     alike,
