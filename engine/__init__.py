@@ -60,7 +60,6 @@ if TYPE_CHECKING:
         ChatMessage,
         Command,
         ContextShifted,
-        DeviceMemory,
         EngineReady,
         Event,
         Failed,
@@ -70,7 +69,6 @@ if TYPE_CHECKING:
         Load,
         LoadProgress,
         LoadState,
-        MemoryUse,
         ModelLoaded,
         ModelResplit,
         ModelUnloaded,
@@ -108,6 +106,7 @@ if TYPE_CHECKING:
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.fit import Fit, Remedy, Room
     from engine.planning.evaluation.positions import Position, Positions
+    from engine.planning.memory import DeviceMemory, MemoryUse
     from engine.planning.plan import DevicePlan, Plan
     from engine.planning.planner import Planner
     from engine.planning.saved_plans import (
@@ -329,16 +328,17 @@ _HOME = {
         "UnsupportedQuant",
     ),
     "events": (
-        "ChatMessage", "Command", "ContextShifted", "DeviceMemory", "EngineReady", "Event",
-        "Failed", "Finished", "Generate", "HostEvent", "Load", "LoadProgress", "LoadState",
-        "MemoryUse", "ModelLoaded", "ModelResplit", "ModelUnloaded", "PrefillProgress", "Resplit",
-        "SaveState", "StateLoaded", "StateProgress", "StateSaved", "Timings", "TokenText", "Tune",
-        "TuneProgress", "TuneStarted", "Tuned", "Unload", "Usage",
+        "ChatMessage", "Command", "ContextShifted", "EngineReady", "Event", "Failed", "Finished",
+        "Generate", "HostEvent", "Load", "LoadProgress", "LoadState", "ModelLoaded", "ModelResplit",
+        "ModelUnloaded", "PrefillProgress", "Resplit", "SaveState", "StateLoaded", "StateProgress",
+        "StateSaved", "Timings", "TokenText", "Tune", "TuneProgress", "TuneStarted", "Tuned",
+        "Unload", "Usage",
     ),
     "host": ("EngineHost", "ThreadHost"),
     "models.info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
     "measuring.machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),
     "generation.scoring": ("Perplexity", "perplexity"),
+    "planning.memory": ("DeviceMemory", "MemoryUse"),
     "planning.plan": ("DevicePlan", "Plan"),
     "planning.evaluation.fit": ("Fit", "Remedy", "Room"),
     "planning.evaluation.positions": ("Position", "Positions"),

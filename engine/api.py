@@ -20,14 +20,7 @@ import engine.environment  # noqa: F401 before torch, which reads it
 from engine.config import ControlVector, LoadParams, PeerMode, SamplingParams
 from engine.devices import parse_devices, parse_target
 from engine.errors import EngineError, ModelFileError, SplitError
-from engine.events import (
-    ContextShifted,
-    DeviceMemory,
-    Event,
-    Generate,
-    StateLoaded,
-    StateSaved,
-)
+from engine.events import ContextShifted, Event, Generate, StateLoaded, StateSaved
 from engine.generation.generate import Generation
 from engine.generation.prompts import Prompt, Prompts
 from engine.generation.session import Session
@@ -36,6 +29,7 @@ from engine.gguf import GGUFFile
 from engine.gguf.identity import file_stamp, model_hash
 from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
 from engine.models.info import ModelInfo, describe
+from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
 from engine.progress import IsCancelled, ProgressSink, StateSink, ignore, never
 from engine.runtime.model_runner import Logits

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Literal
 from engine.config import SPLIT_MODES, LoadParams, SamplingParams
 from engine.errors import EngineError
 from engine.models.info import ModelInfo
+from engine.planning.memory import DeviceMemory
 from engine.runtime.timeline import TokenTimes
 
 if TYPE_CHECKING:
@@ -39,33 +40,6 @@ TIMED_EVERY = 16
 """Tokens of which one is timed, unless somebody asks for another number."""
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Bytes on one device by purpose.
-
-    Attributes:
-        host_kv: keys and values that lie in the host's memory instead; not in `total`.
-    """
-
-    weights: int = 0
-    kv: int = 0
-    compute: int = 0
-    host_kv: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv + self.compute
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """What a rank was predicted to take and what it takes, in bytes."""
-
-    device: str
-    predicted: MemoryUse
-    measured: MemoryUse
 
 
 @dataclass(frozen=True, slots=True)

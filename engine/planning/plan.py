@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.errors import GIB, OutOfDeviceMemory
-from engine.events import MemoryUse
 from engine.forward.state import KVState, RecurrentState
 from engine.hardware.backend_choice import uses_kernels
 from engine.planning.footprint import (
@@ -25,6 +24,7 @@ from engine.planning.footprint import (
     runtime_bytes,
     slot_pieces,
 )
+from engine.planning.memory import MemoryUse
 
 if TYPE_CHECKING:
     from engine.config import LoadParams

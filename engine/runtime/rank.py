@@ -9,8 +9,8 @@ from torch import Tensor
 
 from engine.cpu.ops import FastOps
 from engine.cpu.recorder import Recorder, Recording
-from engine.events import MemoryUse
 from engine.ops.reference import ReferenceOps
+from engine.planning.memory import MemoryUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,7 +14,6 @@ import torch
 
 from engine.cpu.worker import Worker
 from engine.errors import EngineError, KernelError, OutOfDeviceMemory
-from engine.events import DeviceMemory
 from engine.forward.state import RecurrentState
 from engine.hardware.backend_choice import refuse_kernels
 from engine.hardware.process_memory import ResidentPeak, resident_bytes
@@ -31,6 +30,7 @@ from engine.hardware.torch_devices import (
 from engine.models.declare import declare
 from engine.ops.weights import release_scratch
 from engine.parallel.executor import Crew, Full
+from engine.planning.memory import DeviceMemory
 from engine.planning.plan import DevicePlan, Plan, make_plan
 from engine.runtime.builder import Opener, make_group
 from engine.runtime.control_vectors import Direction, read_control_vectors
