@@ -1,9 +1,8 @@
-"""The devices as torch sees them: finding one, its free memory, its threads, when it is full."""
+"""The devices as torch sees them: finding one, its free memory, when it is full."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
@@ -12,14 +11,9 @@ import psutil
 import torch
 
 from engine.devices import DeviceInfo, cuda_status, list_devices, require_devices
-from engine.devices.host import usable_cores
 from engine.errors import NoDevice
 from engine.hardware.backend_choice import kernels_for, refuse_kernels, refused_kernels
-from engine.planning.footprint import runtime_bytes
-from engine.planning.plan import DevicePlan, Plan
-
-SMALL_BYTES = 64 << 20
-"""Weights of a rank up to this size stay in the caches of one core's neighbourhood."""
+from engine.hardware.cuda_overhead import overhead_bytes
 
 RANK_PRIORITY = -1
 """Of streams in which ranks compute; others have 0, which is lower."""
@@ -129,7 +123,7 @@ def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
         else:
             device = torch.device(name)
             idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            free[name] = torch.cuda.mem_get_info(device)[0] + idle + runtime_bytes(name)
+            free[name] = torch.cuda.mem_get_info(device)[0] + idle + overhead_bytes(name)
     return free
 
 
@@ -170,24 +164,6 @@ def _malloc_trim() -> Callable[[int], int] | None:
     found.argtypes = [ctypes.c_size_t]
     trim: Callable[[int], int] = found
     return trim
-
-
-def threads_per_rank(cpu_threads: int | None, plan: Plan) -> int:
-    """Threads of each rank, so that the ranks on the CPU together use what was asked.
-
-    A small model is done sooner by one thread than by waiting for a second at every operation,
-    above all on a machine that has other things to do.
-    """
-    on_cpu = busy_on_cpu(plan)
-    if cpu_threads is None and all(d.memory.weights < SMALL_BYTES for d in on_cpu):
-        return 1
-    asked = min(cpu_threads or usable_cores(), os.cpu_count() or 1)
-    return max(1, asked // max(1, len(on_cpu)))
-
-
-def busy_on_cpu(plan: Plan) -> list[DevicePlan]:
-    """The ranks on the CPU that have something to do."""
-    return [d for d in plan.devices if d.device == "cpu" and d.memory.total]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

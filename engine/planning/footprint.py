@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 F32_BYTES = 4
 BF16_BYTES = 2
 
-RUNTIME_BYTES = 500 << 20
-"""What CUDA and its libraries take of a device before anything is computed there: 300 to 600 MB, by
-driver and card."""
-
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
 """Working memory of a packed matrix while it is dequantised in chunks."""
 
@@ -83,11 +79,6 @@ def host_link_bytes(n_ranks: int) -> int:
         return 0
     stages = range(1 if n_ranks == 2 else 2)
     return LINK_SETS * sum(shown_bytes(stage, n_ranks) for stage in stages)
-
-
-def runtime_bytes(device: str) -> int:
-    """What using a device takes by itself."""
-    return 0 if device == "cpu" else RUNTIME_BYTES
 
 
 def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from engine.errors import GIB, OutOfDeviceMemory
 from engine.forward.state import KVState, RecurrentState
 from engine.hardware.backend_choice import uses_kernels
+from engine.hardware.cuda_overhead import overhead_bytes
 from engine.planning.footprint import (
     Working,
     bytes_of_pieces,
@@ -21,7 +22,6 @@ from engine.planning.footprint import (
     link_bytes,
     n_elements,
     packed_bytes,
-    runtime_bytes,
     slot_pieces,
 )
 from engine.planning.memory import MemoryUse
@@ -100,7 +100,7 @@ class Plan:
     def overhead(self) -> dict[str, int]:
         """Bytes that using a device takes by itself, of the devices that something lies on."""
         used = dict.fromkeys(device.device for device in self.devices if device.memory.total)
-        return {device: n_bytes for device in used if (n_bytes := runtime_bytes(device))}
+        return {device: n_bytes for device in used if (n_bytes := overhead_bytes(device))}
 
     def shortages(self, free_bytes: Mapping[str, int]) -> dict[str, int]:
         """The bytes that devices lack, beside what has to stay free; devices with enough are out.

@@ -18,13 +18,11 @@ from engine.forward.state import RecurrentState
 from engine.hardware.backend_choice import refuse_kernels
 from engine.hardware.process_memory import ResidentPeak, resident_bytes
 from engine.hardware.torch_devices import (
-    busy_on_cpu,
     free_bytes,
     kind_of,
     leave_alone,
     prove_kernels,
     release_reserves,
-    threads_per_rank,
     torch_devices,
 )
 from engine.models.declare import declare
@@ -32,6 +30,7 @@ from engine.ops.weights import release_scratch
 from engine.parallel.executor import Crew, Full
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import DevicePlan, Plan, make_plan
+from engine.planning.threads import busy_on_cpu, threads_per_rank
 from engine.runtime.builder import Opener, make_group
 from engine.runtime.control_vectors import Direction, read_control_vectors
 from engine.runtime.loader import Progress, check_types

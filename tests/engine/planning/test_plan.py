@@ -7,7 +7,7 @@ import pytest
 
 from engine import LoadParams, OutOfDeviceMemory, Planner, load_model
 from engine.gguf import GGUFFile
-from engine.planning.footprint import RUNTIME_BYTES
+from engine.hardware.cuda_overhead import CUDA_OVERHEAD_BYTES
 from tests.helpers.tiny_gguf import tiny_gguf
 
 
@@ -107,11 +107,11 @@ def test_what_cuda_takes_counts_once_for_each_gpu_in_use(tmp_path: Path) -> None
     path = tiny_gguf(tmp_path / "m.gguf")
     devices = ("cuda:0", "cuda:0", "cuda:1", "cpu")
     plan = Planner(path).plan(LoadParams(str(path), devices, (1, 1, 0, 1)))
-    assert plan.overhead() == {"cuda:0": RUNTIME_BYTES}
+    assert plan.overhead() == {"cuda:0": CUDA_OVERHEAD_BYTES}
     held = sum(d.memory.total for d in plan.devices[:2])
-    assert plan.bytes_by_device()["cuda:0"] == held + RUNTIME_BYTES
+    assert plan.bytes_by_device()["cuda:0"] == held + CUDA_OVERHEAD_BYTES
     assert plan.bytes_by_device()["cuda:1"] == 0
-    free = {"cuda:0": held + RUNTIME_BYTES - 1}
+    free = {"cuda:0": held + CUDA_OVERHEAD_BYTES - 1}
     assert plan.shortages(free) == {"cuda:0": 1}
 
 
