@@ -24,12 +24,10 @@ if TYPE_CHECKING:
         DeviceInfo,
         DeviceMonitor,
         DeviceSnapshot,
-        GpuPath,
         Link,
         Pcie,
         Topology,
         cuda_status,
-        find_gpu_path,
         hidden_gpus,
         list_devices,
         parse_devices,
@@ -88,6 +86,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from engine.generation.scoring import Perplexity, perplexity
+    from engine.hardware.gpu_path import GpuPath, find_gpu_path
     from engine.host import EngineHost, ThreadHost
     from engine.links.proof import prove_links
     from engine.measuring.benchmark import BenchResult, BenchTest
@@ -317,9 +316,8 @@ _HOME = {
         "SamplingParams",
     ),
     "devices": (
-        "DeviceInfo", "DeviceMonitor", "DeviceSnapshot", "GpuPath", "Link", "Pcie", "Topology",
-        "cuda_status", "find_gpu_path", "hidden_gpus", "list_devices", "parse_devices",
-        "parse_target", "read_topology",
+        "DeviceInfo", "DeviceMonitor", "DeviceSnapshot", "Link", "Pcie", "Topology", "cuda_status",
+        "hidden_gpus", "list_devices", "parse_devices", "parse_target", "read_topology",
     ),
     "errors": (
         "Cancelled", "CommError", "ContextOverflow", "DeviceError", "EngineCrashed", "EngineError",
@@ -334,6 +332,7 @@ _HOME = {
         "StateSaved", "Timings", "TokenText", "Tune", "TuneProgress", "TuneStarted", "Tuned",
         "Unload", "Usage",
     ),
+    "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
     "host": ("EngineHost", "ThreadHost"),
     "models.info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
     "measuring.machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),

@@ -3,7 +3,6 @@
     list_devices() -> [DeviceInfo]       GPUs by number, the CPU last
     cuda_status() -> str                 why no GPU can be used
     hidden_gpus() -> str                 what is wrong with CUDA_VISIBLE_DEVICES
-    find_gpu_path(devices) -> GpuPath    how GPUs compute, or what is missing for that
     parse_devices("cpu,cuda:0") -> ids
     DeviceMonitor().snapshot() -> [DeviceSnapshot]
     read_topology() -> Topology          slots of GPUs, and what connects each two
@@ -16,19 +15,16 @@ from engine.devices.links import Link, Pcie, Topology, read_topology
 from engine.devices.monitor import DeviceMonitor
 from engine.devices.selection import parse_devices, parse_target, require_devices
 from engine.devices.types import DeviceInfo, DeviceKind, DeviceSnapshot
-from engine.hardware.gpu_path import GpuPath, find_gpu_path
 
 __all__ = [
     "DeviceInfo",
     "DeviceKind",
     "DeviceMonitor",
     "DeviceSnapshot",
-    "GpuPath",
     "Link",
     "Pcie",
     "Topology",
     "cuda_status",
-    "find_gpu_path",
     "hidden_gpus",
     "list_devices",
     "parse_devices",

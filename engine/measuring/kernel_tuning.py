@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import engine.environment  # noqa: F401 before torch, which reads it
-from engine.devices import find_gpu_path, list_devices, parse_devices
+from engine.devices import list_devices, parse_devices
 from engine.errors import EngineError
+from engine.hardware.gpu_path import find_gpu_path
 from engine.progress import never
 
 if TYPE_CHECKING:
