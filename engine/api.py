@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-import engine.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine.config import ControlVector, LoadParams, PeerMode, SamplingParams
 from engine.devices import parse_devices, parse_target
 from engine.errors import EngineError, ModelFileError, SplitError

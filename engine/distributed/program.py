@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-import engine.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
 import numpy as np

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.hardware.cuda_api import CudaApi
+
 log = logging.getLogger(__name__)
 
 PORTABLE_AND_MAPPED = 1 | 2
@@ -50,8 +52,6 @@ class HostTensor:
         address = self.value.data_ptr()
         if device.type != "cuda" or torch.version.hip:
             return address
-        from engine.gpu.launch.cuda_api import CudaApi  # only where there is its driver
-
         return CudaApi.open().host_address(address, device.index or 0)
 
 

@@ -9,7 +9,7 @@ import json
 import sys
 from typing import TextIO
 
-import engine.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
 import torch

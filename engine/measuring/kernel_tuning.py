@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import engine.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine.devices import list_devices, parse_devices
 from engine.errors import EngineError
 from engine.hardware.gpu_path import find_gpu_path

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-import engine.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
 import torch

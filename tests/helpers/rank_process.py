@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import engine.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
 import numpy as np

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from engine.environment import loads_kernels_late, starts_wait
 from engine.errors import EngineError
-from engine.gpu.launch.cuda_api import CudaApi
 from engine.gpu.launch.target import target_of
+from engine.hardware.cuda_api import CudaApi
+from engine.hardware.environment import loads_kernels_late, starts_wait
 from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:

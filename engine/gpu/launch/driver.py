@@ -15,10 +15,10 @@ import torch
 
 from engine.errors import EngineError
 from engine.gpu.launch import configs
-from engine.gpu.launch.cuda_api import CudaApi
 from engine.gpu.launch.found_configs import found_file, read_found
 from engine.gpu.launch.kernel_cache import use_cache
 from engine.gpu.launch.launcher import OwnDriver
+from engine.hardware.cuda_api import CudaApi
 from engine.hardware.gpu_path import LAUNCHER_VARIABLE, launcher_problem, triton_version
 
 __all__ = ["Way", "launcher_problem", "prepare"]

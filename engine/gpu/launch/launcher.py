@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from engine.gpu.launch.cuda_api import (
+from engine.hardware.cuda_api import (
     DEVICE_BUS_WIDTH,
     DEVICE_CLOCK,
     DEVICE_MEMORY_CLOCK,

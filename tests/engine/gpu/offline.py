@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.gpu.launch.cuda_api import CudaApi
 from engine.gpu.launch.launcher import OwnDriver
+from engine.hardware.cuda_api import CudaApi
 from tests.helpers.fake_cuda import SIZES, FakeCuda
 
 ROOT = Path(__file__).resolve().parents[3]

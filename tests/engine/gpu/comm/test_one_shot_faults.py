@@ -15,8 +15,8 @@ from engine.gpu.comm import one_shot as lane_module
 from engine.gpu.comm import slots as slots_module
 from engine.gpu.comm.one_shot import Lane, Lanes
 from engine.gpu.comm.slots import FIRST_ROUND, fresh_round, new_slot
-from engine.gpu.launch.cuda_api import CudaApi
 from engine.gpu.launch.target import INTERPRETER
+from engine.hardware.cuda_api import CudaApi
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.one_shot import (
     CPU,

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from engine.errors import EngineError
-from engine.gpu.launch import cuda_api, driver, kernel_cache
-from engine.gpu.launch.cuda_api import CudaApi
+from engine.gpu.launch import driver, kernel_cache
 from engine.gpu.launch.launcher import OwnDriver, parameter_types
-from engine.hardware import gpu_path
+from engine.hardware import cuda_api, gpu_path
+from engine.hardware.cuda_api import CudaApi
 from tests.engine.gpu.offline import run_offline
 from tests.helpers.fake_cuda import OPT_IN_BYTES, FakeCuda
 
