@@ -86,11 +86,12 @@ if TYPE_CHECKING:
         Usage,
     )
     from engine.generation.scoring import Perplexity, perplexity
+    from engine.gpu.matmul.tuning_report import KernelTuning
     from engine.hardware.gpu_path import GpuPath, find_gpu_path
     from engine.host import EngineHost, ThreadHost
     from engine.links.proof import prove_links
     from engine.measuring.benchmark import BenchResult, BenchTest
-    from engine.measuring.kernel_tuning import KernelTuning, tune_kernels
+    from engine.measuring.kernel_tuning import tune_kernels
     from engine.measuring.link_speed import LinkSpeed, measure_link
     from engine.measuring.machine_speed import DeviceSpeed, measure_device, measure_facts
     from engine.measuring.tuning import tune
@@ -371,7 +372,8 @@ _HOME = {
     ),
     "planning.search.results_file": ("TuneFile", "last_result", "result_document"),
     "measuring.tuning": ("tune",),
-    "measuring.kernel_tuning": ("KernelTuning", "tune_kernels"),
+    "measuring.kernel_tuning": ("tune_kernels",),
+    "gpu.matmul.tuning_report": ("KernelTuning",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine.devices import list_devices, parse_devices
@@ -14,30 +13,8 @@ from engine.hardware.gpu_path import find_gpu_path
 from engine.progress import never
 
 if TYPE_CHECKING:
+    from engine.gpu.matmul.tuning_report import KernelTuning, TuningProgress
     from engine.progress import IsCancelled
-
-TuningProgress = Callable[[int, int, str], None]
-"""Is told how many searches of how many are done, and what comes next."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelTuning:
-    """What came of the search for one kernel.
-
-    Attributes:
-        facts: for which products.
-        rule_s, best_s: seconds of one product as the rule has it, and with the best configuration.
-        config: the best one.
-        n_tried: configurations that were measured.
-    """
-
-    device: str
-    kernel: str
-    facts: dict[str, Any]
-    rule_s: float
-    best_s: float
-    config: dict[str, int]
-    n_tried: int
 
 
 def tune_kernels(

@@ -27,10 +27,10 @@ from engine.gpu.launch.found_configs import found_file, keep_found, read_found
 from engine.gpu.launch.graph import capture
 from engine.gpu.launch.target import Target, target_of
 from engine.gpu.matmul import experts, gemv, tile_gemm, unquantised
+from engine.gpu.matmul.tuning_report import KernelTuning, TuningProgress
 from engine.gpu.matmul.weights import GpuPlanes
 from engine.gpu.routing import DeviceGroups, assign
 from engine.layers.moe import Routing
-from engine.measuring.kernel_tuning import KernelTuning, TuningProgress
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS
 
