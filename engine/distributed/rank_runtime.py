@@ -15,13 +15,14 @@ import torch
 from engine.distributed.process_comm import ProcessCommunicator
 from engine.errors import OutOfDeviceMemory
 from engine.forward.state import RecurrentState
-from engine.hardware.torch_devices import free_bytes, is_out_of_memory, prove_kernels, torch_device
+from engine.hardware.torch_devices import free_bytes, is_out_of_memory, torch_device
 from engine.models.declare import declare
 from engine.planning.plan import make_plan
 from engine.planning.threads import threads_per_rank
 from engine.progress import ignore, never
 from engine.runtime.builder import Opener
 from engine.runtime.control_vectors import read_control_vectors
+from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import Progress, check_types
 from engine.sampling.candidates import Shortlist, draw, room_of, shortlist
 

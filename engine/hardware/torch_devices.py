@@ -12,7 +12,6 @@ import torch
 
 from engine.devices import DeviceInfo, cuda_status, list_devices, require_devices
 from engine.errors import NoDevice
-from engine.hardware.backend_choice import kernels_for, refuse_kernels, refused_kernels
 from engine.hardware.cuda_overhead import overhead_bytes
 
 RANK_PRIORITY = -1
@@ -90,24 +89,6 @@ def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.
 def kind_of(device: torch.device) -> str:
     """Devices of one kind compute the same bits from the same ones."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def prove_kernels(names: Iterable[str]) -> tuple[str, ...]:
-    """Make sure that our kernels compute rightly on GPUs, before a model is planned for these.
-
-    Returns:
-        A sentence for each GPU where they do not; the reference computes there from now on.
-    """
-    found = []
-    for name in dict.fromkeys(names):
-        if name != "cpu" and kernels_for(name):
-            from engine.gpu.self_test import problem_of  # Triton is not for the CPU
-
-            if problem := problem_of(torch.device(name)):
-                refuse_kernels(name, problem)
-        if why := refused_kernels().get(name):
-            found.append(f"{name} computes with PyTorch's kernels, which are slower: {why}.")
-    return tuple(found)
 
 
 def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:

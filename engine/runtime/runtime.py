@@ -21,7 +21,6 @@ from engine.hardware.torch_devices import (
     free_bytes,
     kind_of,
     leave_alone,
-    prove_kernels,
     release_reserves,
     torch_devices,
 )
@@ -33,6 +32,7 @@ from engine.planning.plan import DevicePlan, Plan, make_plan
 from engine.planning.threads import busy_on_cpu, threads_per_rank
 from engine.runtime.builder import Opener, make_group
 from engine.runtime.control_vectors import Direction, read_control_vectors
+from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import Progress, check_types
 from engine.runtime.model_runner import Logits, Passes
 from engine.runtime.rank import Rank

@@ -7,7 +7,8 @@ import torch
 
 from engine.gpu import self_test
 from engine.gpu.matmul import gemv
-from engine.hardware import backend_choice, torch_devices
+from engine.hardware import backend_choice
+from engine.runtime import kernel_proof
 
 CPU = torch.device("cpu")
 
@@ -42,9 +43,9 @@ def test_a_compiler_that_fails_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_refused_gpu_has_no_kernels_and_a_sentence_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch_devices, "kernels_for", lambda name: "gpu")
+    monkeypatch.setattr(kernel_proof, "kernels_for", lambda name: "gpu")
     monkeypatch.setattr(self_test, "problem_of", lambda device: "it computes nonsense")
-    (note,) = torch_devices.prove_kernels(["cpu", "cuda:0", "cuda:0"])
+    (note,) = kernel_proof.prove_kernels(["cpu", "cuda:0", "cuda:0"])
     assert note == "cuda:0 computes with PyTorch's kernels, which are slower: it computes nonsense."
     assert backend_choice.kernels_for("cuda:0") == ""
-    assert torch_devices.prove_kernels(["cuda:0"]) == (note,)
+    assert kernel_proof.prove_kernels(["cuda:0"]) == (note,)
