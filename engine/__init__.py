@@ -133,7 +133,7 @@ if TYPE_CHECKING:
     )
     from engine.planning.search.results_file import TuneFile, last_result, result_document
     from engine.planning.speed.calibration import Calibration
-    from engine.planning.speed.facts import DeviceFacts, LinkFacts, Links
+    from engine.planning.speed.facts import DeviceFacts, LinkFacts
     from engine.planning.speed.forecast import Forecast, Forecaster
     from engine.planning.speed.link_records import (
         LinkRecord,
@@ -143,6 +143,7 @@ if TYPE_CHECKING:
         speed_of,
     )
     from engine.planning.speed.machine_file import MachineFile, known_facts, known_links
+    from engine.planning.speed.machine_links import Links
     from engine.planning.speed.prediction import Prediction, RankTime
     from engine.planning.speed.predictor import SpeedModel
     from engine.planning.speed.rigs import SIMULATED, Rig, parse_rig
@@ -360,7 +361,8 @@ _HOME = {
     "planning.speed.calibration": ("Calibration",),
     "planning.choice": ("Alternative", "Choice", "choose"),
     "planning.evaluation.evaluator": ("Evaluation",),
-    "planning.speed.facts": ("DeviceFacts", "LinkFacts", "Links"),
+    "planning.speed.facts": ("DeviceFacts", "LinkFacts"),
+    "planning.speed.machine_links": ("Links",),
     "planning.speed.forecast": ("Forecast", "Forecaster"),
     "planning.speed.machine_file": ("MachineFile", "known_facts", "known_links"),
     "planning.speed.prediction": ("Prediction", "RankTime"),

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["DeviceInfo", "DeviceKind", "DeviceSnapshot"]
+__all__ = ["CPU", "DeviceInfo", "DeviceKind", "DeviceSnapshot"]
 
 DeviceKind = Literal["cpu", "cuda"]
+
+CPU = "cpu"
+"""Id of the CPU; a GPU's is "cuda:N"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Protocol
 
+from engine.devices.types import CPU
 from engine.errors import EngineError
 from engine.planning.choice_reason import explained
 from engine.planning.evaluation.fit import Fit, Room
 from engine.planning.search.results import GOALS, Goal, Speeds
-from engine.planning.speed.facts import CPU
 
 if TYPE_CHECKING:
     from engine.config import LoadParams

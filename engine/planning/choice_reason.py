@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from engine.devices.types import CPU
 from engine.planning.search.results import names
-from engine.planning.speed.facts import CPU
 
 if TYPE_CHECKING:
     from engine.planning.choice import Alternative

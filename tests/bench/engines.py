@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from math import ceil, log2
 
 from engine.planning.speed.cards import OP_S, ROUTED_OP_S
-from engine.planning.speed.facts import DeviceFacts, LinkFacts, Links
+from engine.planning.speed.facts import DeviceFacts, LinkFacts
+from engine.planning.speed.machine_links import Links
 
 INT8_TOP_PER_S: Mapping[str, float] = {
     "RTX 3090": 284, "RTX 4090": 660.6, "RTX 5090": 838, "RX 9070 XT": 389,

@@ -21,8 +21,9 @@ from engine.devices.host import usable_cores
 from engine.measuring.weight_speed import Probe, measurable
 from engine.planning.evaluation.model_load import ModelLoad
 from engine.planning.planner import Planner
-from engine.planning.speed.facts import DeviceFacts, Links, WeightRate
+from engine.planning.speed.facts import DeviceFacts, WeightRate
 from engine.planning.speed.machine_file import expected_facts
+from engine.planning.speed.machine_links import Links
 from engine.planning.speed.prediction import Prediction
 from engine.planning.speed.predictor import SpeedModel
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from engine.devices.types import CPU
 from engine.errors import EngineError
 from engine.forward.state import KV_INFO
 from engine.planning.plan import beside_reserve
-from engine.planning.speed.facts import CPU
 
 if TYPE_CHECKING:
     from engine.config import LoadParams

@@ -10,10 +10,12 @@ from zlib import crc32
 
 from engine.config import PEER_MODES, PeerMode
 from engine.devices import DeviceInfo, list_devices, read_topology
+from engine.devices.types import CPU
 from engine.planning.evaluation.fit import Room
 from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_set
-from engine.planning.speed.facts import CACHE, CPU, DeviceFacts, Links, WeightRate
+from engine.planning.speed.facts import CACHE, DeviceFacts, WeightRate
 from engine.planning.speed.machine_file import MachineFile, known_facts, known_links
+from engine.planning.speed.machine_links import Links
 from engine.planning.speed.prediction import Prediction
 from engine.planning.speed.predictor import SpeedModel
 

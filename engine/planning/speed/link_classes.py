@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.devices.links import Link, Pcie, Topology
+from engine.devices.types import CPU
 from engine.planning.speed.cards import pcie_bytes_per_s
-from engine.planning.speed.facts import CPU, SHARED_MEMORY, LinkFacts, Links
+from engine.planning.speed.facts import LinkFacts
+from engine.planning.speed.machine_links import SHARED_MEMORY, Links
 
 NVLINK_BYTES = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
 """Bytes/s of a link in one direction, by version (NVIDIA's data sheets)."""

@@ -21,7 +21,7 @@ from engine.devices.types import DeviceInfo
 from engine.json_file import cache_folder, read_json, write_json
 from engine.planning.speed.calibration import package_version
 from engine.planning.speed.cards import CARDS, GIB, UNKNOWN_CORE_FLOP, UNKNOWN_CPU_BYTES, Card
-from engine.planning.speed.facts import DeviceFacts, LinkFacts, Links, WeightRate
+from engine.planning.speed.facts import DeviceFacts, LinkFacts, WeightRate
 from engine.planning.speed.link_classes import expected_links
 from engine.planning.speed.link_records import (
     LinkRecord,
@@ -30,6 +30,7 @@ from engine.planning.speed.link_records import (
     record_from,
     speed_of,
 )
+from engine.planning.speed.machine_links import Links
 from engine.planning.speed.rigs import known_card
 
 FILE_NAME = "machine.json"

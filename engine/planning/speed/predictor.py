@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.devices.types import CPU
 from engine.planning.evaluation.model_load import (
     DEQUANTISED,
     BlockLoad,
@@ -18,7 +19,8 @@ from engine.planning.evaluation.model_load import (
     RankLoad,
     Weights,
 )
-from engine.planning.speed.facts import CACHE, CPU, DeviceFacts, Links
+from engine.planning.speed.facts import CACHE, DeviceFacts
+from engine.planning.speed.machine_links import Links
 from engine.planning.speed.prediction import Path, Prediction, RankTime
 
 F32_BYTES = 4

@@ -11,11 +11,12 @@ from difflib import get_close_matches
 from itertools import combinations
 
 from engine.devices.links import Link, LinkKind, Pcie, Topology
-from engine.devices.types import DeviceInfo
+from engine.devices.types import CPU, DeviceInfo
 from engine.errors import EngineError
 from engine.planning.speed.cards import CARDS, GIB, HOSTS, RESERVED_BYTES, Card
-from engine.planning.speed.facts import CPU, SHARED_MEMORY, DeviceFacts, LinkFacts, Links
+from engine.planning.speed.facts import DeviceFacts, LinkFacts
 from engine.planning.speed.link_classes import CLASSES, nvlink_facts
+from engine.planning.speed.machine_links import SHARED_MEMORY, Links
 
 MOST_DEVICES = 16
 SIMULATED = "These devices are simulated: plans can be made for them, but nothing can be loaded."

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from engine.planning.evaluation.model_load import BlockLoad, ModelLoad, RankLoad, Weights
-from engine.planning.speed.facts import CACHE, DeviceFacts, LinkFacts, Links, WeightRate
+from engine.planning.speed.facts import CACHE, DeviceFacts, LinkFacts, WeightRate
+from engine.planning.speed.machine_links import Links
 from engine.planning.speed.predictor import CANDIDATE_BYTES, SpeedModel
 
 FREE = LinkFacts(0.0, 1e30)
