@@ -102,7 +102,8 @@ if TYPE_CHECKING:
         inspect_model,
         read_model_info,
     )
-    from engine.planning.choice import Alternative, Choice, choose
+    from engine.planning.alternative import Alternative
+    from engine.planning.choice import Choice, choose
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.fit import Fit, Remedy, Room
     from engine.planning.evaluation.positions import Position, Positions
@@ -359,7 +360,8 @@ _HOME = {
         "LinkRecord", "chosen_way", "link_problems", "record_document", "speed_of",
     ),
     "planning.speed.calibration": ("Calibration",),
-    "planning.choice": ("Alternative", "Choice", "choose"),
+    "planning.alternative": ("Alternative",),
+    "planning.choice": ("Choice", "choose"),
     "planning.evaluation.evaluator": ("Evaluation",),
     "planning.speed.facts": ("DeviceFacts", "LinkFacts"),
     "planning.speed.machine_links": ("Links",),

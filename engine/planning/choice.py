@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.devices.types import CPU
 from engine.errors import EngineError
+from engine.planning.alternative import Alternative
 from engine.planning.choice_reason import explained
 from engine.planning.evaluation.fit import Fit, Room
 from engine.planning.search.results import GOALS, Goal, Speeds
@@ -44,7 +45,7 @@ LEAST_LOADED = 0.9
 """Of a file's bytes: some models have tensors that are not used."""
 
 
-class PlannerLike(Protocol):
+class PlanEvaluator(Protocol):
     """What is used of `Planner`."""
 
     info: ModelInfo
@@ -54,29 +55,6 @@ class PlannerLike(Protocol):
     ) -> Evaluation:
         """Raises EngineError where the split cannot be made."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """A split that was predicted.
-
-    Attributes:
-        params: what to load.
-        speeds: of the prompt and the answer.
-        seconds: of the whole request.
-        n_sum: how often the ranks of a group meet for a token, in all.
-        sum_s: seconds of one such sum.
-        link_s: seconds of a token that go to links.
-        limit: what limits generating, in a sentence.
-    """
-
-    params: LoadParams
-    speeds: Speeds
-    seconds: float
-    n_sum: int
-    sum_s: float
-    link_s: float
-    limit: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +74,7 @@ class Choice:
 
 
 def choose(
-    planner: PlannerLike,
+    planner: PlanEvaluator,
     params: LoadParams,
     forecaster: Forecaster,
     goal: Goal = GOALS["chat"],
@@ -120,7 +98,7 @@ class _Chooser:
 
     def __init__(
         self,
-        planner: PlannerLike,
+        planner: PlanEvaluator,
         params: LoadParams,
         forecaster: Forecaster,
         goal: Goal,

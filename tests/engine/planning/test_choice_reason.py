@@ -3,7 +3,7 @@
 from typing import Any
 
 from engine import GOALS, LoadParams, Speeds
-from engine.planning.choice import Alternative
+from engine.planning.alternative import Alternative
 from engine.planning.choice_reason import explained
 
 CHAT = GOALS["chat"]
