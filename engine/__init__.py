@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from engine.planning.choice import Choice, choose
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.fit import Fit, Remedy, Room
-    from engine.planning.evaluation.positions import Position, Positions
+    from engine.planning.evaluation.handle_positions import Position, Positions
     from engine.planning.memory import DeviceMemory, MemoryUse
     from engine.planning.plan import DevicePlan, Plan
     from engine.planning.planner import Planner
@@ -146,8 +146,8 @@ if TYPE_CHECKING:
     from engine.planning.speed.machine_file import MachineFile, known_facts, known_links
     from engine.planning.speed.machine_links import Links
     from engine.planning.speed.prediction import Prediction, RankTime
-    from engine.planning.speed.predictor import SpeedModel
     from engine.planning.speed.rigs import SIMULATED, Rig, parse_rig
+    from engine.planning.speed.speed_model import SpeedModel
     from engine.planning.tensor_map import PlacementMap, TensorPlace
     from engine.planning.token_work import TokenWork, token_work
     from engine.runtime.timeline import RankTimes, TokenTimes
@@ -343,7 +343,7 @@ _HOME = {
     "planning.memory": ("DeviceMemory", "MemoryUse"),
     "planning.plan": ("DevicePlan", "Plan"),
     "planning.evaluation.fit": ("Fit", "Remedy", "Room"),
-    "planning.evaluation.positions": ("Position", "Positions"),
+    "planning.evaluation.handle_positions": ("Position", "Positions"),
     "planning.search.estimate": ("TuneEstimate", "TunePlan"),
     "planning.search.results": (
         "GOALS", "Goal", "Region", "Sample", "Speeds", "Trial", "TuneResult",
@@ -369,7 +369,7 @@ _HOME = {
     "planning.speed.machine_file": ("MachineFile", "known_facts", "known_links"),
     "planning.speed.prediction": ("Prediction", "RankTime"),
     "planning.speed.rigs": ("SIMULATED", "Rig", "parse_rig"),
-    "planning.speed.predictor": ("SpeedModel",),
+    "planning.speed.speed_model": ("SpeedModel",),
     "planning.saved_plans": (
         "AUTO_PLAN", "DeviceRef", "ModelKey", "PlanBadge", "PlanStore", "SavedPlan", "export_plan",
         "fastest_plan", "import_plan", "model_key",

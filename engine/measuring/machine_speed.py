@@ -24,7 +24,7 @@ from engine.hardware.torch_devices import (
     torch_device,
 )
 from engine.measuring.weight_speed import measurable, measure_weights
-from engine.planning.speed.cards import CORES_PER_BANDWIDTH
+from engine.planning.speed.device_specs import CORES_PER_BANDWIDTH
 from engine.planning.speed.facts import DeviceFacts, WeightRate
 from engine.planning.speed.machine_file import MachineFile, expected_facts
 from engine.planning.speed.rigs import known_card

@@ -22,7 +22,7 @@ from engine.planning.planner import Planner
 from engine.planning.search.estimate import REPETITIONS, TrialSize, TuneEstimate, TunePlan
 from engine.planning.search.results import Sample, Trial, TuneResult, best_of, explained
 from engine.planning.search.results_file import TuneFile, device_set_of
-from engine.planning.search.search import Candidate, Clock, Infeasible, Search
+from engine.planning.search.split_search import Candidate, Clock, Infeasible, Search
 from engine.planning.speed.forecast import Forecaster
 from engine.progress import IsCancelled, ignore, never
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.models.info import ModelInfo
     from engine.planning.evaluation.evaluator import Evaluation
-    from engine.planning.evaluation.model_load import ModelLoad
+    from engine.planning.evaluation.workload import ModelLoad
     from engine.planning.plan import Plan
     from engine.planning.speed.forecast import Forecast, Forecaster
 

@@ -10,7 +10,7 @@ from engine.gguf import GGUFFile
 from engine.models.info import ModelInfo, describe
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator
 from engine.planning.evaluation.fit import Fit, Room
-from engine.planning.evaluation.positions import Positions, positions_of
+from engine.planning.evaluation.handle_positions import Positions, positions_of
 from engine.planning.tensor_map import PlacementMap, placement_map
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
 
-from engine.planning.speed.cards import OP_S, ROUTED_OP_S
+from engine.planning.speed.device_specs import OP_S, ROUTED_OP_S
 from engine.planning.speed.facts import DeviceFacts, LinkFacts
 from engine.planning.speed.machine_links import Links
 

@@ -19,13 +19,13 @@ from statistics import median, quantiles
 from engine import BenchTest, LoadParams, list_devices, load_model
 from engine.devices.host import usable_cores
 from engine.measuring.weight_speed import Probe, measurable
-from engine.planning.evaluation.model_load import ModelLoad
+from engine.planning.evaluation.workload import ModelLoad
 from engine.planning.planner import Planner
 from engine.planning.speed.facts import DeviceFacts, WeightRate
 from engine.planning.speed.machine_file import expected_facts
 from engine.planning.speed.machine_links import Links
 from engine.planning.speed.prediction import Prediction
-from engine.planning.speed.predictor import SpeedModel
+from engine.planning.speed.speed_model import SpeedModel
 
 PROBE_BYTES = 256 << 20
 NO_LIMIT = 1e15

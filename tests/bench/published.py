@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from functools import cache
 
 from engine.planning.speed.prediction import Prediction
-from engine.planning.speed.predictor import SpeedModel
 from engine.planning.speed.rigs import parse_rig
+from engine.planning.speed.speed_model import SpeedModel
 from tests.bench.engines import LAUNCH_S, EngineLinks, Pace
 from tests.bench.published_rows import ROWS, Case, Row
 

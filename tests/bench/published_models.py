@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine.planning.evaluation.model_load import BlockLoad, ModelLoad, RankLoad, Weights
+from engine.planning.evaluation.workload import BlockLoad, ModelLoad, RankLoad, Weights
 
 
 @dataclass(frozen=True)

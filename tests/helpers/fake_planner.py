@@ -20,7 +20,7 @@ from engine import (
     Positions,
     SplitError,
 )
-from engine.planning.evaluation.model_load import BlockLoad, ModelLoad, RankLoad
+from engine.planning.evaluation.workload import BlockLoad, ModelLoad, RankLoad
 from engine.sharding.ranges import Ranges
 from engine.sharding.shares import normalise
 from engine.sharding.split import ModelSplit

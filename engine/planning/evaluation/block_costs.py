@@ -14,7 +14,6 @@ from engine.forward.state import KVState, RecurrentState, State
 from engine.layers.linear import ExpertLinear
 from engine.layers.mixers.attention import Attention
 from engine.layers.mixers.mla import LatentAttention
-from engine.planning.evaluation.model_load import DEQUANTISED, RankLoad, Weights
 from engine.planning.evaluation.part_probe import (
     FIELDS,
     MEMBERS,
@@ -25,6 +24,7 @@ from engine.planning.evaluation.part_probe import (
     Spans,
     one_rank,
 )
+from engine.planning.evaluation.workload import DEQUANTISED, RankLoad, Weights
 from engine.planning.footprint import (
     Working,
     bytes_of_pieces,

@@ -16,8 +16,8 @@ from engine.planning.evaluation.block_costs import (
     joined,
     together,
 )
-from engine.planning.evaluation.model_load import RankLoad
 from engine.planning.evaluation.part_probe import EMBEDDING, MEMBERS, OUTPUT, SEEN, Span, owner_of
+from engine.planning.evaluation.workload import RankLoad
 from engine.planning.footprint import Working
 from engine.sharding.placement import Replicate, Shard
 from engine.sharding.ranges import Ranges

@@ -15,8 +15,8 @@ from engine.forward.state import KVState
 from engine.models.declare import bind_model, block_dims, read_sizes, with_context
 from engine.planning.evaluation.block_costs import NO_LOAD, Cost, Held, Kind, Stage
 from engine.planning.evaluation.end_costs import EndCost, Ends
-from engine.planning.evaluation.model_load import BlockLoad, ModelLoad, RankLoad
 from engine.planning.evaluation.part_probe import NOTHING, Spans, owner_of, probe_split
+from engine.planning.evaluation.workload import BlockLoad, ModelLoad, RankLoad
 from engine.planning.footprint import Working
 from engine.planning.plan import Plan, RankSize, choose_plan
 from engine.sharding.patterns import wanted_shares

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from engine.config import SPLIT_MODES, LoadParams
 from engine.errors import EngineError
+from engine.planning.search.model_space import ModelSpace
 from engine.planning.search.results import GOALS, Goal
-from engine.planning.search.search import expected_trials
-from engine.planning.search.space import ModelSpace
+from engine.planning.search.split_search import expected_trials
 
 if TYPE_CHECKING:
     from engine.planning.planner import Planner

@@ -17,7 +17,7 @@ from engine.planning.speed.facts import CACHE, DeviceFacts, WeightRate
 from engine.planning.speed.machine_file import MachineFile, known_facts, known_links
 from engine.planning.speed.machine_links import Links
 from engine.planning.speed.prediction import Prediction
-from engine.planning.speed.predictor import SpeedModel
+from engine.planning.speed.speed_model import SpeedModel
 
 if TYPE_CHECKING:
     from engine.config import LoadParams

@@ -20,7 +20,13 @@ from engine.devices.torch_build import find_torch_build
 from engine.devices.types import DeviceInfo
 from engine.json_file import cache_folder, read_json, write_json
 from engine.planning.speed.calibration import package_version
-from engine.planning.speed.cards import CARDS, GIB, UNKNOWN_CORE_FLOP, UNKNOWN_CPU_BYTES, Card
+from engine.planning.speed.device_specs import (
+    CARDS,
+    GIB,
+    UNKNOWN_CORE_FLOP,
+    UNKNOWN_CPU_BYTES,
+    Card,
+)
 from engine.planning.speed.facts import DeviceFacts, LinkFacts, WeightRate
 from engine.planning.speed.link_classes import expected_links
 from engine.planning.speed.link_records import (

@@ -13,7 +13,7 @@ from itertools import combinations
 from engine.devices.links import Link, LinkKind, Pcie, Topology
 from engine.devices.types import CPU, DeviceInfo
 from engine.errors import EngineError
-from engine.planning.speed.cards import CARDS, GIB, HOSTS, RESERVED_BYTES, Card
+from engine.planning.speed.device_specs import CARDS, GIB, HOSTS, RESERVED_BYTES, Card
 from engine.planning.speed.facts import DeviceFacts, LinkFacts
 from engine.planning.speed.link_classes import CLASSES, nvlink_facts
 from engine.planning.speed.machine_links import SHARED_MEMORY, Links

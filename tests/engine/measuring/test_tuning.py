@@ -24,7 +24,7 @@ from engine import (
 )
 from engine.measuring.tuning import Stand
 from engine.planning.search.estimate import TrialSize
-from engine.planning.search.search import Candidate, Infeasible
+from engine.planning.search.split_search import Candidate, Infeasible
 from tests.helpers.tiny_gguf import tiny_gguf
 
 

@@ -13,7 +13,7 @@ from engine import LoadParams, Planner
 from engine.gguf import GGUFFile
 from engine.models.declare import declare
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator
-from engine.planning.evaluation.model_load import ModelLoad
+from engine.planning.evaluation.workload import ModelLoad
 from engine.planning.footprint import held_bytes
 from engine.planning.token_work import work_of
 from tests.helpers.golden import golden_models, golden_path

@@ -3,7 +3,7 @@
 import pytest
 
 from engine import EngineError, list_devices
-from engine.planning.speed.cards import CARDS, HOSTS, pcie_bytes_per_s
+from engine.planning.speed.device_specs import CARDS, HOSTS, pcie_bytes_per_s
 from engine.planning.speed.rigs import find_card, known_card, parse_rig
 
 

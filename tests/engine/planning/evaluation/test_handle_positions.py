@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine import LoadParams, Planner, load_model
 from engine.gguf import GGUFFile
 from engine.models.declare import declare
-from engine.planning.evaluation.positions import MAX_STEPS
+from engine.planning.evaluation.handle_positions import MAX_STEPS
 from engine.planning.plan import make_plan
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf

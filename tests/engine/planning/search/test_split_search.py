@@ -12,7 +12,7 @@ from engine.config import LoadParams
 from engine.errors import Cancelled
 from engine.planning.search.line_search import minimise, ranges
 from engine.planning.search.results import Goal, Sample, Speeds, Trial, best_of, explained
-from engine.planning.search.search import (
+from engine.planning.search.split_search import (
     Candidate,
     Clock,
     Family,

@@ -1,6 +1,6 @@
 """What each rank has to do for one token: what memory it reads, what it computes, whom it meets.
 
-Made from a file's header and a split; `engine.planning.speed.predictor` turns it into seconds.
+Made from a file's header and a split; `engine.planning.speed.speed_model` turns it into seconds.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.planning.evaluation.model_load import BlockLoad, ModelLoad, RankLoad, Weights
+from engine.planning.evaluation.workload import BlockLoad, ModelLoad, RankLoad, Weights
 from engine.planning.speed.facts import CACHE, DeviceFacts, LinkFacts, WeightRate
 from engine.planning.speed.machine_links import Links
-from engine.planning.speed.predictor import CANDIDATE_BYTES, SpeedModel
+from engine.planning.speed.speed_model import CANDIDATE_BYTES, SpeedModel
 
 FREE = LinkFacts(0.0, 1e30)
 SLOW = LinkFacts(1e-3, 1e6)
@@ -252,7 +252,7 @@ def _best_seconds(run: Callable[[], object]) -> float:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.planning.speed.predictor.MOST_KNOWN", 10)
+    monkeypatch.setattr("engine.planning.speed.speed_model.MOST_KNOWN", 10)
     speed = SpeedModel([GPU, OTHER], links())
     for position in range(50):
         load = RankLoad(read_bytes=position, kv_bytes=1.0)

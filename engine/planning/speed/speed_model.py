@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.devices.types import CPU
-from engine.planning.evaluation.model_load import (
+from engine.planning.evaluation.workload import (
     DEQUANTISED,
     BlockLoad,
     ModelLoad,

@@ -62,7 +62,7 @@ class Candidate(NamedTuple):
 
 
 class Handle(Protocol):
-    """The legal positions between two neighbouring ranks, in order; see `planning.positions`."""
+    """The legal positions between two neighbouring ranks, in order; see `handle_positions`."""
 
     def __len__(self) -> int: ...
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.planning.evaluation.model_load import DEQUANTISED
+from engine.planning.evaluation.workload import DEQUANTISED
 from engine.planning.speed.facts import DeviceFacts, WeightRate
 
 GIB = 1 << 30

@@ -16,12 +16,12 @@ from engine.devices.selection import require_devices
 from engine.errors import EngineError
 from engine.planning.search.line_search import minimise, ranges
 from engine.planning.search.results import Goal, Region, Speeds
-from engine.planning.search.search import Candidate, Family, Handle, Split, balanced
+from engine.planning.search.split_search import Candidate, Family, Handle, Split, balanced
 
 if TYPE_CHECKING:
     from engine.devices.types import DeviceInfo
     from engine.planning.evaluation.evaluator import Evaluation
-    from engine.planning.evaluation.positions import Positions
+    from engine.planning.evaluation.handle_positions import Positions
     from engine.planning.planner import Planner
     from engine.planning.speed.forecast import Forecaster
 

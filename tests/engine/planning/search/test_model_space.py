@@ -18,6 +18,7 @@ from engine import (
     TunePlan,
     parse_rig,
 )
+from engine.planning.search.model_space import ModelSpace, group_sizes
 from engine.planning.search.results import (
     GOALS,
     Region,
@@ -28,8 +29,7 @@ from engine.planning.search.results import (
     explained,
 )
 from engine.planning.search.results_file import result_document, result_from
-from engine.planning.search.search import Family
-from engine.planning.search.space import ModelSpace, group_sizes
+from engine.planning.search.split_search import Family
 from tests.helpers.tiny_gguf import tiny_gguf
 
 CHAT = GOALS["chat"]
