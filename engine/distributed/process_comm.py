@@ -20,7 +20,7 @@ from engine.distributed.wire import Wire, name_of
 from engine.parallel.agreement import check_fit, check_same
 
 if TYPE_CHECKING:
-    from engine.gpu.comm.one_shot import Lane
+    from engine.gpu.comm.one_shot import OneShot
     from engine.parallel.thread_comm import Group
 
 MOST_AT_ONCE = 1 << 14
@@ -114,7 +114,7 @@ class ProcessCommunicator:
         self._swap([], [(source, room)])
         return room.to(self._device)
 
-    def lane(self, group: Group, n: int) -> Lane | None:
+    def one_shot(self, group: Group, n: int) -> OneShot | None:
         """No kernel reaches the memory of another process."""
         return None
 

@@ -143,10 +143,10 @@ class Context:
         Args:
             norm: reads the result next, so that both may be computed at once; `normed` has it then.
         """
-        lane = None if addend.is_whole else self._comm.lane(self._group, x.numel())
-        if lane is None and not addend.is_whole:
+        one_shot = None if addend.is_whole else self._comm.one_shot(self._group, x.numel())
+        if one_shot is None and not addend.is_whole:
             addend = addend.summed(self._comm.all_reduce(addend.summand, self._group, x.shape))
-        x, normed = self.ops.add_norm(x, addend, norm, lane)
+        x, normed = self.ops.add_norm(x, addend, norm, one_shot)
         self._normed = None if norm is None or normed is None else (x, norm, normed)
         return x
 

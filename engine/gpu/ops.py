@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.forward.addend import Addend
     from engine.forward.cache import LayerCache
     from engine.forward.expert_rows import Groups
-    from engine.gpu.comm.one_shot import Lane
+    from engine.gpu.comm.one_shot import OneShot
     from engine.layers.ffn import Activation
     from engine.layers.linear import ExpertLinear, Linear
     from engine.layers.mixers.attention import Scores
@@ -92,13 +92,13 @@ class GpuOps(ReferenceOps):
         return super().l2_norm(x, eps) if y is None else y
 
     def add_norm(
-        self, x: Tensor, addend: Addend, norm: Norm | None, lane: Lane | None = None
+        self, x: Tensor, addend: Addend, norm: Norm | None, one_shot: OneShot | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        if lane is not None:
-            found = lane.add_norm(x, addend, norm, self._x_bytes)
+        if one_shot is not None:
+            found = one_shot.add_norm(x, addend, norm, self._x_bytes)
             if found is not None:
                 return found
-            addend = addend.summed(lane.all_reduce(addend.summand, x.shape))
+            addend = addend.summed(one_shot.all_reduce(addend.summand, x.shape))
         found = elementwise.add_norm(x, addend, norm, self._x_bytes)
         return super().add_norm(x, addend, norm) if found is None else found
 

@@ -18,7 +18,7 @@ from engine.ops.attention import attend
 if TYPE_CHECKING:
     from engine.forward.addend import Addend
     from engine.forward.cache import LayerCache
-    from engine.gpu.comm.one_shot import Lane
+    from engine.gpu.comm.one_shot import OneShot
     from engine.layers.ffn import Activation
     from engine.layers.linear import ExpertLinear, Linear
     from engine.layers.mixers.attention import Scores
@@ -65,17 +65,17 @@ class ReferenceOps:
         return normalize(x, dim=-1, eps=eps)
 
     def add_norm(
-        self, x: Tensor, addend: Addend, norm: Norm | None, lane: Lane | None = None
+        self, x: Tensor, addend: Addend, norm: Norm | None, one_shot: OneShot | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The stream x (T, n_embd) with what is added to it, and what a norm makes of that.
 
         Args:
-            addend: with the sum of all ranks as its summand; with this rank's if there is a lane.
+            addend: its summand is the sum of all ranks; with `one_shot`, that of this rank.
             norm: reads the result next; None if nobody knows.
-            lane: where the ranks' summands are added up.
+            one_shot: where the ranks' summands are added up.
         """
-        if lane is not None:
-            addend = addend.summed(lane.all_reduce(addend.summand, x.shape))
+        if one_shot is not None:
+            addend = addend.summed(one_shot.all_reduce(addend.summand, x.shape))
         delta = addend.summand
         assert delta is not None, "no rank of the group had a value"
         if addend.bias is not None:

@@ -21,7 +21,7 @@ from engine.parallel.meeting import MOST_ADDED, AwakeMeeting, Meeting, Progress,
 from engine.parallel.transfers import Mover
 
 if TYPE_CHECKING:
-    from engine.gpu.comm.one_shot import Lane
+    from engine.gpu.comm.one_shot import OneShot
 
 Group = tuple[int, ...]
 
@@ -68,7 +68,7 @@ class Communicator(Protocol):
         """The tensor of rank `source`, on every member of the group; `shape` as in `all_reduce`."""
         ...
 
-    def lane(self, group: Group, n: int) -> Lane | None:
+    def one_shot(self, group: Group, n: int) -> OneShot | None:
         """Where kernels sum n numbers of each member by themselves; None on all if they do not."""
         ...
 
@@ -222,7 +222,7 @@ class ThreadCommunicator:
         first, *others = (self._mover.moved(value) for value in values.values())
         return sum(others, start=first)
 
-    def lane(self, group: Group, n: int) -> Lane | None:
+    def one_shot(self, group: Group, n: int) -> OneShot | None:
         return None
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:

@@ -44,7 +44,7 @@ LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
 LINK_ROUND_BYTES = 4 << 20
 """What ranks on GPUs show each other at a time of a large value, see `engine.gpu.comm.copies`."""
 
-LANE_BYTES = 516 << 10
+ONE_SHOT_SLOT_BYTES = 516 << 10
 """Packets from each other rank, in two halves that take turns, see `engine.gpu.comm.one_shot`."""
 
 LINK_SETS = 2
@@ -58,7 +58,7 @@ def shown_bytes(stage: int, n_ranks: int) -> int:
 
 def link_bytes(n_ranks: int) -> int:
     """What a rank on a GPU needs there to add up values with others: large ones and small ones."""
-    return copying_bytes(n_ranks) + max(0, n_ranks - 1) * LANE_BYTES
+    return copying_bytes(n_ranks) + max(0, n_ranks - 1) * ONE_SHOT_SLOT_BYTES
 
 
 def copying_bytes(n_ranks: int) -> int:

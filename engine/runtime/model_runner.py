@@ -19,8 +19,8 @@ from engine.runtime.rank import Rank, Replay, warm_rows
 
 if TYPE_CHECKING:
     from engine.generation.session import TokenSource
-    from engine.gpu.decode.rank_capture import Lanes
-    from engine.gpu.decode.sampling import WordsLane
+    from engine.gpu.decode.rank_capture import OneShotControl
+    from engine.gpu.decode.sampling import WordExchange
     from engine.gpu.decode.token_stream import TokenStep
     from engine.parallel.executor import Crew
 
@@ -41,14 +41,14 @@ class Passes:
         crew: the threads of the ranks.
         ranks: in rank order; empty once closed.
         stream: draws tokens where they are computed; None where the host draws all.
-        lanes: what kernels of the ranks meet by; None where they do not, or no more.
+        one_shots: one-shot all-reduces in which the ranks' kernels meet; None without, or retired.
         n_single: tokens that were computed singly since there was last nothing to repeat.
     """
 
     def __init__(self, crew: Crew, n_vocab: int, n_ctx: int, *, can_rewind: bool) -> None:
         self.ranks: list[Rank] = []
         self.stream: TokenSource | None = None
-        self.lanes: Lanes | None = getattr(crew.group, "lanes", None)
+        self.one_shots: OneShotControl | None = getattr(crew.group, "one_shots", None)
         self.n_single = 0
         self.crew = crew
         self._n_vocab, self._n_ctx, self._can_rewind = n_vocab, n_ctx, can_rewind
@@ -90,7 +90,7 @@ class Passes:
         try:
             self._warm_up(n_batch)
         except CommError as error:
-            if self.crew.lost or not self._retire_lanes(str(error)):
+            if self.crew.lost or not self._retire_one_shots(str(error)):
                 raise
             self._warm_up(n_batch)
 
@@ -181,7 +181,7 @@ class Passes:
         """
         try:
             found: Logits = compute().cpu().numpy()
-            problem = self.lanes.problem() if self.lanes else None
+            problem = self.one_shots.problem() if self.one_shots else None
             if problem is not None:
                 raise problem
         except BaseException:
@@ -200,9 +200,9 @@ class Passes:
         while True:
             takes = [rank.take(token, n_past) for rank in ranks]
             try:
-                replays, results = capture_on_all(self.crew, takes, self.lanes)
+                replays, results = capture_on_all(self.crew, takes, self.one_shots)
             except NotRepeatable as error:
-                if not isinstance(error, Unproven) or not self._retire_lanes(str(error)):
+                if not isinstance(error, Unproven) or not self._retire_one_shots(str(error)):
                     self._refuse(str(error))
                     return self._computed([token], n_past, 0)
             else:
@@ -210,12 +210,12 @@ class Passes:
                     rank.recording, rank.refusal = Replay(part), ""
                 return _one(results)
 
-    def _retire_lanes(self, why: str) -> bool:
+    def _retire_one_shots(self, why: str) -> bool:
         """Let kernels meet no more; whether they did before."""
-        if self.lanes is None:
+        if self.one_shots is None:
             return False
-        self.lanes.retire(why)
-        self.lanes = None
+        self.one_shots.retire(why)
+        self.one_shots = None
         return True
 
     def _refuse(self, why: str) -> None:
@@ -241,7 +241,7 @@ class Passes:
         if not steps:
             return
         try:
-            stream = TokenStream(steps, self.crew, self.lanes, lambda: _recover(me()))
+            stream = TokenStream(steps, self.crew, self.one_shots, lambda: _recover(me()))
             stream.prepare(0, n_past)
         except (EngineError, NotRepeatable) as error:
             if self.crew.lost:
@@ -253,14 +253,14 @@ class Passes:
 
     def _token_steps(self, holders: tuple[int, ...]) -> list[TokenStep | None]:
         """How each rank takes part in drawing tokens; none where they cannot tell each other."""
-        lanes: dict[int, WordsLane] = {}
-        if len(holders) > 1 and self.lanes is not None:
-            found = {rank: self.lanes.lane(rank, holders) for rank in holders}
-            lanes = {rank: lane for rank, lane in found.items() if lane is not None}
-        if len(lanes) < len(holders) > 1:
+        one_shots: dict[int, WordExchange] = {}
+        if len(holders) > 1 and self.one_shots is not None:
+            found = {rank: self.one_shots.one_shot(rank, holders) for rank in holders}
+            one_shots = {rank: one_shot for rank, one_shot in found.items() if one_shot is not None}
+        if len(one_shots) < len(holders) > 1:
             return []
         return [
-            rank.token_step(self._n_vocab, lanes.get(rank.number), can_rewind=self._can_rewind)
+            rank.token_step(self._n_vocab, one_shots.get(rank.number), can_rewind=self._can_rewind)
             for rank in self.ranks
         ]
 

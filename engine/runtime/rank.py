@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.forward.context import Context
     from engine.gpu.card import Card
     from engine.gpu.decode.rank_capture import Take
-    from engine.gpu.decode.sampling import WordsLane
+    from engine.gpu.decode.sampling import WordExchange
     from engine.gpu.decode.token_stream import TokenStep
     from engine.gpu.launch.graph import Captured
     from engine.models.declare import Declaration
@@ -131,12 +131,12 @@ class Rank:
         )
 
     def token_step(
-        self, n_vocab: int, lane: WordsLane | None, *, can_rewind: bool
+        self, n_vocab: int, one_shot: WordExchange | None, *, can_rewind: bool
     ) -> TokenStep | None:
         """How it takes part in drawing tokens on devices; None if it has no part of the model.
 
         Args:
-            lane: to the others that draw.
+            one_shot: to the others that draw.
         """
         from engine.gpu.decode.token_stream import TokenStep
 
@@ -145,7 +145,7 @@ class Rank:
         own = range(*self.model.split.output.spans[self.number])
         return TokenStep(
             self.device, n_vocab, self.token, self.context.position, self.begin, self._sliced,
-            can_rewind, own, lane, self.context.cache.changing(),
+            can_rewind, own, one_shot, self.context.cache.changing(),
         )  # fmt: skip
 
     def _sliced(self) -> tuple[Tensor | None, Tensor | None]:

@@ -123,7 +123,7 @@ class EngineLinks(Links):
 def own_kernels(links: Links, devices: Sequence[str], n_bytes: float) -> float:
     """Kernels that reach the other GPUs' memory, BF16 or F16: all to all, or slices."""
     group = links.group(devices)
-    return min(group.lane_s(n_bytes / 2), group.slices_s(n_bytes / 2, 0.0))
+    return min(group.one_shot_s(n_bytes / 2), group.slices_s(n_bytes / 2, 0.0))
 
 
 def nccl_over_peers(links: Links, devices: Sequence[str], n_bytes: float) -> float:
@@ -160,7 +160,7 @@ INTERNAL_BYTES = 1 << 20
 def llama_internal(links: Links, devices: Sequence[str], n_bytes: float) -> float:
     """llama.cpp's own on Windows, BF16: a kernel by way of the host, or copies in chunks."""
     stage_s = COPY_EXCHANGE_S if n_bytes / 2 >= INTERNAL_BYTES else 0.0
-    return stage_s + links.group(devices).lane_s(n_bytes / 2)
+    return stage_s + links.group(devices).one_shot_s(n_bytes / 2)
 
 
 def llama_butterfly(links: Links, devices: Sequence[str], n_bytes: float) -> float:

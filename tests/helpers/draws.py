@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.config import SamplingParams
 from engine.gpu.decode import sampling
-from engine.gpu.decode.sampling import DeviceSampler, Entry, WordsLane
+from engine.gpu.decode.sampling import DeviceSampler, Entry, WordExchange
 from engine.gpu.launch.graph import Captured, capture
 from engine.sampling.sampler import Sampler
 
@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0)
 PENALTIES = {"repeat_penalty": 1.3, "frequency_penalty": 0.15, "presence_penalty": 0.4}
 
 
-class HostLanes:
+class HostExchanges:
     """Where ranks exchange words on the host; each has a thread of its own."""
 
     def __init__(self, n_rank: int) -> None:
@@ -34,29 +34,29 @@ class HostLanes:
         self.shown: list[Tensor] = [torch.empty(0)] * n_rank
         self.n_rank = n_rank
 
-    def lane(self, seat: int) -> HostLane:
-        return HostLane(self, seat)
+    def one_shot(self, seat: int) -> HostExchange:
+        return HostExchange(self, seat)
 
 
-class HostLane:
+class HostExchange:
     """That of one rank.
 
     Attributes:
         n_bytes: that it told each other one so far.
     """
 
-    def __init__(self, lanes: HostLanes, seat: int) -> None:
-        self._lanes, self.seat = lanes, seat
-        self.group = tuple(range(lanes.n_rank))
+    def __init__(self, one_shots: HostExchanges, seat: int) -> None:
+        self._one_shots, self.seat = one_shots, seat
+        self.group = tuple(range(one_shots.n_rank))
         self.n_bytes = 0
 
     def words(self, own: Tensor) -> Tensor:
         assert own.dtype == torch.int32
         self.n_bytes += own.nbytes
-        self._lanes.shown[self.seat] = own.cpu().clone()
-        self._lanes.barrier.wait()
-        found = torch.stack(self._lanes.shown).to(own.device)
-        self._lanes.barrier.wait()
+        self._one_shots.shown[self.seat] = own.cpu().clone()
+        self._one_shots.barrier.wait()
+        found = torch.stack(self._one_shots.shown).to(own.device)
+        self._one_shots.barrier.wait()
         return found
 
 
@@ -65,24 +65,24 @@ class Draws:
 
     Args:
         cuts: where slices of the vocabulary begin and end, if there are several ranks.
-        lanes: between them, if not on the host.
+        one_shots: the ends by which they exchange messages, if not on the host.
     """
 
     def __init__(
         self, device: str, params: SamplingParams, n_vocab: int, prompt: Sequence[int] = (),
         never: Sequence[int] = (), n_step: int = 0, cuts: Sequence[int] = (),
-        lanes: Sequence[WordsLane] = (),
+        one_shots: Sequence[WordExchange] = (),
     ) -> None:  # fmt: skip
         self.host, self.followed = Sampler(params), Sampler(params)
         place = torch.device(device)
         self.slices = [range(*ends) for ends in pairwise(cuts)] or [range(n_vocab)]
-        on_host = HostLanes(len(self.slices))
-        self.lanes = lanes or [on_host.lane(n) for n in range(len(self.slices))]
+        on_host = HostExchanges(len(self.slices))
+        self.one_shots = one_shots or [on_host.one_shot(n) for n in range(len(self.slices))]
         self.drawers = [DeviceSampler(place, n_vocab)]
         if cuts:
             self.drawers = [
-                DeviceSampler(place, n_vocab, own, lane)
-                for own, lane in zip(self.slices, self.lanes, strict=True)
+                DeviceSampler(place, n_vocab, own, one_shot)
+                for own, one_shot in zip(self.slices, self.one_shots, strict=True)
             ]
         self._threads = ThreadPoolExecutor(len(self.slices))
         self.never = list(never)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from engine.devices.routes import Ways
-from engine.gpu.comm import one_shot as lane_module
-from engine.gpu.comm.one_shot import Lane, Lanes
+from engine.gpu.comm import one_shot as one_shot_module
+from engine.gpu.comm.one_shot import OneShot, OneShotGroups
 from engine.gpu.launch.target import Target
 
 CPU = torch.device("cpu")
@@ -35,26 +35,28 @@ class Ranks:
     def __init__(self, n: int, timeout_s: float = 1.0) -> None:
         self.group = tuple(range(n))
         self._barrier = threading.Barrier(n)
-        self.lanes = Lanes([CPU] * n, Ways(), lambda rank, group: self.meet(), timeout_s)
+        self.one_shots = OneShotGroups(
+            [CPU] * n, Ways(), lambda rank, group: self.meet(), timeout_s
+        )
         self.pool = ThreadPoolExecutor(n)
 
     def meet(self) -> None:
         """Return when all ranks are there."""
         self._barrier.wait(WAIT_S)
 
-    def lane(self, seat: int) -> Lane:
+    def one_shot(self, seat: int) -> OneShot:
         """One rank's end."""
-        lane = self.lanes.lane(seat, self.group)
-        assert lane is not None
-        return lane
+        one_shot = self.one_shots.one_shot(seat, self.group)
+        assert one_shot is not None
+        return one_shot
 
-    def all(self, do: Callable[[Lane], object]) -> list[object]:
+    def all(self, do: Callable[[OneShot], object]) -> list[object]:
         """What each rank gives, at the same time."""
-        return list(self.pool.map(lambda seat: do(self.lane(seat)), self.group))
+        return list(self.pool.map(lambda seat: do(self.one_shot(seat)), self.group))
 
     def sums(self, values: Sequence[Tensor | None], shape: Sequence[int]) -> list[Tensor]:
         """The sums of values on all ranks."""
-        found = self.all(lambda lane: lane.all_reduce(values[lane.seat], shape))
+        found = self.all(lambda one_shot: one_shot.all_reduce(values[one_shot.seat], shape))
         return [y for y in found if isinstance(y, Tensor)]
 
 
@@ -69,7 +71,7 @@ def ranks_of(n: int, timeout_s: float = 1.0) -> Iterator[Ranks]:
 
 
 class Unheard:
-    """A lane that tells nothing, and starts no kernels."""
+    """A one-shot all-reduce that tells nothing, and starts no kernels."""
 
     def __init__(self, n_rank: int) -> None:
         self.seat, self.group = 0, tuple(range(n_rank))
@@ -82,28 +84,28 @@ class Gone(Exception):
     """A rank that has written, and does not come to read."""
 
 
-def write_only(ranks: Ranks, seat: int, do: Callable[[Lane], object]) -> None:
+def write_only(ranks: Ranks, seat: int, do: Callable[[OneShot], object]) -> None:
     """Let a rank write what it would exchange, and no more."""
 
     def leave(rank: int, group: tuple[int, ...]) -> None:
         raise Gone
 
-    lane = ranks.lane(seat)
-    end = lane._end
-    lane._end = replace(end, meet=leave)
+    one_shot = ranks.one_shot(seat)
+    end = one_shot._end
+    one_shot._end = replace(end, meet=leave)
     try:
-        do(lane)
+        do(one_shot)
     except Gone:
         return
     finally:
-        lane._end = end
+        one_shot._end = end
     raise AssertionError("it must have been about to meet the others")
 
 
 @contextmanager
 def one_kernel() -> Iterator[None]:
     """Kernels write and wait at once, as on a GPU without a clock: nobody else can come then."""
-    with mock.patch.object(lane_module, "target_of", return_value=Target("amd", 0, 4)):
+    with mock.patch.object(one_shot_module, "target_of", return_value=Target("amd", 0, 4)):
         yield
 
 
@@ -122,7 +124,7 @@ def expected(values: Sequence[Tensor | None]) -> Tensor:
     total = None
     for x in values:
         if x is not None:
-            value = x if x.numel() <= lane_module.MOST_IN_F32 else x.bfloat16().float()
+            value = x if x.numel() <= one_shot_module.MOST_IN_F32 else x.bfloat16().float()
             total = value if total is None else total + value
     assert total is not None
     return total

@@ -39,15 +39,15 @@ def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
     members = tuple(range(n_ranks))
 
     def step(rank: int) -> TokenStep:
-        toy, lane = runtime.toys[rank], group.lanes.lane(rank, members)
+        toy, one_shot = runtime.toys[rank], group.one_shots.one_shot(rank, members)
         return TokenStep(
             toy.device, toy.hp.n_vocab, toy.token, toy.position, toy.begin,
-            lambda: (runtime.sliced(rank), None), toy.can_rewind, runtime.own[rank], lane,
+            lambda: (runtime.sliced(rank), None), toy.can_rewind, runtime.own[rank], one_shot,
             [toy._state],
         )  # fmt: skip
 
     crew = new_crew(group.devices, group)
-    made = TokenStream([step(rank) for rank in members], crew, group.lanes, ahead=1)
+    made = TokenStream([step(rank) for rank in members], crew, group.one_shots, ahead=1)
     made.prepare()
     runtime.stream = made
     runtime.reset()

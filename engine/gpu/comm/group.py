@@ -1,8 +1,8 @@
 """Collectives of ranks that are all on GPUs: nothing in them makes a host wait for a device.
 
-Small sums are made by kernels (`lane`), large ones by copies (`copying`). In both, what the model
-does with the result is put into its stream right away, behind what brings it there. Only logits
-are waited for, by the rank that shows them to the host.
+Small sums are made by kernels (`one_shot`), large ones by copies (`copying`). In both, what the
+model does with the result is put into its stream right away, behind what brings it there. Only
+logits are waited for, by the rank that shows them to the host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.errors import CommError, LeftAlone
 from engine.gpu.comm.copies import Copying, Seat, is_rounded
 from engine.gpu.comm.joint import Joint, Slice
 from engine.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove
-from engine.gpu.comm.one_shot import MOST_IN_F32, Lanes
+from engine.gpu.comm.one_shot import MOST_IN_F32, OneShotGroups
 from engine.gpu.comm.streams import WAKING_S, Event, Marks, Queues, queues_of
 from engine.gpu.launch.graph import cut
 from engine.hardware.torch_devices import kind_of
@@ -29,7 +29,7 @@ from engine.parallel.thread_comm import ThreadGroup
 
 if TYPE_CHECKING:
     from engine.devices.routes import Ways
-    from engine.gpu.comm.one_shot import Lane
+    from engine.gpu.comm.one_shot import OneShot
     from engine.parallel.thread_comm import Group
     from engine.parallel.turns import Turns
 
@@ -51,7 +51,7 @@ class DeviceGroup(ThreadGroup):
         queues: makes those of a rank on a device.
 
     Attributes:
-        lanes: where kernels meet.
+        one_shots: one-shot all-reduces, in which kernels meet.
         marks: how far devices are.
     """
 
@@ -61,7 +61,7 @@ class DeviceGroup(ThreadGroup):
     ) -> None:  # fmt: skip
         super().__init__()
         self.devices = tuple(devices)
-        self.lanes = Lanes(devices, ways, lambda rank, group: self._pass(rank, group))
+        self.one_shots = OneShotGroups(devices, ways, lambda rank, group: self._pass(rank, group))
         self.marks = Marks([str(device) for device in devices])
         self._ways = ways
         self.notes = ways.notes
@@ -150,17 +150,17 @@ class DeviceGroup(ThreadGroup):
 
     def abort(self) -> None:
         super().abort()
-        self.lanes.abort()
+        self.one_shots.abort()
 
     def close(self) -> None:
         super().close()
-        self.lanes.close()
+        self.one_shots.close()
         for made in (self._copying, self._nccl_sums, self._joints, self._queues):
             made.clear()
 
     def lose(self) -> None:
         super().lose()
-        _abandoned.append((self.lanes, self._copying, self._nccl_sums, self._joints))
+        _abandoned.append((self.one_shots, self._copying, self._nccl_sums, self._joints))
 
     def settle(self) -> None:
         was_aborted = self._is_aborted
@@ -176,7 +176,7 @@ class DeviceGroup(ThreadGroup):
         queues = [queue for queues in self._queues.values() for queue in queues.all()]
         try:
             self.marks.until([queue.record() for queue in queues], WAKING_S)
-            self.lanes.reset()
+            self.one_shots.reset()
         except (CommError, RuntimeError) as error:  # what has failed is told by others
             log.warning("%s", error)
             self.lose()
@@ -204,12 +204,12 @@ class DeviceCommunicator:
     def waited_s(self) -> float:
         return self._shared.waited_s(self.rank)
 
-    def lane(self, group: Group, n: int) -> Lane | None:
+    def one_shot(self, group: Group, n: int) -> OneShot | None:
         """Where kernels add up values of n numbers; None, for all members, if copies have to."""
         if len(group) == 1:
             return None
-        lane = self._shared.lanes.lane(self.rank, group)
-        return lane if lane is not None and lane.serves(n) else None
+        one_shot = self._shared.one_shots.one_shot(self.rank, group)
+        return one_shot if one_shot is not None and one_shot.serves(n) else None
 
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
@@ -225,10 +225,10 @@ class DeviceCommunicator:
             self._mark()
             return x
         assert x is None or shape is None or x.shape == tuple(shape), "that is no summand"
-        lane = None if shape is None else self.lane(group, prod(shape))
-        if lane is not None and shape is not None:
+        one_shot = None if shape is None else self.one_shot(group, prod(shape))
+        if one_shot is not None and shape is not None:
             self._mark()
-            return lane.all_reduce(x, shape)
+            return one_shot.all_reduce(x, shape)
         return _made(lambda: self._sum(x, group, shape))
 
     def _sum(self, x: Tensor | None, group: Group, shape: Sequence[int] | None) -> Tensor:
@@ -257,9 +257,9 @@ class DeviceCommunicator:
         if len(group) == 1:
             assert given is not None, "the source must have a value"
             return given
-        lane = None if shape is None else self.lane(group, prod(shape))
-        if lane is not None and shape is not None and prod(shape) <= MOST_IN_F32:
-            return lane.all_reduce(given, shape)
+        one_shot = None if shape is None else self.one_shot(group, prod(shape))
+        if one_shot is not None and shape is not None and prod(shape) <= MOST_IN_F32:
+            return one_shot.all_reduce(given, shape)
         return _made(lambda: self._sent(given, group))
 
     def _sent(self, x: Tensor | None, group: Group) -> Tensor:

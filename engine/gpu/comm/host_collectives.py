@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.gpu.launch.graph import cut
 
 if TYPE_CHECKING:
-    from engine.gpu.comm.one_shot import Lane
+    from engine.gpu.comm.one_shot import OneShot
     from engine.parallel.thread_comm import Communicator, Group
 
 
@@ -35,8 +35,8 @@ class CutCommunicator:
             return self._inner.gather(x, group, alike)
         return cut(lambda: self._inner.gather(x, group, alike))
 
-    def lane(self, group: Group, n: int) -> Lane | None:
-        return self._inner.lane(group, n)
+    def one_shot(self, group: Group, n: int) -> OneShot | None:
+        return self._inner.one_shot(group, n)
 
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None

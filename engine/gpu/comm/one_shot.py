@@ -85,8 +85,10 @@ NOT_WAITING = 1
 """Where in a rank's flags it says that no kernel shall wait."""
 
 
-class Lanes:
-    """All lanes of one model, between ranks on GPUs, or on the CPU where that stands for them.
+class OneShotGroups:
+    """The one-shot all-reduces of one model: one for each group of ranks that asks for it.
+
+    The ranks are on GPUs, or on the CPU where that stands for them.
 
     Args:
         devices: of each rank.
@@ -105,27 +107,27 @@ class Lanes:
         self._ways = ways
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._made: dict[Group, tuple[Lane, ...]] = {}
+        self._made: dict[Group, tuple[OneShot, ...]] = {}
         self._flags: dict[int, Tensor] = {}
         self._host: HostTensor | None = None
         self._is_aborted = self._is_hasty = self._is_retired = False
 
-    def lane(self, rank: int, group: Group) -> Lane | None:
-        """A rank's end of the lane of a group; None where its kernels cannot reach each other.
+    def one_shot(self, rank: int, group: Group) -> OneShot | None:
+        """Return a rank's end in a group; None where its kernels cannot reach each other.
 
         What a group needs is made when the first of its ranks asks for it.
 
         Raises:
             NotRepeatable: this thread is capturing, and nobody has asked before.
         """
-        lanes = () if self._is_retired else self._made.get(group)
-        if lanes is None:
+        ends = () if self._is_retired else self._made.get(group)
+        if ends is None:
             refuse_capture("ranks meet that have not met before")
             with self._lock:
-                lanes = self._made.get(group)
-                if lanes is None:
-                    self._made[group] = lanes = self._new(group)
-        return lanes[group.index(rank)] if lanes else None
+                ends = self._made.get(group)
+                if ends is None:
+                    self._made[group] = ends = self._new(group)
+        return ends[group.index(rank)] if ends else None
 
     @contextmanager
     def without_waiting(self) -> Iterator[None]:
@@ -145,11 +147,11 @@ class Lanes:
         Who waited for a rank that itself waited for a third one is not the one that names it.
         """
         blamed: dict[int, int] = {}
-        for group, lanes in list(self._made.items()):
-            for lane in lanes:
-                status = int(lane.status)
+        for group, ends in list(self._made.items()):
+            for end in ends:
+                status = int(end.status)
                 if status:
-                    blamed.setdefault(lane.rank, group[(status & 0xFFFFFFFF) - 1])
+                    blamed.setdefault(end.rank, group[(status & 0xFFFFFFFF) - 1])
         if not blamed:
             return None
         silent = [rank for rank in blamed.values() if rank not in blamed]
@@ -168,10 +170,10 @@ class Lanes:
             self._is_aborted = False
             for device in set(self.devices):
                 finish(device)
-            for lanes in self._made.values():
-                first = fresh_round([lane.round for lane in lanes])
-                for lane in lanes:
-                    lane.clear(first)
+            for ends in self._made.values():
+                first = fresh_round([end.round for end in ends])
+                for end in ends:
+                    end.clear(first)
             for flags in self._flags.values():
                 flags.zero_()
             if self._host is not None:
@@ -187,16 +189,16 @@ class Lanes:
             self._host = None
 
     def retire(self, why: str) -> None:
-        """Give no more lanes: the ranks meet in another way from now on."""
+        """Give no more one-shot all-reduces: the ranks meet in another way from now on."""
         log.warning("ranks do without sums inside kernels from now on: %s", why)
         self._is_retired = True
 
     def n_bytes(self, rank: int) -> int:
         """Of the memory of a rank's device."""
         with self._lock:
-            ends = [lane for lanes in self._made.values() for lane in lanes if lane.rank == rank]
+            own = [end for ends in self._made.values() for end in ends if end.rank == rank]
             flags = self._flags.get(rank)
-        return sum(lane.n_bytes for lane in ends) + (0 if flags is None else flags.nbytes)
+        return sum(end.n_bytes for end in own) + (0 if flags is None else flags.nbytes)
 
     def _hasten(self, *, is_hasty: bool) -> None:
         """Set whether kernels wait, between what devices were told before and what comes now."""
@@ -207,8 +209,8 @@ class Lanes:
                 flags[NOT_WAITING].fill_(int(is_hasty))
                 finish(self.devices[rank])
 
-    def _new(self, group: Group) -> tuple[Lane, ...]:
-        """The ends of a group's lane; none if there cannot be one."""
+    def _new(self, group: Group) -> tuple[OneShot, ...]:
+        """The ends of a group's one-shot all-reduce; none if there cannot be one."""
         names = [str(self.devices[rank]) for rank in group]
         if not 1 < len(group) <= MOST_MEMBERS or not self._ways.have_stores(names):
             return ()
@@ -222,7 +224,7 @@ class Lanes:
             log.warning("ranks %s do without sums inside kernels: %s", group, error)
             return ()
 
-    def _connected(self, group: Group) -> tuple[Lane, ...]:
+    def _connected(self, group: Group) -> tuple[OneShot, ...]:
         devices = [self.devices[rank] for rank in group]
         most = min(most_waiting(device, self.devices.count(device)) for device in devices)
         pairs = [(a, b) for a in range(len(group)) for b in range(len(group)) if a != b]
@@ -239,7 +241,7 @@ class Lanes:
             if rank not in self._flags:
                 flags = torch.tensor([0, int(self._is_hasty)], dtype=torch.int32)
                 self._flags[rank] = flags.to(device)
-        lanes = []
+        ends = []
         for seat, (rank, device) in enumerate(zip(group, devices, strict=True)):
             to = [slots[seat, b].source if b != seat else 0 for b in range(len(group))]
             of = [slots[a, seat].goal if a != seat else 0 for a in range(len(group))]
@@ -248,15 +250,15 @@ class Lanes:
             table = torch.tensor([*to, *of, *places], dtype=torch.int64).to(device)
             wait = patience_of(device, self._timeout_s)
             end = End(table, self._flags[rank], own, statuses, wait, most, self._meet)
-            lanes.append(Lane(group, seat, device, end))
+            ends.append(OneShot(group, seat, device, end))
             finish(device)
-        return tuple(lanes)
+        return tuple(ends)
 
     def _place(self, source: torch.device, goal: torch.device) -> Any:
         return self._ways.between(str(source), str(goal)).stores
 
 
-class Lane:
+class OneShot:
     """One rank's end in one group. All members make the same calls in the same order.
 
     Nothing here waits, reads numbers of the device, or keeps memory but for results.
@@ -294,7 +296,7 @@ class Lane:
         return int(self._words[0])
 
     def clear(self, first_round: int) -> None:
-        """See `Lanes.reset`."""
+        """See `OneShotGroups.reset`."""
         for slot in self._end.slots:
             slot.clear()
         self._words.copy_(torch.tensor([first_round, 0]))
@@ -311,7 +313,7 @@ class Lane:
             x: this rank's, F32 of that shape; None if it has nothing to add.
         """
         n = prod(shape)
-        assert self.serves(n), "too many numbers for a lane"
+        assert self.serves(n), "too many numbers for a one-shot all-reduce"
         out = torch.empty(tuple(shape), device=self._device)
         own = out if x is None else _plain(x)
         halves = n > MOST_IN_F32
@@ -358,7 +360,7 @@ class Lane:
     def words(self, own: Tensor) -> Tensor:
         """Words (m,), int32, of each member: (n, m) in the order of the group, alike on all."""
         n = own.numel()
-        assert 0 < n <= MOST_WORDS, "too many words for a lane"
+        assert 0 < n <= MOST_WORDS, "too many words for a one-shot all-reduce"
         own = own.contiguous()
         out = torch.empty(len(self.group), n, dtype=torch.int32, device=self._device)
         size = min(BLOCK, max(SMALLEST, power_of_two(n)))

@@ -72,14 +72,14 @@ def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.devi
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The memory of one rank's end of a lane.
+    """The memory of one rank's end of a one-shot all-reduce.
 
     Attributes:
         table, flags, patience: see `engine.gpu.kernels.one_shot`.
         slots: that it reads.
         statuses: of all members, by seat.
         most_programs: of one kernel.
-        meet: see `engine.gpu.comm.one_shot.Lanes`.
+        meet: see `engine.gpu.comm.one_shot.OneShotGroups`.
     """
 
     table: Tensor

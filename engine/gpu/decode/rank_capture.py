@@ -21,7 +21,7 @@ from engine.gpu.launch.graph import Captured, NotRepeatable
 from engine.parallel.executor import Full
 
 if TYPE_CHECKING:
-    from engine.gpu.decode.sampling import WordsLane
+    from engine.gpu.decode.sampling import WordExchange
     from engine.parallel.executor import Crew
     from engine.parallel.thread_comm import Group
 
@@ -30,7 +30,7 @@ class Unproven(NotRepeatable):
     """What was captured does not do what it should, perhaps because kernels meet in it."""
 
 
-class Lanes(Protocol):
+class OneShotControl(Protocol):
     """What kernels of a model's ranks meet by, as long as nothing was found against it."""
 
     def without_waiting(self) -> contextlib.AbstractContextManager[object]:
@@ -44,7 +44,7 @@ class Lanes(Protocol):
         """
         ...
 
-    def lane(self, rank: int, group: Group) -> WordsLane | None:
+    def one_shot(self, rank: int, group: Group) -> WordExchange | None:
         """A rank's end in a group, by which small messages go too; None where there is none."""
         ...
 
@@ -109,7 +109,7 @@ class Replays:
 
 
 def capture_on_all(
-    crew: Crew, takes: Sequence[Take], lanes: Lanes | None = None
+    crew: Crew, takes: Sequence[Take], one_shots: OneShotControl | None = None
 ) -> tuple[Replays, list[Tensor | None]]:
     """Capture what each rank does for a token, which is computed with that.
 
@@ -123,7 +123,7 @@ def capture_on_all(
     work = _Capturing(crew, takes)
     expected = crew.run(work.computed, is_watched=True)
     try:
-        return work.replays(expected, lanes), expected
+        return work.replays(expected, one_shots), expected
     except (CommError, Full) as error:
         if crew.lost:
             raise
@@ -154,7 +154,9 @@ class _Capturing:
         found = self._takes[rank].compute()
         return None if found is None else found.clone()
 
-    def replays(self, expected: Sequence[Tensor | None], lanes: Lanes | None) -> Replays:
+    def replays(
+        self, expected: Sequence[Tensor | None], one_shots: OneShotControl | None
+    ) -> Replays:
         """What gives the same, as was proven.
 
         Raises:
@@ -163,15 +165,15 @@ class _Capturing:
         crew = self._crew
         crew.make_room()  # for graphs; later some devices may wait for others that have not begun
         found = Replays(crew, crew.run(self._captured))
-        if lanes is not None and (found.is_whole or crew.has_gpus):  # a tape has been started
+        if one_shots is not None and (found.is_whole or crew.has_gpus):  # a tape has been started
             crew.run(self._begin)
-            with lanes.without_waiting():
+            with one_shots.without_waiting():
                 found.replay()
                 crew.wait()
         crew.run(self._begin)
         found.replay()
         crew.wait()
-        problem = None if lanes is None else lanes.problem()
+        problem = None if one_shots is None else one_shots.problem()
         if problem is not None:
             raise problem
         if not all(crew.run(lambda rank: _same(expected[rank], found.parts[rank].result))):

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from engine.config import SamplingParams
 from engine.devices.routes import Ways
-from engine.gpu.comm.one_shot import Lanes
+from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import drawing, sharded_sampling
 from engine.gpu.kernels import sampling as kernels
@@ -80,7 +80,7 @@ DRAWN, FOR_HOST, WRONG = drawing.DRAWN.value, drawing.FOR_HOST.value, drawing.WR
 N_HEAD = sharded_sampling.N_HEAD.value
 
 
-class WordsLane(Protocol):
+class WordExchange(Protocol):
     """How ranks exchange small messages on their devices.
 
     Attributes:
@@ -127,7 +127,7 @@ def most_sent(n_rank: int) -> int:
 
 
 def message_bytes(n_rank: int) -> int:
-    """What a rank tells each other one for a token, without what a lane adds."""
+    """What a rank tells each other one for a token, without what a one-shot all-reduce adds."""
     return 0 if n_rank == 1 else 8 * (N_HEAD + most_sent(n_rank))
 
 
@@ -156,9 +156,9 @@ class DeviceSampler:
     Args:
         n_vocab: logits of a token, those of all ranks.
         own: the ids of those that this rank has; None for all.
-        lane: to the other ranks that draw the same token; None if there are none. The ids of the
-            ranks' slices are then all there are, each once. How often tokens of a slice are in the
-            history is counted where the slice is, 4 bytes for each; the window of the penalties
+        one_shot: to the other ranks that draw the same token; None if there are none. The ids of
+            the ranks' slices are then all there are, each once. How often tokens of a slice are in
+            the history is counted where the slice is, 4 bytes for each; the window of the penalties
             itself, N_HISTORY tokens, is on every rank.
 
     Attributes:
@@ -171,13 +171,13 @@ class DeviceSampler:
         device: torch.device,
         n_vocab: int,
         own: range | None = None,
-        lane: WordsLane | None = None,
+        one_shot: WordExchange | None = None,
     ) -> None:
         self.n_vocab = n_vocab
-        self.n_rank = 1 if lane is None else len(lane.group)
-        self._lane = lane if self.n_rank > 1 else None
+        self.n_rank = 1 if one_shot is None else len(one_shot.group)
+        self._one_shot = one_shot if self.n_rank > 1 else None
         self._own = range(n_vocab) if own is None else own
-        assert self._lane or len(self._own) == n_vocab, "somebody has the others"
+        assert self._one_shot or len(self._own) == n_vocab, "somebody has the others"
         self._device = device
         n_own = len(self._own)
         self._group = max(1, power_of_two(-(-n_own // MOST_GROUPS)))
@@ -303,19 +303,19 @@ class DeviceSampler:
             FACTOR=math.gcd(n_own, 16), BLOCK=self._block, GROUP=self._group,
         )  # fmt: skip
         n_group = min(len(self._maxima), -(-n_own // self._group))
-        size, is_checked = power_of_two(n_group), stream is not None and self._lane is not None
+        size, is_checked = power_of_two(n_group), stream is not None and self._one_shot is not None
         launch(
             kernels.bound, (1,), self._maxima, self._maxima if stream is None else stream, settings,
             self._limits, found, n_group, 0 if stream is None else stream.numel(),
             SIZE=size, HAS_STREAM=is_checked, STREAM_BLOCK=STREAM_BLOCK,
             num_warps=16 if size > 2048 else 4,
         )  # fmt: skip
-        if self._lane is None:
+        if self._one_shot is None:
             self._draw_alone(token, position)
         else:
             self._offer(token, is_checked)
-            told = self._lane.words(self._message.view(torch.int32))
-            self._decide(told.view(torch.int64), self._lane, token, position)
+            told = self._one_shot.words(self._message.view(torch.int32))
+            self._decide(told.view(torch.int64), self._one_shot, token, position)
 
     def _draw_alone(self, token: Tensor, position: Tensor) -> None:
         n_sum, sums, factor = self._n_program, self._sums, math.gcd(self.n_vocab, 16)
@@ -340,10 +340,12 @@ class DeviceSampler:
             SUMS=power_of_two(n_sum),
         )  # fmt: skip
 
-    def _decide(self, told: Tensor, lane: WordsLane, token: Tensor, position: Tensor) -> None:
+    def _decide(
+        self, told: Tensor, one_shot: WordExchange, token: Tensor, position: Tensor
+    ) -> None:
         launch(
             sharded_sampling.decide, (1,), told, self._message, self._settings, self._uniforms,
-            self._state, self._counts, self._history, token, position, self.ring, lane.seat,
+            self._state, self._counts, self._history, token, position, self.ring, one_shot.seat,
             self.n_rank, len(self._own), self._own.start, self.n_vocab,
             SEATS=power_of_two(self.n_rank), FEW=min(FEW_SENT, most_sent(self.n_rank)),
             SENT=most_sent(self.n_rank), UNIFORMS=N_UNIFORM, RING=RING,
@@ -366,8 +368,8 @@ def draw_starts(
         return False
 
     place = torch.empty(1, dtype=torch.int64, device=meta)
-    lane = Lanes([meta] * n_rank, Ways()).lane(0, tuple(range(n_rank)))
-    drawer = DeviceSampler(meta, n_vocab, own, lane)
+    one_shot = OneShotGroups([meta] * n_rank, Ways()).one_shot(0, tuple(range(n_rank)))
+    drawer = DeviceSampler(meta, n_vocab, own, one_shot)
     logits = torch.empty(n_vocab if own is None else len(own), device=meta)
     stream = None if n_embd is None else torch.empty(n_embd, device=meta)
     with watched(note):

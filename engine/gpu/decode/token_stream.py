@@ -25,13 +25,13 @@ from torch import Tensor
 
 from engine.errors import CommError, EngineError
 from engine.gpu.decode.rank_capture import Recomputed, Replays, Take, capture_on_all
-from engine.gpu.decode.sampling import RING, DeviceSampler, Entry, WordsLane
+from engine.gpu.decode.sampling import RING, DeviceSampler, Entry, WordExchange
 from engine.gpu.launch.graph import Captured, capture
 from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:
     from engine.config import SamplingParams
-    from engine.gpu.decode.rank_capture import Lanes
+    from engine.gpu.decode.rank_capture import OneShotControl
     from engine.parallel.executor import Crew
     from engine.sampling.sampler import Sampler
 
@@ -60,7 +60,7 @@ class TokenStep:
             memory.
         can_rewind: computing a token once more, or another instead, does no harm.
         own: the ids whose logits this rank has; None for all.
-        lane: to the other ranks that draw; None if there are none.
+        one_shot: to the other ranks that draw; None if there are none.
         states: what computing changes, also of a token that was computed before.
     """
 
@@ -72,7 +72,7 @@ class TokenStep:
     forward: Callable[[], tuple[Tensor | None, Tensor | None]]
     can_rewind: bool
     own: range | None = None
-    lane: WordsLane | None = None
+    one_shot: WordExchange | None = None
     states: Sequence[Tensor] = ()
 
 
@@ -88,7 +88,7 @@ class _Seat:
 
     def __init__(self, step: TokenStep, *, is_read: bool) -> None:
         self.step = step
-        self.draws = DeviceSampler(step.device, step.n_vocab, step.own, step.lane)
+        self.draws = DeviceSampler(step.device, step.n_vocab, step.own, step.one_shot)
         self.ring = HostTensor((RING,), torch.int64, step.device) if is_read else None
         if self.ring and step.device.type == "cuda" and not self.ring.is_pinned:
             raise EngineError("The system allows no memory that a GPU can write by itself.")
@@ -120,7 +120,7 @@ class TokenStream:
 
     Args:
         steps: of each rank; None for those that have no part of the model.
-        lanes: what kernels of the ranks meet by, if they do.
+        one_shots: the one-shot all-reduces in which kernels of the ranks meet, if they do.
         on_failure: called before an error is raised, behind which it is of no use any more.
         ahead: steps beyond the token that the host waits for.
 
@@ -132,10 +132,11 @@ class TokenStream:
     """
 
     def __init__(
-        self, steps: Sequence[TokenStep | None], crew: Crew, lanes: Lanes | None = None,
+        self, steps: Sequence[TokenStep | None], crew: Crew,
+        one_shots: OneShotControl | None = None,
         on_failure: Callable[[], None] = lambda: None, ahead: int = AHEAD,
     ) -> None:  # fmt: skip
-        self._crew, self._lanes, self._on_failure = crew, lanes, on_failure
+        self._crew, self._one_shots, self._on_failure = crew, one_shots, on_failure
         self._wanted = min(ahead, RING - 2)
         self._ahead = self._most_ahead = 0
         self._read = next(rank for rank in crew.ranks if steps[rank] is not None)
@@ -170,7 +171,7 @@ class TokenStream:
             _nothing() if seat is None else seat.take(token, n_past, self._n_enqueued)
             for seat in self._all
         ]
-        self._replays, _ = capture_on_all(self._crew, takes, self._lanes)
+        self._replays, _ = capture_on_all(self._crew, takes, self._one_shots)
         self._n_read = self._n_enqueued = self._n_enqueued + RING  # no entry is taken for later
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
@@ -317,9 +318,9 @@ class TokenStream:
         """Raises:
         CommError: a kernel waited in vain, or ranks have computed something else than others.
         """
-        problem = None if self._lanes is None else self._lanes.problem()
-        if entry is not None and entry.wrong and self._step.lane is not None:
-            ranks = [self._step.lane.group[seat] for seat in entry.wrong]
+        problem = None if self._one_shots is None else self._one_shots.problem()
+        if entry is not None and entry.wrong and self._step.one_shot is not None:
+            ranks = [self._step.one_shot.group[seat] for seat in entry.wrong]
             device = str(self._crew.devices[ranks[0]])
             problem = problem or CommError(ranks[0], "has computed other numbers", device)
         if problem is not None:

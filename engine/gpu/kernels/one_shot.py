@@ -4,7 +4,7 @@ A value travels in packets of 64 bits: a word of 32 bits (one number in F32, or 
 the number of the round as a flag. Both are written at once, so whoever sees the flag has the word
 (the protocol LL of NCCL). Two packets go side by side, each whole by itself.
 
-Why no packet is overwritten before it was read. Rounds of a lane alternate between two halves of
+Why no packet is overwritten before it was read. Rounds of a group alternate between two halves of
 each slot. Let A write round r into B's slot: A's kernel of round r - 1 is at its end by then, so a
 packet of that round had come from B. B's kernel of round r - 1 only begins when that of round
 r - 2 is at its end, so B has read all that A wrote then, which is what lies in this half. It takes

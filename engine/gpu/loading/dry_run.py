@@ -16,7 +16,7 @@ from engine.cpu.weights import JoinedColumns
 from engine.devices.routes import Ways
 from engine.forward.cache import Cache
 from engine.forward.context import Context
-from engine.gpu.comm.one_shot import MOST_IN_F32, Lane, Lanes
+from engine.gpu.comm.one_shot import MOST_IN_F32, OneShot, OneShotGroups
 from engine.gpu.launch.launch import Start, watched
 from engine.gpu.launch.target import Target, aimed
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
@@ -52,7 +52,7 @@ def rehearse(
         if pieces:
             setattr(slot.owner, slot.attribute, _held(slot, pieces, n_bytes))
     cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
-    comm = _Alone(rank, declaration.hp.n_embd, _lanes(declaration))
+    comm = _Alone(rank, declaration.hp.n_embd, _one_shots(declaration))
     context = Context(comm, GpuOps(META, n_bytes), cache, META, ["cuda"] * len(declaration.devices))
     starts: list[Start] = []
     with torch.inference_mode(), aimed(target), watched(lambda start: _note(starts, start)):
@@ -104,10 +104,10 @@ def _widths(pieces: Sequence[Slices]) -> list[int]:
     return [piece[-1].stop - piece[-1].start for piece in pieces]
 
 
-def _lanes(declaration: Declaration) -> Lanes | None:
+def _one_shots(declaration: Declaration) -> OneShotGroups | None:
     """By which ranks would meet, if all of them are on GPUs."""
     devices = declaration.devices
-    return None if "cpu" in devices else Lanes([META] * len(devices), Ways())
+    return None if "cpu" in devices else OneShotGroups([META] * len(devices), Ways())
 
 
 class _Alone:
@@ -119,27 +119,27 @@ class _Alone:
 
     waited_s = 0.0
 
-    def __init__(self, rank: int, n_embd: int, lanes: Lanes | None) -> None:
+    def __init__(self, rank: int, n_embd: int, one_shots: OneShotGroups | None) -> None:
         self.rank = rank
         self.n_tokens = 1
         self._n_embd = n_embd
-        self._lanes = lanes
+        self._one_shots = one_shots
 
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        found = self._by_lane(x, group, shape)
+        found = self._by_one_shot(x, group, shape)
         return found if found is not None else self._given(x, shape)
 
-    def _by_lane(
+    def _by_one_shot(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None
     ) -> Tensor | None:
-        lane = None if shape is None else self.lane(group, prod(shape))
-        return None if lane is None or shape is None else lane.all_reduce(x, shape)
+        one_shot = None if shape is None else self.one_shot(group, prod(shape))
+        return None if one_shot is None or shape is None else one_shot.all_reduce(x, shape)
 
-    def lane(self, group: Group, n: int) -> Lane | None:
-        lane = None if self._lanes is None else self._lanes.lane(self.rank, group)
-        return lane if lane is not None and lane.serves(n) else None
+    def one_shot(self, group: Group, n: int) -> OneShot | None:
+        one_shot = None if self._one_shots is None else self._one_shots.one_shot(self.rank, group)
+        return one_shot if one_shot is not None and one_shot.serves(n) else None
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
         return x
@@ -148,7 +148,7 @@ class _Alone:
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
         if shape is not None and prod(shape) <= MOST_IN_F32:
-            self._by_lane(x if source == self.rank else None, group, shape)
+            self._by_one_shot(x if source == self.rank else None, group, shape)
         return self._given(x, shape)
 
     def _given(self, x: Tensor | None, shape: Sequence[int] | None) -> Tensor:

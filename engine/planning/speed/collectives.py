@@ -4,8 +4,9 @@ Every way is Hockney's: a latency, and bytes over bandwidth (Parallel Computing 
 a value crosses a link follows from the algorithm (Thakur, Rabenseifner and Gropp, Int. J. High
 Perf. Computing Appl. 19, 2005), of which two are used:
 
-- *lane*: a kernel of each rank writes the whole value for every other one and adds up what it
-  finds: n - 1 values out of each rank and as many in, one latency. That is what pays for few bytes.
+- *one-shot all-reduce*: a kernel of each rank writes the whole value for every other one and adds
+  up what it finds: n - 1 values out of each rank and as many in, one latency. That pays for few
+  bytes.
 - *copies*: copy engines exchange halves (two ranks), or each rank adds up its slice of all values
   and gives the sum to all (three and more): 2 (n - 1) / n values out and in, but more latencies.
 
@@ -28,12 +29,12 @@ Wire = Literal["F32", "BF16"]
 SMALL_BYTES = 32 << 10
 """Of a value in F32: up to here GPUs exchange it as it is, beyond that in BF16."""
 
-LANE_BYTES = 256 << 10
-"""Of the largest values in F32 that go by lanes."""
+ONE_SHOT_BYTES = 256 << 10
+"""Of the largest values in F32 that go by one-shot all-reduces."""
 
 PACKET = 2.0
-"""Bytes that a lane sends for each one: every four have a mark of four, by which a reader knows
-them. Sums of ranks that were measured have it within their latency."""
+"""Bytes that a one-shot all-reduce sends for each one: every four have a mark of four, by which a
+reader knows them. Sums of ranks that were measured have it within their latency."""
 
 PEER_S = 0.4e-6
 """For each rank after the second: 3.7, 4.8 and 5.9 µs were measured by others for sums of 2, 4 and
@@ -89,7 +90,7 @@ class Group:
             return own
         return max(own, 4 * self.n_by_host * n_bytes / self.host_bytes_per_s)
 
-    def lane_s(self, n_bytes: float) -> float:
+    def one_shot_s(self, n_bytes: float) -> float:
         """Of values of so many bytes: all at once."""
         return self.latency_s + self.exchange_s(n_bytes)
 
@@ -100,21 +101,21 @@ class Group:
             stage_s: what each of the two exchanges costs more than its latency.
         """
         if self.n == 2:
-            return stage_s + self.lane_s(n_bytes)
-        return 2 * (stage_s + self.lane_s(n_bytes / self.n))
+            return stage_s + self.one_shot_s(n_bytes)
+        return 2 * (stage_s + self.one_shot_s(n_bytes / self.n))
 
 
 def sums(group: Group, n_bytes: float) -> list[SumTime]:
     """The ways to add up values of so many bytes in F32, first the one that is used."""
     if group.has_cpu:
-        threads = min(group.lane_s(n_bytes), group.slices_s(n_bytes, 0.0))
+        threads = min(group.one_shot_s(n_bytes), group.slices_s(n_bytes, 0.0))
         return [SumTime(threads, "threads", "F32")]
     wire: Wire = "F32" if n_bytes <= SMALL_BYTES else "BF16"
     sent = n_bytes if wire == "F32" else n_bytes / 2
     copies = SumTime(group.slices_s(sent, COPY_S), "copies", wire)
-    if n_bytes > LANE_BYTES:
+    if n_bytes > ONE_SHOT_BYTES:
         return [copies]
-    return [SumTime(group.lane_s(PACKET * sent), "lane", wire), copies]
+    return [SumTime(group.one_shot_s(PACKET * sent), "lane", wire), copies]
 
 
 def by_way(links: Sequence[tuple[str, LinkFacts]]) -> tuple[tuple[LinkFacts, ...], ...]:

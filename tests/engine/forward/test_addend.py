@@ -57,10 +57,10 @@ def test_a_sum_is_not_reduced_again(ctx: Context, monkeypatch: pytest.MonkeyPatc
     assert torch.equal(ctx.add(x, Addend(delta, is_whole=True)), x + delta)
 
 
-def test_a_lane_adds_up(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_one_shot_adds_up(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is one, nothing else is asked for the sum."""
 
-    class Lane:
+    class OneShot:
         def all_reduce(self, x: Tensor | None, shape: tuple[int, ...]) -> Tensor:
             return torch.full(shape, 7.0) if x is None else 3 * x
 
@@ -69,12 +69,12 @@ def test_a_lane_adds_up(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked: list[int] = []
 
-    def lane(group: tuple[int, ...], n: int) -> Lane:
+    def one_shot(group: tuple[int, ...], n: int) -> OneShot:
         asked.append(n)
-        return Lane()
+        return OneShot()
 
     monkeypatch.setattr(ctx._comm, "all_reduce", refuse)
-    monkeypatch.setattr(ctx._comm, "lane", lane)
+    monkeypatch.setattr(ctx._comm, "one_shot", one_shot)
     x, delta = torch.randn(3, 8), torch.randn(3, 8)
     assert torch.equal(ctx.add(x, Addend(delta)), x + 3 * delta)
     assert torch.equal(ctx.add(x, Addend(None)), x + 7)
@@ -89,10 +89,10 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[Norm | None]:
     compute = ReferenceOps.add_norm
 
     def noted(
-        self: ReferenceOps, x: Tensor, addend: Addend, norm: Norm | None, lane: None
+        self: ReferenceOps, x: Tensor, addend: Addend, norm: Norm | None, one_shot: None
     ) -> tuple[Tensor, Tensor | None]:
         seen.append(norm)
-        return compute(self, x, addend, norm, lane)
+        return compute(self, x, addend, norm, one_shot)
 
     monkeypatch.setattr(ReferenceOps, "add_norm", noted)
     return seen

@@ -20,7 +20,7 @@ from engine.forward.cache import LayerCache
 from engine.forward.state import KVState
 from engine.gguf import GGUFFile
 from engine.gpu import attention, elementwise, recurrent, routing
-from engine.gpu.comm.one_shot import Lanes
+from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.comm.slots import Slot
 from engine.gpu.decode.sampling import DeviceSampler
 from engine.gpu.launch.launch import Start, watched
@@ -234,8 +234,8 @@ def of_sampling(is_brief: bool) -> None:
     sampler.draw(_f32(N_VOCAB), _ids(1), _ids(1))
     for n_rank in (2,) if is_brief else (2, 3, 8):
         own = range(N_VOCAB // n_rank)
-        lane = Lanes([META] * n_rank, Ways()).lane(0, tuple(range(n_rank)))
-        split = DeviceSampler(META, N_VOCAB, own, lane)
+        one_shot = OneShotGroups([META] * n_rank, Ways()).one_shot(0, tuple(range(n_rank)))
+        split = DeviceSampler(META, N_VOCAB, own, one_shot)
         split.draw(_f32(len(own)), _ids(1), _ids(1), _f32(N_COLUMNS))
 
 
@@ -267,25 +267,25 @@ class NoBench:
         """There is nothing to carry."""
 
 
-def of_lanes(is_brief: bool) -> None:
+def of_one_shots(is_brief: bool) -> None:
     """Sums of ranks inside kernels, also on one that has nothing to add."""
     for n_rank in (2,) if is_brief else (2, 3, 4, 8):
         group = tuple(range(n_rank))
-        lane = Lanes([META] * n_rank, Ways()).lane(0, group)
-        assert lane is not None
-        lane.words(torch.empty(514, dtype=torch.int32, device=META))
+        one_shot = OneShotGroups([META] * n_rank, Ways()).one_shot(0, group)
+        assert one_shot is not None
+        one_shot.words(torch.empty(514, dtype=torch.int32, device=META))
         for n in (N_COLUMNS,) if is_brief else (2880, N_COLUMNS, 8192):
             norm = SimpleNamespace(kind="rms", weight=_f32(n), bias=None, eps=1e-6, is_absent=False)
             for n_row in (1,) if is_brief else (1, 8):
                 x = _f32(n_row, n)
-                lane.all_reduce(x, x.shape)
+                one_shot.all_reduce(x, x.shape)
                 for own in (x, None):
-                    lane.add_norm(x, Addend(own), norm, 1)
+                    one_shot.add_norm(x, Addend(own), norm, 1)
 
 
 SCENES: tuple[Callable[[bool], None], ...] = (
     of_weights, of_plain_weights, of_experts_and_heads, of_steps, of_routing, of_attention,
-    of_recurrent_layers, of_sampling, of_links, of_lanes,
+    of_recurrent_layers, of_sampling, of_links, of_one_shots,
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine import Model, load_model
-from engine.gpu.comm.one_shot import Lane
+from engine.gpu.comm.one_shot import OneShot
 from engine.parallel.turns import Turns
 from engine.runtime.micro_batches import ORDER, Halves, halves_pay
 from tests.helpers.golden import nmse
@@ -22,7 +22,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that meet as on GPUs; no value is so small that kernels would add it up."""
     monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
     monkeypatch.setattr("engine.runtime.model_runner.LEAST_ROWS", 2)
-    monkeypatch.setattr(Lane, "serves", lambda lane, n: False)
+    monkeypatch.setattr(OneShot, "serves", lambda one_shot, n: False)
     monkeypatch.setattr(
         "engine.runtime.model_runner.repeats_tokens", lambda: False
     )  # to capture them takes long

@@ -11,7 +11,7 @@ from engine import EngineError, Model, SamplingParams, TokenText, load_model
 from engine.cpu.worker import Worker
 from engine.errors import CommError
 from engine.gpu.card import Card
-from engine.gpu.comm.one_shot import Lanes
+from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.launch.graph import NotRepeatable
 from engine.hardware import backend_choice
 from engine.parallel.thread_comm import ThreadGroup
@@ -111,13 +111,13 @@ def test_a_split_gives_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_one_rank_cannot_capture_none_does(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They go on meeting by lanes, which are not the reason."""
+    """They go on meeting by one-shot all-reduces, which are not the reason."""
     asked: list[tuple[int, bool]] = []
     original = Rank.captured
 
     def captured(self: Rank, compute: Callable[[], Tensor | None]) -> object:
-        lanes: object = self.context._comm._shared.lanes
-        asked.append((self.number, lanes._is_retired))
+        one_shots: object = self.context._comm._shared.one_shots
+        asked.append((self.number, one_shots._is_retired))
         if self.number == 1:
             raise NotRepeatable("it is another kind of rank")
         return original(self, compute)
@@ -126,7 +126,7 @@ def test_what_one_rank_cannot_capture_none_does(
     with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=32) as model:
         ranks = model.runtime.ranks
         assert sorted(asked) == [(0, False), (1, False)]
-        assert not model.runtime.group.lanes._is_retired
+        assert not model.runtime.group.one_shots._is_retired
         assert [rank.refusal for rank in ranks] == ["it is another kind of rank"] * 2
         assert not any(rank.recording for rank in ranks)
         found = singly(model, IDS[:2])
@@ -150,17 +150,17 @@ def test_what_is_another_token_when_repeated_is_computed(
         assert np.array_equal(found, model.logits(IDS[:1]))
 
 
-def test_where_lanes_fail_at_first_hosts_add_up(
+def test_where_one_shots_fail_at_first_hosts_add_up(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = CommError(1, "did not answer", "cuda:1")
-    monkeypatch.setattr(Lanes, "problem", lambda self: problem)
+    monkeypatch.setattr(OneShotGroups, "problem", lambda self: problem)
     with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=32) as model:
         monkeypatch.undo()
         monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
-        assert model.runtime.passes.lanes is None
+        assert model.runtime.passes.one_shots is None
         assert all(rank.recording and not rank.refusal for rank in model.runtime.ranks)
-        assert model.runtime.stream is None, "candidates go by lanes, too"
+        assert model.runtime.stream is None, "candidates go by one-shot all-reduces, too"
         repeated = singly(model, IDS[:2])
         never_repeated(model)
         assert np.array_equal(singly(model, IDS[:2]), repeated)
@@ -201,7 +201,7 @@ def test_a_rank_that_is_late_once_is_an_error_and_then_forgotten(
         for ask in (lambda: model.runtime.forward([1], 0, 0), lambda: answer(model, temperature=0)):
             with monkeypatch.context() as patch:
                 problem = CommError(1, "did not answer", "cuda:1")
-                patch.setattr(Lanes, "problem", lambda self, problem=problem: problem)
+                patch.setattr(OneShotGroups, "problem", lambda self, problem=problem: problem)
                 with pytest.raises(CommError, match="cuda:1"):
                     ask()
             assert not any(rank.recording for rank in model.runtime.ranks)

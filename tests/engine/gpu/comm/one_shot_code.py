@@ -1,4 +1,4 @@
-"""What compilers make of the packets of a lane, in a process where kernels are compiled.
+"""What compilers make of the packets of a one-shot all-reduce, where kernels are compiled.
 
 python -m tests.engine.gpu.comm.one_shot_code sm_90 gfx1100
 """
@@ -23,7 +23,7 @@ import triton
 
 from engine.devices.routes import Ways
 from engine.forward.addend import Addend
-from engine.gpu.comm.one_shot import Lanes
+from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.launch.compiling import compile_start
 from engine.gpu.launch.launch import Start, watched
 from engine.gpu.launch.target import aimed
@@ -51,12 +51,12 @@ def starts_of(name: str) -> list[Start]:
     """The fused kernels of a rank that has something to add, and of one that has not."""
     starts: list[Start] = []
     with aimed(targets_of(name)[0]), watched(lambda start: bool(starts.append(start))):
-        lane = Lanes([META] * N_RANK, Ways()).lane(1, tuple(range(N_RANK)))
-        assert lane is not None
+        one_shot = OneShotGroups([META] * N_RANK, Ways()).one_shot(1, tuple(range(N_RANK)))
+        assert one_shot is not None
         x, norm = torch.empty(1, N, device=META), RMSNorm(N, 1e-5, Replicate((0,)))
         norm.weight = torch.empty(N, device=META)
         for own in (x, None):
-            lane.add_norm(x, Addend(own), norm, 1)
+            one_shot.add_norm(x, Addend(own), norm, 1)
     return starts
 
 

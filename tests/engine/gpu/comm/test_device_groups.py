@@ -1,4 +1,4 @@
-"""Whole models on ranks that stand for GPUs: by lanes and copies, in groups, with empty ranks."""
+"""Whole models on ranks that stand for GPUs: one-shot all-reduces, copies, groups, empty ranks."""
 
 import gc
 import weakref
@@ -92,7 +92,7 @@ def test_what_is_copied_is_rounded_and_right(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["lanes", "copies"])
+@pytest.mark.parametrize("by", ["one_shots", "copies"])
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "olmo2", "gemma4-moe", "qwen3next"])
 def test_families_with_ranks_that_have_nothing(
     name: str, by: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -124,7 +124,9 @@ def test_what_ranks_met_by_is_freed_with_the_model(
             model.logits(IDS)
             group = model.runtime.group
             assert isinstance(group, DeviceGroup)
-            made = [weakref.ref(x) for x in (*group.lanes._made[0, 1], *group._copying.values())]
+            made = [
+                weakref.ref(x) for x in (*group.one_shots._made[0, 1], *group._copying.values())
+            ]
         assert [thing() for thing in made] == [None] * 4
     finally:
         gc.enable()
@@ -142,6 +144,6 @@ def test_a_device_that_fails_leaves_no_second_error(monkeypatch: pytest.MonkeyPa
     group.queues(0)
     group.abort()
     group.settle()
-    assert any(group.lanes in some for some in kept), "what the device may still use stays"
+    assert any(group.one_shots in some for some in kept), "what the device may still use stays"
     with pytest.raises(LeftAlone):
         group.meet(0, (0, 1), None)

@@ -117,12 +117,12 @@ def test_values_may_have_gaps(ranks: Callable[..., Ranks]) -> None:
 
 def test_what_no_kernel_adds_up_is_copied(ranks: Callable[..., Ranks]) -> None:
     three = ranks(3, SameWay(way=Way(None, "host")))
-    assert three.comms[0].lane(three.everyone, 8) is None
+    assert three.comms[0].one_shot(three.everyone, 8) is None
     values = [torch.randn(2, 8) for _ in range(3)]
     assert all(torch.equal(x, total_of(values)) for x in three.sums(values, (2, 8)))
     two = ranks(2)
-    assert two.comms[0].lane(two.everyone, 8) is not None
-    assert two.comms[0].lane(two.everyone, 1 << 24) is None
+    assert two.comms[0].one_shot(two.everyone, 8) is not None
+    assert two.comms[0].one_shot(two.everyone, 1 << 24) is None
 
 
 def come_out_right(some: Ranks) -> bool:
@@ -358,7 +358,7 @@ def test_links_are_measured_by_what_models_use(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(link_speed, "kernels_for", lambda name: "gpu")
     monkeypatch.setattr(link_speed, "find_ways", lambda names: Ways())
     made: list[str] = []
-    for name in ("_sum", "lane"):
+    for name in ("_sum", "one_shot"):
         inner = getattr(DeviceCommunicator, name)
 
         def noted(*args: object, name: str = name, inner: Callable[..., object] = inner) -> object:
@@ -368,7 +368,7 @@ def test_links_are_measured_by_what_models_use(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(DeviceCommunicator, name, noted)
     found = link_speed.measure_link("cuda:0", "cuda:1")
     assert found.bytes_per_s > 0
-    assert set(made) == {"_sum", "lane"}
+    assert set(made) == {"_sum", "one_shot"}
 
 
 def test_what_devices_need_is_planned(ranks: Callable[..., Ranks]) -> None:
@@ -390,8 +390,8 @@ def test_what_devices_need_is_planned(ranks: Callable[..., Ranks]) -> None:
         rows = copying.ROUND_BYTES // 128
         for _ in range(2):
             some.sums([torch.ones(rows, 128)] * n, None)
-        lanes = DeviceGroup([CPU] * n, Ways()).lanes
-        assert lanes.lane(0, some.everyone) is not None
+        one_shots = DeviceGroup([CPU] * n, Ways()).one_shots
+        assert one_shots.one_shot(0, some.everyone) is not None
         slots = link_bytes(n) - copying_bytes(n)
-        assert 0.98 * slots < lanes.n_bytes(0) <= slots
+        assert 0.98 * slots < one_shots.n_bytes(0) <= slots
         assert taken == {"device": n * copying_bytes(n), "host": n * host_link_bytes(n)}

@@ -12,9 +12,9 @@ from torch import Tensor
 from engine.devices.routes import Way, Ways
 from engine.forward.addend import Addend
 from engine.gpu import elementwise
-from engine.gpu.comm import one_shot as lane_module
+from engine.gpu.comm import one_shot as one_shot_module
 from engine.gpu.comm import slots
-from engine.gpu.comm.one_shot import MOST_NUMBERS, MOST_WORDS, Lane, Lanes
+from engine.gpu.comm.one_shot import MOST_NUMBERS, MOST_WORDS, OneShot, OneShotGroups
 from engine.gpu.comm.slots import most_waiting
 from engine.gpu.kernels import one_shot
 from engine.gpu.launch.graph import NotRepeatable, Tape, capture
@@ -44,7 +44,7 @@ META = torch.device("meta")
 def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How numbers travel: whole, or in BF16 from 4 on."""
     if request.param == "bf16":
-        monkeypatch.setattr(lane_module, "MOST_IN_F32", 3)
+        monkeypatch.setattr(one_shot_module, "MOST_IN_F32", 3)
     return str(request.param)
 
 
@@ -56,7 +56,7 @@ def test_all_members_have_the_same_bits(n: int, empty: Sequence[int]) -> None:
         for seed, shape in enumerate(shapes if n < 5 else shapes[:2]):
             values = values_of(n, shape, empty, seed)
             assert alike(ranks.sums(values, shape), expected(values))
-        assert ranks.lanes.problem() is None
+        assert ranks.one_shots.problem() is None
 
 
 @pytest.mark.usefixtures("wire")
@@ -81,12 +81,12 @@ def test_numbers_that_are_none(wire: str) -> None:
 @pytest.mark.usefixtures("wire")
 def test_several_programs_with_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each counts once: values of one and of many programs go on by turns."""
-    monkeypatch.setattr(lane_module, "BLOCK", 128)
+    monkeypatch.setattr(one_shot_module, "BLOCK", 128)
     with ranks_of(2) as ranks:
         for seed, n in enumerate((300, 1, 129, 513, 128)):
             values = values_of(2, (n,), (1,) if n == 129 else (), seed)
             assert alike(ranks.sums(values, (n,)), expected(values))
-            assert ranks.lane(0)._words.tolist() == [seed + 2, 0]
+            assert ranks.one_shot(0)._words.tolist() == [seed + 2, 0]
 
 
 def norm_of(n: int, kind: type[Norm] = RMSNorm, *, has_bias: bool = False) -> Norm:
@@ -118,8 +118,8 @@ def test_sum_and_norm_in_one_kernel(n: int) -> None:
         for seed, (addend, outer, empty) in enumerate(cases):
             values = values_of(3, shape, empty, seed)
             found = ranks.all(
-                lambda lane, a=addend, o=outer, v=values: lane.add_norm(
-                    x, a._replace(summand=v[lane.seat]), o
+                lambda one_shot, a=addend, o=outer, v=values: one_shot.add_norm(
+                    x, a._replace(summand=v[one_shot.seat]), o
                 )
             )
             wanted = elementwise.add_norm(x, addend.summed(expected(values)), outer)
@@ -131,7 +131,9 @@ def test_normed_rows_are_rounded_on_the_way(how: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Target, "arithmetic", how)
     values, x, norm = values_of(2, (2, 160), (), 1), randn(2, 160, seed=9), norm_of(160)
     with ranks_of(2) as ranks:
-        found = ranks.all(lambda lane: lane.add_norm(x, Addend(values[lane.seat]), norm, 1))
+        found = ranks.all(
+            lambda one_shot: one_shot.add_norm(x, Addend(values[one_shot.seat]), norm, 1)
+        )
     plain = elementwise.add_norm(x, Addend(expected(values)), norm)
     assert plain is not None
     assert plain[1] is not None
@@ -147,15 +149,17 @@ def test_normed_rows_are_rounded_on_the_way(how: str, monkeypatch: pytest.Monkey
         assert not rows.counters.any()
 
 
-def test_arithmetic_by_a_lane() -> None:
-    """Operations of a rank take the lane, also where its kernel does not serve."""
+def test_arithmetic_by_a_one_shot() -> None:
+    """Operations of a rank take the one-shot all-reduce, also where its kernel does not serve."""
     values, x, norm = values_of(2, (2, 48), (), 3), randn(2, 48, seed=9), norm_of(48)
     norm_without = norm_of(48)
     norm_without.weight = norm_without.weight.double()  # no kernel reads it
     with ranks_of(2) as ranks:
         for outer in (norm, norm_without):
             found = ranks.all(
-                lambda lane, o=outer: GpuOps(CPU).add_norm(x, Addend(values[lane.seat]), o, lane)
+                lambda one_shot, o=outer: GpuOps(CPU).add_norm(
+                    x, Addend(values[one_shot.seat]), o, one_shot
+                )
             )
             wanted = GpuOps(CPU).add_norm(x, Addend(expected(values)), outer)
             for one in found:
@@ -171,7 +175,7 @@ def test_words_of_all_members(m: int) -> None:
     with ranks_of(3) as ranks:
         for turn in range(3):
             mine = own * (turn + 1)
-            found = ranks.all(lambda lane, w=mine: lane.words(w[lane.seat]))
+            found = ranks.all(lambda one_shot, w=mine: one_shot.words(w[one_shot.seat]))
             assert all(isinstance(one, Tensor) and torch.equal(one, mine) for one in found)
 
 
@@ -179,22 +183,22 @@ def test_words_of_all_members(m: int) -> None:
 def test_numbers_of_rounds_begin_anew(start: int) -> None:
     with ranks_of(2) as ranks:
         for seat in ranks.group:
-            ranks.lane(seat)._words[0] = start
+            ranks.one_shot(seat)._words[0] = start
         for seed in range(4):
             values = values_of(2, (1, 20), (), seed)
             assert alike(ranks.sums(values, (1, 20)), expected(values))
-        assert ranks.lane(0)._words[0] == ((start + 4 + (1 << 31)) % (1 << 32)) - (1 << 31)
+        assert ranks.one_shot(0)._words[0] == ((start + 4 + (1 << 31)) % (1 << 32)) - (1 << 31)
 
 
 def test_old_packets_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a packet lies, also where rounds of this size have none."""
     renewed = one_shot.RENEWED.value
-    monkeypatch.setattr(lane_module, "SLOT", 2 + 2 * 3 * renewed)
+    monkeypatch.setattr(one_shot_module, "SLOT", 2 + 2 * 3 * renewed)
     with ranks_of(2) as ranks:
-        slot = ranks.lane(1)._end.slots[0]._packets  # type: ignore[attr-defined]
+        slot = ranks.one_shot(1)._end.slots[0]._packets  # type: ignore[attr-defined]
         slot.fill_(77 << 32)  # as if of a round long ago
         for seat in ranks.group:
-            ranks.lane(seat)._words[0] = 70
+            ranks.one_shot(seat)._words[0] = 70
         for seed in range(6):
             values = values_of(2, (1, 20), (0,) if seed % 3 else (), seed)
             assert alike(ranks.sums(values, (1, 20)), expected(values))
@@ -212,14 +216,14 @@ def soak(ranks: Ranks, n_replay: int, n_sum: int) -> None:
     """
     xs = [randn(1, 8, seed=seat) for seat in ranks.group]
 
-    def sums(lane: Lane) -> Tensor:
-        x = xs[lane.seat]
+    def sums(one_shot: OneShot) -> Tensor:
+        x = xs[one_shot.seat]
         for _ in range(n_sum):
-            x = lane.all_reduce(x, x.shape)
+            x = one_shot.all_reduce(x, x.shape)
         return x
 
     ranks.all(sums)
-    tapes = ranks.all(lambda lane: Tape(lambda: sums(lane)))
+    tapes = ranks.all(lambda one_shot: Tape(lambda: sums(one_shot)))
     for turn in range(n_replay):
         for seat, x in enumerate(xs):
             x.copy_(randn(1, 8, seed=1000 + turn * len(xs) + seat))
@@ -228,7 +232,7 @@ def soak(ranks: Ranks, n_replay: int, n_sum: int) -> None:
         for _ in range(n_sum - 1):
             wanted = expected([wanted] * len(xs))
         assert alike([one.result for one in tapes], wanted), f"replay {turn}"
-    assert ranks.lanes.problem() is None
+    assert ranks.one_shots.problem() is None
 
 
 @pytest.mark.parametrize(("n", "n_replay"), [(2, 50), (3, 8)])
@@ -249,32 +253,32 @@ def test_one_kernel_for_all() -> None:
     values, x, norm = values_of(2, (2, 48), (), 3), randn(2, 48, seed=9), norm_of(48)
     wanted = elementwise.add_norm(x, Addend(expected(values)), norm)
     with ranks_of(2) as ranks:
-        write_only(ranks, 1, lambda lane: lane.add_norm(x, Addend(values[1]), norm))
+        write_only(ranks, 1, lambda one_shot: one_shot.add_norm(x, Addend(values[1]), norm))
         with one_kernel():
-            assert same(ranks.lane(0).add_norm(x, Addend(values[0]), norm), wanted)
-            assert same(ranks.lane(1).add_norm(x, Addend(values[1]), norm), wanted)
-        assert ranks.lanes.problem() is None
+            assert same(ranks.one_shot(0).add_norm(x, Addend(values[0]), norm), wanted)
+            assert same(ranks.one_shot(1).add_norm(x, Addend(values[1]), norm), wanted)
+        assert ranks.one_shots.problem() is None
 
 
 def test_first_meetings_are_not_captured() -> None:
-    lanes = Lanes([CPU] * 2, Ways(), lambda rank, group: None)
+    one_shots = OneShotGroups([CPU] * 2, Ways(), lambda rank, group: None)
     with pytest.raises(NotRepeatable):
-        capture(CPU, lambda: lanes.lane(0, (0, 1)))
-    assert lanes.lane(0, (0, 1)) is not None
-    assert capture(CPU, lambda: lanes.lane(1, (0, 1)) is not None).result
+        capture(CPU, lambda: one_shots.one_shot(0, (0, 1)))
+    assert one_shots.one_shot(0, (0, 1)) is not None
+    assert capture(CPU, lambda: one_shots.one_shot(1, (0, 1)) is not None).result
 
 
-def test_who_has_no_lane() -> None:
-    lanes = Lanes([CPU] * 2, Ways())
-    assert lanes.lane(0, (0,)) is None
-    assert Lanes([META] * 9, Ways()).lane(0, tuple(range(9))) is None
-    assert Lanes([META] * 8, Ways()).lane(0, tuple(range(8))) is not None
+def test_who_has_no_one_shot() -> None:
+    one_shots = OneShotGroups([CPU] * 2, Ways())
+    assert one_shots.one_shot(0, (0,)) is None
+    assert OneShotGroups([META] * 9, Ways()).one_shot(0, tuple(range(9))) is None
+    assert OneShotGroups([META] * 8, Ways()).one_shot(0, tuple(range(8))) is not None
     devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
-    cut = Lanes(devices, Ways({("cuda:0", "cuda:1"): Way(None, "host")}))
-    assert cut.lane(0, (0, 1)) is None
-    assert lanes.lane(0, (0, 1)) is not None
-    lanes.retire("it gave other bits")
-    assert lanes.lane(0, (0, 1)) is None
+    cut = OneShotGroups(devices, Ways({("cuda:0", "cuda:1"): Way(None, "host")}))
+    assert cut.one_shot(0, (0, 1)) is None
+    assert one_shots.one_shot(0, (0, 1)) is not None
+    one_shots.retire("it gave other bits")
+    assert one_shots.one_shot(0, (0, 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -292,23 +296,29 @@ def test_kernels_that_could_not_run_together_have_none(
     is_made: bool,
 ) -> None:  # fmt: skip
     tried = []
-    monkeypatch.setattr(Lanes, "_connected", lambda lanes, group: tried.append(group) or ())
+    monkeypatch.setattr(
+        OneShotGroups, "_connected", lambda one_shots, group: tried.append(group) or ()
+    )
     monkeypatch.setenv("CUDA_MODULE_LOADING", loading)
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
-    lanes = Lanes([torch.device("cuda", n) for n in numbers], Ways())
-    assert lanes.lane(0, (0, 1)) is None
+    one_shots = OneShotGroups([torch.device("cuda", n) for n in numbers], Ways())
+    assert one_shots.one_shot(0, (0, 1)) is None
     assert bool(tried) == is_made
 
 
-def test_what_a_lane_takes() -> None:
-    lane = Lanes([META] * 2, Ways()).lane(0, (0, 1))
-    assert lane is not None
-    assert (lane.serves(1), lane.serves(MOST_NUMBERS), lane.serves(MOST_NUMBERS + 1)) == (1, 1, 0)
+def test_what_a_one_shot_takes() -> None:
+    one_shot = OneShotGroups([META] * 2, Ways()).one_shot(0, (0, 1))
+    assert one_shot is not None
+    assert (
+        one_shot.serves(1),
+        one_shot.serves(MOST_NUMBERS),
+        one_shot.serves(MOST_NUMBERS + 1),
+    ) == (1, 1, 0)
     long = torch.empty(2, MOST_NUMBERS, device=META)
-    assert lane.add_norm(long, Addend(long), None) is None
+    assert one_shot.add_norm(long, Addend(long), None) is None
     odd = torch.empty(MOST_NUMBERS // 5, 5, device=META)  # more packets than it has numbers
-    assert lane.add_norm(odd, Addend(odd), None) is None
-    assert lane.words(torch.empty(MOST_WORDS, dtype=torch.int32, device=META)).shape[0] == 2
+    assert one_shot.add_norm(odd, Addend(odd), None) is None
+    assert one_shot.words(torch.empty(MOST_WORDS, dtype=torch.int32, device=META)).shape[0] == 2
 
 
 def test_programs_of_ranks_on_one_gpu_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,12 +327,12 @@ def test_programs_of_ranks_on_one_gpu_find_room(monkeypatch: pytest.MonkeyPatch)
     first, second = (torch.device("cuda", n) for n in range(2))
     assert [most_waiting(first, 2), most_waiting(second, 1)] == [7, sys.maxsize]
     with ranks_of(2) as ranks:
-        lane = ranks.lane(0)
-        lane._end = replace(lane._end, most_programs=7)
+        one_shot = ranks.one_shot(0)
+        one_shot._end = replace(one_shot._end, most_programs=7)
         rows = torch.zeros(8, 8)
-        assert lane.serves(7 * lane_module.BLOCK)
-        assert not lane.serves(7 * lane_module.BLOCK + 1)
-        assert lane.add_norm(rows, Addend(rows), None) is None
+        assert one_shot.serves(7 * one_shot_module.BLOCK)
+        assert not one_shot.serves(7 * one_shot_module.BLOCK + 1)
+        assert one_shot.add_norm(rows, Addend(rows), None) is None
 
 
 @pytest.mark.parametrize(("n_row", "n"), [(1, 1), (80, 128), (1, 4096), (4, 9000), (3, 16384)])
@@ -333,18 +343,18 @@ def test_each_pair_is_read_by_one_thread(
     starts: list[Start] = []
     x = torch.empty(n_row, n, device=META)
     with aimed(Target("nvidia", 90, 132)), watched(lambda start: starts.append(start) is not None):
-        lane = Lanes([META] * 2, Ways()).lane(0, (0, 1))
-        assert lane is not None
-        assert lane.add_norm(x, Addend(x), None) is not None
-        lane.all_reduce(x, x.shape)
-        lane.words(torch.empty(n, dtype=torch.int32, device=META))
+        one_shot = OneShotGroups([META] * 2, Ways()).one_shot(0, (0, 1))
+        assert one_shot is not None
+        assert one_shot.add_norm(x, Addend(x), None) is not None
+        one_shot.all_reduce(x, x.shape)
+        one_shot.words(torch.empty(n, dtype=torch.int32, device=META))
     for start in starts:
         size = start.constants.get("SIZE", 0) // (4 if start.constants.get("HALVES") else 2)
         assert (start.constants.get("PAIRS") or size) >= 32 * start.num_warps
     assert len(starts) == 3
-    monkeypatch.setattr(lane_module, "warps_of", lambda size: 32 if size < 4096 else 128)
+    monkeypatch.setattr(one_shot_module, "warps_of", lambda size: 32 if size < 4096 else 128)
     with pytest.raises(AssertionError, match="alone"):
-        lane.all_reduce(x, x.shape)
+        one_shot.all_reduce(x, x.shape)
 
 
 def test_without_memory() -> None:
@@ -354,22 +364,22 @@ def test_without_memory() -> None:
     for target, n_start in ((Target("nvidia", 90, 132), 1), (Target("amd", 0, 96), 1)):
         starts: list[Start] = []
         with aimed(target), watched(lambda start: starts.append(start) is not None):  # noqa: B023
-            lane = Lanes([META] * 3, Ways()).lane(1, (0, 1, 2))
-            assert lane is not None
-            made = lane.add_norm(x, Addend(None), norm, 1)  # type: ignore[arg-type]
+            one_shot = OneShotGroups([META] * 3, Ways()).one_shot(1, (0, 1, 2))
+            assert one_shot is not None
+            made = one_shot.add_norm(x, Addend(None), norm, 1)  # type: ignore[arg-type]
             assert made is not None
             assert made[0].shape == x.shape
-            assert lane.all_reduce(None, (2, 64)).is_meta
-            assert lane.words(torch.empty(9, dtype=torch.int32, device=META)).shape == (3, 9)
+            assert one_shot.all_reduce(None, (2, 64)).is_meta
+            assert one_shot.words(torch.empty(9, dtype=torch.int32, device=META)).shape == (3, 9)
         assert len(starts) == 3 * n_start
 
 
 def test_memory_is_told() -> None:
-    lanes = Lanes([CPU] * 3, Ways())
-    assert lanes.n_bytes(0) == 0
-    lanes.lane(2, (0, 2))
-    slot = 2 * lane_module.SLOT * 8
-    assert slot < lanes.n_bytes(0) < slot + 4096
-    assert lanes.n_bytes(1) == 0
-    lanes.lane(2, (0, 1, 2))
-    assert 3 * slot < lanes.n_bytes(2) < 3 * slot + 4096
+    one_shots = OneShotGroups([CPU] * 3, Ways())
+    assert one_shots.n_bytes(0) == 0
+    one_shots.one_shot(2, (0, 2))
+    slot = 2 * one_shot_module.SLOT * 8
+    assert slot < one_shots.n_bytes(0) < slot + 4096
+    assert one_shots.n_bytes(1) == 0
+    one_shots.one_shot(2, (0, 1, 2))
+    assert 3 * slot < one_shots.n_bytes(2) < 3 * slot + 4096

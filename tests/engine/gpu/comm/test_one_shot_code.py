@@ -1,4 +1,4 @@
-"""Compilers leave the packets of a lane as they were written: whole, in order, read each time."""
+"""Compilers leave packets as they were written: whole, in order, read each time."""
 
 import os
 from pathlib import Path

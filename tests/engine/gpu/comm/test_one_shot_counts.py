@@ -24,11 +24,11 @@ GPUS = ("cuda:0", "cuda:1")
 def met(path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "tensor") -> tuple[int, int, int]:
     """Sums that blocks state for a token, those inside kernels, and meetings of hosts."""
     n_by_host = 0
-    by_lane, broadcast = _Alone._by_lane, _Alone.broadcast
+    by_one_shot, broadcast = _Alone._by_one_shot, _Alone.broadcast
 
     def counted(self: _Alone, x: object, group: Sequence[int], shape: object) -> object:
         nonlocal n_by_host
-        found = by_lane(self, x, group, shape)  # type: ignore[arg-type]
+        found = by_one_shot(self, x, group, shape)  # type: ignore[arg-type]
         n_by_host += found is None and len(group) > 1
         return found
 
@@ -37,7 +37,7 @@ def met(path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "tensor") -> tu
         n_by_host += shape is None
         return broadcast(self, x, source, group, shape)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_Alone, "_by_lane", counted)
+    monkeypatch.setattr(_Alone, "_by_one_shot", counted)
     monkeypatch.setattr(_Alone, "broadcast", sent)
     params = LoadParams(str(path), n_ctx=16, devices=GPUS, split_mode=mode)
     with GGUFFile.open(path) as file:

@@ -11,9 +11,9 @@ import torch
 from engine.devices.routes import Way, Ways
 from engine.errors import CommError, EngineError
 from engine.forward.addend import Addend
-from engine.gpu.comm import one_shot as lane_module
+from engine.gpu.comm import one_shot as one_shot_module
 from engine.gpu.comm import slots as slots_module
-from engine.gpu.comm.one_shot import Lane, Lanes
+from engine.gpu.comm.one_shot import OneShot, OneShotGroups
 from engine.gpu.comm.slots import FIRST_ROUND, fresh_round, new_slot
 from engine.gpu.launch.target import INTERPRETER
 from engine.hardware.cuda_api import CudaApi
@@ -45,44 +45,44 @@ def starts_anew(ranks: Ranks) -> bool:
         values = values_of(len(ranks.group), SHAPE, (), seed)
         if not alike(ranks.sums(values, SHAPE), expected(values)):
             return False
-    return ranks.lanes.problem() is None
+    return ranks.one_shots.problem() is None
 
 
-def patient(lane: Lane) -> Lane:
-    """A lane that would wait for longer than the test may take."""
-    lane._end = replace(lane._end, patience=int(LONG_S * slots_module.POLLS_PER_S))
-    return lane
+def patient(one_shot: OneShot) -> OneShot:
+    """A one-shot all-reduce that would wait for longer than the test may take."""
+    one_shot._end = replace(one_shot._end, patience=int(LONG_S * slots_module.POLLS_PER_S))
+    return one_shot
 
 
-Exchange = Callable[[Lane], object]
+Exchange = Callable[[OneShot], object]
 
 EXCHANGES: dict[str, Exchange] = {
-    "all_reduce": lambda lane: lane.all_reduce(randn(*SHAPE), SHAPE),
-    "add_norm": lambda lane: lane.add_norm(randn(*SHAPE), Addend(randn(*SHAPE)), None),
-    "words": lambda lane: lane.words(torch.arange(20, dtype=torch.int32)),
+    "all_reduce": lambda one_shot: one_shot.all_reduce(randn(*SHAPE), SHAPE),
+    "add_norm": lambda one_shot: one_shot.add_norm(randn(*SHAPE), Addend(randn(*SHAPE)), None),
+    "words": lambda one_shot: one_shot.words(torch.arange(20, dtype=torch.int32)),
 }
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=list(EXCHANGES))
 def test_a_rank_that_does_not_come_is_named(exchange: Exchange) -> None:
     with one_kernel(), ranks_of(4, SHORT_S) as ranks:
-        ranks.lane(0)
+        ranks.one_shot(0)
         write_late(ranks, (1, 3), exchange)
-        exchange(ranks.lane(0))
-        problem = ranks.lanes.problem()
+        exchange(ranks.one_shot(0))
+        problem = ranks.one_shots.problem()
         assert isinstance(problem, CommError)
         assert (problem.rank, problem.device) == (2, "cpu")
-        assert int(ranks.lane(0).status) == (1 << 32) + 2 + 1, "of round 1"
-        assert ranks.lane(0)._end.flags.tolist() == [1, 0]
-        exchange(patient(ranks.lane(0)))  # later ones do not wait
-        assert int(ranks.lane(0).status) == (1 << 32) + 2 + 1, "what came first is what counts"
-        assert ranks.lane(1)._end.flags.tolist() == [0, 0], "others have their own"
+        assert int(ranks.one_shot(0).status) == (1 << 32) + 2 + 1, "of round 1"
+        assert ranks.one_shot(0)._end.flags.tolist() == [1, 0]
+        exchange(patient(ranks.one_shot(0)))  # later ones do not wait
+        assert int(ranks.one_shot(0).status) == (1 << 32) + 2 + 1, "what came first is what counts"
+        assert ranks.one_shot(1)._end.flags.tolist() == [0, 0], "others have their own"
 
 
 def write_late(ranks: Ranks, seats: Sequence[int], exchange: Exchange) -> None:
     """Let some ranks write, in kernels of their own as where they are interpreted."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (lane_module, slots_module):
+        for module in (one_shot_module, slots_module):
             patch.setattr(module, "target_of", lambda device: INTERPRETER)
         for seat in seats:
             write_only(ranks, seat, exchange)
@@ -90,7 +90,7 @@ def write_late(ranks: Ranks, seats: Sequence[int], exchange: Exchange) -> None:
 
 def test_words_that_did_not_come() -> None:
     with one_kernel(), ranks_of(2, SHORT_S) as ranks:
-        found = ranks.lane(1).words(torch.arange(20, dtype=torch.int32))
+        found = ranks.one_shot(1).words(torch.arange(20, dtype=torch.int32))
         assert found.tolist() == [[-1] * 20, list(range(20))]
 
 
@@ -98,29 +98,29 @@ def test_after_a_reset_all_is_well() -> None:
     with ranks_of(3, SHORT_S) as ranks:
         assert starts_anew(ranks)
         with one_kernel():
-            ranks.lane(0).all_reduce(randn(*SHAPE), SHAPE)
-        assert ranks.lanes.problem() is not None
-        ranks.lanes.reset()
-        assert ranks.lanes.problem() is None
+            ranks.one_shot(0).all_reduce(randn(*SHAPE), SHAPE)
+        assert ranks.one_shots.problem() is not None
+        ranks.one_shots.reset()
+        assert ranks.one_shots.problem() is None
         assert starts_anew(ranks)
 
 
 def test_rounds_after_a_reset_are_not_those_before() -> None:
     """What a link brings late is then of no round that comes."""
     with ranks_of(2, SHORT_S) as ranks:
-        slot = ranks.lane(1)._end.slots[0]._packets  # type: ignore[attr-defined]
+        slot = ranks.one_shot(1)._end.slots[0]._packets  # type: ignore[attr-defined]
         with one_kernel():
-            ranks.lane(0).all_reduce(randn(*SHAPE), SHAPE)  # a round that the other one lacks
+            ranks.one_shot(0).all_reduce(randn(*SHAPE), SHAPE)  # a round that the other one lacks
         late = slot.clone()
-        assert ranks.lane(0).round == ranks.lane(1).round + 1
-        ranks.lanes.reset()
+        assert ranks.one_shot(0).round == ranks.one_shot(1).round + 1
+        ranks.one_shots.reset()
         assert not slot.any()
-        assert ranks.lane(0).round == ranks.lane(1).round
+        assert ranks.one_shot(0).round == ranks.one_shot(1).round
         slot.copy_(late)
         with one_kernel():
-            found = ranks.lane(1).words(torch.arange(4, dtype=torch.int32))
+            found = ranks.one_shot(1).words(torch.arange(4, dtype=torch.int32))
         assert found.tolist() == [[-1] * 4, [0, 1, 2, 3]], "nothing has come"
-        ranks.lanes.reset()
+        ranks.one_shots.reset()
         assert starts_anew(ranks)
 
 
@@ -138,47 +138,47 @@ def test_nobody_waits_while_all_are_started_once() -> None:
     """Each rank starts as many kernels, one after the other; then they meet as ever."""
     with ranks_of(2) as ranks:
         assert starts_anew(ranks)
-        with one_kernel(), ranks.lanes.without_waiting():
+        with one_kernel(), ranks.one_shots.without_waiting():
             for seat in ranks.group:
-                lane = patient(ranks.lane(seat))
+                one_shot = patient(ranks.one_shot(seat))
                 for exchange in EXCHANGES.values():
-                    exchange(lane)
-                found = lane.all_reduce(randn(*SHAPE), SHAPE)
+                    exchange(one_shot)
+                found = one_shot.all_reduce(randn(*SHAPE), SHAPE)
                 assert bool(found.isfinite().all())
         assert starts_anew(ranks)
 
 
 def test_waiting_ends_when_the_host_says_so() -> None:
     with one_kernel(), ranks_of(2) as ranks:
-        lane = patient(ranks.lane(0))
-        thread = threading.Thread(target=lambda: EXCHANGES["add_norm"](lane))
+        one_shot = patient(ranks.one_shot(0))
+        thread = threading.Thread(target=lambda: EXCHANGES["add_norm"](one_shot))
         thread.start()
         time.sleep(0.05)
         assert thread.is_alive(), "it waits"
-        ranks.lanes.abort()
+        ranks.one_shots.abort()
         thread.join(20)
         assert not thread.is_alive()
         for exchange in EXCHANGES.values():
-            exchange(lane)
-        assert ranks.lanes.problem() is None, "nobody is to blame"
-        ranks.lanes.reset()
-        assert lane._end.flags.tolist() == [0, 0]
+            exchange(one_shot)
+        assert ranks.one_shots.problem() is None, "nobody is to blame"
+        ranks.one_shots.reset()
+        assert one_shot._end.flags.tolist() == [0, 0]
 
 
 def test_what_is_made_later_does_not_wait_either() -> None:
     with one_kernel(), ranks_of(2) as ranks:
-        ranks.lanes.abort()
-        EXCHANGES["all_reduce"](patient(ranks.lane(0)))
-    with one_kernel(), ranks_of(2) as ranks, ranks.lanes.without_waiting():
-        EXCHANGES["all_reduce"](patient(ranks.lane(0)))
+        ranks.one_shots.abort()
+        EXCHANGES["all_reduce"](patient(ranks.one_shot(0)))
+    with one_kernel(), ranks_of(2) as ranks, ranks.one_shots.without_waiting():
+        EXCHANGES["all_reduce"](patient(ranks.one_shot(0)))
 
 
 def test_ranks_in_several_groups() -> None:
     """A problem in one group ends waiting in the others, too, and is told once for all."""
     with one_kernel(), ranks_of(2, SHORT_S) as ranks:
-        pair, alone = (0, 1), ranks.lanes
-        wide = Lanes([CPU] * 3, Ways(), None, SHORT_S)
-        narrow, all_three = wide.lane(0, pair), wide.lane(0, (0, 1, 2))
+        pair, alone = (0, 1), ranks.one_shots
+        wide = OneShotGroups([CPU] * 3, Ways(), None, SHORT_S)
+        narrow, all_three = wide.one_shot(0, pair), wide.one_shot(0, (0, 1, 2))
         assert narrow is not None
         assert all_three is not None
         all_three.all_reduce(randn(*SHAPE), SHAPE)
@@ -191,12 +191,12 @@ def test_ranks_in_several_groups() -> None:
 
 def test_who_waited_itself_is_not_to_blame() -> None:
     with one_kernel():
-        lanes = Lanes([CPU] * 3, Ways(), None, SHORT_S)
+        one_shots = OneShotGroups([CPU] * 3, Ways(), None, SHORT_S)
         for rank, group in ((0, (0, 1)), (1, (1, 2))):
-            lane = lanes.lane(rank, group)
-            assert lane is not None
-            lane.all_reduce(randn(*SHAPE), SHAPE)
-        problem = lanes.problem()
+            one_shot = one_shots.one_shot(rank, group)
+            assert one_shot is not None
+            one_shot.all_reduce(randn(*SHAPE), SHAPE)
+        problem = one_shots.problem()
         assert problem is not None
         assert problem.rank == 2
 
@@ -285,7 +285,7 @@ def test_slots_on_the_host_have_a_place_on_each_device(
 
 
 def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the driver gives none, there is no lane, on any rank."""
+    """Where the driver gives none, there is no one-shot all-reduce, on any rank."""
     for failing in ("cuCtxEnablePeerAccess", "cuMemAlloc_v2", "cuMemsetD8_v2"):
         peers = Peers((failing, 2))
         monkeypatch.setattr(CudaApi, "open", lambda peers=peers: CudaApi(peers))
@@ -293,6 +293,8 @@ def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
             new_slot("peer", 100, *CARDS)
         assert peers.allocated == {}
         way = Way("peer", "host")
-        lanes = Lanes(CARDS, Ways({("cuda:0", "cuda:1"): way, ("cuda:1", "cuda:0"): way}))
-        assert lanes.lane(0, (0, 1)) is None
-        assert lanes.lane(1, (0, 1)) is None
+        one_shots = OneShotGroups(
+            CARDS, Ways({("cuda:0", "cuda:1"): way, ("cuda:1", "cuda:0"): way})
+        )
+        assert one_shots.one_shot(0, (0, 1)) is None
+        assert one_shots.one_shot(1, (0, 1)) is None

@@ -1,4 +1,4 @@
-"""The protocol of a lane, in every order in which programs may run and packets may arrive.
+"""The one-shot protocol, in every order in which programs may run and packets may arrive.
 
 What `engine.gpu.kernels.one_shot` does is written down once more in few steps: `push`, `received`
 and `end_round` do what the functions of these names do. All states that can follow are visited. A

@@ -49,8 +49,8 @@ class Ranks:
 
         return Take(begin, compute, captured, [self.state[rank]])
 
-    def captured(self, lanes: Any = None) -> Any:
-        return capture_on_all(self.crew, [self.take(rank) for rank in self.crew.ranks], lanes)
+    def captured(self, one_shots: Any = None) -> Any:
+        return capture_on_all(self.crew, [self.take(rank) for rank in self.crew.ranks], one_shots)
 
 
 class Noted:
@@ -70,7 +70,7 @@ class Noted:
         self._inner.replay()
 
 
-class FakeLanes:
+class FakeOneShots:
     """Tells when nobody waits, and what problem there is at the end."""
 
     def __init__(self, told: list[str], problem: CommError | None = None) -> None:
@@ -112,7 +112,7 @@ def test_a_token_is_computed_once_and_can_be_repeated(ranks: Ranks) -> None:
 def test_all_capture_before_one_is_started(ranks: Ranks) -> None:
     """And the first time they are, nobody waits for the others."""
     n = len(ranks.x)
-    ranks.captured(FakeLanes(ranks.told))
+    ranks.captured(FakeOneShots(ranks.told))
     captures, replays = ([f"{what} {rank}" for rank in range(n)] for what in ("capture", "replay"))
     assert sorted(ranks.told[:n]) == captures
     assert ranks.told[n:] == ["nobody waits", *replays, "all wait", *replays]
@@ -160,9 +160,9 @@ def test_what_gives_other_bits_is_not_repeated(
 def test_a_rank_that_does_not_come_is_a_reason_to_do_without(ranks: Ranks) -> None:
     problem = CommError(0, "did not answer", "cuda:3")
     with pytest.raises(Unproven, match="cuda:3"):
-        ranks.captured(FakeLanes(ranks.told, problem))
+        ranks.captured(FakeOneShots(ranks.told, problem))
     assert states(ranks) == list(range(len(ranks.x)))
-    ranks.captured(FakeLanes(ranks.told))
+    ranks.captured(FakeOneShots(ranks.told))
 
 
 def test_a_device_that_does_not_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,15 +323,15 @@ def test_work_for_a_gpu_touches_no_other(n_ranks: int, monkeypatch: pytest.Monke
 class Warming(Passes):
     """Computes only whether kernels that meet do so."""
 
-    def __init__(self, lanes: Any, fails: Callable[[int], bool]) -> None:
+    def __init__(self, one_shots: Any, fails: Callable[[int], bool]) -> None:
         super().__init__(Crew([CPU] * 2, ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True)
-        self.lanes, self._fails = lanes, fails
+        self.one_shots, self._fails = one_shots, fails
         self.asked: list[tuple[int, bool]] = []
         rank: Any = SimpleNamespace(card=SimpleNamespace(compiles=True), worker=None, halves=None)
         self.ranks += [rank]
 
     def compute(self, ids: Sequence[int], n_past: int, first_logit: int) -> Any:
-        self.asked.append((len(ids), self.lanes is not None))
+        self.asked.append((len(ids), self.one_shots is not None))
         if self._fails(len(ids)):
             raise CommError(1, "did not answer the other devices in time")
 
@@ -339,9 +339,9 @@ class Warming(Passes):
 class Capturing(Passes):
     """Whose ranks compute singly what cannot be captured."""
 
-    def __init__(self, lanes: Any) -> None:
+    def __init__(self, one_shots: Any) -> None:
         super().__init__(Crew([CPU], ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True)
-        self.lanes = lanes
+        self.one_shots = one_shots
         rank: Any = SimpleNamespace(
             card=object(), worker=None, halves=None, recording=None, is_idle=False, refusal="",
             take=lambda token, n_past: (token, n_past),
@@ -351,34 +351,34 @@ class Capturing(Passes):
 
 
 @pytest.mark.parametrize(
-    ("error", "keeps_lanes"),
+    ("error", "keeps_one_shots"),
     [(NotRepeatable("no kernel reads such a cache"), True), (Unproven("something else"), False)],
 )
 def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
-    monkeypatch: pytest.MonkeyPatch, error: NotRepeatable, keeps_lanes: bool
+    monkeypatch: pytest.MonkeyPatch, error: NotRepeatable, keeps_one_shots: bool
 ) -> None:
     """Tokens that are computed step by step are far slower without."""
     tried: list[object] = []
 
-    def fail(crew: Crew, takes: object, lanes: object) -> None:
-        tried.append(lanes)
+    def fail(crew: Crew, takes: object, one_shots: object) -> None:
+        tried.append(one_shots)
         raise error
 
     monkeypatch.setattr("engine.gpu.decode.rank_capture.capture_on_all", fail)
-    lanes = SimpleNamespace(retire=lambda why: None, problem=lambda: None)
-    passes = Capturing(lanes)
+    one_shots = SimpleNamespace(retire=lambda why: None, problem=lambda: None)
+    passes = Capturing(one_shots)
     assert passes.compute([3], 0, 0).shape == (1, 10)
     assert passes.ranks[0].refusal == str(error)
-    assert (passes.lanes is lanes) == keeps_lanes
-    assert tried == ([lanes] if keeps_lanes else [lanes, None])
+    assert (passes.one_shots is one_shots) == keeps_one_shots
+    assert tried == ([one_shots] if keeps_one_shots else [one_shots, None])
     passes.crew.close()
 
 
 def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
     """Which they do where a device makes room, or loads a kernel, only once another one ends."""
     whys: list[str] = []
-    lanes = SimpleNamespace(retire=whys.append)
-    passes = Warming(lanes, lambda n: n == 2 and passes.lanes is not None)
+    one_shots = SimpleNamespace(retire=whys.append)
+    passes = Warming(one_shots, lambda n: n == 2 and passes.one_shots is not None)
     passes.warm_up(4)
     assert passes.asked == [
         (1, True), (1, True), (2, True),
@@ -389,10 +389,10 @@ def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
     failing = Warming(None, lambda n: n == 2)
     with pytest.raises(CommError, match="did not answer"):
         failing.warm_up(4)
-    losing = Warming(lanes, lambda n: n == 2)
+    losing = Warming(one_shots, lambda n: n == 2)
     losing.crew._stalled.add(1)
     with pytest.raises(CommError, match="did not answer"):
         losing.warm_up(4)
-    assert losing.lanes is lanes
+    assert losing.one_shots is one_shots
     for some in (passes, failing, losing):
         some.crew.close()

@@ -103,12 +103,12 @@ def test_of_equal_ones_the_lowest_is_the_likeliest(device: str) -> None:
     assert drawn == set(range(298, 303)), "two on one rank, three on the other"
 
 
-def test_over_real_lanes_and_repeated() -> None:
+def test_over_real_one_shots_and_repeated() -> None:
     random = np.random.default_rng(6)
     with ranks_of(2) as ranks:
-        lanes = [ranks.lane(seat) for seat in ranks.group]
+        one_shots = [ranks.one_shot(seat) for seat in ranks.group]
         params = SamplingParams(seed=5, temperature=2, top_k=12, repeat_last_n=3, **PENALTIES)
-        draws = Draws("cpu", params, 50, never=[4], cuts=(0, 20, 50), lanes=lanes)
+        draws = Draws("cpu", params, 50, never=[4], cuts=(0, 20, 50), one_shots=one_shots)
         draws.streams = equal_streams(2)
         draws.drawn(random.standard_normal(50).astype(np.float32))
         draws.capture()
@@ -117,7 +117,7 @@ def test_over_real_lanes_and_repeated() -> None:
         assert draws.streams[1] is not None
         draws.streams[1][3] += 1
         assert draws.step(np.zeros(50, np.float32)).wrong == (0, 1)
-        assert ranks.lanes.problem() is None
+        assert ranks.one_shots.problem() is None
 
 
 def test_a_window_of_penalties_moves_over_all_slices(device: str) -> None:
@@ -231,7 +231,7 @@ def test_ranks_that_follow_another_token_or_step_are_named(device: str) -> None:
 
 
 def test_messages_that_did_not_come_draw_nothing(device: str) -> None:
-    """As where a lane gave up: it still holds what was exchanged before."""
+    """As where a one-shot all-reduce gave up: it still holds what was exchanged before."""
 
     class Deaf(Unheard):
         def words(self, own: torch.Tensor) -> torch.Tensor:
@@ -254,7 +254,7 @@ def test_the_check_sees_each_number_and_its_place(n_embd: int, device: str) -> N
             def words(self, own: torch.Tensor) -> torch.Tensor:
                 return own.expand(2, -1).contiguous()
 
-        drawer._lane = Echo(2)
+        drawer._one_shot = Echo(2)
         drawer.draw(torch.zeros(2, device=device), place, place.clone(), stream.to(device))
         return int(drawer._message[1])
 
@@ -281,7 +281,7 @@ def test_what_is_told_is_small(n_rank: int, n_bytes: int) -> None:
         cuts = [n * 5 for n in range(n_rank + 1)]
         draws = Draws("cpu", GREEDY, cuts[-1], cuts=cuts)
         draws.step(np.zeros(cuts[-1], np.float32))
-        assert {lane.n_bytes for lane in draws.lanes} == {n_bytes}
+        assert {one_shot.n_bytes for one_shot in draws.one_shots} == {n_bytes}
 
 
 def test_all_ranks_start_the_same_few_kernels() -> None:
@@ -297,7 +297,7 @@ def test_all_ranks_start_the_same_few_kernels() -> None:
         with watched(note):
             drawer = DeviceSampler(torch.device("meta"), 150_001, own, Unheard(3))
             drawer.draw(logits, place, place, torch.empty(4096, device="meta"))
-    assert started == ["survey", "bound", "offer", "decide"] * 2, "and the lane's own"
+    assert started == ["survey", "bound", "offer", "decide"] * 2, "and the exchange's own"
 
 
 def test_they_are_known_without_memory() -> None:

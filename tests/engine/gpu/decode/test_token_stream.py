@@ -17,7 +17,7 @@ from engine import (
 from engine.errors import CommError
 from engine.generation.generate import Generation
 from engine.generation.session import Session
-from engine.gpu.comm.one_shot import Lanes
+from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.decode import token_stream
 from engine.gpu.decode.token_stream import TokenStep, TokenStream
 from engine.gpu.launch import graph
@@ -231,7 +231,7 @@ def test_a_kernel_that_waited_in_vain_is_an_error(
     token_stream._on_failure = lambda: failed.append(1)
     assert token_stream.serve(Sampler(SamplingParams(temperature=0)), [])
     problem = CommError(1, "did not answer", "cuda:1")
-    monkeypatch.setattr(Lanes, "problem", lambda self: problem)
+    monkeypatch.setattr(OneShotGroups, "problem", lambda self: problem)
     with pytest.raises(CommError, match="cuda:1"):
         token_stream.next(7, 0, 9)
     assert failed == [1]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.planning.speed.collectives import COPY_S, LANE_BYTES, PEER_S, SMALL_BYTES
+from engine.planning.speed.collectives import COPY_S, ONE_SHOT_BYTES, PEER_S, SMALL_BYTES
 from engine.planning.speed.facts import LinkFacts
 from engine.planning.speed.machine_links import Links
 from engine.planning.speed.rigs import parse_rig
@@ -34,7 +34,7 @@ def test_one_rank_has_nothing_to_add_up() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
-def test_a_lane_sends_everything_to_everyone(n: int) -> None:
+def test_a_one_shot_sends_everything_to_everyone(n: int) -> None:
     """Twice the bytes, as every four have a mark."""
     links = Links({}, LinkFacts(1e-3, RATE))
     expected = 1e-3 + (n - 2) * PEER_S + (n - 1) * 2 * 1000 / RATE
@@ -62,21 +62,21 @@ def test_the_wire_has_f32_for_little_and_bf16_for_much() -> None:
     assert much[0].seconds == pytest.approx(little[0].seconds / 2, rel=1e-3)
 
 
-def test_lanes_are_for_little_and_copies_for_much() -> None:
+def test_one_shots_are_for_little_and_copies_for_much() -> None:
     links = Links({}, LinkFacts(6e-6, 26e9))
     assert {one.how for one in links.sums(gpus(4), 8 << 10)} == {"lane", "copies"}
-    assert [one.how for one in links.sums(gpus(4), LANE_BYTES + 4)] == ["copies"]
-    for n_bytes in (1, 8 << 10, LANE_BYTES, 1 << 28):
+    assert [one.how for one in links.sums(gpus(4), ONE_SHOT_BYTES + 4)] == ["copies"]
+    for n_bytes in (1, 8 << 10, ONE_SHOT_BYTES, 1 << 28):
         used = links.sums(gpus(4), n_bytes)[0]
-        assert used.how == ("lane" if n_bytes <= LANE_BYTES else "copies")
+        assert used.how == ("lane" if n_bytes <= ONE_SHOT_BYTES else "copies")
         assert links.all_reduce_s(gpus(4), n_bytes) == used.seconds
 
 
 @pytest.mark.parametrize("way", ["nvlink", "p2p", "host"])
-def test_where_lanes_end_copies_are_sooner(way: str) -> None:
+def test_where_one_shots_end_copies_are_sooner(way: str) -> None:
     """Or nearly: sums do not become much cheaper by being larger."""
     links = parse_rig(f"4x3090@{way}").links
-    last, next_ = (links.all_reduce_s(gpus(2), n) for n in (LANE_BYTES, LANE_BYTES + 4))
+    last, next_ = (links.all_reduce_s(gpus(2), n) for n in (ONE_SHOT_BYTES, ONE_SHOT_BYTES + 4))
     assert 0.5 * last < next_ < 4 * last
     assert links.all_reduce_s(gpus(2), 16 << 10) < by_how(links, 2, 16 << 10)["copies"]
 
@@ -144,7 +144,7 @@ def test_a_push_of_four_gpus_takes_what_was_measured(n_bytes: int, measured_us: 
     slot = 0.84 * 0.985e9 * 16
     latency = 4.0e-6 - 3 * (4 << 10) / slot - 2 * PEER_S
     group = Links({}, LinkFacts(latency, slot)).group(gpus(4))
-    assert 1e6 * group.lane_s(n_bytes) == pytest.approx(measured_us, rel=0.15)
+    assert 1e6 * group.one_shot_s(n_bytes) == pytest.approx(measured_us, rel=0.15)
 
 
 def test_sums_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
