@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import attention as kernels
-from engine.gpu.kernels import cells
-from engine.gpu.launch.launch import launch
+from engine.gpu.kernels import kv_cells
+from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import Target, target_of
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def write(cache: LayerCache, k: Tensor, v: Tensor | None, n_past: Tensor) -> boo
     if kv_type in BLOCKS:
         per_row, rows = max(dim_k, dim_v) // 32, WRITTEN // 32
     launch(
-        cells.store, (-(-n_rows * per_row // rows), 1 if v is None else 2),
+        kv_cells.store, (-(-n_rows * per_row // rows), 1 if v is None else 2),
         *_placed(k), *_placed(k if v is None else v), cache.k, cache.v, n_past, n_rows, n_head,
         cache.k.shape[1],
         TYPE=kv_type, DIM_K=dim_k, DIM_V=dim_v, WIDTH_V=_n_elements(cache.v.stride(1), kv_type),

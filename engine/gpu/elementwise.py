@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.gpu.kernels import elementwise, norm
-from engine.gpu.launch.launch import launch
-from engine.gpu.matmul.quantise import N_COUNTERS, keep, unwritten_whole
+from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.quantise import N_COUNTERS, keep, unwritten_whole
 
 if TYPE_CHECKING:
     from engine.forward.addend import Addend

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import conv, recurrent
-from engine.gpu.launch.launch import launch
+from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 
 if TYPE_CHECKING:

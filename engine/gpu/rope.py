@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import rope as kernels
-from engine.gpu.launch.launch import launch
+from engine.gpu.launch.kernel_launch import launch
 from engine.ops.reference import frequencies
 
 if TYPE_CHECKING:

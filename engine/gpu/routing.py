@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.forward.expert_rows import Groups
 from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import routing
-from engine.gpu.launch.launch import launch
+from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import Target, target_of
 from engine.ops.reference import SMALLEST_SUM
 

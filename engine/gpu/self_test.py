@@ -18,8 +18,8 @@ from engine.errors import EngineError
 from engine.forward.cache import LayerCache
 from engine.forward.state import KVState
 from engine.gpu import attention, elementwise
-from engine.gpu.launch.driver import prepare
 from engine.gpu.launch.graph import capture
+from engine.gpu.launch.launcher_choice import prepare
 from engine.gpu.loading.pack import pack
 from engine.gpu.matmul import gemv, tile_gemm
 from engine.gpu.matmul.weights import GpuPlanes

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.devices.routes import Place
 from engine.gpu.comm.slots import Slot
 from engine.gpu.kernels import link_trial
-from engine.gpu.launch.launch import launch
+from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 from engine.planning.speed.link_records import TrialRecord
 

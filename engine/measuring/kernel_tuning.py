@@ -37,7 +37,7 @@ def tune_kernels(
         Cancelled: nothing of the search under way is kept, all before it is.
     """
     found = tunable(devices)
-    from engine.gpu.matmul.tune import tune  # Triton is not everywhere
+    from engine.gpu.matmul.config_search import tune  # Triton is not everywhere
 
     return tune(path, found, on_progress, is_cancelled)
 

@@ -127,11 +127,13 @@ def load_rank(
             bring: Bring = partial(_copied, progress=progress)
             load: LoadMatrix = partial(_load_for_cpu, file, worker=worker, progress=progress)
         else:
-            from engine.gpu.loading import loading  # Triton is not for the CPU
+            from engine.gpu.loading import weight_loader  # Triton is not for the CPU
 
-            staging = stack.enter_context(loading.staging_for(slots, rank, device, progress.add))
-            bring = partial(loading.sent, staging=staging)
-            load = partial(loading.load_for_gpu, file, staging=staging, x_bytes=card.x_bytes)
+            staging = stack.enter_context(
+                weight_loader.staging_for(slots, rank, device, progress.add)
+            )
+            bring = partial(weight_loader.sent, staging=staging)
+            load = partial(weight_loader.load_for_gpu, file, staging=staging, x_bytes=card.x_bytes)
         for slot in slots:
             pieces = slot_pieces(slot, rank)
             if pieces:

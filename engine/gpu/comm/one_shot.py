@@ -33,7 +33,7 @@ from engine.gpu.comm.slots import (
 from engine.gpu.elementwise import added, power_of_two, warps_of
 from engine.gpu.kernels import one_shot
 from engine.gpu.launch.graph import between, refuse_capture
-from engine.gpu.launch.launch import launch
+from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 
 if TYPE_CHECKING:

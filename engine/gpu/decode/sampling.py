@@ -32,9 +32,9 @@ from engine.config import SamplingParams
 from engine.devices.routes import Ways
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.elementwise import power_of_two
-from engine.gpu.kernels import drawing, sharded_sampling
+from engine.gpu.kernels import sample_token, sharded_sampling
 from engine.gpu.kernels import sampling as kernels
-from engine.gpu.launch.launch import Start, launch, watched
+from engine.gpu.launch.kernel_launch import Start, launch, watched
 from engine.hardware.host_memory import HostTensor
 from engine.sampling.sampler import History, Sampler, penalises
 
@@ -75,8 +75,12 @@ NEVER = -(1 << 30)
 """The count of a token that must not come: below zero also after it has occurred."""
 
 
-WORD_BITS, ENTRY_BITS = drawing.WORD_BITS.value, drawing.ENTRY_BITS.value
-DRAWN, FOR_HOST, WRONG = drawing.DRAWN.value, drawing.FOR_HOST.value, drawing.WRONG.value
+WORD_BITS, ENTRY_BITS = sample_token.WORD_BITS.value, sample_token.ENTRY_BITS.value
+DRAWN, FOR_HOST, WRONG = (
+    sample_token.DRAWN.value,
+    sample_token.FOR_HOST.value,
+    sample_token.WRONG.value,
+)
 N_HEAD = sharded_sampling.N_HEAD.value
 
 
@@ -184,9 +188,9 @@ class DeviceSampler:
         self._block = max(BLOCK, self._group)
         self._n_program = max(1, -(-n_own // self._block))
         f32, f64, i32, i64 = torch.float32, torch.float64, torch.int32, torch.int64
-        self._settings = self._zeros(drawing.N_SETTING, f64)
+        self._settings = self._zeros(sample_token.N_SETTING, f64)
         self._set(self.settings_of(SamplingParams(temperature=0)))
-        self._state = self._zeros(drawing.N_STATE, i64)
+        self._state = self._zeros(sample_token.N_STATE, i64)
         self._counts = self._zeros(max(1, n_own), i32)
         self._history = self._zeros(N_HISTORY, i32)
         self._uniforms = self._zeros(N_UNIFORM, f64)
@@ -195,7 +199,7 @@ class DeviceSampler:
         self._penalised = self._zeros(max(1, n_own), f32)
         self._maxima = self._zeros(self._n_program * self._block // self._group, f32)
         self._limits = self._zeros(2, f32)
-        self._found = self._zeros(drawing.N_FACT, i32)
+        self._found = self._zeros(sample_token.N_FACT, i32)
         self._candidates = self._zeros(ROOM, i64)
         self._sums = self._zeros(self._n_program, f64)
         self._message = self._zeros(message_bytes(self.n_rank) // 8, i64)

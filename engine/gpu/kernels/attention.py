@@ -11,7 +11,16 @@ is 2 to the power of a score.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.cells import BLOCK, element, has_blocks, n_units, put, read, scales, units
+from engine.gpu.kernels.kv_cells import (
+    BLOCK,
+    element,
+    has_blocks,
+    n_units,
+    put,
+    read,
+    scales,
+    units,
+)
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from engine.gpu.kernels import elementwise
+from engine.gpu.kernels.gemv_tile import tile_sums
 from engine.gpu.kernels.quantise import write_bytes, write_numbers
-from engine.gpu.kernels.tile import tile_sums
 
 
 @triton.jit

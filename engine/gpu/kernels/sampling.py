@@ -4,14 +4,14 @@
 `bound` finds from those a number that enough tokens reach, `gather` the tokens that reach it, in
 any order, and `draw` sorts and filters these, draws one, and writes what the next token needs.
 
-For `settings`, `state`, `limits` and `found` see `drawing`. Where ranks have a slice of the logits
-each, `split_sampling` has other kernels for the last two.
+For `settings`, `state`, `limits` and `found` see `sample_token`. Where ranks have a slice of the
+logits each, `sharded_sampling` has other kernels for the last two.
 """
 
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.drawing import (
+from engine.gpu.kernels.sample_token import (
     BEST,
     BOUND,
     CHECK,

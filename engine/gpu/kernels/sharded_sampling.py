@@ -11,7 +11,7 @@ as in `sampling.gather`.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.drawing import (
+from engine.gpu.kernels.sample_token import (
     BEST,
     CHECK,
     DRAWN,

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from engine.gpu.kernels.asm import chosen_bytes
+from engine.gpu.kernels.plane_words import is_narrow, looked_up_eight, looked_up_halves
 from engine.gpu.kernels.planes import half_power, has_minimum, looked_up, splat, starts, super_bytes
-from engine.gpu.kernels.words import is_narrow, looked_up_eight, looked_up_halves
 
 
 @triton.constexpr_function

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from engine.devices.host import usable_cores
 from engine.errors import Cancelled, EngineError
-from engine.gpu.launch.driver import prepare
 from engine.gpu.launch.kernel_cache import cache_in_use, is_full, leave_cache
-from engine.gpu.launch.launch import Argument, Start, is_interpreted
+from engine.gpu.launch.kernel_launch import Argument, Start, is_interpreted
+from engine.gpu.launch.launcher_choice import prepare
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.kernel_launch import Start, watched
 from engine.hardware.torch_devices import stream_of_rank
 from engine.ops.replay import Again, Watching, is_allocation, is_fit, is_view
 

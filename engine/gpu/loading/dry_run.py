@@ -17,7 +17,7 @@ from engine.devices.routes import Ways
 from engine.forward.cache import Cache
 from engine.forward.context import Context
 from engine.gpu.comm.one_shot import MOST_IN_F32, OneShot, OneShotGroups
-from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.kernel_launch import Start, watched
 from engine.gpu.launch.target import Target, aimed
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.gpu.ops import GpuOps

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu.kernels import rows
-from engine.gpu.launch.launch import launch
-from engine.gpu.matmul.layouts import constants_of
+from engine.gpu.kernels import dequantise as kernels
+from engine.gpu.launch.kernel_launch import launch
+from engine.gpu.matmul.planes import constants_of
 from engine.quants.layout import TILE
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def dequantised_rows(
         out = torch.empty(n, extent.n_columns, dtype=dtype, device=planes.device)
     n_tile = -(-(first + n) // TILE) - first // TILE if n else 0
     launch(
-        rows.dequantise, (n_tile, -(-extent.n_blocks // BLOCKS)),
+        kernels.dequantise, (n_tile, -(-extent.n_blocks // BLOCKS)),
         planes, planes.shape[-1], extent.n_blocks, extent.skip, extent.lead, extent.n_columns,
         n, first, out, BLOCKS=BLOCKS, IS_EXACT=extent.is_exact, **constants_of(type_number),
     )  # fmt: skip
@@ -55,7 +55,7 @@ def looked_up(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids
     """
     out = torch.empty(len(ids), extent.n_columns, device=planes.device)
     launch(
-        rows.look_up, (len(ids), -(-extent.n_blocks // BLOCKS_OF_ROW)),
+        kernels.look_up, (len(ids), -(-extent.n_blocks // BLOCKS_OF_ROW)),
         planes, planes.shape[-1], extent.n_blocks, extent.skip, extent.lead, extent.n_columns,
         n_rows, ids.contiguous(), out, BLOCKS=BLOCKS_OF_ROW, num_warps=1,
         **constants_of(type_number),

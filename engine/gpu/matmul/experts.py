@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from engine.gpu import elementwise
-from engine.gpu.kernels import expert_blocks, experts
+from engine.gpu.kernels import expert_gemm, expert_gemv
 from engine.gpu.launch.configs import WARP, config_of
-from engine.gpu.launch.launch import launch
+from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul.dequant_gemm import row_scale, short_dtype
 from engine.gpu.matmul.gemv import Planes
-from engine.gpu.matmul.layouts import constants_of
-from engine.gpu.matmul.quantise import BLOCKS, Rows, quantised, unwritten
+from engine.gpu.matmul.planes import constants_of
+from engine.gpu.quantise import BLOCKS, Rows, quantised, unwritten
 from engine.gpu.routing import DeviceGroups, assign, sum_of_experts
 from engine.quants.extent import n_tiles
 from engine.quants.layout import BLOCK
@@ -167,7 +167,7 @@ def _planes_rows(
     config = config_of(target, "expert_rows", n_blocks=n_blocks)
     out = rows.facts.new_empty(len(matrices), groups.n_row, weight.n_rows, dtype=torch.float32)
     launch(
-        experts.planes_rows, (n_tile, groups.n_row, len(matrices)),
+        expert_gemv.planes_rows, (n_tile, groups.n_row, len(matrices)),
         *_followed(matrices, out), out, groups.expert_of, rows.numbers, rows.facts, n_tile,
         weight.n_rows, max(1, per_row), weight.planes.shape[-1], n_blocks, weight.extent.skip,
         num_warps=config["num_warps"], ITEMS=config["num_warps"] * WARP, UNROLL=config["unroll"],
@@ -184,7 +184,7 @@ def _plain_rows(matrices: Sequence[Matrix], given: Given) -> Tensor:
     unit = _unit(n_columns)
     out = x.new_empty(len(matrices), groups.n_row, n_rows)
     launch(
-        experts.plain_rows, (-(-n_rows // PLAIN_ROWS), groups.n_row, len(matrices)),
+        expert_gemv.plain_rows, (-(-n_rows // PLAIN_ROWS), groups.n_row, len(matrices)),
         *_followed(matrices, out), out, groups.expert_of, x, n_rows, n_columns // unit,
         max(1, per_row), ROWS=PLAIN_ROWS, STEP=min(PLAIN_STEP, elementwise.power_of_two(n_columns)),
         UNIT=unit, **_what_follows(matrices[0]),
@@ -199,7 +199,7 @@ def _quantised_inner(act: Activation, found: Sequence[Tensor], weight: Planes) -
     nothing = torch.empty(0, dtype=torch.int32, device=first.device)  # no tile is shared
     rows = unwritten(first.shape[0], extent, x_bytes, nothing)
     launch(
-        experts.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),
+        expert_gemv.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),
         first, second, first.stride(0), extent.lead, extent.n_columns, extent.n_blocks, act.limit,
         *rows.typed, X_BYTES=x_bytes, KIND=act.kind, HAS_UP=len(found) > 1,
         HAS_LIMIT=act.limit != 0, BLOCKS=BLOCKS,
@@ -229,7 +229,7 @@ def _block_products(matrices: Sequence[Matrix], given: Given) -> Tensor:
     grid = (-(-n_rows // columns), groups.table.shape[0], len(matrices))
     if weight is not None:
         launch(
-            expert_blocks.planes_product, grid,
+            expert_gemm.planes_product, grid,
             *places, weight.planes.shape[-1], n_tiles(n_rows), weight.extent.n_blocks,
             weight.extent.skip, num_warps=config["num_warps"], num_stages=num_stages,
             COLUMNS=columns, BLOCKS=config["blocks"], **constants,
@@ -239,7 +239,7 @@ def _block_products(matrices: Sequence[Matrix], given: Given) -> Tensor:
         unit = _unit(given.x.shape[1])
         step = 16 if x.dtype == torch.float32 else config["blocks"] * BLOCK
         launch(
-            expert_blocks.plain_product, grid,
+            expert_gemm.plain_product, grid,
             *places, given.x.shape[1] // unit, num_warps=config["num_warps"], num_stages=num_stages,
             COLUMNS=columns, STEP=step, UNIT=unit,
             PRECISION=target.dot_precision, **constants,
@@ -263,7 +263,7 @@ def _shortened(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
     out = torch.empty(x.shape[0], width, dtype=dtype, device=x.device)
     size, unit = min(SHORT_STEP, elementwise.power_of_two(width)), _unit(lead, x.shape[1], width)
     launch(
-        expert_blocks.shorten, (x.shape[0], -(-width // size)),
+        expert_gemm.shorten, (x.shape[0], -(-width // size)),
         x, x if scale is None else scale, out, *(n // unit for n in (lead, x.shape[1], width)),
         HAS_SCALE=scale is not None, UNIT=unit, SIZE=size,
     )  # fmt: skip

@@ -14,10 +14,10 @@ from torch import Tensor
 from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import gemv
 from engine.gpu.launch.configs import WARP, Config, config_of
-from engine.gpu.launch.launch import launch
+from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
-from engine.gpu.matmul.layouts import constants_of
-from engine.gpu.matmul.quantise import MOST_ROWS, N_COUNTERS, Rows, keep, quantised, unwritten
+from engine.gpu.matmul.planes import constants_of
+from engine.gpu.quantise import MOST_ROWS, N_COUNTERS, Rows, keep, quantised, unwritten
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS, TILE
 

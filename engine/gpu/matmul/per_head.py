@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu.kernels import heads
-from engine.gpu.launch.launch import launch
+from engine.gpu.kernels import per_head as kernels
+from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul import dequant_gemm, dequantise
-from engine.gpu.matmul.layouts import constants_of
+from engine.gpu.matmul.planes import constants_of
 from engine.quants.extent import DEVICE_CHUNK, Extent
 from engine.quants.layout import LAYOUTS, TILE
 
@@ -114,7 +114,7 @@ def _few_planes(x: Tensor, held: Matrices, y: Tensor, is_transposed: bool) -> No
         n_part = -(-held.stop // TILE) - held.first // TILE
     n_tile, tile_bytes = held.data.shape[1:]
     launch(
-        heads.planes_transposed if is_transposed else heads.planes_product,
+        kernels.planes_transposed if is_transposed else kernels.planes_product,
         (x.shape[1], n_part, x.shape[0]),
         x, held.data, y, tile_bytes, n_tile, extent.n_blocks, extent.skip, extent.lead,
         extent.n_columns, held.first, held.n_part, x.stride(0), x.stride(1), BLOCKS=n_block,
@@ -127,7 +127,7 @@ def _few_plain(x: Tensor, held: Matrices, y: Tensor, is_transposed: bool) -> Non
     aligned = 16 if n_columns % 16 == 0 else 1
     n_part = -(-n_columns // PLAIN_COLUMNS) if is_transposed else -(-held.n_part // ROWS)
     launch(
-        heads.plain_transposed if is_transposed else heads.plain_product,
+        kernels.plain_transposed if is_transposed else kernels.plain_product,
         (x.shape[1], n_part, x.shape[0]),
         x, held.data, y, n_rows, n_columns // aligned, held.first, held.n_part, x.stride(0),
         x.stride(1), ROWS=PLAIN_ROWS if is_transposed else ROWS,

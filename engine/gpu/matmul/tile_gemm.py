@@ -16,10 +16,10 @@ from torch import Tensor
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import tile_gemm
 from engine.gpu.launch.configs import config_of
-from engine.gpu.launch.launch import launch
+from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import Target, target_of
 from engine.gpu.matmul.dequant_gemm import row_scale, short_dtype
-from engine.gpu.matmul.layouts import constants_of
+from engine.gpu.matmul.planes import constants_of
 from engine.quants.layout import BLOCK, LAYOUTS
 
 if TYPE_CHECKING:

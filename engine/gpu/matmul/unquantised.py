@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from engine.gpu.elementwise import power_of_two
-from engine.gpu.kernels import plain
+from engine.gpu.kernels import unquantised as kernels
 from engine.gpu.launch.configs import config_of
-from engine.gpu.launch.launch import launch
+from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 from engine.ops.weights import gathered_rows
 
@@ -36,7 +36,7 @@ def product(x: Tensor, data: Tensor) -> Tensor | None:
     )  # fmt: skip
     aligned = 16 if n_columns % 16 == 0 and x.stride(0) % 16 == 0 else 1
     launch(
-        plain.product, (-(-n_rows // config["rows"]),),
+        kernels.product, (-(-n_rows // config["rows"]),),
         x, data, y, n_row, n_rows, x.stride(0) // aligned, n_columns // aligned,
         M=m, ROWS=config["rows"], STEP=config["step"], ALIGNED=aligned,
         num_warps=config["num_warps"],

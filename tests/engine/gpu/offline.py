@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.gpu.launch.launcher import OwnDriver
+from engine.gpu.launch.own_launcher import OwnDriver
 from engine.hardware.cuda_api import CudaApi
 from tests.helpers.fake_cuda import SIZES, FakeCuda
 

@@ -1,5 +1,5 @@
 # ruff: noqa: N803 what a kernel is compiled for is written in capitals
-"""What `test_driver` and `test_compiling` look at, in a process where kernels are compiled."""
+"""Cases of `test_own_launcher` and `test_compiling`, for a process that compiles kernels."""
 
 import ctypes
 import json
@@ -22,8 +22,8 @@ from engine.gguf import GGUFFile
 from engine.gpu.launch import compiling
 from engine.gpu.launch.compiling import Compiling, compile_start, variant_key, variants
 from engine.gpu.launch.kernel_cache import leave_cache
-from engine.gpu.launch.launch import Start, launch, watched
-from engine.gpu.launch.launcher import SCRATCH, parameter_types
+from engine.gpu.launch.kernel_launch import Start, launch, watched
+from engine.gpu.launch.own_launcher import SCRATCH, parameter_types
 from engine.gpu.launch.target import Target
 from engine.gpu.loading.dry_run import rehearse
 from engine.models.declare import declare

@@ -23,7 +23,7 @@ from engine.gpu import attention, elementwise, recurrent, routing
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.comm.slots import Slot
 from engine.gpu.decode.sampling import DeviceSampler
-from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.kernel_launch import Start, watched
 from engine.gpu.launch.target import Target, aimed
 from engine.gpu.loading.dry_run import rehearse
 from engine.gpu.matmul import dequantise, experts, gemv, tile_gemm, unquantised

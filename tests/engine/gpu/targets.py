@@ -33,8 +33,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from engine.gpu.launch.compiling import Compiling, compile_start, variants
-from engine.gpu.launch.launch import Start
-from engine.gpu.launch.launcher import SCRATCH, parameter_types
+from engine.gpu.launch.kernel_launch import Start
+from engine.gpu.launch.own_launcher import SCRATCH, parameter_types
 from engine.gpu.launch.target import Target
 from tests.engine.gpu.offline import offline, parameter_bytes
 from tests.engine.gpu.scenes import collect

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.forward.cache import LayerCache
 from engine.forward.state import KVState
 from engine.gpu import attention as gpu
-from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.kernel_launch import Start, watched
 from engine.gpu.launch.target import Target, aimed
 from engine.layers.mixers.attention import Scores
 from engine.ops.attention import attend

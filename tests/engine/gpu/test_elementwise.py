@@ -9,9 +9,9 @@ from torch import Tensor
 
 from engine.forward.addend import Addend
 from engine.gpu import elementwise
-from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.kernel_launch import Start, watched
 from engine.gpu.launch.target import Target
-from engine.gpu.matmul.quantise import quantised
+from engine.gpu.quantise import quantised
 from engine.layers.ffn import Activation
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.ops.reference import ReferenceOps

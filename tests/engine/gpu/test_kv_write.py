@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.forward.cache import HostLayerCache, LayerCache
 from engine.forward.state import KVState
 from engine.gpu import attention as gpu
-from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.kernel_launch import Start, watched
 from engine.sharding.ranges import Ranges
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")

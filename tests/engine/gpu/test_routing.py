@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.forward.expert_rows import Groups
 from engine.gpu import routing
-from engine.gpu.launch.launch import watched
+from engine.gpu.launch.kernel_launch import watched
 from engine.gpu.routing import DeviceGroups
 from engine.layers.moe import Routing
 from engine.ops.reference import ReferenceOps

@@ -12,7 +12,7 @@ import torch
 from engine.devices.routes import Place
 from engine.errors import EngineError
 from engine.gpu.kernels import link_trial as kernels
-from engine.gpu.launch.launch import is_interpreted
+from engine.gpu.launch.kernel_launch import is_interpreted
 from engine.links import bench as benches
 from engine.links import child_program, exchange
 from engine.links.bench import GpuBench

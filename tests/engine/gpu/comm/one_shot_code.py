@@ -25,7 +25,7 @@ from engine.devices.routes import Ways
 from engine.forward.addend import Addend
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.launch.compiling import compile_start
-from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.kernel_launch import Start, watched
 from engine.gpu.launch.target import aimed
 from engine.layers.norm import RMSNorm
 from engine.sharding.placement import Replicate

@@ -18,10 +18,10 @@ from engine.gpu.comm.one_shot import MOST_NUMBERS, MOST_WORDS, OneShot, OneShotG
 from engine.gpu.comm.slots import most_waiting
 from engine.gpu.kernels import one_shot
 from engine.gpu.launch.graph import NotRepeatable, Tape, capture
-from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.kernel_launch import Start, watched
 from engine.gpu.launch.target import Target, aimed
-from engine.gpu.matmul.quantise import quantised
 from engine.gpu.ops import GpuOps
+from engine.gpu.quantise import quantised
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.quants.extent import Extent
 from engine.sharding.placement import Replicate

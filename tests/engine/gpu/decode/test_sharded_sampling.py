@@ -18,7 +18,7 @@ from engine.gpu.decode.sampling import (
     most_sent,
     settings_of,
 )
-from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.kernel_launch import Start, watched
 from tests.helpers.draws import GREEDY, NEUTRAL, PENALTIES, Draws, random_logits, random_params
 from tests.helpers.one_shot import Unheard, ranks_of
 

@@ -11,7 +11,7 @@ import torch
 from engine.errors import Cancelled, EngineError
 from engine.gpu.kernels import norm
 from engine.gpu.launch.compiling import Compiling, compile_start, variant_key, variants
-from engine.gpu.launch.launch import Argument, Start
+from engine.gpu.launch.kernel_launch import Argument, Start
 from tests.engine.gpu.offline import run_offline
 
 CASES = "tests.engine.gpu.offline_cases"

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.cpu.packing import _pack
 from engine.cpu.worker import Worker
 from engine.gguf.types import TYPES
-from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.kernel_launch import Start, watched
 from engine.gpu.matmul.dequantise import dequantised_rows, looked_up
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.forward.expert_rows import Groups
 from engine.gguf.types import TYPES
 from engine.gpu import routing
-from engine.gpu.launch.launch import watched
+from engine.gpu.launch.kernel_launch import watched
 from engine.gpu.launch.target import Target, aimed
 from engine.gpu.matmul import experts
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes

@@ -12,11 +12,11 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine.gguf.types import TYPES
-from engine.gpu import elementwise
+from engine.gpu import elementwise, quantise
 from engine.gpu.launch import configs
-from engine.gpu.launch.launch import Start, watched
+from engine.gpu.launch.kernel_launch import Start, watched
 from engine.gpu.launch.target import Target
-from engine.gpu.matmul import gemv, quantise
+from engine.gpu.matmul import gemv
 from engine.layers.ffn import GELU, RELU2, SILU, Activation
 from engine.ops.reference import ReferenceOps
 from engine.quants.extent import Extent

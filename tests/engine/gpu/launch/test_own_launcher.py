@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine.errors import EngineError
-from engine.gpu.launch import driver, kernel_cache
-from engine.gpu.launch.launcher import OwnDriver, parameter_types
+from engine.gpu.launch import kernel_cache, launcher_choice
+from engine.gpu.launch.own_launcher import OwnDriver, parameter_types
 from engine.hardware import cuda_api, gpu_path
 from engine.hardware.cuda_api import CudaApi
 from tests.engine.gpu.offline import run_offline
@@ -22,7 +22,7 @@ CASES = "tests.engine.gpu.offline_cases"
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Nothing is decided yet, and kernels would be kept in this folder."""
-    monkeypatch.setattr(driver, "_found", {})
+    monkeypatch.setattr(launcher_choice, "_found", {})
     monkeypatch.setenv("TANDEM_KERNEL_CACHE", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     return tmp_path
@@ -41,7 +41,7 @@ def active(monkeypatch: pytest.MonkeyPatch) -> list[object]:
             found.append(made)
 
     found: list[object] = []
-    monkeypatch.setattr(driver, "_triton_driver", Triton)
+    monkeypatch.setattr(launcher_choice, "_triton_driver", Triton)
     return found
 
 
@@ -121,10 +121,10 @@ def test_our_launcher_serves_where_tritons_cannot_be_made(
     fake = FakeCuda()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
     for problem in ("", "there is no C compiler"):  # known before, or found out
-        monkeypatch.setattr(driver, "launcher_problem", lambda problem=problem: problem)
-        monkeypatch.setattr(driver, "_found", {})
-        assert driver.prepare() == "own"
-        assert driver.prepare() == "own"
+        monkeypatch.setattr(launcher_choice, "launcher_problem", lambda problem=problem: problem)
+        monkeypatch.setattr(launcher_choice, "_found", {})
+        assert launcher_choice.prepare() == "own"
+        assert launcher_choice.prepare() == "own"
     assert len(active) == 2
     assert isinstance(active[0], OwnDriver)
 
@@ -135,20 +135,20 @@ def test_where_nothing_starts_kernels_there_is_a_sentence(
     monkeypatch.setattr(cuda_api, "LIBRARY", "libthere-is-none.so.1")
     for _ in range(2):
         with pytest.raises(EngineError, match="cannot be opened"):
-            driver.prepare()
+            launcher_choice.prepare()
     assert not active
 
-    monkeypatch.setattr(driver, "_found", {})
+    monkeypatch.setattr(launcher_choice, "_found", {})
     monkeypatch.setattr(torch.version, "hip", "6.4")
     with pytest.raises(
         EngineError, match=r"AMD's GPUs .* because Triton's own launcher fails \(Fai"
     ):
-        driver.prepare()
+        launcher_choice.prepare()
 
-    monkeypatch.setattr(driver, "_found", {})
-    monkeypatch.setattr(driver, "triton_version", lambda: "")
+    monkeypatch.setattr(launcher_choice, "_found", {})
+    monkeypatch.setattr(launcher_choice, "triton_version", lambda: "")
     with pytest.raises(EngineError, match="Triton, which compiles the kernels for GPUs, is not"):
-        driver.prepare()
+        launcher_choice.prepare()
 
 
 # --- where compiled kernels are kept

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 
 from engine.gpu.kernels.asm import dot_of_bytes, four_shared_words
-from engine.gpu.kernels.planes import byte_of, has_minimum, joined
-from engine.gpu.kernels.words import (
+from engine.gpu.kernels.plane_words import (
     block_words,
     has_high_halves,
     has_signed_quads,
@@ -21,6 +20,7 @@ from engine.gpu.kernels.words import (
     row_scales,
     table_bias,
 )
+from engine.gpu.kernels.planes import byte_of, has_minimum, joined
 
 BASE = tl.constexpr(255)
 """What the first of two bytes counts, see `engine.cpu.kernels.panels`."""
@@ -42,7 +42,7 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
         ITEMS: threads of a program: it takes ITEMS / 4 blocks at a time.
         UNROLL: blocks that each thread has asked for before it works on the first of them. What is
             asked for in the turn before cannot be put off until it is needed, as compilers like to.
-        X_BYTES: see above; other constants as in `engine.gpu.matmul.layouts`.
+        X_BYTES: see above; other constants as in `engine.gpu.matmul.planes`.
     """
     BLOCKS: tl.constexpr = ITEMS // 4
     item = tl.arange(0, ITEMS)

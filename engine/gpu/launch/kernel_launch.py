@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.gpu.launch.driver import prepare
 from engine.gpu.launch.interpreter import interpret
+from engine.gpu.launch.launcher_choice import prepare
 
 Grid = tuple[int, ...]
 Argument = Tensor | int | float
@@ -71,7 +71,7 @@ def launch(
         constants: all `tl.constexpr` parameters by name.
 
     Raises:
-        EngineError: kernels cannot be started on this machine, see `engine.gpu.launch.driver`.
+        EngineError: kernels cannot be started on this machine, see `launcher_choice.prepare`.
     """
     if 0 in grid:
         return

@@ -22,9 +22,9 @@ from engine.errors import Cancelled, EngineError
 from engine.gguf import GGUFFile
 from engine.gpu.launch import configs
 from engine.gpu.launch.configs import RULES, Config, Key, config_of, key_of
-from engine.gpu.launch.driver import prepare
 from engine.gpu.launch.found_configs import found_file, keep_found, read_found
 from engine.gpu.launch.graph import capture
+from engine.gpu.launch.launcher_choice import prepare
 from engine.gpu.launch.target import Target, target_of
 from engine.gpu.matmul import experts, gemv, tile_gemm, unquantised
 from engine.gpu.matmul.tuning_report import KernelTuning, TuningProgress

@@ -18,8 +18,8 @@ from engine.errors import Cancelled, DeviceError
 from engine.gguf.tensors import TensorInfo
 from engine.gguf.types import TYPES
 from engine.gpu.loading import staging as stages
-from engine.gpu.loading.loading import load_for_gpu, sent, staging_for
 from engine.gpu.loading.staging import Buffer, PlainCopier, Staging
+from engine.gpu.loading.weight_loader import load_for_gpu, sent, staging_for
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.hardware.host_memory import HostTensor
 from engine.layers.module import Module, Slot
@@ -265,7 +265,7 @@ def test_what_fails_leaves_nothing(
     elif where == "_fill":
         monkeypatch.setattr(stages, "_fill", failing(stages._fill, failure))
     elif where == "pack":
-        monkeypatch.setattr("engine.gpu.loading.loading.pack", failure)
+        monkeypatch.setattr("engine.gpu.loading.weight_loader.pack", failure)
     reported = failure if where == "report" else [].append
     before = n_threads()
     with pytest.raises(told) as raised:

@@ -9,7 +9,7 @@ Weights become F16 or BF16 on their way; sums are F32.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.experts import finished
+from engine.gpu.kernels.expert_gemv import finished
 from engine.gpu.kernels.planes import (
     has_minimum,
     high_words,

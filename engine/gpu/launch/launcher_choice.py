@@ -17,7 +17,7 @@ from engine.errors import EngineError
 from engine.gpu.launch import configs
 from engine.gpu.launch.found_configs import found_file, read_found
 from engine.gpu.launch.kernel_cache import use_cache
-from engine.gpu.launch.launcher import OwnDriver
+from engine.gpu.launch.own_launcher import OwnDriver
 from engine.hardware.cuda_api import CudaApi
 from engine.hardware.gpu_path import LAUNCHER_VARIABLE, launcher_problem, triton_version
 

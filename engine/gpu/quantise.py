@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.gpu.kernels import quantise as kernels
-from engine.gpu.launch.launch import launch
+from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 from engine.quants.extent import Extent
 from engine.quants.layout import BLOCK

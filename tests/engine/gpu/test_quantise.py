@@ -7,7 +7,7 @@ import torch
 
 from engine.cpu.kernels.panels import LARGEST
 from engine.gpu.launch.target import Target
-from engine.gpu.matmul.quantise import quantised
+from engine.gpu.quantise import quantised
 from engine.quants.extent import Extent
 
 EXTENTS = (Extent.of(0, 64), Extent.of(40, 700), Extent.of(31, 33), Extent.of(96, 97))

@@ -14,8 +14,16 @@ from engine.gpu.launch import configs
 from engine.gpu.launch.configs import config_of, key_of
 from engine.gpu.launch.found_configs import found_file, keep_found, read_found
 from engine.gpu.launch.target import INTERPRETER, Target
-from engine.gpu.matmul import tune as module
-from engine.gpu.matmul.tune import Matrix, Search, climb, facts_of, matrices_of, neighbours, probes
+from engine.gpu.matmul import config_search as module
+from engine.gpu.matmul.config_search import (
+    Matrix,
+    Search,
+    climb,
+    facts_of,
+    matrices_of,
+    neighbours,
+    probes,
+)
 from engine.measuring.kernel_tuning import tunable
 from tests.helpers.fake_nvml import install, three_gpus
 from tests.helpers.hollow import hollow_moe

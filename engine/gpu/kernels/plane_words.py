@@ -2,7 +2,7 @@
 
 A thread reads all stored words of its block first, so that many are on their way at once, and
 then takes them apart. Every tensor here has one element for each thread. The constants are those of
-`gpu.matmul.layouts.constants_of`, a *quad* is what `planes` calls so. With `ASM` the instructions
+`gpu.matmul.planes.constants_of`, a *quad* is what `planes` calls so. With `ASM` the instructions
 of `asm` are used; products have the same bits without.
 """
 
