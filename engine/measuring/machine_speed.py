@@ -27,7 +27,7 @@ from engine.measuring.weight_speed import measurable, measure_weights
 from engine.planning.speed.device_specs import CORES_PER_BANDWIDTH
 from engine.planning.speed.facts import DeviceFacts, WeightRate
 from engine.planning.speed.machine_file import MachineFile, expected_facts
-from engine.planning.speed.rigs import known_card
+from engine.planning.speed.rigs import spec_from_driver
 
 READ_BYTES = 512 << 20
 """Read at a time: more than any cache holds."""
@@ -139,7 +139,7 @@ def _facts(info: DeviceInfo) -> DeviceFacts:
             n_threads=speed.n_threads,
         )
     bandwidth = MATRIX_PART * speed.bytes_per_s
-    if known_card(info.name) is not None:
+    if spec_from_driver(info.name) is not None:
         bandwidth = min(bandwidth, expected.bytes_per_s)
     f32 = WeightRate(bandwidth, bandwidth, speed.f32_flop_per_s)
     return replace(

@@ -22,7 +22,7 @@ from engine.planning.planner import Planner
 from engine.planning.search.estimate import REPETITIONS, TrialSize, TuneEstimate, TunePlan
 from engine.planning.search.results import Sample, Trial, TuneResult, best_of, explained
 from engine.planning.search.results_file import TuneFile, device_set_of
-from engine.planning.search.split_search import Candidate, Clock, Infeasible, Search
+from engine.planning.search.split_search import Candidate, Infeasible, SplitSearch, TrialBudget
 from engine.planning.speed.forecast import Forecaster
 from engine.progress import IsCancelled, ignore, never
 
@@ -196,7 +196,7 @@ class Tuning:
     ) -> TuneResult:
         """Search until the end, or until it is cancelled."""
         begun, plan = time.perf_counter(), self.plan
-        clock = Clock(plan.estimate.budget_s, plan.estimate.trial_s)
+        clock = TrialBudget(plan.estimate.budget_s, plan.estimate.trial_s)
         n_done = 0
 
         def report(trial: Trial) -> None:
@@ -206,7 +206,7 @@ class Tuning:
             best = None if at is None else search.trials[at]
             on_progress(TuneProgress(n_done, max(n_done, plan.estimate.n_trials), trial, best))
 
-        search = Search(plan.space, plan.goal, stand.measure, clock, report)
+        search = SplitSearch(plan.space, plan.goal, stand.measure, clock, report)
         search.run()
         result = self._result(search, time.perf_counter() - begun)
         self._learn(result, stand.size)
@@ -214,7 +214,7 @@ class Tuning:
             file.keep(result)
         return result
 
-    def _result(self, search: Search, seconds: float) -> TuneResult:
+    def _result(self, search: SplitSearch, seconds: float) -> TuneResult:
         plan, trials = self.plan, tuple(search.trials)
         with GGUFFile.open(self._params.path) as file:
             digest = model_hash(file)

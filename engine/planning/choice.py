@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.models.info import ModelInfo
     from engine.planning.evaluation.evaluator import Evaluation
-    from engine.planning.evaluation.workload import ModelLoad
+    from engine.planning.evaluation.workload import ModelWorkload
     from engine.planning.plan import Plan
     from engine.planning.speed.forecast import Forecast, Forecaster
 
@@ -242,7 +242,7 @@ class _Chooser:
         return read_s + path.compute_s / len(gpus) + path.fixed_s + path.host_s + n_sum * sum_s
 
     @cached_property
-    def _fastest_alone(self) -> tuple[Forecast, ModelLoad]:
+    def _fastest_alone(self) -> tuple[Forecast, ModelWorkload]:
         """The whole model on the fastest GPU, whether or not it has room."""
         params = replace(self._base, devices=(self._gpus[0],))
         evaluation = self._planner.evaluate(params, self._free)

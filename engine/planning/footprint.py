@@ -28,14 +28,14 @@ F32_BYTES = 4
 BF16_BYTES = 2
 
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
-"""Working memory of a packed matrix while it is dequantised in chunks."""
+"""WorkingSizes memory of a packed matrix while it is dequantised in chunks."""
 
 LOAD_BUFFERS, LOAD_BUFFER_BYTES = 3, 32 << 20
 """What parts of the file pass on their way to a GPU: so many of this size, in the host's memory and
 on the GPU. One is filled and one is copied while one waits."""
 
 PACK_BYTES = 64 << 20
-"""Working memory on a GPU while blocks of the file become planes there."""
+"""WorkingSizes memory on a GPU while blocks of the file become planes there."""
 
 LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
 """What a GPU takes beside its weights, at most, while these are loaded; nothing stays of it."""
@@ -159,7 +159,7 @@ class CacheSize(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Working:
+class WorkingSizes:
     """Sizes of what one rank computes with, each the largest that it meets in any block.
 
     Attributes:
@@ -179,17 +179,17 @@ class Working:
     rows: int = 0
 
     @classmethod
-    def of_block(cls, block: BlockSplit, rank: int) -> Working:
+    def of_block(cls, block: BlockSplit, rank: int) -> WorkingSizes:
         """The columns of one block."""
         return cls(max(block.ffn.size(rank), block.shared.size(rank)), block.experts.size(rank))
 
     @classmethod
-    def of_states(cls, states: Iterable[State], rank: int) -> Working:
+    def of_states(cls, states: Iterable[State], rank: int) -> WorkingSizes:
         """What `rank` computes with where these are its memories."""
         return cls.largest([_of_state(state, rank) for state in states])
 
     @classmethod
-    def largest(cls, several: Iterable[Working]) -> Working:
+    def largest(cls, several: Iterable[WorkingSizes]) -> WorkingSizes:
         """Of what is met one after the other."""
         columns = routed = width = recurrent = rows = 0
         caches: frozenset[CacheSize] = frozenset()
@@ -204,18 +204,18 @@ class Working:
         return cls(columns, routed, width, recurrent, caches, rows)
 
 
-def _of_state(state: State, rank: int) -> Working:
+def _of_state(state: State, rank: int) -> WorkingSizes:
     if isinstance(state, RecurrentState):
-        return Working(recurrent=state.n_work(rank))
+        return WorkingSizes(recurrent=state.n_work(rank))
     heads = state.heads.size(rank)
     if not heads:
-        return Working()
+        return WorkingSizes()
     cache = CacheSize(heads, state.kv_heads.size(rank), state.row, state.v_in_k)
-    return Working(width=heads * state.head_dim_k, caches=frozenset({cache}))
+    return WorkingSizes(width=heads * state.head_dim_k, caches=frozenset({cache}))
 
 
 def compute_bytes(
-    working: Working,
+    working: WorkingSizes,
     hp: HParams,
     n_tokens: int,
     n_ctx: int,
@@ -231,7 +231,7 @@ def compute_bytes(
     Args:
         n_tokens: that are computed at once.
     """
-    if working == Working():
+    if working == WorkingSizes():
         return 0
     logits = F32_BYTES * (working.rows + hp.n_vocab)
     if storage == "kernels" and device == "cpu":
@@ -251,7 +251,7 @@ def compute_bytes(
     return F32_BYTES * (n_tokens * per_token + attention) + logits + unpack
 
 
-def _kernel_bytes(working: Working, hp: HParams, n_tokens: int, n_ctx: int) -> int:
+def _kernel_bytes(working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int) -> int:
     """The same on the CPU's kernels, without logits: attention and FFN come one after the other.
 
     The largest of these, beside the stream, norms of it, and scratch for products in BF16; also
@@ -276,7 +276,7 @@ def _kernel_bytes(working: Working, hp: HParams, n_tokens: int, n_ctx: int) -> i
 
 
 def _device_bytes(
-    working: Working, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
+    working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
 ) -> int:
     """The same on a GPU's kernels: what the largest pass and the graph of one token take."""
     heads = max((cache.heads for cache in working.caches), default=0)
@@ -289,7 +289,7 @@ def _device_bytes(
 
 
 def _device_pass(
-    working: Working, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
+    working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
 ) -> int:
     """What tensors of a pass take at once: the stream beside attention, FFN or experts.
 

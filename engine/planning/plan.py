@@ -16,7 +16,7 @@ from engine.forward.state import KVState, RecurrentState
 from engine.hardware.backend_choice import uses_kernels
 from engine.hardware.cuda_overhead import overhead_bytes
 from engine.planning.footprint import (
-    Working,
+    WorkingSizes,
     bytes_of_pieces,
     compute_bytes,
     link_bytes,
@@ -164,7 +164,7 @@ class RankSize:
     state: int
     elements: int
     file_bytes: int
-    working: Working
+    working: WorkingSizes
 
 
 def make_plan(
@@ -258,7 +258,7 @@ def _plan(
 
 def _link_bytes(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[RankSize]) -> int:
     """What each rank with a part of the model needs to meet the others, if all are on GPUs."""
-    busy = [rank for rank, size in enumerate(sizes) if size.working != Working()]
+    busy = [rank for rank, size in enumerate(sizes) if size.working != WorkingSizes()]
     if any(devices[rank] == "cpu" or storages[rank] != "kernels" for rank in busy):
         return 0
     return link_bytes(len(busy))
@@ -275,7 +275,7 @@ def _memory(
         compute=compute_bytes(
             size.working, hp, n_tokens, hp.n_ctx, device, storage, is_kv_on_host=is_on_host
         )
-        + (on_links if size.working != Working() else 0),
+        + (on_links if size.working != WorkingSizes() else 0),
         host_kv=size.kv if is_on_host else 0,
     )
 
@@ -292,11 +292,11 @@ def _rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) 
         state=bytes_of[RecurrentState],
         elements=sum(sum(map(n_elements, p)) for slot, p in parts if slot.is_matrix),
         file_bytes=sum(packed_bytes(slot, piece) for slot, pieces in parts for piece in pieces),
-        working=Working.largest(
+        working=WorkingSizes.largest(
             [
-                *(Working.of_block(block, rank) for block in split.blocks),
-                Working(rows=split.output.size(rank)),
-                Working.of_states(declaration.states, rank),
+                *(WorkingSizes.of_block(block, rank) for block in split.blocks),
+                WorkingSizes(rows=split.output.size(rank)),
+                WorkingSizes.of_states(declaration.states, rank),
             ]
         ),
     )

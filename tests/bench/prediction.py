@@ -19,7 +19,7 @@ from statistics import median, quantiles
 from engine import BenchTest, LoadParams, list_devices, load_model
 from engine.devices.host import usable_cores
 from engine.measuring.weight_speed import Probe, measurable
-from engine.planning.evaluation.workload import ModelLoad
+from engine.planning.evaluation.workload import ModelWorkload
 from engine.planning.planner import Planner
 from engine.planning.speed.facts import DeviceFacts, WeightRate
 from engine.planning.speed.machine_file import expected_facts
@@ -34,7 +34,7 @@ NO_LIMIT = 1e15
 HEADINGS = ("model", "test", "predicted", "measured", "ratio", "quartiles")
 
 
-def load_of(path: str) -> ModelLoad:
+def load_of(path: str) -> ModelWorkload:
     """What a token takes, from the file's header."""
     with closing(Planner(path)) as planner:
         return planner.evaluate(LoadParams(path)).load

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine.planning.evaluation.workload import BlockLoad, ModelLoad, RankLoad, Weights
+from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, RankWorkload, Weights
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Model:
     n_ffn_sum: int = 1
     n_prompt_sum: int = 1
 
-    def load(self, shares: Sequence[float], mode: str, *, is_prompt: bool = False) -> ModelLoad:
+    def load(self, shares: Sequence[float], mode: str, *, is_prompt: bool = False) -> ModelWorkload:
         """Split by shares, in every block ("tensor") or by whole blocks ("layer")."""
         mixer, ffn = self._mixer(), self._ffn()
         head = self._part(self.head_gb, 2.0 * self.n_embd * self.n_vocab, 1)
@@ -46,22 +46,22 @@ class Model:
         ranks = tuple(range(len(shares)))
         if mode == "tensor":
             blocks = [
-                BlockLoad(self.n_layer, ranks, _cut(part, shares), n)
+                BlockWorkload(self.n_layer, ranks, _cut(part, shares), n)
                 for part, n in ((mixer, 1), (ffn, n_sum))
             ]
             return self._model(blocks, _cut(head, shares))
         counts = _whole(self.n_layer, shares)
         blocks = [
-            BlockLoad(counts[rank], (rank,), {rank: part}, 1)
+            BlockWorkload(counts[rank], (rank,), {rank: part}, 1)
             for rank in ranks
             for part in (mixer, ffn)
         ]
         return self._model(blocks, {ranks[-1]: head})
 
-    def _model(self, blocks: list[BlockLoad], head: dict[int, RankLoad]) -> ModelLoad:
-        return ModelLoad(tuple(blocks), {0: RankLoad()}, head, self.n_embd, self.n_vocab)
+    def _model(self, blocks: list[BlockWorkload], head: dict[int, RankWorkload]) -> ModelWorkload:
+        return ModelWorkload(tuple(blocks), {0: RankWorkload()}, head, self.n_embd, self.n_vocab)
 
-    def _mixer(self) -> RankLoad:
+    def _mixer(self) -> RankWorkload:
         n_weight = self._n_mixer
         return replace(
             self._part(self._gb(n_weight), 2.0 * n_weight, 4),
@@ -69,7 +69,7 @@ class Model:
             kv_flop=4 * self.n_head * self.head_dim * min(1.0, self.cache),
         )
 
-    def _ffn(self) -> RankLoad:
+    def _ffn(self) -> RankWorkload:
         n_weight = 3 * self.n_embd * self.n_ff
         part = self._part(self._gb(n_weight), 2.0 * n_weight, self.n_ffn_op)
         return replace(part, batch_bytes=self.all_experts * part.read_bytes)
@@ -83,12 +83,12 @@ class Model:
         n_all = self.n_layer * (self._n_mixer + 3 * self.n_embd * self.n_ff)
         return (self.active_gb - self.head_gb) * n_weight / n_all
 
-    def _part(self, gigabytes: float, flop: float, n_op: int) -> RankLoad:
+    def _part(self, gigabytes: float, flop: float, n_op: int) -> RankWorkload:
         n_bytes = 1e9 * gigabytes
-        return RankLoad(n_bytes, flop, n_op=n_op, kinds=(Weights(self.kind, n_bytes, flop),))
+        return RankWorkload(n_bytes, flop, n_op=n_op, kinds=(Weights(self.kind, n_bytes, flop),))
 
 
-def _cut(part: RankLoad, shares: Sequence[float]) -> dict[int, RankLoad]:
+def _cut(part: RankWorkload, shares: Sequence[float]) -> dict[int, RankWorkload]:
     """Each rank's part of it."""
     found = {}
     for rank, share in enumerate(shares):

@@ -20,7 +20,7 @@ from engine import (
     Positions,
     SplitError,
 )
-from engine.planning.evaluation.workload import BlockLoad, ModelLoad, RankLoad
+from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, RankWorkload
 from engine.sharding.ranges import Ranges
 from engine.sharding.shares import normalise
 from engine.sharding.split import ModelSplit
@@ -72,15 +72,17 @@ class FakePlanner:
             part, before = end - before, end
             memory = MemoryUse(int(10 * GIB * part), int(n_ctx * part * kib * 1024))
             rows.append(DevicePlan(rank, device, share, part, memory, "packed"))
-            loads[rank] = RankLoad(read_bytes=10 * GIB * part)
+            loads[rank] = RankWorkload(read_bytes=10 * GIB * part)
         plan = Plan(
             tuple(rows), params.split_mode, n_ctx, params.kv_type, 10 * GIB, (), params.reserve
         )
-        block = BlockLoad(1, tuple(loads), loads, 2)
-        head = {0: RankLoad()}
+        block = BlockWorkload(1, tuple(loads), loads, 2)
+        head = {0: RankWorkload()}
         whole = Ranges(((0, 1),), 1)
         return Evaluation(
-            plan, ModelLoad((block,), head, head, 64, 99), ModelSplit(len(asked), (), whole, whole)
+            plan,
+            ModelWorkload((block,), head, head, 64, 99),
+            ModelSplit(len(asked), (), whole, whole),
         )
 
     def positions(

@@ -24,9 +24,9 @@ from engine.planning.evaluation.part_probe import (
     Spans,
     one_rank,
 )
-from engine.planning.evaluation.workload import DEQUANTISED, RankLoad, Weights
+from engine.planning.evaluation.workload import DEQUANTISED, RankWorkload, Weights
 from engine.planning.footprint import (
-    Working,
+    WorkingSizes,
     bytes_of_pieces,
     n_elements,
     packed_bytes,
@@ -47,7 +47,7 @@ MAX_KNOWN = 1 << 16
 """Costs that a kind of block remembers; a long drag of a large model makes a few thousand."""
 
 
-class Held(NamedTuple):
+class Formats(NamedTuple):
     """How a rank holds things: weights (see `DevicePlan.storage`), keys and values."""
 
     storage: str
@@ -58,7 +58,7 @@ class Cost(NamedTuple):
     """What something takes of one rank.
 
     Attributes:
-        weights: bytes as held.
+        weights: bytes as the rank holds them.
         file_bytes: bytes of the file that are read for it.
         elements: of matrices.
         kv: bytes of keys and values for one position of context.
@@ -72,25 +72,25 @@ class Cost(NamedTuple):
     elements: int = 0
     kv: int = 0
     state: int = 0
-    working: Working = Working()
-    load: RankLoad = RankLoad()
+    working: WorkingSizes = WorkingSizes()
+    load: RankWorkload = RankWorkload()
 
 
-NO_LOAD, NO_COST = RankLoad(), Cost()
+NO_WORK, NO_COST = RankWorkload(), Cost()
 
 
-def joined(loads: Iterable[RankLoad]) -> RankLoad:
+def join_workloads(loads: Iterable[RankWorkload]) -> RankWorkload:
     """One token that does all of it."""
-    found = [load for load in loads if load is not NO_LOAD]
+    found = [load for load in loads if load is not NO_WORK]
     if len(found) < 2:
-        return found[0] if found else NO_LOAD
+        return found[0] if found else NO_WORK
     kinds: dict[str, Weights] = {}
     for load in found:
         for kind, n_bytes, flop in load.kinds:
             known = kinds.get(kind, Weights(kind, 0.0, 0.0))
             kinds[kind] = Weights(kind, known.read_bytes + n_bytes, known.flop + flop)
     is_routed = any(load.batch_bytes for load in found)
-    return RankLoad(
+    return RankWorkload(
         sum(load.read_bytes for load in found),
         sum(load.flop for load in found),
         sum(load.kv_bytes for load in found),
@@ -102,7 +102,7 @@ def joined(loads: Iterable[RankLoad]) -> RankLoad:
     )
 
 
-def together(costs: Iterable[Cost]) -> Cost:
+def sum_costs(costs: Iterable[Cost]) -> Cost:
     """What all of it takes."""
     found = [cost for cost in costs if cost is not NO_COST]
     if len(found) < 2:
@@ -113,13 +113,13 @@ def together(costs: Iterable[Cost]) -> Cost:
         sum(cost.elements for cost in found),
         sum(cost.kv for cost in found),
         sum(cost.state for cost in found),
-        Working.largest(cost.working for cost in found),
-        joined(cost.load for cost in found),
+        WorkingSizes.largest(cost.working for cost in found),
+        join_workloads(cost.load for cost in found),
     )
 
 
 def cost_of(
-    slots: Iterable[Slot], states: Sequence[State], rank: int, held: Held, n_used: int = 0
+    slots: Iterable[Slot], states: Sequence[State], rank: int, formats: Formats, n_used: int = 0
 ) -> Cost:
     """What a rank takes for some tensors and for what their layer remembers.
 
@@ -131,33 +131,35 @@ def cost_of(
     for slot in slots:
         pieces = slot_pieces(slot, rank)
         if pieces:
-            n_bytes = bytes_of_pieces(slot, pieces, held.storage)
+            n_bytes = bytes_of_pieces(slot, pieces, formats.storage)
             n = sum(map(n_elements, pieces))
             weights += n_bytes
             file_bytes += sum(packed_bytes(slot, piece) for piece in pieces)
             elements += n if slot.is_matrix else 0
-            loads.append(weight_load(slot, n_bytes, n, held.storage, n_used))
+            loads.append(weight_workload(slot, n_bytes, n, formats.storage, n_used))
     kv = state = 0
     for memory in states:
-        n_bytes = memory.n_bytes(rank, 1, held.kv_type)
+        n_bytes = memory.n_bytes(rank, 1, formats.kv_type)
         kv += n_bytes if isinstance(memory, KVState) else 0
         state += n_bytes if isinstance(memory, RecurrentState) else 0
-    working = Working.of_states(states, rank)
-    return Cost(weights, file_bytes, elements, kv, state, working, joined(loads))
+    working = WorkingSizes.of_states(states, rank)
+    return Cost(weights, file_bytes, elements, kv, state, working, join_workloads(loads))
 
 
-def weight_load(slot: Slot, n_bytes: int, n_elements: int, storage: str, n_used: int) -> RankLoad:
+def weight_workload(
+    slot: Slot, n_bytes: int, n_elements: int, storage: str, n_used: int
+) -> RankWorkload:
     """What a token does with one tensor of which a rank holds so much."""
     used = n_used / slot.tensor.shape[0] if isinstance(slot.owner, ExpertLinear) else 1.0
     read = used * n_bytes
     batch = float(n_bytes) if used < 1 else 0.0
     if not slot.is_matrix:
-        return RankLoad(read, batch_bytes=batch)
+        return RankWorkload(read, batch_bytes=batch)
     flop = 2 * used * n_elements
     holding = slot.holding(storage)
     names = {"packed": DEQUANTISED, "f32": "F32"}
     kinds = (Weights(names.get(holding, slot.tensor.type.name), read, flop),)
-    return RankLoad(read, flop, n_op=1, kinds=kinds, batch_bytes=batch)
+    return RankWorkload(read, flop, n_op=1, kinds=kinds, batch_bytes=batch)
 
 
 class Stage:
@@ -169,7 +171,9 @@ class Stage:
         n_reduce: how often the ranks meet, if there are several.
     """
 
-    def __init__(self, kind: Kind, parts: tuple[str, ...], n_reduce: int, *, is_last: bool) -> None:
+    def __init__(
+        self, kind: BlockKind, parts: tuple[str, ...], n_reduce: int, *, is_last: bool
+    ) -> None:
         self._kind = kind
         self._parts = parts
         self._is_last = is_last
@@ -177,28 +181,28 @@ class Stage:
         self.fields = tuple(name for part in parts for name in FIELDS[part])
         self.cuts_of: Callable[[BlockSplit], Ranges | tuple[Ranges, ...]]
         self.cuts_of = attrgetter(*self.fields)
-        self._costs: dict[tuple[Spans, Held], Cost] = {}
+        self._costs: dict[tuple[Spans, Formats], Cost] = {}
 
-    def cost(self, spans: Spans, held: Held) -> Cost:
+    def cost(self, spans: Spans, formats: Formats) -> Cost:
         """What a rank of the block with these intervals of `fields` takes."""
-        key = spans, held
+        key = spans, formats
         found = self._costs.get(key)
         if found is None:
             mine = dict(zip(self.fields, spans, strict=True))
-            found = self._costs[key] = self._joined(mine, held)
+            found = self._costs[key] = self._joined(mine, formats)
         return found
 
-    def _joined(self, spans: Mapping[str, Span], held: Held) -> Cost:
+    def _joined(self, spans: Mapping[str, Span], formats: Formats) -> Cost:
         """Of all its parts; what all ranks of a block hold counts in its last stage."""
-        costs = [self._kind.cost(MEMBERS, (), held)] if self._is_last else []
+        costs = [self._kind.cost(MEMBERS, (), formats)] if self._is_last else []
         for part in self._parts:
             mine = tuple(spans[name] for name in FIELDS[part])
             if mine[0] != NOTHING:
-                costs.append(self._kind.cost(part, mine, held))
-        return together(costs)
+                costs.append(self._kind.cost(part, mine, formats))
+        return sum_costs(costs)
 
 
-class Kind:
+class BlockKind:
     """Blocks that declare the same tensors and are cut by the same sizes.
 
     Args:
@@ -216,7 +220,7 @@ class Kind:
     ) -> None:  # fmt: skip
         self._model, self._source, self._layer = model, source, layer
         self._dims, self._owners = dims, owners
-        self._costs: dict[tuple[str, Spans, Held], Cost] = {}
+        self._costs: dict[tuple[str, Spans, Formats], Cost] = {}
         reduces = model.blk[layer].reduces()
         groups = (MIXER, FEED) if len(reduces) > 1 else ((*MIXER, *FEED),)
         parts = [tuple(part for part in group if self._has(part)) for group in groups]
@@ -226,30 +230,30 @@ class Kind:
     def _has(self, part: str) -> bool:
         return bool(getattr(self._dims, SIZES[FIELDS[part][0]]))
 
-    def cost(self, owner: str, spans: Spans, held: Held) -> Cost:
+    def cost(self, owner: str, spans: Spans, formats: Formats) -> Cost:
         """What a rank takes that has these intervals of a part, or that is one of the `MEMBERS`."""
-        key = owner, spans, held
+        key = owner, spans, formats
         found = self._costs.get(key)
         if found is None:
             if len(self._costs) >= MAX_KNOWN:
                 self._costs.clear()
-            found = self._costs[key] = self._declared(owner, spans, held)
+            found = self._costs[key] = self._declared(owner, spans, formats)
         return found
 
-    def _declared(self, owner: str, spans: Spans, held: Held) -> Cost:
+    def _declared(self, owner: str, spans: Spans, formats: Formats) -> Cost:
         hp, layer = self._model.hp, self._layer
         mine = dict(zip(FIELDS.get(owner, ()), spans, strict=True))
         split = one_rank(self._dims, mine, is_member=owner == MEMBERS)
         block = type(self._model.blk[layer])(hp, split, layer, self._model.rope_of(layer))
         slots = block.bind(self._source, f"blk.{layer}")
         chosen = [s for s, o in zip(slots, self._owners, strict=True) if o == owner]
-        cost = cost_of(chosen, block.states(), SEEN, held, hp.n_expert_used[layer])
-        working = Working.largest((cost.working, Working.of_block(split, SEEN)))
-        load = joined((cost.load, attention_load(block, held.kv_type)))
+        cost = cost_of(chosen, block.states(), SEEN, formats, hp.n_expert_used[layer])
+        working = WorkingSizes.largest((cost.working, WorkingSizes.of_block(split, SEEN)))
+        load = join_workloads((cost.load, attention_workload(block, formats.kv_type)))
         return cost._replace(working=working, load=load)
 
 
-def attention_load(block: Block, kv_type: str) -> RankLoad:
+def attention_workload(block: Block, kv_type: str) -> RankWorkload:
     """What a token of the rank `SEEN` does with keys and values, also with another layer's."""
     loads = []
     for module in _modules(block):
@@ -257,13 +261,13 @@ def attention_load(block: Block, kv_type: str) -> RankLoad:
             state = module.attended()
             elements = state.heads.size(SEEN) * (state.head_dim_k + state.head_dim_v)
             loads.append(
-                RankLoad(
+                RankWorkload(
                     kv_bytes=state.n_bytes(SEEN, 1, kv_type),
                     kv_flop=2 * elements,
                     window=module.scores.window or module.scores.chunk,
                 )
             )
-    return joined(loads)
+    return join_workloads(loads)
 
 
 def _modules(module: Module) -> Iterator[Module]:

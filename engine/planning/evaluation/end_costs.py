@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.layers.linear import Embedding
 from engine.planning.evaluation.block_costs import (
     NO_COST,
-    NO_LOAD,
+    NO_WORK,
     Cost,
-    Held,
+    Formats,
     cost_of,
-    joined,
-    together,
+    join_workloads,
+    sum_costs,
 )
 from engine.planning.evaluation.part_probe import EMBEDDING, MEMBERS, OUTPUT, SEEN, Span, owner_of
-from engine.planning.evaluation.workload import RankLoad
-from engine.planning.footprint import Working
+from engine.planning.evaluation.workload import RankWorkload
+from engine.planning.footprint import WorkingSizes
 from engine.sharding.placement import Replicate, Shard
 from engine.sharding.ranges import Ranges
 
@@ -39,8 +39,8 @@ class EndCost(NamedTuple):
     """
 
     cost: Cost = NO_COST
-    embedding: RankLoad = NO_LOAD
-    head: RankLoad = NO_LOAD
+    embedding: RankWorkload = NO_WORK
+    head: RankWorkload = NO_WORK
 
 
 class Ends:
@@ -55,29 +55,31 @@ class Ends:
         self._slots = [(slot, owner_of(slot.placement.owners())) for slot in slots]
         self._heads = {id(model.output_norm)}
         self._heads.add(id(model.token_embd if model.hp.tied else model.output))
-        self._known: dict[tuple[str, Span, Held], EndCost] = {}
+        self._known: dict[tuple[str, Span, Formats], EndCost] = {}
 
-    def cost(self, split: ModelSplit, rank: int, held: Held) -> EndCost:
+    def cost(self, split: ModelSplit, rank: int, formats: Formats) -> EndCost:
         """What `rank` takes."""
-        rows = Cost(working=Working(rows=split.output.size(rank)))
+        rows = Cost(working=WorkingSizes(rows=split.output.size(rank)))
         spans = {
             EMBEDDING: split.embedding.spans[rank],
             OUTPUT: split.output.spans[rank],
             MEMBERS: (0, 1 if rank in split.used else 0),
         }
-        found = [self._of(owner, span, held) for owner, span in spans.items() if span[1] > span[0]]
+        found = [
+            self._of(owner, span, formats) for owner, span in spans.items() if span[1] > span[0]
+        ]
         return _all([EndCost(rows), *found])
 
-    def _of(self, owner: str, span: Span, held: Held) -> EndCost:
-        key = owner, span, held
+    def _of(self, owner: str, span: Span, formats: Formats) -> EndCost:
+        key = owner, span, formats
         if key not in self._known:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             mine = (slot for slot, of_slot in self._slots if of_slot == owner)
-            self._known[key] = _all([self._slot_cost(slot, span, held) for slot in mine])
+            self._known[key] = _all([self._slot_cost(slot, span, formats) for slot in mine])
         return self._known[key]
 
-    def _slot_cost(self, slot: Slot, span: Span, held: Held) -> EndCost:
+    def _slot_cost(self, slot: Slot, span: Span, formats: Formats) -> EndCost:
         """What the rank takes that has these rows of the vocabulary, or that takes part."""
         part, placement = 1.0, slot.placement
         if isinstance(placement, Shard):
@@ -88,13 +90,13 @@ class Ends:
         else:
             placement = Replicate((SEEN,))
         mine = replace(slot, placement=placement)
-        cost = cost_of([mine], (), SEEN, held)
+        cost = cost_of([mine], (), SEEN, formats)
         load, is_head = cost.load, id(slot.owner) in self._heads
-        cost = cost._replace(load=NO_LOAD)
+        cost = cost._replace(load=NO_WORK)
         if isinstance(slot.owner, Embedding) or _is_table(slot):
-            row = RankLoad(part * slot.tensor.row_bytes)
-            return EndCost(cost, row, load if is_head else NO_LOAD)
-        return EndCost(cost, NO_LOAD, load) if is_head else EndCost(cost, load, NO_LOAD)
+            row = RankWorkload(part * slot.tensor.row_bytes)
+            return EndCost(cost, row, load if is_head else NO_WORK)
+        return EndCost(cost, NO_WORK, load) if is_head else EndCost(cost, load, NO_WORK)
 
 
 def _is_table(slot: Slot) -> bool:
@@ -104,7 +106,7 @@ def _is_table(slot: Slot) -> bool:
 
 def _all(costs: Sequence[EndCost]) -> EndCost:
     return EndCost(
-        together(end.cost for end in costs),
-        joined(end.embedding for end in costs),
-        joined(end.head for end in costs),
+        sum_costs(end.cost for end in costs),
+        join_workloads(end.embedding for end in costs),
+        join_workloads(end.head for end in costs),
     )

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from engine.forward.state import KVState
 from engine.models.declare import bind_model, block_dims, read_sizes, with_context
-from engine.planning.evaluation.block_costs import NO_LOAD, Cost, Held, Kind, Stage
+from engine.planning.evaluation.block_costs import NO_WORK, BlockKind, Cost, Formats, Stage
 from engine.planning.evaluation.end_costs import EndCost, Ends
 from engine.planning.evaluation.part_probe import NOTHING, Spans, owner_of, probe_split
-from engine.planning.evaluation.workload import BlockLoad, ModelLoad, RankLoad
-from engine.planning.footprint import Working
+from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, RankWorkload
+from engine.planning.footprint import WorkingSizes
 from engine.planning.plan import Plan, RankSize, choose_plan
 from engine.sharding.patterns import wanted_shares
 from engine.sharding.split import cut_model
@@ -47,7 +47,7 @@ class Evaluation:
     """
 
     plan: Plan
-    load: ModelLoad
+    load: ModelWorkload
     split: ModelSplit
 
 
@@ -67,7 +67,7 @@ class Evaluator:
         """Plan a split.
 
         Args:
-            free_bytes: free memory by device; decides how weights are held. Without it they are
+            free_bytes: free memory by device; decides how weights are formats. Without it they are
                 taken to be dequantised.
 
         Raises:
@@ -87,7 +87,7 @@ class Evaluator:
 
         def sizes(storages: tuple[str, ...]) -> list[RankSize]:
             costs[storages] = [
-                tally.costs(rank, Held(storage, params.kv_type))
+                tally.costs(rank, Formats(storage, params.kv_type))
                 for rank, storage in enumerate(storages)
             ]
             return [of_rank.size(hp.n_ctx) for of_rank in costs[storages]]
@@ -136,8 +136,8 @@ class _Model:
         self.dims = block_dims(cls, hp)
         probe = probe_split(self.dims, hp.n_vocab, tied=hp.tied)
         model, source, slots = bind_model(file, cls, hp, probe)
-        self.kinds: list[Kind] = []
-        known: dict[object, Kind] = {}
+        self.kinds: list[BlockKind] = []
+        known: dict[object, BlockKind] = {}
         in_blocks: set[int] = set()
         for layer, (block, dims) in enumerate(zip(model.blk, self.dims, strict=True)):
             mine = block.bind(source, f"blk.{layer}")
@@ -146,7 +146,7 @@ class _Model:
             tensors = tuple((s.attribute, s.tensor.type.number, s.tensor.shape) for s in mine)
             same = (type(block), _alike(dims), owners, tensors, *_layer_sizes(hp, layer))
             if same not in known:
-                known[same] = Kind(model, source, layer, dims, owners)
+                known[same] = BlockKind(model, source, layer, dims, owners)
             self.kinds.append(known[same])
         self.ends = Ends(model, [slot for slot in slots if id(slot.owner) not in in_blocks])
         caches = [state for state in model.states() if isinstance(state, KVState)]
@@ -209,23 +209,23 @@ class _Tally:
             cuts = found if isinstance(found, tuple) else (found,)
             self._items.append(_Item(group, stage, cuts, n))
 
-    def costs(self, rank: int, held: Held) -> _RankCosts:
+    def costs(self, rank: int, formats: Formats) -> _RankCosts:
         """What everything costs a rank."""
         found = [
-            (item.count, item.stage.cost(item.spans(rank), held) if rank in item.group else None)
+            (item.count, item.stage.cost(item.spans(rank), formats) if rank in item.group else None)
             for item in self._items
         ]
-        return _RankCosts(found, self._ends.cost(self._split, rank, held))
+        return _RankCosts(found, self._ends.cost(self._split, rank, formats))
 
-    def load(self, ranks: Sequence[_RankCosts], hp: HParams) -> ModelLoad:
+    def load(self, ranks: Sequence[_RankCosts], hp: HParams) -> ModelWorkload:
         """One token of the whole model."""
         blocks = []
         for index, item in enumerate(self._items):
             loads = {rank: ranks[rank].load(index) for rank in item.group}
-            blocks.append(BlockLoad(item.count, item.group, loads, item.stage.n_reduce))
+            blocks.append(BlockWorkload(item.count, item.group, loads, item.stage.n_reduce))
         rows = {r: cost.ends.embedding for r, cost in enumerate(ranks)}
         head = {r: cost.ends.head for r, cost in enumerate(ranks)}
-        return ModelLoad(
+        return ModelWorkload(
             tuple(blocks),
             {rank: rows[rank] for rank in self._split.embedding.owners()},
             {rank: head[rank] for rank in self._split.output.owners()},
@@ -245,10 +245,10 @@ class _RankCosts:
         self._items = items
         self.ends = ends
 
-    def load(self, index: int) -> RankLoad:
+    def load(self, index: int) -> RankWorkload:
         """One token in one of the stages."""
         cost = self._items[index][1]
-        return NO_LOAD if cost is None else cost.load
+        return NO_WORK if cost is None else cost.load
 
     def size(self, n_ctx: int) -> RankSize:
         """Bytes with a context of so many tokens."""
@@ -263,4 +263,6 @@ class _RankCosts:
                 kv += count * cost.kv
                 state += count * cost.state
                 working.append(cost.working)
-        return RankSize(weights, kv * n_ctx, state, elements, file_bytes, Working.largest(working))
+        return RankSize(
+            weights, kv * n_ctx, state, elements, file_bytes, WorkingSizes.largest(working)
+        )

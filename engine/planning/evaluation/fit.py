@@ -31,7 +31,7 @@ MARGIN = 0.99
 """Of a device's memory: shares are met only to a unit."""
 
 Split = tuple[float, ...]
-Kind = Literal["split", "devices", "kv_type", "context", "experts", "kv_on_host", "blocks"]
+RemedyKind = Literal["split", "devices", "kv_type", "context", "experts", "kv_on_host", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Remedy:
         params: what to load.
     """
 
-    kind: Kind
+    kind: RemedyKind
     sentence: str
     params: LoadParams
 

@@ -20,7 +20,7 @@ class Weights(NamedTuple):
 
     Attributes:
         kind: how they are held: a GGML type, or `DEQUANTISED`.
-        read_bytes, flop: the parts of `RankLoad.read_bytes` and `RankLoad.flop`.
+        read_bytes, flop: the parts of `RankWorkload.read_bytes` and `RankWorkload.flop`.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Weights(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RankLoad:
+class RankWorkload:
     """One token on one rank, in one block or at one end of the model.
 
     Attributes:
@@ -57,7 +57,7 @@ class RankLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockLoad:
+class BlockWorkload:
     """Blocks of one group of ranks that are alike, or the same part of each of them.
 
     Ranks wait for each other at the end, so what lies between two sums (a mixer, then an FFN) is a
@@ -74,12 +74,12 @@ class BlockLoad:
 
     count: int
     group: tuple[int, ...]
-    ranks: Mapping[int, RankLoad]
+    ranks: Mapping[int, RankWorkload]
     n_reduce: int
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLoad:
+class ModelWorkload:
     """One token of a whole model.
 
     Attributes:
@@ -89,9 +89,9 @@ class ModelLoad:
         n_vocab: numbers that the head's ranks make together.
     """
 
-    blocks: tuple[BlockLoad, ...]
-    embedding: Mapping[int, RankLoad]
-    head: Mapping[int, RankLoad]
+    blocks: tuple[BlockWorkload, ...]
+    embedding: Mapping[int, RankWorkload]
+    head: Mapping[int, RankWorkload]
     n_embd: int
     n_vocab: int
 

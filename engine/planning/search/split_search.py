@@ -112,7 +112,7 @@ class Space(Protocol):
         ...
 
 
-class Clock:
+class TrialBudget:
     """How much time is left.
 
     Args:
@@ -153,7 +153,7 @@ class _EnoughError(Exception):
     """There is no time left for what is under way."""
 
 
-class Search:
+class SplitSearch:
     """One search.
 
     Args:
@@ -170,7 +170,7 @@ class Search:
         space: Space,
         goal: Goal,
         measure: Callable[[Candidate], Sample],
-        clock: Clock,
+        clock: TrialBudget,
         on_trial: Callable[[Trial], None] = lambda _: None,
     ) -> None:
         self._space, self._goal, self._measure = space, goal, measure

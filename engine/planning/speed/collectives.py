@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 How = Literal["lane", "copies", "threads"]
 Wire = Literal["F32", "BF16"]
 
-SMALL_BYTES = 32 << 10
+MOST_F32_BYTES = 32 << 10
 """Of a value in F32: up to here GPUs exchange it as it is, beyond that in BF16."""
 
-ONE_SHOT_BYTES = 256 << 10
+MOST_ONE_SHOT_BYTES = 256 << 10
 """Of the largest values in F32 that go by one-shot all-reduces."""
 
-PACKET = 2.0
+PACKET_FACTOR = 2.0
 """Bytes that a one-shot all-reduce sends for each one: every four have a mark of four, by which a
 reader knows them. Sums of ranks that were measured have it within their latency."""
 
@@ -58,7 +58,7 @@ class SumTime(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LinkGroup:
     """The links between some ranks.
 
     Attributes:
@@ -94,7 +94,7 @@ class Group:
         """Of values of so many bytes: all at once."""
         return self.latency_s + self.exchange_s(n_bytes)
 
-    def slices_s(self, n_bytes: float, stage_s: float) -> float:
+    def sliced_s(self, n_bytes: float, stage_s: float) -> float:
         """The same in slices, each summed by one rank; of two ranks each takes the other's whole.
 
         Args:
@@ -105,17 +105,17 @@ class Group:
         return 2 * (stage_s + self.one_shot_s(n_bytes / self.n))
 
 
-def sums(group: Group, n_bytes: float) -> list[SumTime]:
+def sums(group: LinkGroup, n_bytes: float) -> list[SumTime]:
     """The ways to add up values of so many bytes in F32, first the one that is used."""
     if group.has_cpu:
-        threads = min(group.one_shot_s(n_bytes), group.slices_s(n_bytes, 0.0))
+        threads = min(group.one_shot_s(n_bytes), group.sliced_s(n_bytes, 0.0))
         return [SumTime(threads, "threads", "F32")]
-    wire: Wire = "F32" if n_bytes <= SMALL_BYTES else "BF16"
+    wire: Wire = "F32" if n_bytes <= MOST_F32_BYTES else "BF16"
     sent = n_bytes if wire == "F32" else n_bytes / 2
-    copies = SumTime(group.slices_s(sent, COPY_S), "copies", wire)
-    if n_bytes > ONE_SHOT_BYTES:
+    copies = SumTime(group.sliced_s(sent, COPY_S), "copies", wire)
+    if n_bytes > MOST_ONE_SHOT_BYTES:
         return [copies]
-    return [SumTime(group.one_shot_s(PACKET * sent), "lane", wire), copies]
+    return [SumTime(group.one_shot_s(PACKET_FACTOR * sent), "lane", wire), copies]
 
 
 def by_way(links: Sequence[tuple[str, LinkFacts]]) -> tuple[tuple[LinkFacts, ...], ...]:

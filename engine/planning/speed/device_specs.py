@@ -42,7 +42,7 @@ RESERVED_BYTES = GIB // 2
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class DeviceSpec:
     """One kind of device.
 
     Attributes:
@@ -118,36 +118,36 @@ def pcie_bytes_per_s(generation: int, width: int) -> float:
     return PCIE_EFFICIENCY * lane * width
 
 
-CARDS = (
-    Card("RTX 3060", 12, 360, 25.5, 12.7, capability="8.6"),
-    Card("RTX 3070", 8, 448, 40.6, 20.3, capability="8.6"),
-    Card("RTX 3080", 10, 760, 59.5, 29.8, capability="8.6"),
-    Card("RTX 3090", 24, 936, 71, 35.6, nvlink_gb_per_s=56.25, capability="8.6"),
-    Card("RTX 4060 Ti 16GB", 16, 288, 44.1, 22.1, pcie=(4, 8), capability="8.9"),
-    Card("RTX 4070", 12, 504, 58.3, 29.1, capability="8.9"),
-    Card("RTX 4080", 16, 717, 97.5, 48.7, capability="8.9"),
-    Card("RTX 4090", 24, 1008, 165, 82.6, capability="8.9"),
-    Card("RTX 5070 Ti", 16, 896, 87.9, 43.9, pcie=(5, 16), capability="12.0"),
-    Card("RTX 5080", 16, 960, 112.6, 56.3, pcie=(5, 16), capability="12.0"),
-    Card("RTX 5090", 32, 1792, 209, 104.8, 0.82, (5, 16), capability="12.0"),
-    Card("RTX A4000", 16, 448, 76.7, 19.2, has_peer_access=True, capability="8.6"),
-    Card("RTX A5000", 24, 768, 111, 27.8, 0.85, (4, 16), 56.25, True, capability="8.6"),
-    Card("RTX A6000", 48, 768, 155, 38.7, 0.85, (4, 16), 56.25, True, capability="8.6"),
-    Card("RTX PRO 6000", 95.6, 1792, 503, 125, 0.82, (5, 16), 0.0, True, capability="12.0"),
-    Card("V100", 32, 900, 112, 14, 0.85, (3, 16), 0.0, True, capability="7.0"),
-    Card("A100", 80, 2039, 312, 19.5, 0.8, (4, 16), 300, True, capability="8.0"),
-    Card("A100 40GB", 40, 1555, 312, 19.5, 0.8, (4, 16), 300, True, capability="8.0"),
-    Card("H100", 79.6, 3350, 989, 67, 0.72, (5, 16), 450, True, capability="9.0"),
-    Card("H200", 140.4, 4800, 989, 67, 0.7, (5, 16), 450, True, capability="9.0"),
-    Card("RX 7900 XTX", 24, 960, 123, 61.4),
-    Card("RX 9070 XT", 16, 640, 195, 48.7, pcie=(5, 16)),
+GPU_SPECS = (
+    DeviceSpec("RTX 3060", 12, 360, 25.5, 12.7, capability="8.6"),
+    DeviceSpec("RTX 3070", 8, 448, 40.6, 20.3, capability="8.6"),
+    DeviceSpec("RTX 3080", 10, 760, 59.5, 29.8, capability="8.6"),
+    DeviceSpec("RTX 3090", 24, 936, 71, 35.6, nvlink_gb_per_s=56.25, capability="8.6"),
+    DeviceSpec("RTX 4060 Ti 16GB", 16, 288, 44.1, 22.1, pcie=(4, 8), capability="8.9"),
+    DeviceSpec("RTX 4070", 12, 504, 58.3, 29.1, capability="8.9"),
+    DeviceSpec("RTX 4080", 16, 717, 97.5, 48.7, capability="8.9"),
+    DeviceSpec("RTX 4090", 24, 1008, 165, 82.6, capability="8.9"),
+    DeviceSpec("RTX 5070 Ti", 16, 896, 87.9, 43.9, pcie=(5, 16), capability="12.0"),
+    DeviceSpec("RTX 5080", 16, 960, 112.6, 56.3, pcie=(5, 16), capability="12.0"),
+    DeviceSpec("RTX 5090", 32, 1792, 209, 104.8, 0.82, (5, 16), capability="12.0"),
+    DeviceSpec("RTX A4000", 16, 448, 76.7, 19.2, has_peer_access=True, capability="8.6"),
+    DeviceSpec("RTX A5000", 24, 768, 111, 27.8, 0.85, (4, 16), 56.25, True, capability="8.6"),
+    DeviceSpec("RTX A6000", 48, 768, 155, 38.7, 0.85, (4, 16), 56.25, True, capability="8.6"),
+    DeviceSpec("RTX PRO 6000", 95.6, 1792, 503, 125, 0.82, (5, 16), 0.0, True, capability="12.0"),
+    DeviceSpec("V100", 32, 900, 112, 14, 0.85, (3, 16), 0.0, True, capability="7.0"),
+    DeviceSpec("A100", 80, 2039, 312, 19.5, 0.8, (4, 16), 300, True, capability="8.0"),
+    DeviceSpec("A100 40GB", 40, 1555, 312, 19.5, 0.8, (4, 16), 300, True, capability="8.0"),
+    DeviceSpec("H100", 79.6, 3350, 989, 67, 0.72, (5, 16), 450, True, capability="9.0"),
+    DeviceSpec("H200", 140.4, 4800, 989, 67, 0.7, (5, 16), 450, True, capability="9.0"),
+    DeviceSpec("RX 7900 XTX", 24, 960, 123, 61.4),
+    DeviceSpec("RX 9070 XT", 16, 640, 195, 48.7, pcie=(5, 16)),
 )
 """GPUs."""
 
-HOSTS = (
-    Card("Ryzen 9 7950X", 64, 83, 2.3, 2.3, n_cores=16),
-    Card("Ryzen 7 7800X3D", 64, 83, 1.1, 1.1, n_cores=8),
-    Card("Core i9-14900K", 64, 90, 1.8, 1.8, n_cores=24),
-    Card("EPYC 9654", 384, 461, 10.6, 10.6, n_cores=96),
+CPU_SPECS = (
+    DeviceSpec("Ryzen 9 7950X", 64, 83, 2.3, 2.3, n_cores=16),
+    DeviceSpec("Ryzen 7 7800X3D", 64, 83, 1.1, 1.1, n_cores=8),
+    DeviceSpec("Core i9-14900K", 64, 90, 1.8, 1.8, n_cores=24),
+    DeviceSpec("EPYC 9654", 384, 461, 10.6, 10.6, n_cores=96),
 )
 """CPUs with the memory of a usual machine, its fastest official one in all channels."""

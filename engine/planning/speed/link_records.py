@@ -25,7 +25,7 @@ MEANS: tuple[Means, ...] = ("stores", "copies")
 
 NCCL: tuple[Means, Place] = ("nccl", "peer")
 
-SMALL_BYTES = 16 << 10
+TOKEN_SUM_BYTES = 16 << 10
 """The sum of a token: 4096 numbers."""
 
 COVERED_BYTES = 32 << 10
@@ -127,7 +127,7 @@ def _typical_s(trial: TrialRecord, means: Means) -> float:
     """Of what is usually sent: little by stores, much by copies; 0 where nothing was measured."""
     if means == "copies":
         return trial.seconds[max(trial.seconds)] if trial.seconds else 0.0
-    known = [n for n in trial.seconds if n >= SMALL_BYTES]
+    known = [n for n in trial.seconds if n >= TOKEN_SUM_BYTES]
     return trial.seconds[min(known)] if known else 0.0
 
 

@@ -21,11 +21,11 @@ from engine.devices.types import DeviceInfo
 from engine.json_file import cache_folder, read_json, write_json
 from engine.planning.speed.calibration import package_version
 from engine.planning.speed.device_specs import (
-    CARDS,
     GIB,
+    GPU_SPECS,
     UNKNOWN_CORE_FLOP,
     UNKNOWN_CPU_BYTES,
-    Card,
+    DeviceSpec,
 )
 from engine.planning.speed.facts import DeviceFacts, LinkFacts, WeightRate
 from engine.planning.speed.link_classes import expected_links
@@ -37,7 +37,7 @@ from engine.planning.speed.link_records import (
     speed_of,
 )
 from engine.planning.speed.machine_links import Links
-from engine.planning.speed.rigs import known_card
+from engine.planning.speed.rigs import spec_from_driver
 
 FILE_NAME = "machine.json"
 MOST_ENTRIES = 64
@@ -229,16 +229,16 @@ def expected_facts(info: DeviceInfo) -> DeviceFacts:
 
     A GPU that is not in the table counts as the slowest one with at least its memory.
     """
-    card = known_card(info.name)
+    card = spec_from_driver(info.name)
     if card is not None and bool(card.n_cores) == (info.kind == "cpu"):
         return card.facts(info.id)
     if info.kind == "cpu":
         n_cores = max(1, info.n_cores)
         tflop_per_s = n_cores * UNKNOWN_CORE_FLOP / 1e12
-        unknown = Card(info.name, 0, UNKNOWN_CPU_BYTES / 1e9, tflop_per_s, tflop_per_s)
+        unknown = DeviceSpec(info.name, 0, UNKNOWN_CPU_BYTES / 1e9, tflop_per_s, tflop_per_s)
         return replace(unknown, n_cores=n_cores).facts(info.id)
-    large = [card for card in CARDS if card.memory_gib * GIB * 1.01 >= info.total_bytes]
-    return min(large or CARDS[-1:], key=lambda card: card.gb_per_s).facts(info.id)
+    large = [card for card in GPU_SPECS if card.memory_gib * GIB * 1.01 >= info.total_bytes]
+    return min(large or GPU_SPECS[-1:], key=lambda card: card.gb_per_s).facts(info.id)
 
 
 def known_links(

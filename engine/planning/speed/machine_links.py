@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from engine.devices.types import CPU
-from engine.planning.speed.collectives import Group, SumTime, by_way, sums
+from engine.planning.speed.collectives import LinkGroup, SumTime, by_way, sums
 from engine.planning.speed.facts import LinkFacts
 
 
@@ -33,7 +33,7 @@ class Links:
         self._other = other or HOST_STAGED
         self._ways = {_sorted(pair): way for pair, way in (ways or {}).items()}
         self._host_bytes_per_s = host_bytes_per_s
-        self._groups: dict[tuple[str, ...], Group] = {}
+        self._groups: dict[tuple[str, ...], LinkGroup] = {}
         self._sums: dict[tuple[tuple[str, ...], float], list[SumTime]] = {}
 
     def between(self, a: str, b: str) -> LinkFacts:
@@ -49,7 +49,7 @@ class Links:
         """How two devices reach each other; "" where nobody says."""
         return self._ways.get(_sorted((a, b)), "")
 
-    def group(self, devices: Sequence[str]) -> Group:
+    def group(self, devices: Sequence[str]) -> LinkGroup:
         """The links between two ranks or more."""
         ids = tuple(devices)
         found = self._groups.get(ids)
@@ -57,13 +57,13 @@ class Links:
             found = self._groups[ids] = self._make_group(ids)
         return found
 
-    def _make_group(self, ids: tuple[str, ...]) -> Group:
+    def _make_group(self, ids: tuple[str, ...]) -> LinkGroup:
         peers = []
         for rank, a in enumerate(ids):
             others = [*ids[:rank], *ids[rank + 1 :]]
             peers.append(by_way([(self.way(a, b), self.between(a, b)) for b in others]))
         n_by_host = sum(self.way(*pair) == "host" for pair in combinations(ids, 2))
-        return Group(len(ids), CPU in ids, tuple(peers), n_by_host, self._host_bytes_per_s)
+        return LinkGroup(len(ids), CPU in ids, tuple(peers), n_by_host, self._host_bytes_per_s)
 
     def sums(self, devices: Sequence[str], n_bytes: float) -> list[SumTime]:
         """The ways to make a sum that all ranks on `devices` get, first the one that is used.

@@ -13,7 +13,7 @@ from itertools import combinations
 from engine.devices.links import Link, LinkKind, Pcie, Topology
 from engine.devices.types import CPU, DeviceInfo
 from engine.errors import EngineError
-from engine.planning.speed.device_specs import CARDS, GIB, HOSTS, RESERVED_BYTES, Card
+from engine.planning.speed.device_specs import CPU_SPECS, GIB, GPU_SPECS, RESERVED_BYTES, DeviceSpec
 from engine.planning.speed.facts import DeviceFacts, LinkFacts
 from engine.planning.speed.link_classes import CLASSES, nvlink_facts
 from engine.planning.speed.machine_links import SHARED_MEMORY, Links
@@ -71,8 +71,8 @@ def parse_rig(text: str) -> Rig:
         EngineError: an entry is unknown, or there is none, or there are too many.
     """
     cards_text, _, links_text = text.partition("@")
-    gpus: list[Card] = []
-    host = HOSTS[0]
+    gpus: list[DeviceSpec] = []
+    host = CPU_SPECS[0]
     for entry in cards_text.split(","):
         count, card = _entry(entry)
         if not card.n_cores:
@@ -104,7 +104,7 @@ def _links(text: str) -> tuple[str, list[int]]:
     return way, lanes
 
 
-def _in_slots(gpus: Sequence[Card], lanes: Sequence[int]) -> list[Card]:
+def _in_slots(gpus: Sequence[DeviceSpec], lanes: Sequence[int]) -> list[DeviceSpec]:
     """The cards in slots of so many lanes, of which each uses those that it has."""
     if not lanes:
         return list(gpus)
@@ -120,22 +120,22 @@ def _in_slots(gpus: Sequence[Card], lanes: Sequence[int]) -> list[Card]:
     ]
 
 
-def _entry(text: str) -> tuple[int, Card]:
+def _entry(text: str) -> tuple[int, DeviceSpec]:
     match = ENTRY.fullmatch(text.strip())
     if match is None:
         raise EngineError("A rig needs cards.", "For example 2x3090,1x3060.")
     count = int(match["count"] or 1)
     if not count:
         raise EngineError(f"'{text.strip()}' is no card at all.", "Write at least 1x.")
-    return count, find_card(match["name"])
+    return count, spec_from_text(match["name"])
 
 
-def _check_count(gpus: Sequence[Card]) -> None:
+def _check_count(gpus: Sequence[DeviceSpec]) -> None:
     if len(gpus) > MOST_DEVICES:
         raise EngineError(f"A rig has at most {MOST_DEVICES} GPUs.", "Write fewer of them.")
 
 
-def find_card(name: str) -> Card:
+def spec_from_text(name: str) -> DeviceSpec:
     """The card that a person means: "3090", "rtx 4060 ti" or "7900xtx".
 
     Raises:
@@ -150,17 +150,17 @@ def find_card(name: str) -> Card:
         names = dict.fromkeys(known[key].name for key in near)
         hint = f"Did you mean {' or '.join(names)}?"
     else:
-        hint = f"Known are {', '.join(card.name for card in (*CARDS, *HOSTS))}."
+        hint = f"Known are {', '.join(card.name for card in (*GPU_SPECS, *CPU_SPECS))}."
     raise EngineError(f"The card '{name.strip()[:60]}' is not known.", hint)
 
 
-def known_card(name: str) -> Card | None:
+def spec_from_driver(name: str) -> DeviceSpec | None:
     """The card that a driver calls `name`, such as "NVIDIA GeForce RTX 3090"; None if unknown.
 
     A Ti or SUPER is another card than the one without, and so is a laptop's.
     """
     words = _words(name)
-    found = [card for card in (*CARDS, *HOSTS) if _is_part(_model(card), words)]
+    found = [card for card in (*GPU_SPECS, *CPU_SPECS) if _is_part(_model(card), words)]
     best = max(found, key=lambda card: len(_model(card)), default=None)
     if best is None or VARIANTS & (set(words) - set(_model(best))):
         return None
@@ -172,7 +172,7 @@ NUMBER = re.compile(r"\d.")
 MEMORY_SIZE = re.compile(r"\d+gb")
 
 
-def _model(card: Card) -> list[str]:
+def _model(card: DeviceSpec) -> list[str]:
     """The words of its name without the size of its memory, which drivers leave out."""
     return [word for word in _words(card.name) if not MEMORY_SIZE.fullmatch(word)]
 
@@ -187,10 +187,10 @@ def _is_part(words: Sequence[str], of: Sequence[str]) -> bool:
     return any(list(of[at : at + n]) == list(words) for at in range(len(of) - n + 1))
 
 
-def _names() -> dict[str, Card]:
+def _names() -> dict[str, DeviceSpec]:
     """All names that a card may be written with, as `_plain` makes them: "3090" for "RTX 3090"."""
-    known: dict[str, Card] = {}
-    for card in (*CARDS, *HOSTS):
+    known: dict[str, DeviceSpec] = {}
+    for card in (*GPU_SPECS, *CPU_SPECS):
         for words in (_words(card.name), _model(card)):
             number = next(at for at, word in enumerate(words) if NUMBER.search(word))
             for begin in range(number + 1):
@@ -203,7 +203,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _build(text: str, gpus: Sequence[Card], host: Card, way: str) -> Rig:
+def _build(text: str, gpus: Sequence[DeviceSpec], host: DeviceSpec, way: str) -> Rig:
     cards = {f"cuda:{number}": card for number, card in enumerate(gpus)}
     devices = [_gpu_info(device, card) for device, card in cards.items()]
     devices.append(_host_info(host))
@@ -225,7 +225,7 @@ DMA_PART = 0.75
 """Of the bandwidth of the host's memory, for what GPUs write and read there: an estimate."""
 
 
-def _gpu_info(device: str, card: Card) -> DeviceInfo:
+def _gpu_info(device: str, card: DeviceSpec) -> DeviceInfo:
     total = round(card.memory_gib * GIB)
     number = int(device.partition(":")[2])
     return DeviceInfo(
@@ -235,14 +235,14 @@ def _gpu_info(device: str, card: Card) -> DeviceInfo:
     )  # fmt: skip
 
 
-def _host_info(host: Card) -> DeviceInfo:
+def _host_info(host: DeviceSpec) -> DeviceInfo:
     total = round(host.memory_gib * GIB)
     return DeviceInfo(
         CPU, "cpu", host.name, total, total - 4 * RESERVED_BYTES, n_cores=host.n_cores,
     )  # fmt: skip
 
 
-def _ways(cards: Mapping[str, Card], way: str) -> dict[tuple[str, str], str]:
+def _ways(cards: Mapping[str, DeviceSpec], way: str) -> dict[tuple[str, str], str]:
     """How the two of each pair reach each other.
 
     Raises:
@@ -263,14 +263,14 @@ def _ways(cards: Mapping[str, Card], way: str) -> dict[tuple[str, str], str]:
     return found
 
 
-def _usual_way(a: Card, b: Card) -> str:
+def _usual_way(a: DeviceSpec, b: DeviceSpec) -> str:
     """As drivers let them: a bridge is something that has to be bought."""
     if not (a.has_peer_access and b.has_peer_access):
         return "host"
     return "nvlink" if min(a.nvlink_gb_per_s, b.nvlink_gb_per_s) > BRIDGED_GB_PER_S else "p2p"
 
 
-def _bridged(cards: Mapping[str, Card]) -> set[tuple[str, str]]:
+def _bridged(cards: Mapping[str, DeviceSpec]) -> set[tuple[str, str]]:
     """Pairs that a bridge can join: the first two cards of a kind, the next two, and so on."""
     found = set()
     for name in {card.name for card in cards.values() if card.nvlink_gb_per_s}:
@@ -279,13 +279,13 @@ def _bridged(cards: Mapping[str, Card]) -> set[tuple[str, str]]:
     return found
 
 
-def _facts(way: str, a: Card, b: Card) -> LinkFacts:
+def _facts(way: str, a: DeviceSpec, b: DeviceSpec) -> LinkFacts:
     if way == "nvlink":
         return nvlink_facts(1e9 * min(a.nvlink_gb_per_s, b.nvlink_gb_per_s))
     return CLASSES[way].facts(min(a.pcie_bytes_per_s, b.pcie_bytes_per_s))
 
 
-def _link(a: str, b: str, way: str, card: Card) -> Link:
+def _link(a: str, b: str, way: str, card: DeviceSpec) -> Link:
     """As a driver would tell it."""
     kind: LinkKind = "nvlink" if way == "nvlink" else "p2p" if way == "p2p" else "host"
     is_bridge = card.nvlink_gb_per_s < BRIDGED_GB_PER_S

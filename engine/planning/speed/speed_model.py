@@ -14,9 +14,9 @@ from typing import NamedTuple
 from engine.devices.types import CPU
 from engine.planning.evaluation.workload import (
     DEQUANTISED,
-    BlockLoad,
-    ModelLoad,
-    RankLoad,
+    BlockWorkload,
+    ModelWorkload,
+    RankWorkload,
     Weights,
 )
 from engine.planning.speed.facts import CACHE, DeviceFacts
@@ -78,7 +78,7 @@ NOTHING = _Work(0.0, 0.0, 0.0, 0.0)
 MOST_KNOWN = 1 << 14
 """Works that are remembered: a split that is dragged has many parts that it had before."""
 
-_Known = dict[tuple[int, int, _Span], tuple[RankLoad, _Work]]
+_Known = dict[tuple[int, int, _Span], tuple[RankWorkload, _Work]]
 """By the load's identity, which is the load's own as long as it is kept here, rank and span."""
 
 
@@ -103,12 +103,12 @@ class SpeedModel:
             for d in devices
         ]
 
-    def decode(self, load: ModelLoad, position: int = 0) -> Prediction:
+    def decode(self, load: ModelWorkload, position: int = 0) -> Prediction:
         """One token after `position` others."""
         return self._pass(load, _Span(1, position), draws=True).prediction(1)
 
     def prefill(
-        self, load: ModelLoad, n_tokens: int, n_batch: int, position: int = 0
+        self, load: ModelWorkload, n_tokens: int, n_batch: int, position: int = 0
     ) -> Prediction:
         """A prompt in batches after `position` other tokens; each has the logits of its last one.
 
@@ -124,12 +124,12 @@ class SpeedModel:
             totals.add(self._pass(load, _Span(rest, position + n_full * n_batch)), 1)
         return totals.prediction(n_tokens)
 
-    def _pass(self, load: ModelLoad, span: _Span, *, draws: bool = False) -> _Totals:
+    def _pass(self, load: ModelWorkload, span: _Span, *, draws: bool = False) -> _Totals:
         """One pass through the model; `draws` where only the next token of it is wanted."""
         run = self._run(span)
         stream = F32_BYTES * load.n_embd
         last = tuple(load.embedding)
-        run.compute(BlockLoad(1, last, load.embedding, 1), stream * span.n)
+        run.compute(BlockWorkload(1, last, load.embedding, 1), stream * span.n)
         for block in load.blocks:
             run.move(last, block.group, stream * span.n)
             run.compute(block, stream * span.n)
@@ -137,7 +137,7 @@ class SpeedModel:
         head = tuple(load.head)
         run.move(last, head, stream)
         ends = self._run(_Span(1, 0))
-        ends.compute(BlockLoad(1, head, load.head, 0), 0.0)
+        ends.compute(BlockWorkload(1, head, load.head, 0), 0.0)
         if draws and CPU not in (self._ids[rank] for rank in head):
             ends.draw(head)
         else:
@@ -172,7 +172,7 @@ class _Run:
         self._span = span
         self._known = known
 
-    def compute(self, block: BlockLoad, n_bytes: float) -> None:
+    def compute(self, block: BlockWorkload, n_bytes: float) -> None:
         """Blocks of one kind: everybody waits for the slowest, then they add up `n_bytes`."""
         works = [self._work(rank, block.ranks.get(rank)) for rank in block.group]
         ids = [self._ids[rank] for rank in block.group]
@@ -208,7 +208,7 @@ class _Run:
         seconds += sum(link.payload_s(part) for link in links)
         self.totals.add_link(set(head), seconds)
 
-    def _work(self, rank: int, load: RankLoad | None) -> _Work:
+    def _work(self, rank: int, load: RankWorkload | None) -> _Work:
         if load is None:
             return NOTHING
         key = id(load), rank, self._span
@@ -219,7 +219,7 @@ class _Run:
         return found[1]
 
 
-def rank_work(device: DeviceFacts, n_threads: int, load: RankLoad, span: _Span) -> _Work:
+def rank_work(device: DeviceFacts, n_threads: int, load: RankWorkload, span: _Span) -> _Work:
     """The seconds of some tokens in one block on one device."""
     is_routed = load.batch_bytes > load.read_bytes > 0
     n_times = min(load.batch_bytes / load.read_bytes, span.n) if is_routed else 1.0
@@ -263,7 +263,7 @@ class _Roofline:
         self.whole += seconds
 
 
-def _kinds(load: RankLoad) -> Sequence[Weights]:
+def _kinds(load: RankWorkload) -> Sequence[Weights]:
     """All weights by kind; what is not told counts as F32."""
     n_bytes = load.read_bytes - sum(kind.read_bytes for kind in load.kinds)
     flop = load.flop - sum(kind.flop for kind in load.kinds)
@@ -301,7 +301,7 @@ class _Totals:
         self.host = 0.0
 
     def add_block(
-        self, block: BlockLoad, works: Sequence[_Work], seconds: Sequence[float], link: float
+        self, block: BlockWorkload, works: Sequence[_Work], seconds: Sequence[float], link: float
     ) -> None:
         """Blocks of one kind; `seconds` is when each rank of the group is done."""
         count = block.count

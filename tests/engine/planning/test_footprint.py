@@ -9,7 +9,7 @@ from engine.gguf import GGUFFile
 from engine.models.declare import Declaration, declare
 from engine.planning import plan as plans
 from engine.planning.evaluation.evaluator import Evaluator
-from engine.planning.footprint import LOADING_BYTES, Working, compute_bytes, link_bytes
+from engine.planning.footprint import LOADING_BYTES, WorkingSizes, compute_bytes, link_bytes
 from engine.planning.plan import Plan, make_plan
 from tests.helpers.hollow import hollow_llama, hollow_moe
 
@@ -78,7 +78,7 @@ def test_keys_on_the_host_are_met_in_chunks_on_the_device(llama: GGUFFile) -> No
 
 def test_a_rank_without_work_takes_nothing(llama: GGUFFile) -> None:
     declaration, _ = declared(llama, "cuda:0")
-    assert compute_bytes(Working(), declaration.hp, 512, 8192, "cuda:0", "kernels") == 0
+    assert compute_bytes(WorkingSizes(), declaration.hp, 512, 8192, "cuda:0", "kernels") == 0
 
 
 @pytest.mark.parametrize("devices", [("cuda:0",), ("cuda:0", "cuda:1"), ("cuda:0", "cpu")])

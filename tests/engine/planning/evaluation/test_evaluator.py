@@ -13,7 +13,7 @@ from engine import LoadParams, Planner
 from engine.gguf import GGUFFile
 from engine.models.declare import declare
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator
-from engine.planning.evaluation.workload import ModelLoad
+from engine.planning.evaluation.workload import ModelWorkload
 from engine.planning.footprint import held_bytes
 from engine.planning.token_work import work_of
 from tests.helpers.golden import golden_models, golden_path
@@ -140,7 +140,7 @@ def test_the_ranks_together_do_a_tokens_work(
             assert load.n_move == 1
 
 
-def total(load: ModelLoad, name: str) -> float:
+def total(load: ModelWorkload, name: str) -> float:
     """Of all blocks and ranks, and of what goes with the embedding."""
     blocks = sum(
         block.count * sum(getattr(rank, name) for rank in block.ranks.values())

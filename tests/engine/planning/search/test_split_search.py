@@ -14,10 +14,10 @@ from engine.planning.search.line_search import minimise, ranges
 from engine.planning.search.results import Goal, Sample, Speeds, Trial, best_of, explained
 from engine.planning.search.split_search import (
     Candidate,
-    Clock,
     Family,
     Infeasible,
-    Search,
+    SplitSearch,
+    TrialBudget,
     expected_trials,
 )
 
@@ -93,13 +93,13 @@ class World:
         rates = [1 / (cost * (1 + self.dice.uniform(-self.noise, self.noise))) for _ in range(3)]
         return Sample((1.0,), tuple(rates), self.busy(split) if self.busy else ())
 
-    def search(self, budget_s: float = 1000) -> Search:
-        clock = Clock(budget_s, self.trial_s, lambda: self.seconds)
-        search = Search(self, GOAL, self.measure, clock)
+    def search(self, budget_s: float = 1000) -> SplitSearch:
+        clock = TrialBudget(budget_s, self.trial_s, lambda: self.seconds)
+        search = SplitSearch(self, GOAL, self.measure, clock)
         search.run()
         return search
 
-    def found(self, search: Search) -> tuple[Trial, float]:
+    def found(self, search: SplitSearch) -> tuple[Trial, float]:
         """The winner, and its true seconds."""
         at = best_of(search.trials, GOAL)
         assert at is not None
@@ -303,7 +303,7 @@ def test_cancelling_keeps_what_was_found() -> None:
             raise Cancelled("The search")
         return original(candidate)
 
-    search = Search(world, GOAL, measure, Clock(100, 1, lambda: world.seconds))
+    search = SplitSearch(world, GOAL, measure, TrialBudget(100, 1, lambda: world.seconds))
     search.run()
     assert len(search.trials) == 4
     assert not search.is_complete

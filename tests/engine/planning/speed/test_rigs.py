@@ -3,8 +3,8 @@
 import pytest
 
 from engine import EngineError, list_devices
-from engine.planning.speed.device_specs import CARDS, HOSTS, pcie_bytes_per_s
-from engine.planning.speed.rigs import find_card, known_card, parse_rig
+from engine.planning.speed.device_specs import CPU_SPECS, GPU_SPECS, pcie_bytes_per_s
+from engine.planning.speed.rigs import parse_rig, spec_from_driver, spec_from_text
 
 
 def names(text: str) -> list[str]:
@@ -28,7 +28,7 @@ def test_cards_are_found_by_what_people_write(text: str, expected: list[str]) ->
 
 
 def test_there_is_always_a_cpu_and_it_comes_last() -> None:
-    assert names("3090")[-1] == HOSTS[0].name
+    assert names("3090")[-1] == CPU_SPECS[0].name
     assert names("epyc 9654,2x4090") == ["RTX 4090", "RTX 4090", "EPYC 9654"]
     assert names("7950X") == ["Ryzen 9 7950X"]
 
@@ -157,20 +157,20 @@ def test_a_better_way_is_sooner() -> None:
     ],
 )
 def test_a_driver_s_name_is_understood(driver: str, card: str | None) -> None:
-    found = known_card(driver)
+    found = spec_from_driver(driver)
     assert (found.name if found else None) == card
 
 
 def test_every_card_is_found_and_plausible() -> None:
     """A slip of a digit would be seen: bytes for each operation lie in a narrow range."""
-    for card in CARDS:
-        assert find_card(card.name) is card
-        assert known_card(f"NVIDIA GeForce {card.name}") is not None
+    for card in GPU_SPECS:
+        assert spec_from_text(card.name) is card
+        assert spec_from_driver(f"NVIDIA GeForce {card.name}") is not None
         assert 30 < 1000 * card.tflop_per_s / card.gb_per_s < 400
         assert 1 <= card.memory_gib <= 256
         assert 0.5 < card.streaming < 1
         assert card.f32_tflop_per_s <= 0.6 * card.tflop_per_s
-    assert len({card.name for card in (*CARDS, *HOSTS)}) == len(CARDS) + len(HOSTS)
+    assert len({card.name for card in (*GPU_SPECS, *CPU_SPECS)}) == len(GPU_SPECS) + len(CPU_SPECS)
 
 
 def test_slots_give_what_is_measured_of_them() -> None:

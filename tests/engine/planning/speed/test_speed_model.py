@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.planning.evaluation.workload import BlockLoad, ModelLoad, RankLoad, Weights
+from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, RankWorkload, Weights
 from engine.planning.speed.facts import CACHE, DeviceFacts, LinkFacts, WeightRate
 from engine.planning.speed.machine_links import Links
 from engine.planning.speed.speed_model import CANDIDATE_BYTES, SpeedModel
@@ -15,26 +15,26 @@ FREE = LinkFacts(0.0, 1e30)
 SLOW = LinkFacts(1e-3, 1e6)
 GPU = DeviceFacts("cuda:0", bytes_per_s=100.0, flop_per_s=1000.0)
 OTHER = replace(GPU, device="cuda:1")
-NOTHING = RankLoad()
+NOTHING = RankWorkload()
 
 
 def links(facts: LinkFacts = FREE) -> Links:
     return Links({("cpu", "cpu"): facts}, facts)
 
 
-def model(*blocks: BlockLoad, head: dict[int, RankLoad] | None = None) -> ModelLoad:
+def model(*blocks: BlockWorkload, head: dict[int, RankWorkload] | None = None) -> ModelWorkload:
     first, last = blocks[0].group, blocks[-1].group
     ends = dict.fromkeys(last, NOTHING) if head is None else head
-    return ModelLoad(blocks, dict.fromkeys(first, NOTHING), ends, n_embd=10, n_vocab=100)
+    return ModelWorkload(blocks, dict.fromkeys(first, NOTHING), ends, n_embd=10, n_vocab=100)
 
 
-def block(count: int = 1, n_reduce: int = 1, **loads: RankLoad) -> BlockLoad:
+def block(count: int = 1, n_reduce: int = 1, **loads: RankWorkload) -> BlockWorkload:
     """Loads by rank: `r0=…, r1=…`."""
     ranks = {int(name[1:]): load for name, load in loads.items()}
-    return BlockLoad(count, tuple(ranks), ranks, n_reduce)
+    return BlockWorkload(count, tuple(ranks), ranks, n_reduce)
 
 
-def alone(load: RankLoad, device: DeviceFacts = GPU, position: int = 0, n: int = 1) -> float:
+def alone(load: RankWorkload, device: DeviceFacts = GPU, position: int = 0, n: int = 1) -> float:
     """Seconds of one rank that has nothing else to do."""
     speed = SpeedModel([replace(device, device="cpu")], links())
     if n == 1:
@@ -43,27 +43,27 @@ def alone(load: RankLoad, device: DeviceFacts = GPU, position: int = 0, n: int =
 
 
 def test_reading_or_multiplying_counts_whichever_takes_longer() -> None:
-    assert alone(RankLoad(read_bytes=50, flop=100)) == pytest.approx(0.5)
-    assert alone(RankLoad(read_bytes=50, flop=900)) == pytest.approx(0.9)
+    assert alone(RankWorkload(read_bytes=50, flop=100)) == pytest.approx(0.5)
+    assert alone(RankWorkload(read_bytes=50, flop=900)) == pytest.approx(0.9)
 
 
 def test_each_kind_of_weights_is_read_at_its_own_speed() -> None:
     device = replace(GPU, rates={"Q4_K": WeightRate(50.0, 50.0, 1000.0)})
-    load = RankLoad(read_bytes=30, flop=0, kinds=(Weights("Q4_K", 20, 0),))
+    load = RankWorkload(read_bytes=30, flop=0, kinds=(Weights("Q4_K", 20, 0),))
     assert alone(load, device) == pytest.approx(20 / 50 + 10 / 100)
-    known = RankLoad(read_bytes=30, kinds=(Weights("Q4_K", 20, 0), Weights("F32", 10, 0)))
+    known = RankWorkload(read_bytes=30, kinds=(Weights("Q4_K", 20, 0), Weights("F32", 10, 0)))
     assert alone(known, device) == pytest.approx(alone(load, device))
 
 
 def test_a_matrix_costs_time_however_small_it_is() -> None:
     device = replace(GPU, op_s=0.01, routed_op_s=0.03, host_s=0.5)
-    assert alone(RankLoad(n_op=7), device) == pytest.approx(0.07 + 0.5)
-    routed = RankLoad(read_bytes=1, batch_bytes=8, n_op=7)
+    assert alone(RankWorkload(n_op=7), device) == pytest.approx(0.07 + 0.5)
+    routed = RankWorkload(read_bytes=1, batch_bytes=8, n_op=7)
     assert alone(routed, device) == pytest.approx(0.21 + 0.01 + 0.5)
 
 
 def test_a_longer_context_takes_longer_up_to_the_window() -> None:
-    load = RankLoad(kv_bytes=2)
+    load = RankWorkload(kv_bytes=2)
     assert alone(load, position=9) == pytest.approx(10 * 2 / 100)
     assert alone(replace(load, window=4), position=9) == pytest.approx(4 * 2 / 100)
     assert alone(replace(load, window=4), position=1) == pytest.approx(2 * 2 / 100)
@@ -73,20 +73,20 @@ def test_a_longer_context_takes_longer_up_to_the_window() -> None:
 
 
 def test_a_prompt_multiplies_with_what_is_read_once() -> None:
-    assert alone(RankLoad(read_bytes=50, flop=10), n=80) == pytest.approx(80 * 10 / 1000)
-    assert alone(RankLoad(read_bytes=500, flop=10), n=40) == pytest.approx(5.0)
+    assert alone(RankWorkload(read_bytes=50, flop=10), n=80) == pytest.approx(80 * 10 / 1000)
+    assert alone(RankWorkload(read_bytes=500, flop=10), n=40) == pytest.approx(5.0)
 
 
 def test_tokens_of_a_prompt_see_each_other() -> None:
     """The first sees itself, the last all of them; the cache is read once."""
-    load = RankLoad(kv_flop=1.0)
+    load = RankWorkload(kv_flop=1.0)
     assert alone(load, n=10) == pytest.approx(55 / 1000)
     assert alone(replace(load, window=3), n=10) == pytest.approx((1 + 2 + 8 * 3) / 1000)
-    assert alone(RankLoad(kv_bytes=1.0), n=10) == pytest.approx(10 / 100)
+    assert alone(RankWorkload(kv_bytes=1.0), n=10) == pytest.approx(10 / 100)
 
 
 def test_batches_of_a_prompt_add_up() -> None:
-    load = RankLoad(kv_flop=1.0, read_bytes=200)
+    load = RankWorkload(kv_flop=1.0, read_bytes=200)
     speed = SpeedModel([replace(GPU, device="cpu")], links())
     whole = model(block(r0=load))
     batched = speed.prefill(whole, 25, 10)
@@ -99,7 +99,7 @@ def test_batches_of_a_prompt_add_up() -> None:
 
 
 def test_a_batch_reads_all_experts_and_a_short_one_not_more_than_its_tokens_need() -> None:
-    load = RankLoad(read_bytes=100, batch_bytes=800)
+    load = RankWorkload(read_bytes=100, batch_bytes=800)
     assert alone(load) == pytest.approx(1.0)
     assert alone(load, n=4) == pytest.approx(4.0)
     assert alone(load, n=20) == pytest.approx(8.0)
@@ -107,8 +107,8 @@ def test_a_batch_reads_all_experts_and_a_short_one_not_more_than_its_tokens_need
 
 def test_weights_that_are_dequantised_for_a_prompt_cost_traffic_once_a_batch() -> None:
     device = replace(GPU, unpack_bytes=4.0)
-    quantised = RankLoad(read_bytes=10, flop=100, kinds=(Weights("Q4_K", 10, 100),))
-    plain = RankLoad(read_bytes=10, flop=100, kinds=(Weights("F16", 10, 100),))
+    quantised = RankWorkload(read_bytes=10, flop=100, kinds=(Weights("Q4_K", 10, 100),))
+    plain = RankWorkload(read_bytes=10, flop=100, kinds=(Weights("F16", 10, 100),))
     for n in (20, 40):
         gap = alone(quantised, device, n=n) - alone(plain, device, n=n)
         assert gap == pytest.approx(50 * 4 / 100)
@@ -117,7 +117,9 @@ def test_weights_that_are_dequantised_for_a_prompt_cost_traffic_once_a_batch() -
 
 def test_the_fast_device_waits_for_the_slow_one() -> None:
     speed = SpeedModel([GPU, OTHER], links())
-    found = speed.decode(model(block(3, r0=RankLoad(read_bytes=10), r1=RankLoad(read_bytes=40))))
+    found = speed.decode(
+        model(block(3, r0=RankWorkload(read_bytes=10), r1=RankWorkload(read_bytes=40)))
+    )
     assert found.seconds == pytest.approx(3 * 0.4)
     fast, slow = found.ranks
     assert (fast.memory_s, fast.wait_s) == pytest.approx((0.3, 0.9))
@@ -129,7 +131,7 @@ def test_the_fast_device_waits_for_the_slow_one() -> None:
 def test_groups_compute_one_after_the_other() -> None:
     speed = SpeedModel([GPU, OTHER], links(LinkFacts(0.125, 1e30)))
     found = speed.decode(
-        model(block(2, r0=RankLoad(read_bytes=10)), block(3, r1=RankLoad(read_bytes=20)))
+        model(block(2, r0=RankWorkload(read_bytes=10)), block(3, r1=RankWorkload(read_bytes=20)))
     )
     move = 0.125
     assert found.seconds == pytest.approx(2 * 0.1 + move + 3 * 0.2)
@@ -142,7 +144,7 @@ def test_groups_compute_one_after_the_other() -> None:
 
 
 def test_sums_cost_latency_and_payload() -> None:
-    load = RankLoad(read_bytes=1)
+    load = RankWorkload(read_bytes=1)
     slow, free = (SpeedModel([GPU, OTHER], links(facts)) for facts in (SLOW, FREE))
     loads = model(block(5, 2, r0=load, r1=load))
     gap = slow.decode(loads).seconds - free.decode(loads).seconds
@@ -158,7 +160,7 @@ def test_sums_cost_latency_and_payload() -> None:
 
 def test_only_what_is_drawn_on_gpus_needs_no_logits() -> None:
     """A prompt's logits go to the host, and those of a head on the CPU beside a GPU do."""
-    load, facts = RankLoad(read_bytes=1), LinkFacts(1.0, 1.0)
+    load, facts = RankWorkload(read_bytes=1), LinkFacts(1.0, 1.0)
     ends = {0: load, 1: load}
     alone, both = model(block(r0=load)), model(block(r0=load, r1=load), head=ends)
     assert SpeedModel([GPU], links(facts)).decode(alone).path.link_s == 0.0
@@ -178,13 +180,13 @@ CPU = DeviceFacts("cpu", 100.0, 1000.0, n_threads=4, thread_bytes_per_s=40.0)
 
 def test_ranks_on_one_cpu_share_its_threads() -> None:
     """Two of four threads read no more than two can; together they read what memory gives."""
-    alone = SpeedModel([CPU], links()).decode(model(block(r0=RankLoad(read_bytes=100)))).seconds
+    alone = SpeedModel([CPU], links()).decode(model(block(r0=RankWorkload(read_bytes=100)))).seconds
     assert alone == pytest.approx(1.0)
-    half = RankLoad(read_bytes=50)
+    half = RankWorkload(read_bytes=50)
     both = SpeedModel([CPU, CPU], links()).decode(model(block(r0=half, r1=half)))
     assert both.seconds == pytest.approx(1.0)
     uneven = SpeedModel([CPU, CPU], links()).decode(
-        model(block(r0=RankLoad(read_bytes=80), r1=RankLoad(read_bytes=20)))
+        model(block(r0=RankWorkload(read_bytes=80), r1=RankWorkload(read_bytes=20)))
     )
     assert uneven.seconds == pytest.approx(20 / 50 * 1 + (80 - 20) / 80)
     in_turn = SpeedModel([CPU, CPU], links()).decode(model(block(r0=half), block(r1=half)))
@@ -192,32 +194,32 @@ def test_ranks_on_one_cpu_share_its_threads() -> None:
 
 
 def test_fewer_threads_are_slower_where_the_memory_could_give_more() -> None:
-    load = model(block(r0=RankLoad(read_bytes=100, flop=0)))
+    load = model(block(r0=RankWorkload(read_bytes=100, flop=0)))
     times = [SpeedModel([CPU], links(), n).decode(load).seconds for n in (1, 2, 3, 4, 99)]
     assert times == pytest.approx([100 / 40, 100 / 80, 1.0, 1.0, 1.0])
 
 
 def test_a_sentence_names_what_limits() -> None:
-    def reason(load: RankLoad, link: LinkFacts = FREE, **facts: float) -> str:
+    def reason(load: RankWorkload, link: LinkFacts = FREE, **facts: float) -> str:
         devices = [replace(GPU, **facts), replace(OTHER, **facts)]
         return SpeedModel(devices, links(link)).decode(model(block(r0=load, r1=load))).reason
 
-    assert reason(RankLoad(read_bytes=99, n_op=1), op_s=0.01) == (
+    assert reason(RankWorkload(read_bytes=99, n_op=1), op_s=0.01) == (
         "Limited by memory bandwidth: reading takes 99 % of the time."
     )
-    assert "compute" in reason(RankLoad(flop=99))
-    assert "operations" in reason(RankLoad(n_op=3), op_s=0.1)
-    assert "links" in reason(RankLoad(read_bytes=0.01), SLOW)
-    assert "between tokens" in reason(RankLoad(read_bytes=1), host_s=9.0)
+    assert "compute" in reason(RankWorkload(flop=99))
+    assert "operations" in reason(RankWorkload(n_op=3), op_s=0.1)
+    assert "links" in reason(RankWorkload(read_bytes=0.01), SLOW)
+    assert "between tokens" in reason(RankWorkload(read_bytes=1), host_s=9.0)
     ranks = [CPU, CPU]
-    uneven = model(block(r0=RankLoad(read_bytes=90), r1=RankLoad(read_bytes=1)))
+    uneven = model(block(r0=RankWorkload(read_bytes=90), r1=RankWorkload(read_bytes=1)))
     found = SpeedModel(ranks, links()).decode(uneven)
     assert found.reason.startswith("Rank 0 (the CPU) is waited for 9")
 
 
 def test_a_corrected_prediction_keeps_its_proportions() -> None:
     found = SpeedModel([GPU, OTHER], links(SLOW)).decode(
-        model(block(r0=RankLoad(read_bytes=10), r1=RankLoad(read_bytes=40)))
+        model(block(r0=RankWorkload(read_bytes=10), r1=RankWorkload(read_bytes=40)))
     )
     slower = found.scaled(2.0)
     assert slower.tokens_per_s == pytest.approx(found.tokens_per_s / 2)
@@ -232,8 +234,8 @@ def test_a_prediction_takes_less_than_a_millisecond() -> None:
     kinds = (Weights("Q4_K", 3.0, 4.0), Weights("Q6_K", 1.0, 2.0))
     blocks = []
     for n in range(160):
-        loads = {r: RankLoad(4.0 + n, 6.0, 0.1, 0, 4, kinds, 0.1, 9.0) for r in range(4)}
-        blocks.append(BlockLoad(1, (0, 1, 2, 3), loads, 1))
+        loads = {r: RankWorkload(4.0 + n, 6.0, 0.1, 0, 4, kinds, 0.1, 9.0) for r in range(4)}
+        blocks.append(BlockWorkload(1, (0, 1, 2, 3), loads, 1))
     speed, many = SpeedModel(devices, links(SLOW)), model(*blocks)
     few = model(*(replace(block, count=40) for block in blocks[:4]))
     assert _best_seconds(lambda: speed.decode(few, 4096)) < 1e-3
@@ -255,7 +257,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.planning.speed.speed_model.MOST_KNOWN", 10)
     speed = SpeedModel([GPU, OTHER], links())
     for position in range(50):
-        load = RankLoad(read_bytes=position, kv_bytes=1.0)
+        load = RankWorkload(read_bytes=position, kv_bytes=1.0)
         found = speed.decode(model(block(r0=load, r1=load)), position)
         fresh = SpeedModel([GPU, OTHER], links()).decode(model(block(r0=load, r1=load)), position)
         assert found == fresh
