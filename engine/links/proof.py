@@ -132,7 +132,7 @@ def _gpus(devices: Sequence[str]) -> list[str]:
 
 
 def _this_machine() -> LinkWorld:
-    from engine.links.world import Machine  # with torch and Triton
+    from engine.links.this_machine import Machine  # with torch and Triton
 
     return Machine()
 

@@ -131,7 +131,7 @@ def make_group(plan: Plan, devices: Sequence[torch.device], params: LoadParams) 
         return ThreadGroup(is_awake=sum(d.storage == "kernels" for d in plan.devices) > 1)
     if "cpu" in {d.device for d in used}:
         use_interpreter()
-    from engine.gpu.comm.group import device_group
+    from engine.gpu.comm.communicator import device_group
 
     return device_group(devices, find_ways([d.device for d in used], params.p2p))
 

@@ -13,7 +13,7 @@ from engine import ContextShifted, Event, Finished, PrefillProgress, SamplingPar
 from engine.devices.routes import Ways
 from engine.generation.generate import Generation
 from engine.generation.session import Session
-from engine.gpu.comm.group import DeviceGroup
+from engine.gpu.comm.communicator import DeviceGroup
 from engine.gpu.decode.token_stream import TokenStep, TokenStream
 from engine.gpu.launch.graph import Captured
 from engine.parallel.executor import Crew

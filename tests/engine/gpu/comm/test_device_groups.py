@@ -14,9 +14,9 @@ import torch
 from engine import load_model
 from engine.devices.routes import Ways
 from engine.errors import LeftAlone
+from engine.gpu.comm import communicator as comms
 from engine.gpu.comm import copies, one_shot
-from engine.gpu.comm import group as comms
-from engine.gpu.comm.group import DeviceCommunicator, DeviceGroup
+from engine.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
 from engine.planning.footprint import LINK_ROUND_BYTES
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES

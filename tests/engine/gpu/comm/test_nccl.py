@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.devices.routes import Ways
 from engine.gpu.comm import copies, nccl
-from engine.gpu.comm.group import DeviceGroup
+from engine.gpu.comm.communicator import DeviceGroup
 from engine.gpu.comm.nccl import Nccl, tried
 from engine.gpu.comm.streams import HostQueue
 from engine.parallel.rank_threads import RankPool

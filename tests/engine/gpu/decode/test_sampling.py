@@ -12,7 +12,14 @@ from engine.config import SamplingParams
 from engine.gpu.decode import sampling
 from engine.gpu.decode.sampling import DeviceSampler, draw_starts, settings_of
 from engine.sampling.sampler import Sampler
-from tests.helpers.draws import GREEDY, NEUTRAL, PENALTIES, Draws, random_logits, random_params
+from tests.helpers.device_sampling import (
+    GREEDY,
+    NEUTRAL,
+    PENALTIES,
+    Draws,
+    random_logits,
+    random_params,
+)
 
 
 def sweep(device: str, n_settings: int, n_tokens: int, seed: int) -> None:

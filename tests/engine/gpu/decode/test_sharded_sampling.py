@@ -19,7 +19,14 @@ from engine.gpu.decode.sampling import (
     settings_of,
 )
 from engine.gpu.launch.kernel_launch import Start, watched
-from tests.helpers.draws import GREEDY, NEUTRAL, PENALTIES, Draws, random_logits, random_params
+from tests.helpers.device_sampling import (
+    GREEDY,
+    NEUTRAL,
+    PENALTIES,
+    Draws,
+    random_logits,
+    random_params,
+)
 from tests.helpers.one_shot import Unheard, ranks_of
 
 HALVES = (0, 300, 601)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from engine.devices.routes import BY_HOST, Way, Ways
 from engine.errors import CommError
+from engine.gpu.comm import communicator as comms
 from engine.gpu.comm import copies as copying
-from engine.gpu.comm import group as comms
-from engine.gpu.comm import joint, streams
-from engine.gpu.comm.group import DeviceCommunicator, DeviceGroup
+from engine.gpu.comm import gather_buffer, streams
+from engine.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
 from engine.gpu.comm.streams import Queues, queues_of
 from engine.gpu.launch.graph import capture
 from engine.measuring import link_speed
@@ -186,7 +186,7 @@ def test_joins_of_many_rows_come_in_turns(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = ranks(3, None, Machine(0))
-    monkeypatch.setattr(joint, "JOINT_BYTES", 4 * 5 * 7)
+    monkeypatch.setattr(gather_buffer, "JOINT_BYTES", 4 * 5 * 7)
     whole = torch.randn(23, 7)
     bounds = [0, 4, 4, 7]  # the second rank has none
 

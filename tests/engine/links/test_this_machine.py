@@ -7,9 +7,9 @@ import torch
 
 from engine.devices.links import Link, Topology
 from engine.devices.types import DeviceInfo
-from engine.links import world
+from engine.links import this_machine
 from engine.links.child import Step, Tried
-from engine.links.world import Machine
+from engine.links.this_machine import Machine
 from engine.planning.speed.link_records import TrialRecord
 
 GPUS = [
@@ -27,11 +27,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         return {device.index, peer.index} == {0, 1}
 
     links = Link("cuda:0", "cuda:2", "host", peer_problem="the chipset does not support it")
-    monkeypatch.setattr(world, "list_devices", lambda: [*GPUS, CPU])
-    monkeypatch.setattr(world, "read_topology", lambda: Topology({}, (links,)))
-    monkeypatch.setattr(world, "torch_device", torch.device)
+    monkeypatch.setattr(this_machine, "list_devices", lambda: [*GPUS, CPU])
+    monkeypatch.setattr(this_machine, "read_topology", lambda: Topology({}, (links,)))
+    monkeypatch.setattr(this_machine, "torch_device", torch.device)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", reaches)
-    monkeypatch.setattr(world, "kernels_for", lambda name: "" if name == "cuda:2" else "gpu")
+    monkeypatch.setattr(this_machine, "kernels_for", lambda name: "" if name == "cuda:2" else "gpu")
     return Machine()
 
 
@@ -56,7 +56,7 @@ def test_another_process_tries_safe_ways_first(
         asked.append((list(steps), dict(gpus)))
         return [Tried(step, TrialRecord("passed"), TrialRecord("lost")) for step in steps[:-1]]
 
-    monkeypatch.setattr(world, "try_steps", tried)
+    monkeypatch.setattr(this_machine, "try_steps", tried)
     pair = ("cuda:0", "cuda:1")
     found = machine.try_apart([pair], ("host", "peer"), with_nccl=True)
     steps = [("stores", "host"), ("copies", "host"), ("stores", "peer"), ("copies", "peer")]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.errors import CommError, LeftAlone
 from engine.gpu.comm.copies import Copying, Seat, is_rounded
-from engine.gpu.comm.joint import Joint, Slice
+from engine.gpu.comm.gather_buffer import Joint, Slice
 from engine.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove
 from engine.gpu.comm.one_shot import MOST_IN_F32, OneShotGroups
 from engine.gpu.comm.streams import WAKING_S, Event, Marks, Queues, queues_of
