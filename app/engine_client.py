@@ -17,7 +17,7 @@ from enum import Enum
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.monitor.token_rate import TokenRate
+from app.token_rate import TokenRate
 from engine import (
     Cancelled,
     ChatMessage,

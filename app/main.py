@@ -15,15 +15,15 @@ from app.chat.cache import GIB, ChatCache
 from app.chat.presenter import ChatPresenter
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
-from app.crash import CrashReporter
 from app.engine_client import EngineClient, EngineState
-from app.gc_timer import GarbageCollector
 from app.main_window import MainWindow, Panels
 from app.model.presenter import ModelPresenter
 from app.model.session import ModelSession
 from app.monitor.device_poller import DevicePoller
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.notice import Notice
+from app.process.crash import CrashReporter
+from app.process.gc_timer import GarbageCollector
 from app.settings import Settings, SettingsStore
 from app.side_panels import Companions
 from app.split.speed import simulated_machine, this_machine
