@@ -21,7 +21,8 @@ from app.cli.arguments import (
     model_path,
     split_shares,
 )
-from app.cli.bench.report import Line, Loaded, Report
+from app.cli.bench.report import Report
+from app.cli.bench.row import BenchRow, LoadSpeed
 from app.cli.loading import LoadWatch, open_model
 from app.cli.output import note, write, write_json
 from app.cli.split.default_split import by_default
@@ -47,11 +48,11 @@ EPILOG = """\
 Options with several values are crossed with each other. Commas separate them, or semicolons where
 one value has commas itself (--devices, --split, --groups, --pg); each option may be repeated:
   tandem bench m.gguf -p 128,512 --devices 'cpu;cpu,cpu' --split-mode tensor,layer --threads 1,2
-A combination that cannot be loaded or run becomes a line that says why, and the others go on.
+A combination that cannot be loaded or run becomes a row that says why, and the others go on.
 
 Measured are passes through the model with their logits read, without tokenizer and sampling. T/S is
 the mean of the repetitions and their standard deviation.
-REACHED compares with what the devices of a line can do together, measured at the start: reading
+REACHED compares with what the devices of a row can do together, measured at the start: reading
 memory in order, and torch's matrix product in F32 or BF16, the faster. For tg it counts the bytes
 of weights, as in the file, that a token needs, of experts only those used; for pp the operations
 of matrix products with weights.
@@ -108,7 +109,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     add_reserve(how)
     form = parser.add_mutually_exclusive_group()
     add_json(form)
-    form.add_argument("--csv", action="store_true", help="print a header and one row per line")
+    form.add_argument("--csv", action="store_true", help="print a header and one row per test")
 
 
 def _add_list(
@@ -169,18 +170,18 @@ def run_bench(args: argparse.Namespace) -> None:
     report = Report(
         info, work, _speeds(settings), has_timeline=args.timeline, has_kernels=args.kernels
     )
-    lines: list[Line] = []
+    rows: list[BenchRow] = []
     try:
         for params in settings:
-            lines.extend(_bench_load(params, tests, args))
+            rows.extend(_bench_load(params, tests, args))
     finally:  # what was measured before an interrupt is worth something
-        if lines:
-            _show(report, lines, args)
-    learn(path, info.quant, lines)
+        if rows:
+            _show(report, rows, args)
+    learn(path, info.quant, rows)
     if args.plan is not None and len(settings) == 1:
-        note_speed(args.plan, path, [line.result for line in lines if line.result])
-    if all(line.result is None for line in lines):
-        raise EngineError("None of the tests could be run.", "The lines above say why.")
+        note_speed(args.plan, path, [row.result for row in rows if row.result])
+    if all(row.result is None for row in rows):
+        raise EngineError("None of the tests could be run.", "The rows above say why.")
 
 
 def _settings(args: argparse.Namespace) -> list[LoadParams]:
@@ -241,7 +242,7 @@ def _speeds(settings: Sequence[LoadParams]) -> dict[str, DeviceSpeed]:
 
 def _bench_load(
     params: LoadParams, tests: Sequence[BenchTest], args: argparse.Namespace
-) -> Iterator[Line]:
+) -> Iterator[BenchRow]:
     """All tests on one load; where memory lacks, without those that need the longest context."""
     waiting = list(tests)
     while waiting:
@@ -254,28 +255,30 @@ def _bench_load(
             kept = [test for test in waiting if is_full and test.n_ctx < n_ctx]
             for test in waiting:
                 if test not in kept:
-                    line = Line(params, test, _now(), params.cpu_threads)
-                    yield replace(line, error=str(error), hint=error.hint)
+                    row = BenchRow(params, test, _now(), params.cpu_threads)
+                    yield replace(row, error=str(error), hint=error.hint)
             waiting = kept
             continue
-        loaded = Loaded(time.perf_counter() - begun, watch.bytes_per_s)
+        loaded = LoadSpeed(time.perf_counter() - begun, watch.bytes_per_s)
         with model:
             for test in waiting:
                 yield _bench_test(model, test, loaded, args)
         return
 
 
-def _bench_test(model: Model, test: BenchTest, loaded: Loaded, args: argparse.Namespace) -> Line:
+def _bench_test(
+    model: Model, test: BenchTest, loaded: LoadSpeed, args: argparse.Namespace
+) -> BenchRow:
     params = model.params
     _progress(f"{test} on {','.join(params.devices)}")
-    line = Line(params, test, _now(), model.n_threads, model.plan.storage, loaded)
+    row = BenchRow(params, test, _now(), model.n_threads, model.plan.storage, loaded)
     try:
         result = model.bench(
             test, args.repetitions, warm_up=not args.no_warmup, kernels=args.kernels
         )
     except EngineError as error:
-        return replace(line, error=str(error), hint=error.hint)
-    return replace(line, result=result)
+        return replace(row, error=str(error), hint=error.hint)
+    return replace(row, result=result)
 
 
 def _now() -> str:
@@ -287,14 +290,14 @@ def _progress(text: str) -> None:
         note(f"\r\x1b[K{text} …", end="")
 
 
-def _show(report: Report, lines: Sequence[Line], args: argparse.Namespace) -> None:
+def _show(report: Report, rows: Sequence[BenchRow], args: argparse.Namespace) -> None:
     if sys.stderr.isatty():
         note("\r\x1b[K", end="")
     if args.json:
-        write_json(report.document(lines))
+        write_json(report.document(rows))
     elif args.csv:
         for sentence in report.machine():
             note(sentence)
-        write(report.csv(lines))
+        write(report.csv(rows))
     else:
-        write(report.table(lines))
+        write(report.table(rows))

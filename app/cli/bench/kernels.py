@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from app.cli.output import percent, table
 
 if TYPE_CHECKING:
-    from app.cli.bench.report import Line
+    from app.cli.bench.row import BenchRow
 
 HEADERS = ("DEVICE", "KERNEL", "STARTS", "TIME", "OF THE TOKEN")
 RIGHT = frozenset({2, 3, 4})
@@ -17,20 +17,20 @@ MOST_ROWS = 16
 """Further kernels are one row."""
 
 
-def kernel_tables(lines: Sequence[Line]) -> str:
+def kernel_tables(rows: Sequence[BenchRow]) -> str:
     """For people: a table for each test that only generates; or why there is none."""
-    found = [_table(line) for line in lines if line.result is not None and line.result.gpu]
+    found = [_table(row) for row in rows if row.result is not None and row.result.gpu]
     return (
         "\n\n".join(found) or "No kernels were recorded: only tests that generate on GPUs have any."
     )
 
 
-def _table(line: Line) -> str:
-    result = line.result
+def _table(row: BenchRow) -> str:
+    result = row.result
     assert result is not None, "there are only tables of results"
     assert result.gpu is not None, "and of those with GPUs"
     kernels, token_s = result.gpu.kernels, result.token_s
-    rows = [
+    cells = [
         (k.device, k.name, f"{k.count:.4g}", _microseconds(k.seconds), percent(k.seconds / token_s))
         for k in kernels[:MOST_ROWS]
     ]
@@ -38,10 +38,10 @@ def _table(line: Line) -> str:
         seconds = sum(k.seconds for k in rest)
         count = f"{sum(k.count for k in rest):.4g}"
         name = f"{len(rest)} others"
-        rows.append(("", name, count, _microseconds(seconds), percent(seconds / token_s)))
+        cells.append(("", name, count, _microseconds(seconds), percent(seconds / token_s)))
     for device, seconds in result.gpu.busy_s.items():
-        rows.append((device, "busy", "", _microseconds(seconds), percent(seconds / token_s)))
-    return f"{line.test}, {_microseconds(token_s)} a token\n{table(HEADERS, rows, RIGHT)}"
+        cells.append((device, "busy", "", _microseconds(seconds), percent(seconds / token_s)))
+    return f"{row.test}, {_microseconds(token_s)} a token\n{table(HEADERS, cells, RIGHT)}"
 
 
 def _microseconds(seconds: float) -> str:

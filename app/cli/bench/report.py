@@ -1,4 +1,4 @@
-"""What `bench` shows: each line of it as a row of a table, a JSON object or a row of CSV."""
+"""What `bench` shows: a table, a JSON document or CSV, with a row for each test."""
 
 from __future__ import annotations
 
@@ -9,57 +9,19 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench.kernels import kernel_tables
+from app.cli.bench.row import BenchRow
 from app.cli.bench.timeline import timeline, timeline_table
 from app.cli.output import percent, size, table
 from engine import LoadParams, ModelInfo, TokenWork, list_devices
 
 if TYPE_CHECKING:
-    from engine import BenchResult, BenchTest, DeviceSpeed
+    from engine import BenchResult, DeviceSpeed
 
 HEADERS = (
     "DEVICES", "SPLIT", "MODE", "KV", "THREADS", "BATCH", "TEST", "T/S", "OVERHEAD", "HOST",
     "REACHED",
 )  # fmt: skip
 RIGHT = frozenset({4, 5, 7, 8, 9})
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What a load took.
-
-    Attributes:
-        read_bytes_per_s: of the file's weights, over all devices; None where it was too quick.
-    """
-
-    seconds: float
-    read_bytes_per_s: float | None
-
-
-@dataclass(frozen=True)
-class Line:
-    """One test of one load, with its result or the reason why there is none.
-
-    Attributes:
-        n_threads: CPU threads of all ranks together; as asked where nothing was loaded.
-        storage: how weights were held, see `Plan.storage`; empty where nothing was loaded.
-        test_time: when the test began, in UTC and ISO 8601.
-        error: why there is no result; not the exception, which would hold on to the model.
-    """
-
-    params: LoadParams
-    test: BenchTest
-    test_time: str
-    n_threads: int | None = None
-    storage: str = ""
-    loaded: Loaded | None = None
-    result: BenchResult | None = None
-    error: str = ""
-    hint: str = ""
-
-    @property
-    def split(self) -> tuple[float, ...]:
-        """The share of each rank, as asked."""
-        return self.params.split or (1.0,) * len(self.params.devices)
 
 
 @dataclass(frozen=True)
@@ -79,7 +41,7 @@ class Reached:
 
 
 class Report:
-    """Shows the lines of a benchmark of one file.
+    """Shows the rows of a benchmark of one file.
 
     Args:
         speeds: of the devices, by their id; one that is not here could not be measured.
@@ -103,12 +65,12 @@ class Report:
         self._speeds = speeds
         self._names = {device.id: device.name for device in list_devices()}
 
-    def reached(self, line: Line) -> Reached:
-        """Compare with all devices of a line together; nothing for a prompt with generation."""
-        test, result = line.test, line.result
+    def reached(self, row: BenchRow) -> Reached:
+        """Compare with all devices of a row together; nothing for a prompt with generation."""
+        test, result = row.test, row.result
         if result is None or (test.n_prompt and test.n_gen):
             return Reached()
-        used = set(line.params.all_devices)
+        used = set(row.params.all_devices)
         speeds = [self._speeds[d] for d in used if d in self._speeds]
         is_known = len(speeds) == len(used)
         if test.n_gen:
@@ -121,43 +83,43 @@ class Report:
                 fraction=n_bytes / sum(s.bytes_per_s for s in speeds),
                 copy_fraction=n_bytes / sum(copied) if all(copied) else None,
             )
-        flop = self._work.prompt_flop(test.n_prompt, line.params.n_batch)
+        flop = self._work.prompt_flop(test.n_prompt, row.params.n_batch)
         flop *= result.avg_ts / test.n_prompt
         limit = sum(s.flop_per_s for s in speeds)
         return Reached(flop_per_s=flop, fraction=flop / limit if is_known else None)
 
-    def document(self, lines: Sequence[Line]) -> dict[str, Any]:
+    def document(self, rows: Sequence[BenchRow]) -> dict[str, Any]:
         """The whole of `--json`."""
         machine = [{"name": self._names.get(d, d), **asdict(s)} for d, s in self._speeds.items()]
-        results = [self._fields(line) for line in lines]
+        results = [self._fields(row) for row in rows]
         if self._has_timeline:
-            for fields, line in zip(results, lines, strict=True):
-                fields["timeline"] = [asdict(rank) for rank in timeline(line)]
+            for fields, row in zip(results, rows, strict=True):
+                fields["timeline"] = [asdict(rank) for rank in timeline(row)]
         if self._has_kernels:
-            for fields, line in zip(results, lines, strict=True):
-                fields["gpu"] = line.result and line.result.gpu
+            for fields, row in zip(results, rows, strict=True):
+                fields["gpu"] = row.result and row.result.gpu
         return {"machine": machine, "results": results}
 
-    def csv(self, lines: Sequence[Line]) -> str:
-        """A header and one row for each line; single repetitions are left out."""
+    def csv(self, rows: Sequence[BenchRow]) -> str:
+        """Return a header and one row for each test; single repetitions are left out."""
         text = io.StringIO()
-        rows = [self._fields(line) for line in lines]
-        names = [name for name in rows[0] if name != "samples_ts"]
+        records = [self._fields(row) for row in rows]
+        names = [name for name in records[0] if name != "samples_ts"]
         writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        for row in rows:
-            writer.writerow({name: _csv_cell(value) for name, value in row.items()})
+        for record in records:
+            writer.writerow({name: _csv_cell(value) for name, value in record.items()})
         return text.getvalue().rstrip("\n")
 
-    def table(self, lines: Sequence[Line]) -> str:
-        """For people: the model, the machine, and a row for each line."""
+    def table(self, rows: Sequence[BenchRow]) -> str:
+        """Return a table for people: the model, the machine, and a row for each test."""
         head = f"{self._model_type()}, {size(self._info.n_bytes)}, {self._info.name}"
-        rows = [self._row(line) for line in lines]
-        parts = [head, *self.machine(), "", table(HEADERS, rows, RIGHT)]
+        cells = [self._row(row) for row in rows]
+        parts = [head, *self.machine(), "", table(HEADERS, cells, RIGHT)]
         if self._has_timeline:
-            parts += ["", timeline_table(lines, [shares(line.split) for line in lines])]
+            parts += ["", timeline_table(rows, [shares(row.split) for row in rows])]
         if self._has_kernels:
-            parts += ["", kernel_tables(lines)]
+            parts += ["", kernel_tables(rows)]
         return "\n".join(parts).rstrip()
 
     def machine(self) -> list[str]:
@@ -172,22 +134,22 @@ class Report:
             for device, speed in self._speeds.items()
         ]
 
-    def _row(self, line: Line) -> tuple[str, ...]:
-        params, result = line.params, line.result
-        n_threads = "" if line.n_threads is None else str(line.n_threads)
+    def _row(self, row: BenchRow) -> tuple[str, ...]:
+        params, result = row.params, row.result
+        n_threads = "" if row.n_threads is None else str(row.n_threads)
         setting = (
-            ",".join(params.devices), shares(line.split), _mode_cell(params), params.kv_type,
-            n_threads, str(params.n_batch), str(line.test),
+            ",".join(params.devices), shares(row.split), _mode_cell(params), params.kv_type,
+            n_threads, str(params.n_batch), str(row.test),
         )  # fmt: skip
         if result is None:
-            return (*setting, "-", "-", "-", line.error)
+            return (*setting, "-", "-", "-", row.error)
         rate = f"{result.avg_ts:.2f} ± {result.stddev_ts:.2f}"
         times = _overhead_cell(result), _host_cell(result)
-        return (*setting, rate, *times, _reached_cell(self.reached(line)))
+        return (*setting, rate, *times, _reached_cell(self.reached(row)))
 
-    def _fields(self, line: Line) -> dict[str, Any]:
-        """One line for programs, under llama-bench's names where it has the same."""
-        params, test, result, info = line.params, line.test, line.result, self._info
+    def _fields(self, row: BenchRow) -> dict[str, Any]:
+        """One row for programs, under llama-bench's names where it has the same."""
+        params, test, result, info = row.params, row.test, row.result, self._info
         samples_ts = result.samples_ts if result else ()
         return {
             "model_filename": info.path,
@@ -195,7 +157,7 @@ class Report:
             "model_size": info.n_bytes,
             "model_n_params": info.n_params,
             "devices": params.devices,
-            "split": line.split,
+            "split": row.split,
             "split_mode": params.split_mode,
             "groups": params.group_sizes,
             "n_cpu_blocks": params.n_cpu_blocks,
@@ -204,23 +166,23 @@ class Report:
             "p2p": params.p2p,
             "overrides": tuple(f"{pattern}={target}" for pattern, target in params.overrides),
             "type_kv": params.kv_type,
-            "n_threads": line.n_threads,
+            "n_threads": row.n_threads,
             "n_batch": params.n_batch,
-            "storage": line.storage or None,
-            "load_s": line.loaded and line.loaded.seconds,
-            "load_bytes_per_s": line.loaded and line.loaded.read_bytes_per_s,
+            "storage": row.storage or None,
+            "load_s": row.loaded and row.loaded.seconds,
+            "load_bytes_per_s": row.loaded and row.loaded.read_bytes_per_s,
             "n_prompt": test.n_prompt,
             "n_gen": test.n_gen,
             "n_depth": test.n_depth,
-            "test_time": line.test_time,
+            "test_time": row.test_time,
             "avg_ts": result.avg_ts if result else None,
             "stddev_ts": result.stddev_ts if result else None,
             "samples_ts": samples_ts,
             "overhead_s": result.overhead_s if result else None,
             "overhead": result.overhead if result else None,
             "host_us": 1e6 * result.host_s if result and result.host_s is not None else None,
-            **asdict(self.reached(line)),
-            "error": f"{line.error} {line.hint}".strip() or None,
+            **asdict(self.reached(row)),
+            "error": f"{row.error} {row.hint}".strip() or None,
         }
 
     def _model_type(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from app.cli.output import percent, table
 
 if TYPE_CHECKING:
-    from app.cli.bench.report import Line
+    from app.cli.bench.row import BenchRow
 
 HEADERS = ("SPLIT", "TEST", "RANK", "DEVICE", "TOKEN", "COMPUTES", "WAITS", "PYTHON")
 RIGHT = frozenset({2, 4, 5, 6, 7})
@@ -30,13 +30,13 @@ class RankTimeline:
     python: float
 
 
-def timeline(line: Line) -> list[RankTimeline]:
+def timeline(row: BenchRow) -> list[RankTimeline]:
     """Of each rank; nothing for tests with a prompt."""
-    result = line.result
+    result = row.result
     if result is None or not result.ranks:
         return []
     found, token_s = [], result.token_s
-    for rank, (device, times) in enumerate(zip(line.params.all_devices, result.ranks, strict=True)):
+    for rank, (device, times) in enumerate(zip(row.params.all_devices, result.ranks, strict=True)):
         python_s = max(0.0, token_s - times.computed_s - times.waited_s)
         seconds = (times.computed_s, times.waited_s, python_s)
         parts = (part / token_s for part in seconds)
@@ -44,23 +44,23 @@ def timeline(line: Line) -> list[RankTimeline]:
     return found
 
 
-def timeline_table(lines: Sequence[Line], splits: Sequence[str]) -> str:
+def timeline_table(rows: Sequence[BenchRow], splits: Sequence[str]) -> str:
     """For people; "" where nothing was generated.
 
     Args:
-        splits: of each line, in words.
+        splits: of each row, in words.
     """
-    rows = [
+    cells = [
         (
-            split, str(line.test), str(found.rank), found.device, _milliseconds(found.token_s),
+            split, str(row.test), str(found.rank), found.device, _milliseconds(found.token_s),
             f"{_milliseconds(found.computed_s)} ({percent(found.computed)})",
             f"{_milliseconds(found.waited_s)} ({percent(found.waited)})",
             f"{_milliseconds(found.python_s)} ({percent(found.python)})",
         )
-        for line, split in zip(lines, splits, strict=True)
-        for found in timeline(line)
+        for row, split in zip(rows, splits, strict=True)
+        for found in timeline(row)
     ]  # fmt: skip
-    return table(HEADERS, rows, RIGHT) if rows else ""
+    return table(HEADERS, cells, RIGHT) if cells else ""
 
 
 def _milliseconds(seconds: float) -> str:

@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from contextlib import closing
 from statistics import median
 
-from app.cli.bench.report import Line
+from app.cli.bench.row import BenchRow
 from engine import Forecaster, Planner
 
 
-def learn(path: str, quant: str, lines: Sequence[Line]) -> None:
+def learn(path: str, quant: str, rows: Sequence[BenchRow]) -> None:
     """Keep how measured times differ from predicted ones, of tests of one sort.
 
     Args:
         quant: of the model.
-        lines: of a benchmark; those without a result are left out.
+        rows: of a benchmark; those without a result are left out.
     """
     forecaster = Forecaster.of_machine()
     with closing(Planner(path)) as planner:
-        for line in lines:
-            if line.result is None:
+        for row in rows:
+            if row.result is None:
                 continue
-            test, params = line.test, line.params
+            test, params = row.test, row.params
             evaluation = planner.evaluate(params, forecaster.free_bytes)
-            seconds = median(line.result.samples_s)
+            seconds = median(row.result.samples_s)
             if not test.n_prompt:
                 middle = test.n_depth + test.n_gen // 2
                 forecaster.learn_decode(evaluation, params, quant, seconds / test.n_gen, middle)

@@ -185,7 +185,7 @@ def test_when_nothing_can_be_run_the_status_says_so(run: Run, model: Path) -> No
     outcome = run("bench", model, *FAST, "--split", "3,1")
     assert outcome.status == 1
     assert outcome.out.count("The split has 2 numbers") == 2
-    assert outcome.err == "None of the tests could be run. The lines above say why.\n"
+    assert outcome.err == "None of the tests could be run. The rows above say why.\n"
 
 
 def test_an_interrupt_keeps_what_was_measured(
