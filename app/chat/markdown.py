@@ -18,7 +18,7 @@ OPENED_SCHEMES = ("http", "https")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextSpan:
     """A run of text in one style; `href` is an http(s) address or empty."""
 
     text: str
@@ -30,7 +30,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TextLine:
     """A paragraph, heading or list item.
 
     Attributes:
@@ -40,7 +40,7 @@ class Line:
         tight: follows the line before without a gap.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[TextSpan, ...]
     heading: int = 0
     marker: str = ""
     indent: int = 0
@@ -49,7 +49,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class CodeBlock:
     """A code block; `language` as written after the fence, may be empty."""
 
     text: str
@@ -60,7 +60,7 @@ class Code:
 class Table:
     """Rows of cells, the header first; `aligns` is "left", "center" or "right" per column."""
 
-    rows: tuple[tuple[tuple[Span, ...], ...], ...]
+    rows: tuple[tuple[tuple[TextSpan, ...], ...], ...]
     aligns: tuple[str, ...]
 
 
@@ -69,7 +69,7 @@ class Rule:
     """A horizontal line."""
 
 
-Piece = Line | Code | Table | Rule
+Piece = TextLine | CodeBlock | Table | Rule
 
 
 def _parser() -> MarkdownIt:
@@ -143,7 +143,7 @@ class _Builder:
     heading: int = 0
     hidden: bool = False
     marker: str = ""
-    rows: list[list[tuple[Span, ...]]] = field(default_factory=list)
+    rows: list[list[tuple[TextSpan, ...]]] = field(default_factory=list)
     aligns: list[str] = field(default_factory=list)
     in_table: bool = False
     opens_list: bool = False  # the next line is the first of an outermost list
@@ -200,9 +200,9 @@ class _Builder:
         else:
             self._add_line(spans)
 
-    def _add_line(self, spans: tuple[Span, ...]) -> None:
+    def _add_line(self, spans: tuple[TextSpan, ...]) -> None:
         self.pieces.append(
-            Line(
+            TextLine(
                 spans,
                 heading=self.heading,
                 marker=self.marker,
@@ -216,11 +216,11 @@ class _Builder:
     def _on_fence(self, token: Token) -> None:
         self._flush_marker()
         language = token.info.strip().split()
-        self.pieces.append(Code(token.content.rstrip("\n"), language[0] if language else ""))
+        self.pieces.append(CodeBlock(token.content.rstrip("\n"), language[0] if language else ""))
 
     def _on_code_block(self, token: Token) -> None:
         self._flush_marker()
-        self.pieces.append(Code(token.content.rstrip("\n")))
+        self.pieces.append(CodeBlock(token.content.rstrip("\n")))
 
     def _on_hr(self, token: Token) -> None:
         self.pieces.append(Rule())
@@ -247,10 +247,10 @@ class _Builder:
 _BREAKS = {"softbreak", "hardbreak"}
 
 
-def _spans(tokens: list[Token]) -> tuple[Span, ...]:
+def _spans(tokens: list[Token]) -> tuple[TextSpan, ...]:
     """The styled runs of one paragraph; a line break in the text is one on screen."""
-    spans: list[Span] = []
-    style = Span("")
+    spans: list[TextSpan] = []
+    style = TextSpan("")
     for token in tokens:
         name, _, event = token.type.rpartition("_")
         is_on = event == "open"
@@ -273,9 +273,9 @@ def _spans(tokens: list[Token]) -> tuple[Span, ...]:
     return _joined(spans)
 
 
-def _joined(spans: list[Span]) -> tuple[Span, ...]:
+def _joined(spans: list[TextSpan]) -> tuple[TextSpan, ...]:
     """The same with neighbours of one style made one."""
-    result: list[Span] = []
+    result: list[TextSpan] = []
     for span in spans:
         if result and replace(result[-1], text="") == replace(span, text=""):
             result[-1] = replace(span, text=result[-1].text + span.text)
@@ -284,7 +284,7 @@ def _joined(spans: list[Span]) -> tuple[Span, ...]:
     return tuple(result)
 
 
-def _image(token: Token, style: Span) -> list[Span]:
+def _image(token: Token, style: TextSpan) -> list[TextSpan]:
     """An image is never fetched: its description and its address stand for it."""
     source = str(token.attrGet("src") or "")
     address = replace(style, text=source, href=style.href or _opened(source))

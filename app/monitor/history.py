@@ -8,7 +8,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
-class History:
+class SeriesHistory:
     """Times and one value per series, the newest `capacity` of them.
 
     Every entry is stored twice, `capacity` apart, so that the newest entries always lie in one

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.chat.markdown import Code
+from app.chat.markdown import CodeBlock
 from app.chat.views.highlight import Ranges, highlight
 from app.chat.views.prose_view import MONOSPACE
 from app.theme import theme
@@ -26,9 +26,9 @@ COPIED_MS = 1500
 
 
 class CodeView(QFrame):
-    """Shows one `Code`; `set_code` with a longer version of it only touches the new lines."""
+    """Shows one `CodeBlock`; `set_code` with a longer version of it only touches the new lines."""
 
-    def __init__(self, code: Code, parent: QWidget | None = None) -> None:
+    def __init__(self, code: CodeBlock, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         colours = theme()
         self.setObjectName("codeView")
@@ -44,7 +44,7 @@ class CodeView(QFrame):
         self._copied.timeout.connect(self._offer_copy)
         self._text = _CodeText(self)
         self._text.setAccessibleName(f"Code, {code.language or 'plain text'}")
-        self._shown = Code("")
+        self._shown = CodeBlock("")
         self._formats: list[Ranges] = []
 
         header = QHBoxLayout()
@@ -63,7 +63,7 @@ class CodeView(QFrame):
     def code(self) -> str:
         return self._shown.text
 
-    def set_code(self, code: Code) -> None:
+    def set_code(self, code: CodeBlock) -> None:
         if code == self._shown:
             return
         if code.language != self._shown.language:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from PySide6.QtCore import QTimer, Slot
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from app.chat.markdown import Code, Line, MarkdownStream, Piece, Span
+from app.chat.markdown import CodeBlock, MarkdownStream, Piece, TextLine, TextSpan
 from app.chat.views.code_view import CodeView
 from app.chat.views.prose_view import START, Mark, ProseView
 
@@ -114,7 +114,7 @@ class MessageBody(QWidget):
     def _extend(self, shown: _Shown, new: Piece) -> bool:
         """Make the last piece on screen longer in place, if `new` is only that."""
         view = self._views[-1]
-        if isinstance(view, CodeView) and isinstance(new, Code):
+        if isinstance(view, CodeView) and isinstance(new, CodeBlock):
             view.set_code(new)
         elif isinstance(view, ProseView) and (added := _added(shown.piece, new)) is not None:
             view.extend(added)
@@ -134,7 +134,7 @@ class MessageBody(QWidget):
             last = self._views[n_views - 1]
             assert isinstance(last, ProseView)
             last.truncate(first.mark)
-        elif following is not None and not isinstance(following, Code):
+        elif following is not None and not isinstance(following, CodeBlock):
             reused = self._views[n_views]
             if isinstance(reused, ProseView):
                 reused.truncate(START)
@@ -149,7 +149,7 @@ class MessageBody(QWidget):
         is_reused = prose is not None and prose.is_empty
         mark = prose.mark() if prose is not None and not is_reused else None
         self._open.append(_Shown(piece, len(self._views) - is_reused, mark))
-        if isinstance(piece, Code):
+        if isinstance(piece, CodeBlock):
             self._add(CodeView(piece, self))
             return
         if prose is None:
@@ -167,9 +167,9 @@ class MessageBody(QWidget):
         view.deleteLater()
 
 
-def _added(old: Piece, new: Piece) -> tuple[Span, ...] | None:
+def _added(old: Piece, new: Piece) -> tuple[TextSpan, ...] | None:
     """What `new` has behind `old`, if it is the same line grown at its end."""
-    if not isinstance(old, Line) or not isinstance(new, Line):
+    if not isinstance(old, TextLine) or not isinstance(new, TextLine):
         return None
     if replace(old, spans=()) != replace(new, spans=()) or len(new.spans) < len(old.spans):
         return None

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.chat.conversation import AnswerStats, Message, split_thought
-from app.chat.markdown import Line, Span
+from app.chat.markdown import TextLine, TextSpan
 from app.chat.views.growing_edit import GrowingEdit
 from app.chat.views.message_body import MessageBody
 from app.chat.views.prose_view import ProseView
@@ -84,7 +84,7 @@ class UserView(MessageView):
         self.setAccessibleName("Your message")
         self._text = ProseView(self)
         self._text.setAccessibleName("Your message")
-        self._text.write([Line((Span(message.content),))])
+        self._text.write([TextLine((TextSpan(message.content),))])
         self._bubble = QFrame(self)
         self._bubble.setProperty("role", "userBubble")
         inner = QVBoxLayout(self._bubble)

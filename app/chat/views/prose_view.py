@@ -29,7 +29,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
 
-from app.chat.markdown import Line, Rule, Span, Table
+from app.chat.markdown import Rule, Table, TextLine, TextSpan
 from app.theme import theme
 
 TEXT_PIXELS = 14
@@ -40,7 +40,7 @@ INDENT, QUOTE_INDENT, BAR_WIDTH = 22, 16, 2
 QUOTE_DEPTH = QTextFormat.Property.UserProperty + 1
 MONOSPACE = ["JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas", "monospace"]
 
-Written = Line | Table | Rule
+Written = TextLine | Table | Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ProseView(QTextBrowser):
         cursor.beginEditBlock()
         for piece in pieces:
             cursor.movePosition(QTextCursor.MoveOperation.End)
-            if isinstance(piece, Line):
+            if isinstance(piece, TextLine):
                 self._write_line(cursor, piece)
             elif isinstance(piece, Table):
                 self._write_table(cursor, piece)
@@ -93,7 +93,7 @@ class ProseView(QTextBrowser):
                 self._write_rule(cursor)
         cursor.endEditBlock()
 
-    def extend(self, spans: tuple[Span, ...]) -> None:
+    def extend(self, spans: tuple[TextSpan, ...]) -> None:
         """Make the last line longer."""
         cursor = QTextCursor(self.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
@@ -116,7 +116,7 @@ class ProseView(QTextBrowser):
         cursor.removeSelectedText()
         self._is_fresh = mark.is_fresh
 
-    def _write_line(self, cursor: QTextCursor, line: Line) -> None:
+    def _write_line(self, cursor: QTextCursor, line: TextLine) -> None:
         block = self._block_format(TIGHT_GAP if line.tight else GAP)
         block.setLeftMargin(line.indent * INDENT + line.quote * QUOTE_INDENT)
         if line.quote:
@@ -132,7 +132,7 @@ class ProseView(QTextBrowser):
         cursor.insertText(marker, base)
         insert_spans(cursor, line.spans, base)
 
-    def _base_format(self, line: Line) -> QTextCharFormat:
+    def _base_format(self, line: TextLine) -> QTextCharFormat:
         """How the plain words of a line look."""
         base = QTextCharFormat()
         if line.heading:
@@ -254,12 +254,12 @@ def open_link(url: QUrl) -> None:
         QDesktopServices.openUrl(url)
 
 
-def insert_spans(cursor: QTextCursor, spans: tuple[Span, ...], base: QTextCharFormat) -> None:
+def insert_spans(cursor: QTextCursor, spans: tuple[TextSpan, ...], base: QTextCharFormat) -> None:
     for span in spans:
         cursor.insertText(span.text.replace("\n", "\u2028"), _char_format(span, base))
 
 
-def _char_format(span: Span, base: QTextCharFormat) -> QTextCharFormat:
+def _char_format(span: TextSpan, base: QTextCharFormat) -> QTextCharFormat:
     style = QTextCharFormat(base)
     if span.bold:
         style.setFontWeight(QFont.Weight.DemiBold)

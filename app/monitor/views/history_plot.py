@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QFont
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
-from app.monitor.history import Floats, History
+from app.monitor.history import Floats, SeriesHistory
 from app.theme import theme
 from app.widgets.controls import label
 
@@ -59,7 +59,9 @@ class HistoryPlot(QWidget):
         """Show the same time as `other`."""
         self.plot.setXLink(other.plot)
 
-    def show_history(self, history: History, colours: Mapping[str, int], now_s: float) -> None:
+    def show_history(
+        self, history: SeriesHistory, colours: Mapping[str, int], now_s: float
+    ) -> None:
         """Draw the series named in `colours` (index of a device colour by name)."""
         since = now_s - WINDOW_S
         x = history.times(since) - now_s

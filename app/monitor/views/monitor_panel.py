@@ -16,7 +16,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
-from app.monitor.history import History
+from app.monitor.history import SeriesHistory
 from app.monitor.views.history_plot import WINDOW_S, HistoryPlot
 from app.monitor.views.timeline_plot import TimelinePlot
 from app.split.figures import rank_labels
@@ -38,9 +38,9 @@ class MonitorPanel(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._memory_history = History(CAPACITY)
-        self._load_history = History(CAPACITY)
-        self._rate_history = History(CAPACITY)
+        self._memory_history = SeriesHistory(CAPACITY)
+        self._load_history = SeriesHistory(CAPACITY)
+        self._rate_history = SeriesHistory(CAPACITY)
         self._marks: deque[float] = deque(maxlen=64)
         self._rate, self._rate_s = 0.0, -math.inf
         self._has_ended = False

@@ -13,7 +13,7 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.monitor.history import Floats, History
+from app.monitor.history import Floats, SeriesHistory
 from app.monitor.views.history_plot import AXIS_WIDTH, WINDOW_S, lay_out
 from app.theme import mix, theme
 from app.widgets.controls import label
@@ -41,7 +41,7 @@ class TimelinePlot(QWidget):
         self.strips = _Strips()
         lay_out(self, TITLE, self.latest, self.strips)
         self._labels: tuple[str, ...] = ()
-        self._history = History(CAPACITY)
+        self._history = SeriesHistory(CAPACITY)
         self._last: TokenTimes | None = None
 
     @property
@@ -51,7 +51,7 @@ class TimelinePlot(QWidget):
     def set_ranks(self, labels: Sequence[str]) -> None:
         """The ranks of another model or split; what there was belongs to others."""
         self._labels = tuple(labels)
-        self._history, self._last = History(CAPACITY), None
+        self._history, self._last = SeriesHistory(CAPACITY), None
 
     def add(self, now_s: float, times: TokenTimes) -> None:
         """Note one token; times of other ranks than there are now come too late."""
@@ -98,13 +98,13 @@ class _Strips(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._history = History(1)
+        self._history = SeriesHistory(1)
         self._labels: tuple[str, ...] = ()
         self._colours: tuple[int, ...] = ()
         self._now_s = 0.0
 
     def show_history(
-        self, history: History, labels: Sequence[str], colours: Sequence[int], now_s: float
+        self, history: SeriesHistory, labels: Sequence[str], colours: Sequence[int], now_s: float
     ) -> None:
         self._history, self._now_s = history, now_s
         self._labels, self._colours = tuple(labels), tuple(colours)

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.chat.markdown import Code, Line, MarkdownStream, Piece, Rule, Span, Table, parse
+from app.chat.markdown import (
+    CodeBlock,
+    MarkdownStream,
+    Piece,
+    Rule,
+    Table,
+    TextLine,
+    TextSpan,
+    parse,
+)
 
 LINES = [
     "plain text", "two  ", "", "", "# Heading", "#", "- item", "  - nested", "  more", "1. one",
@@ -37,21 +46,21 @@ def test_a_text_that_streams_in_ends_as_if_read_at_once(data: st.DataObject) -> 
 def test_an_item_without_text_does_not_depend_on_the_block_before() -> None:
     text = "- item\n*\n*"
     assert streamed(text, []) == parse(text)
-    assert [line.tight for line in parse("*\n*") if isinstance(line, Line)] == [False, True]
+    assert [line.tight for line in parse("*\n*") if isinstance(line, TextLine)] == [False, True]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_can_be_shown(text: str) -> None:
     for piece in parse(text):
-        assert isinstance(piece, Line | Code | Table | Rule)
+        assert isinstance(piece, TextLine | CodeBlock | Table | Rule)
 
 
 def test_complete_blocks_are_handed_out_once_and_early() -> None:
     stream = MarkdownStream()
     assert stream.feed("one\n\ntwo") == []
-    assert stream.feed("\n\nthree") == [Line((Span("one"),))]
-    assert stream.tail() == [Line((Span("two"),)), Line((Span("three"),))]
+    assert stream.feed("\n\nthree") == [TextLine((TextSpan("one"),))]
+    assert stream.tail() == [TextLine((TextSpan("two"),)), TextLine((TextSpan("three"),))]
 
 
 @pytest.mark.parametrize(
@@ -59,48 +68,51 @@ def test_complete_blocks_are_handed_out_once_and_early() -> None:
     ["<b>x</b>", "<script>alert(1)</script>", "<img src=x onerror=y>", "<!-- c -->", "a <br/> b"],
 )
 def test_html_stays_text(text: str) -> None:
-    assert parse(text) == [Line((Span(text),))]
+    assert parse(text) == [TextLine((TextSpan(text),))]
 
 
 @pytest.mark.parametrize("address", ["javascript:x()", "file:///etc/passwd", "data:text/html,x"])
 def test_addresses_that_are_not_of_the_web_cannot_be_opened(address: str) -> None:
     spans = [
-        s for p in parse(f"[click]({address}) <{address}>") if isinstance(p, Line) for s in p.spans
+        s
+        for p in parse(f"[click]({address}) <{address}>")
+        if isinstance(p, TextLine)
+        for s in p.spans
     ]
     assert all(span.href == "" for span in spans)
 
 
 def test_an_image_becomes_its_description_and_address() -> None:
     (line,) = parse("![a cat](https://x.org/cat.png)")
-    assert isinstance(line, Line)
+    assert isinstance(line, TextLine)
     assert "".join(span.text for span in line.spans) == "a cat (https://x.org/cat.png)"
     assert line.spans[1].href == "https://x.org/cat.png"
 
 
 def test_styles_nest() -> None:
     (line,) = parse("**bold *both*** ~~gone~~ `a*b*`")
-    assert isinstance(line, Line)
-    assert Span("both", bold=True, italic=True) in line.spans
-    assert Span("gone", strike=True) in line.spans
-    assert Span("a*b*", code=True) in line.spans
+    assert isinstance(line, TextLine)
+    assert TextSpan("both", bold=True, italic=True) in line.spans
+    assert TextSpan("gone", strike=True) in line.spans
+    assert TextSpan("a*b*", code=True) in line.spans
 
 
 def test_lists_keep_their_numbers_depth_and_code() -> None:
     pieces = parse("3. three\n4. four\n   - deep\n\n     ```sh\n     ls\n     ```\n")
-    marks = [(p.marker, p.indent) for p in pieces if isinstance(p, Line)]
+    marks = [(p.marker, p.indent) for p in pieces if isinstance(p, TextLine)]
     assert marks == [("3.", 1), ("4.", 1), ("•", 2)]
-    assert pieces[-1] == Code("ls", "sh")
+    assert pieces[-1] == CodeBlock("ls", "sh")
 
 
 def test_a_table_keeps_rows_and_alignment() -> None:
     (table,) = parse("| a | b |\n|:--|--:|\n| 1 | **2** |\n| 3 |")
     assert isinstance(table, Table)
     assert table.aligns == ("left", "right")
-    assert table.rows[1] == ((Span("1"),), (Span("2", bold=True),))
+    assert table.rows[1] == ((TextSpan("1"),), (TextSpan("2", bold=True),))
     assert len(table.rows[2]) == 2
 
 
 def test_an_unfinished_code_block_is_code_already() -> None:
     stream = MarkdownStream()
     stream.feed("```python\nx = 1\ny")
-    assert stream.tail() == [Code("x = 1\ny", "python")]
+    assert stream.tail() == [CodeBlock("x = 1\ny", "python")]

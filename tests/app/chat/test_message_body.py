@@ -10,7 +10,7 @@ from PySide6.QtGui import QDesktopServices, QTextDocument
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.chat.markdown import Code
+from app.chat.markdown import CodeBlock
 from app.chat.views.code_view import CodeView
 from app.chat.views.message_body import MessageBody
 from app.chat.views.prose_view import ProseView, open_link
@@ -124,7 +124,7 @@ def test_the_copy_button_of_a_code_block_copies_its_text(
 
 @pytest.mark.parametrize("language", ["", "no-such-language", "PYTHON", "c++", "../x"])
 def test_any_language_name_is_fine(qtbot: QtBot, language: str) -> None:
-    view = CodeView(Code("x = 1\n\n\ty", language))
+    view = CodeView(CodeBlock("x = 1\n\n\ty", language))
     qtbot.addWidget(view)
     assert view.code == "x = 1\n\n\ty"
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.monitor.history import History
+from app.monitor.history import SeriesHistory
 
 entries = st.lists(
     st.tuples(
@@ -24,7 +24,7 @@ def test_a_window_of_the_ring_equals_that_of_a_list(
     steps: list[tuple[float, dict[str, float]]], capacity: int, since: float
 ) -> None:
     """Also when it went round many times, and where series came and went."""
-    history = History(capacity)
+    history = SeriesHistory(capacity)
     plain: list[tuple[float, dict[str, float]]] = []
     now = 0.0
     for pause, values in steps:
@@ -42,7 +42,7 @@ def test_a_window_of_the_ring_equals_that_of_a_list(
 
 def test_reading_copies_nothing() -> None:
     """Views of the arrays that were made at the start, in one piece."""
-    history = History(4)
+    history = SeriesHistory(4)
     for time in range(11):
         history.append(time, {"a": time})
     values = history.values("a", 0)
@@ -53,6 +53,6 @@ def test_reading_copies_nothing() -> None:
 
 def test_an_empty_history_has_nothing() -> None:
     """No times, no values, and the last one is not a number."""
-    history = History(3)
+    history = SeriesHistory(3)
     assert history.times(0).size == 0
     assert math.isnan(history.last("a"))
