@@ -12,12 +12,12 @@ from PySide6.QtWidgets import QApplication
 
 from app import paths
 from app.chat.cache import GIB, ChatCache
-from app.chat.presenter import ChatPresenter
+from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.engine_client import EngineClient, EngineState
 from app.main_window import MainWindow, Panels
-from app.model.presenter import ModelPresenter
+from app.model.presenter import ModelPresenter, ModelViews
 from app.model.session import ModelSession
 from app.monitor.device_poller import DevicePoller
 from app.monitor.views.monitor_panel import MonitorPanel
@@ -156,16 +156,20 @@ class Shell(QObject):
         self.crashes = CrashReporter(self)
 
     def _make_presenters(self) -> None:
+        window = self.window
+        pages = ModelViews(window.model_bar, window.start_view)
         self.model_presenter = ModelPresenter(
-            self.models, self.window, self.split, self.settings, self.keep, self
+            self.models, pages, self.split, self.settings, self.keep, self
         )
+        views = ChatViews(window.chat_list, window.chat_view, window.composer, window.sampling)
         self.chat_presenter = ChatPresenter(
-            self.session, self.client, self.window, self.settings, self.keep, self
+            self.session, self.client, views, self.settings, self.keep, self
         )
 
     def _wire(self) -> None:
         for source in (self.model_presenter, self.chat_presenter, self.companions, self.crashes):
             source.noticed.connect(self._notify)
+        self._wire_window()
         self.session.answering.connect(self.chat_cache.enter)
         self.session.deleted.connect(self.chat_cache.delete)
         self.models.replacing.connect(self.chat_cache.leave)
@@ -181,8 +185,19 @@ class Shell(QObject):
         self.client.finished.connect(self._on_finished)
         self.client.state_changed.connect(self._on_state)
         self.client.ready.connect(self.garbage.settle)
-        self.window.sampling.theme_chosen.connect(self.choose_theme)
-        self.window.closing.connect(self.close)
+
+    def _wire_window(self) -> None:
+        window = self.window
+        window.model_dropped.connect(self.models.open)
+        window.model_picked.connect(self.models.open)
+        window.new_chat_requested.connect(self.chat_presenter.new_chat)
+        window.regenerate_requested.connect(self.session.regenerate)
+        window.stop_requested.connect(self.session.stop)
+        window.sampling.theme_chosen.connect(self.choose_theme)
+        window.closing.connect(self.close)
+        self.session.busy_changed.connect(window.set_busy)
+        self.chat_presenter.opened.connect(window.show_chat)
+        self.model_presenter.changed.connect(window.show_name)
 
     def _load_params(self) -> LoadParams:
         """Raises EngineError where nothing can be loaded."""

@@ -97,15 +97,25 @@ class MainWindow(QMainWindow):
         self._centre = self._make_centre()
         self.setCentralWidget(self._centre)
         self.chat_list.search_left.connect(self.composer.setFocus)
+        self.composer.sampling_clicked.connect(self.toggle_settings)
+        for page in (self.model_bar, self.start_view):
+            page.open_requested.connect(self.pick_model)
         self._make_docks(panels)
         self._make_rail()
         self._make_shortcuts()
         self._drop_hint = _DropHint(self)
 
+    @Slot(str)
+    def show_name(self, model: str) -> None:
+        """Name the loaded model in the window's title."""
+        self.setWindowTitle(f"{model} – Tandem" if model else "Tandem")
+
+    @Slot(bool)
     def show_chat(self, has_messages: bool) -> None:
         """The conversation, or the start page while there is none."""
         self._middle.setCurrentWidget(self.chat_view if has_messages else self.start_view)
 
+    @Slot(bool)
     def set_busy(self, busy: bool) -> None:
         self.composer.set_busy(busy)
         self._stop.setEnabled(busy)

@@ -3,42 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.conversation import Conversation
 from app.chat.session import ChatSession
+from app.chat.views.chat_list import ChatList
+from app.chat.views.chat_view import ChatView
+from app.chat.views.composer import Composer
+from app.chat.views.sampling_panel import SamplingPanel
 from app.engine_client import EngineClient
-from app.main_window import MainWindow
 from app.notice import Notice
 from app.settings import Settings, SettingsStore, changed_sampling
 from app.theme import theme_signals
 from engine import SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class ChatViews:
+    """The widgets that show the chats.
+
+    Attributes:
+        chats: list of all chats.
+        conversation: messages of the open chat.
+        composer: input line of the open chat.
+        sampling: panel with the system prompt and the sampling parameters.
+    """
+
+    chats: ChatList
+    conversation: ChatView
+    composer: Composer
+    sampling: SamplingPanel
+
+
 class ChatPresenter(QObject):
-    """Chat list, conversation, composer and settings panel of one `ChatSession`.
+    """Connects one `ChatSession` with its views.
 
     Args:
         keep: stores settings and sees to it that they are written.
     """
 
     noticed = Signal(object)  # Notice
+    opened = Signal(bool)  # whether the chat that is shown now has messages
 
     def __init__(
         self,
         session: ChatSession,
         client: EngineClient,
-        window: MainWindow,
+        views: ChatViews,
         settings: SettingsStore,
         keep: Callable[[Settings], None],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
-        self._session, self._client, self._window = session, client, window
+        self._session, self._client, self._views = session, client, views
         self._settings, self._keep = settings, keep
-        self._view = window.chat_view
+        self._view = views.conversation
         self._wire_chats()
         self._wire_answer()
         self._wire_composer()
@@ -46,20 +67,20 @@ class ChatPresenter(QObject):
     def start(self) -> None:
         """Show the chats, the last one open."""
         current = self._settings.current
-        self._window.sampling.set_params(current.sampling_params())
+        self._views.sampling.set_params(current.sampling_params())
         self._show_sampling_summary()
         self._session.start(current.last_chat, current.system_prompt)
 
     def flush(self) -> None:
         """Take over what is being typed, before a chat is left or the window closes."""
-        self._window.composer.flush_draft()
-        self._window.sampling.flush_prompt()
+        self._views.composer.flush_draft()
+        self._views.sampling.flush_prompt()
 
     @Slot()
     def new_chat(self) -> None:
         self.flush()
         self._session.new_chat(self._settings.current.system_prompt)
-        self._window.composer.setFocus()
+        self._views.composer.setFocus()
 
     @Slot(str)
     def open_chat(self, chat_id: str) -> None:
@@ -74,9 +95,9 @@ class ChatPresenter(QObject):
     @Slot(str)
     def send(self, text: str) -> None:
         """Ask; a text that cannot be sent now stays in the composer."""
-        self._window.sampling.flush_prompt()
+        self._views.sampling.flush_prompt()
         if self._session.send(text):
-            self._window.composer.set_text("")
+            self._views.composer.set_text("")
 
     @Slot(int, str)
     def edit(self, index: int, text: str) -> None:
@@ -87,19 +108,18 @@ class ChatPresenter(QObject):
                 part for part in (self._session.current.draft, text) if part.strip()
             )
             self._session.set_draft(draft)
-            self._window.composer.set_text(draft)
+            self._views.composer.set_text(draft)
 
     @Slot()
     def show_context(self) -> None:
         """How full the context of the loaded model is with the open chat."""
         model = self._client.model
         used = self._session.current.context_tokens
-        self._window.composer.set_context(used, model.n_ctx if model else 0)
+        self._views.composer.set_context(used, model.n_ctx if model else 0)
 
     def _wire_chats(self) -> None:
-        session, chats = self._session, self._window.chat_list
+        session, chats = self._session, self._views.chats
         chats.new_requested.connect(self.new_chat)
-        self._window.new_chat_requested.connect(self.new_chat)
         chats.chosen.connect(self.open_chat)
         chats.renamed.connect(session.rename)
         chats.delete_requested.connect(self.delete_chat)
@@ -112,48 +132,46 @@ class ChatPresenter(QObject):
         session, view, client = self._session, self._view, self._client
         view.resend_requested.connect(self.edit)
         view.regenerate_requested.connect(session.regenerate)
-        self._window.regenerate_requested.connect(session.regenerate)
         session.message_added.connect(self._on_message_added)
         session.messages_cut.connect(view.cut)
         session.answer_text.connect(view.grow)
         session.answer_closed.connect(view.close_answer)
         session.answer_closed.connect(self.show_context)
-        session.busy_changed.connect(self._window.set_busy)
+
         client.prefill.connect(self._on_prefill)
         client.rate.connect(self._on_rate)
         client.shifted.connect(self._on_shifted)
 
     def _wire_composer(self) -> None:
-        session, composer, panel = self._session, self._window.composer, self._window.sampling
+        session, composer, panel = self._session, self._views.composer, self._views.sampling
         session.draft_restored.connect(composer.set_text)
         composer.sent.connect(self.send)
         composer.stop_requested.connect(session.stop)
-        self._window.stop_requested.connect(session.stop)
         composer.draft_changed.connect(session.set_draft)
-        composer.sampling_clicked.connect(self._window.toggle_settings)
+
         panel.sampling_changed.connect(self._on_sampling)
         panel.prompt_changed.connect(session.set_system_prompt)
         panel.prompt_default_requested.connect(self._keep_prompt)
 
     @Slot(object)
     def _on_opened(self, chat: Conversation) -> None:
-        self._window.show_chat(not chat.is_empty)
+        self.opened.emit(not chat.is_empty)
         self._view.show_chat(chat, is_answering=self._session.is_answering_here)
-        self._window.sampling.set_prompt(chat.system_prompt)
+        self._views.sampling.set_prompt(chat.system_prompt)
         self._keep(replace(self._settings.current, last_chat=chat.id))
         self._show_chats()
         self.show_context()
 
     @Slot(int)
     def _on_message_added(self, index: int) -> None:
-        self._window.show_chat(True)
+        self.opened.emit(True)
         self._view.add_message(index)
         if self._session.is_busy:
             self._view.set_status("…")
 
     @Slot()
     def _show_chats(self) -> None:
-        self._window.chat_list.set_chats(self._session.chats, self._session.current.id)
+        self._views.chats.set_chats(self._session.chats, self._session.current.id)
 
     @Slot()
     def _refresh(self) -> None:
@@ -182,7 +200,7 @@ class ChatPresenter(QObject):
     def _show_sampling_summary(self) -> None:
         n = len(self._settings.current.sampling)
         summary = f"Sampling · {n} changed" if n else "Default sampling"
-        self._window.composer.set_sampling_summary(summary)
+        self._views.composer.set_sampling_summary(summary)
 
     @Slot(str)
     def _keep_prompt(self, text: str) -> None:

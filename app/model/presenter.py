@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app import paths
-from app.main_window import MainWindow
 from app.model.session import ModelSession
+from app.model.views.model_bar import ModelBar
+from app.model.views.start_view import StartView
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
 from app.split.views.split_panel import SplitPanel
 from engine import Choice, ModelInfo, ModelLoaded
 
 
+@dataclass(frozen=True, slots=True)
+class ModelViews:
+    """The widgets that show the model in use and open others."""
+
+    bar: ModelBar
+    start: StartView
+
+
 class ModelPresenter(QObject):
-    """Model bar, start page and split panel of one `ModelSession`.
+    """Connects one `ModelSession` with its views and the split panel.
 
     Args:
         keep: stores settings and sees to it that they are written.
     """
 
-    changed = Signal()  # another model is loaded, or none any more
+    changed = Signal(str)  # name of the loaded model, "" for none
     noticed = Signal(object)  # Notice
 
     def __init__(
         self,
         models: ModelSession,
-        window: MainWindow,
+        views: ModelViews,
         split: SplitPanel,
         settings: SettingsStore,
         keep: Callable[[Settings], None],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
-        self._models, self._window, self._split = models, window, split
+        self._models, self._views, self._split = models, views, split
         self._settings, self._keep = settings, keep
         self._loaded_name = ""
         self._wire_choices()
@@ -54,17 +64,14 @@ class ModelPresenter(QObject):
             self._models.open(str(path))
 
     def _wire_choices(self) -> None:
-        models, window = self._models, self._window
-        for page in (window.model_bar, window.start_view):
-            page.open_requested.connect(window.pick_model)
+        models, views = self._models, self._views
+        for page in (views.bar, views.start):
             page.demo_requested.connect(self.open_demo)
             page.recent_chosen.connect(models.open)
-        window.model_dropped.connect(models.open)
-        window.model_picked.connect(models.open)
-        for source in (window.model_bar, self._split):
+        for source in (views.bar, self._split):
             source.load_requested.connect(models.load)
             source.cancel_requested.connect(models.cancel)
-        window.model_bar.eject_requested.connect(models.eject)
+        views.bar.eject_requested.connect(models.eject)
         self._split.apply_requested.connect(self._apply)
         self._split.settings_changed.connect(self._keep_plan)
 
@@ -75,8 +82,8 @@ class ModelPresenter(QObject):
         models.loading.connect(self._on_loading)
         models.applying.connect(self._on_applying)
         models.kept.connect(self._on_kept)
-        models.progressed.connect(self._window.model_bar.set_progress)
-        models.doing.connect(self._window.model_bar.set_doing)
+        models.progressed.connect(self._views.bar.set_progress)
+        models.doing.connect(self._views.bar.set_doing)
         models.progressed.connect(self._split.set_progress)
         models.loaded.connect(self._on_loaded)
         models.emptied.connect(self._on_emptied)
@@ -89,7 +96,7 @@ class ModelPresenter(QObject):
         if isinstance(plan, dict):
             self._split.restore(plan)
         self._split.set_state("ready")
-        self._window.model_bar.show_selected(info)
+        self._views.bar.show_selected(info)
 
     @Slot(object)
     def _on_suggested(self, choice: Choice) -> None:
@@ -99,7 +106,7 @@ class ModelPresenter(QObject):
 
     @Slot(object)
     def _on_loading(self, info: ModelInfo) -> None:
-        self._window.model_bar.show_loading(info)
+        self._views.bar.show_loading(info)
         self._split.set_state("loading")
 
     @Slot()
@@ -110,7 +117,7 @@ class ModelPresenter(QObject):
 
     @Slot(object)
     def _on_applying(self, info: ModelInfo) -> None:
-        self._window.model_bar.show_loading(info)
+        self._views.bar.show_loading(info)
         self._split.set_state("applying")
 
     @Slot(object)
@@ -122,7 +129,7 @@ class ModelPresenter(QObject):
     @Slot(object)
     def _on_loaded(self, loaded: ModelLoaded) -> None:
         self._loaded_name = loaded.info.name
-        self._window.model_bar.show_loaded(loaded)
+        self._views.bar.show_loaded(loaded)
         self._split.set_state("loaded")
         self._split.set_loaded(loaded)
         self._keep(self._settings.current.with_recent(loaded.info.path))
@@ -133,10 +140,10 @@ class ModelPresenter(QObject):
     def _on_emptied(self, info: ModelInfo | None) -> None:
         self._loaded_name = ""
         if info is None:
-            self._window.model_bar.show_empty()
+            self._views.bar.show_empty()
             self._split.set_state("empty")
         else:
-            self._window.model_bar.show_selected(info)
+            self._views.bar.show_selected(info)
             self._split.set_state("ready")
         self._show()
 
@@ -149,7 +156,6 @@ class ModelPresenter(QObject):
     def _show(self) -> None:
         recent, name = self._settings.current.recent_models, self._loaded_name
         has_demo = paths.demo_model() is not None
-        self._window.model_bar.set_menu(recent, has_demo=has_demo)
-        self._window.start_view.show_state(name, recent=recent, has_demo=has_demo)
-        self._window.setWindowTitle(f"{name} – Tandem" if name else "Tandem")
-        self.changed.emit()
+        self._views.bar.set_menu(recent, has_demo=has_demo)
+        self._views.start.show_state(name, recent=recent, has_demo=has_demo)
+        self.changed.emit(name)
