@@ -32,6 +32,9 @@ class Activation:
     limit: float = 0.0
 
 
+OAI_ALPHA = 1.702
+"""Factor on the gate inside the sigmoid of "oai"."""
+
 SILU, GELU, RELU2 = Activation("silu"), Activation("gelu"), Activation("relu2")
 SIGMOID = Activation("sigmoid")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, normalize, relu, silu, softplus
 
 from engine.forward.expert_rows import Groups
-from engine.layers.ffn import SILU
+from engine.layers.ffn import OAI_ALPHA, SILU
 from engine.ops import recurrent
 from engine.ops.attention import attend
 
@@ -329,7 +329,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: torch.square(relu(x)),
     "sigmoid": torch.sigmoid,
 }
-OAI_ALPHA = 1.702
 SMALLEST_SUM = 6.103515625e-5
 """The least that chosen weights are divided by: F16's smallest normal number, as in llama.cpp."""
 

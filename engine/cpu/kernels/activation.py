@@ -9,6 +9,7 @@ from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.lanes import Lanes, each
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, I32, VOID, Code, Value, function
+from engine.layers.ffn import OAI_ALPHA
 
 KINDS = ("silu", "gelu", "relu", "relu2", "oai")
 """See `engine.layers.ffn.Activation`."""
@@ -20,7 +21,6 @@ gaps. up is 0 where there is none. limit: the bits of an F32, infinite for none.
 GELU_SCALE, GELU_CUBE = 0.7978845608028654, 0.044715
 """√(2 / π), and the factor of x³ in GELU's tanh form (arXiv 1606.08415)."""
 
-OAI_ALPHA = 1.702
 COLUMNS = 4096
 """Of one piece."""
 

@@ -17,10 +17,10 @@ from engine.quants.extent import DEVICE_CHUNK
 from engine.quants.layout import TILE
 
 if TYPE_CHECKING:
-    from engine.gpu.matmul.weights import GpuPlanes
+    from engine.gpu.matmul.planes import Planes
 
 
-def product(x: Tensor, weight: GpuPlanes) -> Tensor:
+def product(x: Tensor, weight: Planes) -> Tensor:
     """`x Wᵀ` for x (T, n_in) in F32; (T, n_rows) in F32."""
     dtype = short_dtype(x.device)
     numbers, scale = shortened(x, dtype)

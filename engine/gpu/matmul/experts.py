@@ -18,8 +18,7 @@ from engine.gpu.launch.configs import WARP, config_of
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul.dequant_gemm import row_scale, short_dtype
-from engine.gpu.matmul.gemv import Planes
-from engine.gpu.matmul.planes import constants_of
+from engine.gpu.matmul.planes import Planes, constants_of
 from engine.gpu.quantise import BLOCKS, Rows, quantised, unwritten
 from engine.gpu.routing import DeviceGroups, assign, sum_of_experts
 from engine.quants.extent import n_tiles

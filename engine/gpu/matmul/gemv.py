@@ -6,7 +6,7 @@ A row's result has the same bits alone and among others, and in whatever launch 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from engine.gpu.kernels import gemv
 from engine.gpu.launch.configs import WARP, Config, config_of
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
-from engine.gpu.matmul.planes import constants_of
+from engine.gpu.matmul.planes import Planes, constants_of
 from engine.gpu.quantise import MOST_ROWS, N_COUNTERS, Rows, keep, quantised, unwritten
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS, TILE
@@ -28,22 +28,6 @@ T = TypeVar("T")
 
 MOST_TOGETHER = 3
 """Matrices of one launch."""
-
-
-class Planes(Protocol):
-    """A matrix (n_rows, extent.n_columns) in planes, see `engine.quants.layout`.
-
-    Attributes:
-        planes: uint8 (n_tile, tile_bytes).
-        type_number: the GGML type.
-        x_bytes: of a quantised activation, 1 or 2.
-    """
-
-    planes: Tensor
-    type_number: int
-    n_rows: int
-    extent: Extent
-    x_bytes: int
 
 
 def product(

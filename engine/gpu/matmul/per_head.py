@@ -20,7 +20,7 @@ from engine.quants.extent import DEVICE_CHUNK, Extent
 from engine.quants.layout import LAYOUTS, TILE
 
 if TYPE_CHECKING:
-    from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+    from engine.gpu.matmul.planes import Planes
 
 MOST_ROWS = 8
 
@@ -55,16 +55,16 @@ class Matrices:
     stop: int
 
     @classmethod
-    def of_planes(cls, weight: GpuPlanes, part: slice) -> Matrices:
+    def of_planes(cls, weight: Planes, part: slice) -> Matrices:
         """Some rows of matrices in planes."""
         first, stop, _ = part.indices(weight.n_rows)
         return cls(weight.planes, weight.type_number, weight.extent, first, stop)
 
     @classmethod
-    def of_plain(cls, weight: GpuPlain, part: slice) -> Matrices:
+    def of_plain(cls, data: Tensor, part: slice) -> Matrices:
         """Some rows of plain matrices."""
-        first, stop, _ = part.indices(weight.n_rows)
-        return cls(weight.data, None, Extent.of(0, weight.data.shape[-1]), first, stop)
+        first, stop, _ = part.indices(data.shape[-2])
+        return cls(data, None, Extent.of(0, data.shape[-1]), first, stop)
 
     @property
     def n_part(self) -> int:

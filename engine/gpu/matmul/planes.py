@@ -8,14 +8,33 @@ from __future__ import annotations
 
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.quants.layout import LAYOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import Tensor
+
+    from engine.quants.extent import Extent
     from engine.quants.layout import Layout
+
+
+class Planes(Protocol):
+    """A matrix (n_rows, extent.n_columns) in planes, see `engine.quants.layout`.
+
+    Attributes:
+        planes: uint8 (n_tile, tile_bytes).
+        type_number: the GGML type.
+        x_bytes: of a quantised activation, 1 or 2.
+    """
+
+    planes: Tensor
+    type_number: int
+    n_rows: int
+    extent: Extent
+    x_bytes: int
 
 
 @cache

@@ -24,7 +24,7 @@ from engine.quants.layout import BLOCK, LAYOUTS
 
 if TYPE_CHECKING:
     from engine.gpu.launch.configs import Config
-    from engine.gpu.matmul.gemv import Planes
+    from engine.gpu.matmul.planes import Planes
     from engine.quants.extent import Extent
 
 MOST_ROWS = 256

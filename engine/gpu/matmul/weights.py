@@ -111,5 +111,5 @@ class GpuPlain:
         return y
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        held = per_head.Matrices.of_plain(self, rows)
+        held = per_head.Matrices.of_plain(self.data, rows)
         return per_head.product(x, held, is_transposed=transposed)
