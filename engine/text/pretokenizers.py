@@ -153,70 +153,68 @@ class PreTokenizer:
 DEFAULT = PreTokenizer(
     (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), clean_spaces=True
 )
+PRE_GPT2 = PreTokenizer((GPT2,), clean_spaces=True)
+PRE_DIGITS = PreTokenizer((r"\p{N}", GPT2), clean_spaces=True)
+PRE_LLAMA3 = PreTokenizer((LLAMA3,), clean_spaces=True)
+PRE_LLAMA3_OWN = replace(PRE_LLAMA3, ignore_merges=True, add_bos=True)
+PRE_QWEN2 = PreTokenizer((QWEN2,))
+PRE_BLOOM = PreTokenizer((BLOOM,), clean_spaces=True)
+PRE_GPT4O = PreTokenizer((GPT4O,))
+PRE_DEEPSEEK3 = PreTokenizer(DEEPSEEK3)
+PRE_BAILING = PreTokenizer((BAILING,))
+PRE_GEMMA4 = PreTokenizer(
+    (LINES,),
+    clean_spaces=True,
+    add_bos=True,
+    forces_bos=True,
+    byte_level=False,
+    whole_newlines=True,
+)
 
+BY_NAMES: dict[str, PreTokenizer] = {
+    "default": DEFAULT,
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2": PRE_LLAMA3_OWN,
+    "jina-v5-nano": PRE_LLAMA3_OWN,
+    "dbrx smaug-bpe glm4 chatglm-bpe": PRE_LLAMA3,
+    "minicpm5": PreTokenizer(
+        (r"\p{N}{1,3}", llama3_like(r"\p{N}+")), clean_spaces=True, ignore_merges=True
+    ),
+    "jais-2": PreTokenizer((JAIS2,), clean_spaces=True),
+    "gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais exaone4": PRE_GPT2,
+    "jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code": PRE_GPT2,
+    "roberta-bpe modern-bert": PRE_GPT2,
+    "trillion granite-docling": replace(PRE_GPT2, clean_spaces=False),
+    "starcoder refact codeshell exaone minerva-7b mellum2": PRE_DIGITS,
+    "command-r smollm": replace(PRE_DIGITS, clean_spaces=False),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 hunyuan solar-open grok-2": PRE_QWEN2,
+    "stablelm2 megrez": replace(PRE_QWEN2, clean_spaces=True),
+    "qwen35": PreTokenizer((QWEN35,)),
+    "ufakzeka": PreTokenizer((QWEN2.removeprefix(CONTRACTION + "|"),)),
+    "laguna": PreTokenizer((LINES, QWEN2)),
+    "deepseek-llm": PreTokenizer(DEEPSEEK_LLM),
+    "deepseek-coder": PreTokenizer(DEEPSEEK_CODER),
+    "deepseek-v3 hunyuan-dense hy_v4 joyai-llm": PRE_DEEPSEEK3,
+    "spark2_5": PreTokenizer(SPARK),
+    "youtu": PreTokenizer(YOUTU, ignore_merges=True),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"), True),
+    "bloom gpt3-finnish": PRE_BLOOM,
+    "poro-chat": replace(PRE_BLOOM, clean_spaces=False),
+    "viking": PreTokenizer((BLOOM, r"\p{N}")),
+    "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, add_bos=True),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": PRE_GPT4O,
+    "granite-embed-multi-97m": replace(PRE_GPT4O, ignore_merges=True),
+    "tiny_aya cohere2moe": PreTokenizer(TINY_AYA),
+    "kimi-k2": PreTokenizer((KIMI_K2,)),
+    "superbpe": PreTokenizer(SUPERBPE),
+    "bailingmoe bailingmoe2 llada-moe": PRE_BAILING,
+    "seed-coder": PreTokenizer((SEED_CODER,)),
+    "afmoe": PreTokenizer(AFMOE),
+    "exaone-moe": PreTokenizer((EXAONE_MOE,), clean_spaces=True),
+    "chameleon": PreTokenizer(CHAMELEON, add_bos=True),
+    "gemma4 granite-embed-multi-311m": PRE_GEMMA4,
+    "sarvam-moe": PreTokenizer((LINES,), byte_level=False),
+}
+"""Each kind of vocabulary with the names that files give it, separated by spaces."""
 
-def _table() -> dict[str, PreTokenizer]:
-    gpt2 = PreTokenizer((GPT2,), clean_spaces=True)
-    digits = PreTokenizer((r"\p{N}", GPT2), clean_spaces=True)
-    llama3 = PreTokenizer((LLAMA3,), clean_spaces=True)
-    llama3_own = replace(llama3, ignore_merges=True, add_bos=True)
-    qwen2 = PreTokenizer((QWEN2,))
-    bloom = PreTokenizer((BLOOM,), clean_spaces=True)
-    gpt4o = PreTokenizer((GPT4O,))
-    deepseek3 = PreTokenizer(DEEPSEEK3)
-    bailing = PreTokenizer((BAILING,))
-    gemma4 = PreTokenizer(
-        (LINES,),
-        clean_spaces=True,
-        add_bos=True,
-        forces_bos=True,
-        byte_level=False,
-        whole_newlines=True,
-    )
-    groups: dict[str, PreTokenizer] = {
-        "default": DEFAULT,
-        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2": llama3_own,
-        "jina-v5-nano": llama3_own,
-        "dbrx smaug-bpe glm4 chatglm-bpe": llama3,
-        "minicpm5": PreTokenizer(
-            (r"\p{N}{1,3}", llama3_like(r"\p{N}+")), clean_spaces=True, ignore_merges=True
-        ),
-        "jais-2": PreTokenizer((JAIS2,), clean_spaces=True),
-        "gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais exaone4": gpt2,
-        "jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code": gpt2,
-        "roberta-bpe modern-bert": gpt2,
-        "trillion granite-docling": replace(gpt2, clean_spaces=False),
-        "starcoder refact codeshell exaone minerva-7b mellum2": digits,
-        "command-r smollm": replace(digits, clean_spaces=False),
-        "qwen2 deepseek-r1-qwen kormo f2llmv2 hunyuan solar-open grok-2": qwen2,
-        "stablelm2 megrez": replace(qwen2, clean_spaces=True),
-        "qwen35": PreTokenizer((QWEN35,)),
-        "ufakzeka": PreTokenizer((QWEN2.removeprefix(CONTRACTION + "|"),)),
-        "laguna": PreTokenizer((LINES, QWEN2)),
-        "deepseek-llm": PreTokenizer(DEEPSEEK_LLM),
-        "deepseek-coder": PreTokenizer(DEEPSEEK_CODER),
-        "deepseek-v3 hunyuan-dense hy_v4 joyai-llm": deepseek3,
-        "spark2_5": PreTokenizer(SPARK),
-        "youtu": PreTokenizer(YOUTU, ignore_merges=True),
-        "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"), True),
-        "bloom gpt3-finnish": bloom,
-        "poro-chat": replace(bloom, clean_spaces=False),
-        "viking": PreTokenizer((BLOOM, r"\p{N}")),
-        "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, add_bos=True),
-        "gpt-4o llama4 kanana2 talkie minimax-m2": gpt4o,
-        "granite-embed-multi-97m": replace(gpt4o, ignore_merges=True),
-        "tiny_aya cohere2moe": PreTokenizer(TINY_AYA),
-        "kimi-k2": PreTokenizer((KIMI_K2,)),
-        "superbpe": PreTokenizer(SUPERBPE),
-        "bailingmoe bailingmoe2 llada-moe": bailing,
-        "seed-coder": PreTokenizer((SEED_CODER,)),
-        "afmoe": PreTokenizer(AFMOE),
-        "exaone-moe": PreTokenizer((EXAONE_MOE,), clean_spaces=True),
-        "chameleon": PreTokenizer(CHAMELEON, add_bos=True),
-        "gemma4 granite-embed-multi-311m": gemma4,
-        "sarvam-moe": PreTokenizer((LINES,), byte_level=False),
-    }
-    return {name: pre for names, pre in groups.items() for name in names.split()}
-
-
-PRE_TOKENIZERS = _table()
+PRE_TOKENIZERS = {name: kind for names, kind in BY_NAMES.items() for name in names.split()}
+"""Each kind of vocabulary by the `tokenizer.ggml.pre` of a file."""
