@@ -24,7 +24,12 @@ from engine.runtime.builder import Opener
 from engine.runtime.control_vectors import read_control_vectors
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import Progress, check_types
-from engine.sampling.candidates import Shortlist, draw, room_of, shortlist
+from engine.sampling.candidates import (
+    SliceCandidates,
+    n_candidates,
+    sample_gathered,
+    slice_candidates,
+)
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
@@ -207,13 +212,13 @@ class Drawing:
             sampler: of each rank, with the same history; that of `drawer` draws.
             never: tokens that must not come.
         """
-        runtime, room = self._runtime, room_of(sampler.params, self._runtime.hp.n_vocab)
+        runtime, n = self._runtime, n_candidates(sampler, self._runtime.hp.n_vocab)
         token = -1
-        if room is not None:
-            words = shortlist(mine, runtime.first_id, sampler, room, never).packed(room)
-            rows = runtime.joined(words)
+        if n is not None:
+            own = slice_candidates(mine, runtime.first_id, sampler, n, never)
+            rows = runtime.joined(own.pack(n))
             if rows is not None:
-                found = draw(sampler, [Shortlist.unpacked(row) for row in rows])
+                found = sample_gathered(sampler, [SliceCandidates.unpack(row) for row in rows])
                 token = -1 if found is None else found
             token = runtime.agree(token)
         if token >= 0:

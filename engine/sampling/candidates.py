@@ -1,16 +1,17 @@
-"""The few tokens of a slice of the vocabulary from which another process draws the next one.
+"""Sampling from logits that are split over processes: each sends the top candidates of its slice.
 
-Ranks that are processes have the logits of a slice each. Each keeps a `Sampler` that accepts every
-token, for its history; `shortlist` penalises a slice and tells the likeliest of it, and on one rank
-`draw` lets the sampler that has the random numbers draw from the lists of all:
+Every rank has the logits of one slice of the vocabulary, and a `Sampler` that accepts every token,
+for its history. `slice_candidates` applies the penalties to a slice and returns its most likely
+tokens. On one rank, `sample_gathered` draws from the gathered candidates of all slices, with that
+rank's random numbers. It returns the token that the sampler would draw from all logits:
 
-- greedy, and with top-k: the token that it would draw from all logits;
-- with min-p and neither top-k nor top-p: the same;
-- with top-p and no top-k: the same, but that the total of all probabilities adds up the ranks', so
-  its last bits may be others, and with them the token where what some tokens reach lies that close
-  to top-p.
+- greedy, and with top-k: always;
+- with min-p and neither top-k nor top-p: always;
+- with top-p and no top-k: but for rounding. The sum of all weights is added up from the ranks'
+  sums, so its last bits may differ; the token may then differ where the probabilities add up to
+  top-p within these bits.
 
-Where the lists do not suffice, or `room_of` is None, all logits have to be gathered.
+All logits must be gathered instead where `n_candidates` or `sample_gathered` returns None.
 """
 
 from __future__ import annotations
@@ -30,151 +31,169 @@ from engine.sampling.sampler import (
     MinP,
     Penalties,
     Sampler,
+    SamplingTemperature,
     Step,
+    TopK,
     TopP,
+    TypicalP,
+    all_known,
 )
 
-N_OPEN = TopP.N_FIRST
-"""Tokens of a list where no setting says how many are enough."""
+KNOWN_STEPS = (Penalties, TopK, TypicalP, TopP, MinP, SamplingTemperature)
+"""Step types that can be applied to slices, in this order; any other needs all logits."""
 
-MOST = 4096
-"""The longest list: of more, all logits are hardly longer."""
+N_WITHOUT_TOP_K = TopP.N_FIRST
+"""Number of candidates of a slice where no top-k limits it."""
+
+N_LIMIT = 4096
+"""Largest number of candidates of a slice; beyond it, sending all logits costs hardly more."""
 
 N_HEAD = 5
-"""Words before the tokens: how many, whether there are others, the largest logit, the total."""
+"""Words of a message before the candidates: count, `has_more`, `max_logit`, `weight_sum` (2)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shortlist:
-    """The likeliest tokens of a slice.
+class SliceCandidates:
+    """The most likely tokens of one slice of the vocabulary.
 
     Args:
-        ids, logits: (n,), after penalties, sorted: falling logits, of equal ones rising ids.
-        lacks: there are others, less likely ones, that may count.
-        best: the largest logit of the slice, not finite if that is not usable, or nothing can come.
-        total: of the weights of all tokens of the slice, as multiples of the largest; 0 if nobody
-            asks for it.
+        ids: token ids, (n,), sorted by falling logit, and by rising id where logits are equal.
+        logits: their logits after penalties, (n,).
+        has_more: whether the slice has other, less likely tokens that could be drawn.
+        max_logit: largest logit of the slice; not finite if the slice is unusable, or if none of
+            its tokens may come.
+        weight_sum: sum of the weights of all tokens of the slice, as in `Candidates.weights`; 0
+            if no step needs it.
     """
 
     ids: IntArray
     logits: FloatArray
-    lacks: bool
-    best: float
-    total: float
+    has_more: bool
+    max_logit: float
+    weight_sum: float
 
-    def packed(self, room: int) -> NDArray[np.int32]:
-        """As so many words for any list of up to `room` tokens: (N_HEAD + 2 * room,)."""
+    def pack(self, capacity: int) -> NDArray[np.int32]:
+        """Return the candidates as a message of fixed length, (N_HEAD + 2 * capacity,)."""
         n = len(self.ids)
-        words = np.zeros(N_HEAD + 2 * room, np.int32)
-        words[:2] = n, self.lacks
-        words[2:3] = np.array([self.best], np.float32).view(np.int32)
-        words[3:N_HEAD] = np.array([self.total], np.float64).view(np.int32)
+        words = np.zeros(N_HEAD + 2 * capacity, np.int32)
+        words[:2] = n, self.has_more
+        words[2:3] = np.array([self.max_logit], np.float32).view(np.int32)
+        words[3:N_HEAD] = np.array([self.weight_sum], np.float64).view(np.int32)
         words[N_HEAD : N_HEAD + n] = self.ids
-        words[N_HEAD + room : N_HEAD + room + n] = self.logits.view(np.int32)
+        words[N_HEAD + capacity : N_HEAD + capacity + n] = self.logits.view(np.int32)
         return words
 
     @staticmethod
-    def unpacked(words: NDArray[np.int32]) -> Shortlist:
-        """What `packed` made."""
-        n, lacks = words[:2].tolist()
-        room = (len(words) - N_HEAD) // 2
-        best, total = words[2:3].view(np.float32), words[3:N_HEAD].copy().view(np.float64)
+    def unpack(words: NDArray[np.int32]) -> SliceCandidates:
+        """Return the candidates of a message that `pack` made."""
+        n, has_more = words[:2].tolist()
+        capacity = (len(words) - N_HEAD) // 2
+        max_logit, weight_sum = words[2:3].view(np.float32), words[3:N_HEAD].copy().view(np.float64)
         ids = words[N_HEAD : N_HEAD + n].astype(np.int64)
-        logits = words[N_HEAD + room : N_HEAD + room + n].view(np.float32)
-        return Shortlist(ids, logits, bool(lacks), float(best[0]), float(total[0]))
+        logits = words[N_HEAD + capacity : N_HEAD + capacity + n].view(np.float32)
+        return SliceCandidates(
+            ids, logits, bool(has_more), float(max_logit[0]), float(weight_sum[0])
+        )
 
 
-def room_of(params: SamplingParams, n_vocab: int) -> int | None:
-    """Tokens that a list may have; None where only all logits do."""
-    p = params
+def n_candidates(sampler: Sampler, n_vocab: int) -> int | None:
+    """Return how many candidates of each slice the sampler needs; None where it needs all logits.
+
+    All ranks get the same answer from samplers of the same settings.
+    """
+    p = sampler.params
+    if not all_known(sampler.steps, KNOWN_STEPS):
+        return None
     if p.temperature <= 0:
         return 1
     if p.top_k:
-        return min(p.top_k, n_vocab) if p.top_k <= MOST else None
-    is_open = p.typical_p < 1 or (p.top_p >= 1 and p.min_p <= 0)
-    return None if is_open else min(N_OPEN, n_vocab)
+        return min(p.top_k, n_vocab) if p.top_k <= N_LIMIT else None
+    is_unlimited = p.typical_p < 1 or (p.top_p >= 1 and p.min_p <= 0)
+    return None if is_unlimited else min(N_WITHOUT_TOP_K, n_vocab)
 
 
-def shortlist(
-    logits: FloatArray, first: int, sampler: Sampler, room: int, never: Sequence[int] = ()
-) -> Shortlist:
-    """The likeliest tokens of a slice.
+def slice_candidates(
+    logits: FloatArray, first: int, sampler: Sampler, n: int, never: Sequence[int] = ()
+) -> SliceCandidates:
+    """Return the most likely tokens of a slice of the vocabulary, after penalties.
 
     Args:
-        logits: (n,), of the ids from `first` on; may be none. They are left as they are.
-        sampler: for its settings and its history; it draws nothing.
-        room: see `room_of`.
-        never: tokens that must not come, of any rank.
+        logits: logits of the slice, (size,); may be empty. Not modified.
+        first: first token id of the slice.
+        sampler: source of the settings and the history; it draws nothing.
+        n: number of candidates, see `n_candidates`.
+        never: token ids, of any slice, that must not come.
     """
     ids = np.arange(first, first + logits.size)
     logits = np.array(logits, np.float32)
     logits[[token - first for token in never if 0 <= token - first < logits.size]] = -np.inf
     best = float(logits.max(initial=-np.inf))
     if not math.isfinite(best):
-        return Shortlist(ids[:0], logits[:0], lacks=False, best=best, total=0.0)
+        return SliceCandidates(ids[:0], logits[:0], has_more=False, max_logit=best, weight_sum=0.0)
     all_ = Candidates(ids, logits)
     for step in sampler.steps:
         if isinstance(step, Penalties):
             all_ = step(all_)
-    top = all_.top(room)
+    top = all_.top(n)
     can_come = top.logits > -np.inf
-    lacks = bool(len(top) < len(all_) and can_come.all())
-    total = float(all_.weights().sum()) if _needs_total(sampler.params) else 0.0
+    has_more = bool(len(top) < len(all_) and can_come.all())
+    weight_sum = float(all_.weights().sum()) if _needs_weight_sum(sampler.params) else 0.0
     top = top.take(can_come, is_sorted=True)
-    return Shortlist(top.ids, top.logits, lacks, float(top.logits.max(initial=-np.inf)), total)
+    max_logit = float(top.logits.max(initial=-np.inf))
+    return SliceCandidates(top.ids, top.logits, has_more, max_logit, weight_sum)
 
 
-def draw(sampler: Sampler, lists: Sequence[Shortlist]) -> int | None:
-    """The next token; None where the lists do not suffice, and nothing has changed.
+def sample_gathered(sampler: Sampler, slices: Sequence[SliceCandidates]) -> int | None:
+    """Return the next token; None, with nothing changed, where the candidates do not suffice.
 
     Args:
-        sampler: has the random numbers.
-        lists: of slices that together have every token once.
+        sampler: settings and random numbers.
+        slices: candidates of slices that together cover the vocabulary once.
 
     Raises:
-        EngineError: the logits are not usable, see `Candidates.from_logits`.
+        EngineError: the logits are unusable, see `Candidates.from_logits`.
     """
-    bests = np.array([found.best for found in lists], np.float32)
+    bests = np.array([part.max_logit for part in slices], np.float32)
     Candidates.from_logits(bests)  # raises where it would with all logits
-    known, lacks = _joined(lists)
+    known, has_more = _merge(slices)
     steps = [step for step in sampler.steps if not isinstance(step, Penalties)]
     if sampler.params.top_k == 0 and not sampler.is_greedy:
-        least = max((_least(step, known) for step in steps), default=-math.inf)
-        is_whole = not lacks or float(known.logits.min()) < least
+        least = max((_least_logit(step, known) for step in steps), default=-math.inf)
+        is_enough = not has_more or float(known.logits.min()) < least
         first = steps[0]
         if isinstance(first, TopP):
             best = float(bests.max())
-            total = sum(found.total * math.exp(found.best - best) for found in lists)
+            total = sum(part.weight_sum * math.exp(part.max_logit - best) for part in slices)
             known, steps = known.sort(), steps[1:]
-            enough = first.of_likeliest(known, total)
-            is_whole = is_whole or enough is not None
-            known = known if enough is None else enough
-        if not is_whole:
+            kept = first.among_top(known, total)
+            is_enough = is_enough or kept is not None
+            known = known if kept is None else kept
+        if not is_enough:
             return None
     for step in steps:
         known = step(known)
     return sampler.pick(known)
 
 
-def _least(step: Step, known: Candidates) -> float:
-    """What a logit must at least be to pass a step, as far as that is known."""
+def _least_logit(step: Step, known: Candidates) -> float:
+    """Return the smallest logit that passes a step, or -inf if that cannot be told."""
     if not isinstance(step, MinP):
         return -math.inf
     return float(known.logits.max() + np.float32(math.log(step.p)))
 
 
-def _joined(lists: Sequence[Shortlist]) -> tuple[Candidates, bool]:
-    """The likeliest tokens of all slices, without a gap; whether others may count."""
-    ids = np.concatenate([found.ids for found in lists])
-    logits = np.concatenate([found.logits for found in lists])
+def _merge(slices: Sequence[SliceCandidates]) -> tuple[Candidates, bool]:
+    """Return the most likely tokens of all slices without a gap, and whether others may count."""
+    ids = np.concatenate([part.ids for part in slices])
+    logits = np.concatenate([part.logits for part in slices])
     order = np.argsort(ids)
     top = Candidates(ids[order], logits[order]).sort()
-    ends = [found.ids[-1] for found in lists if found.lacks]
+    ends = [part.ids[-1] for part in slices if part.has_more]
     n = min((int(np.flatnonzero(top.ids == end)[0]) + 1 for end in ends), default=len(top))
     ids, logits = top.ids[:n], top.logits[:n]
     order = np.argsort(ids)
     return Candidates(ids[order], logits[order]), bool(ends)
 
 
-def _needs_total(params: SamplingParams) -> bool:
+def _needs_weight_sum(params: SamplingParams) -> bool:
     return params.temperature > 0 and params.top_k == 0 and params.top_p < 1

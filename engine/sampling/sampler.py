@@ -1,8 +1,12 @@
-"""From logits to one token: a list of pure steps, then one draw.
+"""Chooses the next token from logits: a list of pure filter steps, then one random draw.
 
 The steps, their order and their meaning are llama.cpp's defaults: penalties, top-k, typical-p,
 top-p, min-p, temperature. Every filter looks at the probabilities before temperature, and none
-leaves less than one candidate. A step that would change nothing is not in the list.
+leaves fewer than one candidate. A step that would change nothing is not in the list.
+
+Two other paths sample without calling the steps: `engine.sampling.candidates` and
+`engine.gpu.decode.sampling`. Each has a list of the step types it knows, which `all_known` checks,
+and leaves a sampler with any other step to the host.
 """
 
 from __future__ import annotations
@@ -10,9 +14,9 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -23,16 +27,17 @@ from engine.errors import EngineError
 
 __all__ = [
     "Candidates",
-    "History",
     "MinP",
     "Penalties",
     "Sampler",
+    "SamplingTemperature",
     "Step",
-    "Temperature",
+    "TokenHistory",
     "TopK",
     "TopP",
     "TypicalP",
     "Uniforms",
+    "all_known",
     "penalises",
 ]
 
@@ -42,12 +47,14 @@ IntArray: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Tokens that may come next; never none.
+    """Tokens that may come next; at least one.
 
     Args:
-        ids: (n,), each once; ascending, unless `is_sorted`.
-        logits: (n,), at least one of them finite; -inf for a token that must not come.
-        is_sorted: by falling logit; equal ones by rising id.
+        ids: token ids, (n,), each once; ascending, unless `is_sorted`.
+        logits: their logits, (n,), at least one of them finite; -inf for a token that must not
+            come.
+        is_sorted: whether they are ordered by falling logit, and by rising id where logits are
+            equal.
     """
 
     ids: IntArray
@@ -56,10 +63,10 @@ class Candidates:
 
     @staticmethod
     def from_logits(logits: FloatArray) -> Candidates:
-        """All tokens of a vocabulary.
+        """Return all tokens of a vocabulary as candidates.
 
         Raises:
-            EngineError: there is a NaN or +inf among the logits, or nothing but -inf.
+            EngineError: the logits contain a NaN or +inf, or are all -inf.
         """
         # the maximum of anything with a NaN is NaN
         if not np.isfinite(logits.max(initial=-np.inf)):
@@ -74,39 +81,41 @@ class Candidates:
         return int(self.ids.size)
 
     def take(self, index: IntArray | NDArray[np.bool_] | slice, is_sorted: bool) -> Candidates:
+        """Return the candidates at `index`."""
         return Candidates(self.ids[index], self.logits[index], is_sorted)
 
     def sort(self) -> Candidates:
+        """Return the candidates sorted as `is_sorted` says."""
         if self.is_sorted:
             return self
         return self.take(np.argsort(-self.logits, kind="stable"), is_sorted=True)
 
     def top(self, k: int) -> Candidates:
-        """The `k` likeliest, sorted, without sorting the rest."""
+        """Return the `k` most likely candidates, sorted, without sorting the rest."""
         if k >= len(self) or self.is_sorted:
             return self.sort().take(slice(k), is_sorted=True)
         threshold = _at_most_kth_largest(self.logits, k)
-        few = self.take(np.flatnonzero(self.logits >= threshold), is_sorted=False)
-        return few.sort().take(slice(k), is_sorted=True)
+        above = self.take(np.flatnonzero(self.logits >= threshold), is_sorted=False)
+        return above.sort().take(slice(k), is_sorted=True)
 
     def probabilities(self) -> NDArray[np.float64]:
-        """(n,), in the order of `ids`; their sum is 1."""
+        """Return the probability of each candidate, (n,), with a sum of 1."""
         weights = self.weights()
         normalised: NDArray[np.float64] = weights / weights.sum()
         return normalised
 
     def weights(self) -> NDArray[np.float64]:
-        """(n,), the probabilities as multiples of the largest."""
+        """Return the probabilities as multiples of the largest one, (n,)."""
         below_best = self.logits.astype(np.float64) - float(self.logits.max())
         weights: NDArray[np.float64] = np.exp(below_best)
         return weights
 
 
 def _at_most_kth_largest(values: FloatArray, k: int) -> np.float32:
-    """A bound that at least `k` values reach, and with a large vocabulary few more do.
+    """Return a bound that at least `k` values reach, and hardly more in a large vocabulary.
 
-    The k-th largest of the maxima of many blocks is such a bound, as each maximum is a value of its
-    own. Finding it reads the values once and sorts next to nothing.
+    The values are cut into many blocks. The k-th largest of the blocks' maxima is such a bound, as
+    each maximum is one of the values. Finding it reads the values once and sorts next to nothing.
     """
     block = max(1, values.size // (16 * k))
     whole = values.size // block * block
@@ -116,13 +125,14 @@ def _at_most_kth_largest(values: FloatArray, k: int) -> np.float32:
 
 
 Step: TypeAlias = Callable[[Candidates], Candidates]
+"""Filter or change of the candidates; leaves at least one."""
 
 
-class History:
-    """The last tokens and how often each occurs among them.
+class TokenHistory:
+    """The last tokens of a sequence and how often each occurs among them.
 
     Args:
-        n_last: how many are remembered; -1 for all.
+        n_last: number of tokens to remember; -1 for all.
     """
 
     def __init__(self, n_last: int) -> None:
@@ -131,6 +141,7 @@ class History:
         self._counts: Counter[int] = Counter()
 
     def append(self, token: int) -> None:
+        """Add a token; drop the oldest one if there are more than `n_last`."""
         if self._tokens.maxlen == 0:
             return
         if len(self._tokens) == self._tokens.maxlen:
@@ -145,11 +156,11 @@ class History:
 
     @property
     def tokens(self) -> list[int]:
-        """What is remembered, the oldest first."""
+        """The remembered tokens, oldest first."""
         return list(self._tokens)
 
     def counts(self) -> tuple[IntArray, IntArray]:
-        """The tokens that occur, ascending, and how often each does: (n,), (n,)."""
+        """Return the distinct tokens in ascending order, and the count of each: (n,), (n,)."""
         tokens = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
         counts = np.fromiter(self._counts.values(), np.int64, len(self._counts))
         order = np.argsort(tokens)
@@ -158,9 +169,9 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Lower the logits of tokens that are in the history."""
+    """Step that lowers the logits of tokens in the history."""
 
-    history: History
+    history: TokenHistory
     repeat: float
     frequency: float
     presence: float
@@ -180,7 +191,7 @@ class Penalties:
 
 
 def _find(ids: IntArray, tokens: IntArray) -> tuple[IntArray, IntArray]:
-    """Where in `ids` (ascending) which of `tokens` stand; those that are not there are left out."""
+    """Return where tokens found in `ids` (ascending) stand: positions in `ids` and in `tokens`."""
     at = np.searchsorted(ids, tokens)
     is_here = at < ids.size
     is_here[is_here] = ids[at[is_here]] == tokens[is_here]
@@ -189,7 +200,7 @@ def _find(ids: IntArray, tokens: IntArray) -> tuple[IntArray, IntArray]:
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Keep the `k` likeliest."""
+    """Step that keeps the `k` most likely candidates."""
 
     k: int
 
@@ -199,7 +210,10 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class TypicalP:
-    """Keep the tokens whose surprise is nearest to the expected one, until they have more than `p`.
+    """Step that keeps the candidates of the most typical surprise, up to a probability above `p`.
+
+    A candidate is typical if its surprise, -log(probability), is close to the expected surprise,
+    the entropy.
 
     Meister et al., "Locally Typical Sampling" (arXiv 2202.00666).
     """
@@ -220,26 +234,28 @@ class TypicalP:
 
 @dataclass(frozen=True, slots=True)
 class TopP:
-    """Keep the likeliest tokens, until they have at least `p`."""
+    """Step that keeps the most likely candidates until their probabilities add up to `p`."""
 
     p: float
     N_FIRST = 1024
+    """Number of candidates to sort at first; the result nearly always lies among them."""
 
     def __call__(self, candidates: Candidates) -> Candidates:
         total = float(candidates.weights().sum())
-        # the answer is nearly always among the first few, and sorting a vocabulary is slow
+        # sorting a whole vocabulary is slow
         for n_sorted in (min(self.N_FIRST, len(candidates)), len(candidates)):
             top = candidates.top(n_sorted)
-            found = self.of_likeliest(top, total)
+            found = self.among_top(top, total)
             if found is not None:
                 return found
         return top
 
-    def of_likeliest(self, top: Candidates, total: float) -> Candidates | None:
-        """The same, of more tokens than the likeliest, `top`, sorted; None if these are too few.
+    def among_top(self, top: Candidates, total: float) -> Candidates | None:
+        """Apply the step to the top candidates alone; None if they do not reach `p`.
 
         Args:
-            total: of the weights of all tokens, as multiples of the largest.
+            top: the most likely candidates, sorted.
+            total: sum of the weights of all candidates, as in `Candidates.weights`.
         """
         reached = np.cumsum(np.exp(top.logits.astype(np.float64) - float(top.logits[0]))) / total
         n = int(np.searchsorted(reached, self.p, side="left")) + 1
@@ -248,7 +264,7 @@ class TopP:
 
 @dataclass(frozen=True, slots=True)
 class MinP:
-    """Keep the tokens that are at least `p` times as likely as the likeliest."""
+    """Step that keeps candidates at least `p` times as likely as the most likely one."""
 
     p: float
 
@@ -258,46 +274,51 @@ class MinP:
 
 
 @dataclass(frozen=True, slots=True)
-class Temperature:
-    """Divide the logits, here counted from the largest so that none can overflow to +inf."""
+class SamplingTemperature:
+    """Step that divides the logits by the temperature.
+
+    They are counted from the largest one, so that none can overflow to +inf.
+    """
 
     temperature: float
 
     def __call__(self, candidates: Candidates) -> Candidates:
         below_best = candidates.logits.astype(np.float64) - float(candidates.logits.max())
-        with np.errstate(over="ignore"):  # to -inf, which is a probability of 0 as it should
+        with np.errstate(over="ignore"):  # to -inf, a probability of 0, as it should be
             logits = (below_best / self.temperature).astype(np.float32)
         return replace(candidates, logits=logits)
 
 
 class Uniforms:
-    """Random numbers in [0, 1) that can be seen before they are drawn, by who draws elsewhere."""
+    """Random numbers in [0, 1) that can be read ahead, for a device that samples by itself."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._ahead: deque[float] = deque()
 
-    def ahead(self, n: int) -> list[float]:
-        """The next n numbers, still to be drawn."""
+    def peek(self, n: int) -> list[float]:
+        """Return the next n numbers without taking them."""
         self._ahead.extend(self._random.random(max(0, n - len(self._ahead))).tolist())
         return list(islice(self._ahead, n))
 
     def draw(self) -> float:
-        """The next number."""
+        """Take the next number."""
         return self._ahead.popleft() if self._ahead else float(self._random.random())
 
 
 class Sampler:
-    """Chooses tokens for one sequence.
+    """Samples the tokens of one sequence.
 
-    At a temperature of 0 that is the likeliest after penalties, of equal ones that with the lowest
-    id; otherwise it is drawn. The same seed, logits and history give the same tokens.
+    At a temperature of 0 it takes the most likely token after penalties, and the lowest id where
+    several are equal; otherwise it draws at random. The same seed, logits and history give the
+    same tokens.
 
     Attributes:
-        seed: the one in use, also when `params` leaves it open.
-        uniforms: of which each draw takes one, unless it is greedy.
-        history: what the penalties look at.
-        steps: applied in order before the draw.
+        seed: seed in use, also where `params` leaves it open.
+        is_greedy: whether it takes the most likely token.
+        uniforms: random numbers; each draw takes one, unless it is greedy.
+        history: tokens that the penalties look at.
+        steps: steps to apply in order before the draw.
     """
 
     def __init__(self, params: SamplingParams) -> None:
@@ -306,26 +327,26 @@ class Sampler:
         self.params = params
         self.is_greedy = params.temperature <= 0
         self.uniforms = Uniforms(self.seed)
-        self.history = History(params.repeat_last_n)
+        self.history = TokenHistory(params.repeat_last_n)
         self.steps = _steps(params, self.history)
 
     def accept(self, token_id: int) -> None:
-        """Add a token, of the prompt or of the answer, to what the penalties look at."""
+        """Add a token of the prompt or the answer to the history."""
         self.history.append(token_id)
 
     def sample(self, logits: FloatArray) -> int:
-        """Choose the next token; it counts for the penalties only once it is accepted.
+        """Return the next token; it counts for the penalties only once it is accepted.
 
         Args:
-            logits: (n_vocab,), left as they are.
+            logits: logits of the vocabulary, (n_vocab,); not modified.
 
         Raises:
-            EngineError: the logits are not usable, see `Candidates.from_logits`.
+            EngineError: the logits are unusable, see `Candidates.from_logits`.
         """
         return self.pick(self.candidates(logits))
 
     def pick(self, candidates: Candidates) -> int:
-        """The draw alone, from what passed every step."""
+        """Draw a token from candidates that passed every step."""
         if self.is_greedy:
             return int(candidates.ids[np.argmax(candidates.logits)])
         cumulative = np.cumsum(candidates.weights())
@@ -334,10 +355,10 @@ class Sampler:
         return int(candidates.ids[np.searchsorted(cumulative, point, side="right")])
 
     def candidates(self, logits: FloatArray) -> Candidates:
-        """What `sample` draws from: the tokens that pass every step.
+        """Return the candidates that `sample` draws from: the tokens that pass every step.
 
         Raises:
-            EngineError: the logits are not usable.
+            EngineError: the logits are unusable, see `Candidates.from_logits`.
         """
         candidates = Candidates.from_logits(np.asarray(logits, dtype=np.float32))
         for step in self.steps:
@@ -346,12 +367,23 @@ class Sampler:
 
 
 def penalises(p: SamplingParams) -> bool:
-    """Whether tokens of the history are less likely."""
+    """Return whether any penalty makes tokens of the history less likely."""
     is_neutral = p.repeat_penalty == 1 and p.frequency_penalty == 0 and p.presence_penalty == 0
     return p.repeat_last_n != 0 and not is_neutral
 
 
-def _steps(params: SamplingParams, history: History) -> list[Step]:
+def all_known(steps: Sequence[Step], known: Sequence[type]) -> bool:
+    """Return whether all steps are of the `known` types, each at most once and in that order.
+
+    A path that samples without calling the steps asks this first and serves nothing else, so that
+    a new step is never dropped silently. A subclass is another type.
+    """
+    order = {kind: n for n, kind in enumerate(known)}
+    places = [order.get(type(step), -1) for step in steps]
+    return all(before < place for before, place in pairwise([-1, *places]))
+
+
+def _steps(params: SamplingParams, history: TokenHistory) -> list[Step]:
     p = params
     penalties = Penalties(history, p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
     is_random = p.temperature > 0
@@ -361,6 +393,6 @@ def _steps(params: SamplingParams, history: History) -> list[Step]:
         (is_random and p.typical_p < 1, TypicalP(p.typical_p)),
         (is_random and p.top_p < 1, TopP(p.top_p)),
         (is_random and p.min_p > 0, MinP(p.min_p)),
-        (is_random and p.temperature != 1, Temperature(p.temperature)),
+        (is_random and p.temperature != 1, SamplingTemperature(p.temperature)),
     ]
     return [step for is_wanted, step in wanted if is_wanted]

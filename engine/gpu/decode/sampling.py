@@ -36,7 +36,20 @@ from engine.gpu.kernels import sample_token, sharded_sampling
 from engine.gpu.kernels import sampling as kernels
 from engine.gpu.launch.kernel_launch import Start, launch, watched
 from engine.hardware.host_memory import HostTensor
-from engine.sampling.sampler import History, Sampler, penalises
+from engine.sampling.sampler import (
+    MinP,
+    Penalties,
+    Sampler,
+    SamplingTemperature,
+    TokenHistory,
+    TopK,
+    TopP,
+    all_known,
+    penalises,
+)
+
+KNOWN_STEPS = (Penalties, TopK, TopP, MinP, SamplingTemperature)
+"""Step types that the kernels compute, in this order; the host draws where there is any other."""
 
 ROOM = 1024
 """Candidates that one program can sort; tokens at the edge of top-k may be more than k."""
@@ -135,10 +148,12 @@ def message_bytes(n_rank: int) -> int:
     return 0 if n_rank == 1 else 8 * (N_HEAD + most_sent(n_rank))
 
 
-def settings_of(params: SamplingParams, n_vocab: int, n_rank: int = 1) -> Sequence[float] | None:
-    """What the kernels read of `params`, in their order; None where the host has to draw."""
+def settings_of(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sequence[float] | None:
+    """Return what the kernels read of a sampler's settings; None where the host has to draw."""
+    if not all_known(sampler.steps, KNOWN_STEPS):
+        return None
     most = most_sent(n_rank)
-    p = params
+    p = sampler.params
     n_last = p.repeat_last_n if penalises(p) else 0
     if n_last > N_HISTORY:
         return None
@@ -147,7 +162,7 @@ def settings_of(params: SamplingParams, n_vocab: int, n_rank: int = 1) -> Sequen
         return [*penalties, n_last, 1, 1, 1, -math.inf, 1, 0]
     n_wanted = min(p.top_k or most, n_vocab)
     is_open = p.top_k == 0 and p.top_p >= 1 and p.min_p <= 0
-    if n_wanted > most or p.typical_p < 1 or is_open:
+    if n_wanted > most or is_open:
         return None
     min_p = float(np.float32(math.log(p.min_p))) if p.min_p > 0 else -math.inf
     is_by_id = p.top_k == 0 and p.top_p >= 1
@@ -189,7 +204,7 @@ class DeviceSampler:
         self._n_program = max(1, -(-n_own // self._block))
         f32, f64, i32, i64 = torch.float32, torch.float64, torch.int32, torch.int64
         self._settings = self._zeros(sample_token.N_SETTING, f64)
-        self._set(self.settings_of(SamplingParams(temperature=0)))
+        self._set(self.settings_of(Sampler(SamplingParams(temperature=0))))
         self._state = self._zeros(sample_token.N_STATE, i64)
         self._counts = self._zeros(max(1, n_own), i32)
         self._history = self._zeros(N_HISTORY, i32)
@@ -206,9 +221,9 @@ class DeviceSampler:
         self._sampler: Sampler | None = None
         self._n_uploaded = self._n_taken = 0
 
-    def settings_of(self, params: SamplingParams) -> Sequence[float] | None:
-        """What the kernels read of `params`; None where the host has to draw."""
-        return settings_of(params, self.n_vocab, self.n_rank)
+    def settings_of(self, sampler: Sampler) -> Sequence[float] | None:
+        """Return what the kernels read of a sampler's settings; None where the host has to draw."""
+        return settings_of(sampler, self.n_vocab, self.n_rank)
 
     def _set(self, settings: Sequence[float] | None) -> bool:
         if settings is None:
@@ -234,7 +249,7 @@ class DeviceSampler:
             never: tokens that must not come.
             n_step: steps so far: the next one has the number after that.
         """
-        if not self._set(self.settings_of(sampler.params)):
+        if not self._set(self.settings_of(sampler)):
             return False
         self._sampler = sampler
         self._n_uploaded = self._n_taken = 0
@@ -248,7 +263,7 @@ class DeviceSampler:
         """Let the next steps draw nothing; for arguments see `begin`."""
         self._state.copy_(torch.tensor([n_step, 0, 0, FOR_HOST]))
 
-    def _count(self, history: History, tokens: Sequence[int], never: Sequence[int]) -> None:
+    def _count(self, history: TokenHistory, tokens: Sequence[int], never: Sequence[int]) -> None:
         self._counts.zero_()
         if tokens:
             there = torch.tensor(tokens[:N_HISTORY], dtype=torch.int32)
@@ -282,7 +297,7 @@ class DeviceSampler:
         half = N_UNIFORM // 2
         while self._n_uploaded - self._n_taken <= half:
             first, n_ahead = self._n_uploaded % N_UNIFORM, self._n_uploaded - self._n_taken
-            numbers = self._sampler.uniforms.ahead(n_ahead + half)[n_ahead:]
+            numbers = self._sampler.uniforms.peek(n_ahead + half)[n_ahead:]
             source = self._host_uniforms.value[first : first + half]
             source.copy_(torch.tensor(numbers, dtype=torch.float64))
             self._uniforms[first : first + half].copy_(source, non_blocking=True)

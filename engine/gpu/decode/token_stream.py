@@ -183,7 +183,7 @@ class TokenStream:
         if sampler is not self._sampler:
             self.stop()
             self._sampler, self._never = sampler, never
-            self._is_served = self._draws.settings_of(sampler.params) is not None
+            self._is_served = self._draws.settings_of(sampler) is not None
             self._ahead = self._most_ahead = self._steps_ahead(sampler.params)
         return self._is_served
 

@@ -4,6 +4,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,9 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import SamplingParams
+from engine.distributed.rank_runtime import Drawing, RankRuntime
 from engine.errors import EngineError
-from engine.sampling.candidates import MOST, N_HEAD, N_OPEN, Shortlist, draw, room_of, shortlist
-from engine.sampling.sampler import Sampler
+from engine.sampling.candidates import (
+    N_HEAD,
+    N_LIMIT,
+    N_WITHOUT_TOP_K,
+    SliceCandidates,
+    n_candidates,
+    sample_gathered,
+    slice_candidates,
+)
+from engine.sampling.sampler import Candidates, MinP, Sampler, TopK
 
 NEUTRAL = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=0)
 GREEDY = SamplingParams(temperature=0)
@@ -43,18 +54,18 @@ class Ranks:
         self.slices = [slice(*ends) for ends in pairwise(cuts)]
         self.samplers = [Sampler(params) for _ in self.slices]
         self.never = never
-        room = room_of(params, cuts[-1])
-        assert room is not None
-        self.room = room
+        n = n_candidates(self.samplers[0], cuts[-1])
+        assert n is not None
+        self.n = n
 
     def draw(self, logits: np.ndarray) -> int | None:
         told = []
         for own, sampler in zip(self.slices, self.samplers, strict=True):
-            found = shortlist(logits[own], own.start, sampler, self.room, self.never)
-            words = found.packed(self.room)
-            assert words.shape == (N_HEAD + 2 * self.room,), "the same on all ranks"
-            told.append(Shortlist.unpacked(words))
-        return draw(self.samplers[0], told)
+            found = slice_candidates(logits[own], own.start, sampler, self.n, self.never)
+            words = found.pack(self.n)
+            assert words.shape == (N_HEAD + 2 * self.n,), "the same on all ranks"
+            told.append(SliceCandidates.unpack(words))
+        return sample_gathered(self.samplers[0], told)
 
     def accept(self, token: int) -> None:
         for sampler in self.samplers:
@@ -141,27 +152,64 @@ def test_logits_that_are_no_numbers_are_an_error_whoever_has_them(wrong: float) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "room"),
+    ("changes", "n"),
     [
         ({}, 40),
         ({"temperature": 0, "top_k": 0}, 1),
-        ({"top_k": MOST}, MOST),
-        ({"top_k": MOST + 1}, None),
-        ({"top_k": 0}, N_OPEN),
-        ({"top_k": 0, "min_p": 0.0}, N_OPEN),
+        ({"top_k": N_LIMIT}, N_LIMIT),
+        ({"top_k": N_LIMIT + 1}, None),
+        ({"top_k": 0}, N_WITHOUT_TOP_K),
+        ({"top_k": 0, "min_p": 0.0}, N_WITHOUT_TOP_K),
         ({"top_k": 0, "min_p": 0.0, "top_p": 1.0}, None),
         ({"top_k": 0, "typical_p": 0.5}, None),
         ({"typical_p": 0.5}, 40),
     ],
 )
-def test_how_long_lists_are(changes: dict[str, float], room: int | None) -> None:
-    assert room_of(SamplingParams(**changes), 10_000) == room
+def test_how_long_lists_are(changes: dict[str, float], n: int | None) -> None:
+    assert n_candidates(Sampler(SamplingParams(**changes)), 10_000) == n
 
 
 def test_what_is_left_is_as_it_was() -> None:
     logits = np.arange(10, dtype=np.float32)
     before = logits.copy()
-    found = shortlist(logits, 20, Sampler(SamplingParams()), 4, never=[3, 29])
+    found = slice_candidates(logits, 20, Sampler(SamplingParams()), 4, never=[3, 29])
     assert np.array_equal(logits, before)
     assert found.ids.tolist() == [28, 27, 26, 25]
-    assert found.lacks
+    assert found.has_more
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams()], ids=["greedy", "random"])
+def test_a_step_that_is_not_known_needs_all_logits(params: SamplingParams) -> None:
+    """Also one derived from a known step, and known ones in another order."""
+
+    class Reversed(TopK):
+        """A made-up step."""
+
+    for steps in ([Reversed(3)], [lambda candidates: candidates], [MinP(0.1), TopK(2)]):
+        sampler = Sampler(params)
+        assert n_candidates(sampler, 100) is not None
+        sampler.steps += steps
+        assert n_candidates(sampler, 100) is None
+
+
+def test_a_rank_with_a_new_step_samples_from_all_logits() -> None:
+    """The tokens are those of the sampler with all logits, which applies the step."""
+
+    class Alone:
+        """A process that is the only one."""
+
+        hp = SimpleNamespace(n_vocab=10)
+
+        def all_logits(self, own: np.ndarray) -> np.ndarray:
+            return own.copy()
+
+        def agree(self, token: int) -> int:
+            return token
+
+    def without_the_best(candidates: Candidates) -> Candidates:
+        return candidates.sort().take(slice(1, None), is_sorted=True)
+
+    sampler = Sampler(GREEDY)
+    sampler.steps.append(without_the_best)
+    found = Drawing(cast(RankRuntime, Alone())).draw(np.arange(10, dtype=np.float32), sampler, [9])
+    assert found == 7, "the largest but for the token that must not come and for the best"

@@ -13,11 +13,11 @@ from engine.config import SamplingParams
 from engine.errors import EngineError
 from engine.sampling.sampler import (
     Candidates,
-    History,
     MinP,
     Penalties,
     Sampler,
-    Temperature,
+    SamplingTemperature,
+    TokenHistory,
     TopK,
     TopP,
     TypicalP,
@@ -164,18 +164,18 @@ def test_min_p_of_one_keeps_all_that_tie_for_the_best():
 
 @given(LOGITS, st.floats(0.05, 5))
 def test_temperature_is_a_power_of_the_probabilities(logits, temperature):
-    got = Temperature(temperature)(make(logits)).probabilities()
+    got = SamplingTemperature(temperature)(make(logits)).probabilities()
     expected = softmax([float(x) / temperature for x in logits])
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-12)
 
 
 def test_a_tiny_temperature_leaves_only_the_best_and_no_warning():
-    got = Temperature(1e-300)(make([1, 3, 2, -math.inf])).probabilities()
+    got = SamplingTemperature(1e-300)(make([1, 3, 2, -math.inf])).probabilities()
     assert got.tolist() == [0, 1, 0, 0]
 
 
-def history_of(tokens, n_last: int) -> History:
-    history = History(n_last)
+def history_of(tokens, n_last: int) -> TokenHistory:
+    history = TokenHistory(n_last)
     for token in tokens:
         history.append(token)
     return history
@@ -259,7 +259,7 @@ def test_filters_keep_a_subset_in_a_known_order_with_logits_unchanged(logits, fi
 def test_the_steps_stand_in_llama_cpps_order():
     sampler = Sampler(SamplingParams(repeat_penalty=1.1, typical_p=0.9))
     assert [type(step) for step in sampler.steps] == [
-        Penalties, TopK, TypicalP, TopP, MinP, Temperature,
+        Penalties, TopK, TypicalP, TopP, MinP, SamplingTemperature,
     ]  # fmt: skip
 
 
@@ -316,7 +316,7 @@ def test_numbers_that_were_looked_at_are_drawn_as_they_would_have_been():
     wanted = [plain.draw() for _ in range(12)]
     drawn = []
     for n in (0, 3, 2, 5, 0):
-        assert seen.ahead(n) == wanted[len(drawn) : len(drawn) + n]
+        assert seen.peek(n) == wanted[len(drawn) : len(drawn) + n]
         drawn += [seen.draw(), seen.draw()]
     assert drawn == wanted[:10]
 

@@ -11,7 +11,7 @@ import torch
 from engine.config import SamplingParams
 from engine.gpu.decode import sampling
 from engine.gpu.decode.sampling import DeviceSampler, draw_starts, settings_of
-from engine.sampling.sampler import Sampler
+from engine.sampling.sampler import MinP, Sampler, TopK
 from tests.helpers.device_sampling import (
     GREEDY,
     NEUTRAL,
@@ -156,9 +156,28 @@ def test_tokens_that_must_not_come_may_be_no_numbers(device: str) -> None:
 )
 def test_what_is_served(changes: dict[str, float], is_served: bool) -> None:
     params = SamplingParams(**changes)
-    assert (settings_of(params, 5000) is not None) == is_served
+    assert (settings_of(Sampler(params), 5000) is not None) == is_served
     drawer = DeviceSampler(torch.device("cpu"), 5000)
     assert drawer.begin(Sampler(params), [], 0) == is_served
+
+
+@pytest.mark.parametrize("n_rank", [1, 2])
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams()], ids=["greedy", "random"])
+def test_a_step_that_no_kernel_computes_is_left_to_the_host(
+    params: SamplingParams, n_rank: int
+) -> None:
+    """Nor one derived from a step that kernels compute, nor known ones in another order."""
+
+    class Reversed(TopK):
+        """A made-up step."""
+
+    for steps in ([Reversed(3)], [lambda candidates: candidates], [MinP(0.1), TopK(2)]):
+        sampler = Sampler(params)
+        assert settings_of(sampler, 5000, n_rank) is not None
+        sampler.steps += steps
+        assert settings_of(sampler, 5000, n_rank) is None
+        drawer = DeviceSampler(torch.device("cpu"), 5000)
+        assert not drawer.begin(sampler, [], 0)
 
 
 def test_no_setting_is_overlooked() -> None:
@@ -173,7 +192,7 @@ def test_no_setting_is_overlooked() -> None:
 
 
 def test_a_small_vocabulary_is_served_with_any_top_k() -> None:
-    assert settings_of(SamplingParams(top_k=10**6), sampling.MOST_WANTED) is not None
+    assert settings_of(Sampler(SamplingParams(top_k=10**6)), sampling.MOST_WANTED) is not None
 
 
 def test_without_memory_the_starts_are_known() -> None:

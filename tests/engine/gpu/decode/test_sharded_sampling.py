@@ -19,6 +19,7 @@ from engine.gpu.decode.sampling import (
     settings_of,
 )
 from engine.gpu.launch.kernel_launch import Start, watched
+from engine.sampling.sampler import Sampler
 from tests.helpers.device_sampling import (
     GREEDY,
     NEUTRAL,
@@ -331,4 +332,4 @@ def test_they_are_known_without_memory() -> None:
     ],
 )
 def test_what_is_served(changes: dict[str, float], n_rank: int, is_served: bool) -> None:
-    assert (settings_of(SamplingParams(**changes), 5000, n_rank) is not None) == is_served
+    assert (settings_of(Sampler(SamplingParams(**changes)), 5000, n_rank) is not None) == is_served
