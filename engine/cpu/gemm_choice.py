@@ -11,7 +11,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch.nn.functional import linear
 
-from engine.cpu.kernels import calls
+from engine.cpu.kernels import compiled
 from engine.cpu.kernels.panels import quantised_bytes
 from engine.cpu.kernels.team import Team
 from engine.quants.extent import Extent
@@ -46,7 +46,7 @@ def _times(n_threads: int) -> tuple[float, float, float]:
     panels = torch.zeros(quantised_bytes(N_TOKENS, extent.n_blocks, 1), dtype=torch.uint8)
     y = torch.empty(N_TOKENS, N_TILE * TILE)
     x, w = (torch.zeros(n, N_COLUMNS, dtype=torch.bfloat16) for n in (N_TOKENS, N_TILE * TILE))
-    multiply, convert = calls.multiply(number, 1), calls.bf16_rows(number)
+    multiply, convert = compiled.multiply(number, 1), compiled.bf16_rows(number)
     team = Team(n_threads)
     weights = planes.data_ptr(), tile_bytes, N_COLUMNS // BLOCK, 0
 

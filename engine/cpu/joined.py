@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import calls
+from engine.cpu.kernels import compiled
 
 if TYPE_CHECKING:
     from engine.cpu.weights import PlaneWeight
@@ -39,9 +39,9 @@ class Together:
         self._arguments = [array("q", weight.arguments(0, 0, 0, 0)) for weight in weights]
         self._table = array("q")
         for weight, arguments in zip(weights, self._arguments, strict=True):
-            task = calls.multiply_piece(weight.type_number, self._worker.x_bytes)
+            task = compiled.multiply_piece(weight.type_number, self._worker.x_bytes)
             self._table.extend((task, arguments.buffer_info()[0], weight.n_pieces))
-        self._multiply, self._multiply_gated = calls.multiply_all(), calls.multiply_gated()
+        self._multiply, self._multiply_gated = compiled.multiply_all(), compiled.multiply_gated()
         self._jobs = self._table.buffer_info()[0], len(weights)
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from engine.cpu.flash_attention import attend_fused, serves
 from engine.cpu.joined import Together
-from engine.cpu.kernels.cache_steps import MOST_TOKENS, CacheSteps
-from engine.cpu.kernels.log import refuse
-from engine.cpu.kernels.steps import Steps
+from engine.cpu.kernels.cache_ops import MOST_TOKENS, CacheSteps
+from engine.cpu.kernels.call_log import refuse
+from engine.cpu.kernels.small_ops import Steps
 from engine.cpu.routing import RoutingSteps
 from engine.cpu.weights import PlaneWeight
 from engine.ops.reference import ReferenceOps

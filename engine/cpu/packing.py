@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import calls
+from engine.cpu.kernels import compiled
 from engine.cpu.large_pages import weight_memory
 from engine.cpu.weights import JoinedColumns, PlainWeight, PlaneWeight
 from engine.gguf.types import TYPES
@@ -185,7 +185,7 @@ def _pack(
         first -= begin * info.block_size // BLOCK
         address, row_bytes = coded.data_ptr(), coded.shape[1]
     worker.team.wake()
-    calls.pack_rows(number)(
+    compiled.pack_rows(number)(
         worker.team.address, address, row_bytes, len(rows), goal_row, first, extent.n_blocks,
         goal.data_ptr(), goal.shape[-1],
     )  # fmt: skip

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.log import Log, present, present_log, refuse
+from engine.cpu.kernels.call_log import Log, present, present_log, refuse
 from engine.cpu.kernels.replay import Replay
-from engine.cpu.kernels.steps import Steps
+from engine.cpu.kernels.small_ops import Steps
 from engine.cpu.kernels.team import Team
 from engine.errors import LeftAlone
 from engine.ops.replay import Again, Watching, is_allocation, is_fit, is_view

@@ -12,7 +12,7 @@ from engine.cpu.kernels import jit, routing
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.isa import chosen as chosen_isa
 from engine.cpu.kernels.isa import supported
-from engine.cpu.kernels.steps import Calls, bits, calls
+from engine.cpu.kernels.small_ops import Calls, bits, calls
 from engine.forward.expert_rows import Groups
 from engine.ops.reference import SMALLEST_SUM
 

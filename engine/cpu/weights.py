@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from engine.cpu.joined import Together
-from engine.cpu.kernels import calls
+from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.panels import quantised_bytes
@@ -52,7 +52,7 @@ class PlaneWeight:
         self.n_rows = n_rows
         self.extent = extent
         self.worker = worker
-        self._multiply = calls.multiply(type_number, worker.x_bytes)
+        self._multiply = compiled.multiply(type_number, worker.x_bytes)
         tile_bytes = planes.shape[-1]
         self._planes = planes.data_ptr(), tile_bytes, extent.n_blocks, extent.skip
         per_thread = n_tiles(n_rows) // (2 * worker.n_threads)
@@ -89,7 +89,7 @@ class PlaneWeight:
         return -(-n_tiles(self.n_rows) // self.n_tiles_per_piece)
 
     def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
-        """Of the kernel that multiplies (`engine.cpu.kernels.product`)."""
+        """Of the kernel that multiplies (`engine.cpu.kernels.quantised_gemm`)."""
         return (
             *self._planes, panels, n_tokens, out, out_stride, self.n_rows, n_tiles(self.n_rows),
             self.n_tiles_per_piece, self.n_tokens_per_pass,
@@ -105,7 +105,7 @@ class PlaneWeight:
         for first in range(0, n_tiles(self.n_rows), step):
             n = min(step, n_tiles(self.n_rows) - first)
             worker.team.wake()
-            calls.bf16_rows(self.type_number)(
+            compiled.bf16_rows(self.type_number)(
                 worker.team.address, *self._planes, first, n, scratch.data_ptr(),
             )  # fmt: skip
             n_rows = min(n * TILE, self.n_rows - first * TILE)
@@ -119,7 +119,7 @@ class PlaneWeight:
         ids = ids.to(torch.int64).contiguous()
         rows = torch.empty(ids.shape[0], extent.n_blocks * BLOCK)
         worker.team.wake()
-        calls.lookup(self.type_number)(
+        compiled.lookup(self.type_number)(
             worker.team.address, *self._planes, self.n_rows, ids.data_ptr(), ids.shape[0],
             rows.data_ptr(), 4 * rows.stride(0),
         )  # fmt: skip
@@ -144,7 +144,7 @@ class PlaneWeight:
 
     @cached_property
     def _multiply_groups(self) -> Kernel:
-        return calls.multiply_groups(self.type_number, self.worker.x_bytes)
+        return compiled.multiply_groups(self.type_number, self.worker.x_bytes)
 
     @cached_property
     def _of_groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -177,7 +177,7 @@ class PlainWeight:
     def __init__(self, data: Tensor, worker: Worker) -> None:
         self.data = data
         self.worker = worker
-        self._multiply = calls.multiply_plain(KINDS[data.dtype])
+        self._multiply = compiled.multiply_plain(KINDS[data.dtype])
         row_bytes = data.shape[-1] * data.element_size()
         per_thread = data.shape[-2] // (2 * worker.n_threads)
         self._piece = max(1, min(PIECE_BYTES // max(1, row_bytes), per_thread))

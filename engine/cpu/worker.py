@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.cpu import gemm_choice
-from engine.cpu.kernels import calls
+from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.team import Team
 from engine.forward.expert_rows import Groups
@@ -34,8 +34,8 @@ class Worker:
         self.team = Team(n_threads)
         self._address = self.team.address
         self.x_bytes = x_bytes
-        self._quantise = calls.quantise(x_bytes)
-        self._quantise_address = calls.quantise_address(x_bytes)
+        self._quantise = compiled.quantise(x_bytes)
+        self._quantise_address = compiled.quantise_address(x_bytes)
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._panels = self._n_bytes = 0
         self._token_bytes = token_bytes(x_bytes)
@@ -163,7 +163,7 @@ class Worker:
 
     @cached_property
     def _quantise_groups(self) -> Kernel:
-        return calls.quantise_groups(self.x_bytes)
+        return compiled.quantise_groups(self.x_bytes)
 
     def forget(self) -> None:
         """Let go of the last activations."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.log import refuse
+from engine.cpu.kernels.call_log import refuse
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.log import Log, refuse
-from engine.cpu.kernels.meeting import ADDED, NO_NUMBERS, OTHERS_SLEEP, Board
-from engine.cpu.kernels.steps import is_plain
+from engine.cpu.kernels.call_log import Log, refuse
+from engine.cpu.kernels.small_ops import is_plain
+from engine.cpu.kernels.thread_all_reduce import ADDED, NO_NUMBERS, OTHERS_SLEEP, Board
 
 AWAKE_TURNS = 30_000
 """How often a waiting rank looks for the others before it sleeps; about a millisecond."""

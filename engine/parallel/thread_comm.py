@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.log import present, present_log, refuse
-from engine.cpu.kernels.steps import is_plain
+from engine.cpu.kernels.call_log import present, present_log, refuse
+from engine.cpu.kernels.small_ops import is_plain
 from engine.errors import LeftAlone
 from engine.parallel.agreement import check_alike, check_fit
 from engine.parallel.meeting import MOST_ADDED, AwakeMeeting, Meeting, Progress, Shown, Slice

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from engine.cpu.kernels import jit, pack, panels, product
+from engine.cpu.kernels import jit, pack, panels, quantised_gemm
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.team import Team
 from engine.gguf import TYPES
@@ -71,7 +71,7 @@ class Matrix:
         self.planes = torch.zeros(n_copy, N_TILE * self.tile_bytes, dtype=torch.uint8)
         self._pack = _kernel(f"pack-{number}", "pack", pack, number)
         self._quantise = _kernel("panels", "quantise", panels, isa)
-        self._multiply = _kernel(f"product-{number}", "multiply", product, isa, layout)
+        self._multiply = _kernel(f"product-{number}", "multiply", quantised_gemm, isa, layout)
         self.pack()
         self.planes[1:] = self.planes[0]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.log import CHECKED
+from engine.cpu.kernels.call_log import CHECKED
 from engine.cpu.kernels.replay import Replay
 from engine.parallel.thread_comm import Group, ThreadCommunicator
 

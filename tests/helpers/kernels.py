@@ -9,7 +9,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.cpu.kernels import jit, pack, panels, product
+from engine.cpu.kernels import jit, pack, panels, quantised_gemm
 from engine.cpu.kernels.isa import ISAS, Isa
 from engine.cpu.kernels.team import Team
 from engine.quants.layout import LAYOUTS
@@ -72,9 +72,12 @@ def _quantise(isa_name: str, x_bytes: int) -> Callable[..., None]:
 def _multiply(kind: Kind, isa_name: str, x_bytes: int) -> Callable[..., None]:
     isa, layout = isa_named(isa_name), LAYOUTS[kind]
     found = jit.addresses(
-        f"product-{kind:d}", isa, ["multiply"], lambda m: product.build(m, isa, layout, x_bytes)
+        f"product-{kind:d}",
+        isa,
+        ["multiply"],
+        lambda m: quantised_gemm.build(m, isa, layout, x_bytes),
     )
-    return _call(found["multiply"], 1 + len(product.ARGUMENTS))
+    return _call(found["multiply"], 1 + len(quantised_gemm.ARGUMENTS))
 
 
 def pack_into(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.cpu.kernels import maths
-from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.lanes import Lanes, each
+from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, I32, VOID, Code, Value, function
+from engine.cpu.kernels.vector_loop import Lanes, each
 from engine.layers.ffn import OAI_ALPHA
 
 KINDS = ("silu", "gelu", "relu", "relu2", "oai")

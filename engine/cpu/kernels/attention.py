@@ -13,7 +13,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.cpu.kernels import maths
-from engine.cpu.kernels.heads import (  # fmt: skip
+from engine.cpu.kernels.attention_tile import (  # fmt: skip
     BLOCK,
     FACTOR,
     LARGEST,
@@ -23,8 +23,7 @@ from engine.cpu.kernels.heads import (  # fmt: skip
     add_parts,
 )
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.jobs import Named, ceil_div, piece, share
-from engine.cpu.kernels.lanes import Lanes, each
+from engine.cpu.kernels.parallel_for import Named, ceil_div, piece, share
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import (  # fmt: skip
     F32,
@@ -37,6 +36,7 @@ from engine.cpu.kernels.values import (  # fmt: skip
     Value,
     function,
 )
+from engine.cpu.kernels.vector_loop import Lanes, each
 
 PIECE = 256
 """Positions, a multiple of BLOCK."""

@@ -3,7 +3,7 @@
 Rows lie in groups, one for each expert that is used: `forward.expert_rows.Groups` says how. A group
 has panels of its own, as if its rows were all there are; they begin where as many bytes lie before
 them as its first row has rows before it. So each row's result has the bits that
-`engine.cpu.kernels.product` gives it, and of experts that nobody goes to no weight is read.
+`engine.cpu.kernels.quantised_gemm` gives it, and of experts that nobody goes to no weight is read.
 
     table = groups.table.data_ptr(), len(groups.table)
     quantise_groups(team, x, x_stride, n_blocks, panels, *table)
@@ -22,9 +22,9 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.panels import add_some_tokens
-from engine.cpu.kernels.product import add_rows
+from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.cpu.kernels.quantised_gemm import add_rows
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import I64, VOID, Code, Value
 from engine.quants.extent import token_bytes

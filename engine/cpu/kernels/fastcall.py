@@ -17,10 +17,10 @@ from functools import cache
 from llvmlite import ir
 
 from engine.cpu.kernels import jit
-from engine.cpu.kernels.clock import now
+from engine.cpu.kernels.call_log import MOST_ARGUMENTS, note
 from engine.cpu.kernels.isa import chosen
-from engine.cpu.kernels.log import MOST_ARGUMENTS, note
 from engine.cpu.kernels.team import LOG, TICKS
+from engine.cpu.kernels.timestamp_counter import now
 from engine.cpu.kernels.values import I32, I64, VOID, Code, Value, function
 
 Kernel = Callable[..., None]

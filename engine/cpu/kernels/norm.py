@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece, rows_per_piece
-from engine.cpu.kernels.lanes import Lanes, each
+from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece, rows_per_piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, FLOATS, I32, LANES, VOID, Code, Value, Variable, function
+from engine.cpu.kernels.vector_loop import Lanes, each
 
 NAMES = ("rms_norm", "layer_norm")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gguf.constants import GGMLQuantizationType as Kind
 from llvmlite import ir
 
-from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece
+from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import I8, I16, I32, I64, Code, Value, vector
 from engine.quants.layout import BLOCK, CODED, LAYOUTS, SUPER, TILE, Layout

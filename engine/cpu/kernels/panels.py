@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.jobs import add_kernel, ceil_div, piece
+from engine.cpu.kernels.parallel_for import add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, FLOATS, I8, INTS, VOID, Value, function, vector
 from engine.quants.extent import token_bytes

@@ -8,12 +8,12 @@ import numpy as np
 from llvmlite import ir
 
 from engine.cpu.kernels import jit
-from engine.cpu.kernels.clock import now
+from engine.cpu.kernels.call_log import CHECKED, MOST_ARGUMENTS, Log
 from engine.cpu.kernels.fastcall import Kernel, bind
 from engine.cpu.kernels.isa import chosen
-from engine.cpu.kernels.log import CHECKED, MOST_ARGUMENTS, Log
-from engine.cpu.kernels.meeting import ADDED, COMPLETE, RESULT
 from engine.cpu.kernels.team import WAITED, Team
+from engine.cpu.kernels.thread_all_reduce import ADDED, COMPLETE, RESULT
+from engine.cpu.kernels.timestamp_counter import now
 from engine.cpu.kernels.values import I64, VOID, function
 
 ARGUMENTS = ("calls", "place", "stop")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece, rows_per_piece
-from engine.cpu.kernels.lanes import Lanes, each
+from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece, rows_per_piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import LANES, VOID, Code, Value, function
+from engine.cpu.kernels.vector_loop import Lanes, each
 
 STYLES = ("norm", "neox")
 """How elements are paired: see `engine.layers.rope`."""

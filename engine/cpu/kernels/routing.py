@@ -11,8 +11,14 @@ from typing import Any
 from llvmlite import ir
 
 from engine.cpu.kernels import maths
-from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece, rows_per_piece, share
-from engine.cpu.kernels.lanes import Lanes, each
+from engine.cpu.kernels.parallel_for import (
+    Named,
+    add_kernel,
+    ceil_div,
+    piece,
+    rows_per_piece,
+    share,
+)
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import (  # fmt: skip
     F32,
@@ -27,6 +33,7 @@ from engine.cpu.kernels.values import (  # fmt: skip
     Value,
     function,
 )
+from engine.cpu.kernels.vector_loop import Lanes, each
 
 GATINGS = ("softmax", "sigmoid", "softmax_chosen")
 

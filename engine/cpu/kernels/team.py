@@ -23,8 +23,8 @@ import numpy as np
 from llvmlite import ir
 
 from engine.cpu.kernels import jit
-from engine.cpu.kernels.clock import tick_s
 from engine.cpu.kernels.isa import chosen
+from engine.cpu.kernels.timestamp_counter import tick_s
 from engine.cpu.kernels.values import I32, I64, VOID, Code, Value, Variable, function
 
 JOIN_S = 5.0
@@ -33,8 +33,8 @@ MAX_PIECES = (1 << (LEFT_BITS - 1)) - 1
 WORD, TASK, ARGUMENTS, PIECES, YIELD = 0, 64, 72, 80, 88
 TICKS, REST, LOG, WAITED, DONE, SIZE = 96, 104, 112, 120, 128, 192
 """Offsets in bytes; what several threads write lies in cache lines of its own. At `TICKS`, callers
-of kernels add up the time that these take, by `cpu.kernels.clock`, and at `WAITED` how much of
-that was waiting for other ranks; at `LOG` is the address of where they note them, or 0."""
+of kernels add up the time that these take, by `cpu.kernels.timestamp_counter`, and at `WAITED` how
+much of that was waiting for other ranks; at `LOG` is the address of where they note them, or 0."""
 
 AWAKE_TURNS = 60_000
 """How often a waiting thread looks for work before it sleeps; one or two milliseconds, longer than

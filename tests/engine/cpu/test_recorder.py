@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.log import refuse
-from engine.cpu.kernels.steps import Steps
+from engine.cpu.kernels.call_log import refuse
+from engine.cpu.kernels.small_ops import Steps
 from engine.cpu.kernels.team import Team
 from engine.cpu.recorder import Recorder, Recording
 

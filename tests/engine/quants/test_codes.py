@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine.cpu.kernels import jit, pack, panels, product
+from engine.cpu.kernels import jit, pack, panels, quantised_gemm
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.team import Team
 from engine.gguf import TYPES
@@ -162,7 +162,10 @@ def multiplied(planes: Bytes, number: int, x: Floats) -> Floats:
         team.address, x.ctypes.data, x.strides[0], len(x), N_BLOCKS, numbers.ctypes.data
     )  # fmt: skip
     multiply = kernel(
-        f"product-{number}", "multiply", product.ARGUMENTS, lambda m: product.build(m, isa, layout)
+        f"product-{number}",
+        "multiply",
+        quantised_gemm.ARGUMENTS,
+        lambda m: quantised_gemm.build(m, isa, layout),
     )
     out = np.zeros((len(x), N_ROWS), np.float32)
     team.wake()

@@ -10,7 +10,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.cpu.kernels import experts, jit, panels, product
+from engine.cpu.kernels import experts, jit, panels, quantised_gemm
 from engine.cpu.kernels.isa import Isa, supported
 from engine.cpu.kernels.panels import quantised_bytes
 from engine.cpu.kernels.team import Team
@@ -41,7 +41,9 @@ class Kernels:
         isa, layout, x_bytes = self.isa, self.layout, self.x_bytes
         names, build = {
             "quantise": (panels.ARGUMENTS, lambda m: panels.build(m, isa, x_bytes)),
-            "multiply": (product.ARGUMENTS, lambda m: product.build(m, isa, layout, x_bytes)),
+            "multiply": (
+                quantised_gemm.ARGUMENTS, lambda m: quantised_gemm.build(m, isa, layout, x_bytes),
+            ),
             "quantise_groups": (
                 experts.QUANTISE, lambda m: experts.build_quantise(m, isa, x_bytes),
             ),

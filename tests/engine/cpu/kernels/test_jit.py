@@ -151,12 +151,12 @@ def test_the_folder_is_the_users_cache_unless_it_is_named(monkeypatch: pytest.Mo
 PROGRAM = """
 import ctypes
 from gguf.constants import GGMLQuantizationType as Kind
-from engine.kernels import jit, pack, panels, product
-from engine.kernels.isa import chosen
-from engine.kernels.layout import LAYOUTS
+from engine.cpu.kernels import jit, pack, panels, quantised_gemm
+from engine.cpu.kernels.isa import chosen
+from engine.quants.layout import LAYOUTS
 isa, kind = chosen(), Kind.Q4_K
 builds = {
-    "multiply": lambda m: product.build(m, isa, LAYOUTS[kind]),
+    "multiply": lambda m: quantised_gemm.build(m, isa, LAYOUTS[kind]),
     "pack": lambda m: pack.build(m, kind),
     "quantise": lambda m: panels.build(m, isa),
 }

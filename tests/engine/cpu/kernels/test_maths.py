@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from engine.cpu.kernels import jit, maths
 from engine.cpu.kernels.isa import Isa, supported
-from engine.cpu.kernels.lanes import each
 from engine.cpu.kernels.values import function
+from engine.cpu.kernels.vector_loop import each
 
 FUNCTIONS = {"exp": maths.exp, "tanh": maths.tanh}
 Floats = NDArray[np.float32]

@@ -15,7 +15,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from engine.cpu.kernels import jit, pack, panels, product, team
+from engine.cpu.kernels import jit, pack, panels, quantised_gemm, team
 from engine.cpu.kernels.isa import Isa, Neon, chosen
 from engine.quants.layout import LAYOUTS
 from tests.helpers.kernel_modules import TYPICAL, Build
@@ -152,7 +152,7 @@ def products_of(
     layout, skip = LAYOUTS[kind], FIRST % 8
     out = np.zeros((n_tokens, N_ROWS), np.float32)
     found = emulator.run(
-        isa, lambda m: product.build(m, isa, layout), "multiply",
+        isa, lambda m: quantised_gemm.build(m, isa, layout), "multiply",
         planes, layout.tile_bytes(N_BLOCKS, skip), N_BLOCKS, skip, panel, n_tokens,
         out, out.strides[0], N_ROWS, -(-N_ROWS // 16), 2, 4,
     )  # fmt: skip

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import log as logs
+from engine.cpu.kernels import call_log as logs
+from engine.cpu.kernels.call_log import CHECKED, MOST_ARGUMENTS, Log, present, present_log, refuse
 from engine.cpu.kernels.fastcall import bind
-from engine.cpu.kernels.log import CHECKED, MOST_ARGUMENTS, Log, present, present_log, refuse
-from engine.cpu.kernels.meeting import ADDED, COMPLETE, Board
 from engine.cpu.kernels.replay import Replay
-from engine.cpu.kernels.steps import Steps
+from engine.cpu.kernels.small_ops import Steps
 from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.thread_all_reduce import ADDED, COMPLETE, Board
 
 
 def test_calls_are_repeated_in_their_order() -> None:

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cpu.kernels import attention, jit, store
+from engine.cpu.kernels import attention, cache_write, jit
 from engine.cpu.kernels.attention import PIECE
-from engine.cpu.kernels.cache_steps import CacheSteps
+from engine.cpu.kernels.cache_ops import CacheSteps
+from engine.cpu.kernels.call_log import Log
 from engine.cpu.kernels.isa import ISAS, Isa, supported
-from engine.cpu.kernels.log import Log
 from engine.cpu.kernels.replay import Replay
 from engine.cpu.kernels.team import Team
 from engine.forward.cache import LayerCache
@@ -251,7 +251,7 @@ def test_what_would_lie_outside_of_the_cache_is_refused() -> None:
 def test_code_for_arm_calls_no_library(kv_type: str) -> None:
     """Where it runs, nobody may be there to link it with one."""
     isa = next(kind() for kind in ISAS if kind.name == "neon")
-    for build in (attention.build, store.build):
+    for build in (attention.build, cache_write.build):
         text = jit.assembly(
             isa, partial(build, isa=isa, kv_type=kv_type), "aarch64-unknown-linux-gnu"
         )

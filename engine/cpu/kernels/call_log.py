@@ -23,7 +23,7 @@ USED, ROOM, CALLS = 0, 8, 64
 
 CHECKED = 1 << 32
 """Added to the number of arguments of a call after which a repetition may have to stop: its first
-argument is a seat of `engine.cpu.kernels.meeting`."""
+argument is a seat of `engine.cpu.kernels.thread_all_reduce`."""
 
 MOST_ARGUMENTS = 26
 """Of a kernel that can be repeated."""

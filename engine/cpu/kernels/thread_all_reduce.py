@@ -20,13 +20,13 @@ import numpy as np
 from llvmlite import ir
 
 from engine.cpu.kernels import jit
-from engine.cpu.kernels.clock import tick_s
+from engine.cpu.kernels.call_log import Finish, Log
 from engine.cpu.kernels.fastcall import Kernel, bind
 from engine.cpu.kernels.isa import chosen
-from engine.cpu.kernels.lanes import each
-from engine.cpu.kernels.log import Finish, Log
 from engine.cpu.kernels.team import TICKS, YIELD, load, pause, store, yield_address
+from engine.cpu.kernels.timestamp_counter import tick_s
 from engine.cpu.kernels.values import I64, function
+from engine.cpu.kernels.vector_loop import each
 
 IS_BROKEN, N_ASLEEP, N_SEAT, HEAD_BYTES = 0, 8, 64, 128
 """Of what all share, which also has `YIELD` like a team: offsets in bytes."""

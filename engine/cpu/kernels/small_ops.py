@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import activation, jit, norm, pairwise, rope
+from engine.cpu.kernels import activation, elementwise, jit, norm, rope
 from engine.cpu.kernels.fastcall import Kernel, bind
 from engine.cpu.kernels.isa import Isa, chosen, supported
 from engine.cpu.kernels.team import Team
@@ -60,7 +60,7 @@ def kernels(name: str) -> Kernels:
         ("norm", norm.NAMES, norm.ARGUMENTS, norm.build),
         ("activation", activation.KINDS, activation.ARGUMENTS, activation.build),
         ("rope", rope.STYLES, rope.ARGUMENTS, rope.build),
-        ("pairwise", pairwise.NAMES, pairwise.ARGUMENTS, pairwise.build),
+        ("pairwise", elementwise.NAMES, elementwise.ARGUMENTS, elementwise.build),
     ):
         at = jit.own_addresses(group, isa, functions, build)
         found.append({function: calls(at[function], len(arguments)) for function in functions})

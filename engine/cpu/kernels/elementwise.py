@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.lanes import Lanes, each
+from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import Code, Value
+from engine.cpu.kernels.vector_loop import Lanes, each
 
 NAMES = ("add", "multiply")
 

@@ -6,9 +6,9 @@ import pytest
 from llvmlite import ir
 
 from engine.cpu.kernels import fastcall, jit
-from engine.cpu.kernels.clock import tick_s
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.team import Team
+from engine.cpu.kernels.timestamp_counter import tick_s
 from engine.cpu.kernels.values import I64, function
 
 TURNS = 20_000_000

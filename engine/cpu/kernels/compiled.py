@@ -10,7 +10,16 @@ from functools import cache
 
 from llvmlite import ir
 
-from engine.cpu.kernels import experts, jit, joint_product, pack, panels, plain, product, rows
+from engine.cpu.kernels import (
+    dequantise,
+    experts,
+    float_gemv,
+    fused_gemv,
+    jit,
+    pack,
+    panels,
+    quantised_gemm,
+)
 from engine.cpu.kernels.fastcall import Kernel, bind
 from engine.cpu.kernels.isa import chosen
 from engine.quants.layout import LAYOUTS
@@ -41,7 +50,7 @@ def _product(type_number: int, x_bytes: int) -> dict[str, int]:
     isa, layout = chosen(), LAYOUTS[type_number]
 
     def build(module: ir.Module) -> None:
-        product.build(module, isa, layout, x_bytes)
+        quantised_gemm.build(module, isa, layout, x_bytes)
 
     names = ["multiply", "multiply_piece"]
     return jit.own_addresses(f"product-{type_number}-{x_bytes}", isa, names, build)
@@ -49,8 +58,8 @@ def _product(type_number: int, x_bytes: int) -> dict[str, int]:
 
 @cache
 def multiply(type_number: int, x_bytes: int) -> Kernel:
-    """See `engine.cpu.kernels.product`."""
-    return callable_at(_product(type_number, x_bytes)["multiply"], product.ARGUMENTS)
+    """See `engine.cpu.kernels.quantised_gemm`."""
+    return callable_at(_product(type_number, x_bytes)["multiply"], quantised_gemm.ARGUMENTS)
 
 
 def multiply_piece(type_number: int, x_bytes: int) -> int:
@@ -60,19 +69,19 @@ def multiply_piece(type_number: int, x_bytes: int) -> int:
 
 @cache
 def _together() -> dict[str, int]:
-    return jit.own_addresses("together", chosen(), joint_product.NAMES, joint_product.build)
+    return jit.own_addresses("together", chosen(), fused_gemv.NAMES, fused_gemv.build)
 
 
 @cache
 def multiply_all() -> Kernel:
-    """See `engine.cpu.kernels.joint_product`."""
-    return callable_at(_together()["multiply_all"], joint_product.ARGUMENTS)
+    """See `engine.cpu.kernels.fused_gemv`."""
+    return callable_at(_together()["multiply_all"], fused_gemv.ARGUMENTS)
 
 
 @cache
 def multiply_gated() -> Kernel:
-    """See `engine.cpu.kernels.joint_product`."""
-    return callable_at(_together()["multiply_gated"], joint_product.GATED)
+    """See `engine.cpu.kernels.fused_gemv`."""
+    return callable_at(_together()["multiply_gated"], fused_gemv.GATED)
 
 
 @cache
@@ -103,20 +112,20 @@ def multiply_groups(type_number: int, x_bytes: int) -> Kernel:
 def _rows(type_number: int) -> dict[str, int]:
     isa, layout, names = chosen(), LAYOUTS[type_number], ["lookup", "bf16_rows"]
     return jit.own_addresses(
-        f"rows-{type_number}", isa, names, lambda m: rows.build(m, isa, layout)
+        f"rows-{type_number}", isa, names, lambda m: dequantise.build(m, isa, layout)
     )
 
 
 @cache
 def lookup(type_number: int) -> Kernel:
-    """See `engine.cpu.kernels.rows`."""
-    return callable_at(_rows(type_number)["lookup"], rows.LOOKUP)
+    """See `engine.cpu.kernels.dequantise`."""
+    return callable_at(_rows(type_number)["lookup"], dequantise.LOOKUP)
 
 
 @cache
 def bf16_rows(type_number: int) -> Kernel:
-    """See `engine.cpu.kernels.rows`."""
-    return callable_at(_rows(type_number)["bf16_rows"], rows.BF16_ROWS)
+    """See `engine.cpu.kernels.dequantise`."""
+    return callable_at(_rows(type_number)["bf16_rows"], dequantise.BF16_ROWS)
 
 
 @cache
@@ -130,9 +139,9 @@ def pack_rows(type_number: int) -> Kernel:
 
 @cache
 def multiply_plain(kind: str) -> Kernel:
-    """See `engine.cpu.kernels.plain`."""
+    """See `engine.cpu.kernels.float_gemv`."""
     isa = chosen()
     found = jit.own_addresses(
-        f"plain-{kind}", isa, ["multiply"], lambda m: plain.build(m, isa, kind)
+        f"plain-{kind}", isa, ["multiply"], lambda m: float_gemv.build(m, isa, kind)
     )
-    return callable_at(found["multiply"], plain.ARGUMENTS)
+    return callable_at(found["multiply"], float_gemv.ARGUMENTS)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.jobs import Named, add_kernel, piece
-from engine.cpu.kernels.product import Reader, Tile
+from engine.cpu.kernels.parallel_for import Named, add_kernel, piece
+from engine.cpu.kernels.quantised_gemm import Reader, Tile
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, FLOATS, I64, INTS, LANES, Value, vector
 from engine.quants.layout import BLOCK, SUPER, TILE, Layout

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from engine.cpu.kernels import maths
-from engine.cpu.kernels.cells import CELLS, Cells, PlainCells
+from engine.cpu.kernels.cache_codec import CELLS, Cells, PlainCells
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.values import (  # fmt: skip
     F32,

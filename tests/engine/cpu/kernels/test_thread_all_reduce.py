@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.meeting import ADDED, COMPLETE, NO_NUMBERS, Board
+from engine.cpu.kernels.thread_all_reduce import ADDED, COMPLETE, NO_NUMBERS, Board
 from engine.errors import CommError
 from engine.parallel.meeting import MOST_ADDED
 from engine.parallel.rank_threads import RankPool

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.panels import Panel
+from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import (
     F32,

@@ -1,6 +1,7 @@
 """The kernels that write and read the cache of keys and values, for torch tensors.
 
-As in `engine.cpu.kernels.steps`, they answer None or False where tensors are none that they serve.
+As in `engine.cpu.kernels.small_ops`, they answer None or False where tensors are none that they
+serve.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import attention, jit, store
-from engine.cpu.kernels.cells import CELLS
+from engine.cpu.kernels import attention, cache_write, jit
+from engine.cpu.kernels.cache_codec import CELLS
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.isa import Isa, chosen, supported
-from engine.cpu.kernels.steps import F32, SHORT, Calls, bits, calls, is_plain, rows_of
+from engine.cpu.kernels.small_ops import F32, SHORT, Calls, bits, calls, is_plain, rows_of
 from engine.cpu.kernels.team import Team
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def _kernels(isa_name: str, kv_type: str) -> tuple[Calls, Calls]:
     """Writing and attention for a type of the cache, compiled once for each kind of processor."""
     isa = next(isa for isa in supported() if isa.name == isa_name)
     found = []
-    for name, module in (("store", store), ("attend", attention)):
+    for name, module in (("store", cache_write), ("attend", attention)):
         build = partial(module.build, isa=isa, kv_type=kv_type)
         address = jit.own_addresses(f"{name}-{kv_type}", isa, [name], build)[name]
         found.append(calls(address, len(module.ARGUMENTS)))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.cpu.kernels import fastcall
 from engine.cpu.kernels.isa import supported
-from engine.cpu.kernels.steps import Steps
+from engine.cpu.kernels.small_ops import Steps
 from engine.cpu.kernels.team import Team
 from engine.layers.ffn import Activation
 from engine.ops.reference import ReferenceOps

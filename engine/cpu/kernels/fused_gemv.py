@@ -9,13 +9,13 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.cpu.kernels.panels import ARGUMENTS as QUANTISE
-from engine.cpu.kernels.product import ARGUMENTS as MULTIPLY
+from engine.cpu.kernels.quantised_gemm import ARGUMENTS as MULTIPLY
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import I64, VOID, Value, function
 
 JOB = ("task", "arguments", "n_piece")
 """Of one product, 64-bit integers: the address of its kernel's task, of its arguments
-(`engine.cpu.kernels.product`), and how many pieces it has."""
+(`engine.cpu.kernels.quantised_gemm`), and how many pieces it has."""
 
 JOB_BYTES = 8 * len(JOB)
 NAMES = ("multiply_all", "multiply_gated")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.cells import CELLS, PlainCells
+from engine.cpu.kernels.cache_codec import CELLS, PlainCells
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.jobs import Named, add_kernel, ceil_div, piece, rows_per_piece
+from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece, rows_per_piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import FLOATS, I64, VOID, Code, Value, function
 
