@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
-from app.split.model import LoadState
+from app.split.state import LoadState
 from app.split.picture import SplitPicture
 
 PROGRESS_STEPS = 1000

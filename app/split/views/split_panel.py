@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.split.figures import rank_labels, short_name
 from app.split.fit_finder import FitFinder
-from app.split.model import LoadState, SplitModel
+from app.split.state import LoadState, SplitState
 from app.split.picture import SplitPicture
 from app.split.plan_source import PlannerFactory
 from app.split.settings import SplitSettings
@@ -59,7 +59,7 @@ class SplitPanel(SplitLayout):
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(parent)
-        self._model = SplitModel(planner_factory, machine_factory)
+        self._model = SplitState(planner_factory, machine_factory)
         self._finder = FitFinder(planner_factory, self)
         self._dragged: tuple[int, float] | None = None
         self.rows: list[DeviceRow] = []

@@ -40,7 +40,7 @@ LoadState = Literal["empty", "ready", "loading", "loaded", "applying"]
 """What the engine does with the model; "applying" is that it is being split anew."""
 
 
-class SplitModel:
+class SplitState:
     """Holds the settings and everything that their figures depend on.
 
     Args:
