@@ -25,7 +25,9 @@ from app.notice import Notice
 from app.process.crash import CrashReporter
 from app.process.gc_timer import GarbageCollector
 from app.settings import Settings, SettingsStore
-from app.side_panels import Companions
+from app.side_panels import SidePanels
+from app.split.presenter import SplitPresenter
+from app.split.session import SplitSession
 from app.split.speed import simulated_machine, this_machine
 from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme, icon, theme
@@ -70,8 +72,11 @@ class Shell(QObject):
         apply_theme(app, self.settings.current.theme)
         self.client = EngineClient(make_host, self)
         machine = this_machine if rig is None else (lambda _: simulated_machine(rig))
-        self.split, self.monitor = SplitPanel(machine_factory=machine), MonitorPanel()
-        self.companions = Companions(self.split, self.client, self)
+        self.split = SplitSession(machine_factory=machine, parent=self)
+        self.split_panel, self.monitor = SplitPanel(), MonitorPanel()
+        self.split_presenter = SplitPresenter(self.split, self.split_panel, self)
+        self.side_panels = SidePanels(self.split, self.client, self.split_panel, self)
+        self.split_panel.footer.add_button(self.side_panels.find)
         self.window = MainWindow(self._panels())
         self._make_timers()
         self._make_services()
@@ -83,7 +88,7 @@ class Shell(QObject):
         current, window = self.settings.current, self.window
         devices = list_devices() if self._rig is None else self._rig.list_devices()
         self.split.set_devices(devices)
-        self.companions.set_devices(devices, self._rig)
+        self.side_panels.set_devices(devices, self._rig)
         window.sampling.set_theme(current.theme)
         window.restore_layout(current.geometry, current.window_state)
         self.model_presenter.start()
@@ -105,7 +110,7 @@ class Shell(QObject):
         self.chat_presenter.flush()
         self.poller.stop()
         self.split.stop()
-        self.companions.close()
+        self.side_panels.close()
         self.models.close()
         self.chat_cache.close()
         self.client.shutdown()
@@ -130,8 +135,8 @@ class Shell(QObject):
             self._save_timer.start()
 
     def _panels(self) -> Panels:
-        beside = self.companions
-        return Panels(self.split, beside.plans, beside.placement, beside.links, self.monitor)
+        side = self.side_panels
+        return Panels(self.split_panel, side.plans, side.placement, side.links, self.monitor)
 
     def _make_timers(self) -> None:
         self._save_timer = QTimer(self, singleShot=True, interval=SAVE_MS)
@@ -167,15 +172,15 @@ class Shell(QObject):
         )
 
     def _wire(self) -> None:
-        for source in (self.model_presenter, self.chat_presenter, self.companions, self.crashes):
+        for source in (self.model_presenter, self.chat_presenter, self.side_panels, self.crashes):
             source.noticed.connect(self._notify)
         self._wire_window()
         self.session.answering.connect(self.chat_cache.enter)
         self.session.deleted.connect(self.chat_cache.delete)
         self.models.replacing.connect(self.chat_cache.leave)
         self.model_presenter.changed.connect(self.chat_presenter.show_context)
-        self.models.selected.connect(self.companions.set_model)
-        self.companions.lost.connect(lambda: self.models.emptied.emit(self.models.info))
+        self.models.selected.connect(self.side_panels.set_model)
+        self.side_panels.lost.connect(lambda: self.models.emptied.emit(self.models.info))
         self.models.loaded.connect(lambda loaded: self.monitor.set_ranks(loaded.params.all_devices))
         self.models.emptied.connect(lambda _: self.monitor.set_ranks(()))
         self.poller.snapshots.connect(self.split.set_snapshots)
@@ -214,7 +219,7 @@ class Shell(QObject):
     def _on_finished(self, finished: Finished) -> None:
         rate = finished.timings.decode_per_s
         self.split.note_answer(finished)
-        self.companions.note_answer(finished, self.client.model)
+        self.side_panels.note_answer(finished, self.client.model)
         if rate > 0:
             self.monitor.add_rate(rate)  # a short answer ends before the first reading
             self.monitor.add_rate(0.0)

@@ -1,10 +1,11 @@
-"""What stands around the split panel: the map of tensors, links, saved plans, the search."""
+"""What stands beside the split panel: the map of tensors, links, saved plans, the search."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from PySide6.QtCore import QObject, Signal, Slot
+from PySide6.QtWidgets import QWidget
 
 from app.cli.command import command_for
 from app.engine_client import EngineClient
@@ -14,33 +15,40 @@ from app.placement.presenter import PlacementPresenter
 from app.placement.views.placement_panel import PlacementPanel
 from app.plans.presenter import PlansPresenter
 from app.plans.views.plan_menu import PlanMenu
-from app.split.loads import is_same_load
 from app.split.picture import SplitPicture
-from app.split.views.split_panel import SplitPanel
+from app.split.session import SplitSession
 from app.tune.presenter import TunePresenter
 from app.tune.views.tune_dialog import TuneDialog
 from app.widgets.buttons import button
 from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded, Rig
 
 
-class Companions(QObject):
-    """The widgets beside one split panel, and what connects them with it."""
+class SidePanels(QObject):
+    """The widgets beside the split panel, and what connects them with the split's session.
+
+    Args:
+        over: the widget that the dialog of the search stands over.
+
+    Attributes:
+        find: the button that opens the search, for the foot of the split panel.
+    """
 
     noticed = Signal(object)  # Notice
     lost = Signal()  # the model that was loaded, by a search
 
-    def __init__(self, split: SplitPanel, client: EngineClient, parent: QObject) -> None:
+    def __init__(
+        self, split: SplitSession, client: EngineClient, over: QWidget, parent: QObject
+    ) -> None:
         super().__init__(parent)
         self._split = split
         self.placement, self.links, self.plans = PlacementPanel(), LinksPanel(), PlanMenu()
         self._placement = PlacementPresenter(self.placement, split, self)
         self._links = LinksPresenter(self.links, self)
-        self._plans = PlansPresenter(self.plans, split, is_same_load, command_for, self)
-        self.dialog = TuneDialog(split)
-        self._tune = TunePresenter(self.dialog, split, client, self)
+        self._plans = PlansPresenter(self.plans, split, command_for, self)
         self.find = button("Find best split…")
         self.find.setToolTip("Try splits for a short time, and show which one is the fastest")
-        split.footer.buttons.insertWidget(0, self.find)
+        self.dialog = TuneDialog(over)
+        self._tune = TunePresenter(self.dialog, split, client, self)
         self._applies = self._is_simulated = False
         self.find.clicked.connect(self._tune.open)
         self._tune.choosing.connect(self._apply_next)
@@ -84,4 +92,4 @@ class Companions(QObject):
         self.find.setEnabled(picture.plan is not None and not self._is_simulated)
         if self._applies:
             self._applies = False
-            self._split.footer.load.click()
+            self._split.request_load()

@@ -13,7 +13,7 @@ from app.model.views.model_bar import ModelBar
 from app.model.views.start_view import StartView
 from app.notice import Notice
 from app.settings import Settings, SettingsStore
-from app.split.views.split_panel import SplitPanel
+from app.split.session import SplitSession
 from engine import Choice, ModelInfo, ModelLoaded
 
 
@@ -26,7 +26,7 @@ class ModelViews:
 
 
 class ModelPresenter(QObject):
-    """Connects one `ModelSession` with its views and the split panel.
+    """Connects one `ModelSession` with its views and the split.
 
     Args:
         keep: stores settings and sees to it that they are written.
@@ -39,7 +39,7 @@ class ModelPresenter(QObject):
         self,
         models: ModelSession,
         views: ModelViews,
-        split: SplitPanel,
+        split: SplitSession,
         settings: SettingsStore,
         keep: Callable[[Settings], None],
         parent: QObject,
@@ -84,7 +84,7 @@ class ModelPresenter(QObject):
         models.kept.connect(self._on_kept)
         models.progressed.connect(self._views.bar.set_progress)
         models.doing.connect(self._views.bar.set_doing)
-        models.progressed.connect(self._split.set_progress)
+        models.progressed.connect(self._split.progressed)
         models.loaded.connect(self._on_loaded)
         models.emptied.connect(self._on_emptied)
         models.noticed.connect(self.noticed)
@@ -151,7 +151,7 @@ class ModelPresenter(QObject):
     def _keep_plan(self) -> None:
         if self._models.info is not None:
             current = self._settings.current
-            self._keep(current.with_plan(self._models.info.path, self._split.state()))
+            self._keep(current.with_plan(self._models.info.path, self._split.to_dict()))
 
     def _show(self) -> None:
         recent, name = self._settings.current.recent_models, self._loaded_name

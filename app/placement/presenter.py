@@ -8,11 +8,13 @@ from typing import Final, Protocol
 from PySide6.QtCore import QObject, QTimer, Slot
 
 from app.background import LatestJob
-from app.placement.pins import Overrides, Part, with_pins
+from app.placement.pins import Part, with_pins
 from app.placement.views.device_chips import Target
 from app.placement.views.placement_panel import PlacementPanel
 from app.placement.views.placement_table import Look
 from app.split.figures import rank_labels
+from app.split.picture import SplitPicture
+from app.split.session import SplitSession
 from app.split.settings import Rank, SplitSettings
 from engine import EngineError, LoadParams, PlacementMap, Planner
 
@@ -20,27 +22,7 @@ WAIT_MS: Final = 60
 """A drag changes the split at every frame; the map follows a little later."""
 
 
-class Picture(Protocol):
-    """What is used of a `SplitPicture`."""
-
-    @property
-    def settings(self) -> SplitSettings: ...
-
-    @property
-    def colours(self) -> tuple[int, ...]: ...
-
-
-class Chooser(Protocol):
-    """What is used of the split panel."""
-
-    def load_params(self) -> LoadParams:
-        """Raises EngineError where there is no device."""
-        ...
-
-    def set_overrides(self, overrides: Overrides) -> None: ...
-
-
-class PlannerLike(Protocol):
+class MapPlanner(Protocol):
     """What is used of `engine.Planner`."""
 
     def placement(self, params: LoadParams) -> PlacementMap:
@@ -60,16 +42,16 @@ class PlacementPresenter(QObject):
     def __init__(
         self,
         panel: PlacementPanel,
-        split: Chooser,
+        split: SplitSession,
         parent: QObject | None = None,
         *,
-        planner_factory: Callable[[str], PlannerLike] = Planner,
+        planner_factory: Callable[[str], MapPlanner] = Planner,
     ) -> None:
         super().__init__(parent)
         self._panel, self._split, self._factory = panel, split, planner_factory
-        self._picture: Picture | None = None
+        self._picture: SplitPicture | None = None
         self._asked: LoadParams | None = None
-        self._planner: tuple[str, PlannerLike] | None = None  # of the map's thread
+        self._planner: tuple[str, MapPlanner] | None = None  # of the map's thread
         self._job = LatestJob("tandem-map", self)
         self._job.done.connect(self._show)
         self._job.failed.connect(self._fail)
@@ -81,7 +63,7 @@ class PlacementPresenter(QObject):
         panel.unpin_all_requested.connect(lambda: split.set_overrides(()))
 
     @Slot(object)
-    def set_picture(self, picture: Picture) -> None:
+    def set_picture(self, picture: SplitPicture) -> None:
         """The split panel shows this now."""
         self._picture = picture
         if self._panel.isVisible() and not self._timer.isActive():
@@ -148,7 +130,7 @@ def _devices(settings: SplitSettings) -> tuple[str, ...]:
     return tuple(settings.ranks[i].device for i in settings.active)
 
 
-def look_of(picture: Picture, devices: Sequence[str]) -> Look:
+def look_of(picture: SplitPicture, devices: Sequence[str]) -> Look:
     """Names and colours of the ranks of a map: those that take part, then what else has a part."""
     settings, colours = picture.settings, picture.colours
     labels = rank_labels([rank.device for rank in settings.ranks])
@@ -162,7 +144,7 @@ def _place(ranks: Sequence[Rank], device: str) -> int:
     return next((i for i, rank in enumerate(ranks) if rank.device == device), 0)
 
 
-def targets_of(picture: Picture) -> list[Target]:
+def targets_of(picture: SplitPicture) -> list[Target]:
     """What parts can be pinned to: each rank that takes part, and each device that does not."""
     settings, colours = picture.settings, picture.colours
     labels = rank_labels([rank.device for rank in settings.ranks])

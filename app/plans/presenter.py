@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtGui import QGuiApplication
@@ -15,6 +15,8 @@ from PySide6.QtGui import QGuiApplication
 from app.background import LatestJob
 from app.notice import Notice
 from app.plans.views.plan_menu import PlanEntry, PlanMenu
+from app.split.loads import is_same_load
+from app.split.session import SplitSession
 from engine import (
     DeviceInfo,
     EngineError,
@@ -38,21 +40,10 @@ LEAST_TOKENS: Final = 16
 """Of an answer whose speed says something."""
 
 
-class Chooser(Protocol):
-    """What is used of the split panel."""
-
-    def load_params(self) -> LoadParams:
-        """Raises EngineError where there is no device."""
-        ...
-
-    def choose(self, params: LoadParams) -> None: ...
-
-
 class PlansPresenter(QObject):
     """The plans of the model that is selected.
 
     Args:
-        is_same: whether two ways to load a model are one, for a model trained with so many tokens.
         command: what a person would type to load it so.
         devices: those of this machine, now.
     """
@@ -62,8 +53,7 @@ class PlansPresenter(QObject):
     def __init__(
         self,
         menu: PlanMenu,
-        split: Chooser,
-        is_same: Callable[[LoadParams, LoadParams, int], bool],
+        split: SplitSession,
         command: Callable[[LoadParams], str],
         parent: QObject | None = None,
         *,
@@ -72,7 +62,7 @@ class PlansPresenter(QObject):
     ) -> None:
         super().__init__(parent)
         self._menu, self._split = menu, split
-        self._is_same, self._command = is_same, command
+        self._command = command
         self._make_store, self._list_devices = store, devices
         self._store: PlanStore | None = None
         self._info: ModelInfo | None = None
@@ -270,6 +260,6 @@ class PlansPresenter(QObject):
                 wanted = plan.resolved(params.path, self._devices)
             except EngineError:
                 continue
-            if self._is_same(wanted, params, n_ctx_train):
+            if is_same_load(wanted, params, n_ctx_train):
                 return plan.name
         return ""

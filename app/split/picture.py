@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from app.split.figures import RowFigures
 from app.split.settings import SplitSettings
-from engine import Forecast, Plan, Remedy
+from engine import Forecast, ModelLoaded, Plan, Remedy
+
+LoadState = Literal["empty", "ready", "loading", "loaded", "applying"]
+"""What the engine does with the model; "applying" is that it is being split anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class SplitPicture:
     """What follows from settings and from what is known.
 
     Attributes:
+        loaded: the model that answers; None where none does.
+        has_model: whether a model is selected, loaded or not.
         colours: index of the device colour of every rank, shown or not.
         problems: sentences: no plan can be made, or it does not fit.
         n_ctx: context in effect.
@@ -67,6 +73,9 @@ class SplitPicture:
         chosen_because: why there are these settings, where nobody chose them.
     """
 
+    load_state: LoadState
+    loaded: ModelLoaded | None
+    has_model: bool
     settings: SplitSettings
     rows: tuple[RowFigures, ...]
     colours: tuple[int, ...]
@@ -82,3 +91,10 @@ class SplitPicture:
     speed: SpeedFigures = field(default_factory=SpeedFigures)
     fit: FitFigures = field(default_factory=FitFigures)
     chosen_because: str = ""
+
+    @property
+    def can_start(self) -> bool:
+        """Whether these settings can be loaded or applied now."""
+        if self.load_state == "loaded":
+            return self.has_changed and self.can_load
+        return self.load_state == "ready" and self.can_load

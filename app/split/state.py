@@ -1,4 +1,4 @@
-"""The split panel without its widgets: what is chosen, what is known, and what follows from it."""
+"""What is chosen for the split and known of devices and model, and the figures that follow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from app.split.figures import (
     Context,
@@ -19,7 +19,7 @@ from app.split.figures import (
 from app.split.fit import FitAnswer, FitQuestion, Rooms, suggestion
 from app.split.history import History
 from app.split.loads import is_same_load, resplit_params, settings_for
-from app.split.picture import FitFigures, SpeedFigures, SplitPicture
+from app.split.picture import FitFigures, LoadState, SpeedFigures, SplitPicture
 from app.split.plan_source import PlannerFactory, PlanSource
 from app.split.saving import from_dict, to_dict
 from app.split.settings import SplitSettings, default_settings
@@ -35,9 +35,6 @@ from engine import (
     ModelInfo,
     ModelLoaded,
 )
-
-LoadState = Literal["empty", "ready", "loading", "loaded", "applying"]
-"""What the engine does with the model; "applying" is that it is being split anew."""
 
 
 class SplitState:
@@ -86,6 +83,10 @@ class SplitState:
         self.history.clear()
         self.speed.set_devices(devices)
         self._plans.set_free(self.free())
+
+    def read_speeds(self) -> None:
+        """Read again what was measured of devices and links."""
+        self.speed.set_devices(self.devices)
 
     def set_model(self, info: ModelInfo | None) -> None:
         is_other = info is not None and (self.info is None or self.info.path != info.path)
@@ -298,6 +299,9 @@ class SplitState:
         rows = row_figures(self.settings, context)
         has_changed = self.has_changed()
         return SplitPicture(
+            load_state=self.load_state,
+            loaded=self.loaded,
+            has_model=self.info is not None,
             settings=self.settings,
             rows=tuple(rows),
             colours=tuple(

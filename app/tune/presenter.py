@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.background import LatestJob
 from app.engine_client import EngineClient
+from app.split.session import SplitSession
 from app.tune.views.tune_dialog import TuneDialog
 from engine import (
     EngineError,
@@ -64,22 +64,6 @@ def _is_of_rank(override: tuple[str, str]) -> bool:
     return override[1].startswith("#")
 
 
-class Chooser(Protocol):
-    """What is used of the split panel."""
-
-    def load_params(self) -> LoadParams:
-        """Raises EngineError where there is no device."""
-        ...
-
-    def tune_devices(self) -> tuple[str, ...]:
-        """The devices to choose from, one entry per rank."""
-        ...
-
-    def free_bytes(self) -> dict[str, int]: ...
-
-    def choose(self, params: LoadParams) -> None: ...
-
-
 class TunePresenter(QObject):
     """One dialog for the window.
 
@@ -93,7 +77,7 @@ class TunePresenter(QObject):
     def __init__(
         self,
         dialog: TuneDialog,
-        split: Chooser,
+        split: SplitSession,
         client: EngineClient,
         parent: QObject | None = None,
         *,

@@ -15,15 +15,14 @@ from shiboken6 import Shiboken
 
 from app.main import Shell
 from app.monitor.views.monitor_panel import MonitorPanel
-from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme
 from engine import DeviceInfo, ModelInfo
 from tests.helpers.fake_host import FakeHost, Script, model_info
 from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machine
-from tests.helpers.split_panels import settle
+from tests.helpers.split_panels import WiredPanel, settle
 
 MakeShell = Callable[..., Shell]
-MakePanel = Callable[..., SplitPanel]
+MakePanel = Callable[..., WiredPanel]
 
 
 @pytest.fixture(autouse=True)
@@ -100,15 +99,15 @@ def make_panel(qtbot: QtBot, qapp: QApplication) -> MakePanel:
         devices: list[DeviceInfo] = [*GPUS, CPU],  # noqa: B006 never changed
         planner: type[FakePlanner] = FakePlanner,
         info: ModelInfo | None = INFO,
-    ) -> SplitPanel:
+    ) -> WiredPanel:
         apply_theme(qapp, "dark")
-        panel = SplitPanel(planner, fake_machine)
+        panel = WiredPanel(planner, fake_machine)
         qtbot.addWidget(panel)
         panel.resize(420, 900)
-        panel.set_devices(devices)
+        panel.session.set_devices(devices)
         if info is not None:
-            panel.set_model(info)
-            panel.set_state("ready")
+            panel.session.set_model(info)
+            panel.session.set_state("ready")
         panel.show()
         settle()
         return panel
@@ -117,7 +116,7 @@ def make_panel(qtbot: QtBot, qapp: QApplication) -> MakePanel:
 
 
 @pytest.fixture
-def panel(make_panel: MakePanel) -> SplitPanel:
+def panel(make_panel: MakePanel) -> WiredPanel:
     """With three GPUs and the CPU."""
     return make_panel()
 

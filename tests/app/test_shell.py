@@ -203,10 +203,10 @@ def test_a_model_opened_while_another_is_ejected_shows_its_loading(
         shell.models.eject()
         shell.models.load()
     assert shell.client.state is EngineState.LOADING
-    assert shell.split._model.load_state == "loading"
+    assert shell.split.load_state == "loading"
     shell.models.cancel()
     qtbot.waitUntil(lambda: shell.client.state is EngineState.EMPTY)
-    assert shell.split._model.load_state == "ready"
+    assert shell.split.load_state == "ready"
 
 
 def test_an_engine_that_cannot_start_is_a_sentence(qtbot: QtBot, make_shell: MakeShell) -> None:

@@ -179,14 +179,14 @@ def test_the_rail_opens_the_map_and_the_links(
     """Each as a page of the right dock, remembered over a restart."""
     path = str(tiny_gguf(tmp_path / "m.gguf", n_layer=2))
     shell = make_shell(model=path)
-    window, companions = shell.window, shell.companions
-    assert not companions.placement.isVisible()
+    window, side_panels = shell.window, shell.side_panels
+    assert not side_panels.placement.isVisible()
     rail(shell, "Map of the tensors").click()
-    qtbot.waitUntil(lambda: companions.placement.view.isVisible())
-    assert companions.placement.view.table.grid.rows == ("emb", "0", "1", "head")
+    qtbot.waitUntil(lambda: side_panels.placement.view.isVisible())
+    assert side_panels.placement.view.table.grid.rows == ("emb", "0", "1", "head")
     rail(shell, "Links between devices").click()
-    qtbot.waitUntil(lambda: companions.links.table.model().rowCount() > 0)
-    assert companions.links.isVisible()
+    qtbot.waitUntil(lambda: side_panels.links.table.model().rowCount() > 0)
+    assert side_panels.links.isVisible()
     window.close()
     assert settings_file().exists()
     again = make_shell()
@@ -198,9 +198,9 @@ def test_pinning_changes_the_split_and_can_be_undone(
     qtbot: QtBot, make_shell: MakeShell, tmp_path: Path
 ) -> None:
     shell = make_shell(model=str(tiny_gguf(tmp_path / "m.gguf", n_layer=2)))
-    shell.split.cpu_ranks.setValue(2)
+    shell.split_panel.cpu_ranks.setValue(2)
     rail(shell, "Map of the tensors").click()
-    panel = shell.companions.placement
+    panel = shell.side_panels.placement
     qtbot.waitUntil(lambda: len(panel.chips.chips) == 2)
     panel.pin_requested.emit("#1", frozenset({(0, "ffn")}))
     assert pins_of(shell.split.load_params().overrides) == {(0, "ffn"): "#1"}
@@ -213,14 +213,14 @@ def test_the_plan_menu_stands_in_the_title_of_the_split(
     qtbot: QtBot, make_shell: MakeShell, tmp_path: Path
 ) -> None:
     shell = make_shell()
-    menu = shell.companions.plans
+    menu = shell.side_panels.plans
     assert not menu.isEnabled(), "no model"
     assert shell.window.split_dock.titleBarWidget().isAncestorOf(menu)
     shell.models.open(str(tiny_gguf(tmp_path / "m.gguf")))
     qtbot.waitUntil(menu.isEnabled)
     menu.save_requested.emit("Mine")
     qtbot.waitUntil(lambda: menu.button.text() == "Mine ▾")
-    shell.split.cpu_ranks.setValue(2)
+    shell.split_panel.cpu_ranks.setValue(2)
     qtbot.waitUntil(lambda: menu.button.text() == "Not saved ▾")
     menu.chosen.emit("Mine")
     qtbot.waitUntil(lambda: menu.button.text() == "Mine ▾")
@@ -255,10 +255,10 @@ def test_no_tab_bar_is_left_in_a_corner(
 
 def test_simulated_devices_have_links_but_no_search(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell()
-    companions = shell.companions
+    side_panels = shell.side_panels
     rig = parse_rig("2xA100")
-    companions.set_devices(rig.devices, rig)
+    side_panels.set_devices(rig.devices, rig)
     shell.window.show_dock(shell.window.links_dock, True)
-    qtbot.waitUntil(lambda: companions.links.table.model().rowCount() == 2 + 4)
-    assert not companions.links.measure.isEnabled()
-    assert not companions.find.isEnabled()
+    qtbot.waitUntil(lambda: side_panels.links.table.model().rowCount() == 2 + 4)
+    assert not side_panels.links.measure.isEnabled()
+    assert not side_panels.find.isEnabled()

@@ -64,7 +64,7 @@ def test_tab_goes_as_the_window_is_read(qtbot: QtBot, make_shell: MakeShell) -> 
     shell = make_shell(model=MODEL)
     shell.chat_presenter.send("Hi")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
-    split, window = shell.split, shell.window
+    split, window = shell.split_panel, shell.window
     wanted = [
         window.chat_list.search,
         window.chat_list.list,
@@ -117,7 +117,7 @@ def test_a_closed_panel_hands_the_focus_to_the_composer(
     qtbot: QtBot, make_shell: MakeShell
 ) -> None:
     shell = make_shell(model=MODEL)
-    shell.split.cpu_ranks.setFocus()
+    shell.split_panel.cpu_ranks.setFocus()
     shell.window.split_dock.close()
     assert shell.window.composer.edit.hasFocus()
 

@@ -27,10 +27,10 @@ from PySide6.QtWidgets import QApplication
 
 from app.split.speed import simulated_machine
 from app.split.views.split_bar import ShareHandle
-from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme
 from engine import parse_rig, read_model_info
 from tests.helpers.hollow import hollow_moe
+from tests.helpers.split_panels import WiredPanel
 
 RIG = "2xH200,2x4090"
 FRAME_S = 1 / 60
@@ -43,21 +43,21 @@ class Frame(NamedTuple):
     busy: float
 
 
-def make_panel(path: Path, rig: str = RIG, mode: str = "tensor") -> SplitPanel:
+def make_panel(path: Path, rig: str = RIG, mode: str = "tensor") -> WiredPanel:
     """A panel on screen that plans for all GPUs of a simulated machine."""
     machine = parse_rig(rig)
-    panel = SplitPanel(machine_factory=lambda _: simulated_machine(machine))
+    panel = WiredPanel(machine_factory=lambda _: simulated_machine(machine))
     panel.resize(408, 1000)
-    panel.set_devices(machine.devices)
-    panel.set_model(read_model_info(path))
-    panel.set_state("ready")
-    panel.restore(panel.state() | {"mode": mode, "n_ctx": 32768})
+    panel.session.set_devices(machine.devices)
+    panel.session.set_model(read_model_info(path))
+    panel.session.set_state("ready")
+    panel.session.restore(panel.session.to_dict() | {"mode": mode, "n_ctx": 32768})
     panel.show()
     settle()
     return panel
 
 
-def drag_frames(panel: SplitPanel, n_moves: int) -> Iterator[Frame]:
+def drag_frames(panel: WiredPanel, n_moves: int) -> Iterator[Frame]:
     """Each frame while every handle goes there and back."""
     for handle in panel.header.bar.handles:
         _send(handle, QEvent.Type.MouseButtonPress, 0)
@@ -76,7 +76,7 @@ def settle() -> None:
         QApplication.processEvents()
 
 
-def _target(panel: SplitPanel, handle: ShareHandle, n: int, n_moves: int) -> int:
+def _target(panel: WiredPanel, handle: ShareHandle, n: int, n_moves: int) -> int:
     """How far from the handle's middle the mouse is in its n-th move: there and back over a third
     of the bar."""
     width = panel.header.bar.width()

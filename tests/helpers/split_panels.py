@@ -1,9 +1,18 @@
 """What tests do with a split panel, and what they read off it."""
 
+from __future__ import annotations
+
+from typing import ClassVar
+
 from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QCloseEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
+from app.split.plan_source import PlannerFactory
+from app.split.presenter import SplitPresenter
+from app.split.session import SplitSession
+from app.split.speed import MachineFactory, this_machine
 from app.split.views.split_bar import ShareHandle
 from app.split.views.split_panel import SplitPanel
 from engine import (
@@ -13,10 +22,35 @@ from engine import (
     LoadParams,
     MemoryUse,
     ModelLoaded,
+    Planner,
     Timings,
     Usage,
-)  # fmt: skip
+)
 from tests.helpers.fake_planner import GIB, INFO, FakePlanner
+
+
+class WiredPanel(SplitPanel):
+    """A split panel with the session and the presenter that the program gives it.
+
+    It lives until it is closed: pytest-qt, which closes it, keeps only a weak reference.
+    """
+
+    _open: ClassVar[set[WiredPanel]] = set()
+
+    def __init__(
+        self,
+        planner_factory: PlannerFactory = Planner,
+        machine_factory: MachineFactory = this_machine,
+    ) -> None:
+        super().__init__()
+        self.session = SplitSession(planner_factory, machine_factory, self)
+        self.presenter = SplitPresenter(self.session, self, self)
+        self._open.add(self)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        self.session.stop()
+        self._open.discard(self)
+        super().closeEvent(event)
 
 
 def settle() -> None:

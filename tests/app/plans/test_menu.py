@@ -62,7 +62,7 @@ class Desk:
         qtbot.addWidget(self.menu)
         self.notices: list[Notice] = []
         self.presenter = PlansPresenter(
-            self.menu, self.split, lambda a, b, n: a == b, lambda params: f"tandem {params.n_ctx}",
+            self.menu, self.split, lambda params: f"tandem {params.n_ctx}",
             self.menu, store=lambda: self.store, devices=lambda: [CPU],
         )  # fmt: skip
         self.presenter.noticed.connect(self.notices.append)

@@ -9,13 +9,13 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from app.split.views.split_panel import SplitPanel
 from engine import EngineError, Generate, Load, Resplit
 from tests.app.conftest import MakeShell
 from tests.helpers.fake_host import Script
 from tests.helpers.fake_planner import GIB
 from tests.helpers.shell_driver import ask, banner, host_of, shown
 from tests.helpers.split_panels import (
+    WiredPanel,
     answered,
     drag,
     loaded_as,
@@ -35,52 +35,58 @@ def path(tmp_path: Path) -> str:
     return str(tiny_gguf(tmp_path / "tiny.gguf", n_layer=2, n_head_kv=4, n_ff=256))
 
 
-def test_the_buttons_follow_the_state(panel: SplitPanel, qtbot: QtBot) -> None:
+def test_the_buttons_follow_the_state(panel: WiredPanel, qtbot: QtBot) -> None:
     """Load, then cancel with progress, then apply or reload what has changed."""
-    footer = panel.footer
-    with qtbot.waitSignal(panel.load_requested):
+    footer, session = panel.footer, panel.session
+    with qtbot.waitSignal(session.load_requested):
         footer.load.click()
-    panel.set_state("loading")
-    panel.set_progress(0.4)
+    panel.session.set_state("loading")
+    panel.session.progressed.emit(0.4)
     settle()
     assert footer.progress.isVisible()
     assert footer.progress.value() == 400
     assert not panel.header.isEnabled()
-    with qtbot.waitSignal(panel.cancel_requested):
+    with qtbot.waitSignal(panel.session.cancel_requested):
         footer.cancel.click()
-    panel.set_loaded(loaded_as(panel.load_params()))
+    panel.session.set_loaded(loaded_as(panel.session.load_params()))
     settle()
     assert not footer.load.isEnabled()
     panel.rows[0].number.setValue(70)
     settle()
     assert (footer.load.text(), footer.load.isEnabled()) == ("Apply live", True)
-    with qtbot.waitSignal(panel.apply_requested), qtbot.assertNotEmitted(panel.load_requested):
+    with (
+        qtbot.waitSignal(panel.session.apply_requested),
+        qtbot.assertNotEmitted(panel.session.load_requested),
+    ):
         footer.load.click()
     panel.options.context.setValue(4096)
     settle()
     assert (footer.load.text(), footer.load.isEnabled()) == ("Reload to apply", True)
-    with qtbot.waitSignal(panel.load_requested), qtbot.assertNotEmitted(panel.apply_requested):
+    with (
+        qtbot.waitSignal(panel.session.load_requested),
+        qtbot.assertNotEmitted(panel.session.apply_requested),
+    ):
         footer.load.click()
-    panel.set_state("ready")
+    panel.session.set_state("ready")
     settle()
     assert footer.load.text() == "Load"
 
 
-def test_what_a_loaded_model_can_take_is_asked_in_its_own_words(panel: SplitPanel) -> None:
+def test_what_a_loaded_model_can_take_is_asked_in_its_own_words(panel: WiredPanel) -> None:
     """A context that was left to the engine stays so."""
-    assert panel.resplit_params() is None
-    before = panel.load_params()
-    panel.set_loaded(loaded_as(before))
+    assert panel.session.resplit_params() is None
+    before = panel.session.load_params()
+    panel.session.set_loaded(loaded_as(before))
     panel.options.context.setValue(2048)
     panel.rows[0].number.setValue(70)
     settle()
-    params = panel.resplit_params()
+    params = panel.session.resplit_params()
     assert params is not None
     assert params.n_ctx is None
     assert params.split == pytest.approx((0.7, 0.2, 0.1))
     panel.options.kv_type.setCurrentIndex(panel.options.kv_type.findData("f32"))
     settle()
-    assert panel.resplit_params() is None
+    assert panel.session.resplit_params() is None
 
 
 def test_a_split_is_applied_during_a_chat(qtbot: QtBot, make_shell: MakeShell, path: str) -> None:
@@ -88,17 +94,17 @@ def test_a_split_is_applied_during_a_chat(qtbot: QtBot, make_shell: MakeShell, p
     shell = make_shell(model=path)
     ask(qtbot, shell, "Hi")
     before = shown(shell)
-    shell.split.cpu_ranks.setValue(2)
-    qtbot.waitUntil(shell.split.footer.load.isEnabled)
-    assert shell.split.footer.load.text() == "Apply live"
+    shell.split_panel.cpu_ranks.setValue(2)
+    qtbot.waitUntil(shell.split_panel.footer.load.isEnabled)
+    assert shell.split_panel.footer.load.text() == "Apply live"
     with qtbot.waitSignal(shell.client.resplit_done):
-        shell.split.footer.load.click()
-    assert not shell.split.inputs.isEnabled() or shell.split._model.load_state == "loaded"
+        shell.split_panel.footer.load.click()
+    assert not shell.split_panel.inputs.isEnabled() or shell.split.load_state == "loaded"
     kinds = [type(command) for command in host_of(shell).commands]
     assert kinds == [Load, Generate, Resplit]
     assert shell.client.model is not None
     assert shell.client.model.params.devices == ("cpu", "cpu")
-    qtbot.waitUntil(lambda: not shell.split.footer.load.isEnabled())
+    qtbot.waitUntil(lambda: not shell.split_panel.footer.load.isEnabled())
     assert shown(shell) == before
 
 
@@ -112,17 +118,17 @@ def test_a_split_that_fails_comes_back(
         script.hold, script.hold_after = True, 1
     else:
         script.load_error = EngineError("GPU 1 is full.", "Give it less.")
-    shell.split.cpu_ranks.setValue(2)
-    qtbot.waitUntil(shell.split.footer.load.isEnabled)
+    shell.split_panel.cpu_ranks.setValue(2)
+    qtbot.waitUntil(shell.split_panel.footer.load.isEnabled)
     with qtbot.waitSignal(shell.client.resplit_failed):
-        shell.split.footer.load.click()
+        shell.split_panel.footer.load.click()
         if is_cancelled:
-            qtbot.waitUntil(shell.split.footer.cancel.isVisible)
-            shell.split.footer.cancel.click()
+            qtbot.waitUntil(shell.split_panel.footer.cancel.isVisible)
+            shell.split_panel.footer.cancel.click()
     assert shell.client.model is not None
     assert shell.split.load_params().devices == ("cpu",)
-    qtbot.waitUntil(lambda: shell.split.footer.load.text() == "Apply live")
-    assert not shell.split.footer.load.isEnabled()
+    qtbot.waitUntil(lambda: shell.split_panel.footer.load.text() == "Apply live")
+    assert not shell.split_panel.footer.load.isEnabled()
     if is_cancelled:
         assert banner(shell) == ""
     else:
@@ -137,23 +143,23 @@ def test_a_model_that_is_lost_while_it_is_split_can_be_loaded_again(
 ) -> None:
     shell = make_shell(model=path)
     script.load_error, script.loses_model = EngineError("The file is gone."), True
-    shell.split.cpu_ranks.setValue(2)
-    qtbot.waitUntil(shell.split.footer.load.isEnabled)
+    shell.split_panel.cpu_ranks.setValue(2)
+    qtbot.waitUntil(shell.split_panel.footer.load.isEnabled)
     with qtbot.waitSignal(shell.client.resplit_failed):
-        shell.split.footer.load.click()
-    load = shell.split.footer.load
+        shell.split_panel.footer.load.click()
+    load = shell.split_panel.footer.load
     qtbot.waitUntil(lambda: load.text() == "Load" and load.isEnabled())
     assert shell.split.load_params().devices == ("cpu", "cpu")
 
 
-def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: SplitPanel) -> None:
+def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: WiredPanel) -> None:
     """Bytes per rank with the error; the speed of the last answer with that of its prediction."""
-    panel.set_loaded(loaded_as(panel.load_params()))
-    panel.note_answer(answered(61.84))  # it began before the split that there is now
+    panel.session.set_loaded(loaded_as(panel.session.load_params()))
+    panel.session.note_answer(answered(61.84))  # it began before the split that there is now
     settle()
     assert "61.8" not in texts(panel)
-    panel._model._loaded_at -= 60
-    panel.note_answer(answered(61.84))
+    panel.session._state._loaded_at -= 60
+    panel.session.note_answer(answered(61.84))
     settle()
     shown_texts = texts(panel)
     assert "61.8" in shown_texts
@@ -163,68 +169,68 @@ def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: Spl
     panel.rows[0].number.setValue(20)
     settle()
     assert not panel.summary.measured.isVisible()
-    panel.set_state("ready")
+    panel.session.set_state("ready")
     settle()
     assert "+1.0 %" not in texts(panel)
 
 
-def test_memory_figures_stand_still_while_loading(panel: SplitPanel) -> None:
+def test_memory_figures_stand_still_while_loading(panel: WiredPanel) -> None:
     """Or the half-loaded model would be taken for other programs."""
     for state in ("loading", "applying"):
-        panel.set_state(state)  # type: ignore[arg-type]
-        panel.set_snapshots([used("cuda:0", 23)])
+        panel.session.set_state(state)  # type: ignore[arg-type]
+        panel.session.set_snapshots([used("cuda:0", 23)])
         settle()
         assert not panel.problem.isVisible()
 
 
-def test_changes_can_be_undone_and_done_again(panel: SplitPanel, qtbot: QtBot) -> None:
+def test_changes_can_be_undone_and_done_again(panel: WiredPanel, qtbot: QtBot) -> None:
     """By the button and by keys within the panel; another change forgets what was undone."""
-    start = panel.load_params()
+    start = panel.session.load_params()
     assert not panel.footer.undo.isEnabled()
     panel.header.even_requested.emit()
-    even = panel.load_params()
+    even = panel.session.load_params()
     panel.header.mode_button("layer").click()
     settle()
-    with qtbot.waitSignal(panel.settings_changed):
+    with qtbot.waitSignal(panel.session.settings_changed):
         panel.footer.undo.click()
-    assert panel.load_params() == even
+    assert panel.session.load_params() == even
     panel.activateWindow()
     panel.rows[0].switch.setFocus()
     QTest.keyClick(panel.rows[0].switch, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
-    assert panel.load_params() == start
+    assert panel.session.load_params() == start
     settle()
     assert not panel.footer.undo.isEnabled()
     both = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
     QTest.keyClick(panel.rows[0].switch, Qt.Key.Key_Z, both)
-    assert panel.load_params() == even
+    assert panel.session.load_params() == even
     panel.rows[0].reserve_changed.emit(0, 1024)
-    panel.redo()
-    assert panel.load_params().split_mode == "tensor"
-    panel.set_state("applying")
-    panel.undo()
-    assert panel.load_params().reserve == (("cuda:0", GIB),)
+    panel.session.redo()
+    assert panel.session.load_params().split_mode == "tensor"
+    panel.session.set_state("applying")
+    panel.session.undo()
+    assert panel.session.load_params().reserve == (("cuda:0", GIB),)
 
 
-def test_a_drag_is_one_step(panel: SplitPanel) -> None:
+def test_a_drag_is_one_step(panel: WiredPanel) -> None:
     """However far and however often the mouse moves; the next drag is another."""
-    start = panel.load_params()
+    start = panel.session.load_params()
     handle = panel.header.bar.handles[0]
     press(handle)
     for position in (0.1, 0.25, 0.5):
         move(panel, handle, position)
         settle()
     release(handle)
-    middle = panel.load_params()
+    middle = panel.session.load_params()
     drag(panel, handle, 0.125)
     slider = panel.rows[2].slider
     slider.sliderPressed.emit()
     for value in (300, 400, 500):
         slider.setValue(value)
     slider.sliderReleased.emit()
-    panel.undo()
-    panel.undo()
-    assert panel.load_params() == middle
-    panel.undo()
-    assert panel.load_params() == start
-    panel.undo()
-    assert panel.load_params() == start
+    panel.session.undo()
+    panel.session.undo()
+    assert panel.session.load_params() == middle
+    panel.session.undo()
+    assert panel.session.load_params() == start
+    panel.session.undo()
+    assert panel.session.load_params() == start

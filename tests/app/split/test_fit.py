@@ -11,22 +11,21 @@ from pytestqt.qtbot import QtBot
 from app.split.fit import FitAnswer, FitQuestion
 from app.split.fit_finder import FitFinder
 from app.split.views.remedies import short_text
-from app.split.views.split_panel import SplitPanel
 from app.theme import theme
 from engine import Evaluation, LoadParams, Remedy
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import GIB, GPUS, INFO, FakePlanner, RefusingPlanner
-from tests.helpers.split_panels import settle, texts, used
+from tests.helpers.split_panels import WiredPanel, settle, texts, used
 
 QUESTION = FitQuestion(
     LoadParams(INFO.path, ("cuda:0",)), (("cuda:0", 24 * GIB, 1.0),), INFO.n_ctx_train, 8
 )
 
 
-def test_what_does_not_fit_is_said_in_the_danger_colour(panel: SplitPanel) -> None:
+def test_what_does_not_fit_is_said_in_the_danger_colour(panel: WiredPanel) -> None:
     """Where and by how much; it comes from the live memory figures."""
     assert not panel.problem.isVisible()
-    panel.set_snapshots([used("cuda:0", 21)])
+    panel.session.set_snapshots([used("cuda:0", 21)])
     settle()
     assert "GPU 0 would need 5.0 GiB but 3.0 GiB can be had: 2.0 GiB short." in texts(panel)
     assert panel.problem.palette().windowText().color().name() == theme().danger
@@ -39,15 +38,15 @@ def test_an_error_of_the_planner_is_a_sentence_and_stops_loading(make_panel: Mak
     panel = make_panel(GPUS, RefusingPlanner)
     assert panel.problem.text() == "This model cannot be split by tensor. Choose layers."
     assert not panel.footer.load.isEnabled()
-    panel.set_model(None)
-    panel.set_state("empty")
+    panel.session.set_model(None)
+    panel.session.set_state("empty")
     settle()
     assert not panel.problem.isVisible()
 
 
-def test_the_longest_context_is_marked(panel: SplitPanel, qtbot: QtBot) -> None:
+def test_the_longest_context_is_marked(panel: WiredPanel, qtbot: QtBot) -> None:
     """Of this split: beside 3.75 GiB of weights and what CUDA takes, 1 GiB is left on GPU 0."""
-    panel.set_snapshots([used("cuda:0", 24 - 5.25)])
+    panel.session.set_snapshots([used("cuda:0", 24 - 5.25)])
     qtbot.waitUntil(lambda: "tokens fit" in panel.options.context_note.accessibleName())
     assert panel.options.context_slider.mark == pytest.approx(0.6, abs=0.1)
     panel.options.context.setValue(8192)
@@ -57,30 +56,30 @@ def test_the_longest_context_is_marked(panel: SplitPanel, qtbot: QtBot) -> None:
 
 
 def test_a_remedy_is_applied_with_one_press_and_can_be_undone(
-    panel: SplitPanel, qtbot: QtBot
+    panel: WiredPanel, qtbot: QtBot
 ) -> None:
-    panel.set_snapshots([used("cuda:0", 24 - 5.25)])
+    panel.session.set_snapshots([used("cuda:0", 24 - 5.25)])
     panel.options.context.setValue(4096)
-    wanted = panel.load_params()
+    wanted = panel.session.load_params()
     qtbot.waitUntil(lambda: panel.remedies.isVisible() and panel.remedies.isEnabled())
     buttons = {button.text(): button for button in panel.remedies.buttons}
     assert "q8_0 KV" in buttons
     assert buttons["q8_0 KV"].toolTip()
-    with qtbot.waitSignal(panel.settings_changed):
+    with qtbot.waitSignal(panel.session.settings_changed):
         buttons["q8_0 KV"].click()
     settle()
-    after = panel.load_params()
+    after = panel.session.load_params()
     assert after.kv_type == "q8_0"
     assert after.split == pytest.approx(wanted.split)
     assert not panel.problem.isVisible()
     assert not panel.remedies.isVisible()
-    panel.undo()
-    assert panel.load_params() == wanted
+    panel.session.undo()
+    assert panel.session.load_params() == wanted
 
 
-def test_remedies_of_other_settings_cannot_be_pressed(panel: SplitPanel, qtbot: QtBot) -> None:
+def test_remedies_of_other_settings_cannot_be_pressed(panel: WiredPanel, qtbot: QtBot) -> None:
     """Until new ones are found."""
-    panel.set_snapshots([used("cuda:0", 21)])
+    panel.session.set_snapshots([used("cuda:0", 21)])
     qtbot.waitUntil(lambda: panel.remedies.isVisible() and panel.remedies.isEnabled())
     panel.options.context.setValue(3000)
     settle()

@@ -11,18 +11,17 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.split.views.split_panel import SplitPanel
 from app.units import size_text
 from engine import Planner, read_model_info
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, GIB, FakePlanner, RefusingPlanner
-from tests.helpers.split_panels import drag, drawn, move, press, release, settle
+from tests.helpers.split_panels import WiredPanel, drag, drawn, move, press, release, settle
 from tests.helpers.tiny_gguf import tiny_gguf
 
 
 @pytest.mark.parametrize(("mouse", "lands"), [(0.27, 2), (0.33, 3), (0.31, 2), (0.6, 5), (0.0, 0)])
 def test_a_dragged_handle_stands_on_the_nearest_position(
-    panel: SplitPanel, mouse: float, lands: int
+    panel: WiredPanel, mouse: float, lands: int
 ) -> None:
     """Already while the mouse is down; the third device keeps its share."""
     handle = panel.header.bar.handles[0]
@@ -32,7 +31,7 @@ def test_a_dragged_handle_stands_on_the_nearest_position(
     assert drawn(panel, handle) == pytest.approx(lands / 8, abs=0.02)
     release(handle)
     settle()
-    split = panel.load_params().split
+    split = panel.session.load_params().split
     assert split is not None
     assert round(split[0] * 8) == lands
     assert split[2] == pytest.approx(0.2)
@@ -47,7 +46,7 @@ def test_a_dragged_handle_stands_on_the_nearest_position(
     ],
 )  # fmt: skip
 def test_keys_move_a_handle_by_what_the_model_allows(
-    panel: SplitPanel, key: Qt.Key, lands: int
+    panel: WiredPanel, key: Qt.Key, lands: int
 ) -> None:
     """One cut for an arrow, ten for a page, and never past the neighbour."""
     handle = panel.header.bar.handles[0]
@@ -57,13 +56,13 @@ def test_keys_move_a_handle_by_what_the_model_allows(
     assert handle.value() == lands * 125
 
 
-def test_a_key_that_the_handle_does_not_know_is_left_to_others(panel: SplitPanel) -> None:
-    before = panel.load_params()
+def test_a_key_that_the_handle_does_not_know_is_left_to_others(panel: WiredPanel) -> None:
+    before = panel.session.load_params()
     QTest.keyClick(panel.header.bar.handles[0], Qt.Key.Key_A)
-    assert panel.load_params() == before
+    assert panel.session.load_params() == before
 
 
-def test_a_handle_speaks_to_assistive_technology(panel: SplitPanel) -> None:
+def test_a_handle_speaks_to_assistive_technology(panel: WiredPanel) -> None:
     """Name with device, percent and memory; a slider with a value."""
     handle = panel.header.bar.handles[0]
     assert handle.accessibleName().startswith("GPU 0, 38 percent, ")
@@ -73,26 +72,26 @@ def test_a_handle_speaks_to_assistive_technology(panel: SplitPanel) -> None:
     assert face.valueInterface().currentValue() == handle.value()
 
 
-def test_a_lock_holds_the_handles_beside_it(panel: SplitPanel) -> None:
+def test_a_lock_holds_the_handles_beside_it(panel: WiredPanel) -> None:
     """They say so, and neither mouse nor keys move them; the others still move."""
     panel.rows[0].lock.click()
     settle()
     first, second = panel.header.bar.handles
-    before = panel.load_params()
+    before = panel.session.load_params()
     assert not first.isEnabled()
     assert first.accessibleName().startswith("Locked. ")
     drag(panel, first, 0.1)
     QTest.keyClick(first, Qt.Key.Key_Right)
-    assert panel.load_params() == before
+    assert panel.session.load_params() == before
     QTest.keyClick(second, Qt.Key.Key_Home)
     settle()
-    after = panel.load_params().split
+    after = panel.session.load_params().split
     assert after is not None
     assert after[0] == pytest.approx(0.4)
     assert after[1] == pytest.approx(0)
 
 
-def test_many_events_in_one_turn_are_planned_once(panel: SplitPanel) -> None:
+def test_many_events_in_one_turn_are_planned_once(panel: WiredPanel) -> None:
     """A drag sends more of them than can be planned."""
     calls = FakePlanner.calls
     for share in range(100, 700, 10):
@@ -116,13 +115,13 @@ def test_without_a_plan_handles_go_where_they_are_dragged(make_panel: MakePanel)
     for panel in (make_panel(planner=RefusingPlanner), make_panel(info=None)):
         handle = panel.header.bar.handles[0]
         drag(panel, handle, 0.27)
-        split = panel.load_params().split
+        split = panel.session.load_params().split
         assert split is not None
         assert split[0] == pytest.approx(0.27, abs=0.02)
         before = split[0]
         QTest.keyClick(handle, Qt.Key.Key_Right)
         settle()
-        split = panel.load_params().split
+        split = panel.session.load_params().split
         assert split is not None
         assert split[0] == pytest.approx(before + 0.01)
 
@@ -133,12 +132,12 @@ def test_a_real_file_is_planned_while_its_handles_move(
 ) -> None:
     """With the engine's own planner: each key changes what is possible, the bytes add up."""
     path = tiny_gguf(tmp_path / "tiny.gguf", n_layer=6, n_head_kv=4, n_ff=256)
-    panel = SplitPanel()
+    panel = WiredPanel()
     qtbot.addWidget(panel)
-    panel.set_devices([CPU])
-    panel.set_model(read_model_info(path))
+    panel.session.set_devices([CPU])
+    panel.session.set_model(read_model_info(path))
     panel.cpu_ranks.setValue(3)
-    panel.restore(panel.state() | {"mode": mode})
+    panel.session.restore(panel.session.to_dict() | {"mode": mode})
     panel.show()
     settle()
     handle = panel.header.bar.handles[0]
@@ -148,8 +147,8 @@ def test_a_real_file_is_planned_while_its_handles_move(
         settle()
         assert handle.value() > before
         before = handle.value()
-    plan = Planner(path).plan(panel.load_params(), {"cpu": 24 * GIB})
+    plan = Planner(path).plan(panel.session.load_params(), {"cpu": 24 * GIB})
     for device, row in zip(plan.devices, panel.rows, strict=True):
         assert row.use.accessibleName().startswith(f"{size_text(device.memory.total)} of 32.0 GiB")
     assert not panel.problem.isVisible()
-    panel.set_model(None)
+    panel.session.set_model(None)

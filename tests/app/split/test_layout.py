@@ -5,10 +5,10 @@ from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea
 from pytestqt.qtbot import QtBot
 
 from app.split.views.split_layout import MIN_WIDTH
-from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme
 from engine import DeviceInfo, read_model_info
 from tests.helpers.golden import REPO
+from tests.helpers.split_panels import WiredPanel
 
 GIB = 1 << 30
 CPU = DeviceInfo("cpu", "cpu", "Intel(R) Xeon(R) Platinum Processor", 32 * GIB, 24 * GIB)
@@ -27,11 +27,11 @@ def test_everything_fits(
 ) -> None:
     """Also what is folded away, and the buttons below."""
     apply_theme(qapp, theme)
-    panel = SplitPanel()
+    panel = WiredPanel()
     qtbot.addWidget(panel)
-    panel.set_devices(devices)
-    panel.set_model(read_model_info(DEMO))
-    panel.restore(panel.state() | {"mode": mode})
+    panel.session.set_devices(devices)
+    panel.session.set_model(read_model_info(DEMO))
+    panel.session.restore(panel.session.to_dict() | {"mode": mode})
     panel.resize(MIN_WIDTH, 300)  # so low that it scrolls
     panel.show()
     qapp.processEvents()

@@ -10,12 +10,11 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from app.split.views.load_options import LoadOptions, context_stops
-from app.split.views.split_panel import SplitPanel
 from app.theme import theme
 from engine import ModelInfo
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, GIB, GPUS, INFO, FakePlanner, fake_machine
-from tests.helpers.split_panels import settle
+from tests.helpers.split_panels import WiredPanel, settle
 
 
 def test_options_feed_the_load(make_panel: MakePanel) -> None:
@@ -28,16 +27,19 @@ def test_options_feed_the_load(make_panel: MakePanel) -> None:
     options.kv_type.setCurrentIndex(options.kv_type.findData("bf16"))
     options.threads.setValue(3)
     settle()
-    params = panel.load_params()
+    params = panel.session.load_params()
     assert (params.n_ctx, params.kv_type, params.cpu_threads) == (8192, "bf16", 3)
     assert options.context.value() == 8192
     options.context.setValue(1000)
     options.threads.setValue(0)
     settle()
-    assert (panel.load_params().n_ctx, panel.load_params().cpu_threads) == (1000, None)
+    assert (panel.session.load_params().n_ctx, panel.session.load_params().cpu_threads) == (
+        1000,
+        None,
+    )
 
 
-def test_how_gpus_reach_each_other_is_asked_where_there_are_several(panel: SplitPanel) -> None:
+def test_how_gpus_reach_each_other_is_asked_where_there_are_several(panel: WiredPanel) -> None:
     """It is loaded with, remembered, and undone like the rest."""
     options = panel.options
     panel.header.mode_button("single").click()
@@ -46,24 +48,24 @@ def test_how_gpus_reach_each_other_is_asked_where_there_are_several(panel: Split
     panel.header.mode_button("tensor").click()
     settle()
     assert options.p2p.isVisible()
-    assert panel.load_params().p2p == "auto"
+    assert panel.session.load_params().p2p == "auto"
     options.p2p.setCurrentIndex(options.p2p.findData("off"))
     settle()
-    assert panel.load_params().p2p == "off"
-    assert panel.state()["p2p"] == "off"
+    assert panel.session.load_params().p2p == "off"
+    assert panel.session.to_dict()["p2p"] == "off"
     assert "gibberish" in options.p2p.toolTip()
-    panel.undo()
+    panel.session.undo()
     settle()
-    assert panel.load_params().p2p == "auto"
+    assert panel.session.load_params().p2p == "auto"
     assert options.p2p.currentData() == "auto"
 
 
-def test_a_smaller_model_takes_the_context_down(panel: SplitPanel) -> None:
+def test_a_smaller_model_takes_the_context_down(panel: WiredPanel) -> None:
     """A context beyond what it was trained for is never carried over."""
     panel.options.context.setValue(8192)
     small = ModelInfo(INFO.path, "S", "llama", True, 8, 64, 4, 2, 99, 512, 1, GIB, "F16", True, ())
-    panel.set_model(small)
-    assert panel.load_params().n_ctx == 512
+    panel.session.set_model(small)
+    assert panel.session.load_params().n_ctx == 512
 
 
 def test_context_stops_end_with_what_the_model_was_trained_for() -> None:
@@ -102,7 +104,7 @@ def test_the_slider_marks_what_fits(
 
 
 def test_beyond_the_mark_the_slider_is_painted_in_the_colour_of_danger(
-    panel: SplitPanel,
+    panel: WiredPanel,
 ) -> None:
     slider = panel.options.context_slider
     slider.set_most(4096)
@@ -114,15 +116,15 @@ def test_beyond_the_mark_the_slider_is_painted_in_the_colour_of_danger(
     assert slider.grab().toImage().pixelColor(image.width() - 3, middle).name() != theme().danger
 
 
-def test_the_slider_moves_by_keys(panel: SplitPanel) -> None:
+def test_the_slider_moves_by_keys(panel: WiredPanel) -> None:
     slider = panel.options.context_slider
     before = panel.options.context.value()
     QTest.keyClick(slider, Qt.Key.Key_Right)
     settle()
-    assert panel.load_params().n_ctx == 2 * before
+    assert panel.session.load_params().n_ctx == 2 * before
 
 
-def test_state_survives_json_and_a_new_panel(panel: SplitPanel, qtbot: QtBot) -> None:
+def test_state_survives_json_and_a_new_panel(panel: WiredPanel, qtbot: QtBot) -> None:
     """Restored before or after the devices are known."""
     panel.rows[0].number.setValue(55)
     panel.header.mode_button("groups").click()
@@ -131,18 +133,23 @@ def test_state_survives_json_and_a_new_panel(panel: SplitPanel, qtbot: QtBot) ->
     panel.rows[2].moved.emit(2, -1)
     panel.rows[0].reserve_changed.emit(0, 1024)
     panel.options.context.setValue(4096)
-    saved = json.loads(json.dumps(panel.state()))
+    saved = json.loads(json.dumps(panel.session.to_dict()))
     for devices_first in (True, False):
-        again = SplitPanel(FakePlanner, fake_machine)
+        again = WiredPanel(FakePlanner, fake_machine)
         qtbot.addWidget(again)
         if devices_first:
-            again.set_devices([*GPUS, CPU])
-        again.restore(saved)
-        again.set_devices([*GPUS, CPU])
-        again.set_model(INFO)
-        before, after = panel.load_params(), again.load_params()
+            again.session.set_devices([*GPUS, CPU])
+        again.session.restore(saved)
+        again.session.set_devices([*GPUS, CPU])
+        again.session.set_model(INFO)
+        before, after = panel.session.load_params(), again.session.load_params()
         assert after.split == pytest.approx(before.split)
         assert (after.devices, after.groups) == (before.devices, before.groups)
         assert (after.split_mode, after.n_ctx) == ("groups", 4096)
         assert after.reserve == (("cuda:0", GIB),)
-        assert [rank["locked"] for rank in again.state()["ranks"]] == [False, False, True, False]
+        assert [rank["locked"] for rank in again.session.to_dict()["ranks"]] == [
+            False,
+            False,
+            True,
+            False,
+        ]

@@ -8,15 +8,14 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme, theme
 from engine import DeviceInfo
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, GIB, FakePlanner
-from tests.helpers.split_panels import settle, texts, used
+from tests.helpers.split_panels import WiredPanel, settle, texts, used
 
 
-def test_slider_and_number_of_a_row_move_together(panel: SplitPanel) -> None:
+def test_slider_and_number_of_a_row_move_together(panel: WiredPanel) -> None:
     """Both show the asked share, and the other rows make room."""
     row = panel.rows[0]
     row.number.setValue(60.0)
@@ -31,22 +30,22 @@ def test_slider_and_number_of_a_row_move_together(panel: SplitPanel) -> None:
     assert "asked 20.0 · possible 25.0" in texts(panel)
 
 
-def test_a_text_that_is_typed_survives_the_next_reading(panel: SplitPanel) -> None:
+def test_a_text_that_is_typed_survives_the_next_reading(panel: WiredPanel) -> None:
     """Devices are read every second; nobody types a context length faster than that."""
     for field in (panel.options.context, panel.rows[0].number):
         field.setFocus()
         field.lineEdit().setText("31")
-        panel.set_snapshots([used("cuda:0", 1)])
+        panel.session.set_snapshots([used("cuda:0", 1)])
         settle()
         assert field.lineEdit().text().removesuffix(" %") == "31"
     QTest.keyClick(panel.rows[0].number, Qt.Key.Key_Return)
     settle()
-    split = panel.load_params().split
+    split = panel.session.load_params().split
     assert split is not None
     assert split[0] == pytest.approx(0.31)
 
 
-def test_a_locked_device_keeps_its_share(panel: SplitPanel) -> None:
+def test_a_locked_device_keeps_its_share(panel: WiredPanel) -> None:
     """Its own fields rest, the others share what it leaves, quick ways too."""
     row = panel.rows[1]
     assert row.lock.accessibleName() == "Lock the share of GPU 1"
@@ -57,66 +56,66 @@ def test_a_locked_device_keeps_its_share(panel: SplitPanel) -> None:
     assert not row.number.isEnabled()
     panel.rows[0].number.setValue(10)
     settle()
-    assert panel.load_params().split == pytest.approx((0.1, 0.4, 0.5))
+    assert panel.session.load_params().split == pytest.approx((0.1, 0.4, 0.5))
     panel.header.even_requested.emit()
-    assert panel.load_params().split == pytest.approx((0.3, 0.4, 0.3))
+    assert panel.session.load_params().split == pytest.approx((0.3, 0.4, 0.3))
     row.lock.click()
     panel.header.even_requested.emit()
-    assert panel.load_params().split == pytest.approx((1 / 3,) * 3)
+    assert panel.session.load_params().split == pytest.approx((1 / 3,) * 3)
 
 
-def test_switching_a_device_off_leaves_it_out(panel: SplitPanel, qtbot: QtBot) -> None:
+def test_switching_a_device_off_leaves_it_out(panel: WiredPanel, qtbot: QtBot) -> None:
     """By the switch of its row, with the keyboard too."""
-    with qtbot.waitSignal(panel.settings_changed):
+    with qtbot.waitSignal(panel.session.settings_changed):
         QTest.keyClick(panel.rows[1].switch, Qt.Key.Key_Space)
     settle()
-    assert panel.load_params().devices == ("cuda:0", "cuda:2")
+    assert panel.session.load_params().devices == ("cuda:0", "cuda:2")
     assert not panel.rows[1].slider.isVisible()
     assert len(panel.header.bar.handles) == 1
 
 
-def test_one_device_mode_asks_for_one_device(panel: SplitPanel) -> None:
+def test_one_device_mode_asks_for_one_device(panel: WiredPanel) -> None:
     """The switches choose which."""
     QTest.mouseClick(panel.header.mode_button("single"), Qt.MouseButton.LeftButton)
     settle()
-    assert panel.load_params().devices == ("cuda:0",)
+    assert panel.session.load_params().devices == ("cuda:0",)
     QTest.mouseClick(panel.rows[2].switch, Qt.MouseButton.LeftButton)
     settle()
-    assert panel.load_params().devices == ("cuda:2",)
+    assert panel.session.load_params().devices == ("cuda:2",)
     assert [panel.rows[i].switch.isChecked() for i in range(4)] == [False, False, True, False]
 
 
-def test_the_mode_reaches_the_engine(panel: SplitPanel) -> None:
+def test_the_mode_reaches_the_engine(panel: WiredPanel) -> None:
     """All splits keep the same shares."""
-    before = panel.load_params()
+    before = panel.session.load_params()
     for mode in ("layer", "groups", "tensor"):
         panel.header.mode_button(mode).click()  # type: ignore[arg-type]
-        after = panel.load_params()
+        after = panel.session.load_params()
         assert after.split_mode == mode
         assert after.split == before.split
 
 
-def test_groups_are_made_of_neighbours(panel: SplitPanel) -> None:
+def test_groups_are_made_of_neighbours(panel: WiredPanel) -> None:
     """Each row but the first says whether it works with the one above; the text sums it up."""
     assert not panel.rows[1].join.isVisible()
     panel.header.mode_button("groups").click()
     settle()
     assert [row.join.isVisible() for row in panel.rows] == [False, True, True, False]
-    assert panel.load_params().groups == (2, 1)
+    assert panel.session.load_params().groups == (2, 1)
     QTest.keyClick(panel.rows[2].join, Qt.Key.Key_Space)
     settle()
-    assert panel.load_params().groups == (3,)
+    assert panel.session.load_params().groups == (3,)
     QTest.keyClick(panel.rows[2].join, Qt.Key.Key_Space)
     settle()
     assert panel.header.hint.accessibleName() == "GPU 0 + GPU 1 → GPU 2"
     panel.rows[1].switch.click()
     settle()
-    assert panel.load_params().groups == (1, 1)
+    assert panel.session.load_params().groups == (1, 1)
     panel.header.mode_button("tensor").click()
-    assert panel.load_params().groups is None
+    assert panel.session.load_params().groups is None
 
 
-def test_devices_can_be_put_in_another_order(panel: SplitPanel) -> None:
+def test_devices_can_be_put_in_another_order(panel: WiredPanel) -> None:
     """A row takes its share and colour with it, and the focus stays where it was."""
     row = panel.rows[2]
     row.more.click()
@@ -125,7 +124,7 @@ def test_devices_can_be_put_in_another_order(panel: SplitPanel) -> None:
     row.details.up.setFocus()
     QTest.keyClick(row.details.up, Qt.Key.Key_Space)
     settle()
-    params = panel.load_params()
+    params = panel.session.load_params()
     assert params.devices == ("cuda:0", "cuda:2", "cuda:1")
     assert params.split == pytest.approx((0.4, 0.2, 0.4))
     assert panel.rows[1] is row
@@ -134,16 +133,16 @@ def test_devices_can_be_put_in_another_order(panel: SplitPanel) -> None:
     row.details.up.click()
     settle()
     assert not row.details.up.isEnabled()
-    assert panel.load_params().devices == ("cuda:2", "cuda:0", "cuda:1")
+    assert panel.session.load_params().devices == ("cuda:2", "cuda:0", "cuda:1")
 
 
-def test_a_reserve_stays_free(panel: SplitPanel) -> None:
+def test_a_reserve_stays_free(panel: WiredPanel) -> None:
     """The row counts it, the engine is told, and the bar draws it at its end."""
     row = panel.rows[0]
     row.more.click()
     row.details.reserve.setValue(2048)
     settle()
-    assert panel.load_params().reserve == (("cuda:0", 2 << 30),)
+    assert panel.session.load_params().reserve == (("cuda:0", 2 << 30),)
     assert "reserve 2.0 GiB" in row.memory_bar.accessibleDescription()
     free = 24 - 10 * 3 / 8 - 2 * 3 / 8 - 500 / 1024 - 2
     assert f"{free:.1f} free" in row.use.accessibleName()
@@ -158,7 +157,7 @@ def test_a_reserve_stays_free(panel: SplitPanel) -> None:
     assert "beside 23.0 GiB in reserve: 4.0 GiB short." in texts(panel)
 
 
-def test_bytes_are_told_by_kind(panel: SplitPanel, qapp: QApplication) -> None:
+def test_bytes_are_told_by_kind(panel: WiredPanel, qapp: QApplication) -> None:
     """When the row is opened, in the colours of its bar."""
     row = panel.rows[0]
     row.more.click()
@@ -174,7 +173,7 @@ def test_bytes_are_told_by_kind(panel: SplitPanel, qapp: QApplication) -> None:
     assert not row.details.isVisible()
 
 
-def test_all_that_takes_the_focus_has_a_name_of_its_own(panel: SplitPanel) -> None:
+def test_all_that_takes_the_focus_has_a_name_of_its_own(panel: WiredPanel) -> None:
     """Also what is folded away: with several devices nobody could tell the fields apart else."""
     panel.header.mode_button("groups").click()
     for row in panel.rows:
@@ -192,39 +191,39 @@ def test_all_that_takes_the_focus_has_a_name_of_its_own(panel: SplitPanel) -> No
     assert len(set(names)) == len(names)
 
 
-def test_the_memory_bar_is_painted_in_the_colour_of_its_device(panel: SplitPanel) -> None:
+def test_the_memory_bar_is_painted_in_the_colour_of_its_device(panel: WiredPanel) -> None:
     """Each row from the left in its own colour."""
     for index in range(3):
         image = panel.rows[index].memory_bar.grab().toImage()
         assert image.pixelColor(2, image.height() // 2).name() == theme().device_colour(index)
 
 
-def test_quick_ways_fill_the_shares(panel: SplitPanel) -> None:
+def test_quick_ways_fill_the_shares(panel: WiredPanel) -> None:
     """By what is free now, not by what the cards were sold with; by how fast they read."""
     panel.header.even_requested.emit()
-    assert panel.load_params().split == pytest.approx((1 / 3,) * 3)
-    panel.set_snapshots([used("cuda:0", 18), used("cuda:1", 12), used("cuda:2", 6, 12)])
+    assert panel.session.load_params().split == pytest.approx((1 / 3,) * 3)
+    panel.session.set_snapshots([used("cuda:0", 18), used("cuda:1", 12), used("cuda:2", 6, 12)])
     panel.header.by_memory_requested.emit()
-    assert panel.load_params().split == pytest.approx((0.25, 0.5, 0.25))
+    assert panel.session.load_params().split == pytest.approx((0.25, 0.5, 0.25))
     panel.header.by_speed_requested.emit()
-    assert panel.load_params().split == pytest.approx((0.5, 0.375, 0.125))
+    assert panel.session.load_params().split == pytest.approx((0.5, 0.375, 0.125))
 
 
-def test_the_planner_knows_the_free_memory(panel: SplitPanel) -> None:
+def test_the_planner_knows_the_free_memory(panel: WiredPanel) -> None:
     """It decides whether weights stay packed: total less what others use, in coarse steps."""
-    panel.set_snapshots([used("cuda:0", 14)])
+    panel.session.set_snapshots([used("cuda:0", 14)])
     settle()
     assert FakePlanner.free_bytes is not None
     assert FakePlanner.free_bytes["cuda:0"] == 10 * GIB
     assert FakePlanner.free_bytes["cuda:1"] == 24 * GIB
     calls = FakePlanner.calls
-    panel.set_snapshots([used("cuda:0", 14 - 1000 / GIB)])
+    panel.session.set_snapshots([used("cuda:0", 14 - 1000 / GIB)])
     settle()
     assert FakePlanner.calls == calls
 
 
 def test_cpu_ranks_can_be_added_where_there_is_no_gpu(
-    panel: SplitPanel, make_panel: MakePanel
+    panel: WiredPanel, make_panel: MakePanel
 ) -> None:
     """On a machine with GPUs the field is not shown."""
     assert not panel.cpu_ranks.isVisible()
@@ -232,11 +231,11 @@ def test_cpu_ranks_can_be_added_where_there_is_no_gpu(
     assert cpu_panel.cpu_ranks.isVisible()
     cpu_panel.cpu_ranks.setValue(3)
     settle()
-    assert cpu_panel.load_params().devices == ("cpu", "cpu", "cpu")
+    assert cpu_panel.session.load_params().devices == ("cpu", "cpu", "cpu")
     assert [row.title.text() for row in cpu_panel.rows] == ["CPU 0", "CPU 1", "CPU 2"]
     cpu_panel.cpu_ranks.setValue(1)
     settle()
-    assert cpu_panel.load_params().devices == ("cpu",)
+    assert cpu_panel.session.load_params().devices == ("cpu",)
 
 
 def test_a_gpu_that_cannot_be_used_is_named_with_its_reason(make_panel: MakePanel) -> None:
@@ -246,4 +245,4 @@ def test_a_gpu_that_cannot_be_used_is_named_with_its_reason(make_panel: MakePane
     )
     panel = make_panel([broken, CPU], info=None)
     assert "GTX 1060: Too old." in texts(panel)
-    assert panel.load_params().devices == ("cpu",)
+    assert panel.session.load_params().devices == ("cpu",)

@@ -47,7 +47,7 @@ class Person:
 
     def drag(self, handle: int, stop: float, n_moves: int = 40) -> None:
         """Take a handle of the bar with the mouse and move it to another share."""
-        bar = self.shell.split.header.bar
+        bar = self.shell.split_panel.header.bar
         grip = bar.handles[handle]
         start, y = grip.geometry().center().x(), grip.height() // 2
         QTest.mousePress(grip, Qt.MouseButton.LeftButton, pos=grip.rect().center())
@@ -59,21 +59,21 @@ class Person:
         QApplication.processEvents()
 
     def choose(self, mode: str) -> None:
-        self.shell.split.header.mode_chosen.emit(mode)
+        self.shell.split_panel.header.mode_chosen.emit(mode)
         QApplication.processEvents()
 
     def apply(self) -> None:
         """Press the button and wait until the model is split anew."""
-        button = self.shell.split.footer.load
+        button = self.shell.split_panel.footer.load
         self.wait(button.isEnabled)
         with self._qtbot.waitSignal(self.shell.client.resplit_done, timeout=WAIT_MS):
             self._qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
 
     def find_the_best(self) -> None:
         """Have a short search run, to its end, and leave the split as it is."""
-        companions = self.shell.companions
-        dialog = companions.dialog
-        self._qtbot.mouseClick(companions.find, Qt.MouseButton.LeftButton)
+        side_panels = self.shell.side_panels
+        dialog = side_panels.dialog
+        self._qtbot.mouseClick(side_panels.find, Qt.MouseButton.LeftButton)
         self.wait(dialog.start.isEnabled)
         dialog.budget.setValue(dialog.budget.minimum())
         self.wait(dialog.start.isEnabled)
@@ -97,7 +97,7 @@ def person(qapp: QApplication, qtbot: QtBot) -> Iterator[Person]:
     assert path is not None
     with qtbot.waitSignal(shell.client.loaded, timeout=WAIT_MS):
         shell.models.open(str(path))
-    shell.split.cpu_ranks.setValue(3)
+    shell.split_panel.cpu_ranks.setValue(3)
     QApplication.processEvents()
     yield Person(shell, qtbot)
     shell.window.close()

@@ -14,7 +14,6 @@ from app.main import Shell
 from app.split.fit import suggestion
 from app.split.settings import default_settings
 from app.split.speed import slot_texts
-from app.split.views.split_panel import SplitPanel
 from app.split.views.split_summary import UNMEASURED
 from engine import (
     SIMULATED,
@@ -38,7 +37,7 @@ from tests.helpers.fake_planner import (
     RefusingPlanner,
     fake_machine,
 )
-from tests.helpers.split_panels import settle
+from tests.helpers.split_panels import WiredPanel, settle
 from tests.helpers.tiny_gguf import tiny_gguf
 
 FREE = {"cuda:0": 24 * GIB, "cuda:1": 24 * GIB, "cpu": 24 * GIB}
@@ -79,24 +78,24 @@ def test_nothing_is_suggested_where_nothing_can_be_planned() -> None:
     assert suggested(FakePlanner, []) is None
 
 
-def test_a_suggestion_keeps_context_and_cache_type(panel: SplitPanel) -> None:
+def test_a_suggestion_keeps_context_and_cache_type(panel: WiredPanel) -> None:
     """And cannot be undone, since nobody chose what was before."""
     panel.options.context.setValue(4096)
     panel.options.kv_type.setCurrentIndex(panel.options.kv_type.findData("bf16"))
     settle()
-    panel.suggest(Choice(LoadParams(INFO.path, ("cuda:1",)), "Because."))
+    panel.session.suggest(Choice(LoadParams(INFO.path, ("cuda:1",)), "Because."))
     settle()
-    params = panel.load_params()
+    params = panel.session.load_params()
     assert (params.devices, params.n_ctx, params.kv_type) == (("cuda:1",), 4096, "bf16")
     assert not panel.footer.undo.isEnabled()
 
 
-def test_why_a_split_was_chosen_is_shown_until_another_one_is(panel: SplitPanel) -> None:
+def test_why_a_split_was_chosen_is_shown_until_another_one_is(panel: WiredPanel) -> None:
     """In one line, in which what limits a split that a person chose stands."""
     why = "GPU 1 alone: 61 t/s; split over both it would be 48."
     limit = panel.summary.reason.text()
     assert limit
-    panel.suggest(Choice(LoadParams(INFO.path, ("cuda:1",)), why))
+    panel.session.suggest(Choice(LoadParams(INFO.path, ("cuda:1",)), why))
     settle()
     assert panel.summary.reason.text() == why
     assert panel.summary.reason.toolTip().endswith("of the time.")
@@ -104,35 +103,35 @@ def test_why_a_split_was_chosen_is_shown_until_another_one_is(panel: SplitPanel)
     settle()
     assert panel.summary.reason.text() not in ("", why)
     assert not panel.summary.reason.toolTip()
-    panel.undo()
+    panel.session.undo()
     settle()
     assert panel.summary.reason.text() == why
-    panel.set_model(replace(INFO, path=INFO.path))
+    panel.session.set_model(replace(INFO, path=INFO.path))
     settle()
     assert panel.summary.reason.text() == why, "the same model"
 
 
 def test_what_was_chosen_before_any_model_is_not_suggested_away(make_panel: MakePanel) -> None:
     panel = make_panel(info=None)
-    assert panel.suggester()(INFO) is not None
+    assert panel.session.suggester()(INFO) is not None
     panel.rows[2].switch.click()
-    assert panel.suggester()(INFO) is None
-    panel.set_model(INFO)
-    assert panel.suggester()(INFO) is not None
+    assert panel.session.suggester()(INFO) is None
+    panel.session.set_model(INFO)
+    assert panel.session.suggester()(INFO) is not None
 
 
 def test_a_machine_that_was_not_measured_says_so(qapp: QApplication, qtbot: QtBot) -> None:
     """And where that can be done."""
-    panel = SplitPanel(
+    panel = WiredPanel(
         FakePlanner, lambda devices: replace(fake_machine(devices), measured=frozenset())
     )
     qtbot.addWidget(panel)
-    panel.set_devices(GPUS)
-    panel.set_model(INFO)
+    panel.session.set_devices(GPUS)
+    panel.session.set_model(INFO)
     panel.show()
     settle()
     assert UNMEASURED in panel.summary.note.text()
-    panel.stop()
+    panel.session.stop()
 
 
 @pytest.fixture
@@ -155,12 +154,12 @@ def test_a_window_plans_for_a_machine_that_is_not_here(
     notice = simulated.window.banner.notice
     assert notice is not None
     assert notice.text == SIMULATED
-    split = simulated.split
+    split = simulated.split_panel
     assert [row.name.accessibleName() for row in split.rows][:3] == [
         "RTX 3090", "RTX 3090", "RTX 3060",
     ]  # fmt: skip
     assert split.rows[0].sensors.text() == "PCIe 4 ×16"
-    assert split.load_params().devices == ("cuda:0",)
+    assert simulated.split.load_params().devices == ("cuda:0",)
     qtbot.waitUntil(lambda: "simulated" in split.summary.note.text())
     assert split.summary.predicted.text().endswith("tok/s")
     assert not simulated.poller.is_running
@@ -180,8 +179,8 @@ def test_what_a_person_chose_is_not_suggested_away(
     info: ModelInfo = read_model_info(path)
     simulated.models.open(path)
     qtbot.waitUntil(lambda: simulated.models.info == info)
-    simulated.split.header.mode_button("layer").click()
-    simulated.split.rows[2].switch.click()
+    simulated.split_panel.header.mode_button("layer").click()
+    simulated.split_panel.rows[2].switch.click()
     wanted = simulated.split.load_params()
     simulated.models.open(path)
     with qtbot.waitSignal(simulated.models.suggested):

@@ -27,11 +27,11 @@ def path(tmp_path: Path) -> str:
 def opened(qtbot: QtBot, make_shell: MakeShell, path: str, n_ranks: int = 2) -> Shell:
     """A window with a loaded model on some CPU ranks, and the dialog, ready to start."""
     shell = make_shell(model=path)
-    shell.companions._tune._estimate = lambda question: (ESTIMATE, ())
-    shell.split.cpu_ranks.setValue(n_ranks)
-    qtbot.waitUntil(shell.companions.find.isEnabled)
-    qtbot.mouseClick(shell.companions.find, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(shell.companions.dialog.start.isEnabled)
+    shell.side_panels._tune._estimate = lambda question: (ESTIMATE, ())
+    shell.split_panel.cpu_ranks.setValue(n_ranks)
+    qtbot.waitUntil(shell.side_panels.find.isEnabled)
+    qtbot.mouseClick(shell.side_panels.find, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(shell.side_panels.dialog.start.isEnabled)
     return shell
 
 
@@ -45,13 +45,13 @@ def loaded_devices(shell: Shell) -> tuple[str, ...]:
 
 
 def dialog_of(shell: Shell) -> TuneDialog:
-    return shell.companions.dialog
+    return shell.side_panels.dialog
 
 
 def test_the_button_stands_under_the_split(make_shell: MakeShell) -> None:
     """It needs a model."""
     shell = make_shell()
-    assert shell.split.footer.isAncestorOf(shell.companions.find)
+    assert shell.split_panel.footer.isAncestorOf(shell.side_panels.find)
     assert not dialog_of(shell).isVisible()
 
 
@@ -65,10 +65,10 @@ def test_an_estimate_is_worked_out_on_a_thread(
         asked.append((question, threading.current_thread().name))
         return ESTIMATE, ()
 
-    shell.companions._tune._estimate = answer  # type: ignore[assignment]
-    shell.split.cpu_ranks.setValue(3)
-    qtbot.waitUntil(shell.companions.find.isEnabled)
-    shell.companions.find.click()
+    shell.side_panels._tune._estimate = answer  # type: ignore[assignment]
+    shell.split_panel.cpu_ranks.setValue(3)
+    qtbot.waitUntil(shell.side_panels.find.isEnabled)
+    shell.side_panels.find.click()
     qtbot.waitUntil(dialog_of(shell).start.isEnabled)
     question, thread = asked[0]
     assert thread == "tandem-tune-plan"
@@ -149,7 +149,7 @@ def test_a_model_that_is_lost_can_be_loaded_again(
     script.tune_error, script.loses_model = EngineError("The file is gone."), True
     dialog_of(shell).start.click()
     qtbot.waitUntil(lambda: shell.client.model is None)
-    qtbot.waitUntil(lambda: shell.split.footer.load.text() == "Load")
+    qtbot.waitUntil(lambda: shell.split_panel.footer.load.text() == "Load")
 
 
 def test_pins_to_ranks_are_left_out_and_that_is_said(
@@ -157,11 +157,11 @@ def test_pins_to_ranks_are_left_out_and_that_is_said(
 ) -> None:
     """The number of a rank means another one in each split that is tried."""
     shell = make_shell(model=path)
-    shell.companions._tune._estimate = lambda question: (ESTIMATE, ())
-    shell.split.cpu_ranks.setValue(2)
+    shell.side_panels._tune._estimate = lambda question: (ESTIMATE, ())
+    shell.split_panel.cpu_ranks.setValue(2)
     shell.split.set_overrides(((r"^blk\.0\.attn_", "#1"), (r"^blk\.1\.attn_", "cpu")))
-    qtbot.waitUntil(shell.companions.find.isEnabled)
-    shell.companions.find.click()
+    qtbot.waitUntil(shell.side_panels.find.isEnabled)
+    shell.side_panels.find.click()
     dialog = dialog_of(shell)
     qtbot.waitUntil(dialog.start.isEnabled)
     assert dialog.what.text().endswith(LEFT_OUT)

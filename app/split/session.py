@@ -1,0 +1,259 @@
+"""The split that a person sets up: settings, what follows from them, and what is asked for.
+
+Knows no widget. A change is planned and pictured at most once per turn of the event loop, however
+many mouse events a drag sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer, Signal, Slot
+
+from app.split.fit import FitAnswer
+from app.split.fit_finder import FitFinder
+from app.split.picture import LoadState, SplitPicture
+from app.split.plan_source import PlannerFactory
+from app.split.settings import SplitSettings
+from app.split.speed import MachineFactory, this_machine
+from app.split.state import SplitState
+from engine import (
+    Choice,
+    DeviceInfo,
+    DeviceSnapshot,
+    Finished,
+    LoadParams,
+    ModelInfo,
+    ModelLoaded,
+    Planner,
+)
+
+
+class SplitSession(QObject):
+    """Devices, shares and context of the next load, and the figures that follow from them.
+
+    Args:
+        planner_factory: opens a model file for planning.
+        machine_factory: finds out what is known of devices.
+    """
+
+    pictured = Signal(object)  # SplitPicture of the present settings
+    settings_changed = Signal()  # by the person
+    devices_changed = Signal(object)  # tuple of DeviceInfo
+    model_changed = Signal(int)  # longest context that the model was trained for; 0 is unknown
+    state_changed = Signal(str)  # LoadState
+    progressed = Signal(float)  # part of the load that is done, 0 to 1
+    load_requested = Signal()
+    apply_requested = Signal()
+    cancel_requested = Signal()
+
+    def __init__(
+        self,
+        planner_factory: PlannerFactory = Planner,
+        machine_factory: MachineFactory = this_machine,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._state = SplitState(planner_factory, machine_factory)
+        self._finder = FitFinder(planner_factory, self)
+        self._finder.found.connect(self._on_fit)
+        self._picture: SplitPicture | None = None
+        self._dragged: tuple[int, float] | None = None
+        self._timer = QTimer(self, singleShot=True, interval=0)
+        self._timer.timeout.connect(self._show)
+
+    # what the program tells
+
+    def set_devices(self, devices: Sequence[DeviceInfo]) -> None:
+        """Offer these devices; settings made before are kept for those that are still here."""
+        self._state.set_devices(devices)
+        self.devices_changed.emit(tuple(devices))
+        self._schedule()
+
+    def set_model(self, info: ModelInfo | None) -> None:
+        """Plan for this model; None is no model."""
+        self._finder.ask(None)
+        self._state.set_model(info)
+        self.model_changed.emit(self._state.n_ctx_train)
+        self._schedule()
+
+    def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
+        """Use the latest memory figures; while a model loads, those from before stay."""
+        self._state.set_snapshots(snapshots)
+        self._schedule()
+
+    def set_state(self, state: LoadState) -> None:
+        """Note what the engine does with the model."""
+        self._state.set_state(state)
+        self.state_changed.emit(state)
+        self._schedule()
+
+    def set_loaded(self, loaded: ModelLoaded) -> None:
+        """Compare what was predicted with what was measured of the model that is loaded now."""
+        self.set_state("loaded")
+        self._state.set_loaded(loaded)
+
+    def note_answer(self, finished: Finished) -> None:
+        """Compare the speed of an answer with what was predicted for it."""
+        self._state.note_answer(finished)
+        self._schedule()
+
+    def read_speeds(self) -> None:
+        """Read again what was measured of devices and links, and predict with that."""
+        self._state.read_speeds()
+        self._schedule()
+
+    def stop(self) -> None:
+        """End the search for what fits, and picture nothing more."""
+        self._finder.stop()
+        self._timer.stop()
+
+    # what the program asks
+
+    @property
+    def settings(self) -> SplitSettings:
+        """The present settings; a drag that is not pictured yet is not in them."""
+        return self._state.settings
+
+    @property
+    def load_state(self) -> LoadState:
+        """What the engine does with the model."""
+        return self._state.load_state
+
+    def load_params(self) -> LoadParams:
+        """Return what the person chose to load.
+
+        Raises:
+            EngineError: there is no device.
+        """
+        self._place_dragged()
+        return self._state.load_params()
+
+    def resplit_params(self) -> LoadParams | None:
+        """Return what to ask the loaded model for; None where it has to be loaded again."""
+        self._place_dragged()
+        return self._state.resplit_params()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON can hold them."""
+        self._place_dragged()
+        return self._state.to_dict()
+
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Use the settings of a `to_dict`, now or when the devices are known."""
+        self._state.restore(data)
+        self._schedule()
+
+    def tune_devices(self) -> tuple[str, ...]:
+        """Return the devices for a search for the best split: the ranks that are on, or all."""
+        ranks = self.settings.ranks
+        on = tuple(rank.device for rank in ranks if rank.is_on)
+        return on if len(on) > 1 else tuple(rank.device for rank in ranks)
+
+    def free_bytes(self) -> dict[str, int]:
+        """Return the bytes that the model could have, by device."""
+        return self._state.free()
+
+    def suggest(self, choice: Choice) -> None:
+        """Begin with where the model is best put, and say why; context and the rest stay."""
+        self._state.suggest(choice)
+        self._schedule()
+
+    def suggester(self) -> Callable[[ModelInfo], Choice | None]:
+        """Return what finds out, on another thread, where to put a model if nobody says."""
+        return self._state.suggester()
+
+    # changes by the person
+
+    def change(self, settings: SplitSettings) -> None:
+        """Use other settings; the person can undo it."""
+        self._schedule()  # also where nothing changes: a control may show what was not accepted
+        if self._state.change(settings):
+            self.settings_changed.emit()
+
+    def choose(self, params: LoadParams) -> None:
+        """Choose to load what `params` say; the person can undo it."""
+        self.change(self._state.settings_of(params))
+
+    def set_overrides(self, overrides: tuple[tuple[str, str], ...]) -> None:
+        """Choose which tensors lie elsewhere than the split puts them; the person can undo it."""
+        self.change(replace(self.settings, overrides=overrides))
+
+    def split_by_memory(self) -> None:
+        """Share the model out in proportion to the memory that each rank could have."""
+        self.change(self._state.split_by_memory())
+
+    def split_by_speed(self) -> None:
+        """Share the model out in proportion to how fast each rank reads its weights."""
+        self.change(self._state.split_by_speed())
+
+    def step(self, handle: int, notches: int) -> None:
+        """Move a boundary by so many places at which the model can be cut."""
+        self.change(self._state.stepped(handle, notches))
+
+    def drag(self, handle: int, position: float) -> None:
+        """Move a boundary towards `position`, 0 to 1; of many calls in one turn the last counts."""
+        self._dragged = handle, position
+        self._schedule()
+
+    def begin_gesture(self) -> None:
+        """Make all changes until `end_gesture` one step for undo."""
+        self._state.history.begin()
+
+    def end_gesture(self) -> None:
+        """End what `begin_gesture` began."""
+        self._place_dragged()
+        self._state.history.end()
+
+    def undo(self) -> None:
+        """Take the last change back."""
+        self._go(self._state.undo)
+
+    def redo(self) -> None:
+        """Do again what was taken back."""
+        self._go(self._state.redo)
+
+    def request_load(self) -> None:
+        """Ask for the present settings to be used: by applying them live, or by loading."""
+        picture = self._picture
+        if picture is None or not picture.can_start:
+            return
+        if picture.load_state == "loaded" and picture.can_apply:
+            self.apply_requested.emit()
+        else:
+            self.load_requested.emit()
+
+    def _go(self, step: Callable[[], bool]) -> None:
+        self._place_dragged()
+        if not self._state.is_busy and step():
+            self._schedule()
+            self.settings_changed.emit()
+
+    def _place_dragged(self) -> None:
+        dragged, self._dragged = self._dragged, None
+        if dragged is not None:
+            self.change(self._state.dragged(*dragged))
+
+    # showing
+
+    def _schedule(self) -> None:
+        if not self._timer.isActive():
+            self._timer.start()
+
+    @Slot()
+    def _show(self) -> None:
+        if not self.settings.ranks:
+            return
+        self._place_dragged()
+        self._timer.stop()
+        self._picture = picture = self._state.picture()
+        if not self._state.is_busy:
+            self._finder.ask(self._state.fit_question())
+        self.pictured.emit(picture)
+
+    @Slot(object)
+    def _on_fit(self, answer: FitAnswer) -> None:
+        self._state.set_fit(answer)
+        self._schedule()
