@@ -1,48 +1,40 @@
-"""Where Tandem keeps its files; the only module that asks the system for places.
+"""The files and folders that the app keeps, and the bundled model.
 
-`TANDEM_HOME` replaces them all by one folder (tests, portable use).
+All of them lie below one folder if `TANDEM_HOME` names one (tests, portable use).
 """
 
 from __future__ import annotations
 
-import os
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
-from PySide6.QtCore import QStandardPaths
+from engine import tandem_folder
 
-HOME_VARIABLE = "TANDEM_HOME"
-
-
-def data_dir() -> Path:
-    """What a person made: chats."""
-    return _place(QStandardPaths.StandardLocation.AppDataLocation)
-
-
-def config_dir() -> Path:
-    """What a person chose: settings."""
-    return _place(QStandardPaths.StandardLocation.AppConfigLocation)
+NOWHERE = Path("/tandem")
+"""Folder of a user without a home: it cannot be written, and the window says so."""
 
 
 def chats_dir() -> Path:
-    return data_dir() / "chats"
+    """Return the folder of the chats."""
+    return _folder("data") / "chats"
 
 
 def chat_caches_dir() -> Path:
-    """What can be computed again: the engine's caches of chats."""
-    return _place(QStandardPaths.StandardLocation.CacheLocation) / "chat-caches"
+    """Return the folder of the KV caches of chats, which can be computed again."""
+    return _folder("cache") / "chat-caches"
 
 
 def settings_file() -> Path:
-    return config_dir() / "settings.json"
+    """Return the file of the settings."""
+    return _folder("config") / "settings.json"
 
 
 def demo_model() -> Path | None:
-    """The bundled model, or None in an installation without it."""
+    """Return the bundled model; None in an installation without it."""
     path = Path(str(resources.files("resources"))) / "demo" / "tandem-demo.gguf"
     return path if path.is_file() else None
 
 
-def _place(location: QStandardPaths.StandardLocation) -> Path:
-    home = os.environ.get(HOME_VARIABLE)
-    return Path(home) if home else Path(QStandardPaths.writableLocation(location))
+def _folder(kind: Literal["cache", "config", "data"]) -> Path:
+    return tandem_folder(kind) or NOWHERE

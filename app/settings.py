@@ -13,8 +13,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from app.atomic import write_json
-from engine import EngineError, SamplingParams
+from engine import EngineError, SamplingParams, replace_json
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +121,8 @@ class SettingsStore:
         data = asdict(self.current)
         unknown = data.pop("unknown")
         try:
-            write_json(self._path, unknown | {"schema": SCHEMA} | data)
+            values = unknown | {"schema": SCHEMA} | data
+            replace_json(self._path, values, ensure_ascii=False)
         except (OSError, TypeError, ValueError) as error:
             log.info("settings were not saved: %s", error)
             return False

@@ -85,10 +85,12 @@ if TYPE_CHECKING:
         Unload,
         Usage,
     )
+    from engine.files import tandem_folder
     from engine.generation.scoring import Perplexity, perplexity
     from engine.gpu.matmul.tuning_report import KernelTuning
     from engine.hardware.gpu_path import GpuPath, find_gpu_path
     from engine.host import EngineHost, ThreadHost
+    from engine.json_file import replace_json
     from engine.links.proof import prove_links
     from engine.measuring.benchmark import BenchResult, BenchTest
     from engine.measuring.kernel_tuning import tune_kernels
@@ -304,8 +306,10 @@ __all__ = [
     "read_model_info",
     "read_topology",
     "record_document",
+    "replace_json",
     "result_document",
     "speed_of",
+    "tandem_folder",
     "token_work",
     "tune",
     "tune_kernels",
@@ -336,7 +340,9 @@ _HOME = {
         "Unload", "Usage",
     ),
     "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
+    "files": ("tandem_folder",),
     "host": ("EngineHost", "ThreadHost"),
+    "json_file": ("replace_json",),
     "models.info": ("Inspection", "ModelInfo", "TensorSummary", "inspect_model", "read_model_info"),
     "measuring.machine_speed": ("DeviceSpeed", "measure_device", "measure_facts"),
     "generation.scoring": ("Perplexity", "perplexity"),

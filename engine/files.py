@@ -10,18 +10,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-Kind = Literal["cache", "data"]
+Kind = Literal["cache", "config", "data"]
+
+HOME_VARIABLE = "TANDEM_HOME"
+"""Environment variable that names one folder for all of Tandem's files: tests, portable use."""
 
 WINDOWS: Mapping[Kind, tuple[str, str]] = {
-    "cache": ("LOCALAPPDATA", "AppData/Local"), "data": ("APPDATA", "AppData/Roaming"),
+    "cache": ("LOCALAPPDATA", "AppData/Local"), "config": ("LOCALAPPDATA", "AppData/Local"),
+    "data": ("APPDATA", "AppData/Roaming"),
 }  # fmt: skip
 MACOS: Mapping[Kind, tuple[str, str]] = {
-    "cache": ("", "Library/Caches"), "data": ("", "Library/Application Support"),
+    "cache": ("", "Library/Caches"), "config": ("", "Library/Preferences"),
+    "data": ("", "Library/Application Support"),
 }  # fmt: skip
 OTHERS: Mapping[Kind, tuple[str, str]] = {
-    "cache": ("XDG_CACHE_HOME", ".cache"), "data": ("XDG_DATA_HOME", ".local/share"),
+    "cache": ("XDG_CACHE_HOME", ".cache"), "config": ("XDG_CONFIG_HOME", ".config"),
+    "data": ("XDG_DATA_HOME", ".local/share"),
 }  # fmt: skip
-"""The variable that names a user's folder, and where it is below the home without that."""
+"""Environment variable that names a user's folder, and its place below the home otherwise."""
 
 
 def user_folder(kind: Kind) -> Path | None:
@@ -35,6 +41,20 @@ def user_folder(kind: Kind) -> Path | None:
         return Path(os.environ.get(variable) or Path.home() / below_home)
     except RuntimeError:
         return None
+
+
+def tandem_folder(kind: Kind) -> Path | None:
+    """Return Tandem's own folder, where Qt's `QStandardPaths` puts it, too; it may not exist yet.
+
+    None for a user without a home, unless `TANDEM_HOME` names a folder.
+    """
+    if home := os.environ.get(HOME_VARIABLE):
+        return Path(home)
+    base = user_folder(kind)
+    if base is None:
+        return None
+    shares_base = sys.platform == "win32" and kind == "cache"  # with the configuration
+    return base / "Tandem" / "cache" if shares_base else base / "Tandem"
 
 
 @contextmanager

@@ -8,10 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.files import replaced, user_folder
-
-HOME_VARIABLE = "TANDEM_HOME"
-"""One folder for everything, as in `app.paths`."""
+from engine.files import HOME_VARIABLE, replaced, user_folder
 
 MOST_BYTES = 4 << 20
 """A file that is larger is not one of ours."""
@@ -23,14 +20,6 @@ def cache_folder() -> Path | None:
         return Path(home) / "cache"
     base = user_folder("cache")
     return base and base / "tandem"
-
-
-def data_folder() -> Path | None:
-    """Where is kept what a person made, the same as Qt's; None on a system without a place."""
-    if home := os.environ.get(HOME_VARIABLE):
-        return Path(home)
-    base = user_folder("data")
-    return base and base / "Tandem"
 
 
 def read_json(path: Path | None) -> Any:
@@ -49,15 +38,19 @@ def write_json(path: Path | None, value: object) -> None:
     """Replace a file as a whole or not at all; what cannot be written is forgotten."""
     if path is not None:
         with suppress(OSError):
-            write_json_strictly(path, value)
+            replace_json(path, value)
 
 
-def write_json_strictly(path: Path, value: object) -> None:
-    """Replace a file as a whole or not at all.
+def replace_json(path: Path, value: object, *, ensure_ascii: bool = True) -> None:
+    """Replace a file as a whole or not at all, so that a crash leaves the old one.
+
+    Args:
+        ensure_ascii: whether to escape all other characters, as in `json.dumps`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the disk is full or the folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=1)
     with replaced(path) as file:
-        file.write(json.dumps(value, ensure_ascii=True, indent=1).encode())
+        file.write(text.encode(errors="surrogatepass"))

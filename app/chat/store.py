@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.atomic import write_json
 from app.chat.conversation import Conversation
+from engine import replace_json
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class ChatStore:
         try:
             if known is not None and _stamp(path) != known.stamp:
                 raise ChatConflict(f"“{chat.shown_title}” was changed in another window.")
-            write_json(path, chat.to_json())
+            replace_json(path, chat.to_json(), ensure_ascii=False)
             self._known[chat.id] = _Known(digest, _stamp(path))
         except OSError as error:
             reason = error.strerror or str(error)

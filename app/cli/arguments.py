@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from app.cli.split.planned import planned
+from app.paths import demo_model
 from engine import (
     KV_TYPES,
     PEER_MODES,
@@ -153,8 +154,6 @@ def model_path(name: str) -> str:
     """
     if name != "demo":
         return name
-    from app.paths import demo_model  # Qt knows the places; nothing else here needs it
-
     path = demo_model()
     if path is None:
         raise EngineError("The demo model is not in this installation.", "Give a GGUF file.")

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import LoadParams
 from engine.errors import EngineError
+from engine.files import tandem_folder
 from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
-from engine.json_file import data_folder, read_json, write_json_strictly
+from engine.json_file import read_json, replace_json
 from engine.models.info import describe
 from engine.planning.params_json import params_document, params_from
 
@@ -205,7 +206,7 @@ class PlanStore:
         Raises:
             EngineError: the system has no place for them.
         """
-        folder = data_folder()
+        folder = tandem_folder("data")
         if folder is None:
             raise EngineError("There is no folder to keep plans in.", "Set TANDEM_HOME to one.")
         return cls(folder / FOLDER)
@@ -274,7 +275,7 @@ class PlanStore:
                 "model": asdict(model),
                 "plans": [plan_document(plan) for plan in plans],
             }
-            write_json_strictly(path, document)
+            replace_json(path, document)
         except OSError as error:
             raise EngineError(
                 f"The plans cannot be written to {path}: {error.strerror or error}."
@@ -341,7 +342,7 @@ def export_plan(plan: SavedPlan, path: Path) -> None:
         EngineError: it cannot be written.
     """
     try:
-        write_json_strictly(path, plan_document(plan))
+        replace_json(path, plan_document(plan))
     except OSError as error:
         raise EngineError(f"{path} cannot be written: {error.strerror or error}.") from None
 

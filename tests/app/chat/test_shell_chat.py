@@ -143,7 +143,7 @@ def test_a_full_disk_is_said_once_and_the_chat_goes_on(
     def full(path: Path, value: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("app.chat.store.write_json", full)
+    monkeypatch.setattr("app.chat.store.replace_json", full)
     ask(qtbot, shell, "Hi")
     assert "No space left on device" in banner(shell)
     assert shown(shell) == ["Hi", "Hello from the fake model."]
