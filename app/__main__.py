@@ -16,11 +16,13 @@ from app.cli.facts import (
     run_inspect,
     run_plan,
 )
-from app.cli.output import note_error, prepare_streams
+from app.cli.output import note_error, prepare_streams, write
 from app.cli.score import add_perplexity, run_perplexity
 from app.cli.split.plans import add_plans, run_plans
 from app.cli.talk import add_chat, add_generate, run_chat, run_generate
 from app.cli.tune.tune import add_tune, run_tune
+from app.cli.version import version
+from app.process.qt_libraries import missing_qt_library
 from engine import EngineError
 
 Command = tuple[
@@ -84,11 +86,30 @@ def _open_window(arguments: Sequence[str]) -> int:
         "--simulate", metavar="RIG", default="",
         help="plan for devices that are not here, such as 2x3090,1x3060",
     )  # fmt: skip
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
     args = parser.parse_args(arguments)
-    from app.main import run_window
-
+    if args.version:
+        prepare_streams()
+        write(f"tandem {version()}")
+        return 0
+    run_window = _import_window()
     is_demo = args.demo or args.model == "demo"
     return run_window(None if is_demo else args.model, demo=is_demo, simulate=args.simulate)
+
+
+def _import_window() -> Callable[..., int]:
+    """Import Qt and the window.
+
+    Raises:
+        MissingQtLibrary: the system lacks a library that Qt needs.
+    """
+    try:
+        from app.main import run_window
+    except ImportError as error:
+        if missing := missing_qt_library(error):
+            raise missing from None
+        raise
+    return run_window
 
 
 if __name__ == "__main__":

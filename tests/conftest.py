@@ -1,9 +1,19 @@
-"""What holds for all tests: kernels that are compiled for them stay out of the user's folders."""
+"""What holds for all tests: Qt can be imported, and compiled kernels stay out of user folders."""
 
 import os
+import sys
 import tempfile
 
 import pytest
+
+from app.process.qt_libraries import missing_qt_library
+
+try:
+    import PySide6.QtWidgets  # noqa: F401 only tried, before pytest-qt and other conftests do
+except ImportError as error:
+    if missing := missing_qt_library(error):
+        sys.exit(f"{missing} {missing.hint}")
+    raise
 
 
 def pytest_configure(config: pytest.Config) -> None:

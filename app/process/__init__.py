@@ -1,4 +1,4 @@
-"""The window's process, apart from what it shows: garbage collection and uncaught exceptions.
+"""The window's process, apart from what it shows: Qt's libraries, garbage collection, crashes.
 
 Imports no subject of the app.
 """

@@ -149,3 +149,16 @@ def test_the_command_line_starts_without_qt_and_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
     )
     assert found.stdout == "[]\n"
+
+
+def test_commands_do_not_need_qt() -> None:
+    """Not even the demo model, which once asked Qt for its place."""
+    code = (
+        "import sys; sys.modules['PySide6'] = None; from app.__main__ import main; "
+        "sys.exit(main(['plan', 'demo', '--devices', 'cpu,cpu', '--json']))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert json.loads(found.stdout)
