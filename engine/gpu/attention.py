@@ -65,7 +65,7 @@ SMALLEST_PART, LARGEST_PART = 16, 128
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class KeyPieces:
     """How keys are cut into pieces: `n_small` of `small` keys are followed by large ones."""
 
     small: int
@@ -79,7 +79,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class TileSizes:
     """What a program holds at once.
 
     Attributes:
@@ -99,7 +99,7 @@ New = tuple[Tensor, Tensor | None]
 """Keys and values, see `write`."""
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """What is known of a layer's attention on one rank.
 
     Attributes:
@@ -122,7 +122,7 @@ class Shape(NamedTuple):
         return self.n_head // self.n_kv
 
 
-class Way(NamedTuple):
+class AttentionLaunch(NamedTuple):
     """How it is computed for a number of tokens.
 
     Attributes:
@@ -130,8 +130,8 @@ class Way(NamedTuple):
         n_split: programs that share the pieces of the same rows.
     """
 
-    tiles: Tiles
-    cut: Cut
+    tiles: TileSizes
+    cut: KeyPieces
     n_slot: int
     n_split: int
 
@@ -164,21 +164,21 @@ def attention(
         return None
     shape = shape_of(q, cache, scores)
     target = target_of(q.device)
-    way = way_of(shape, n_tokens, target)
-    tiles, cut = way.tiles, way.cut
+    plan = launch_of(shape, n_tokens, target)
+    tiles, cut = plan.tiles, plan.cut
     out = q.new_empty(n_tokens, n_head, shape.dim_v)
     tops, sums = out, out
-    if way.n_slot:
-        tops = q.new_empty(2, n_tokens, n_head, way.n_slot)
-        sums = q.new_empty(n_tokens, n_head, way.n_slot, shape.dim_v)
-    spans = scores.window, scores.chunk, cut.small, cut.n_small, cut.large, way.n_slot
+    if plan.n_slot:
+        tops = q.new_empty(2, n_tokens, n_head, plan.n_slot)
+        sums = q.new_empty(n_tokens, n_head, plan.n_slot, shape.dim_v)
+    spans = scores.window, scores.chunk, cut.small, cut.n_small, cut.large, plan.n_slot
     launch(
-        kernels.attend, (shape.n_kv, way.n_split, -(-n_tokens * shape.group // tiles.rows)),
+        kernels.attend, (shape.n_kv, plan.n_split, -(-n_tokens * shape.group // tiles.rows)),
         *_placed(q), *_placed(q if new is None else new[0]),
         *_placed(q if new is None or new[1] is None else new[1]), cache.k, cache.v, n_past,
         n_past if cache.head_map is None else cache.head_map, q if slopes is None else slopes,
         q if sinks is None else sinks, out, tops, sums, n_tokens, n_head, shape.group, shape.n_ctx,
-        scores.scale, scores.softcap, *spans, way.n_split,
+        scores.scale, scores.softcap, *spans, plan.n_split,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, TYPE=cache.kv_type,
         OPERAND=operand(cache.kv_type, target), PRECISION=target.dot_precision,
         IN_F32=target.maker == "interpreter", DIM_K=dim_k, DIM_V=shape.dim_v,
@@ -191,7 +191,7 @@ def attention(
         HAS_NEW_V=new is not None and new[1] is not None,
         NEW=power_of_two(max(dim_k, shape.dim_v)),
     )  # fmt: skip
-    if way.n_slot:
+    if plan.n_slot:
         size = min(64, power_of_two(shape.dim_v))
         launch(
             kernels.combine, (n_tokens * n_head, -(-shape.dim_v // size)),
@@ -201,34 +201,34 @@ def attention(
     return out
 
 
-def work_bytes(shape: Shape, n_tokens: int, target: Target) -> int:
+def work_bytes(shape: AttentionShape, n_tokens: int, target: Target) -> int:
     """Memory that attention needs beside queries and results, at most, for up to so many tokens."""
     most = 0
     for n in {min(n_tokens, FEW_TOKENS), *range(FEW_TOKENS + 1, n_tokens + 1)}:
-        n_slot = way_of(shape, n, target).n_slot
+        n_slot = launch_of(shape, n, target).n_slot
         if not n_slot and n > FEW_TOKENS:
             break  # and none for more
         most = max(most, 4 * n * shape.n_head * n_slot * (shape.dim_v + 2))
     return most
 
 
-def way_of(shape: Shape, n_tokens: int, target: Target) -> Way:
+def launch_of(shape: AttentionShape, n_tokens: int, target: Target) -> AttentionLaunch:
     """How attention of so many tokens is computed."""
     is_few = n_tokens <= FEW_TOKENS
     tiles = tiles_of(shape, target, is_few=is_few)
     n_blocks = -(-n_tokens * shape.group // tiles.rows) * shape.n_kv
     if not is_few and n_blocks >= target.n_sm:
         whole = -(-shape.n_ctx // tiles.keys) * tiles.keys
-        return Way(tiles, Cut(whole, 1, whole), NO_SLOT, 1)
-    cut = cut_of(shape, is_few=is_few)
+        return AttentionLaunch(tiles, KeyPieces(whole, 1, whole), NO_SLOT, 1)
+    cut = key_pieces_of(shape, is_few=is_few)
     n_slot = cut.n_pieces(shape.n_ctx)
     if shape.span < shape.n_ctx:
         n_slot = min(n_slot, (shape.span + n_tokens - 2) // cut.small + 2)
     n_programs = PROGRAMS * target.n_sm
-    return Way(tiles, cut, n_slot, max(1, min(n_slot, -(-n_programs // n_blocks))))
+    return AttentionLaunch(tiles, cut, n_slot, max(1, min(n_slot, -(-n_programs // n_blocks))))
 
 
-def cut_of(shape: Shape, *, is_few: bool) -> Cut:
+def key_pieces_of(shape: AttentionShape, *, is_few: bool) -> KeyPieces:
     """How keys are cut: short pieces at first, for many programs to share a short context.
 
     Later ones are longer, so that what is kept of them stays little beside the keys. Where a token
@@ -236,11 +236,11 @@ def cut_of(shape: Shape, *, is_few: bool) -> Cut:
     """
     if not is_few:
         large = max(MANY_KEYS, -(-shape.n_ctx // (MANY_KEYS * MOST_PIECES)) * MANY_KEYS)
-        return Cut(MANY_KEYS, MOST_PIECES, MANY_KEYS if shape.span < shape.n_ctx else large)
-    return Cut(FEW_KEYS, FEW_PIECES, FEW_KEYS if shape.span < shape.n_ctx else 4 * FEW_KEYS)
+        return KeyPieces(MANY_KEYS, MOST_PIECES, MANY_KEYS if shape.span < shape.n_ctx else large)
+    return KeyPieces(FEW_KEYS, FEW_PIECES, FEW_KEYS if shape.span < shape.n_ctx else 4 * FEW_KEYS)
 
 
-def tiles_of(shape: Shape, target: Target, *, is_few: bool) -> Tiles:
+def tiles_of(shape: AttentionShape, target: Target, *, is_few: bool) -> TileSizes:
     """What programs hold at once, for few tokens or many.
 
     As much as leaves registers: so say the compilers for sm_75, sm_86, sm_90 and gfx1100. Those
@@ -248,21 +248,21 @@ def tiles_of(shape: Shape, target: Target, *, is_few: bool) -> Tiles:
     """
     size, kind = max(shape.dim_k, shape.dim_v), operand(shape.kv_type, target)
     if target.maker == "amd" and kind != "f32" and shape.kv_type not in BLOCKS and size <= 256:
-        return Tiles(16, 64, 4, 1, 32) if is_few else Tiles(64, 32, 8, 1, 32)
+        return TileSizes(16, 64, 4, 1, 32) if is_few else TileSizes(64, 32, 8, 1, 32)
     if target.maker == "amd":
-        return Tiles(32, 32, 8, 1, 32)
+        return TileSizes(32, 32, 8, 1, 32)
     if kind == "f32" and (size > 128 or not has_matrices(target)):
-        return Tiles(16, 32, 4, 1, 32) if is_few else Tiles(32, 32, 8, 1, 32)
+        return TileSizes(16, 32, 4, 1, 32) if is_few else TileSizes(32, 32, 8, 1, 32)
     if size > 256:
-        return Tiles(16 if shape.group <= 16 else 32, 32, 8, 3, 64)
+        return TileSizes(16 if shape.group <= 16 else 32, 32, 8, 3, 64)
     keys = 32 if size > 128 or kind == "f32" else 64
     if is_few:
-        return Tiles(16, keys, 4, 2)
+        return TileSizes(16, keys, 4, 2)
     if size > 128 or kind == "f32":
-        return Tiles(32, keys, 8, 2)
+        return TileSizes(32, keys, 8, 2)
     if size > 64:
-        return Tiles(64, 32 if shape.kv_type in BLOCKS else 64, 8, 2)
-    return Tiles(64, 64, 4, 2)
+        return TileSizes(64, 32 if shape.kv_type in BLOCKS else 64, 8, 2)
+    return TileSizes(64, 64, 4, 2)
 
 
 def operand(kv_type: str, target: Target) -> str:
@@ -324,12 +324,12 @@ def _placed(x: Tensor) -> tuple[Tensor, int, int]:
     return x, x.stride(0), x.stride(1)
 
 
-def shape_of(q: Tensor, cache: LayerCache, scores: Scores) -> Shape:
+def shape_of(q: Tensor, cache: LayerCache, scores: Scores) -> AttentionShape:
     """Of attention of q (T, n_head, head_dim) over a cache."""
     n_head, n_ctx = q.shape[1], cache.k.shape[1]
     span = min(n_ctx, scores.window or n_ctx, scores.chunk or n_ctx)
     n_kv = cache.k.shape[0] if cache.head_map is None else n_head
-    return Shape(n_head, n_kv, q.shape[2], cache.head_dim_v, n_ctx, span, cache.kv_type)
+    return AttentionShape(n_head, n_kv, q.shape[2], cache.head_dim_v, n_ctx, span, cache.kv_type)
 
 
 def _serves(q: Tensor, cache: LayerCache) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.gpu.comm.host_collectives import CutCommunicator
-from engine.gpu.decode.sampling import draw_starts
+from engine.gpu.decode.sampling import sampling_starts
 from engine.gpu.launch.compiling import Compiling
 from engine.gpu.launch.graph import Captured, capture
 from engine.gpu.launch.target import aimed, target_of
@@ -57,7 +57,7 @@ class Card:
         n_embd = hp.n_embd if rank in split.last_group else None
         own = range(*split.output.spans[rank])
         with aimed(self.target):
-            starts += draw_starts(hp.n_vocab, own, len(split.holders), n_embd)
+            starts += sampling_starts(hp.n_vocab, own, len(split.holders), n_embd)
 
         def tell(n_done: int, n_total: int) -> None:
             note(f"Compiling kernels: {n_done} of {n_total}" if n_done < n_total else "")

@@ -30,7 +30,7 @@ UNIT = 4
 """Elements that are loaded at once, where sizes, strides and places are multiples of it."""
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """A tensor as tokens of heads of n elements, which lie side by side."""
 
     n_token: int
@@ -70,7 +70,7 @@ def add_norm(
     """
     if addend.summand is None:
         return None
-    found = added(x, addend.summand, addend, norm_of, x_bytes)
+    found = add_norm_launch(x, addend.summand, addend, norm_of, x_bytes)
     if found is None:
         return None
     launch(norm.add_norm, (x.numel() // x.shape[-1],), *found.arguments, num_warps=found.num_warps,
@@ -78,7 +78,7 @@ def add_norm(
     return found.result
 
 
-class Added(NamedTuple):
+class AddNormLaunch(NamedTuple):
     """What kernels like `norm.add_norm` are started with.
 
     Attributes:
@@ -91,10 +91,10 @@ class Added(NamedTuple):
     result: tuple[Tensor, Tensor | None]
 
 
-def added(
+def add_norm_launch(
     x: Tensor, delta: Tensor | None, addend: Addend, norm_of: Norm | None,
     x_bytes: int | None = None, smallest: int = 1,
-) -> Added | None:  # fmt: skip
+) -> AddNormLaunch | None:  # fmt: skip
     """See `add_norm`; None where its kernel does not serve.
 
     Args:
@@ -130,7 +130,7 @@ def added(
     }  # fmt: skip
     if rows is not None:
         keep(y, rows)
-    return Added(arguments, warps_of(size), constants, (total, y if outer else None))
+    return AddNormLaunch(arguments, warps_of(size), constants, (total, y if outer else None))
 
 
 def norm_gated(x: Tensor, norm_of: Norm, act: Activation, gate: Tensor) -> Tensor | None:
@@ -146,19 +146,19 @@ def norm_gated(x: Tensor, norm_of: Norm, act: Activation, gate: Tensor) -> Tenso
 
 def opened(x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor | None:
     """See `ReferenceOps.opened`."""
-    added = y if other is None else other
+    add_norm_launch = y if other is None else other
     n_in, n = x.shape[-1], y.shape[-1]
     size = power_of_two(max(n_in, n))
-    if not all(map(_is_matrix, (x, y, added))) or not _is_vector(door, n_in):
+    if not all(map(_is_matrix, (x, y, add_norm_launch))) or not _is_vector(door, n_in):
         return None
-    if size > LONGEST_ROW or added.shape != y.shape:
+    if size > LONGEST_ROW or add_norm_launch.shape != y.shape:
         return None
     out = torch.empty(y.shape, device=y.device)
-    sizes = (n_in, n, x.stride(0), y.stride(0), added.stride(0))
-    unit = unit_of(x, door, y, added, sizes=sizes)
+    sizes = (n_in, n, x.stride(0), y.stride(0), add_norm_launch.stride(0))
+    unit = unit_of(x, door, y, add_norm_launch, sizes=sizes)
     launch(
         elementwise.opened, (y.shape[0],),
-        x, door, y, added, out, *(size // unit for size in sizes),
+        x, door, y, add_norm_launch, out, *(size // unit for size in sizes),
         num_warps=warps_of(size), HAS_OTHER=other is not None, UNIT=unit, SIZE=size,
     )  # fmt: skip
     return out
@@ -275,29 +275,29 @@ def _is_matrix(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.dim() == 2 and x.numel() > 0 and x.stride(1) == 1
 
 
-def rows_of(x: Tensor) -> Rows | None:
+def rows_of(x: Tensor) -> RowLayout | None:
     """The rows of x (..., n), if kernels can read them."""
     shape, strides = x.shape, x.stride()
     if x.dtype != torch.float32 or not x.numel() or not shape:
         return None
     n = shape[-1]
     if x.is_contiguous() and len(shape) != 3:
-        return Rows(prod(shape[:-1]), 1, n, n, n)
+        return RowLayout(prod(shape[:-1]), 1, n, n, n)
     if (strides[-1] != 1 and n > 1) or not 2 <= len(shape) <= 3:
         return None
     n_head = shape[1] if len(shape) == 3 else 1
-    return Rows(shape[0], n_head, n, strides[0], strides[1] if len(shape) == 3 else n)
+    return RowLayout(shape[0], n_head, n, strides[0], strides[1] if len(shape) == 3 else n)
 
 
-def flat_rows(x: Tensor) -> Rows | None:
+def flat_rows(x: Tensor) -> RowLayout | None:
     """The same where elements do not care for their row: one long one, if there are no gaps."""
     if is_plain(x):
-        return Rows(1, 1, x.numel(), x.numel(), x.numel())
+        return RowLayout(1, 1, x.numel(), x.numel(), x.numel())
     rows = rows_of(x)
     return rows if rows is not None and rows.n_head == 1 else None
 
 
-def grid_of(rows: Rows) -> tuple[int]:
+def grid_of(rows: RowLayout) -> tuple[int]:
     """Of programs with BLOCK elements of a row each."""
     return (rows.number * -(-rows.n // BLOCK),)
 

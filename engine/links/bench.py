@@ -13,7 +13,7 @@ from torch.cuda import nccl
 from engine.devices import read_topology
 from engine.devices.routes import Place
 from engine.errors import EngineError
-from engine.gpu.comm.slots import Slot, new_slot
+from engine.gpu.comm.slots import PacketSlot, new_slot
 from engine.hardware.host_memory import HostTensor
 from engine.links.exchange import warm_up
 
@@ -52,13 +52,13 @@ class GpuBench:
         if not self.finish(60):
             raise EngineError(f"{' or '.join(self.names)} does not answer.")
 
-    def slot(self, writer: int, place: Place, n_packet: int) -> Slot:
+    def slot(self, writer: int, place: Place, n_packet: int) -> PacketSlot:
         """See `LinkBench.slot`; the memory is of the kind that sums inside kernels have."""
         if place == "peer" and torch.version.hip:
             raise EngineError("Kernels of AMD's GPUs meet in the host's memory only.")
         return new_slot(place, n_packet, self.devices[writer], self.devices[1 - writer])
 
-    def carry(self, slot: Slot) -> None:
+    def carry(self, slot: PacketSlot) -> None:
         """Memory that both see needs nothing."""
 
     def copy(self, source: int, place: Place, x: Tensor, y: Tensor) -> None:

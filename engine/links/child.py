@@ -43,7 +43,7 @@ COMMAND = (sys.executable, "-P", "-m", "engine.links.child_program")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrialStep:
     """One trial.
 
     Attributes:
@@ -56,22 +56,22 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class StepResult:
     """What came of a step, from the pair's first device to the second and back."""
 
-    step: Step
+    step: TrialStep
     there: TrialRecord
     back: TrialRecord
 
 
 def try_steps(
-    steps: Sequence[Step],
+    steps: Sequence[TrialStep],
     gpus: Mapping[str, str],
     *,
     command: Sequence[str] = COMMAND,
     start_s: float = START_S,
     step_s: float = STEP_S,
-) -> list[Tried]:
+) -> list[StepResult]:
     """Try all steps, in as many processes as it takes.
 
     What cannot be begun at all is left out. After a step that ended its process, others of the same
@@ -82,7 +82,7 @@ def try_steps(
         command: what runs the child.
         start_s, step_s: how long it may be silent before and between its trials.
     """
-    left, found = list(steps), list[Tried]()
+    left, found = list(steps), list[StepResult]()
     while left:
         try:
             with (
@@ -109,7 +109,7 @@ class _Child:
     """A process that tries steps one by one."""
 
     def __init__(
-        self, command: Sequence[str], steps: Sequence[Step], gpus: Mapping[str, str],
+        self, command: Sequence[str], steps: Sequence[TrialStep], gpus: Mapping[str, str],
         errors: IO[bytes],
     ) -> None:  # fmt: skip
         names = list(gpus)
@@ -117,7 +117,7 @@ class _Child:
             "names": names,
             "steps": [[*map(names.index, s.pair), s.means, s.place] for s in steps],
         }
-        paths = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")
+        paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
         env = {
             **os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus.values()),
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -150,11 +150,11 @@ class _Child:
             self._process.stdout.close()
 
     def results(
-        self, steps: Sequence[Step], start_s: float, step_s: float
-    ) -> tuple[list[Tried], Tried | None]:
+        self, steps: Sequence[TrialStep], start_s: float, step_s: float
+    ) -> tuple[list[StepResult], StepResult | None]:
         """What came of its steps, and of the one that it did not live through or hangs in."""
-        found: list[Tried] = []
-        begun: Step | None = None
+        found: list[StepResult] = []
+        begun: TrialStep | None = None
         for message in self._messages(start_s, step_s):
             if isinstance(message, str):
                 log.warning("a trial of links ended: %s; it said: %s", message, self._said())
@@ -162,13 +162,13 @@ class _Child:
                     return found, None
                 why = f"for {step_s:.0f} s" if message == "hung" else message
                 trial = TrialRecord("hung" if message == "hung" else "crashed", why)
-                return found, Tried(begun, trial, trial)
+                return found, StepResult(begun, trial, trial)
             if "begin" in message:
                 begun = steps[int(message["begin"])]
             elif begun is not None:
                 there, back = trial_from(message.get("there")), trial_from(message.get("back"))
                 if there is not None and back is not None:
-                    found.append(Tried(begun, there, back))
+                    found.append(StepResult(begun, there, back))
                 begun = None
         return found, None
 

@@ -17,7 +17,7 @@ import torch
 from engine.devices.routes import Place
 from engine.errors import EngineError
 from engine.links.bench import GpuBench
-from engine.links.trial import FULL, Both, failed, tried
+from engine.links.trial import FULL, BothDirections, failed, tried
 from engine.planning.speed.link_records import Means, trial_document
 
 
@@ -42,7 +42,7 @@ def run(requests: TextIO, replies: TextIO) -> None:
         say(there=trial_document(both[0]), back=trial_document(both[1]))
 
 
-def _tried(bench: GpuBench, means: Means, place: Place) -> Both:
+def _tried(bench: GpuBench, means: Means, place: Place) -> BothDirections:
     try:
         return tried(bench, means, place, FULL)
     except (EngineError, torch.OutOfMemoryError) as error:  # others end this process

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.devices.routes import Place
-from engine.gpu.comm.slots import Slot
+from engine.gpu.comm.slots import PacketSlot
 from engine.gpu.kernels import link_trial
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
@@ -51,7 +51,7 @@ class LinkBench(Protocol):
     names: tuple[str, str]
     spins: bool
 
-    def slot(self, writer: int, place: Place, n_packet: int) -> Slot:
+    def slot(self, writer: int, place: Place, n_packet: int) -> PacketSlot:
         """Memory for packets that device `writer` (0 or 1) writes, all zeros.
 
         Raises:
@@ -59,7 +59,7 @@ class LinkBench(Protocol):
         """
         ...
 
-    def carry(self, slot: Slot) -> None:
+    def carry(self, slot: PacketSlot) -> None:
         """Called between writing and reading where nothing spins."""
         ...
 
@@ -98,7 +98,11 @@ class Exchange:
     """
 
     def __init__(
-        self, bench: LinkBench, slots: tuple[Slot, Slot], n_pairs: tuple[int, int], n_rows: int
+        self,
+        bench: LinkBench,
+        slots: tuple[PacketSlot, PacketSlot],
+        n_pairs: tuple[int, int],
+        n_rows: int,
     ) -> None:
         self._bench, self._slots, self._n_pairs = bench, slots, n_pairs
         self._n_rows, self._most = n_rows, max(n_pairs)
@@ -221,7 +225,7 @@ def random_words(*shape: int) -> Tensor:
     return torch.randint(-(1 << 31), 1 << 31, shape, dtype=torch.int32, generator=generator)
 
 
-def address_table(slot: Slot, device: torch.device, *, is_writer: bool) -> Tensor:
+def address_table(slot: PacketSlot, device: torch.device, *, is_writer: bool) -> Tensor:
     """What kernels on a device find a slot by."""
     address = slot.source if is_writer else slot.goal
     return torch.tensor([address], dtype=torch.int64).to(device)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from engine.links.exchange import LinkBench
     from engine.links.trial import Effort
 
-__all__ = ["Found", "LinkWorld", "find_ways", "prove_links"]
+__all__ = ["Found", "TrialMachine", "find_ways", "prove_links"]
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ Found = Mapping[Pair, Trials]
 """What came of trials, by direction."""
 
 
-class LinkWorld(Protocol):
+class TrialMachine(Protocol):
     """A machine with GPUs, as far as their links are concerned."""
 
     def infos(self) -> Mapping[str, DeviceInfo]:
@@ -71,7 +71,7 @@ class LinkWorld(Protocol):
         """
         ...
 
-    def try_apart(
+    def try_in_child(
         self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
     ) -> Found:
         """Try pairs with all effort in another process; what never ended or ended it is said."""
@@ -87,7 +87,7 @@ def find_ways(
     p2p: PeerMode = "auto",
     *,
     file: MachineFile | None = None,
-    world: LinkWorld | None = None,
+    machine: TrialMachine | None = None,
 ) -> Ways:
     """The way of each pair of GPUs that hold parts of a model.
 
@@ -100,10 +100,10 @@ def find_ways(
     gpus = _gpus(devices)
     if len(gpus) < 2:
         return Ways()
-    world = world or _this_machine()
-    if not set(gpus) <= set(world.infos()):  # nobody could say of which GPUs it was proven
+    machine = machine or _this_machine()
+    if not set(gpus) <= set(machine.infos()):  # nobody could say of which GPUs it was proven
         return Ways(dict.fromkeys(permutations(gpus, 2), Way(None, "host")))
-    prover = Prover(gpus, p2p, file or MachineFile.of_user(), world)
+    prover = Prover(gpus, p2p, file or MachineFile.of_user(), machine)
     prover.try_missing()
     return prover.ways()
 
@@ -112,7 +112,7 @@ def prove_links(
     devices: Sequence[str],
     *,
     file: MachineFile | None = None,
-    world: LinkWorld | None = None,
+    machine: TrialMachine | None = None,
 ) -> Ways:
     """Try all ways between GPUs anew, whatever is known, and time them; some seconds.
 
@@ -121,8 +121,8 @@ def prove_links(
     """
     if len(_gpus(devices)) < 2:
         return Ways()
-    file, world = file or MachineFile.of_user(), world or _this_machine()
-    prover = Prover(_gpus(devices), "auto", file, world, again=True)
+    file, machine = file or MachineFile.of_user(), machine or _this_machine()
+    prover = Prover(_gpus(devices), "auto", file, machine, again=True)
     prover.try_missing()
     return prover.ways()
 
@@ -131,10 +131,10 @@ def _gpus(devices: Sequence[str]) -> list[str]:
     return [device for device in dict.fromkeys(devices) if device != "cpu"]
 
 
-def _this_machine() -> LinkWorld:
-    from engine.links.this_machine import Machine  # with torch and Triton
+def _this_machine() -> TrialMachine:
+    from engine.links.this_machine import ThisMachine  # with torch and Triton
 
-    return Machine()
+    return ThisMachine()
 
 
 class Prover:
@@ -145,15 +145,15 @@ class Prover:
     """
 
     def __init__(
-        self, devices: Sequence[str], p2p: PeerMode, file: MachineFile, world: LinkWorld,
+        self, devices: Sequence[str], p2p: PeerMode, file: MachineFile, machine: TrialMachine,
         *, again: bool = False,
     ) -> None:  # fmt: skip
-        self._devices, self._p2p, self._file, self._world = devices, p2p, file, world
+        self._devices, self._p2p, self._file, self._machine = devices, p2p, file, machine
         self._again = again
-        self._infos = world.infos()
+        self._infos = machine.infos()
         self._pairs = list(combinations(devices, 2))
         self._forbidden = {
-            pair: "it is switched off" if p2p == "off" else world.peer_problem(*pair)
+            pair: "it is switched off" if p2p == "off" else machine.peer_problem(*pair)
             for pair in self._pairs
         }
         self._records = {
@@ -167,7 +167,7 @@ class Prover:
         """Try what is not known, and keep what came of it."""
         apart = [pair for pair in self._pairs if self._misses(pair, "peer")]
         if apart:
-            self._keep(self._world.try_apart(apart, PLACES, with_nccl=self._again))
+            self._keep(self._machine.try_in_child(apart, PLACES, with_nccl=self._again))
         for pair in self._pairs:
             if self._misses(pair, "host"):
                 self._keep(self._tried_here(pair, "host"))
@@ -183,11 +183,11 @@ class Prover:
             notes += self._checked(a, b)
             for pair in ((a, b), (b, a)):
                 pairs[pair] = way = self._way(pair)
-                if way.stores is None and "stores" in self._world.means(a, b):
+                if way.stores is None and "stores" in self._machine.means(a, b):
                     notes.append(NO_STORES.format(*pair))
                 if self._p2p == "on" or pair in self._fresh:  # known ones are shown elsewhere
                     notes += link_problems(*pair, self._records[pair], self._mode(pair))
-        self._world.release(self._devices)
+        self._machine.release(self._devices)
         has_nccl = all(
             nccl_pays(self._records[a, b], self._records[b, a], self._mode((a, b)))
             for a, b in self._pairs
@@ -237,7 +237,7 @@ class Prover:
 
         a, b = pair
         found: dict[Pair, Trials] = {(a, b): {}, (b, a): {}}
-        for means in self._world.means(a, b):
+        for means in self._machine.means(a, b):
             for direction, trial in self._tried(a, b, means, place, FULL).items():
                 found[direction][means, place] = trial
         return found
@@ -248,7 +248,7 @@ class Prover:
         from engine.links.trial import failed, tried
 
         try:
-            there, back = tried(self._world.bench(a, b), means, place, effort)
+            there, back = tried(self._machine.bench(a, b), means, place, effort)
         except (EngineError, RuntimeError) as error:  # CUDA fails in all ways
             log.warning("%s of %s and %s by %s: %s", means, a, b, place, error)
             there, back = failed(error)
@@ -260,7 +260,7 @@ class Prover:
             return False
         a, b = pair
         records = self._records[a, b], self._records[b, a]
-        keys = [(means, place) for means in self._world.means(a, b)]
+        keys = [(means, place) for means in self._machine.means(a, b)]
         if place == "peer" and self._p2p == "on":
             return not all(record.passed(*key) for record in records for key in keys)
         return not all(key in record.trials for record in records for key in keys)

@@ -12,14 +12,14 @@ from engine.devices.types import DeviceInfo
 from engine.hardware.backend_choice import kernels_for
 from engine.hardware.torch_devices import release_reserves, torch_device
 from engine.links.bench import GpuBench
-from engine.links.child import Step, try_steps
+from engine.links.child import TrialStep, try_steps
 from engine.planning.speed.link_records import MEANS, NCCL, Means, TrialRecord
 
 UNKNOWN = "the driver does not allow it"
 
 
-class Machine:
-    """See `engine.links.proof.LinkWorld`."""
+class ThisMachine:
+    """See `engine.links.proof.TrialMachine`."""
 
     def __init__(self) -> None:
         self._infos = {info.id: info for info in list_devices() if info.kind != "cpu"}
@@ -56,15 +56,15 @@ class Machine:
         self._benches.clear()
         release_reserves([torch_device(name) for name in devices])
 
-    def try_apart(
+    def try_in_child(
         self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
     ) -> Mapping[Pair, dict[tuple[Means, Place], TrialRecord]]:
         steps = [
-            Step(pair, means, place)
+            TrialStep(pair, means, place)
             for pair in pairs for place in places for means in self.means(*pair)
         ]  # fmt: skip
         if with_nccl:
-            steps += [Step(pair, *NCCL) for pair in pairs]
+            steps += [TrialStep(pair, *NCCL) for pair in pairs]
         names = dict.fromkeys(name for pair in pairs for name in pair)
         found: dict[Pair, dict[tuple[Means, Place], TrialRecord]] = {}
         for tried in try_steps(steps, {name: self._infos[name].uuid for name in names}):

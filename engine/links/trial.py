@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.devices.routes import Place
 from engine.errors import EngineError
-from engine.gpu.comm.slots import Slot
+from engine.gpu.comm.slots import PacketSlot
 from engine.hardware.torch_devices import is_out_of_memory
 from engine.links import exchange
 from engine.links.exchange import (
@@ -36,10 +36,11 @@ from engine.links.exchange import (
 from engine.planning.speed.link_records import Means, TrialRecord
 
 __all__ = [
-    "FULL", "QUICK", "Both", "Effort", "failed", "tried", "try_copies", "try_nccl", "try_stores"
+    "FULL", "QUICK", "BothDirections", "Effort", "failed", "tried", "try_copies",
+    "try_nccl", "try_stores",
 ]  # fmt: skip
 
-Both = tuple[TrialRecord, TrialRecord]
+BothDirections = tuple[TrialRecord, TrialRecord]
 """From the first device to the second, and back."""
 
 NCCL_PATIENCE_S = 15.0
@@ -79,7 +80,7 @@ FULL = Effort(
 QUICK = Effort(n_rounds=8, n_pairs=64, n_rows=8, n_bulk=1024, copied=(32 << 10,))
 
 
-def tried(bench: LinkBench, means: Means, place: Place, effort: Effort) -> Both:
+def tried(bench: LinkBench, means: Means, place: Place, effort: Effort) -> BothDirections:
     """Try one way in both directions.
 
     Raises:
@@ -90,7 +91,7 @@ def tried(bench: LinkBench, means: Means, place: Place, effort: Effort) -> Both:
     return (try_stores if means == "stores" else try_copies)(bench, place, effort)
 
 
-def try_stores(bench: LinkBench, place: Place, effort: Effort) -> Both:
+def try_stores(bench: LinkBench, place: Place, effort: Effort) -> BothDirections:
     """Let kernels write packets in each direction, then in both at once, then many.
 
     Who reads answers by way of the host's memory while only one direction is tried, so what fails
@@ -106,7 +107,7 @@ def try_stores(bench: LinkBench, place: Place, effort: Effort) -> Both:
     return found[0], found[1]
 
 
-def try_copies(bench: LinkBench, place: Place, effort: Effort) -> Both:
+def try_copies(bench: LinkBench, place: Place, effort: Effort) -> BothDirections:
     """Copy random buffers in each direction, then in both at once, and compare them where they
     arrive, also by a sum that the host knows."""
     found = [PASSED, PASSED]
@@ -126,7 +127,7 @@ def try_copies(bench: LinkBench, place: Place, effort: Effort) -> Both:
     return with_figures(found, seconds, [bench.lanes(n) for n in (0, 1)] if seconds else ())
 
 
-def try_nccl(bench: LinkBench, effort: Effort) -> Both:
+def try_nccl(bench: LinkBench, effort: Effort) -> BothDirections:
     """Let NCCL bring random values of both devices to both."""
     found = [PASSED, PASSED]
     for n_bytes in effort.copied:
@@ -160,7 +161,7 @@ def _gathered(bench: LinkBench, values: Sequence[Tensor], outputs: Sequence[Tens
     return bench.finish(NCCL_PATIENCE_S)
 
 
-def failed(error: EngineError | RuntimeError) -> Both:
+def failed(error: EngineError | RuntimeError) -> BothDirections:
     """For what could not be begun, also as there is no memory, or ended with a driver's error."""
     is_refused = isinstance(error, EngineError) or is_out_of_memory(error)
     why = str(error).partition("\n")[0][:120].rstrip(".")
@@ -271,6 +272,6 @@ def _best_s(bench: LinkBench, begin: Callable[[], None]) -> float | None:
     return min(seconds[1:])
 
 
-def _slot(bench: LinkBench, writer: int, place: Place, n_pairs: int) -> Slot:
+def _slot(bench: LinkBench, writer: int, place: Place, n_pairs: int) -> PacketSlot:
     """Room for so many pairs of each program in each half."""
     return bench.slot(writer, place, exchange.N_PROGRAMS * 2 * 2 * n_pairs)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.config import SamplingParams
 from engine.gpu.decode import sampling
-from engine.gpu.decode.sampling import DeviceSampler, Entry, WordExchange
+from engine.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
 from engine.gpu.launch.graph import Captured, capture
 from engine.sampling.sampler import Sampler
 
@@ -117,7 +117,7 @@ class Draws:
         self.host.accept(token)
         self.followed.accept(token)
 
-    def step(self, logits: np.ndarray) -> Entry:
+    def step(self, logits: np.ndarray) -> RingEntry:
         """What the device draws from logits: the same on all ranks."""
         for drawer in self.drawers:
             drawer.supply()
@@ -132,7 +132,7 @@ class Draws:
         """What ranks give, each on its thread."""
         return list(self._threads.map(do, range(len(self.slices))))
 
-    def step_of(self, n: int, logits: np.ndarray) -> Entry:
+    def step_of(self, n: int, logits: np.ndarray) -> RingEntry:
         """One rank's part of a step."""
         own, place = self.slices[n], self.tokens[n].device
         slice_ = torch.from_numpy(logits[own.start : own.stop]).to(place)
@@ -142,7 +142,7 @@ class Draws:
         else:
             places = self.tokens[n], self.positions[n], self.streams[n]
             self.drawers[n].draw(slice_ if own else None, *places)
-        return Entry.of(int(self.drawers[n].ring[(self.n_step - 1) % sampling.RING]))
+        return RingEntry.of(int(self.drawers[n].ring[(self.n_step - 1) % sampling.RING]))
 
     def capture(self) -> None:
         """Repeat from now on what a step does once."""
@@ -164,7 +164,7 @@ class Draws:
         place, masked = self.position, self.masked(logits)
         entry = self.step(logits)
         token = self.host.sample(masked)
-        if entry.is_drawn:
+        if entry.is_sampled:
             assert entry.token == self.token == token
             assert self.position == place + 1
             for n, drawer in enumerate(self.drawers):

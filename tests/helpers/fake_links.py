@@ -146,7 +146,7 @@ class FakeBench:
 
 
 @dataclass
-class FakeWorld:
+class FakeMachine:
     """A machine with three GPUs of such links.
 
     Attributes:
@@ -187,7 +187,7 @@ class FakeWorld:
     def release(self, devices: Sequence[str]) -> None:
         """There is no memory to give back."""
 
-    def try_apart(
+    def try_in_child(
         self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
     ) -> Mapping[Pair, dict[tuple[Means, Place], TrialRecord]]:
         self.asked += pairs

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError, LeftAlone
-from engine.gpu.comm.copies import Copying, Seat, is_rounded
-from engine.gpu.comm.gather_buffer import Joint, Slice
+from engine.gpu.comm.copies import CopyCollectives, Seat, is_rounded
+from engine.gpu.comm.gather_buffer import GatherBuffer, GatherSlice
 from engine.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove
 from engine.gpu.comm.one_shot import MOST_IN_F32, OneShotGroups
-from engine.gpu.comm.streams import WAKING_S, Event, Marks, Queues, queues_of
+from engine.gpu.comm.streams import WAKING_S, DeviceEvent, Marks, Queues, queues_of
 from engine.gpu.launch.graph import cut
 from engine.hardware.torch_devices import kind_of
 from engine.parallel.agreement import check_alike, check_fit
@@ -67,10 +67,10 @@ class DeviceGroup(ThreadGroup):
         self.notes = ways.notes
         self._make_queues = queues
         self._queues: dict[int, Queues] = {}
-        self._copying: dict[tuple[int, Group], Copying] = {}
+        self._copying: dict[tuple[int, Group], CopyCollectives] = {}
         self._nccl = nccl
         self._nccl_sums: dict[int, NcclSums] = {}
-        self._joints: dict[tuple[Group, bool], Joint] = {}
+        self._gather_buffers: dict[tuple[Group, bool], GatherBuffer] = {}
         self._making = threading.Lock()
 
     def communicator(self, rank: int, device: torch.device) -> DeviceCommunicator:
@@ -87,11 +87,11 @@ class DeviceGroup(ThreadGroup):
             found = self._queues[rank] = self._make_queues(self.devices[rank])
         return found
 
-    def copying(self, rank: int, group: Group) -> Copying:
+    def copying(self, rank: int, group: Group) -> CopyCollectives:
         """A rank's part in what is copied in a group."""
         found = self._copying.get((rank, group))
         if found is None:
-            found = Copying(self.queues(rank), self._seat(rank, group))
+            found = CopyCollectives(self.queues(rank), self._seat(rank, group))
             self._copying[rank, group] = found
         return found
 
@@ -118,18 +118,18 @@ class DeviceGroup(ThreadGroup):
             self._nccl_sums[rank] = found
         return found
 
-    def joint(self, group: Group, slices: Sequence[Slice]) -> Joint:
+    def gather_buffer(self, group: Group, slices: Sequence[GatherSlice]) -> GatherBuffer:
         """Where slices are joined; the same for all members, who ask together."""
         with self._making:
             key = group, max(part.rows for part in slices) == 1
-            found = self._joints.get(key)
+            found = self._gather_buffers.get(key)
             if found is None or not found.fits(slices):
-                found = self._joints[key] = Joint(slices, self.devices[group[0]])
+                found = self._gather_buffers[key] = GatherBuffer(slices, self.devices[group[0]])
             return found
 
-    def pinned_row(self, group: Group) -> Joint | None:
+    def pinned_row(self, group: Group) -> GatherBuffer | None:
         """Where single rows were joined before, if devices write there by themselves."""
-        found = self._joints.get((group, True))
+        found = self._gather_buffers.get((group, True))
         return found if found is not None and found.is_pinned else None
 
     def meet(self, rank: int, group: Group, value: T) -> list[T]:
@@ -155,12 +155,12 @@ class DeviceGroup(ThreadGroup):
     def close(self) -> None:
         super().close()
         self.one_shots.close()
-        for made in (self._copying, self._nccl_sums, self._joints, self._queues):
+        for made in (self._copying, self._nccl_sums, self._gather_buffers, self._queues):
             made.clear()
 
     def lose(self) -> None:
         super().lose()
-        _abandoned.append((self.one_shots, self._copying, self._nccl_sums, self._joints))
+        _abandoned.append((self.one_shots, self._copying, self._nccl_sums, self._gather_buffers))
 
     def settle(self) -> None:
         was_aborted = self._is_aborted
@@ -274,7 +274,7 @@ class DeviceCommunicator:
         self._go_on_behind(copying.broadcast(None, out))
         return out
 
-    def _like(self, copying: Copying, x: Tensor | None, group: Group) -> Tensor:
+    def _like(self, copying: CopyCollectives, x: Tensor | None, group: Group) -> Tensor:
         """The first value that a member has; those of the others are of its shape and type."""
         found = zip(group, copying.values(x), strict=True)
         values = {rank: value for rank, value in found if value is not None}
@@ -294,42 +294,42 @@ class DeviceCommunicator:
             return x
         row = self._shared.pinned_row(group) if _is_capturing(self._device) else None
         if row is None:
-            return cut(lambda: self._joined(x, group, alike))
+            return cut(lambda: self._gathered(x, group, alike))
         if x is not None:
             self._compute.copy(row.part(group.index(self.rank), 1), x.contiguous())
         return row.whole(1) if self.rank == group[0] else None
 
-    def _joined(self, x: Tensor | None, group: Group, alike: Tensor | None) -> Tensor | None:
+    def _gathered(self, x: Tensor | None, group: Group, alike: Tensor | None) -> Tensor | None:
         self._mark()
         shared, rank, seat = self._shared, self.rank, group.index(self.rank)
-        slices = shared.meet(rank, group, Slice.of(x, alike, kind_of(self._device)))
+        slices = shared.meet(rank, group, GatherSlice.of(x, alike, kind_of(self._device)))
         values = {r: s.value for r, s in zip(group, slices, strict=True) if s.value is not None}
         check_fit(values, shared.device, all_but_last=True)
-        joint = shared.joint(group, slices)
+        buffer = shared.gather_buffer(group, slices)
         if alike is not None:
-            self._compute.copy(joint.alike(seat), alike[-1].contiguous())
+            self._compute.copy(buffer.alike(seat), alike[-1].contiguous())
         found = []
         n_rows = next(iter(values.values())).shape[0]
-        for start in range(0, n_rows, joint.n_rows):
-            stop = min(start + joint.n_rows, n_rows)
+        for start in range(0, n_rows, buffer.n_rows):
+            stop = min(start + buffer.n_rows, n_rows)
             if x is not None:
-                self._compute.copy(joint.part(seat, stop - start), x[start:stop].contiguous())
+                self._compute.copy(buffer.part(seat, stop - start), x[start:stop].contiguous())
             events = shared.meet(rank, group, self._compute.record())
             if seat == 0:
                 shared.marks.until(events)
-                found.append(joint.whole(stop - start).clone())
+                found.append(buffer.whole(stop - start).clone())
             if stop < n_rows:
                 shared.meet(rank, group, None)  # the others may write again
         if seat:
             return None
-        self._check(joint, group, slices)
+        self._check(buffer, group, slices)
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def _check(self, joint: Joint, group: Group, slices: Sequence[Slice]) -> None:
+    def _check(self, buffer: GatherBuffer, group: Group, slices: Sequence[GatherSlice]) -> None:
         """Make sure that devices of one kind have computed the same."""
         for kind in {part.kind for part in slices}:
             rows = {
-                rank: joint.alike(seat)
+                rank: buffer.alike(seat)
                 for seat, (rank, part) in enumerate(zip(group, slices, strict=True))
                 if part.kind == kind and part.n_alike
             }
@@ -340,7 +340,7 @@ class DeviceCommunicator:
     def _compute(self) -> Any:
         return self._shared.queues(self.rank).compute
 
-    def _go_on_behind(self, event: Event) -> None:
+    def _go_on_behind(self, event: DeviceEvent) -> None:
         """Let what the model computes from now on wait for an event."""
         self._compute.wait(event)
 

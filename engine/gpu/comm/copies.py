@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from engine.devices.routes import Place
-from engine.gpu.comm.streams import Event, Queues
+from engine.gpu.comm.streams import DeviceEvent, Queues
 from engine.planning.footprint import LINK_ROUND_BYTES as ROUND_BYTES
 from engine.planning.footprint import LINK_SETS, shown_bytes
 
@@ -42,12 +42,12 @@ width."""
 Span = tuple[int, int]
 
 
-class Part(NamedTuple):
+class HostChunk(NamedTuple):
     """A piece that lies in the host's memory behind an event; `start` counts within the offer."""
 
     start: int
     stop: int
-    sent: Event
+    sent: DeviceEvent
 
 
 class Freed(NamedTuple):
@@ -55,7 +55,7 @@ class Freed(NamedTuple):
 
     stage: int
     number: int
-    events: tuple[Event, ...]
+    events: tuple[DeviceEvent, ...]
 
 
 @dataclass(slots=True)
@@ -71,10 +71,10 @@ class Offer:
     """
 
     wire: Tensor | None = None
-    ready: Event | None = None
+    ready: DeviceEvent | None = None
     host: Tensor | None = None
     is_pinned: bool = True
-    parts: Sequence[Part] = ()
+    parts: Sequence[HostChunk] = ()
     freed: Freed | None = None
 
 
@@ -97,7 +97,7 @@ class Seat:
     goals: Sequence[Place]
     sources: Sequence[Place]
     meet: Meet
-    until: Callable[[Sequence[Event]], None]
+    until: Callable[[Sequence[DeviceEvent]], None]
 
     @property
     def n(self) -> int:
@@ -124,11 +124,11 @@ class _Buffers:
         self.wire = queues.empty(n_bytes)
         self.inbox = queues.empty(ROUND_BYTES) if has_inbox else None
         self.host = queues.pinned(n_bytes) if has_host else None
-        self.read: list[Event] = []
+        self.read: list[DeviceEvent] = []
         self.used = queues.compute.record()  # by whatever had that memory before
 
 
-class Copying:
+class CopyCollectives:
     """Sums and broadcasts of one member of a group; its thread alone uses it.
 
     All members make the same calls, for values of the same shape and type.
@@ -146,7 +146,7 @@ class Copying:
         """What all members have, not to be read but for its shape and type."""
         return [offer.wire for offer in self._met(Offer(x))]
 
-    def all_reduce(self, x: Tensor | None, out: Tensor) -> Event:
+    def all_reduce(self, x: Tensor | None, out: Tensor) -> DeviceEvent:
         """Sum the members' values in rank order.
 
         Args:
@@ -169,7 +169,7 @@ class Copying:
                 self._read_slices(mine, goal, wire)
         return self._queues.sums.record()
 
-    def broadcast(self, x: Tensor | None, out: Tensor | None) -> Event:
+    def broadcast(self, x: Tensor | None, out: Tensor | None) -> DeviceEvent:
         """Bring one member's value to all others, in its own bits.
 
         Args:
@@ -269,17 +269,17 @@ class Copying:
         offer.parts = [self._sent(offer, part) for part in parts]
         return offer
 
-    def _sent(self, offer: Offer, part: Span) -> Part:
+    def _sent(self, offer: Offer, part: Span) -> HostChunk:
         """Copy a chunk to the host."""
         assert offer.host is not None
         assert offer.wire is not None
         self._queues.up.copy(offer.host[slice(*part)], offer.wire[slice(*part)])
-        return Part(*part, self._queues.up.record())
+        return HostChunk(*part, self._queues.up.record())
 
     def _read(
         self, buffers: _Buffers, offers: Sequence[Offer], wanted: Sequence[slice],
         wire: torch.dtype, use: Callable[[Sequence[Tensor]], None],
-    ) -> tuple[Event, ...]:  # fmt: skip
+    ) -> tuple[DeviceEvent, ...]:  # fmt: skip
         """Compute with what was shown.
 
         Returns:

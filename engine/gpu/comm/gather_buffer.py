@@ -10,11 +10,11 @@ from torch import Tensor
 
 from engine.hardware.host_memory import HostTensor
 
-JOINT_BYTES = 16 << 20
+GATHER_BYTES = 16 << 20
 """Of pinned memory for logits of many rows: these come in several turns."""
 
 
-class Slice(NamedTuple):
+class GatherSlice(NamedTuple):
     """What a member shows before slices are joined.
 
     Attributes:
@@ -26,7 +26,7 @@ class Slice(NamedTuple):
     kind: str
 
     @classmethod
-    def of(cls, x: Tensor | None, alike: Tensor | None, kind: str) -> Slice:
+    def of(cls, x: Tensor | None, alike: Tensor | None, kind: str) -> GatherSlice:
         return cls(x, 0 if alike is None else alike.shape[-1], kind)
 
     @property
@@ -38,18 +38,18 @@ class Slice(NamedTuple):
         return 0 if self.value is None else self.value.shape[1]
 
 
-class Joint:
+class GatherBuffer:
     """Memory of the host where slices of rows are joined, and numbers are compared.
 
     Attributes:
         n_rows: that fit.
     """
 
-    def __init__(self, slices: Sequence[Slice], device: torch.device) -> None:
+    def __init__(self, slices: Sequence[GatherSlice], device: torch.device) -> None:
         self._widths = [part.width for part in slices]
         self._n_alike = max(part.n_alike for part in slices)
         total = sum(self._widths)
-        most = max(1, JOINT_BYTES // (4 * total))
+        most = max(1, GATHER_BYTES // (4 * total))
         self.n_rows = min(most, max(part.rows for part in slices))
         self._held = HostTensor((self.n_rows * total,), torch.float32, device)
         shape = (len(slices), max(1, self._n_alike))
@@ -60,9 +60,9 @@ class Joint:
         """Whether devices write there by themselves."""
         return self._held.is_pinned
 
-    def fits(self, slices: Sequence[Slice]) -> bool:
+    def fits(self, slices: Sequence[GatherSlice]) -> bool:
         """Whether it serves for these as well."""
-        rows = min(max(part.rows for part in slices), JOINT_BYTES // (4 * sum(self._widths)))
+        rows = min(max(part.rows for part in slices), GATHER_BYTES // (4 * sum(self._widths)))
         return (
             [part.width for part in slices] == self._widths
             and max(part.n_alike for part in slices) <= self._n_alike

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.gpu.comm.copies import add
-from engine.gpu.comm.streams import CudaQueue, Event, Queue, Queues, new_stream
+from engine.gpu.comm.streams import CudaQueue, DeviceEvent, Queue, Queues, new_stream
 from engine.planning.footprint import LINK_ROUND_BYTES
 
 log = logging.getLogger(__name__)
@@ -113,12 +113,15 @@ class NcclSums:
         self._shared, self._queues, self._seat, self._meet = shared, queues, seat, meet
         self._memory: Tensor | None = None
 
-    def all_reduce(self, x: Tensor | None, out: Tensor) -> Event | None:
+    def all_reduce(self, x: Tensor | None, out: Tensor) -> DeviceEvent | None:
         """Sum both values, rounded to BF16 as those of `engine.gpu.comm.copies`, in rank order.
 
         Args:
             x: F32, without gaps; None from a rank that has nothing.
-            out: see `Copying.all_reduce`, also for what is returned; None, on both, if it failed.
+            out: see `CopyCollectives.all_reduce`.
+
+        Returns:
+            See `CopyCollectives.all_reduce`; None, on both ranks, if NCCL failed.
         """
         if not self._shared.works:
             return None
@@ -199,7 +202,7 @@ _abandoned: list[object] = []
 """What devices may still write to."""
 
 
-def _all_over(events: Sequence[Event]) -> bool:
+def _all_over(events: Sequence[DeviceEvent]) -> bool:
     deadline = time.monotonic() + TRIAL_S
     while not all(event.query() for event in events):
         if time.monotonic() > deadline:

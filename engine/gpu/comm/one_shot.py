@@ -30,7 +30,7 @@ from engine.gpu.comm.slots import (
     patience_of,
     why_not_together,
 )
-from engine.gpu.elementwise import added, power_of_two, warps_of
+from engine.gpu.elementwise import add_norm_launch, power_of_two, warps_of
 from engine.gpu.kernels import one_shot
 from engine.gpu.launch.graph import between, refuse_capture
 from engine.gpu.launch.kernel_launch import launch
@@ -346,7 +346,7 @@ class OneShot:
         if not self.serves(x.numel()) or n_row > self._end.most_programs:
             return None
         has_room = 2 * n_row * -(-n // per) <= SLOT - HEADER
-        found = added(x, own, addend, norm, x_bytes, SMALLEST) if has_room else None
+        found = add_norm_launch(x, own, addend, norm, x_bytes, SMALLEST) if has_room else None
         if found is None:
             return None
         n_word = 2 * found.constants["SIZE"] // per

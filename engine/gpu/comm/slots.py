@@ -39,7 +39,7 @@ TICKS_PER_S = 1e9 / 1024
 """Of the kernels' clock."""
 
 
-class Slot(Protocol):
+class PacketSlot(Protocol):
     """Packets on the way from one rank to another.
 
     Attributes:
@@ -57,7 +57,7 @@ class Slot(Protocol):
         ...
 
 
-def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.device) -> Slot:
+def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.device) -> PacketSlot:
     """Memory for so many packets, all zeros.
 
     Raises:
@@ -84,7 +84,7 @@ class End:
 
     table: Tensor
     flags: Tensor
-    slots: Sequence[Slot]
+    slots: Sequence[PacketSlot]
     statuses: HostTensor
     patience: int
     most_programs: int

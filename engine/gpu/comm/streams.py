@@ -30,7 +30,7 @@ POLL_S = 50e-6
 """Between looks at an event, in which other threads run."""
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A point in a queue."""
 
     def query(self) -> bool:
@@ -49,11 +49,11 @@ class Queue(Protocol):
         """From or to the memory of the host or of another GPU; both without gaps."""
         ...
 
-    def record(self) -> Event:
+    def record(self) -> DeviceEvent:
         """Where the queue ends now."""
         ...
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: DeviceEvent) -> None:
         """Do what comes from now on after an event that was recorded already."""
         ...
 
@@ -110,10 +110,10 @@ class HostQueue:
     def copy(self, goal: Tensor, source: Tensor) -> None:
         goal.copy_(source)
 
-    def record(self) -> Event:
+    def record(self) -> DeviceEvent:
         return _Done()
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: DeviceEvent) -> None:
         """It was done before it could be recorded."""
 
 
@@ -166,11 +166,11 @@ class CudaQueue:
             stack.enter_context(torch.cuda.stream(self.stream))
             goal.copy_(source, non_blocking=True)
 
-    def record(self) -> Event:
+    def record(self) -> DeviceEvent:
         event: torch.cuda.Event = self.stream.record_event()
         return event
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: DeviceEvent) -> None:
         assert isinstance(event, torch.cuda.Event)
         self.stream.wait_event(event)
 
@@ -222,12 +222,12 @@ class Marks:
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = devices
         self._lock = threading.Lock()
-        self._marks: list[deque[tuple[float, Event]]] = [deque() for _ in devices]
+        self._marks: list[deque[tuple[float, DeviceEvent]]] = [deque() for _ in devices]
         self._seen = [0] * len(devices)
         self._n_over = [0] * len(devices)
         self._problem: CommError | None = None
 
-    def leave(self, rank: int, event: Event) -> None:
+    def leave(self, rank: int, event: DeviceEvent) -> None:
         """Note where a rank's work ends now."""
         with self._lock:
             self._pass_over(rank)
@@ -244,7 +244,7 @@ class Marks:
             self._seen[rank] = self._n_over[rank]
             return has_moved if self._marks[rank] else None
 
-    def until(self, events: Sequence[Event], grace_s: float = 0.0) -> None:
+    def until(self, events: Sequence[DeviceEvent], grace_s: float = 0.0) -> None:
         """Wait for events.
 
         Args:

@@ -112,7 +112,7 @@ class WordExchange(Protocol):
         ...
 
 
-class Entry(NamedTuple):
+class RingEntry(NamedTuple):
     """What the ring holds of a step.
 
     Attributes:
@@ -123,19 +123,19 @@ class Entry(NamedTuple):
     """
 
     number: int
-    is_drawn: bool
+    is_sampled: bool
     token: int
     wrong: tuple[int, ...] = ()
 
     @staticmethod
-    def of(word: int) -> Entry:
+    def of(word: int) -> RingEntry:
         """Unpack it."""
         ending = word >> WORD_BITS & (1 << ENTRY_BITS - WORD_BITS) - 1
         number, token = word >> ENTRY_BITS, word & (1 << WORD_BITS) - 1
         if ending == WRONG:
             seats = tuple(n for n in range(WORD_BITS) if token >> n & 1)
-            return Entry(number, is_drawn=False, token=0, wrong=seats)
-        return Entry(number, ending == DRAWN, token)
+            return RingEntry(number, is_sampled=False, token=0, wrong=seats)
+        return RingEntry(number, ending == DRAWN, token)
 
 
 def most_sent(n_rank: int) -> int:
@@ -182,7 +182,7 @@ class DeviceSampler:
 
     Attributes:
         n_rank: how many draw.
-        ring: (RING,), int64: what the last steps drew, see `Entry`.
+        ring: (RING,), int64: what the last steps drew, see `RingEntry`.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class DeviceSampler:
         )  # fmt: skip
 
 
-def draw_starts(
+def sampling_starts(
     n_vocab: int, own: range | None = None, n_rank: int = 1, n_embd: int | None = None
 ) -> list[Start]:
     """The kernels of a draw, to compile them before there is memory: for the target in use.

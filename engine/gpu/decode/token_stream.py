@@ -25,7 +25,7 @@ from torch import Tensor
 
 from engine.errors import CommError, EngineError
 from engine.gpu.decode.rank_capture import Recomputed, Replays, Take, capture_on_all
-from engine.gpu.decode.sampling import RING, DeviceSampler, Entry, WordExchange
+from engine.gpu.decode.sampling import RING, DeviceSampler, RingEntry, WordExchange
 from engine.gpu.launch.graph import Captured, capture
 from engine.hardware.host_memory import HostTensor
 
@@ -222,7 +222,7 @@ class TokenStream:
             self._enqueue(min(1 + self._ahead, n_left))
             entry = self._wait(self._n_read + 1)
             self._n_read += 1
-            if not entry.is_drawn:
+            if not entry.is_sampled:
                 return self._logits()
         for seat in self._seats:
             seat.draws.took(is_first=seat.draws is self._draws)
@@ -287,7 +287,7 @@ class TokenStream:
             self._replays.replay()
             self._n_enqueued += 1
 
-    def _wait(self, number: int) -> Entry:
+    def _wait(self, number: int) -> RingEntry:
         """What the ring holds of a step, once it is there.
 
         Raises:
@@ -297,7 +297,7 @@ class TokenStream:
         begun = time.perf_counter()
         while True:
             is_idle = self._is_idle()  # asked first: what is not there then will never come
-            entry = Entry.of(int(self._seen[(number - 1) % RING]))
+            entry = RingEntry.of(int(self._seen[(number - 1) % RING]))
             if entry.number == number:
                 self.waited_s += time.perf_counter() - begun
                 self._check(entry)
@@ -314,7 +314,7 @@ class TokenStream:
         """Whether all is done; asking also hands on what Windows has collected."""
         return self._crew.is_idle(self._read)
 
-    def _check(self, entry: Entry | None) -> None:
+    def _check(self, entry: RingEntry | None) -> None:
         """Raises:
         CommError: a kernel waited in vain, or ranks have computed something else than others.
         """

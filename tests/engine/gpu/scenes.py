@@ -21,7 +21,7 @@ from engine.forward.state import KVState
 from engine.gguf import GGUFFile
 from engine.gpu import attention, elementwise, recurrent, routing
 from engine.gpu.comm.one_shot import OneShotGroups
-from engine.gpu.comm.slots import Slot
+from engine.gpu.comm.slots import PacketSlot
 from engine.gpu.decode.sampling import DeviceSampler
 from engine.gpu.launch.kernel_launch import Start, watched
 from engine.gpu.launch.target import Target, aimed
@@ -263,7 +263,7 @@ class NoBench:
 
     devices, names, spins = (META, META), ("cuda:0", "cuda:1"), True
 
-    def carry(self, slot: Slot) -> None:
+    def carry(self, slot: PacketSlot) -> None:
         """There is nothing to carry."""
 
 

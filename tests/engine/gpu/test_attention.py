@@ -74,7 +74,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "MOST_PIECES", 2)
     whole = gpu.tiles_of
 
-    def tiles_of(shape: gpu.Shape, target: Target, *, is_few: bool) -> gpu.Tiles:
+    def tiles_of(shape: gpu.AttentionShape, target: Target, *, is_few: bool) -> gpu.TileSizes:
         return replace(whole(shape, target, is_few=is_few), rows=4 if is_few else 8, keys=16)
 
     monkeypatch.setattr(gpu, "tiles_of", tiles_of)

@@ -9,19 +9,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.links.child import Step, Tried, try_steps
+from engine.links.child import StepResult, TrialStep, try_steps
 
 GPUS = {"cuda:0": "GPU-a", "cuda:3": "GPU-b"}
 PAIR = ("cuda:0", "cuda:3")
 STEPS = [
-    Step(PAIR, means, place)  # type: ignore[arg-type]
+    TrialStep(PAIR, means, place)  # type: ignore[arg-type]
     for place, means in product(("host", "peer"), ("stores", "copies"))
 ]
 
 
 def outcome(
-    behaviour: str, where: str, folder: Path, steps: Sequence[Step] = STEPS, step_s: float = 1.0
-) -> tuple[list[Tried], int]:
+    behaviour: str,
+    where: str,
+    folder: Path,
+    steps: Sequence[TrialStep] = STEPS,
+    step_s: float = 1.0,
+) -> tuple[list[StepResult], int]:
     """What is found, and how many processes it took."""
     command = sys.executable, "-m", "tests.helpers.fake_link_child", behaviour, where, str(folder)
     found = try_steps(steps, GPUS, command=command, start_s=10, step_s=step_s)
@@ -31,7 +35,7 @@ def outcome(
     return found, len(list(folder.iterdir()))
 
 
-def verdicts(found: Sequence[Tried]) -> dict[str, str]:
+def verdicts(found: Sequence[StepResult]) -> dict[str, str]:
     for tried in found:
         assert tried.there == tried.back
     return {f"{t.step.means}/{t.step.place}": t.there.verdict for t in found}
@@ -67,7 +71,7 @@ def test_what_it_does_not_live_through_is_named(
 
 
 def test_other_pairs_are_tried_after_a_crash(tmp_path: Path) -> None:
-    other = Step(("cuda:3", "cuda:0"), "copies", "peer")
+    other = TrialStep(("cuda:3", "cuda:0"), "copies", "peer")
     found, n = outcome("crash", "stores/host", tmp_path, [*STEPS, other])
     assert n == 2
     assert [(t.step, t.there.verdict) for t in found] == [
@@ -88,7 +92,7 @@ def test_the_real_one_is_found_from_any_folder_and_needs_its_gpus(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     gpus = {"cuda:0": "GPU-not-here-1", "cuda:1": "GPU-not-here-2"}
-    steps = [Step(("cuda:0", "cuda:1"), "copies", "host")]
+    steps = [TrialStep(("cuda:0", "cuda:1"), "copies", "host")]
     with caplog.at_level("WARNING"):
         assert try_steps(steps, gpus) == []
     assert "mistake" not in caplog.text

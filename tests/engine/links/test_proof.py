@@ -9,10 +9,10 @@ from engine.config import PeerMode
 from engine.devices.routes import Place, Way, Ways
 from engine.links import exchange, trial
 from engine.links.proof import find_ways, prove_links
-from engine.links.trial import Both, Effort
+from engine.links.trial import BothDirections, Effort
 from engine.planning.speed.link_records import TrialRecord
 from engine.planning.speed.machine_file import MachineFile
-from tests.helpers.fake_links import FakeBench, FakeWorld, corrupt, honest, lost
+from tests.helpers.fake_links import FakeBench, FakeMachine, corrupt, honest, lost
 
 TINY = Effort(n_rounds=1, n_pairs=4, n_rows=1, n_bulk=8, copied=(64,))
 TWO = ("cuda:0", "cuda:1")
@@ -29,7 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "try_stores", stores_without_kernels)
 
 
-def stores_without_kernels(bench: FakeBench, place: Place, effort: Effort) -> Both:
+def stores_without_kernels(bench: FakeBench, place: Place, effort: Effort) -> BothDirections:
     """Interpreted kernels are slow, and tested elsewhere: here the host writes."""
     found = []
     for source in (0, 1):
@@ -50,20 +50,20 @@ def both(ways: Ways) -> tuple[Way, Way]:
 
 
 def test_one_gpu_or_none_needs_no_proof(path: Path) -> None:
-    world = FakeWorld()
+    machine = FakeMachine()
     for devices in (("cpu",), ("cpu", "cpu"), ("cuda:0", "cuda:0", "cpu")):
-        assert find_ways(devices, "on", file=MachineFile(path), world=world) == Ways()
-    assert not world.asked
-    assert not world.benches
+        assert find_ways(devices, "on", file=MachineFile(path), machine=machine) == Ways()
+    assert not machine.asked
+    assert not machine.benches
     assert not path.exists()
 
 
 def test_what_was_proven_is_used_and_found_again(path: Path) -> None:
-    world = FakeWorld()
-    assert both(find_ways(TWO, file=MachineFile(path), world=world)) == (PEER, PEER)
-    assert world.asked == [TWO]
-    again = FakeWorld()
-    ways = find_ways(TWO, file=MachineFile(path), world=again)
+    machine = FakeMachine()
+    assert both(find_ways(TWO, file=MachineFile(path), machine=machine)) == (PEER, PEER)
+    assert machine.asked == [TWO]
+    again = FakeMachine()
+    ways = find_ways(TWO, file=MachineFile(path), machine=again)
     assert both(ways) == (PEER, PEER)
     assert ways.notes == ()
     assert again.asked == []
@@ -72,54 +72,54 @@ def test_what_was_proven_is_used_and_found_again(path: Path) -> None:
 
 
 def test_gpus_that_nobody_can_name_have_copies_only(path: Path) -> None:
-    world = FakeWorld()
-    ways = find_ways(("cuda:7", "cuda:8"), "on", file=MachineFile(path), world=world)
+    machine = FakeMachine()
+    ways = find_ways(("cuda:7", "cuda:8"), "on", file=MachineFile(path), machine=machine)
     assert ways.between("cuda:8", "cuda:7") == Way(None, "host")
-    assert (len(ways.pairs), world.asked) == (2, [])
+    assert (len(ways.pairs), machine.asked) == (2, [])
 
 
 def test_only_gpus_of_the_model_are_touched(path: Path) -> None:
-    world = FakeWorld()
-    find_ways(("cuda:0", "cpu", "cuda:2"), file=MachineFile(path), world=world)
-    assert world.asked == [("cuda:0", "cuda:2")]
-    assert set(world.benches) == {("cuda:0", "cuda:2")}
+    machine = FakeMachine()
+    find_ways(("cuda:0", "cpu", "cuda:2"), file=MachineFile(path), machine=machine)
+    assert machine.asked == [("cuda:0", "cuda:2")]
+    assert set(machine.benches) == {("cuda:0", "cuda:2")}
 
 
 @pytest.mark.parametrize(
     "change", [{"driver": "590.2"}, {"slot": "00000000:09:00.0"}], ids=["driver", "slot"]
 )
 def test_another_driver_or_slot_is_proven_anew(path: Path, change: dict[str, str]) -> None:
-    find_ways(TWO, file=MachineFile(path), world=FakeWorld())
-    world = FakeWorld(**change)  # type: ignore[arg-type]
-    find_ways(TWO, file=MachineFile(path), world=world)
-    assert world.asked == [TWO]
+    find_ways(TWO, file=MachineFile(path), machine=FakeMachine())
+    machine = FakeMachine(**change)  # type: ignore[arg-type]
+    find_ways(TWO, file=MachineFile(path), machine=machine)
+    assert machine.asked == [TWO]
 
 
 def test_another_cuda_is_proven_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find_ways(TWO, file=MachineFile(path), world=FakeWorld())
-    world = FakeWorld()
+    find_ways(TWO, file=MachineFile(path), machine=FakeMachine())
+    machine = FakeMachine()
     monkeypatch.setattr("engine.planning.speed.machine_file._cuda", lambda: "99.9")
-    find_ways(TWO, file=MachineFile(path), world=world)
-    assert world.asked == [TWO]
+    find_ways(TWO, file=MachineFile(path), machine=machine)
+    assert machine.asked == [TWO]
 
 
 def test_off_never_touches_the_memory_of_another_gpu(path: Path) -> None:
     for _ in range(2):  # also where a proof is known
-        world = FakeWorld()
-        ways = find_ways(TWO, "off", file=MachineFile(path), world=world)
+        machine = FakeMachine()
+        ways = find_ways(TWO, "off", file=MachineFile(path), machine=machine)
         assert both(ways) == (HOST, HOST)
         assert ways.notes == ()
-        assert world.asked == []
-        assert not [call for call in world.benches[TWO].calls if "peer" in call]
-        find_ways(TWO, "auto", file=MachineFile(path), world=FakeWorld())
+        assert machine.asked == []
+        assert not [call for call in machine.benches[TWO].calls if "peer" in call]
+        find_ways(TWO, "auto", file=MachineFile(path), machine=FakeMachine())
 
 
 def test_what_the_driver_forbids_is_not_tried(path: Path) -> None:
-    world = FakeWorld(forbidden=frozenset([TWO]))
-    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    machine = FakeMachine(forbidden=frozenset([TWO]))
+    ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (HOST, HOST)
-    assert (world.asked, ways.notes) == ([], ())
-    (note,) = find_ways(TWO, "on", file=MachineFile(path), world=world).notes
+    assert (machine.asked, ways.notes) == ([], ())
+    (note,) = find_ways(TWO, "on", file=MachineFile(path), machine=machine).notes
     assert note == (
         "cuda:0 and cuda:1 cannot reach each other's memory: the chipset does not support it."
     )
@@ -130,31 +130,31 @@ def test_stores_that_vanish_while_copies_arrive(
 ) -> None:
     """Copies that pass prove nothing for stores; the other direction is as good as ever."""
     monkeypatch.setattr(trial, "try_stores", WITH_KERNELS)
-    world = FakeWorld({TWO: FakeBench(stores={(0, "peer"): lost})})
-    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    machine = FakeMachine({TWO: FakeBench(stores={(0, "peer"): lost})})
+    ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (Way("host", "peer"), PEER)
     (note,) = ways.notes
     assert note.startswith("What kernels on cuda:0 write to the memory of cuda:1 does not arrive (")
     assert note.endswith("; the host's memory is used instead.")
-    again = FakeWorld({TWO: FakeBench(stores={(0, "peer"): lost})})
-    assert find_ways(TWO, file=MachineFile(path), world=again) == replace(ways, notes=())
+    again = FakeMachine({TWO: FakeBench(stores={(0, "peer"): lost})})
+    assert find_ways(TWO, file=MachineFile(path), machine=again) == replace(ways, notes=())
     assert again.asked == [], "what is known is told by `tandem devices`"
-    on = find_ways(TWO, "on", file=MachineFile(path), world=again)
+    on = find_ways(TWO, "on", file=MachineFile(path), machine=again)
     assert again.asked == [TWO], "it is tried once more"
     assert on == ways
 
 
 def test_copies_that_are_damaged(path: Path) -> None:
-    world = FakeWorld({TWO: FakeBench(copies={(1, "peer"): corrupt})})
-    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    machine = FakeMachine({TWO: FakeBench(copies={(1, "peer"): corrupt})})
+    ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (PEER, Way("peer", "host"))
     assert "What cuda:1 copies straight to cuda:0 arrives damaged (" in ways.notes[0]
 
 
 def test_nothing_that_kernels_write_arrives(path: Path) -> None:
     faults = {(source, place): lost for source in (0, 1) for place in ("peer", "host")}
-    world = FakeWorld({TWO: FakeBench(stores=faults)})  # type: ignore[arg-type]
-    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    machine = FakeMachine({TWO: FakeBench(stores=faults)})  # type: ignore[arg-type]
+    ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (Way(None, "peer"), Way(None, "peer"))
     assert not ways.have_stores(TWO)
     assert sum("does not reach" in note for note in ways.notes) == 2
@@ -162,76 +162,76 @@ def test_nothing_that_kernels_write_arrives(path: Path) -> None:
 
 def test_no_memory_of_the_host_for_kernels(path: Path) -> None:
     """It may be there the next time, so it is not kept."""
-    world = FakeWorld({TWO: FakeBench(without=frozenset(["host"]))}, forbidden=frozenset([TWO]))
-    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    machine = FakeMachine({TWO: FakeBench(without=frozenset(["host"]))}, forbidden=frozenset([TWO]))
+    ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (Way(None, "host"), Way(None, "host"))
     assert any("was not tried (There is no memory of host)" in note for note in ways.notes)
-    ways = find_ways(TWO, file=MachineFile(path), world=FakeWorld(forbidden=frozenset([TWO])))
+    ways = find_ways(TWO, file=MachineFile(path), machine=FakeMachine(forbidden=frozenset([TWO])))
     assert both(ways) == (HOST, HOST)
 
 
 def test_gpus_without_kernels_have_copies_only(path: Path) -> None:
-    ways = find_ways(TWO, file=MachineFile(path), world=FakeWorld(without_kernels=True))
+    ways = find_ways(TWO, file=MachineFile(path), machine=FakeMachine(without_kernels=True))
     assert both(ways) == (Way(None, "peer"), Way(None, "peer"))
     assert ways.notes == ()
 
 
 @pytest.mark.parametrize("means", ["stores", "copies"])
 def test_what_no_longer_works_is_not_used_and_is_proven_anew(path: Path, means: str) -> None:
-    find_ways(TWO, file=MachineFile(path), world=FakeWorld())
+    find_ways(TWO, file=MachineFile(path), machine=FakeMachine())
     faults = {(0, "peer"): corrupt}
-    world = FakeWorld({TWO: FakeBench(**{means: faults})})  # type: ignore[arg-type]
-    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    machine = FakeMachine({TWO: FakeBench(**{means: faults})})  # type: ignore[arg-type]
+    ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert getattr(ways.between(*TWO), means) == "host"
     assert ways.between("cuda:1", "cuda:0") == PEER
     assert ways.notes[0].startswith("What cuda:0 sends straight to cuda:1 arrived before and does")
-    assert world.asked == []
-    again = FakeWorld()
-    assert both(find_ways(TWO, file=MachineFile(path), world=again)) == (PEER, PEER)
+    assert machine.asked == []
+    again = FakeMachine()
+    assert both(find_ways(TWO, file=MachineFile(path), machine=again)) == (PEER, PEER)
     assert again.asked == [TWO]
 
 
 def test_what_cannot_be_tried_shortly_is_not_used_and_stays_proven(path: Path) -> None:
     """There may be memory again the next time."""
-    find_ways(TWO, file=MachineFile(path), world=FakeWorld())
-    world = FakeWorld({TWO: FakeBench(without=frozenset(["peer"]))})
-    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    find_ways(TWO, file=MachineFile(path), machine=FakeMachine())
+    machine = FakeMachine({TWO: FakeBench(without=frozenset(["peer"]))})
+    ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (Way("host", "peer"), Way("host", "peer"))
     assert "was not tried (There is no memory of peer)" in ways.notes[0]
-    again = FakeWorld()
-    assert both(find_ways(TWO, file=MachineFile(path), world=again)) == (PEER, PEER)
+    again = FakeMachine()
+    assert both(find_ways(TWO, file=MachineFile(path), machine=again)) == (PEER, PEER)
     assert again.asked == []
 
 
 def test_when_all_fails_at_once_copies_by_the_host_are_left(path: Path) -> None:
-    find_ways(TWO, file=MachineFile(path), world=FakeWorld())
+    find_ways(TWO, file=MachineFile(path), machine=FakeMachine())
     faults = {(source, place): lost for source in (0, 1) for place in ("peer", "host")}
     bench = FakeBench(stores=faults, copies={(0, "peer"): lost, (1, "peer"): lost})  # type: ignore[arg-type]
-    ways = find_ways(TWO, file=MachineFile(path), world=FakeWorld({TWO: bench}))
+    ways = find_ways(TWO, file=MachineFile(path), machine=FakeMachine({TWO: bench}))
     assert both(ways) == (Way(None, "host"), Way(None, "host"))
 
 
 def test_what_ended_its_process_is_not_tried_again_unless_asked(path: Path) -> None:
     bad = {("stores", "peer"): TrialRecord("hung", "for 20 s")}
     apart = {TWO: bad, ("cuda:1", "cuda:0"): bad}
-    world = FakeWorld(apart=apart)  # type: ignore[arg-type]
-    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    machine = FakeMachine(apart=apart)  # type: ignore[arg-type]
+    ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (Way("host", "peer"), Way("host", "peer"))
     assert "never came to an end (for 20 s), as tried on 20" in ways.notes[0]
     assert "'tandem devices --measure' tries again" in ways.notes[0]
-    again = FakeWorld()
-    assert both(find_ways(TWO, file=MachineFile(path), world=again)) == both(ways)
+    again = FakeMachine()
+    assert both(find_ways(TWO, file=MachineFile(path), machine=again)) == both(ways)
     assert again.asked == []
-    assert both(prove_links(TWO, file=MachineFile(path), world=again)) == (PEER, PEER)
+    assert both(prove_links(TWO, file=MachineFile(path), machine=again)) == (PEER, PEER)
     assert again.asked == [TWO]
 
 
 def test_a_process_that_does_not_start_proves_nothing(path: Path) -> None:
-    world = FakeWorld()
-    world.try_apart = lambda *_, **__: {}  # type: ignore[method-assign]
-    assert both(find_ways(TWO, file=MachineFile(path), world=world)) == (HOST, HOST)
-    again = FakeWorld()
-    assert both(find_ways(TWO, file=MachineFile(path), world=again)) == (PEER, PEER)
+    machine = FakeMachine()
+    machine.try_in_child = lambda *_, **__: {}  # type: ignore[method-assign]
+    assert both(find_ways(TWO, file=MachineFile(path), machine=machine)) == (HOST, HOST)
+    again = FakeMachine()
+    assert both(find_ways(TWO, file=MachineFile(path), machine=again)) == (PEER, PEER)
 
 
 def test_the_faster_of_two_ways_is_taken_unless_asked(path: Path) -> None:
@@ -242,15 +242,15 @@ def test_the_faster_of_two_ways_is_taken_unless_asked(path: Path) -> None:
         pair: {("stores", "peer"): slow, ("stores", "host"): fast}
         for pair in (TWO, ("cuda:1", "cuda:0"))
     }
-    world = FakeWorld(apart=apart)  # type: ignore[arg-type]
-    ways = find_ways(TWO, file=MachineFile(path), world=world)
+    machine = FakeMachine(apart=apart)  # type: ignore[arg-type]
+    ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (Way("host", "peer"), Way("host", "peer"))
-    assert both(find_ways(TWO, "on", file=MachineFile(path), world=world)) == (PEER, PEER)
+    assert both(find_ways(TWO, "on", file=MachineFile(path), machine=machine)) == (PEER, PEER)
 
 
 def test_three_gpus_have_six_ways(path: Path) -> None:
-    world = FakeWorld({("cuda:1", "cuda:2"): FakeBench(stores={(1, "peer"): corrupt})})
-    ways = find_ways(("cuda:0", "cuda:1", "cuda:2"), file=MachineFile(path), world=world)
+    machine = FakeMachine({("cuda:1", "cuda:2"): FakeBench(stores={(1, "peer"): corrupt})})
+    ways = find_ways(("cuda:0", "cuda:1", "cuda:2"), file=MachineFile(path), machine=machine)
     assert len(ways.pairs) == 6
     assert ways.between("cuda:2", "cuda:1") == Way("host", "peer")
     assert sum(way == PEER for way in ways.pairs.values()) == 5
@@ -267,18 +267,18 @@ def test_nccl_is_used_where_it_was_proven_and_is_faster(
     copies = TrialRecord("passed", "", {1 << 24: 2e-3})
     nccl = TrialRecord("passed", "", {1 << 24: seconds})
     trials = {("copies", "peer"): copies, ("copies", "host"): copies, ("nccl", "peer"): nccl}
-    world = FakeWorld({TWO: FakeBench(nccl=honest)})
-    world.apart = {TWO: trials, ("cuda:1", "cuda:0"): trials}  # type: ignore[dict-item]
-    assert not find_ways(TWO, file=MachineFile(path), world=FakeWorld()).has_nccl
-    prove_links(TWO, file=MachineFile(path), world=world)
-    ways = find_ways(TWO, p2p, file=MachineFile(path), world=FakeWorld())
+    machine = FakeMachine({TWO: FakeBench(nccl=honest)})
+    machine.apart = {TWO: trials, ("cuda:1", "cuda:0"): trials}  # type: ignore[dict-item]
+    assert not find_ways(TWO, file=MachineFile(path), machine=FakeMachine()).has_nccl
+    prove_links(TWO, file=MachineFile(path), machine=machine)
+    ways = find_ways(TWO, p2p, file=MachineFile(path), machine=FakeMachine())
     assert (ways.has_nccl, ways.notes) == (pays, ())
 
 
 def test_nccl_that_lies_is_named_and_not_used(path: Path) -> None:
-    world = FakeWorld({TWO: FakeBench(nccl=corrupt)})
-    ways = prove_links(TWO, file=MachineFile(path), world=world)
+    machine = FakeMachine({TWO: FakeBench(nccl=corrupt)})
+    ways = prove_links(TWO, file=MachineFile(path), machine=machine)
     assert not ways.has_nccl
     assert any(n.startswith("What NCCL brings from cuda") and "damaged" in n for n in ways.notes)
-    ways = prove_links(TWO, file=MachineFile(path), world=FakeWorld())
+    ways = prove_links(TWO, file=MachineFile(path), machine=FakeMachine())
     assert (ways.has_nccl, ways.notes) == (False, ()), "many do without it"

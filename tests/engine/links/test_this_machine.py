@@ -8,8 +8,8 @@ import torch
 from engine.devices.links import Link, Topology
 from engine.devices.types import DeviceInfo
 from engine.links import this_machine
-from engine.links.child import Step, Tried
-from engine.links.this_machine import Machine
+from engine.links.child import StepResult, TrialStep
+from engine.links.this_machine import ThisMachine
 from engine.planning.speed.link_records import TrialRecord
 
 GPUS = [
@@ -20,7 +20,7 @@ CPU = DeviceInfo("cpu", "cpu", "CPU", 1, 1)
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(monkeypatch: pytest.MonkeyPatch) -> ThisMachine:
     """Of three GPUs the first two reach each other."""
 
     def reaches(device: torch.device, peer: torch.device) -> bool:
@@ -32,37 +32,37 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(this_machine, "torch_device", torch.device)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", reaches)
     monkeypatch.setattr(this_machine, "kernels_for", lambda name: "" if name == "cuda:2" else "gpu")
-    return Machine()
+    return ThisMachine()
 
 
-def test_the_driver_says_who_reaches_whom(machine: Machine) -> None:
+def test_the_driver_says_who_reaches_whom(machine: ThisMachine) -> None:
     assert set(machine.infos()) == {"cuda:0", "cuda:1", "cuda:2"}
     assert machine.peer_problem("cuda:0", "cuda:1") == ""
     assert machine.peer_problem("cuda:2", "cuda:0") == "the chipset does not support it"
     assert machine.peer_problem("cuda:2", "cuda:1") == "the driver does not allow it"
 
 
-def test_where_kernels_are_not_used_there_are_copies_only(machine: Machine) -> None:
+def test_where_kernels_are_not_used_there_are_copies_only(machine: ThisMachine) -> None:
     assert machine.means("cuda:0", "cuda:1") == ("stores", "copies")
     assert machine.means("cuda:0", "cuda:2") == ("copies",)
 
 
 def test_another_process_tries_safe_ways_first(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: ThisMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[list[Step], Mapping[str, str]]] = []
+    asked: list[tuple[list[TrialStep], Mapping[str, str]]] = []
 
-    def tried(steps: Sequence[Step], gpus: Mapping[str, str]) -> list[Tried]:
+    def tried(steps: Sequence[TrialStep], gpus: Mapping[str, str]) -> list[StepResult]:
         asked.append((list(steps), dict(gpus)))
-        return [Tried(step, TrialRecord("passed"), TrialRecord("lost")) for step in steps[:-1]]
+        return [StepResult(step, TrialRecord("passed"), TrialRecord("lost")) for step in steps[:-1]]
 
     monkeypatch.setattr(this_machine, "try_steps", tried)
     pair = ("cuda:0", "cuda:1")
-    found = machine.try_apart([pair], ("host", "peer"), with_nccl=True)
+    found = machine.try_in_child([pair], ("host", "peer"), with_nccl=True)
     steps = [("stores", "host"), ("copies", "host"), ("stores", "peer"), ("copies", "peer")]
     assert asked == [
         (
-            [Step(pair, *step) for step in (*steps, ("nccl", "peer"))],  # type: ignore[arg-type]
+            [TrialStep(pair, *step) for step in (*steps, ("nccl", "peer"))],  # type: ignore[arg-type]
             {"cuda:0": "GPU-0", "cuda:1": "GPU-1"},
         )
     ]

@@ -186,7 +186,7 @@ def test_joins_of_many_rows_come_in_turns(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = ranks(3, None, Machine(0))
-    monkeypatch.setattr(gather_buffer, "JOINT_BYTES", 4 * 5 * 7)
+    monkeypatch.setattr(gather_buffer, "GATHER_BYTES", 4 * 5 * 7)
     whole = torch.randn(23, 7)
     bounds = [0, 4, 4, 7]  # the second rank has none
 
@@ -228,7 +228,7 @@ def test_a_graph_writes_a_row_where_it_was_joined_before(
         with monkeypatch.context() as patch:
             patch.setattr(comms, "_is_capturing", lambda device: True)
             assert joined()[0] is not None, "it was never joined, so the hosts do it"
-            some.group._joints[some.everyone, True]._held.is_pinned = is_pinned
+            some.group._gather_buffers[some.everyone, True]._held.is_pinned = is_pinned
             patch.setattr(DeviceGroup, "meet", noted)
             found, nothing = joined()
         assert nothing is None

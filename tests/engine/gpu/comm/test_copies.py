@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.devices.routes import Place
 from engine.gpu.comm import copies
-from engine.gpu.comm.copies import Copying, Offer, Seat
+from engine.gpu.comm.copies import CopyCollectives, Offer, Seat
 from engine.parallel.rank_threads import RankPool
 from engine.parallel.thread_comm import ThreadGroup
 from engine.planning import footprint
@@ -42,7 +42,9 @@ class Ranks:
         self._group = ThreadGroup()
         self._pool = RankPool(self.n, self._group.abort, lambda: None)
         self._queues = [FakeQueues(machine) for _ in range(self.n)]
-        self._ranks = [Copying(q, self._seat(places, k)) for k, q in enumerate(self._queues)]
+        self._ranks = [
+            CopyCollectives(q, self._seat(places, k)) for k, q in enumerate(self._queues)
+        ]
 
     def _seat(self, places: Map, number: int) -> Seat:
         meeting = self._group.meeting(tuple(range(self.n)))

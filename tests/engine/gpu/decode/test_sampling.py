@@ -10,7 +10,7 @@ import torch
 
 from engine.config import SamplingParams
 from engine.gpu.decode import sampling
-from engine.gpu.decode.sampling import DeviceSampler, draw_starts, settings_of
+from engine.gpu.decode.sampling import DeviceSampler, sampling_starts, settings_of
 from engine.sampling.sampler import MinP, Sampler, TopK
 from tests.helpers.device_sampling import (
     GREEDY,
@@ -124,7 +124,7 @@ def test_what_the_host_must_do_changes_nothing(
     (drawer,) = pair.drawers
     before = [x.clone() for x in (drawer._counts, drawer._history)]
     for usable in (np.asarray(logits, np.float32), np.arange(len(logits), dtype=np.float32)):
-        assert not pair.step(usable).is_drawn, "also all steps behind it"
+        assert not pair.step(usable).is_sampled, "also all steps behind it"
         assert (pair.token, pair.position) == (2, 0)
     for x, y in zip(before, (drawer._counts, drawer._history), strict=True):
         assert torch.equal(x, y)
@@ -196,6 +196,6 @@ def test_a_small_vocabulary_is_served_with_any_top_k() -> None:
 
 
 def test_without_memory_the_starts_are_known() -> None:
-    names = [start.kernel.__name__ for start in draw_starts(150_000)]
+    names = [start.kernel.__name__ for start in sampling_starts(150_000)]
     assert names == ["survey", "bound", "gather", "draw"]
     assert DeviceSampler(torch.device("meta"), 150_000).n_bytes < 2**21

@@ -12,10 +12,10 @@ from engine.config import SamplingParams
 from engine.gpu.decode import sampling
 from engine.gpu.decode.sampling import (
     DeviceSampler,
-    Entry,
-    draw_starts,
+    RingEntry,
     message_bytes,
     most_sent,
+    sampling_starts,
     settings_of,
 )
 from engine.gpu.launch.kernel_launch import Start, watched
@@ -165,7 +165,7 @@ def test_what_the_host_must_do_changes_nothing(
     before = [(x._counts.clone(), x._history.clone()) for x in draws.drawers]
     for usable in (np.asarray(logits, np.float32), np.arange(n, dtype=np.float32)):
         entry = draws.step(usable)
-        assert not entry.is_drawn, "also all steps behind it"
+        assert not entry.is_sampled, "also all steps behind it"
         assert entry.wrong == ()
         assert (draws.token, draws.position) == (2, 0)
     for (counts, history), drawer in zip(before, draws.drawers, strict=True):
@@ -189,7 +189,7 @@ def test_tokens_that_must_not_come_may_be_no_numbers(device: str) -> None:
     assert draws.drawn(logits) == 599
 
 
-def damaged(draws: Draws, *, seats: Sequence[int], lacking: Sequence[int] = ()) -> Entry:
+def damaged(draws: Draws, *, seats: Sequence[int], lacking: Sequence[int] = ()) -> RingEntry:
     """What ranks say whose streams differ in one bit, and that nothing was drawn."""
     for seat, stream in enumerate(equal_streams(len(draws.slices))):
         assert stream is not None
@@ -198,7 +198,7 @@ def damaged(draws: Draws, *, seats: Sequence[int], lacking: Sequence[int] = ()) 
         draws.streams[seat] = None if seat in lacking else stream.to(draws.tokens[0].device)
     logits = np.arange(draws.slices[-1].stop, dtype=np.float32)
     entry = draws.step(logits)
-    assert not entry.is_drawn
+    assert not entry.is_sampled
     assert (draws.token, draws.position) == (0, 0)
     later = draws.step(logits)
     assert later.wrong == entry.wrong, "whenever the host looks"
@@ -248,8 +248,8 @@ def test_messages_that_did_not_come_draw_nothing(device: str) -> None:
     drawer = DeviceSampler(torch.device(device), 20, range(10), Deaf(2))
     place = torch.zeros(1, dtype=torch.int64, device=device)
     drawer.draw(torch.zeros(10, device=device), place, place.clone())
-    entry = Entry.of(int(drawer.ring[0]))
-    assert (entry.is_drawn, entry.wrong, int(place)) == (False, (0,), 0)
+    entry = RingEntry.of(int(drawer.ring[0]))
+    assert (entry.is_sampled, entry.wrong, int(place)) == (False, (0,), 0)
 
 
 @pytest.mark.parametrize("n_embd", [1, 64, 5000])
@@ -309,7 +309,7 @@ def test_all_ranks_start_the_same_few_kernels() -> None:
 
 
 def test_they_are_known_without_memory() -> None:
-    starts = draw_starts(150_000, range(50_000), 3, n_embd=4096)
+    starts = sampling_starts(150_000, range(50_000), 3, n_embd=4096)
     names = [start.kernel.__name__ for start in starts]
     assert names == ["survey", "bound", "offer", "all_words", "decide"]
     n_bytes = [

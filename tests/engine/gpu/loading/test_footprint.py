@@ -7,7 +7,7 @@ import pytest
 
 from engine.config import LoadParams
 from engine.gguf import GGUFFile
-from engine.gpu.attention import Shape, work_bytes
+from engine.gpu.attention import AttentionShape, work_bytes
 from engine.gpu.launch.target import Target
 from engine.gpu.loading import dry_run
 from engine.gpu.loading.dry_run import rehearse
@@ -85,7 +85,7 @@ def test_a_part_of_a_model_takes_what_is_planned(
 @pytest.mark.parametrize("n_ctx", [512, 8192, 131072])
 def test_pieces_of_attention(n_sm: int, heads: tuple[int, ...], n_ctx: int) -> None:
     n_head, n_kv, dim_k, dim_v = heads
-    shape = Shape(n_head, n_kv, dim_k, dim_v, n_ctx, n_ctx, "f16")
+    shape = AttentionShape(n_head, n_kv, dim_k, dim_v, n_ctx, n_ctx, "f16")
     is_shared = n_kv == 1
     cache = CacheSize(n_head, n_kv, dim_k if is_shared else dim_k + dim_v, is_shared)
     for n_tokens in (1, 8, 64, 256):
