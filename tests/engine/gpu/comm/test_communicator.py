@@ -174,7 +174,7 @@ def test_no_wait_is_there_in_vain(
     """Neither those of streams nor that of the host."""
     ways, machine = SameWay(way=Way(None, "host")), Machine(0)
     assert come_out_right(ranks(3, ways, machine))
-    sites = [site for site in machine.sites if site.startswith("comm.py")]
+    sites = [site for site in machine.sites if site.startswith("communicator.py")]
     assert sites
     for site in sites:
         assert not all(come_out_right(ranks(3, ways, Machine(seed, site))) for seed in range(8))
