@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -13,10 +12,10 @@ from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
 from app.monitor.history import Floats, SeriesHistory
 from app.theme import theme
+from app.widgets.axis import nice_top
 from app.widgets.controls import label
 
 WINDOW_S: Final = 120.0
-HEADROOM: Final = 1.1
 Y_PADDING: Final = 0.08
 """Room above and below the scale, as a part of it, for half a line of text."""
 AXIS_WIDTH: Final = 34
@@ -175,13 +174,6 @@ def time_labels() -> QHBoxLayout:
     for text, side in zip(("−120 s", "−60 s", "now"), sides, strict=True):
         row.addWidget(label(text, "muted"), 1, side)
     return row
-
-
-def nice_top(highest: float) -> float:
-    """The next 1, 2, 4, 5 or 8 times a power of ten above `highest`, with headroom."""
-    wanted = max(1.0, highest * HEADROOM)
-    power: float = 10.0 ** math.floor(math.log10(wanted))
-    return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= wanted)
 
 
 def _highest(values: Floats) -> float:

@@ -10,9 +10,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QFont
 from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
-from app.monitor.views.history_plot import nice_top
 from app.theme import theme, theme_signals
 from app.tune.results import SHAPE_TEXTS, SHAPES, Point, Shape
+from app.widgets.axis import nice_top
 from app.widgets.controls import label
 
 SYMBOLS: Final[dict[Shape, str]] = {"tensor": "o", "layer": "s", "groups": "t1", "single": "d"}

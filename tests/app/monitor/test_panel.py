@@ -9,9 +9,10 @@ import pytest
 from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
-from app.monitor.views.history_plot import WINDOW_S, HistoryPlot, nice_top
+from app.monitor.views.history_plot import WINDOW_S, HistoryPlot
 from app.monitor.views.monitor_panel import MonitorPanel
 from app.theme import apply_theme, theme
+from app.widgets.axis import nice_top
 from engine import DeviceSnapshot
 
 GIB = 1 << 30
