@@ -9,13 +9,13 @@ from PySide6.QtCore import QObject, QTimer, Slot
 
 from app.background import LatestJob
 from app.placement.pins import Part, with_pins
-from app.placement.views.device_chips import Target
+from app.placement.views.device_chips import PinTarget
 from app.placement.views.placement_panel import PlacementPanel
 from app.placement.views.placement_table import Look
 from app.split.figures import rank_labels
 from app.split.picture import SplitPicture
 from app.split.session import SplitSession
-from app.split.settings import Rank, SplitSettings
+from app.split.settings import RankSettings, SplitSettings
 from engine import EngineError, LoadParams, PlacementMap, Planner
 
 WAIT_MS: Final = 60
@@ -139,22 +139,22 @@ def look_of(picture: SplitPicture, devices: Sequence[str]) -> Look:
     return Look(tuple(colours[i] for i in places), tuple(labels[i] for i in places))
 
 
-def _place(ranks: Sequence[Rank], device: str) -> int:
+def _place(ranks: Sequence[RankSettings], device: str) -> int:
     """The first rank on a device."""
     return next((i for i, rank in enumerate(ranks) if rank.device == device), 0)
 
 
-def targets_of(picture: SplitPicture) -> list[Target]:
+def targets_of(picture: SplitPicture) -> list[PinTarget]:
     """What parts can be pinned to: each rank that takes part, and each device that does not."""
     settings, colours = picture.settings, picture.colours
     labels = rank_labels([rank.device for rank in settings.ranks])
     in_use = _devices(settings)
     found = [
-        Target(device if in_use.count(device) == 1 else f"#{number}", labels[i], colours[i])
+        PinTarget(device if in_use.count(device) == 1 else f"#{number}", labels[i], colours[i])
         for number, (i, device) in enumerate(zip(settings.active, in_use, strict=True))
     ]
     others = dict.fromkeys(rank.device for rank in settings.ranks if rank.device not in in_use)
     for device in others:
         i = _place(settings.ranks, device)
-        found.append(Target(device, labels[i], colours[i]))
+        found.append(PinTarget(device, labels[i], colours[i]))
     return found

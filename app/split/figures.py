@@ -74,7 +74,7 @@ class RowFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class FigureInputs:
     """Everything that the figures follow from, apart from the settings.
 
     Attributes:
@@ -109,7 +109,7 @@ def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, Device
     return found
 
 
-def row_figures(settings: SplitSettings, context: Context) -> list[RowFigures]:
+def row_figures(settings: SplitSettings, inputs: FigureInputs) -> list[RowFigures]:
     """One entry per rank that is shown: all, or one per device in the mode "single"."""
     labels = rank_labels([rank.device for rank in settings.ranks])
     shown = range(len(settings.ranks))
@@ -117,32 +117,32 @@ def row_figures(settings: SplitSettings, context: Context) -> list[RowFigures]:
         first = {rank.device: i for i, rank in reversed(list(enumerate(settings.ranks)))}
         first[settings.ranks[settings.single].device] = settings.single
         shown_set = set(first.values())
-        return [_row(settings, context, i, labels[i]) for i in shown if i in shown_set]
-    return [_row(settings, context, i, labels[i]) for i in shown]
+        return [_row(settings, inputs, i, labels[i]) for i in shown if i in shown_set]
+    return [_row(settings, inputs, i, labels[i]) for i in shown]
 
 
-def _row(settings: SplitSettings, context: Context, index: int, label: str) -> RowFigures:
+def _row(settings: SplitSettings, inputs: FigureInputs, index: int, label: str) -> RowFigures:
     rank = settings.ranks[index]
-    device = context.devices[rank.device]
-    planned = context.by_rank.get(index)
+    device = inputs.devices[rank.device]
+    planned = inputs.by_rank.get(index)
     memory = planned.memory if planned else MemoryUse()
     siblings = tuple(
-        (rank_colour(settings, context, i), other.memory.total)
-        for i, other in context.by_rank.items()
+        (rank_colour(settings, inputs, i), other.memory.total)
+        for i, other in inputs.by_rank.items()
         if i != index and settings.ranks[i].device == rank.device
     )
-    outside = context.outside.get(rank.device, device.total_bytes - device.free_bytes)
+    outside = inputs.outside.get(rank.device, device.total_bytes - device.free_bytes)
     is_first = index == min(i for i, r in enumerate(settings.ranks) if r.device == rank.device)
     guests = 0
     if rank.device == "cpu":
-        guests = sum(other.memory.host_kv for other in context.by_rank.values())
+        guests = sum(other.memory.host_kv for other in inputs.by_rank.values())
     reserve = settings.reserved(rank.device)
-    overhead = context.overhead.get(rank.device, 0)
-    slot = context.slots.get(rank.device, "")
+    overhead = inputs.overhead.get(rank.device, 0)
+    slot = inputs.slots.get(rank.device, "")
     is_on = index in settings.active
     figures = RowFigures(
         index=index,
-        colour=rank_colour(settings, context, index),
+        colour=rank_colour(settings, inputs, index),
         label=label,
         name=short_name(device.name),
         is_on=is_on,
@@ -153,7 +153,7 @@ def _row(settings: SplitSettings, context: Context, index: int, label: str) -> R
         siblings=siblings,
         outside=outside,
         free=0,
-        sensors=sensors_text(context.snapshots.get(rank.device), slot),
+        sensors=sensors_text(inputs.snapshots.get(rank.device), slot),
         overhead=overhead,
         guests=guests,
         reserve=reserve,
@@ -163,14 +163,14 @@ def _row(settings: SplitSettings, context: Context, index: int, label: str) -> R
     return replace(figures, free=device.total_bytes - outside - figures.taken - reserve)
 
 
-def rank_colour(settings: SplitSettings, context: Context, index: int) -> int:
+def rank_colour(settings: SplitSettings, inputs: FigureInputs, index: int) -> int:
     """The place of the device among all devices, as in the monitor, plus its number there.
 
     The CPU is the last device, so its virtual ranks get colours that no device has.
     """
     device = settings.ranks[index].device
     earlier = sum(rank.device == device for rank in settings.ranks[:index])
-    return list(context.devices).index(device) + earlier
+    return list(inputs.devices).index(device) + earlier
 
 
 def rank_labels(devices: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from app.split.plan_source import PlannerFactory, PlannerLike
+from app.split.plan_source import PlannerFactory, SplitPlanner
 from app.split.settings import SplitSettings
 from engine import (
     Choice,
@@ -67,7 +67,7 @@ def find_out(
         return FitAnswer(question, None, ())
 
 
-def _answer(question: FitQuestion, planner: PlannerLike, stopped: threading.Event) -> FitAnswer:
+def _answer(question: FitQuestion, planner: SplitPlanner, stopped: threading.Event) -> FitAnswer:
     def plan(params: LoadParams, free: Mapping[str, int]) -> Plan:
         if stopped.is_set():
             raise _StoppedError

@@ -9,7 +9,7 @@ from app.split.settings import SplitSettings
 MAX_STEPS: Final = 200
 
 
-class History:
+class SettingsHistory:
     """Settings before and after those in use."""
 
     def __init__(self) -> None:

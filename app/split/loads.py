@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.split.settings import MODES, Mode, Rank, SplitSettings, normalised
+from app.split.settings import MODES, Mode, RankSettings, SplitSettings, normalised
 from engine import LoadParams
 
 
@@ -71,7 +71,7 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
     for number, (target, source) in enumerate(zip(sorted(places), places, strict=True)):
         old = settings.ranks[source]
         joins = number not in starts if starts and is_whole else settings.ranks[target].joins
-        ranks[target] = Rank(old.device, old.key, True, shares[number], joins=joins)
+        ranks[target] = RankSettings(old.device, old.key, True, shares[number], joins=joins)
     mode: Mode = "single"
     if len(places) > 1:
         mode = next((m for m in MODES if m == params.split_mode), "tensor")

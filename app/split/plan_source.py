@@ -15,7 +15,7 @@ FREE_STEP: Final = 256 << 20
 """Free memory is told in such steps (bytes), so that its flicker does not ask for new plans."""
 
 
-class PlannerLike(Protocol):
+class SplitPlanner(Protocol):
     """What is used of `engine.Planner`."""
 
     info: ModelInfo
@@ -35,7 +35,7 @@ class PlannerLike(Protocol):
     def close(self) -> None: ...
 
 
-PlannerFactory = Callable[[str], PlannerLike]
+PlannerFactory = Callable[[str], SplitPlanner]
 
 
 class PlanSource:
@@ -47,7 +47,7 @@ class PlanSource:
 
     def __init__(self, factory: PlannerFactory) -> None:
         self._factory = factory
-        self._planner: PlannerLike | None = None
+        self._planner: SplitPlanner | None = None
         self._known: tuple[LoadParams, Evaluation] | None = None
         self._positions: dict[tuple[LoadParams, int], Positions] = {}
         self._free: dict[str, int] = {}

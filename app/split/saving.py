@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from app.split.settings import MAX_THREADS, MODES, Rank, SplitSettings, default_settings, ensure_on
+from app.split.settings import (
+    MAX_THREADS,
+    MODES,
+    RankSettings,
+    SplitSettings,
+    default_settings,
+    ensure_on,
+)
 from engine import KV_TYPES, PEER_MODES, DeviceInfo
 
 MAX_CONTEXT: Final = 1 << 24
@@ -89,7 +96,7 @@ def _with_saved_ranks(settings: SplitSettings, saved: object) -> SplitSettings:
     return replace(settings, ranks=ensure_on(tuple(ranks))).renormalised()
 
 
-def _rank(rank: Rank, entry: Mapping[str, Any]) -> Rank:
+def _rank(rank: RankSettings, entry: Mapping[str, Any]) -> RankSettings:
     is_on, joins = entry.get("on") is True, entry.get("joins")
     return replace(
         rank,

@@ -21,7 +21,7 @@ MAX_THREADS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankSettings:
     """One rank.
 
     Attributes:
@@ -54,7 +54,7 @@ class SplitSettings:
         p2p: as in `LoadParams`.
     """
 
-    ranks: tuple[Rank, ...] = ()
+    ranks: tuple[RankSettings, ...] = ()
     mode: Mode = "single"
     single: int = 0
     n_ctx: int | None = None
@@ -238,7 +238,7 @@ class SplitSettings:
         for _ in range(count - len(cpu)):
             last = changed.ranks[cpu[0]]
             joins = not changed.ranks[-1].joins
-            added = Rank(last.device, last.key, is_on=False, share=0.0, joins=joins)
+            added = RankSettings(last.device, last.key, is_on=False, share=0.0, joins=joins)
             changed = replace(changed, ranks=(*changed.ranks, added))
             changed = changed.with_rank_on(len(changed.ranks) - 1, True)
         return changed
@@ -272,7 +272,7 @@ def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:
     usable = [device for device in devices if device.usable]
     has_gpu = any(device.kind == "cuda" for device in usable)
     ranks = tuple(
-        Rank(device.id, device.uuid or device.id, device.kind == "cuda" or not has_gpu, 0.0)
+        RankSettings(device.id, device.uuid or device.id, device.kind == "cuda" or not has_gpu, 0.0)
         for device in usable
     )
     ranks = _with_groups(ranks)
@@ -281,7 +281,7 @@ def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:
     return first.with_weights([device.total_bytes for device in usable]) if ranks else first
 
 
-def _with_groups(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
+def _with_groups(ranks: tuple[RankSettings, ...]) -> tuple[RankSettings, ...]:
     """Those that are on in the groups that the engine would make, the others alone."""
     on = tuple(rank.device for rank in ranks if rank.is_on)
     sizes = LoadParams("", on, split_mode="groups").group_sizes if on else ()
@@ -289,7 +289,7 @@ def _with_groups(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
     return tuple(replace(rank, joins=rank.is_on and next(joins)) for rank in ranks)
 
 
-def ensure_on(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
+def ensure_on(ranks: tuple[RankSettings, ...]) -> tuple[RankSettings, ...]:
     """Switch the first rank on where none is."""
     if not ranks or any(rank.is_on for rank in ranks):
         return ranks

@@ -26,7 +26,7 @@ LEAST_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineFacts:
     """What is known of the devices.
 
     Attributes:
@@ -43,14 +43,14 @@ class Machine:
     is_simulated: bool = False
 
 
-def this_machine(devices: Sequence[DeviceInfo]) -> Machine:
+def this_machine(devices: Sequence[DeviceInfo]) -> MachineFacts:
     """What was measured of these devices, or is known of such."""
     file = MachineFile.of_user()
     usable = [device for device in devices if device.usable]
     facts = {device.id: known_facts(device, file) for device in usable}
     topology = read_topology()
     links = known_links(usable, topology, file)
-    return Machine(
+    return MachineFacts(
         Forecaster(usable, facts, links, Calibration.of_user()),
         {device: found.bytes_per_s for device, found in facts.items()},
         frozenset(device.id for device in usable if file.device(device) is not None),
@@ -58,10 +58,10 @@ def this_machine(devices: Sequence[DeviceInfo]) -> Machine:
     )
 
 
-def simulated_machine(rig: Rig) -> Machine:
+def simulated_machine(rig: Rig) -> MachineFacts:
     """A machine that is not here."""
     speeds = {device: facts.bytes_per_s for device, facts in rig.facts.items()}
-    return Machine(Forecaster.of_rig(rig), speeds, frozenset(), slot_texts(rig.topology), True)
+    return MachineFacts(Forecaster.of_rig(rig), speeds, frozenset(), slot_texts(rig.topology), True)
 
 
 def slot_texts(topology: Topology) -> dict[str, str]:
@@ -73,7 +73,7 @@ def slot_texts(topology: Topology) -> dict[str, str]:
     return {d: f"PCIe {gen} ×{width}" for d, (gen, width) in numbers.items() if gen and width}
 
 
-MachineFactory = Callable[[Sequence[DeviceInfo]], Machine]
+MachineFactory = Callable[[Sequence[DeviceInfo]], MachineFacts]
 
 
 class SpeedSource:
@@ -91,7 +91,7 @@ class SpeedSource:
     def __init__(self, factory: MachineFactory = this_machine) -> None:
         self._factory = factory
         self._devices: tuple[DeviceInfo, ...] = ()
-        self._machine: Machine | None = None
+        self._machine: MachineFacts | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -100,7 +100,7 @@ class SpeedSource:
         self.measured = self.expected = 0.0
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> MachineFacts:
         """What is known of the devices."""
         if self._machine is None:
             self._machine = self._factory(self._devices)

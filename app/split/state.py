@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.split.figures import (
-    Context,
+    FigureInputs,
     outside_bytes,
     plan_by_rank,
     rank_colour,
@@ -17,7 +17,7 @@ from app.split.figures import (
     shortages,
 )
 from app.split.fit import FitAnswer, FitQuestion, Rooms, suggestion
-from app.split.history import History
+from app.split.history import SettingsHistory
 from app.split.loads import is_same_load, resplit_params, settings_for
 from app.split.picture import FitFigures, LoadState, SpeedFigures, SplitPicture
 from app.split.plan_source import PlannerFactory, PlanSource
@@ -53,7 +53,7 @@ class SplitState:
         self.loaded: ModelLoaded | None = None
         self._loaded_at = 0.0
         self.load_state: LoadState = "empty"
-        self.history = History()
+        self.history = SettingsHistory()
         self.speed = SpeedSource(machine_factory)
         self._factory = planner_factory
         self._plans = PlanSource(planner_factory)
@@ -288,7 +288,7 @@ class SplitState:
         """Plan, and work out every figure."""
         evaluation, error = self._evaluation()
         plan = evaluation.plan if evaluation else None
-        context = Context(
+        inputs = FigureInputs(
             devices={device.id: device for device in self.devices},
             snapshots={snapshot.device: snapshot for snapshot in self._snapshots},
             outside=self._outside,
@@ -296,7 +296,7 @@ class SplitState:
             overhead=plan.overhead() if plan else {},
             slots=self.speed.machine.slots,
         )
-        rows = row_figures(self.settings, context)
+        rows = row_figures(self.settings, inputs)
         has_changed = self.has_changed()
         return SplitPicture(
             load_state=self.load_state,
@@ -305,7 +305,7 @@ class SplitState:
             settings=self.settings,
             rows=tuple(rows),
             colours=tuple(
-                rank_colour(self.settings, context, i) for i in range(len(self.settings.ranks))
+                rank_colour(self.settings, inputs, i) for i in range(len(self.settings.ranks))
             ),
             plan=plan,
             problems=(error,) if error else tuple(shortages(rows)),

@@ -16,7 +16,7 @@ from app.paths import settings_file
 from app.placement.pins import Overrides, pins_of
 from app.placement.presenter import PlacementPresenter, look_of, targets_of
 from app.placement.views.placement_panel import PlacementPanel
-from app.split.settings import Rank, SplitSettings
+from app.split.settings import RankSettings, SplitSettings
 from app.theme import apply_theme
 from app.widgets.buttons import IconButton
 from engine import LoadParams, PlacementMap, Planner, RankTimes, TokenTimes, parse_rig
@@ -31,10 +31,10 @@ class Picture:
     colours: tuple[int, ...]
 
 
-def ranks(*devices: str, off: tuple[int, ...] = ()) -> tuple[Rank, ...]:
+def ranks(*devices: str, off: tuple[int, ...] = ()) -> tuple[RankSettings, ...]:
     n = len(devices) - len(off)
     return tuple(
-        Rank(device, device, i not in off, 0.0 if i in off else 1 / n)
+        RankSettings(device, device, i not in off, 0.0 if i in off else 1 / n)
         for i, device in enumerate(devices)
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from app.split.speed import Machine
+from app.split.speed import MachineFacts
 from engine import (
     DeviceFacts,
     DeviceInfo,
@@ -37,11 +37,11 @@ INFO = ModelInfo(
 GB_PER_S = {"cuda:0": 1000, "cuda:1": 750, "cuda:2": 250, "cpu": 50}
 
 
-def fake_machine(devices: Sequence[DeviceInfo]) -> Machine:
+def fake_machine(devices: Sequence[DeviceInfo]) -> MachineFacts:
     """Devices that read as fast as `GB_PER_S` says and compute in no time."""
     facts = {d.id: DeviceFacts(d.id, 1e9 * GB_PER_S[d.id], 1e15) for d in devices if d.usable}
     speeds = {device: found.bytes_per_s for device, found in facts.items()}
-    return Machine(Forecaster(devices, facts, Links({})), speeds, frozenset(speeds))
+    return MachineFacts(Forecaster(devices, facts, Links({})), speeds, frozenset(speeds))
 
 
 class FakePlanner:

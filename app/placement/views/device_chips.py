@@ -24,7 +24,7 @@ PER_ROW = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PinTarget:
     """A place for pinned parts.
 
     Attributes:
@@ -44,7 +44,7 @@ class DeviceChip(QPushButton):
 
     ICON = 10
 
-    def __init__(self, target: Target, number: int, parent: QWidget | None = None) -> None:
+    def __init__(self, target: PinTarget, number: int, parent: QWidget | None = None) -> None:
         super().__init__(f" {target.label}", parent)
         self.target = target
         self.setAcceptDrops(True)
@@ -95,7 +95,7 @@ class DeviceChips(QWidget):
         self._layout.setContentsMargins(0, 0, 0, 0)
         self._layout.setSpacing(6)
 
-    def set_targets(self, targets: Sequence[Target]) -> None:
+    def set_targets(self, targets: Sequence[PinTarget]) -> None:
         """Offer these; nothing is made anew, and no focus lost, while they are the same."""
         if [chip.target for chip in self.chips] == list(targets):
             return

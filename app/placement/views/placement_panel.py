@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from app.placement.grid import Cell, cell_lines, grid_of, parts_text, ranks_text
 from app.placement.pins import Overrides
-from app.placement.views.device_chips import DeviceChips, Target
+from app.placement.views.device_chips import DeviceChips, PinTarget
 from app.placement.views.placement_table import Look
 from app.placement.views.placement_view import PlacementView
 from app.theme import set_role
@@ -53,7 +53,7 @@ class PlacementPanel(QWidget):
         self.clear()
 
     def show_map(
-        self, found: PlacementMap, overrides: Overrides, look: Look, targets: Sequence[Target]
+        self, found: PlacementMap, overrides: Overrides, look: Look, targets: Sequence[PinTarget]
     ) -> None:
         """Show a model's map.
 

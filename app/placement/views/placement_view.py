@@ -21,7 +21,7 @@ from PySide6.QtWidgets import QAbstractItemView, QMenu, QTableView, QWidget
 
 from app.placement.grid import Cell, Grid
 from app.placement.pins import Part
-from app.placement.views.device_chips import Target
+from app.placement.views.device_chips import PinTarget
 from app.placement.views.placement_table import (
     CellPainter,
     Index,
@@ -52,7 +52,7 @@ class PlacementView(QTableView):
         super().__init__(parent)
         self.table = PlacementTable(self)
         self.zoom = 0
-        self._targets: tuple[Target, ...] = ()
+        self._targets: tuple[PinTarget, ...] = ()
         self.setModel(self.table)
         self.setItemDelegate(CellPainter(self.table, self))
         self.setHorizontalHeader(NarrowHeader(Qt.Orientation.Horizontal, self))
@@ -80,7 +80,7 @@ class PlacementView(QTableView):
             self._resize_cells()
         self.pointed.emit(self.table.cell(self.currentIndex()))
 
-    def set_targets(self, targets: Sequence[Target]) -> None:
+    def set_targets(self, targets: Sequence[PinTarget]) -> None:
         """Where parts can be pinned to, by the keys 1 to 9 and by the menu."""
         self._targets = tuple(targets)
 

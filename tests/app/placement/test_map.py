@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from app.placement.grid import Grid, grid_of, parts_text, ranks_text
 from app.placement.pins import Overrides, with_pins
-from app.placement.views.device_chips import Target
+from app.placement.views.device_chips import PinTarget
 from app.placement.views.placement_panel import PlacementPanel
 from app.placement.views.placement_table import Look, PlacementTable
 from app.theme import apply_theme, theme
@@ -22,7 +22,11 @@ from engine import LoadParams, PlacementMap, Planner
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf
 
-TARGETS = (Target("#0", "CPU 0", 0), Target("#1", "CPU 1", 1), Target("cuda:0", "GPU 0", 2))
+TARGETS = (
+    PinTarget("#0", "CPU 0", 0),
+    PinTarget("#1", "CPU 1", 1),
+    PinTarget("cuda:0", "GPU 0", 2),
+)
 LOOK = Look((0, 1, 2), ("CPU 0", "CPU 1", "GPU 0"))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.split.figures import (
-    Context,
+    FigureInputs,
     RowFigures,
     kinds_of,
     outside_bytes,
@@ -54,7 +54,7 @@ def rows_of(
 ) -> list[RowFigures]:
     return row_figures(
         split,
-        Context(
+        FigureInputs(
             devices={"cpu": CPU, "cuda:0": GPU},
             outside={"cpu": outside, "cuda:0": outside},
             by_rank=plan_by_rank(split, plan_for(split, total)),
@@ -104,7 +104,7 @@ def test_colours_are_those_of_the_monitor() -> None:
     broken = replace(GPU, usable=False, reason="Too old.")
     second = replace(GPU, id="cuda:1", uuid="b")
     split = default_settings([broken, second, CPU]).with_cpu_ranks(2)
-    rows = row_figures(split, Context({d.id: d for d in (broken, second, CPU)}))
+    rows = row_figures(split, FigureInputs({d.id: d for d in (broken, second, CPU)}))
     assert [(row.label, row.colour) for row in rows] == [("GPU 1", 1), ("CPU 0", 2), ("CPU 1", 3)]
 
 
@@ -187,7 +187,7 @@ def test_what_was_moved_to_a_device_that_is_off_shows_in_its_row() -> None:
     plan = Plan((on_gpu, taker), "tensor", 2048, "f16", 12 * GIB)
     gpu, cpu = row_figures(
         split,
-        Context(
+        FigureInputs(
             devices={"cpu": CPU, "cuda:0": GPU},
             outside={"cpu": 4 * GIB, "cuda:0": 0},
             by_rank=plan_by_rank(split, plan),
