@@ -11,9 +11,9 @@ from torch import Tensor
 
 from engine.cpu.flash_attention import attend_fused, serves
 from engine.cpu.joined import Together
-from engine.cpu.kernels.cache_ops import MOST_TOKENS, CacheSteps
-from engine.cpu.kernels.call_log import refuse
-from engine.cpu.kernels.small_ops import Steps
+from engine.cpu.kernels.cache_ops import MAX_TOKENS, CacheOps
+from engine.cpu.kernels.call_log import refuse_replay
+from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.routing import RoutingSteps
 from engine.cpu.weights import PlaneWeight
 from engine.ops.reference import ReferenceOps
@@ -33,7 +33,7 @@ ANGLES = 256
 
 EXACT = ReferenceOps()
 
-FEW_TOKENS = MOST_TOKENS
+FEW_TOKENS = MAX_TOKENS
 """So many read the cache one after the other; more get it as F32 once, and torch's kernels."""
 
 
@@ -49,8 +49,8 @@ class FastOps(ReferenceOps):
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._steps = Steps(team)
-        self._cache_steps = CacheSteps(team)
+        self._steps = SmallOps(team)
+        self._cache_steps = CacheOps(team)
         self._together: dict[tuple[Linear, ...], tuple[Together | None, bool]] = {}
         self._angles: dict[tuple[int, int], _Angles] = {}
         self._n_past = 0
@@ -135,7 +135,7 @@ class FastOps(ReferenceOps):
 
     def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         if not self._cache_steps.write(cache, k, v, start):
-            refuse("no kernel writes such a cache")
+            refuse_replay("no kernel writes such a cache")
             super().remember(cache, k, v, start)
 
     def attention(
@@ -155,7 +155,7 @@ class FastOps(ReferenceOps):
         elif sinks is None and slopes is None and serves(cache, scores, n_past + n_tokens):
             self._team.rest()
             return attend_fused(q, cache, n_past, scores)
-        refuse("no kernel reads such a cache")
+        refuse_replay("no kernel reads such a cache")
         return super().attention(q, cache, n_past, scores, sinks, slopes)
 
 

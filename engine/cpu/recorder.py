@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import Log, present, present_log, refuse
-from engine.cpu.kernels.replay import Replay
-from engine.cpu.kernels.small_ops import Steps
+from engine.cpu.kernels.call_log import CallLog, current_log, logging_to, refuse_replay
+from engine.cpu.kernels.replay import KernelReplay
+from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.kernels.team import Team
 from engine.errors import LeftAlone
 from engine.ops.replay import Again, Watching, is_allocation, is_fit, is_view
@@ -40,9 +40,9 @@ class Recorder(Watching):
 
     def __init__(self, team: Team, keeps: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.log = Log()
+        self.log = CallLog()
         self._team = team
-        self._arithmetic = Steps(team)
+        self._arithmetic = SmallOps(team)
         self._kept: list[object] = list(keeps)
         self._steps: list[Step | tuple[int, int]] = []
         self._n_cut = 0
@@ -51,19 +51,19 @@ class Recorder(Watching):
 
     def record(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
         """Compute a token and record it."""
-        with self, present_log(self.log):
-            self._team.note_calls(self.log.address)
+        with self, logging_to(self.log):
+            self._team.log_calls(self.log.address)
             try:
                 result = compute()
             finally:
-                self._team.note_calls(0)
+                self._team.log_calls(0)
         return None if result is None else result.clone()
 
     def live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
         """Do as the last step what is not recorded but called each time."""
-        self._team.note_calls(0)
+        self._team.log_calls(0)
         self._last = last
-        with present_log(None):
+        with logging_to(None):
             self._result = last()
         return self._result
 
@@ -71,10 +71,10 @@ class Recorder(Watching):
         self, func: Any, types: Any, args: Arguments = (), kwargs: Options | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if present() is None:
+        if current_log() is None:
             return func(*args, **kwargs)
         if self._last:
-            refuse("something follows the last step")
+            refuse_replay("something follows the last step")
         if (kernel := PAIRWISE.get(func)) and not kwargs and _are_tensors(args):
             made = self._arithmetic.pairwise(kernel, *args)
             if made is not None:
@@ -83,7 +83,7 @@ class Recorder(Watching):
         result = func(*args, **kwargs)
         self._kept.append(result)
         if not is_fit(func, args, result):
-            refuse(f"{func} depends on what it computes with")
+            refuse_replay(f"{func} depends on what it computes with")
         elif func._schema.is_mutable:
             self._add(lambda: func(*args, **kwargs))
         elif not is_allocation(func) and not is_view(result, args):
@@ -106,7 +106,7 @@ class Recorder(Watching):
         if self.log.refusal:
             return None
         self._cut()
-        replay = Replay(self.log, self._team)
+        replay = KernelReplay(self.log, self._team)
         steps = [_calls(replay, *s) if isinstance(s, tuple) else s for s in self._steps]
         kept = [self._kept, self.log.kept, list(keeps)]
         return Recording(rank, steps, self._last, self._result, kept)
@@ -140,7 +140,7 @@ class Recording:
         return result.clone() if result is not None and result is self._result else result
 
 
-def _calls(replay: Replay, start: int, stop: int) -> Step:
+def _calls(replay: KernelReplay, start: int, stop: int) -> Step:
     return lambda: replay.run(start, stop)
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from engine.cpu.kernels import jit, routing
-from engine.cpu.kernels.fastcall import Kernel
+from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both
 from engine.cpu.kernels.isa import chosen as chosen_isa
 from engine.cpu.kernels.isa import supported
-from engine.cpu.kernels.small_ops import Calls, bits, calls
+from engine.cpu.kernels.small_ops import f32_bits
 from engine.forward.expert_rows import Groups
 from engine.ops.reference import SMALLEST_SUM
 
@@ -26,13 +26,13 @@ SHORT = 8
 
 
 @cache
-def kernels(name: str) -> dict[str, Calls]:
+def kernels(name: str) -> dict[str, BoundKernel]:
     """Compile them, once for a kind of processor."""
     isa = next(kind for kind in supported() if kind.name == name)
     names = (*routing.GATINGS, "sum_of_experts")
-    found = jit.own_addresses("routing", isa, names, routing.build)
+    found = jit.addresses_by_source("routing", isa, names, routing.build)
     n_arguments = dict.fromkeys(names, len(routing.ASSIGN)) | {"sum_of_experts": len(routing.SUM)}
-    return {name: calls(found[name], n_arguments[name]) for name in names}
+    return {name: bind_both(found[name], n_arguments[name]) for name in names}
 
 
 class _Room(NamedTuple):
@@ -82,8 +82,8 @@ class RoutingSteps:
         table = torch.empty(min(n_expert, chosen.shape[0]), 3, dtype=torch.int64)
         self._run(rule.gating, n_token)(
             self._team.address, logits.data_ptr(), n_token, n_expert, n_used,
-            0 if bias is None else bias.data_ptr(), int(rule.normalise), bits(rule.scale),
-            bits(SMALLEST_SUM), rule.n_group, rule.n_group_used, weights.data_ptr(),
+            0 if bias is None else bias.data_ptr(), int(rule.normalise), f32_bits(rule.scale),
+            f32_bits(SMALLEST_SUM), rule.n_group, rule.n_group_used, weights.data_ptr(),
             chosen.data_ptr(), table.data_ptr(), expert_of.data_ptr(), *room.addresses,
         )  # fmt: skip
         if n_token > 1:
@@ -114,9 +114,9 @@ class RoutingSteps:
     def _run(self, name: str, n_token: int) -> Kernel:
         found = self._kernels[name]
         if n_token <= SHORT:
-            return found.short
+            return found.with_gil
         self._team.wake()
-        return found.long
+        return found.without_gil
 
 
 def _is_plain(x: Tensor) -> bool:

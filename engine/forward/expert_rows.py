@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import refuse
+from engine.cpu.kernels.call_log import refuse_replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Groups:
         Args:
             chosen: numbers of each token's experts, ascending, int64 (n_token, n_used).
         """
-        refuse("experts are told apart in Python")
+        refuse_replay("experts are told apart in Python")
         if chosen.shape[0] == 1:
             rows = torch.arange(chosen.shape[1], device=chosen.device)
             numbers = [(expert, row, 1) for row, expert in enumerate(chosen[0].tolist())]
@@ -59,7 +59,7 @@ class Groups:
 
     def __iter__(self) -> Iterator[tuple[int, slice]]:
         """Each expert with its rows."""
-        refuse("experts are computed one by one")
+        refuse_replay("experts are computed one by one")
         for expert, first, n in self.table.tolist():
             yield expert, slice(first, first + n)
 

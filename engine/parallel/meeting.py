@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import Log, refuse
+from engine.cpu.kernels.call_log import CallLog, refuse_replay
 from engine.cpu.kernels.small_ops import is_plain
-from engine.cpu.kernels.thread_all_reduce import ADDED, NO_NUMBERS, OTHERS_SLEEP, Board
+from engine.cpu.kernels.thread_all_reduce import ADDED, NO_NUMBERS, OTHERS_SLEEP, ThreadAllReduce
 
 AWAKE_TURNS = 30_000
 """How often a waiting rank looks for the others before it sleeps; about a millisecond."""
@@ -92,9 +92,9 @@ class Meeting:
         """Memory for the sum, if values like x may be added up in the exchange itself."""
         return None
 
-    def note(self, log: Log, seat: int, x: Tensor | None, out: Tensor) -> None:
+    def note(self, log: CallLog, seat: int, x: Tensor | None, out: Tensor) -> None:
         """Note an exchange that made `out` the sum, to be repeated with what then lies there."""
-        refuse("ranks exchange values in Python")
+        refuse_replay("ranks exchange values in Python")
 
     def waited_s(self, seat: int) -> float:
         """Seconds that a member has waited here, but for repeated calls."""
@@ -159,7 +159,7 @@ class AwakeMeeting(Meeting):
 
     def __init__(self, size: int, progress: Progress) -> None:
         super().__init__(size, progress)
-        self._board = Board(size)
+        self._board = ThreadAllReduce(size)
 
     def exchange(
         self, seat: int, x: Shown, out: Tensor | None = None
@@ -174,7 +174,7 @@ class AwakeMeeting(Meeting):
         self._board.meet(seat, number, *shown, AWAKE_TURNS)
         return slots, bool(self._finish(seat, shown) & ADDED)
 
-    def note(self, log: Log, seat: int, x: Tensor | None, out: Tensor) -> None:
+    def note(self, log: CallLog, seat: int, x: Tensor | None, out: Tensor) -> None:
         shown = 0 if x is None else x.data_ptr(), out.numel(), out.data_ptr()
         log.kept.append(out)
         self._board.note(log, seat, *shown, AWAKE_TURNS, partial(self._finish_again, seat, shown))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import present, present_log, refuse
+from engine.cpu.kernels.call_log import current_log, logging_to, refuse_replay
 from engine.cpu.kernels.small_ops import is_plain
 from engine.errors import LeftAlone
 from engine.parallel.agreement import check_alike, check_fit
@@ -198,15 +198,15 @@ class ThreadCommunicator:
 
     def _noted(self, x: Tensor | None, group: Group, compute: Callable[[], Tensor]) -> Tensor:
         """The sum of what the members show, from `compute`, which is not noted itself."""
-        log = present()
+        log = current_log()
         if log is None:
             return compute()
-        with present_log(None):
+        with logging_to(None):
             total = compute().clone()
         if total.numel() <= MOST_ADDED and all(t is None or is_plain(t) for t in (x, total)):
             self._shared.meeting(group).note(log, group.index(self.rank), x, total)
         else:
-            refuse("ranks exchange what no kernel adds up")
+            refuse_replay("ranks exchange what no kernel adds up")
         return total
 
     def _sum(self, x: Tensor | None, group: Group) -> Tensor:
@@ -226,7 +226,7 @@ class ThreadCommunicator:
         return None
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
-        refuse("slices are joined in Python")
+        refuse_replay("slices are joined in Python")
         if len(group) == 1:
             return x
         is_alike = alike is not None and alike.is_cpu and alike.dtype is torch.float32

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.cpu.kernels.call_log import CHECKED
-from engine.cpu.kernels.replay import Replay
+from engine.cpu.kernels.replay import KernelReplay
 from engine.parallel.thread_comm import Group, ThreadCommunicator
 
 OUT = 5
@@ -44,7 +44,7 @@ class Fault:
         self.n_struck = 0
         self._strike = strike
         self._n_seen = 0
-        sum_up, run = ThreadCommunicator.all_reduce, Replay.run
+        sum_up, run = ThreadCommunicator.all_reduce, KernelReplay.run
 
         def all_reduce(
             comm: ThreadCommunicator, x: Tensor | None, group: Group, *shape: object
@@ -52,7 +52,7 @@ class Fault:
             total = sum_up(comm, x, group)
             return self._at(total) if comm.rank == rank else total
 
-        def repeat(replay: Replay, start: int, stop: int) -> None:
+        def repeat(replay: KernelReplay, start: int, stop: int) -> None:
             if this_rank() != rank or self.n_struck:
                 run(replay, start, stop)
                 return
@@ -65,7 +65,7 @@ class Fault:
             run(replay, start, stop)
 
         monkeypatch.setattr(ThreadCommunicator, "all_reduce", all_reduce)
-        monkeypatch.setattr(Replay, "run", repeat)
+        monkeypatch.setattr(KernelReplay, "run", repeat)
 
     def _at(self, total: Tensor) -> Tensor:
         """The second sum is struck: by then all ranks are under way."""
@@ -76,7 +76,7 @@ class Fault:
         return self._strike(total)
 
 
-def _sums(replay: Replay, start: int, stop: int) -> list[tuple[int, int, int]]:
+def _sums(replay: KernelReplay, start: int, stop: int) -> list[tuple[int, int, int]]:
     """The sums of ranks among calls: the word behind each, where it lies, how many numbers."""
     found, words = [], [int(word) for word in replay._words]
     while start < stop:

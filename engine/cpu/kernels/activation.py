@@ -8,7 +8,7 @@ from engine.cpu.kernels import maths
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, I32, VOID, Code, Value, function
-from engine.cpu.kernels.vector_loop import Lanes, each
+from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 from engine.layers.ffn import OAI_ALPHA
 
 KINDS = ("silu", "gelu", "relu", "relu2", "oai")
@@ -59,7 +59,9 @@ def _add_row(module: ir.Module, kind: str) -> None:
     """`kind_alone(gate, n, out)` and `kind_both(gate, up, n, limit, out)`."""
     code, (gate, n, out) = function(module, f"{kind}_alone", 3)
     code.builder.function.linkage = "internal"
-    each(code, n, lambda lanes: lanes.store(activated(code, kind, lanes.load(gate)), out))
+    for_each_vector(
+        code, n, lambda lanes: lanes.store(activated(code, kind, lanes.load(gate)), out)
+    )
     code.builder.ret_void()
     code, (gate, up, n, bits, out) = function(module, f"{kind}_both", 5)
     code.builder.function.linkage = "internal"
@@ -69,7 +71,7 @@ def _add_row(module: ir.Module, kind: str) -> None:
         """At most the limit; NaN stays."""
         return code.where(x > limit, limit, x)
 
-    def emit(lanes: Lanes) -> None:
+    def emit(lanes: SimdLanes) -> None:
         factor, x = below(lanes.load(up)), lanes.load(gate)
         lowest = limit * -1.0
         factor = code.where(factor < lowest, lowest, factor)
@@ -79,7 +81,7 @@ def _add_row(module: ir.Module, kind: str) -> None:
             y = below(activated(code, kind, x))
         lanes.store(y * factor, out)
 
-    each(code, n, emit)
+    for_each_vector(code, n, emit)
     code.builder.ret_void()
 
 

@@ -36,7 +36,7 @@ from engine.cpu.kernels.values import (  # fmt: skip
     Value,
     function,
 )
-from engine.cpu.kernels.vector_loop import Lanes, each
+from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 
 PIECE = 256
 """Positions, a multiple of BLOCK."""
@@ -174,7 +174,7 @@ def _add_head(module: ir.Module) -> None:
         total.set(code.fma(code.load(place + SUM, F32), factor, total.get()))
     inverse = code.constant(F32, 1.0) / total.get()
 
-    def finish(lanes: Lanes) -> None:
+    def finish(lanes: SimdLanes) -> None:
         result = code.variable(code.constant(FLOATS, 0.0))
         with code.loop(code.number(0), n_pieces) as n:
             factor = code.spread(code.load(state + n * apart + FACTOR, F32))
@@ -182,5 +182,5 @@ def _add_head(module: ir.Module) -> None:
             result.set(code.fma(values, factor, result.get()))
         lanes.store(result.get() * code.spread(inverse), out)
 
-    each(code, dim, finish)
+    for_each_vector(code, dim, finish)
     code.builder.ret_void()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from engine.cpu.kernels import maths
-from engine.cpu.kernels.cache_codec import CELLS, Cells, PlainCells
+from engine.cpu.kernels.cache_codec import CODECS, CacheCodec, PlainCodec
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.values import (  # fmt: skip
     F32,
@@ -105,7 +105,7 @@ def _add_dots(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
     """
     code, (q, dim, k, stride, last, out) = function(module, f"dots_{size}", 6)
     code.builder.function.linkage = "internal"
-    cells = CELLS[kv_type](code, isa)
+    cells = CODECS[kv_type](code, isa)
     n_positions = _n_sums(isa) // size
     rows = [k + code.least(code.number(n), last) * stride for n in range(n_positions)]
     zero = code.constant(FLOATS, 0.0)
@@ -123,7 +123,7 @@ def _add_dots(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
             at = q + unit * (4 * cells.width) + 64 * part
             queries = [code.load(at + dim * (4 * head), FLOATS) for head in range(size)]
             add(queries, [key[part] for key in keys])
-    if isinstance(cells, PlainCells):
+    if isinstance(cells, PlainCodec):
         with code.when(dim % LANES > 0):
             left, at = dim % LANES, q + n_units * (4 * LANES)
             queries = [code.load_part(at + dim * (4 * h), FLOATS, left) for h in range(size)]
@@ -214,7 +214,7 @@ def _add_gather(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
     )
     state = row + offset
     code.builder.function.linkage = "internal"
-    cells = CELLS[kv_type](code, isa)
+    cells = CODECS[kv_type](code, isa)
     fresh = is_first.differs(0)
 
     def columns(start: Value, n_units: int, left: Value | None = None) -> None:
@@ -239,7 +239,7 @@ def _add_gather(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
         columns(start, wide // cells.width)
     with code.loop(dim - dim % wide, dim - dim % cells.width, cells.width) as start:
         columns(start, 1)
-    if isinstance(cells, PlainCells):
+    if isinstance(cells, PlainCodec):
         with code.when(dim % LANES > 0):
             columns(dim - dim % LANES, 1, dim % LANES)
     code.builder.ret_void()
@@ -258,8 +258,8 @@ def _begun(
     return sums
 
 
-def _values(cells: Cells, address: Value, n_units: int, left: Value | None) -> list[Value]:
-    if left is not None and isinstance(cells, PlainCells):
+def _values(cells: CacheCodec, address: Value, n_units: int, left: Value | None) -> list[Value]:
+    if left is not None and isinstance(cells, PlainCodec):
         return [cells.read_part(address, left)]
     return [
         value for unit in range(n_units) for value in cells.read(address + unit * cells.n_bytes)

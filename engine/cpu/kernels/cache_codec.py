@@ -26,7 +26,7 @@ INFINITE, NO_NUMBER = 0x7C00, 0x7E00
 """As F16."""
 
 
-class Cells(ABC):
+class CacheCodec(ABC):
     """Reads and writes one type of the cache.
 
     Attributes:
@@ -50,7 +50,7 @@ class Cells(ABC):
         """The reverse."""
 
 
-class PlainCells(Cells):
+class PlainCodec(CacheCodec):
     """Numbers side by side, F32; a row may end anywhere."""
 
     width = LANES
@@ -78,7 +78,7 @@ class PlainCells(Cells):
         return floats
 
 
-class F16Cells(PlainCells):
+class F16Codec(PlainCodec):
     """F16 numbers."""
 
     n_bytes = 2 * LANES
@@ -88,10 +88,10 @@ class F16Cells(PlainCells):
         return self.isa.halves(self.code, held)
 
     def _held(self, floats: Value) -> Value:
-        return halves_of(self.code, floats)
+        return f32_to_f16(self.code, floats)
 
 
-class BF16Cells(PlainCells):
+class BF16Codec(PlainCodec):
     """The upper halves of F32 numbers."""
 
     n_bytes = 2 * LANES
@@ -107,7 +107,7 @@ class BF16Cells(PlainCells):
         return self.code.where(is_number, rounded, self.code.constant(INTS, 0x7FC0)).to(HALVES)
 
 
-class Q8Cells(Cells):
+class Q8Codec(CacheCodec):
     """Q8_0."""
 
     width = 32
@@ -128,7 +128,7 @@ class Q8Cells(Cells):
             code.store(rounded(code, value * factor).to(BYTES), address + 2 + LANES * n)
 
 
-class Q4Cells(Cells):
+class Q4Codec(CacheCodec):
     """Q4_0."""
 
     width = 32
@@ -167,20 +167,20 @@ class Q4Cells(Cells):
         return code.where(largest.equals(largest), code.reduced("add", low + high), largest)
 
 
-CELLS: Mapping[str, type[Cells]] = {
-    "f32": PlainCells, "f16": F16Cells, "bf16": BF16Cells, "q8_0": Q8Cells, "q4_0": Q4Cells,
+CODECS: Mapping[str, type[CacheCodec]] = {
+    "f32": PlainCodec, "f16": F16Codec, "bf16": BF16Codec, "q8_0": Q8Codec, "q4_0": Q4Codec,
 }  # fmt: skip
 """By the type of the cache."""
 
 
-def scale_at(cells: Cells, address: Value) -> Value:
+def scale_at(cells: CacheCodec, address: Value) -> Value:
     """A block's scale in all lanes."""
     return cells.isa.halves(cells.code, cells.code.spread(cells.code.load(address, I16)))
 
 
 def write_scale(code: Code, scale: Value, address: Value) -> None:
     """Write a block's scale as F16."""
-    code.store(halves_of(code, scale), address)
+    code.store(f32_to_f16(code, scale), address)
 
 
 def inverse(code: Code, scale: Value) -> Value:
@@ -196,7 +196,7 @@ def rounded(code: Code, x: Value) -> Value:
     return code.where(x < 0.0, whole * -1, whole)
 
 
-def halves_of(code: Code, x: Value) -> Value:
+def f32_to_f16(code: Code, x: Value) -> Value:
     """F32 as F16 (in i16), the nearest, ties to even; infinite from 65520 on."""
     ints, half = ints_like(x.kind), ints_like(x.kind, I16)
     bits = x.bits(ints)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from engine.cpu.kernels import attention, cache_write, jit
-from engine.cpu.kernels.cache_codec import CELLS
-from engine.cpu.kernels.fastcall import Kernel
+from engine.cpu.kernels.cache_codec import CODECS
+from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both
 from engine.cpu.kernels.isa import Isa, chosen, supported
-from engine.cpu.kernels.small_ops import F32, SHORT, Calls, bits, calls, is_plain, rows_of
+from engine.cpu.kernels.small_ops import F32, SHORT_CALL, f32_bits, is_plain, row_layout
 from engine.cpu.kernels.team import Team
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SHORT_READ = 1 << 18
 """Elements of the cache that are read in about 0.1 ms; for so long a call keeps Python's lock."""
 
-MOST_TOKENS = 8
+MAX_TOKENS = 8
 """That attention takes at once."""
 
 DTYPES = {
@@ -40,18 +40,18 @@ DTYPES = {
 
 
 @cache
-def _kernels(isa_name: str, kv_type: str) -> tuple[Calls, Calls]:
+def _kernels(isa_name: str, kv_type: str) -> tuple[BoundKernel, BoundKernel]:
     """Writing and attention for a type of the cache, compiled once for each kind of processor."""
     isa = next(isa for isa in supported() if isa.name == isa_name)
     found = []
     for name, module in (("store", cache_write), ("attend", attention)):
         build = partial(module.build, isa=isa, kv_type=kv_type)
-        address = jit.own_addresses(f"{name}-{kv_type}", isa, [name], build)[name]
-        found.append(calls(address, len(module.ARGUMENTS)))
+        address = jit.addresses_by_source(f"{name}-{kv_type}", isa, [name], build)[name]
+        found.append(bind_both(address, len(module.ARGUMENTS)))
     return found[0], found[1]
 
 
-class Rows:
+class CacheTensor:
     """Keys or values of one layer: (n_kv, n_ctx, head_dim).
 
     Attributes:
@@ -62,7 +62,7 @@ class Rows:
     """
 
     def __init__(self, held: Tensor, kv_type: str) -> None:
-        kind, size = CELLS[kv_type], held.element_size()
+        kind, size = CODECS[kv_type], held.element_size()
         head_stride, stride, step = held.stride()
         self.n_kv, self.n_ctx, width = held.shape
         has_blocks = held.dtype == torch.uint8
@@ -77,7 +77,7 @@ class Rows:
         )
 
 
-class Layer:
+class CacheLayer:
     """What calls need to know of a layer's cache, gathered once.
 
     Attributes:
@@ -88,27 +88,27 @@ class Layer:
     def __init__(self, held: LayerCache, isa_name: str) -> None:
         self._tensors = held.k, held.v
         self._head_map = None if held.head_map is None else held.head_map.tolist()
-        self.k, self.v = Rows(held.k, held.kv_type), Rows(held.v, held.kv_type)
+        self.k, self.v = CacheTensor(held.k, held.kv_type), CacheTensor(held.v, held.kv_type)
         self.is_served = self.k.fits and self.v.fits
         self.store, self.attend = _kernels(isa_name, held.kv_type)
-        self.heads: dict[int, Heads | None] = {}
+        self.heads: dict[int, HeadGroups | None] = {}
 
     def is_of(self, held: LayerCache) -> bool:
         """Whether the memory is still the same."""
         k, v = self._tensors
         return k is held.k and v is held.v
 
-    def make_heads(self, n_heads: int) -> Heads | None:
+    def make_heads(self, n_heads: int) -> HeadGroups | None:
         """None if the cache is not for so many heads."""
         n_kv, rows = self.k.n_kv, self._head_map
         if rows is None and n_heads % n_kv == 0:
             rows = [head * n_kv // n_heads for head in range(n_heads)]
         if rows is None or len(rows) != n_heads or not all(0 <= row < n_kv for row in rows):
             return None
-        return Heads(self.k, self.v, rows)
+        return HeadGroups(self.k, self.v, rows)
 
 
-class Heads:
+class HeadGroups:
     """The query heads of a layer.
 
     Args:
@@ -120,7 +120,7 @@ class Heads:
         work_bytes: memory that attention needs for the whole context.
     """
 
-    def __init__(self, k: Rows, v: Rows, rows: Sequence[int]) -> None:
+    def __init__(self, k: CacheTensor, v: CacheTensor, rows: Sequence[int]) -> None:
         self._groups = np.array(_groups(rows), np.int64).reshape(-1, 3)
         self.places = (
             k.address, k.stride, k.head_stride, v.address, v.stride, v.head_stride, k.head_dim,
@@ -142,7 +142,7 @@ def _groups(rows: Sequence[int]) -> list[tuple[int, int, int]]:
     return groups
 
 
-class CacheSteps:
+class CacheOps:
     """The kernels, run by one team.
 
     Args:
@@ -153,11 +153,11 @@ class CacheSteps:
         self._team = team
         self._address = team.address
         self._isa_name = (isa or chosen()).name
-        self._layers: WeakKeyDictionary[LayerCache, Layer] = WeakKeyDictionary()
+        self._layers: WeakKeyDictionary[LayerCache, CacheLayer] = WeakKeyDictionary()
         self._work = torch.empty(0, dtype=torch.uint8)
         self._words = words = np.zeros(1, np.int64)  # the position of the first token
         self._position_word, self._position_address = words.data, words.ctypes.data
-        self._spans: dict[tuple[int, int], Spans] = {}
+        self._spans: dict[tuple[int, int], VisibleSpans] = {}
 
     @property
     def memory(self) -> Tensor:
@@ -178,10 +178,10 @@ class CacheSteps:
         if not layer.is_served or first is None or second is None:
             return False
         self._position_word[0] = start
-        run = layer.store.short
-        if k.numel() > SHORT:
+        run = layer.store.with_gil
+        if k.numel() > SHORT_CALL:
             self._team.wake()
-            run = layer.store.long
+            run = layer.store.without_gil
         run(self._address, *first, self._position_address)
         if second:
             run(self._address, *second, self._position_address)
@@ -202,13 +202,13 @@ class CacheSteps:
             vectors = _address(sinks, n_heads), _address(slopes, n_heads)
         if heads is None or not layer.is_served or not is_plain(q) or None in vectors:
             return None
-        if head_dim != layer.k.head_dim or n_tokens > MOST_TOKENS:
+        if head_dim != layer.k.head_dim or n_tokens > MAX_TOKENS:
             return None
         if not 0 <= n_past <= layer.k.n_ctx - n_tokens:
             return None
         out = torch.empty(n_tokens, n_heads, layer.v.head_dim)
         query, goal = q.data_ptr(), out.data_ptr()
-        factors = bits(scores.scale), bits(scores.softcap)
+        factors = f32_bits(scores.scale), f32_bits(scores.softcap)
         work, spans = self._memory(heads.work_bytes), self._spans_of(scores)
         spans.set(n_past, n_tokens)
         run = self._fitting(layer, n_past + n_tokens)
@@ -221,17 +221,17 @@ class CacheSteps:
             goal += 4 * n_heads * layer.v.head_dim
         return out
 
-    def _spans_of(self, scores: Scores) -> Spans:
+    def _spans_of(self, scores: Scores) -> VisibleSpans:
         key = scores.window, scores.chunk
         spans = self._spans.get(key)
         if spans is None:
-            spans = self._spans[key] = Spans(scores)
+            spans = self._spans[key] = VisibleSpans(scores)
         return spans
 
-    def _layer(self, held: LayerCache) -> Layer:
+    def _layer(self, held: LayerCache) -> CacheLayer:
         layer = self._layers.get(held)
         if layer is None or not layer.is_of(held):
-            layer = self._layers[held] = Layer(held, self._isa_name)
+            layer = self._layers[held] = CacheLayer(held, self._isa_name)
         return layer
 
     def _memory(self, n_bytes: int) -> int:
@@ -240,16 +240,16 @@ class CacheSteps:
             self._work = torch.empty(n_bytes, dtype=torch.uint8)
         return self._work.data_ptr()
 
-    def _fitting(self, layer: Layer, n_positions: int) -> Kernel:
+    def _fitting(self, layer: CacheLayer, n_positions: int) -> Kernel:
         """The function for so many positions; helpers that sleep are called if they are many."""
         k, v = layer.k, layer.v
         if n_positions * k.n_kv * (k.head_dim + v.head_dim) <= SHORT_READ:
-            return layer.attend.short
+            return layer.attend.with_gil
         self._team.wake()
-        return layer.attend.long
+        return layer.attend.without_gil
 
 
-class Spans:
+class VisibleSpans:
     """The positions that tokens see, for layers that are alike in that.
 
     Attributes:
@@ -259,10 +259,10 @@ class Spans:
 
     def __init__(self, scores: Scores) -> None:
         self._scores = scores
-        self._numbers = np.zeros((MOST_TOKENS, 2), np.int64)
+        self._numbers = np.zeros((MAX_TOKENS, 2), np.int64)
         self._words = self._numbers.reshape(-1).data
         start, step = self._numbers.ctypes.data, self._numbers.strides[0]
-        self.addresses = [start + step * n for n in range(MOST_TOKENS)]
+        self.addresses = [start + step * n for n in range(MAX_TOKENS)]
 
     def set(self, n_past: int, n_tokens: int) -> None:
         """Write those of tokens after `n_past` others."""
@@ -271,9 +271,9 @@ class Spans:
             self._words[2 * n + 1] = n_past + n + 1
 
 
-def _writing(x: Tensor, cells: Rows, start: int) -> tuple[int, ...] | None:
+def _writing(x: Tensor, cells: CacheTensor, start: int) -> tuple[int, ...] | None:
     """The arguments of `store` for x, if it fits."""
-    rows = rows_of(x)
+    rows = row_layout(x)
     if rows is None or rows[3:] != (cells.n_kv, cells.head_dim):
         return None
     if not 0 <= start <= cells.n_ctx - rows[2]:

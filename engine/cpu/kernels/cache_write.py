@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.cache_codec import CELLS, PlainCells
+from engine.cpu.kernels.cache_codec import CODECS, PlainCodec
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece, rows_per_piece
 from engine.cpu.kernels.team import add_run
@@ -44,13 +44,13 @@ def _add_row(module: ir.Module, isa: Isa, kv_type: str) -> None:
     """`row(x, n, cells)`: one head of one token."""
     code, (x, n, place) = function(module, "row", 3)
     code.builder.function.linkage = "internal"
-    cells = CELLS[kv_type](code, isa)
+    cells = CODECS[kv_type](code, isa)
     n_units = n // cells.width
     with code.loop(code.number(0), n_units) as unit:
         at = x + unit * (4 * cells.width)
         values = [code.load(at + 4 * n, FLOATS) for n in range(0, cells.width, 16)]
         cells.write(values, place + unit * cells.n_bytes)
-    if isinstance(cells, PlainCells):
+    if isinstance(cells, PlainCodec):
         with code.when(n % cells.width > 0):
             left = n % cells.width
             value = code.load_part(x + n_units * (4 * cells.width), FLOATS, left)

@@ -25,16 +25,16 @@ CHECKED = 1 << 32
 """Added to the number of arguments of a call after which a repetition may have to stop: its first
 argument is a seat of `engine.cpu.kernels.thread_all_reduce`."""
 
-MOST_ARGUMENTS = 26
+MAX_ARGUMENTS = 26
 """Of a kernel that can be repeated."""
 
-N_WORD = 1 << 18
+MAX_WORDS = 1 << 18
 """Of a log: more than any known model's token takes, in memory that is given back afterwards."""
 
 Finish = Callable[[], None]
 
 
-class Log:
+class CallLog:
     """Calls of kernels, in order.
 
     Attributes:
@@ -44,8 +44,8 @@ class Log:
     """
 
     def __init__(self) -> None:
-        self._memory = np.zeros(CALLS // 8 + N_WORD, np.int64)
-        self._memory[ROOM // 8] = N_WORD
+        self._memory = np.zeros(CALLS // 8 + MAX_WORDS, np.int64)
+        self._memory[ROOM // 8] = MAX_WORDS
         self.address = self._memory.ctypes.data
         self.refusal = ""
         self.finishes: dict[int, Finish] = {}
@@ -65,31 +65,31 @@ class Log:
         """Note a call after which a repetition may stop; `finish` then does what is left of it."""
         start, words = self.n_used, (kernel, CHECKED + len(arguments), *arguments)
         self._memory[USED // 8] += len(words)
-        if self.n_used > N_WORD:
+        if self.n_used > MAX_WORDS:
             return
         self._memory[CALLS // 8 + start :][: len(words)] = words
         self.finishes[start] = finish
 
     def check_room(self) -> None:
         """Refuse if there were more calls than are noted."""
-        if self.n_used > N_WORD:
+        if self.n_used > MAX_WORDS:
             self.refusal = "a token takes too many kernels"
 
 
 class _Present(threading.local):
-    log: Log | None = None
+    log: CallLog | None = None
 
 
 _present = _Present()
 
 
-def present() -> Log | None:
+def current_log() -> CallLog | None:
     """The log of this thread, if what it does is being noted."""
     return _present.log
 
 
 @contextmanager
-def present_log(log: Log | None) -> Iterator[None]:
+def logging_to(log: CallLog | None) -> Iterator[None]:
     """Make a log that of this thread, or none for a while."""
     before, _present.log = _present.log, log
     try:
@@ -98,13 +98,13 @@ def present_log(log: Log | None) -> Iterator[None]:
         _present.log = before
 
 
-def refuse(reason: str) -> None:
+def refuse_replay(reason: str) -> None:
     """Tell that what is being computed cannot be repeated for other tokens."""
     if (log := _present.log) is not None:
         log.refusal = log.refusal or reason
 
 
-def note(code: Code, log: Value, kernel: Value, arguments: Sequence[Value]) -> None:
+def emit_log(code: Code, log: Value, kernel: Value, arguments: Sequence[Value]) -> None:
     """Write the code that notes a call, if `log` is not 0."""
     with code.when(log.differs(0)):
         used = code.load(log + USED, I64)

@@ -34,7 +34,7 @@ def callable_at(address: int, arguments: Iterable[str]) -> Kernel:
 def quantise_address(x_bytes: int) -> int:
     """Of the kernel in `engine.cpu.kernels.panels`."""
     isa = chosen()
-    found = jit.own_addresses(
+    found = jit.addresses_by_source(
         f"panels-{x_bytes}", isa, ["quantise"], lambda m: panels.build(m, isa, x_bytes)
     )
     return found["quantise"]
@@ -53,7 +53,7 @@ def _product(type_number: int, x_bytes: int) -> dict[str, int]:
         quantised_gemm.build(module, isa, layout, x_bytes)
 
     names = ["multiply", "multiply_piece"]
-    return jit.own_addresses(f"product-{type_number}-{x_bytes}", isa, names, build)
+    return jit.addresses_by_source(f"product-{type_number}-{x_bytes}", isa, names, build)
 
 
 @cache
@@ -69,7 +69,7 @@ def multiply_piece(type_number: int, x_bytes: int) -> int:
 
 @cache
 def _together() -> dict[str, int]:
-    return jit.own_addresses("together", chosen(), fused_gemv.NAMES, fused_gemv.build)
+    return jit.addresses_by_source("together", chosen(), fused_gemv.NAMES, fused_gemv.build)
 
 
 @cache
@@ -92,7 +92,7 @@ def quantise_groups(x_bytes: int) -> Kernel:
     def build(module: ir.Module) -> None:
         experts.build_quantise(module, isa, x_bytes)
 
-    found = jit.own_addresses(f"expert-panels-{x_bytes}", isa, [name], build)
+    found = jit.addresses_by_source(f"expert-panels-{x_bytes}", isa, [name], build)
     return callable_at(found[name], experts.QUANTISE)
 
 
@@ -104,14 +104,14 @@ def multiply_groups(type_number: int, x_bytes: int) -> Kernel:
     def build(module: ir.Module) -> None:
         experts.build_multiply(module, isa, layout, x_bytes)
 
-    found = jit.own_addresses(f"experts-{type_number}-{x_bytes}", isa, [name], build)
+    found = jit.addresses_by_source(f"experts-{type_number}-{x_bytes}", isa, [name], build)
     return callable_at(found[name], experts.MULTIPLY)
 
 
 @cache
 def _rows(type_number: int) -> dict[str, int]:
     isa, layout, names = chosen(), LAYOUTS[type_number], ["lookup", "bf16_rows"]
-    return jit.own_addresses(
+    return jit.addresses_by_source(
         f"rows-{type_number}", isa, names, lambda m: dequantise.build(m, isa, layout)
     )
 
@@ -131,7 +131,7 @@ def bf16_rows(type_number: int) -> Kernel:
 @cache
 def pack_rows(type_number: int) -> Kernel:
     """See `engine.cpu.kernels.pack`."""
-    found = jit.own_addresses(
+    found = jit.addresses_by_source(
         f"pack-{type_number}", chosen(), ["pack"], lambda m: pack.build(m, type_number)
     )
     return callable_at(found["pack"], pack.ARGUMENTS)
@@ -141,7 +141,7 @@ def pack_rows(type_number: int) -> Kernel:
 def multiply_plain(kind: str) -> Kernel:
     """See `engine.cpu.kernels.float_gemv`."""
     isa = chosen()
-    found = jit.own_addresses(
+    found = jit.addresses_by_source(
         f"plain-{kind}", isa, ["multiply"], lambda m: float_gemv.build(m, isa, kind)
     )
     return callable_at(found["multiply"], float_gemv.ARGUMENTS)

@@ -10,7 +10,7 @@ from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import Named, add_kernel, piece
-from engine.cpu.kernels.quantised_gemm import Reader, Tile
+from engine.cpu.kernels.quantised_gemm import TileAddresses, TileReader
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, FLOATS, I64, INTS, LANES, Value, vector
 from engine.quants.layout import BLOCK, SUPER, TILE, Layout
@@ -27,23 +27,25 @@ def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
     """`lookup(team, *LOOKUP)` and `bf16_rows(team, *BF16_ROWS)`."""
     add_run(module)
     with piece(module, "lookup", LOOKUP) as (code, given, index):
-        _emit_lookup(Reader(code, isa, layout), given, index)
+        _emit_lookup(TileReader(code, isa, layout), given, index)
     with piece(module, "bf16_rows", BF16_ROWS) as (code, given, index):
-        _emit_bf16(Reader(code, isa, layout), given, index)
+        _emit_bf16(TileReader(code, isa, layout), given, index)
     add_kernel(module, "lookup", LOOKUP, lambda _, given: given["n_ids"])
     add_kernel(module, "bf16_rows", BF16_ROWS, lambda _, given: given["n_tile"])
 
 
-def _tile_at(layout: Layout, planes: Value, n_blocks: Value, skip: Value, block: Value) -> Tile:
+def _tile_at(
+    layout: Layout, planes: Value, n_blocks: Value, skip: Value, block: Value
+) -> TileAddresses:
     """Where block `block` of a tile lies."""
     high, scales, supers = layout.starts(planes, n_blocks)
-    return Tile(
+    return TileAddresses(
         planes + block * layout.low_bytes, high + block * layout.high_bytes,
         scales + block * layout.scale_bytes, supers + (block + skip) // SUPER * layout.super_bytes,
     )  # fmt: skip
 
 
-def _columns(reader: Reader, tile: Tile) -> list[Value]:
+def _columns(reader: TileReader, tile: TileAddresses) -> list[Value]:
     """32 columns of 16 rows each, F32."""
     layout = reader.layout
     scales, added = reader.scales(tile)
@@ -59,7 +61,7 @@ def _columns(reader: Reader, tile: Tile) -> list[Value]:
     return columns
 
 
-def _emit_lookup(reader: Reader, given: Named, index: Value) -> None:
+def _emit_lookup(reader: TileReader, given: Named, index: Value) -> None:
     """One row."""
     code, layout = reader.code, reader.layout
     planes, tile_bytes, n_blocks, skip, n_rows, ids, _, out, stride = given.values()
@@ -80,7 +82,7 @@ def _emit_lookup(reader: Reader, given: Named, index: Value) -> None:
             code.store(code.load(buffer + 64 * n + lane * 4, F32), goal + 4 * n)
 
 
-def _emit_bf16(reader: Reader, given: Named, index: Value) -> None:
+def _emit_bf16(reader: TileReader, given: Named, index: Value) -> None:
     """The rows of one tile."""
     code, layout = reader.code, reader.layout
     planes, tile_bytes, n_blocks, skip, first, _, out = given.values()

@@ -7,7 +7,7 @@ from llvmlite import ir
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import Code, Value
-from engine.cpu.kernels.vector_loop import Lanes, each
+from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 
 NAMES = ("add", "multiply")
 
@@ -33,8 +33,8 @@ def _n_pieces(code: Code, given: Named) -> Value:
 def _emit_piece(code: Code, name: str, given: Named, start: Value) -> None:
     x, y, out = (given[name] + start * 4 for name in ("x", "y", "out"))
 
-    def compute(lanes: Lanes) -> None:
+    def compute(lanes: SimdLanes) -> None:
         a, b = lanes.load(x), lanes.load(y)
         lanes.store(a + b if name == "add" else a * b, out)
 
-    each(code, code.least(given["n"] - start, code.number(PER_PIECE)), compute)
+    for_each_vector(code, code.least(given["n"] - start, code.number(PER_PIECE)), compute)

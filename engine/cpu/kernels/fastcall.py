@@ -13,11 +13,12 @@ import ctypes
 import struct
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 from llvmlite import ir
 
 from engine.cpu.kernels import jit
-from engine.cpu.kernels.call_log import MOST_ARGUMENTS, note
+from engine.cpu.kernels.call_log import MAX_ARGUMENTS, emit_log
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.team import LOG, TICKS
 from engine.cpu.kernels.timestamp_counter import now
@@ -60,7 +61,7 @@ def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
     Returns:
         A function; it raises TypeError or OverflowError where an argument is no 64-bit integer.
     """
-    assert n_arguments <= MOST_ARGUMENTS, "it could not be repeated"
+    assert n_arguments <= MAX_ARGUMENTS, "it could not be repeated"
     places = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in NEEDS)
     known = struct.pack(f"{1 + len(NEEDS)}q", address, *places)
     method = _Method(b"kernel", _stub(n_arguments, holds_gil), METH_FASTCALL, None)
@@ -72,9 +73,31 @@ def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
     return made
 
 
+class BoundKernel(NamedTuple):
+    """A kernel as two Python functions.
+
+    Attributes:
+        with_gil: function that keeps Python's lock, for calls of a few microseconds.
+        without_gil: function that releases it meanwhile.
+        address: address of the kernel itself.
+    """
+
+    with_gil: Kernel
+    without_gil: Kernel
+    address: int
+
+
+def bind_both(address: int, n_arguments: int) -> BoundKernel:
+    """Bind a kernel that takes `n_arguments` integers after the team, with and without the lock."""
+    with_gil, without_gil = (
+        bind(address, 1 + n_arguments, holds_gil=held) for held in (True, False)
+    )
+    return BoundKernel(with_gil, without_gil, address)
+
+
 @cache
 def _stub(n_arguments: int, holds_gil: bool) -> int:
-    return jit.own_addresses(
+    return jit.addresses_by_source(
         f"call-{n_arguments}-{'held' if holds_gil else 'free'}",
         chosen(),
         ["call"],
@@ -95,7 +118,7 @@ def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
     numbers = [code.call_at(as_int, I64, item) for item in items]
     with code.when(code.call_at(failed, I64).differs(0)):
         code.builder.ret(code.number(0).raw)
-    note(code, code.load(numbers[0] + LOG, I64), kernel, numbers)
+    emit_log(code, code.load(numbers[0] + LOG, I64), kernel, numbers)
     if holds_gil:
         _run(code, kernel, numbers)
     else:

@@ -34,7 +34,7 @@ from engine.cpu.kernels.values import (
 )
 from engine.errors import EngineError
 
-LARGEST_X = 127
+LARGEST_ACTIVATION = 127
 """Activations are -127 … 127."""
 
 
@@ -80,7 +80,7 @@ class Isa:
                     self._add(code, total, part, spread)
                     for total, part in zip(totals[token], weights, strict=True)
                 ]
-        return [joined(total) for total in totals]
+        return [concatenated(total) for total in totals]
 
     @property
     def _parts(self) -> list[range]:
@@ -135,7 +135,7 @@ class Sse4(Isa):
     def dots(
         self, code: Code, lines: Sequence[Value], x: Sequence[Sequence[Value]], largest: int
     ) -> list[Value]:
-        n_fit = 32767 // (2 * LARGEST_X * abs(largest))  # lines whose sums fit in 16 bits
+        n_fit = 32767 // (2 * LARGEST_ACTIVATION * abs(largest))  # lines whose sums fit in 16 bits
         groups = [
             self._short_dots(
                 code, lines[n : n + n_fit], [numbers[n : n + n_fit] for numbers in x], largest < 0
@@ -149,7 +149,7 @@ class Sse4(Isa):
             for group in groups:
                 kind = vector(I32, self.part // 4)
                 sums = [code.call(self.widen, kind, pairs, ones) for pairs in group[token]]
-                total = total + joined(sums)
+                total = total + concatenated(sums)
             results.append(total)
         return results
 
@@ -179,7 +179,7 @@ class Sse4(Isa):
             code.call(self.shuffle, entries.kind, entries, indices.pick(part))
             for part in self._parts
         ]
-        return joined(found)
+        return concatenated(found)
 
 
 class Avx2(Sse4):
@@ -246,7 +246,7 @@ class Neon(Isa):
     def lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
         entries = code.table(vector(I8, 16), table)
         name = "llvm.aarch64.neon.tbl1.v16i8"
-        return joined(
+        return concatenated(
             [code.call(name, entries.kind, entries, indices.pick(part)) for part in self._parts]
         )
 
@@ -255,7 +255,7 @@ class Neon(Isa):
         return bits.bits(vector(F16, n)).to(vector(F32, n))
 
 
-def joined(parts: Sequence[Value]) -> Value:
+def concatenated(parts: Sequence[Value]) -> Value:
     """Vectors one behind the other; 1, 2 or 4 of them."""
     while len(parts) > 1:
         n = parts[0].kind.count

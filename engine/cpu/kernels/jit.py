@@ -48,7 +48,7 @@ def addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[s
         return _link(code, machine, names)
 
 
-def own_addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[str, int]:
+def addresses_by_source(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[str, int]:
     """The same for a module of this package, which its name tells from all others of it.
 
     What is on disk is then found by the package's source, without writing the module anew, which

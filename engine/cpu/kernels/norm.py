@@ -12,7 +12,7 @@ from llvmlite import ir
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece, rows_per_piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, FLOATS, I32, LANES, VOID, Code, Value, Variable, function
-from engine.cpu.kernels.vector_loop import Lanes, each
+from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 
 NAMES = ("rms_norm", "layer_norm")
 
@@ -72,7 +72,7 @@ def _add_row(module: ir.Module, name: str, *, is_centred: bool) -> None:
     root = code.unary("sqrt", _sum(code, x, n, square) / count + eps.to(I32).bits(F32))
     factor = code.spread(code.constant(F32, 1.0) / root)
 
-    def finish(lanes: Lanes) -> None:
+    def finish(lanes: SimdLanes) -> None:
         y = code.variable(centred(lanes.load(x)) * factor)
         with code.when(weight.differs(0)):
             y.set(y.get() * lanes.load(weight + offset))
@@ -80,7 +80,7 @@ def _add_row(module: ir.Module, name: str, *, is_centred: bool) -> None:
             y.set(y.get() + lanes.load(bias + offset))
         lanes.store(y.get(), out)
 
-    each(code, n, finish)
+    for_each_vector(code, n, finish)
     code.builder.ret_void()
 
 
@@ -88,13 +88,13 @@ def _sum(code: Code, x: Value, n: Value, term: Term) -> Value:
     """The sum of a term for each element of a row."""
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(4)]
 
-    def add(lanes: Lanes, total: Variable = sums[0]) -> None:
+    def add(lanes: SimdLanes, total: Variable = sums[0]) -> None:
         total.set(total.get() + lanes.only(term(lanes.load(x))))
 
     whole = n - n % (4 * LANES)
     with code.loop(code.number(0), whole, 4 * LANES) as index:
         for part, total in enumerate(sums):
-            add(Lanes(code, index + part * LANES), total)
-    each(code, n, add, whole)
+            add(SimdLanes(code, index + part * LANES), total)
+    for_each_vector(code, n, add, whole)
     first, second, third, fourth = (total.get() for total in sums)
     return code.reduced("add", (first + second) + (third + fourth))

@@ -23,7 +23,7 @@ HALF = vector(I8, BLOCK // 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlockColumns:
     """Where in a file 32 columns of a row lie.
 
     Attributes:
@@ -48,11 +48,11 @@ class Place:
         return (codes >> by) & mask
 
 
-Read = Callable[[Place], Value]
+Read = Callable[[BlockColumns], Value]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class BlockReader:
     """Where a type keeps what the planes hold.
 
     Attributes:
@@ -67,7 +67,7 @@ class Source:
     type_size: int
     n_blocks: int
     low: Read
-    scales: Callable[[Place], list[Value]]
+    scales: Callable[[BlockColumns], list[Value]]
     high: Read | None = None
     supers: tuple[int, ...] = ()
 
@@ -79,7 +79,7 @@ def _at(offset: int, kind: object = HALF) -> Read:
 def _high_bits(offset: int) -> Read:
     """Bit c of a 32-bit number belongs to column c."""
 
-    def read(place: Place) -> Value:
+    def read(place: BlockColumns) -> Value:
         bits = place.code.spread(place.bytes(offset, I32), BLOCK)
         numbers = place.code.table(vector(I32, BLOCK), range(BLOCK))
         return ((bits >> numbers) & 1).to(CODES)
@@ -87,14 +87,14 @@ def _high_bits(offset: int) -> Read:
     return read
 
 
-def _halves(*offsets: int) -> Callable[[Place], list[Value]]:
+def _halves(*offsets: int) -> Callable[[BlockColumns], list[Value]]:
     return lambda place: [place.bytes(at, I16).to(I64, signed=False) for at in offsets]
 
 
 def _nibbles_k(offset: int) -> Read:
     """Two blocks share 32 bytes."""
 
-    def read(place: Place) -> Value:
+    def read(place: BlockColumns) -> Value:
         codes = place.bytes(place.index // 2 * 32 + offset, CODES)
         return place.shifted(codes, place.index % 2 * 4, 15)
 
@@ -104,7 +104,7 @@ def _nibbles_k(offset: int) -> Read:
 def _two_bits(offset: int) -> Read:
     """Four blocks share 32 bytes."""
 
-    def read(place: Place) -> Value:
+    def read(place: BlockColumns) -> Value:
         codes = place.bytes(place.index // 4 * 32 + offset, CODES)
         return place.shifted(codes, place.index % 4 * 2, 3)
 
@@ -116,13 +116,13 @@ def _one_bit(offset: int) -> Read:
     return lambda place: place.shifted(place.bytes(offset, CODES), place.index, 1)
 
 
-def _low_q6(place: Place) -> Value:
+def _low_q6(place: BlockColumns) -> Value:
     half, part = place.index // 4, place.index % 4
     codes = place.bytes(half * 64 + part % 2 * 32, CODES)
     return place.shifted(codes, part // 2 * 4, 15)
 
 
-def _scales_k(place: Place) -> list[Value]:
+def _scales_k(place: BlockColumns) -> list[Value]:
     """Scale and minimum of Q4_K and Q5_K: six bits each, the upper two of the last four apart."""
     low, index = place.index % 4 + 4, place.index
     scale, minimum, rest = place.byte(low), place.byte(low + 4), place.byte(low + 8)
@@ -134,12 +134,12 @@ def _scales_k(place: Place) -> list[Value]:
     ]
 
 
-def _pair(offset: int) -> Callable[[Place], list[Value]]:
+def _pair(offset: int) -> Callable[[BlockColumns], list[Value]]:
     """A byte for each 16 columns."""
     return lambda place: [place.byte(place.index * 2 + (offset + n)) for n in range(2)]
 
 
-def _scales_q3(place: Place) -> list[Value]:
+def _scales_q3(place: BlockColumns) -> list[Value]:
     """Six bits each, counted from 32: four in 8 bytes, then two in 4 bytes."""
     scales = []
     for n in range(2):
@@ -150,44 +150,46 @@ def _scales_q3(place: Place) -> list[Value]:
     return scales
 
 
-def _scales_iq4_xs(place: Place) -> list[Value]:
+def _scales_iq4_xs(place: BlockColumns) -> list[Value]:
     """Six bits each, counted from 32: two in a 16-bit number, four in 4 bytes."""
     low = (place.byte(place.index // 2 + 4) >> (place.index % 2 * 4)) & 15
     high = (place.bytes(2, I16).to(I64, signed=False) >> (place.index * 2)) & 3
     return [(low | (high << 4)) - 32]
 
 
-def _coded(layout: Layout) -> Source:
+def _coded(layout: Layout) -> BlockReader:
     """32 bytes of codes, then the scales as the plane has them."""
     size, kind = (4, I32) if layout.scale == "f32" else (2, I16)
     places = range(BLOCK, BLOCK + size * (BLOCK // layout.sub), size)
 
-    def scales(place: Place) -> list[Value]:
+    def scales(place: BlockColumns) -> list[Value]:
         return [place.bytes(at, kind).to(I64, signed=False) for at in places]
 
-    def low(place: Place) -> Value:
+    def low(place: BlockColumns) -> Value:
         return place.bytes(0, CODES) & ((1 << layout.low) - 1)
 
-    def high(place: Place) -> Value:
+    def high(place: BlockColumns) -> Value:
         return place.bytes(0, CODES) >> layout.low
 
-    return Source(places.stop, 1, low, scales, high if layout.high else None)
+    return BlockReader(places.stop, 1, low, scales, high if layout.high else None)
 
 
-SOURCES: Mapping[int, Source] = {
-    Kind.Q4_0: Source(18, 1, _at(2), _halves(0)),
-    Kind.Q4_1: Source(20, 1, _at(4), _halves(0, 2)),
-    Kind.Q5_0: Source(22, 1, _at(6), _halves(0), _high_bits(2)),
-    Kind.Q5_1: Source(24, 1, _at(8), _halves(0, 2), _high_bits(4)),
-    Kind.Q8_0: Source(34, 1, _at(2, CODES), _halves(0)),
-    Kind.Q2_K: Source(84, 8, _two_bits(16), _pair(0), supers=(80, 82)),
-    Kind.Q3_K: Source(110, 8, _two_bits(32), _scales_q3, _one_bit(0), (108,)),
-    Kind.Q4_K: Source(144, 8, _nibbles_k(16), _scales_k, supers=(0, 2)),
-    Kind.Q5_K: Source(176, 8, _nibbles_k(48), _scales_k, _one_bit(16), (0, 2)),
-    Kind.Q6_K: Source(210, 8, _low_q6, _pair(192), _two_bits(128), (208,)),
-    Kind.IQ4_NL: Source(18, 1, _at(2), _halves(0)),
-    Kind.IQ4_XS: Source(136, 8, lambda p: p.bytes(p.index * 16 + 8), _scales_iq4_xs, supers=(0,)),
-    Kind.MXFP4: Source(17, 1, _at(1), lambda place: [place.byte(0)]),
+BLOCK_READERS: Mapping[int, BlockReader] = {
+    Kind.Q4_0: BlockReader(18, 1, _at(2), _halves(0)),
+    Kind.Q4_1: BlockReader(20, 1, _at(4), _halves(0, 2)),
+    Kind.Q5_0: BlockReader(22, 1, _at(6), _halves(0), _high_bits(2)),
+    Kind.Q5_1: BlockReader(24, 1, _at(8), _halves(0, 2), _high_bits(4)),
+    Kind.Q8_0: BlockReader(34, 1, _at(2, CODES), _halves(0)),
+    Kind.Q2_K: BlockReader(84, 8, _two_bits(16), _pair(0), supers=(80, 82)),
+    Kind.Q3_K: BlockReader(110, 8, _two_bits(32), _scales_q3, _one_bit(0), (108,)),
+    Kind.Q4_K: BlockReader(144, 8, _nibbles_k(16), _scales_k, supers=(0, 2)),
+    Kind.Q5_K: BlockReader(176, 8, _nibbles_k(48), _scales_k, _one_bit(16), (0, 2)),
+    Kind.Q6_K: BlockReader(210, 8, _low_q6, _pair(192), _two_bits(128), (208,)),
+    Kind.IQ4_NL: BlockReader(18, 1, _at(2), _halves(0)),
+    Kind.IQ4_XS: BlockReader(
+        136, 8, lambda p: p.bytes(p.index * 16 + 8), _scales_iq4_xs, supers=(0,)
+    ),
+    Kind.MXFP4: BlockReader(17, 1, _at(1), lambda place: [place.byte(0)]),
     **{number: _coded(layout) for number, layout in CODED.items()},
 }
 
@@ -203,13 +205,13 @@ def build(module: ir.Module, type_number: int) -> None:
     """`pack(team, *ARGUMENTS)`; all other rows of the tiles it touches are left as they are."""
     add_run(module)
     with piece(module, "pack", ARGUMENTS) as (code, given, index):
-        _emit_tile(code, LAYOUTS[type_number], SOURCES[type_number], given, index)
+        _emit_tile(code, LAYOUTS[type_number], BLOCK_READERS[type_number], given, index)
     add_kernel(
         module, "pack", ARGUMENTS, lambda _, g: ceil_div(g["goal_row"] % TILE + g["n_rows"], TILE)
     )
 
 
-def _emit_tile(code: Code, layout: Layout, source: Source, given: Named, index: Value) -> None:
+def _emit_tile(code: Code, layout: Layout, source: BlockReader, given: Named, index: Value) -> None:
     """The rows of one tile, the first one that gets any being 0."""
     raw, row_bytes, n_rows, goal_row, first, n_blocks, planes, tile_bytes = given.values()
     tile_number = goal_row // TILE + index
@@ -222,7 +224,7 @@ def _emit_tile(code: Code, layout: Layout, source: Source, given: Named, index: 
         with code.loop(code.number(0), n_blocks) as block:
             whole = first + block
             number = whole // source.n_blocks
-            here = Place(code, start + number * source.type_size, whole % source.n_blocks)
+            here = BlockColumns(code, start + number * source.type_size, whole % source.n_blocks)
             codes = source.low(here)
             _store_low(layout, codes, tile + block * layout.low_bytes + row * 4)
             if source.high is not None:

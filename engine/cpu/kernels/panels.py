@@ -38,7 +38,7 @@ leaves the whole number in the low bits, on all processors alike."""
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class PanelOffsets:
     """Offsets in a block of `n_tokens` tokens."""
 
     n_tokens: int

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.panels import Panel
+from engine.cpu.kernels.panels import PanelOffsets
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import (
@@ -43,7 +43,7 @@ BYTES, HALVES = vector(I8, TILE), vector(I16, TILE)
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class TileAddresses:
     """Where the planes of 16 rows lie, as addresses, for the block that is worked on."""
 
     low: Value
@@ -52,7 +52,7 @@ class Tile:
     supers: Value
 
 
-class Reader:
+class TileReader:
     """Reads one block of 16 rows."""
 
     def __init__(self, code: Code, isa: Isa, layout: Layout) -> None:
@@ -60,7 +60,7 @@ class Reader:
         self.isa = isa
         self.layout = layout
 
-    def lines(self, tile: Tile, *, ahead: bool) -> list[Value]:
+    def lines(self, tile: TileAddresses, *, ahead: bool) -> list[Value]:
         """The eight lines of weights, each 16 rows × 4 bytes as integers of 32 bits.
 
         Args:
@@ -94,7 +94,7 @@ class Reader:
         mask = ((1 << n_bits) - 1) * 0x01010101
         return ((stored >> shift) if shift else stored) & mask
 
-    def _with_high(self, lines: list[Value], tile: Tile) -> list[Value]:
+    def _with_high(self, lines: list[Value], tile: TileAddresses) -> list[Value]:
         n_bits, low = self.layout.high, self.layout.low
         per_line = 8 // n_bits
         stored = [self.code.load(tile.high + 64 * n, INTS) for n in range(n_bits)]
@@ -131,7 +131,7 @@ class Reader:
             return 255
         return -max(map(abs, layout.table), default=128)
 
-    def scales(self, tile: Tile) -> tuple[list[Value], list[Value]]:
+    def scales(self, tile: TileAddresses) -> tuple[list[Value], list[Value]]:
         """Scales of the sub-blocks, and what is added for each unit of Σ x; F32 for 16 rows.
 
         The second list is empty where nothing is added.
@@ -150,7 +150,7 @@ class Reader:
             added = [scale * float(-self.zero) for scale in scales]
         return scales, added
 
-    def _own_scale(self, tile: Tile, sub: int) -> Value:
+    def _own_scale(self, tile: TileAddresses, sub: int) -> Value:
         code = self.code
         if self.layout.scale == "f16":
             return self.isa.halves(code, code.load(tile.scales + 32 * sub, HALVES))
@@ -160,7 +160,7 @@ class Reader:
         tiny = code.constant(INTS, 0x00200000) << exponent
         return code.where(exponent < 2, tiny, (exponent - 1) << 23).bits(FLOATS)
 
-    def _super_scales(self, tile: Tile) -> tuple[list[Value], list[Value]]:
+    def _super_scales(self, tile: TileAddresses) -> tuple[list[Value], list[Value]]:
         layout, code = self.layout, self.code
         subs = range(BLOCK // layout.sub)
         factor = self.isa.halves(code, code.load(tile.supers, HALVES))
@@ -180,7 +180,11 @@ class Reader:
 
 
 def add_block(
-    reader: Reader, tile: Tile, panel: Value, offsets: Panel, sums: list[Variable]
+    reader: TileReader,
+    tile: TileAddresses,
+    panel: Value,
+    offsets: PanelOffsets,
+    sums: list[Variable],
 ) -> None:
     """Add what 32 columns give for 16 rows and some tokens."""
     code = reader.code
@@ -202,7 +206,7 @@ def add_block(
 
 
 def _half_sums(
-    reader: Reader, lines: list[Value], panel: Value, offsets: Panel, half: int
+    reader: TileReader, lines: list[Value], panel: Value, offsets: PanelOffsets, half: int
 ) -> list[Value]:
     """For each token, the whole numbers' products with 16 columns of 16 rows, as F32."""
     code = reader.code
@@ -227,13 +231,13 @@ def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes
     name = f"tile_{n_tokens}"
     code, (planes, n_blocks, skip, panel, out, stride) = function(module, name, 6)
     code.builder.function.linkage = "internal"
-    reader = Reader(code, isa, layout)
+    reader = TileReader(code, isa, layout)
     high, scales, supers = layout.starts(planes, n_blocks)
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(n_tokens)]
-    offsets = Panel(n_tokens, x_bytes)
+    offsets = PanelOffsets(n_tokens, x_bytes)
 
     def add(block: Value, factor: Value) -> None:
-        tile = Tile(
+        tile = TileAddresses(
             planes + block * layout.low_bytes, high + block * layout.high_bytes,
             scales + block * layout.scale_bytes, factor,
         )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 from llvmlite import ir
 
 from engine.cpu.kernels import jit
-from engine.cpu.kernels.call_log import CHECKED, MOST_ARGUMENTS, Log
+from engine.cpu.kernels.call_log import CHECKED, MAX_ARGUMENTS, CallLog
 from engine.cpu.kernels.fastcall import Kernel, bind
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.team import WAITED, Team
@@ -31,7 +31,7 @@ def build(module: ir.Module) -> None:
         kernel, count, first = code.listed(here, 3)
         n = count & (CHECKED - 1)
         begun = now(code)
-        for number in range(1, MOST_ARGUMENTS + 1):
+        for number in range(1, MAX_ARGUMENTS + 1):
             with code.when(n.equals(number)):
                 code.call_at(kernel, VOID, *code.listed(here + 16, number))
         with code.when(count >= CHECKED):
@@ -48,17 +48,17 @@ def build(module: ir.Module) -> None:
 
 @cache
 def _kernel() -> Kernel:
-    address = jit.own_addresses("replay", chosen(), ["replay"], build)["replay"]
+    address = jit.addresses_by_source("replay", chosen(), ["replay"], build)["replay"]
     return bind(address, 1 + len(ARGUMENTS), holds_gil=False)
 
 
-class Replay:
+class KernelReplay:
     """The calls in a log, to be repeated any number of times.
 
     All that they point to must stay where it is.
     """
 
-    def __init__(self, log: Log, team: Team) -> None:
+    def __init__(self, log: CallLog, team: Team) -> None:
         self._team = team
         self._words = log.words
         self._finishes = log.finishes

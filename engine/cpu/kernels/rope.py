@@ -7,7 +7,7 @@ from llvmlite import ir
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece, rows_per_piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import LANES, VOID, Code, Value, function
-from engine.cpu.kernels.vector_loop import Lanes, each
+from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 
 STYLES = ("norm", "neox")
 """How elements are paired: see `engine.layers.rope`."""
@@ -57,7 +57,7 @@ def _add_head(module: ir.Module, style: str) -> None:
     code, (x, head_dim, n_pairs, cos, sin, out) = function(module, f"{style}_head", 6)
     code.builder.function.linkage = "internal"
 
-    def turn(lanes: Lanes) -> None:
+    def turn(lanes: SimdLanes) -> None:
         c, s = lanes.load(cos), lanes.load(sin)
         low, high = lanes.doubled()
         if style == "norm":
@@ -73,7 +73,9 @@ def _add_head(module: ir.Module, style: str) -> None:
             lanes.store(first, out)
             lanes.store(second, out + n_pairs * 4)
 
-    each(code, n_pairs, turn)
+    for_each_vector(code, n_pairs, turn)
     rest = n_pairs * 8
-    each(code, head_dim - n_pairs * 2, lambda lanes: lanes.store(lanes.load(x + rest), out + rest))
+    for_each_vector(
+        code, head_dim - n_pairs * 2, lambda lanes: lanes.store(lanes.load(x + rest), out + rest)
+    )
     code.builder.ret_void()

@@ -33,7 +33,7 @@ from engine.cpu.kernels.values import (  # fmt: skip
     Value,
     function,
 )
-from engine.cpu.kernels.vector_loop import Lanes, each
+from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 
 GATINGS = ("softmax", "sigmoid", "softmax_chosen")
 
@@ -157,21 +157,21 @@ def _add_shares(module: ir.Module) -> None:
     lowest = code.constant(FLOATS, float("-inf"))
     largest, total = code.variable(lowest), code.variable(code.constant(FLOATS, 0.0))
 
-    def compare(lanes: Lanes) -> None:
+    def compare(lanes: SimdLanes) -> None:
         numbers = lanes.load(x)
         if lanes.left is not None:
             numbers = code.where(code.first(lanes.left), numbers, lowest)
         largest.set(code.largest(largest.get(), numbers))
 
-    each(code, n, compare)
+    for_each_vector(code, n, compare)
     top = code.spread(code.reduced("max", largest.get()))
 
-    def raise_to_e(lanes: Lanes) -> None:
+    def raise_to_e(lanes: SimdLanes) -> None:
         powers = lanes.only(maths.exp(code, lanes.load(x) - top))
         code.store(powers, out + lanes.index * 4)
         total.set(total.get() + powers)
 
-    each(code, n, raise_to_e)
+    for_each_vector(code, n, raise_to_e)
     whole = code.spread(code.reduced("add", total.get()))
     with code.loop(code.number(0), n, LANES) as index:
         code.store(code.load(out + index * 4, FLOATS) / whole, out + index * 4)
@@ -203,9 +203,11 @@ def _add_token(module: ir.Module, gating: str) -> None:
     if gating == "softmax":
         code.call("shares", VOID, logits, n, scores)
     elif gating == "sigmoid":
-        each(code, n, lambda lanes: lanes.store(maths.sigmoid(code, lanes.load(logits)), scores))
+        for_each_vector(
+            code, n, lambda lanes: lanes.store(maths.sigmoid(code, lanes.load(logits)), scores)
+        )
     else:
-        each(code, n, lambda lanes: lanes.store(lanes.load(logits), scores))
+        for_each_vector(code, n, lambda lanes: lanes.store(lanes.load(logits), scores))
     _emit_keys(code, given, logits, scores, keys)
     if gating != "softmax_chosen":
         with code.when(given["n_group"] > 1):
@@ -216,12 +218,12 @@ def _add_token(module: ir.Module, gating: str) -> None:
     if gating == "softmax_chosen":
         powers = _list(code, n_used)
         code.call("shares", VOID, weights, n_used, powers)
-        each(code, n_used, lambda lanes: lanes.store(lanes.load(powers), weights))
+        for_each_vector(code, n_used, lambda lanes: lanes.store(lanes.load(powers), weights))
     else:
         with code.when(given["normalise"] > 0):
             code.call("normalised", VOID, weights, n_used, given["smallest"])
     scale = code.spread(given["scale"].to(I32).bits(F32))
-    each(code, n_used, lambda lanes: lanes.store(lanes.load(weights) * scale, weights))
+    for_each_vector(code, n_used, lambda lanes: lanes.store(lanes.load(weights) * scale, weights))
     code.builder.ret_void()
 
 
@@ -230,7 +232,7 @@ def _emit_keys(code: Code, given: Named, logits: Value, scores: Value, keys: Val
     bias = given["bias"]
     source = code.where(bias.equals(0) & given["n_group"].equals(1), logits, scores)
 
-    def emit(lanes: Lanes) -> None:
+    def emit(lanes: SimdLanes) -> None:
         wanted = code.variable(lanes.load(source))
         with code.when(bias.differs(0)):
             wanted.set(wanted.get() + lanes.load(bias))
@@ -239,7 +241,7 @@ def _emit_keys(code: Code, given: Named, logits: Value, scores: Value, keys: Val
             key = code.where(code.first(lanes.left), key, code.constant(INTS, TAKEN))
         code.store(key, keys + lanes.index * 4)
 
-    each(code, given["n_expert"], emit)
+    for_each_vector(code, given["n_expert"], emit)
 
 
 def _emit_chosen(
@@ -317,7 +319,7 @@ def _emit_sums(code: Code, given: Named, index: Value) -> None:
     stop = code.least((index + 1) * per_piece, given["n_token"])
     with code.loop(index * per_piece, stop) as token:
 
-        def emit(lanes: Lanes, first: Value = token * n_used) -> None:
+        def emit(lanes: SimdLanes, first: Value = token * n_used) -> None:
             total = code.variable(code.constant(FLOATS, 0.0))
             with code.loop(first, first + n_used) as pair:
                 row = code.load(given["row_of"] + pair * 8, I64)
@@ -328,4 +330,4 @@ def _emit_sums(code: Code, given: Named, index: Value) -> None:
                 total.set(total.get() + numbers.get())
             lanes.store(total.get(), given["out"] + first // n_used * n * 4)
 
-        each(code, n, emit)
+        for_each_vector(code, n, emit)

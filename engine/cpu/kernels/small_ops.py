@@ -11,48 +11,33 @@ import struct
 from dataclasses import dataclass
 from functools import cache
 from math import inf
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.cpu.kernels import activation, elementwise, jit, norm, rope
-from engine.cpu.kernels.fastcall import Kernel, bind
+from engine.cpu.kernels.fastcall import BoundKernel, Kernel, bind_both
 from engine.cpu.kernels.isa import Isa, chosen, supported
 from engine.cpu.kernels.team import Team
 
 F32 = torch.float32
 
-SHORT = 1 << 16
+SHORT_CALL = 1 << 16
 """Elements up to which a call keeps Python's lock."""
 
 
-class Calls(NamedTuple):
-    """A kernel as two functions: one that keeps Python's lock, and one that does not."""
-
-    short: Kernel
-    long: Kernel
-    address: int
-
-
-def calls(address: int, n_arguments: int) -> Calls:
-    """Of a kernel that takes so many integers after the team."""
-    short, long = (bind(address, 1 + n_arguments, holds_gil=held) for held in (True, False))
-    return Calls(short, long, address)
-
-
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class SmallKernels:
     """What is compiled for one kind of processor, by name."""
 
-    norms: dict[str, Calls]
-    activations: dict[str, Calls]
-    turns: dict[str, Calls]
-    pairwise: dict[str, Calls]
+    norms: dict[str, BoundKernel]
+    activations: dict[str, BoundKernel]
+    turns: dict[str, BoundKernel]
+    pairwise: dict[str, BoundKernel]
 
 
 @cache
-def kernels(name: str) -> Kernels:
+def kernels(name: str) -> SmallKernels:
     """Compile them, once for each kind of processor."""
     isa = next(isa for isa in supported() if isa.name == name)
     found = []
@@ -62,13 +47,13 @@ def kernels(name: str) -> Kernels:
         ("rope", rope.STYLES, rope.ARGUMENTS, rope.build),
         ("pairwise", elementwise.NAMES, elementwise.ARGUMENTS, elementwise.build),
     ):
-        at = jit.own_addresses(group, isa, functions, build)
-        found.append({function: calls(at[function], len(arguments)) for function in functions})
-    return Kernels(*found)
+        at = jit.addresses_by_source(group, isa, functions, build)
+        found.append({function: bind_both(at[function], len(arguments)) for function in functions})
+    return SmallKernels(*found)
 
 
 @cache
-def bits(number: float) -> int:
+def f32_bits(number: float) -> int:
     """A float's F32 bits."""
     return int.from_bytes(struct.pack("<f", number), "little")
 
@@ -76,10 +61,10 @@ def bits(number: float) -> int:
 @cache
 def _limit(kind: str, limit: float) -> int:
     """As activations want it: infinite for none."""
-    return bits(limit if limit or kind == "oai" else inf)
+    return f32_bits(limit if limit or kind == "oai" else inf)
 
 
-class Steps:
+class SmallOps:
     """The kernels, run by one team.
 
     Args:
@@ -109,15 +94,15 @@ class Steps:
         return self._norm(self._layer, x, weight, bias, eps)
 
     def _norm(
-        self, kernel: Calls, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+        self, kernel: BoundKernel, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor | None:
-        rows = rows_of(x)
+        rows = row_layout(x)
         places = rows and _weights(weight, bias, rows)
         if rows is None or places is None:
             return None
         out = torch.empty_like(x) if x.is_contiguous() else _empty(x)
         run = self._fitting(kernel, out)
-        run(self._address, x.data_ptr(), *rows, *places, bits(eps), out.data_ptr())
+        run(self._address, x.data_ptr(), *rows, *places, f32_bits(eps), out.data_ptr())
         return out
 
     def activation(self, kind: str, limit: float) -> tuple[int, int] | None:
@@ -133,7 +118,7 @@ class Steps:
         n_rows, n = 1, gate.numel()
         strides = [0, 0]
         if not is_plain(gate) or (up is not None and not is_plain(up)):
-            cut = [rows_of(x) for x in (gate, up) if x is not None]
+            cut = [row_layout(x) for x in (gate, up) if x is not None]
             if gate.dim() != 2 or None in cut:
                 return None
             n_rows, n = gate.shape
@@ -147,7 +132,7 @@ class Steps:
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
         """See `ReferenceOps.rope`; x (T, n_head, head_dim), cos and sin (T, 1, n_rot / 2)."""
-        rows = rows_of(x)
+        rows = row_layout(x)
         if rows is None or x.dim() != 3 or not is_plain(cos) or not is_plain(sin):
             return None
         shape = cos.shape
@@ -173,19 +158,19 @@ class Steps:
         run(self._address, x.data_ptr(), y.data_ptr(), x.numel(), out.data_ptr())
         return out
 
-    def _fitting(self, kernel: Calls, out: Tensor) -> Kernel:
+    def _fitting(self, kernel: BoundKernel, out: Tensor) -> Kernel:
         """The function for a result of this size; helpers that sleep are called if it is large."""
-        if out.numel() <= SHORT:
-            return kernel.short
+        if out.numel() <= SHORT_CALL:
+            return kernel.with_gil
         self._team.wake()
-        return kernel.long
+        return kernel.without_gil
 
 
-Rows = tuple[int, int, int, int, int]
+RowLayout = tuple[int, int, int, int, int]
 """Of a tensor: strides of tokens and heads in bytes, then n_tokens, n_heads, n."""
 
 
-def rows_of(x: Tensor) -> Rows | None:
+def row_layout(x: Tensor) -> RowLayout | None:
     """How kernels see x (T, n) or (T, n_head, n), if they can."""
     if x.dtype is not F32 or not x.is_cpu:
         return None
@@ -197,7 +182,9 @@ def rows_of(x: Tensor) -> Rows | None:
     return None
 
 
-def _weights(weight: Tensor | None, bias: Tensor | None, rows: Rows) -> tuple[int, int, int] | None:
+def _weights(
+    weight: Tensor | None, bias: Tensor | None, rows: RowLayout
+) -> tuple[int, int, int] | None:
     """The addresses of weight and bias, or 0, and how far they are apart from head to head."""
     n_heads, n = rows[3:]
     first = bias if weight is None else weight

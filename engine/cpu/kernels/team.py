@@ -36,7 +36,7 @@ TICKS, REST, LOG, WAITED, DONE, SIZE = 96, 104, 112, 120, 128, 192
 of kernels add up the time that these take, by `cpu.kernels.timestamp_counter`, and at `WAITED` how
 much of that was waiting for other ranks; at `LOG` is the address of where they note them, or 0."""
 
-AWAKE_TURNS = 60_000
+SPIN_TURNS = 60_000
 """How often a waiting thread looks for work before it sleeps; one or two milliseconds, longer than
 ranks wait awake for each other, so that who comes first finds its helpers awake."""
 
@@ -132,7 +132,7 @@ def pause(code: Code, team: Value, waited: Variable, yield_turns: int = YIELD_TU
 
 @cache
 def _help() -> Callable[[int, int], None]:
-    address = jit.own_addresses("team", chosen(), ["help"], _build_help)["help"]
+    address = jit.addresses_by_source("team", chosen(), ["help"], _build_help)["help"]
     return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address)
 
 
@@ -181,7 +181,7 @@ def _work(state: _State, memory: object, address: int) -> None:
         n_calls = state.n_calls  # read first: closing counts as a call
         if state.is_closed:
             return
-        take_part(address, AWAKE_TURNS)
+        take_part(address, SPIN_TURNS)
         state.sleep(n_calls)
 
 
@@ -230,7 +230,7 @@ class Team:
     def _word(self, offset: int) -> int:
         return ctypes.c_int64.from_address(self.address + offset).value
 
-    def note_calls(self, log: int) -> None:
+    def log_calls(self, log: int) -> None:
         """Have calls of kernels noted in the log at an address; no longer if it is 0."""
         ctypes.c_int64.from_address(self.address + LOG).value = log
 

@@ -20,13 +20,13 @@ import numpy as np
 from llvmlite import ir
 
 from engine.cpu.kernels import jit
-from engine.cpu.kernels.call_log import Finish, Log
+from engine.cpu.kernels.call_log import CallLog, Finish
 from engine.cpu.kernels.fastcall import Kernel, bind
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.team import TICKS, YIELD, load, pause, store, yield_address
 from engine.cpu.kernels.timestamp_counter import tick_s
 from engine.cpu.kernels.values import I64, function
-from engine.cpu.kernels.vector_loop import each
+from engine.cpu.kernels.vector_loop import for_each_vector
 
 IS_BROKEN, N_ASLEEP, N_SEAT, HEAD_BYTES = 0, 8, 64, 128
 """Of what all share, which also has `YIELD` like a team: offsets in bytes."""
@@ -46,14 +46,14 @@ YIELD_TURNS = 50
 """As `cpu.kernels.team`'s, but often: where there are fewer cores than ranks, the one that is
 waited for may need this core."""
 
-MEET = ("head", "round", "address", "n", "out", "turns")
+ALL_REDUCE = ("head", "round", "address", "n", "out", "turns")
 COUNT_ASLEEP = ("head", "round", "change")
 """Arguments behind the seat. `round` is a number from 1, or 0 for the seat's next; `turns` is how
 often a waiting thread looks before it gives up."""
 
 
 def build(module: ir.Module) -> None:
-    """`meet` and `count_asleep`: see the methods of `Board`."""
+    """`meet` and `count_asleep`: see the methods of `ThreadAllReduce`."""
     _add_are_here(module)
     _add_wait(module)
     _add_sum(module)
@@ -66,7 +66,9 @@ def build(module: ir.Module) -> None:
 
 
 def _build_meet(module: ir.Module) -> None:
-    code, (seat, head, given, address, n, out, turns) = function(module, "meet", 1 + len(MEET))
+    code, (seat, head, given, address, n, out, turns) = function(
+        module, "meet", 1 + len(ALL_REDUCE)
+    )
     number = code.where(given.equals(0), load(code, seat + ROUND) + 1, given)
     shown = (number & 1) * 16 + SHOWN
     store(code, address, seat + shown)
@@ -134,11 +136,11 @@ def _add_sum(module: ir.Module) -> None:
                     so_far.set(x)
                 with is_other:
                     left = so_far.get()
-                    each(code, n, lambda at: at.store(at.load(left) + at.load(x), out))
+                    for_each_vector(code, n, lambda at: at.store(at.load(left) + at.load(x), out))
                     so_far.set(out)
             n_added.set(n_added.get() + 1)
     with code.when(n_added.get().equals(1)):
-        each(code, n, lambda at: at.store(at.load(so_far.get()), out))
+        for_each_vector(code, n, lambda at: at.store(at.load(so_far.get()), out))
     code.builder.ret(code.number(1).raw)
 
 
@@ -151,15 +153,15 @@ class _Kernels(NamedTuple):
 @cache
 def _kernels() -> _Kernels:
     """Waiting lets go of Python's lock."""
-    found = jit.own_addresses("meeting", chosen(), ["meet", "count_asleep"], build)
+    found = jit.addresses_by_source("meeting", chosen(), ["meet", "count_asleep"], build)
     return _Kernels(
-        bind(found["meet"], 1 + len(MEET), holds_gil=False),
+        bind(found["meet"], 1 + len(ALL_REDUCE), holds_gil=False),
         bind(found["count_asleep"], 1 + len(COUNT_ASLEEP), holds_gil=True),
         found["meet"],
     )
 
 
-class Board:
+class ThreadAllReduce:
     """The memory by which threads meet; each of them uses a seat of its own.
 
     Methods that return bits return `COMPLETE` and more, or 0 if they gave up or it is broken off.
@@ -203,7 +205,9 @@ class Board:
         length = tick_s()
         return length and length * self._words[self._starts[seat] + TICKS // 8]
 
-    def note(self, log: Log, seat: int, x: int, n: int, out: int, turns: int, end: Finish) -> None:
+    def note(
+        self, log: CallLog, seat: int, x: int, n: int, out: int, turns: int, end: Finish
+    ) -> None:
         """Note a meeting to be repeated, in the round that is then the next.
 
         Args:

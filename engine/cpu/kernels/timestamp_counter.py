@@ -38,7 +38,7 @@ def _register(code: Code, name: str) -> Value:
 @cache
 def tick_s() -> float | None:
     """Seconds from tick to tick, measured once; None where no clock is known."""
-    address = jit.own_addresses("clock", chosen(), ["read"], build)["read"]
+    address = jit.addresses_by_source("clock", chosen(), ["read"], build)["read"]
     read = ctypes.CFUNCTYPE(ctypes.c_int64)(address)
     begun, first = time.perf_counter(), read()
     time.sleep(CALIBRATION_S)

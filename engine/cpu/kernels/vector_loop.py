@@ -7,7 +7,7 @@ from collections.abc import Callable
 from engine.cpu.kernels.values import FLOATS, LANES, Code, Value
 
 
-class Lanes:
+class SimdLanes:
     """16 neighbouring elements of rows, or the last few.
 
     Attributes:
@@ -27,13 +27,13 @@ class Lanes:
             return self.code.load(address, FLOATS)
         return self.code.load_part(address, FLOATS, self.left)
 
-    def doubled(self) -> tuple[Lanes, Lanes]:
+    def doubled(self) -> tuple[SimdLanes, SimdLanes]:
         """The same of rows that have two neighbours for each element here."""
         index, left = self.index * 2, self.left
         if left is None:
-            return Lanes(self.code, index), Lanes(self.code, index + LANES)
+            return SimdLanes(self.code, index), SimdLanes(self.code, index + LANES)
         first, second = left * 2, left * 2 - LANES
-        return Lanes(self.code, index, first), Lanes(self.code, index + LANES, second)
+        return SimdLanes(self.code, index, first), SimdLanes(self.code, index + LANES, second)
 
     def store(self, value: Value, row: Value) -> None:
         """Write floats to the row at an address."""
@@ -51,10 +51,12 @@ class Lanes:
         return self.code.where(self.code.first(self.left), value, nothing)
 
 
-def each(code: Code, n: Value, body: Callable[[Lanes], None], start: Value | None = None) -> None:
+def for_each_vector(
+    code: Code, n: Value, body: Callable[[SimdLanes], None], start: Value | None = None
+) -> None:
     """Write a loop over n elements, from the multiple `start` of 16 on."""
     whole = n - n % LANES
     with code.loop(code.number(0) if start is None else start, whole, LANES) as index:
-        body(Lanes(code, index))
+        body(SimdLanes(code, index))
     with code.when(whole < n):
-        body(Lanes(code, whole, n - whole))
+        body(SimdLanes(code, whole, n - whole))

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import refuse
-from engine.cpu.kernels.small_ops import Steps
+from engine.cpu.kernels.call_log import refuse_replay
+from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.kernels.team import Team
 from engine.cpu.recorder import Recorder, Recording
 
 TEAM = Team(1)
-STEPS = Steps(TEAM)
+STEPS = SmallOps(TEAM)
 WEIGHT = torch.randn(8, 8)
 STATE = torch.zeros(8)
 
@@ -119,7 +119,7 @@ def kernel_of_any_width(x: Tensor) -> Tensor:
 
 
 def asked_kernel(x: Tensor) -> Tensor:
-    refuse("it depends")
+    refuse_replay("it depends")
     return x
 
 

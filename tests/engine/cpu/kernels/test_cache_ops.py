@@ -13,10 +13,10 @@ from torch import Tensor
 
 from engine.cpu.kernels import attention, cache_write, jit
 from engine.cpu.kernels.attention import PIECE
-from engine.cpu.kernels.cache_ops import CacheSteps
-from engine.cpu.kernels.call_log import Log
+from engine.cpu.kernels.cache_ops import CacheOps
+from engine.cpu.kernels.call_log import CallLog
 from engine.cpu.kernels.isa import ISAS, Isa, supported
-from engine.cpu.kernels.replay import Replay
+from engine.cpu.kernels.replay import KernelReplay
 from engine.cpu.kernels.team import Team
 from engine.forward.cache import LayerCache
 from engine.forward.state import KVState
@@ -53,7 +53,7 @@ def layer(
 
 
 def attended(
-    steps: CacheSteps, q: Tensor, held: LayerCache, n_past: int, scores: Scores,
+    steps: CacheOps, q: Tensor, held: LayerCache, n_past: int, scores: Scores,
     sinks: Tensor | None = None, slopes: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     found = steps.attention(q, held, n_past, scores, sinks, slopes)
@@ -65,7 +65,7 @@ def attended(
 @pytest.mark.parametrize("kv_type", TYPES)
 @pytest.mark.parametrize("n_tokens", [1, 3, 300])
 def test_writing_is_that_of_the_reference(isa: Isa, kv_type: str, n_tokens: int) -> None:
-    steps = CacheSteps(Team(2), isa)
+    steps = CacheOps(Team(2), isa)
     fast, plain = (layer(kv_type, 6, 3, 96, 64, 310) for _ in range(2))
     whole = numbers(3, n_tokens, 3 * (96 + 64)) * 5
     k = whole[:, : 3 * 96].reshape(n_tokens, 3, 96)
@@ -91,7 +91,7 @@ def test_hard_numbers_are_rounded_as_by_torch_and_gguf(isa: Isa, kv_type: str) -
     x[6] = 1 + np.arange(64) * 2.0**-12
     held = layer(kv_type, 1, 1, 64, 64, 2000)
     k = torch.from_numpy(x).unsqueeze(1)
-    assert CacheSteps(Team(1), isa).write(held, k, None, 0)
+    assert CacheOps(Team(1), isa).write(held, k, None, 0)
     if kv_type in ("q8_0", "q4_0"):
         kind = gguf.GGMLQuantizationType[kv_type.upper()]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -104,7 +104,7 @@ def test_hard_numbers_are_rounded_as_by_torch_and_gguf(isa: Isa, kv_type: str) -
 @KINDS
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16"])
 def test_heads_that_end_anywhere(isa: Isa, kv_type: str) -> None:
-    steps = CacheSteps(Team(1), isa)
+    steps = CacheOps(Team(1), isa)
     for dim_k, dim_v in ((1, 1), (8, 6), (40, 24), (33, 100), (80, 48)):
         held = layer(kv_type, 6, 2, dim_k, dim_v, 150)
         k, v = numbers(4, 1, 2, dim_k), numbers(5, 1, 2, dim_v)
@@ -124,7 +124,7 @@ def test_heads_that_end_anywhere(isa: Isa, kv_type: str) -> None:
     ("n_head", "n_kv"), [(1, 1), (4, 4), (8, 4), (7, 1), (32, 8), (19, 1), (5, 1)]
 )
 def test_attention_for_groups_of_all_sizes(isa: Isa, kv_type: str, n_head: int, n_kv: int) -> None:
-    steps = CacheSteps(Team(2), isa)
+    steps = CacheOps(Team(2), isa)
     held = layer(kv_type, n_head, n_kv, 64, 96, 2 * PIECE + 20)
     for n_past in (0, 1, 16, 62, PIECE - 1, PIECE, 2 * PIECE + 17):
         q = numbers(7, 1, n_head, 64) * 2
@@ -167,7 +167,7 @@ def test_attention_is_that_of_the_reference(case: dict[str, Any]) -> None:
     sinks = numbers(9, n_head) if case["sinks"] else None
     slopes = numbers(10, n_head).abs() / 50 if case["slopes"] else None
     scores = Scores(0.15, case["window"], case["chunk"], case["softcap"])
-    found = attended(CacheSteps(Team(1), case["isa"]), q, held, n_past, scores, sinks, slopes)
+    found = attended(CacheOps(Team(1), case["isa"]), q, held, n_past, scores, sinks, slopes)
     for t in range(n_tokens):
         expected = attend(q[t : t + 1], held, n_past + t, scores, sinks, slopes)
         torch.testing.assert_close(found[t : t + 1], expected, rtol=2e-5, atol=8e-6)
@@ -178,9 +178,9 @@ def test_attention_is_that_of_the_reference(case: dict[str, Any]) -> None:
 def test_results_do_not_depend_on_threads_and_other_tokens(isa: Isa, kv_type: str) -> None:
     held = layer(kv_type, 12, 2, 64, 64, 1600)
     q, scores, sinks = numbers(11, 3, 12, 64), Scores(0.125), numbers(12, 12)
-    one, three = (attended(CacheSteps(Team(n), isa), q, held, 1590, scores, sinks) for n in (1, 3))
+    one, three = (attended(CacheOps(Team(n), isa), q, held, 1590, scores, sinks) for n in (1, 3))
     assert torch.equal(one, three)
-    alone = attended(CacheSteps(Team(2), isa), q[2:], held, 1592, scores, sinks)
+    alone = attended(CacheOps(Team(2), isa), q[2:], held, 1592, scores, sinks)
     assert torch.equal(one[2:], alone)
 
 
@@ -191,34 +191,34 @@ def test_scores_far_apart_and_infinite_ones(isa: Isa) -> None:
     held.k *= 400
     held.k[0, 3] = -torch.inf
     q = numbers(13, 1, 2, 16).abs() * 10
-    found = attended(CacheSteps(Team(1), isa), q, held, 599, Scores(1.0))
+    found = attended(CacheOps(Team(1), isa), q, held, 599, Scores(1.0))
     torch.testing.assert_close(found, attend(q, held, 599, Scores(1.0), None, None))
     held.v[0, 5] = torch.nan
-    assert attended(CacheSteps(Team(1), isa), q, held, 599, Scores(1.0)).isnan().all()
+    assert attended(CacheOps(Team(1), isa), q, held, 599, Scores(1.0)).isnan().all()
 
 
 def test_a_token_elsewhere_takes_the_same_calls() -> None:
     """Only what `move` writes says where it is, for layers with and without a window."""
-    steps, held = CacheSteps(Team(1)), layer("f16", 4, 2, 32, 32, 600)
+    steps, held = CacheOps(Team(1)), layer("f16", 4, 2, 32, 32, 600)
     kinds = [Scores(0.3), Scores(0.3, window=20), Scores(0.3, chunk=256)]
     q, k = numbers(18, 1, 4, 32), numbers(19, 1, 2, 32)
-    log = Log()
-    steps._team.note_calls(log.address)
+    log = CallLog()
+    steps._team.log_calls(log.address)
     steps.write(held, k, k, 100)
     outs = [attended(steps, q, held, 100, scores) for scores in kinds]
-    steps._team.note_calls(0)
-    replay = Replay(log, steps._team)
+    steps._team.log_calls(0)
+    replay = KernelReplay(log, steps._team)
     for n_past in (0, 19, 300, 599):
         held.k[:, n_past] = 0
         steps.move(n_past)
         replay.run(0, log.n_used)
         assert torch.equal(held.k[:, n_past], k[0].half())
         for scores, out in zip(kinds, outs, strict=True):
-            assert torch.equal(out, attended(CacheSteps(Team(1)), q, held, n_past, scores))
+            assert torch.equal(out, attended(CacheOps(Team(1)), q, held, n_past, scores))
 
 
 def test_a_cache_whose_memory_moves_is_found_again() -> None:
-    steps, held = CacheSteps(Team(1)), layer("f16", 2, 1, 32, 32, 40)
+    steps, held = CacheOps(Team(1)), layer("f16", 2, 1, 32, 32, 40)
     q = numbers(14, 1, 2, 32)
     before = attended(steps, q, held, 30, Scores(0.3))
     held.k = held.k.clone()
@@ -229,7 +229,7 @@ def test_a_cache_whose_memory_moves_is_found_again() -> None:
 
 
 def test_what_would_lie_outside_of_the_cache_is_refused() -> None:
-    steps, held = CacheSteps(Team(1)), layer("f16", 4, 2, 32, 32, 40)
+    steps, held = CacheOps(Team(1)), layer("f16", 4, 2, 32, 32, 40)
     x, scores = numbers(15, 3, 2, 32), Scores(0.1)
     for start in (-1, 38, 1 << 40):
         assert not steps.write(held, x, x, start)

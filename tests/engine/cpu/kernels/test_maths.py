@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.cpu.kernels import jit, maths
 from engine.cpu.kernels.isa import Isa, supported
 from engine.cpu.kernels.values import function
-from engine.cpu.kernels.vector_loop import each
+from engine.cpu.kernels.vector_loop import for_each_vector
 
 FUNCTIONS = {"exp": maths.exp, "tanh": maths.tanh}
 Floats = NDArray[np.float32]
@@ -25,7 +25,7 @@ def build(module: ir.Module) -> None:
 def add(module: ir.Module, name: str) -> None:
     """`name(x, n, out)`"""
     code, (x, n, out) = function(module, name, 3)
-    each(code, n, lambda lanes: lanes.store(FUNCTIONS[name](code, lanes.load(x)), out))
+    for_each_vector(code, n, lambda lanes: lanes.store(FUNCTIONS[name](code, lanes.load(x)), out))
     code.builder.ret_void()
 
 

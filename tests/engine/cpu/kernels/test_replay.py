@@ -7,34 +7,41 @@ import torch
 from torch import Tensor
 
 from engine.cpu.kernels import call_log as logs
-from engine.cpu.kernels.call_log import CHECKED, MOST_ARGUMENTS, Log, present, present_log, refuse
+from engine.cpu.kernels.call_log import (
+    CHECKED,
+    MAX_ARGUMENTS,
+    CallLog,
+    current_log,
+    logging_to,
+    refuse_replay,
+)
 from engine.cpu.kernels.fastcall import bind
-from engine.cpu.kernels.replay import Replay
-from engine.cpu.kernels.small_ops import Steps
+from engine.cpu.kernels.replay import KernelReplay
+from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.kernels.team import Team
-from engine.cpu.kernels.thread_all_reduce import ADDED, COMPLETE, Board
+from engine.cpu.kernels.thread_all_reduce import ADDED, COMPLETE, ThreadAllReduce
 
 
 def test_calls_are_repeated_in_their_order() -> None:
-    team, log = Team(2), Log()
-    steps = Steps(team)
+    team, log = Team(2), CallLog()
+    steps = SmallOps(team)
     x, y = torch.randn(1, 3000), torch.randn(1, 3000)
     steps.pairwise("add", x, y)
     assert log.n_used == 0, "nothing is noted before it is asked for"
-    team.note_calls(log.address)
+    team.log_calls(log.address)
     total = steps.pairwise("add", x, y)
     assert total is not None
     normal = steps.rms_norm(total, None, None, 1e-5)
-    team.note_calls(0)
+    team.log_calls(0)
     steps.pairwise("multiply", x, y)
     assert log.n_used == len(log.words) == (2 + 5) + (2 + 12)
-    replay = Replay(log, team)
+    replay = KernelReplay(log, team)
     for _ in range(3):
         x.normal_()
         y.normal_()
         replay.run(0, log.n_used)
         assert torch.equal(total, x + y)
-        expected = Steps(team).rms_norm(total, None, None, 1e-5)
+        expected = SmallOps(team).rms_norm(total, None, None, 1e-5)
         assert expected is not None
         assert torch.equal(normal, expected)
     x.normal_()
@@ -45,24 +52,24 @@ def test_calls_are_repeated_in_their_order() -> None:
 
 
 def test_time_counts_as_the_teams() -> None:
-    team, log = Team(1), Log()
-    steps, x = Steps(team), torch.randn(1, 60_000)
-    team.note_calls(log.address)
+    team, log = Team(1), CallLog()
+    steps, x = SmallOps(team), torch.randn(1, 60_000)
+    team.log_calls(log.address)
     kept = [steps.pairwise("add", x, x) for _ in range(200)]
-    team.note_calls(0)
+    team.log_calls(0)
     before = team.kernel_s
-    Replay(log, team).run(0, log.n_used)
+    KernelReplay(log, team).run(0, log.n_used)
     if before is not None:
         assert team.kernel_s > before + len(kept) * 1e-7
 
 
 def test_a_log_that_is_full_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "N_WORD", 20)
-    team, log, x = Team(1), Log(), torch.randn(4)
-    team.note_calls(log.address)
+    monkeypatch.setattr(logs, "MAX_WORDS", 20)
+    team, log, x = Team(1), CallLog(), torch.randn(4)
+    team.log_calls(log.address)
     for _ in range(3):
-        Steps(team).pairwise("add", x, x)
-    team.note_calls(0)
+        SmallOps(team).pairwise("add", x, x)
+    team.log_calls(0)
     log.add_checked(1, [2, 3], lambda: None)
     log.check_room()
     assert "too many" in log.refusal
@@ -70,33 +77,33 @@ def test_a_log_that_is_full_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_refusal_counts_and_only_for_the_present_log() -> None:
-    refuse("nobody listens")
-    log = Log()
-    with present_log(log):
-        assert present() is log
-        with present_log(None):
-            refuse("not now")
-        thread = threading.Thread(target=refuse, args=("elsewhere",))
+    refuse_replay("nobody listens")
+    log = CallLog()
+    with logging_to(log):
+        assert current_log() is log
+        with logging_to(None):
+            refuse_replay("not now")
+        thread = threading.Thread(target=refuse_replay, args=("elsewhere",))
         thread.start()
         thread.join()
         assert log.refusal == ""
-        refuse("first")
-        refuse("second")
+        refuse_replay("first")
+        refuse_replay("second")
     assert log.refusal == "first"
-    assert present() is None
+    assert current_log() is None
 
 
 def test_a_kernel_has_at_most_so_many_arguments() -> None:
-    bind(1, MOST_ARGUMENTS, holds_gil=True)
+    bind(1, MAX_ARGUMENTS, holds_gil=True)
     with pytest.raises(AssertionError, match="repeated"):
-        bind(1, MOST_ARGUMENTS + 1, holds_gil=True)
+        bind(1, MAX_ARGUMENTS + 1, holds_gil=True)
 
 
 class Seat:
     """One of two that meet again and again, from a log."""
 
-    def __init__(self, board: Board, seat: int, turns: int) -> None:
-        self.team, self.log = Team(1), Log()
+    def __init__(self, board: ThreadAllReduce, seat: int, turns: int) -> None:
+        self.team, self.log = Team(1), CallLog()
         self.x, self.out = torch.zeros(5), torch.zeros(5)
         self.n_finished = 0
         self._board, self._seat = board, seat
@@ -114,13 +121,13 @@ class Seat:
 
     def run(self, number: int) -> Tensor:
         self.x.fill_(number)
-        Replay(self.log, self.team).run(0, self.log.n_used)
+        KernelReplay(self.log, self.team).run(0, self.log.n_used)
         return self.out
 
 
 @pytest.mark.parametrize("turns", [1, 1 << 30], ids=["stops", "waits"])
 def test_meetings_repeat_in_new_rounds(turns: int) -> None:
-    board, everyone = Board(2), threading.Barrier(2)
+    board, everyone = ThreadAllReduce(2), threading.Barrier(2)
     sums: list[list[float]] = [[], []]
     seats = [Seat(board, n, turns) for n in range(2)]
 

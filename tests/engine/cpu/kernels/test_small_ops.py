@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.cpu.kernels import fastcall
 from engine.cpu.kernels.isa import supported
-from engine.cpu.kernels.small_ops import Steps
+from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.kernels.team import Team
 from engine.layers.ffn import Activation
 from engine.ops.reference import ReferenceOps
@@ -17,8 +17,8 @@ REFERENCE = ReferenceOps()
 
 
 @pytest.fixture(scope="module", params=supported(), ids=lambda isa: isa.name)
-def steps(request: pytest.FixtureRequest) -> Steps:
-    return Steps(Team(2), request.param)
+def steps(request: pytest.FixtureRequest) -> SmallOps:
+    return SmallOps(Team(2), request.param)
 
 
 def rows(seed: int, *shape: int) -> Tensor:
@@ -31,7 +31,7 @@ SHAPES = [(1, 1), (1, 7), (3, 16), (2, 100), (5, 2048), (3, 4, 64), (2, 3, 80), 
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("has", ["", "weight", "weight, bias", "bias", "weight, bias per head"])
-def test_norms(steps: Steps, norm: str, shape: tuple[int, ...], has: str) -> None:
+def test_norms(steps: SmallOps, norm: str, shape: tuple[int, ...], has: str) -> None:
     x = rows(1, *shape)
     inner = shape[1:] if "head" in has and len(shape) == 3 else shape[-1:]
     weight = rows(2, *inner) if "weight" in has else None
@@ -44,7 +44,7 @@ def test_norms(steps: Steps, norm: str, shape: tuple[int, ...], has: str) -> Non
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 17), (0, 3), (1, 2048), (70, 1001)], ids=str)
-def test_sums_and_products(steps: Steps, shape: tuple[int, ...]) -> None:
+def test_sums_and_products(steps: SmallOps, shape: tuple[int, ...]) -> None:
     x, y = rows(6, *shape), rows(7, *shape)
     for other in (y, y[None]):
         added, product = (steps.pairwise(name, x, other) for name in ("add", "multiply"))
@@ -57,7 +57,7 @@ def test_sums_and_products(steps: Steps, shape: tuple[int, ...]) -> None:
             assert steps.pairwise("add", x, wrong) is None
 
 
-def test_rows_with_gaps_between(steps: Steps) -> None:
+def test_rows_with_gaps_between(steps: SmallOps) -> None:
     """As they come from a matrix that makes queries, keys and values at once."""
     whole = rows(1, 6, 300)
     for x in (whole[:, 20:120], whole[:, 50:242].unflatten(1, (3, 64))):
@@ -75,7 +75,7 @@ def test_rows_with_gaps_between(steps: Steps) -> None:
 @pytest.mark.parametrize(
     "shape", [(1,), (3, 17), (1, 8192), (2, 5000), (2, 3, 33), (0, 4)], ids=str
 )
-def test_activations(steps: Steps, kind: Any, limit: float, shape: tuple[int, ...]) -> None:
+def test_activations(steps: SmallOps, kind: Any, limit: float, shape: tuple[int, ...]) -> None:
     act = Activation(kind, limit)
     gate, up = rows(4, *shape) * 3, rows(5, *shape) * 2
     exact = REFERENCE.gated(act, gate.double(), up.double()).float()
@@ -88,7 +88,7 @@ def test_activations(steps: Steps, kind: Any, limit: float, shape: tuple[int, ..
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2"])
-def test_activations_of_extreme_numbers(steps: Steps, kind: Any) -> None:
+def test_activations_of_extreme_numbers(steps: SmallOps, kind: Any) -> None:
     x = torch.tensor([0, -0.0, 1e-40, 88, -88, 200, -200, 1e18, -1e18, torch.inf, torch.nan])
     found = steps.gated(kind, 0.0, x, None)
     torch.testing.assert_close(
@@ -99,7 +99,7 @@ def test_activations_of_extreme_numbers(steps: Steps, kind: Any) -> None:
 @pytest.mark.parametrize("style", ["norm", "neox"])
 @pytest.mark.parametrize(("head_dim", "n_rot"), [(64, 64), (128, 32), (80, 80), (30, 22), (9, 2)])
 @pytest.mark.parametrize("n_tokens", [1, 3, 70])
-def test_rope(steps: Steps, style: str, head_dim: int, n_rot: int, n_tokens: int) -> None:
+def test_rope(steps: SmallOps, style: str, head_dim: int, n_rot: int, n_tokens: int) -> None:
     x = rows(6, n_tokens, 5 * head_dim + 3)[:, 1:-2].unflatten(1, (5, head_dim))
     angles = rows(7, n_tokens, 1, n_rot // 2)
     found = steps.rope(x, angles.cos(), angles.sin(), style)
@@ -108,11 +108,11 @@ def test_rope(steps: Steps, style: str, head_dim: int, n_rot: int, n_tokens: int
     assert torch.equal(found[..., n_rot:], x[..., n_rot:])
 
 
-def test_results_do_not_depend_on_threads_and_other_tokens(steps: Steps) -> None:
+def test_results_do_not_depend_on_threads_and_other_tokens(steps: SmallOps) -> None:
     x, w, angles = rows(8, 300, 4, 96), rows(9, 96), rows(10, 300, 1, 48)
 
     def results(team: Team, x: Tensor, angles: Tensor) -> list[Tensor | None]:
-        mine = Steps(team, steps.isa)
+        mine = SmallOps(team, steps.isa)
         return [
             mine.rms_norm(x, w, w, 1e-5),
             mine.layer_norm(x, w, w, 1e-5),
@@ -131,7 +131,7 @@ def test_results_do_not_depend_on_threads_and_other_tokens(steps: Steps) -> None
 
 
 def test_what_kernels_cannot_read_is_left_to_others() -> None:
-    steps, x = Steps(Team(1)), rows(1, 4, 64)
+    steps, x = SmallOps(Team(1)), rows(1, 4, 64)
     assert steps.rms_norm(x.double(), None, None, 1e-5) is None
     assert steps.rms_norm(x.T, None, None, 1e-5) is None
     assert steps.rms_norm(x, rows(2, 63), None, 1e-5) is None

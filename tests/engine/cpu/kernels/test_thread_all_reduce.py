@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.thread_all_reduce import ADDED, COMPLETE, NO_NUMBERS, Board
+from engine.cpu.kernels.thread_all_reduce import ADDED, COMPLETE, NO_NUMBERS, ThreadAllReduce
 from engine.errors import CommError
 from engine.parallel.meeting import MOST_ADDED
 from engine.parallel.rank_threads import RankPool
@@ -182,7 +182,7 @@ def test_who_waits_long_leaves_the_core_alone() -> None:
 
 
 def test_a_board_tells_what_came_of_it() -> None:
-    board = Board(2)
+    board = ThreadAllReduce(2)
     x, out = torch.tensor([1.0, 2.0]), torch.zeros(2)
     assert board.meet(0, 1, x.data_ptr(), 2, out.data_ptr(), 10) == 0, "nobody else is here"
     assert board.meet(1, 1, 0, NO_NUMBERS, 0, 10) == COMPLETE
@@ -193,7 +193,7 @@ def test_a_board_tells_what_came_of_it() -> None:
 
 
 def test_a_board_that_is_broken_off_ends_all_waiting() -> None:
-    board, found = Board(2), []
+    board, found = ThreadAllReduce(2), []
     thread = threading.Thread(target=lambda: found.append(board.meet(0, 1, 0, 0, 0, 1 << 40)))
     thread.start()
     time.sleep(0.02)
