@@ -66,8 +66,9 @@ def addresses_by_source(name: str, isa: Isa, names: Iterable[str], build: Build)
 
 @cache
 def _sources() -> str:
-    """A hash of this package's source files; empty where they are not beside the program."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    """Return a hash of all sources that shape the code; empty where they are not installed."""
+    quants = Path(__file__).parents[2] / "quants"
+    files = [*sorted(Path(__file__).parent.glob("*.py")), *sorted(quants.glob("*.py"))]
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())

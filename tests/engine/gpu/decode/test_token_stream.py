@@ -210,15 +210,15 @@ def test_ranks_that_compute_other_numbers_are_an_error(device: str) -> None:
     runtime: Any = ahead
     stream, failed = ahead.stream, []
     assert isinstance(stream, TokenStream)
-    token_stream._on_failure = lambda: failed.append(1)
+    stream._on_failure = lambda: failed.append(1)
     assert told(answer(runtime, SamplingParams(temperature=0, max_tokens=2)))
     ahead.toys[2].token.fill_(7)
-    token_stream._step.token.fill_(8)
-    assert token_stream._next is not None
+    stream._step.token.fill_(8)
+    assert stream._next is not None
     with pytest.raises(CommError, match="other numbers"):
-        token_stream.next(*token_stream._next, 5)
+        stream.next(*stream._next, 5)
     assert failed == [1]
-    assert token_stream.stop() == ()
+    assert stream.stop() == ()
 
 
 def test_a_kernel_that_waited_in_vain_is_an_error(
@@ -228,12 +228,12 @@ def test_a_kernel_that_waited_in_vain_is_an_error(
     ahead = split_toy(2, device)
     stream, failed = ahead.stream, []
     assert isinstance(stream, TokenStream)
-    token_stream._on_failure = lambda: failed.append(1)
-    assert token_stream.serve(Sampler(SamplingParams(temperature=0)), [])
+    stream._on_failure = lambda: failed.append(1)
+    assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
     problem = CommError(1, "did not answer", "cuda:1")
     monkeypatch.setattr(OneShotGroups, "problem", lambda self: problem)
     with pytest.raises(CommError, match="cuda:1"):
-        token_stream.next(7, 0, 9)
+        stream.next(7, 0, 9)
     assert failed == [1]
 
 
@@ -243,13 +243,13 @@ def test_one_of_several_devices_is_not_waited_for_without_end(
     ahead = split_toy(2, device)
     stream, failed = ahead.stream, []
     assert isinstance(stream, TokenStream)
-    token_stream._on_failure = lambda: failed.append(1)
-    assert token_stream.serve(Sampler(SamplingParams(temperature=0)), [])
+    stream._on_failure = lambda: failed.append(1)
+    assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
     monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.05)
     monkeypatch.setattr(graph.Tape, "replay", lambda self: None)
     monkeypatch.setattr(Crew, "is_idle", lambda self, rank: False)
     with pytest.raises(CommError, match="has not computed a token"):
-        token_stream.next(7, 0, 9)
+        stream.next(7, 0, 9)
     assert failed == [1]
 
 
