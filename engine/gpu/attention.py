@@ -17,7 +17,7 @@ from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import attention as kernels
 from engine.gpu.kernels import kv_cells
 from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.target import Target, target_of
+from engine.gpu.launch.target import KernelTarget, target_of
 
 if TYPE_CHECKING:
     from engine.forward.cache import LayerCache
@@ -201,7 +201,7 @@ def attention(
     return out
 
 
-def work_bytes(shape: AttentionShape, n_tokens: int, target: Target) -> int:
+def work_bytes(shape: AttentionShape, n_tokens: int, target: KernelTarget) -> int:
     """Memory that attention needs beside queries and results, at most, for up to so many tokens."""
     most = 0
     for n in {min(n_tokens, FEW_TOKENS), *range(FEW_TOKENS + 1, n_tokens + 1)}:
@@ -212,7 +212,7 @@ def work_bytes(shape: AttentionShape, n_tokens: int, target: Target) -> int:
     return most
 
 
-def launch_of(shape: AttentionShape, n_tokens: int, target: Target) -> AttentionLaunch:
+def launch_of(shape: AttentionShape, n_tokens: int, target: KernelTarget) -> AttentionLaunch:
     """How attention of so many tokens is computed."""
     is_few = n_tokens <= FEW_TOKENS
     tiles = tiles_of(shape, target, is_few=is_few)
@@ -240,7 +240,7 @@ def key_pieces_of(shape: AttentionShape, *, is_few: bool) -> KeyPieces:
     return KeyPieces(FEW_KEYS, FEW_PIECES, FEW_KEYS if shape.span < shape.n_ctx else 4 * FEW_KEYS)
 
 
-def tiles_of(shape: AttentionShape, target: Target, *, is_few: bool) -> TileSizes:
+def tiles_of(shape: AttentionShape, target: KernelTarget, *, is_few: bool) -> TileSizes:
     """What programs hold at once, for few tokens or many.
 
     As much as leaves registers: so say the compilers for sm_75, sm_86, sm_90 and gfx1100. Those
@@ -265,14 +265,14 @@ def tiles_of(shape: AttentionShape, target: Target, *, is_few: bool) -> TileSize
     return TileSizes(64, 64, 4, 2)
 
 
-def operand(kv_type: str, target: Target) -> str:
+def operand(kv_type: str, target: KernelTarget) -> str:
     """What `tl.dot` is given, for the kernels: as short numbers as the cache has."""
     if kv_type == "f32" or not has_matrices(target):
         return "f32"
     return "bf16" if kv_type == "bf16" else "f16"
 
 
-def has_matrices(target: Target) -> bool:
+def has_matrices(target: KernelTarget) -> bool:
     """Whether Triton multiplies matrices of F16 and BF16 by instructions for that."""
     return target.maker != "nvidia" or target.capability >= 80
 

@@ -12,8 +12,8 @@ from engine.gpu.comm.host_collectives import CutCommunicator
 from engine.gpu.decode.sampling import sampling_starts
 from engine.gpu.launch.compiling import Compiling
 from engine.gpu.launch.graph import Captured, capture
-from engine.gpu.launch.target import aimed, target_of
-from engine.gpu.loading.dry_run import rehearse
+from engine.gpu.launch.target import target_of, use_target
+from engine.gpu.loading.dry_run import collect_launches
 from engine.gpu.ops import GpuOps
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class Card:
             declaration: with modules that nobody else uses.
             note: told how far it is, as a sentence; "" at the end.
         """
-        starts = rehearse(declaration, rank, params, self.target, row_counts)
+        starts = collect_launches(declaration, rank, params, self.target, row_counts)
         split, hp = declaration.split, declaration.hp
         n_embd = hp.n_embd if rank in split.last_group else None
         own = range(*split.output.spans[rank])
-        with aimed(self.target):
+        with use_target(self.target):
             starts += sampling_starts(hp.n_vocab, own, len(split.holders), n_embd)
 
         def tell(n_done: int, n_total: int) -> None:

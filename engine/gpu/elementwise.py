@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.gpu.kernels import elementwise, norm
 from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.quantise import N_COUNTERS, keep, unwritten_whole
+from engine.gpu.quantise import N_COUNTERS, allocate_rows_like, attach_rows
 
 if TYPE_CHECKING:
     from engine.forward.addend import Addend
@@ -113,7 +113,7 @@ def add_norm_launch(
         return None
     total = torch.empty_like(x)
     y = torch.empty_like(x) if outer else total
-    rows = unwritten_whole(x, x_bytes) if outer else None
+    rows = allocate_rows_like(x, x_bytes) if outer else None
     unit = unit_of(x, delta, *vectors, sizes=(n,))
     size = max(power_of_two(n), smallest)
     names = ("DELTA_BIAS", "INNER_WEIGHT", "INNER_BIAS", "WEIGHT", "BIAS")
@@ -129,7 +129,7 @@ def add_norm_launch(
         **{f"HAS_{name}": v is not None for name, v in zip(names, vectors, strict=True)},
     }  # fmt: skip
     if rows is not None:
-        keep(y, rows)
+        attach_rows(y, rows)
     return AddNormLaunch(arguments, warps_of(size), constants, (total, y if outer else None))
 
 

@@ -24,7 +24,7 @@ BLOCKS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class QuantisedRows:
     """Activations laid out for an extent, see `engine.gpu.kernels.quantise`.
 
     Attributes:
@@ -53,7 +53,7 @@ class Rows:
         return self.numbers.view(torch.float32), self.facts.view(torch.float32)
 
 
-def quantised(x: Tensor, extent: Extent, x_bytes: int) -> Rows:
+def quantise(x: Tensor, extent: Extent, x_bytes: int) -> QuantisedRows:
     """Rows x (n, extent.n_columns), F32 without gaps; those kept with x if there are such.
 
     Args:
@@ -61,11 +61,11 @@ def quantised(x: Tensor, extent: Extent, x_bytes: int) -> Rows:
     """
     if target_of(x.device).arithmetic == "numbers":
         x_bytes = 0
-    kept: Rows | None = getattr(x, _KEPT, None)
+    kept: QuantisedRows | None = getattr(x, _KEPT, None)
     if kept is not None and kept.x_bytes == x_bytes and _place(kept.extent) == _place(extent):
         return kept
     counters = torch.empty(N_COUNTERS, dtype=torch.int32, device=x.device)
-    rows = unwritten(x.shape[0], extent, x_bytes, counters)
+    rows = allocate_rows(x.shape[0], extent, x_bytes, counters)
     grid = (x.shape[0], -(-extent.n_blocks // BLOCKS))
     arguments = (x, extent.lead, extent.n_columns, extent.n_blocks, *rows.typed, counters)
     if x_bytes:
@@ -78,7 +78,7 @@ def quantised(x: Tensor, extent: Extent, x_bytes: int) -> Rows:
     return rows
 
 
-def unwritten(n_row: int, extent: Extent, x_bytes: int, counters: Tensor) -> Rows:
+def allocate_rows(n_row: int, extent: Extent, x_bytes: int, counters: Tensor) -> QuantisedRows:
     """Memory for rows that a kernel will write.
 
     Args:
@@ -88,10 +88,10 @@ def unwritten(n_row: int, extent: Extent, x_bytes: int, counters: Tensor) -> Row
     shape = (n_row, extent.n_blocks)
     numbers = counters.new_empty(*shape, BLOCK * (x_bytes or 4), dtype=torch.uint8)
     facts = counters.new_empty(*shape, 16 if x_bytes else 8, dtype=torch.uint8)
-    return Rows(numbers, facts, counters, x_bytes, extent)
+    return QuantisedRows(numbers, facts, counters, x_bytes, extent)
 
 
-def unwritten_whole(x: Tensor, x_bytes: int | None) -> Rows | None:
+def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
     """Memory for something like x, if that is few rows (n, n_columns) of whole blocks.
 
     Args:
@@ -103,13 +103,13 @@ def unwritten_whole(x: Tensor, x_bytes: int | None) -> Rows | None:
     if target_of(x.device).arithmetic == "numbers":
         x_bytes = 0
     counters = torch.empty(N_COUNTERS, dtype=torch.int32, device=x.device)
-    return unwritten(x.shape[0], extent, x_bytes, counters)
+    return allocate_rows(x.shape[0], extent, x_bytes, counters)
 
 
 _KEPT = "_rows_of_few"
 
 
-def keep(x: Tensor, rows: Rows) -> None:
+def attach_rows(x: Tensor, rows: QuantisedRows) -> None:
     """Let products of x find it rounded, as long as there is x; who wrote x wrote the rows, too."""
     setattr(x, _KEPT, rows)
 

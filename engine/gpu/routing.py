@@ -13,7 +13,7 @@ from engine.forward.expert_rows import Groups
 from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import routing
 from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.target import Target, target_of
+from engine.gpu.launch.target import KernelTarget, target_of
 from engine.ops.reference import SMALLEST_SUM
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
     return DeviceGroups(table, expert_of, pair_of, row_of.view(chosen.shape), block_rows)
 
 
-def most_block_rows(target: Target) -> int:
+def most_block_rows(target: KernelTarget) -> int:
     """Rows of one expert that a program has room for; with more, weights are decoded less often."""
     if target.maker == "nvidia" and target.capability < 80:
         return LEAST_BLOCK

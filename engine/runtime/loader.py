@@ -132,7 +132,7 @@ def load_rank(
             staging = stack.enter_context(
                 weight_loader.staging_for(slots, rank, device, progress.add)
             )
-            bring = partial(weight_loader.sent, staging=staging)
+            bring = partial(weight_loader.send_bytes, staging=staging)
             load = partial(weight_loader.load_for_gpu, file, staging=staging, x_bytes=card.x_bytes)
         for slot in slots:
             pieces = slot_pieces(slot, rank)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from engine.gpu.matmul.dequant_gemm import short_dtype, shortened
+from engine.gpu.matmul.dequant_gemm import half_dtype, to_half
 
 
 def assert_near(y: Tensor, x: Tensor, values: Tensor, dtype: torch.dtype = torch.float32) -> None:
@@ -12,7 +12,7 @@ def assert_near(y: Tensor, x: Tensor, values: Tensor, dtype: torch.dtype = torch
     Args:
         values: (…, n_out, n_in), rounded already.
     """
-    numbers, scale = shortened(x, dtype)
+    numbers, scale = to_half(x, dtype)
     expected = numbers.double() @ values.double().mT
     if scale is not None:
         expected *= scale
@@ -24,7 +24,7 @@ def assert_near(y: Tensor, x: Tensor, values: Tensor, dtype: torch.dtype = torch
 
 def short(values: Tensor) -> Tensor:
     """As operands of tensor cores; Triton's interpreter cuts off what devices round to BF16."""
-    dtype = short_dtype(values.device)
+    dtype = half_dtype(values.device)
     if values.device.type == "cpu":
         return (values.view(torch.int32) & -65536).view(torch.float32).to(dtype)
     return values.to(dtype)

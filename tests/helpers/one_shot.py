@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.devices.routes import Ways
 from engine.gpu.comm import one_shot as one_shot_module
 from engine.gpu.comm.one_shot import OneShot, OneShotGroups
-from engine.gpu.launch.target import Target
+from engine.gpu.launch.target import KernelTarget
 
 CPU = torch.device("cpu")
 
@@ -105,7 +105,7 @@ def write_only(ranks: Ranks, seat: int, do: Callable[[OneShot], object]) -> None
 @contextmanager
 def one_kernel() -> Iterator[None]:
     """Kernels write and wait at once, as on a GPU without a clock: nobody else can come then."""
-    with mock.patch.object(one_shot_module, "target_of", return_value=Target("amd", 0, 4)):
+    with mock.patch.object(one_shot_module, "target_of", return_value=KernelTarget("amd", 0, 4)):
         yield
 
 

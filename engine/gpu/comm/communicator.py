@@ -22,7 +22,7 @@ from engine.gpu.comm.gather_buffer import GatherBuffer, GatherSlice
 from engine.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove
 from engine.gpu.comm.one_shot import MOST_IN_F32, OneShotGroups
 from engine.gpu.comm.streams import WAKING_S, DeviceEvent, Marks, Queues, queues_of
-from engine.gpu.launch.graph import cut
+from engine.gpu.launch.graph import host_step_value
 from engine.hardware.torch_devices import kind_of
 from engine.parallel.agreement import check_alike, check_fit
 from engine.parallel.thread_comm import ThreadGroup
@@ -294,7 +294,7 @@ class DeviceCommunicator:
             return x
         row = self._shared.pinned_row(group) if _is_capturing(self._device) else None
         if row is None:
-            return cut(lambda: self._gathered(x, group, alike))
+            return host_step_value(lambda: self._gathered(x, group, alike))
         if x is not None:
             self._compute.copy(row.part(group.index(self.rank), 1), x.contiguous())
         return row.whole(1) if self.rank == group[0] else None
@@ -363,7 +363,7 @@ def device_group(devices: Sequence[torch.device], ways: Ways) -> DeviceGroup:
 
 def _made(collective: Callable[[], Tensor]) -> Tensor:
     """What hosts do together, also between the kernels of what is captured."""
-    found = cut(collective)
+    found = host_step_value(collective)
     assert found is not None, "all members of a group get a value"
     return found
 

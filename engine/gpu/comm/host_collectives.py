@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from engine.gpu.launch.graph import cut
+from engine.gpu.launch.graph import host_step_value
 
 if TYPE_CHECKING:
     from engine.gpu.comm.one_shot import OneShot
@@ -33,7 +33,7 @@ class CutCommunicator:
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
         if len(group) == 1:
             return self._inner.gather(x, group, alike)
-        return cut(lambda: self._inner.gather(x, group, alike))
+        return host_step_value(lambda: self._inner.gather(x, group, alike))
 
     def one_shot(self, group: Group, n: int) -> OneShot | None:
         return self._inner.one_shot(group, n)
@@ -48,6 +48,6 @@ def _given(group: Group, collective: Callable[[], Tensor]) -> Tensor:
     """The value of one that gives all members one; a group of one need not meet."""
     if len(group) == 1:
         return collective()
-    found = cut(collective)
+    found = host_step_value(collective)
     assert found is not None, "all members of a group get a value"
     return found

@@ -32,7 +32,7 @@ from engine.gpu.comm.slots import (
 )
 from engine.gpu.elementwise import add_norm_launch, power_of_two, warps_of
 from engine.gpu.kernels import one_shot
-from engine.gpu.launch.graph import between, refuse_capture
+from engine.gpu.launch.graph import host_step, refuse_capture
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 
@@ -392,7 +392,7 @@ class OneShot:
         meet, rank = self._end.meet, self.rank
         assert meet is not None, "ranks whose kernels are interpreted have to meet"
         launch(kernel, grid, *args, PUSH=True, COLLECT=False, **constants)
-        between(lambda: meet(rank, self.group))
+        host_step(lambda: meet(rank, self.group))
         launch(kernel, grid, *args, PUSH=False, COLLECT=True, **constants)
 
 

@@ -34,7 +34,7 @@ from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import sample_token, sharded_sampling
 from engine.gpu.kernels import sampling as kernels
-from engine.gpu.launch.kernel_launch import Start, launch, watched
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
 from engine.hardware.host_memory import HostTensor
 from engine.sampling.sampler import (
     MinP,
@@ -373,16 +373,16 @@ class DeviceSampler:
 
 def sampling_starts(
     n_vocab: int, own: range | None = None, n_rank: int = 1, n_embd: int | None = None
-) -> list[Start]:
+) -> list[KernelLaunch]:
     """The kernels of a draw, to compile them before there is memory: for the target in use.
 
     Args:
         own: the ids of the logits that the rank has; None for all.
         n_embd: of the stream that ranks compare, if they do.
     """
-    meta, starts = torch.device("meta"), list[Start]()
+    meta, starts = torch.device("meta"), list[KernelLaunch]()
 
-    def note(start: Start) -> bool:
+    def note(start: KernelLaunch) -> bool:
         starts.append(start)
         return False
 
@@ -391,6 +391,6 @@ def sampling_starts(
     drawer = DeviceSampler(meta, n_vocab, own, one_shot)
     logits = torch.empty(n_vocab if own is None else len(own), device=meta)
     stream = None if n_embd is None else torch.empty(n_embd, device=meta)
-    with watched(note):
+    with intercept_launches(note):
         drawer.draw(logits, place, place, stream)
     return starts

@@ -22,12 +22,12 @@ from torch import Tensor
 from engine.devices.host import usable_cores
 from engine.errors import Cancelled, EngineError
 from engine.gpu.launch.kernel_cache import cache_in_use, is_full, leave_cache
-from engine.gpu.launch.kernel_launch import Argument, Start, is_interpreted
+from engine.gpu.launch.kernel_launch import Argument, KernelLaunch, is_interpreted
 from engine.gpu.launch.launcher_choice import prepare
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
+CompileProgress = Callable[[int, int], None]
 """Is told how many variants of how many are compiled; from several threads, one at a time."""
 
 MOST_THREADS = 4
@@ -61,8 +61,8 @@ class Compiling:
     def __init__(
         self,
         device: torch.device,
-        starts: Iterable[Start],
-        on_progress: Progress = lambda n_done, n_total: None,
+        starts: Iterable[KernelLaunch],
+        on_progress: CompileProgress = lambda n_done, n_total: None,
         n_threads: int | None = None,
     ) -> None:
         if device.type == "cuda":
@@ -119,7 +119,7 @@ class Compiling:
                 self.cancel()
                 raise
 
-    def _work(self, start: Start, device: torch.device) -> None:
+    def _work(self, start: KernelLaunch, device: torch.device) -> None:
         if self._has_failed:  # of one that began before, which `wait` comes to first
             return
         try:
@@ -132,7 +132,7 @@ class Compiling:
             self._on_progress(self._n_done, self.n_total)
 
 
-def _open_memory(starts: Iterable[Start], device: torch.device) -> None:
+def _open_memory(starts: Iterable[KernelLaunch], device: torch.device) -> None:
     """Let each kernel make its place for variants now: of two threads at once, one would lose its.
 
     It belongs to a device, by the number that Triton's driver tells.
@@ -145,7 +145,7 @@ def _open_memory(starts: Iterable[Start], device: torch.device) -> None:
                 _ = places[driver.active.get_current_device()]
 
 
-def compile_start(start: Start, device: torch.device) -> Any:
+def compile_start(start: KernelLaunch, device: torch.device) -> Any:
     """Compile what a start needs, and load it on the device; returns Triton's compiled kernel.
 
     Raises:
@@ -165,7 +165,7 @@ def compile_start(start: Start, device: torch.device) -> Any:
     return compile_start(start, device)
 
 
-def _compiled(start: Start, device: torch.device) -> Any:
+def _compiled(start: KernelLaunch, device: torch.device) -> Any:
     options = {"num_warps": start.num_warps, "num_stages": start.num_stages}
     compiling = partial(
         start.kernel.warmup, *start.args, grid=start.grid, **start.constants, **options
@@ -178,7 +178,7 @@ def _compiled(start: Start, device: torch.device) -> Any:
     return kernel
 
 
-def _not_compiled(start: Start, error: BaseException) -> EngineError:
+def _not_compiled(start: KernelLaunch, error: BaseException) -> EngineError:
     log.error("%s cannot be compiled", start.kernel.__name__, exc_info=error)
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
     return EngineError(
@@ -187,16 +187,16 @@ def _not_compiled(start: Start, error: BaseException) -> EngineError:
     )
 
 
-def variants(starts: Iterable[Start]) -> list[Start]:
+def variants(starts: Iterable[KernelLaunch]) -> list[KernelLaunch]:
     """One start of each variant that Triton would compile, in their order; none if interpreted."""
-    found: dict[Hashable, Start] = {}
+    found: dict[Hashable, KernelLaunch] = {}
     for start in starts:
         if not is_interpreted(start.kernel):
             found.setdefault(variant_key(start), start)
     return list(found.values())
 
 
-def variant_key(start: Start) -> Hashable:
+def variant_key(start: KernelLaunch) -> Hashable:
     """What Triton compiles a kernel for: the same key means the same compiled kernel."""
     names = [p for p in start.kernel.params if not p.is_constexpr]
     kinds = tuple(

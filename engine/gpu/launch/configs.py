@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.gpu.launch.target import Target
+from engine.gpu.launch.target import KernelTarget
 from engine.quants.layout import TILE
 
 Config = Mapping[str, int]
@@ -26,7 +26,7 @@ PROGRAMS_PER_SM = 2
 """Programs of few rows that a multiprocessor should have before columns are cut into parts."""
 
 
-def few_config(target: Target, *, n_blocks: int) -> Config:
+def gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
     """Warps of a program that multiplies few rows with a tile, and blocks asked for ahead.
 
     Warps that have a second block at least, which can be asked for ahead.
@@ -37,7 +37,9 @@ def few_config(target: Target, *, n_blocks: int) -> Config:
     return {"num_warps": n_warps, "unroll": 1}
 
 
-def few_parts_config(target: Target, *, n_blocks: int, n_rows: int, num_warps: int) -> Config:
+def gemv_parts_config(
+    target: KernelTarget, *, n_blocks: int, n_rows: int, num_warps: int
+) -> Config:
     """Programs that share a tile of a small matrix; each has at least one step of its own."""
     wanted = PROGRAMS_PER_SM * target.n_sm * TILE // max(TILE, n_rows)
     n_step = -(-n_blocks // (num_warps * WARP // 4))
@@ -45,7 +47,7 @@ def few_parts_config(target: Target, *, n_blocks: int, n_rows: int, num_warps: i
     return {"parts": -(-n_step // steps_each)}
 
 
-def many_config(target: Target, *, n_token: int, low: int) -> Config:
+def tile_gemm_config(target: KernelTarget, *, n_token: int, low: int) -> Config:
     """How a product of up to some hundred rows is cut; see `engine.gpu.kernels.tile_gemm.product`.
 
     As many rows of x at once as registers and shared memory leave room for, so that weights are
@@ -71,7 +73,9 @@ def many_config(target: Target, *, n_token: int, low: int) -> Config:
     }
 
 
-def plain_config(target: Target, *, n_token: int, n_rows: int, n_columns: int) -> Config:
+def unquantised_config(
+    target: KernelTarget, *, n_token: int, n_rows: int, n_columns: int
+) -> Config:
     """Warps, rows and columns at once of a program that multiplies few rows with plain weights."""
     n_warps = 4
     while n_warps > 1 and n_warps * WARP * PLAIN_PER_THREAD >= 2 * n_columns:
@@ -89,7 +93,7 @@ PLAIN_PROGRAMS_PER_SM = 4
 """Programs with plain weights that a multiprocessor should have before each takes more rows."""
 
 
-def expert_rows_config(target: Target, *, n_blocks: int) -> Config:
+def expert_gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
     """Warps and blocks at once where one row is multiplied with a tile of its expert.
 
     Experts are small and many programs start together: all a program needs is asked for at once.
@@ -100,7 +104,7 @@ def expert_rows_config(target: Target, *, n_blocks: int) -> Config:
     return {"num_warps": n_warps, "unroll": 1}
 
 
-def expert_blocks_config(target: Target, *, rows: int) -> Config:
+def expert_gemm_config(target: KernelTarget, *, rows: int) -> Config:
     """How many rows of an expert's matrix meet a block of rows in one program, and how."""
     if target.maker == "nvidia" and target.capability < 80:  # no tensor cores that Triton knows
         return {"columns": 64, "blocks": 1, "num_warps": 2, "num_stages": 2}
@@ -110,19 +114,19 @@ def expert_blocks_config(target: Target, *, rows: int) -> Config:
 
 
 RULES: dict[str, Rule] = {
-    "few": few_config,
-    "few_parts": few_parts_config,
-    "many": many_config,
-    "plain": plain_config,
-    "expert_rows": expert_rows_config,
-    "expert_blocks": expert_blocks_config,
+    "few": gemv_config,
+    "few_parts": gemv_parts_config,
+    "many": tile_gemm_config,
+    "plain": unquantised_config,
+    "expert_rows": expert_gemv_config,
+    "expert_blocks": expert_gemm_config,
 }
 """By the name under which a kernel asks."""
 
 _found: dict[Key, Config] = {}
 
 
-def config_of(target: Target, kernel: str, **facts: Any) -> Config:
+def config_of(target: KernelTarget, kernel: str, **facts: Any) -> Config:
     """How a kernel is cut up, by its rule if no search has found better.
 
     Args:
@@ -133,14 +137,14 @@ def config_of(target: Target, kernel: str, **facts: Any) -> Config:
     return RULES[kernel](target, **facts) if found is None else found
 
 
-def key_of(target: Target, kernel: str, facts: Mapping[str, Any]) -> Key:
+def key_of(target: KernelTarget, kernel: str, facts: Mapping[str, Any]) -> Key:
     """What a search's result is kept under; numbers of rows of x count as powers of two."""
     if "n_token" in facts:
         facts = {**facts, "n_token": 1 << (facts["n_token"] - 1).bit_length()}
     return (target.maker, target.capability, target.n_sm, kernel, tuple(sorted(facts.items())))
 
 
-def use(found: Mapping[Key, Config]) -> None:
+def use_found(found: Mapping[Key, Config]) -> None:
     """Replace what a search has found, on all devices."""
     _found.clear()
     _found.update(found)

@@ -16,13 +16,13 @@ LARGEST = 1 << 20
 """No number of a configuration is larger."""
 
 
-def found_file() -> Path | None:
+def configs_file() -> Path | None:
     """The one in the user's cache folder; None on a system without a place for it."""
     folder = cache_folder()
     return folder / FILE_NAME if folder else None
 
 
-def read_found(path: Path | None) -> dict[Key, Config]:
+def read_configs(path: Path | None) -> dict[Key, Config]:
     """All entries of this version of Tandem that make sense."""
     document = read_json(path)
     if not isinstance(document, dict) or document.get("version") != package_version():
@@ -36,9 +36,9 @@ def read_found(path: Path | None) -> dict[Key, Config]:
     return found
 
 
-def keep_found(path: Path | None, found: Mapping[Key, Config]) -> None:
+def save_configs(path: Path | None, found: Mapping[Key, Config]) -> None:
     """Add to the file what was found; earlier entries under the same keys are replaced."""
-    everything = {**read_found(path), **found}
+    everything = {**read_configs(path), **found}
     configs = [
         {
             "maker": maker, "capability": capability, "n_sm": n_sm, "kernel": kernel,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from engine.gpu.launch.kernel_launch import Start, watched
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.hardware.torch_devices import stream_of_rank
 from engine.ops.replay import Again, Watching, is_allocation, is_fit, is_view
 
@@ -47,7 +47,7 @@ def refuse_capture(reason: str) -> None:
         raise NotRepeatable(reason)
 
 
-def between(step: Step) -> None:
+def host_step(step: Step) -> None:
     """Do what is no work of the device, such as meeting other ranks; again at each replay.
 
     What the device was given before is not waited for.
@@ -59,8 +59,8 @@ def between(step: Step) -> None:
         take(step)
 
 
-def cut(step: Callable[[], Tensor | None]) -> Tensor | None:
-    """The value of what is done `between` kernels, such as a sum that ranks make on the host.
+def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
+    """Return the value of a host step, such as a sum that ranks make on the host.
 
     Where this thread captures, it lies in memory that each replay writes anew. A step gives a
     tensor always, of the same shape, or never.
@@ -77,7 +77,7 @@ def cut(step: Callable[[], Tensor | None]) -> Tensor | None:
             assert found is not None, "a step gives a tensor always or never"
             places[0].copy_(found)
 
-    between(again)
+    host_step(again)
     return places[0]
 
 
@@ -112,7 +112,7 @@ def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
     if device.type != "cuda":
         return Tape(compute)
     with torch.cuda.device(device):
-        return CudaGraph(CudaParts(device), compute)
+        return CudaGraph(CudaGraphRecorder(device), compute)
 
 
 @contextlib.contextmanager
@@ -130,13 +130,13 @@ def _outside() -> Iterator[None]:
     """Be outside of what is captured: all that a step does is done once more by the step itself."""
     take, _present.between, _present.is_capturing = _present.between, None, False
     try:
-        with watched(lambda start: True), _disable_current_modes():
+        with intercept_launches(lambda start: True), _disable_current_modes():
             yield
     finally:
         _present.between, _present.is_capturing = take, True
 
 
-class Parts(Protocol):
+class GraphRecorder(Protocol):
     """Makes the graphs that one computation consists of, one after the other."""
 
     def open(self) -> None:
@@ -156,7 +156,7 @@ class Parts(Protocol):
         ...
 
 
-class CudaParts:
+class CudaGraphRecorder:
     """Graphs of a GPU, of one stream and one pool of memory, as they follow on each other."""
 
     def __init__(self, device: torch.device) -> None:
@@ -224,7 +224,7 @@ class CudaGraph(Generic[T]):
     Of several each is started as soon as it is captured: the host's next step may need its values.
     """
 
-    def __init__(self, parts: Parts, compute: Callable[[], T]) -> None:
+    def __init__(self, parts: GraphRecorder, compute: Callable[[], T]) -> None:
         self._parts = parts
         self._steps: list[Step] = []
         self._is_open = False
@@ -290,7 +290,7 @@ class Tape(Watching, Generic[T]):
         super().__init__()  # type: ignore[no-untyped-call]
         self._steps: list[Step] = []
         self._kept: list[object] = []
-        with _capturing_with(self._between), watched(self._watch), self:
+        with _capturing_with(self._between), intercept_launches(self._watch), self:
             self._result = compute()
 
     @property
@@ -301,7 +301,7 @@ class Tape(Watching, Generic[T]):
         for step in self._steps:
             step()
 
-    def _watch(self, start: Start) -> bool:
+    def _watch(self, start: KernelLaunch) -> bool:
         """Take part in a kernel's start: the interpreter's own use of torch is not to be noted."""
         self._steps.append(start.run)
         with _disable_current_modes():

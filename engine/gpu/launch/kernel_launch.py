@@ -23,7 +23,7 @@ Argument = Tensor | int | float
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class KernelLaunch:
     """A kernel with what it was, or is to be, started with.
 
     Args:
@@ -49,7 +49,7 @@ class Start:
 
 _present = threading.local()
 
-Watch = Callable[[Start], bool]
+LaunchHook = Callable[[KernelLaunch], bool]
 """Is shown each start of its thread, before it happens; whether it shall happen."""
 
 
@@ -75,8 +75,8 @@ def launch(
     """
     if 0 in grid:
         return
-    start = Start(kernel, tuple(grid), args, constants, num_warps, num_stages)
-    watch: Watch | None = getattr(_present, "watch", None)
+    start = KernelLaunch(kernel, tuple(grid), args, constants, num_warps, num_stages)
+    watch: LaunchHook | None = getattr(_present, "watch", None)
     is_wanted = watch is None or watch(start)
     if is_wanted and not any(isinstance(x, Tensor) and x.is_meta for x in args):
         device = next(x.device for x in args if isinstance(x, Tensor))
@@ -89,7 +89,7 @@ def launch(
 
 
 @contextmanager
-def watched(watch: Watch) -> Iterator[None]:
+def intercept_launches(watch: LaunchHook) -> Iterator[None]:
     """Show each start of this thread to `watch`."""
     before = getattr(_present, "watch", None)
     _present.watch = watch

@@ -15,24 +15,24 @@ import torch
 
 from engine.errors import EngineError
 from engine.gpu.launch import configs
-from engine.gpu.launch.found_configs import found_file, read_found
+from engine.gpu.launch.found_configs import configs_file, read_configs
 from engine.gpu.launch.kernel_cache import use_cache
 from engine.gpu.launch.own_launcher import OwnDriver
 from engine.hardware.cuda_api import CudaApi
 from engine.hardware.gpu_path import LAUNCHER_VARIABLE, launcher_problem, triton_version
 
-__all__ = ["Way", "launcher_problem", "prepare"]
+__all__ = ["Launcher", "launcher_problem", "prepare"]
 
 log = logging.getLogger(__name__)
 
-Way = Literal["triton", "own"]
+Launcher = Literal["triton", "own"]
 """What starts kernels: Triton's launcher, which is compiled once, or ours."""
 
 _lock = threading.Lock()
-_found: dict[str, Way | EngineError] = {}
+_found: dict[str, Launcher | EngineError] = {}
 
 
-def prepare() -> Way:
+def prepare() -> Launcher:
     """Find out what starts kernels here, and where compiled ones are kept; the first call decides.
 
     Raises:
@@ -48,14 +48,14 @@ def prepare() -> Way:
     return found
 
 
-def _decided() -> Way | EngineError:
+def _decided() -> Launcher | EngineError:
     try:
         return _decide()
     except EngineError as error:
         return error
 
 
-def _decide() -> Way:
+def _decide() -> Launcher:
     version = triton_version()
     if not version:
         raise EngineError(
@@ -63,7 +63,7 @@ def _decide() -> Way:
             "Install triton (on Windows triton-windows).",
         )
     use_cache(targets(), version)
-    configs.use(read_found(found_file()))
+    configs.use_found(read_configs(configs_file()))
     why = launcher_problem()
     if not why and os.environ.get(LAUNCHER_VARIABLE) != "own":
         why = _build_launcher()

@@ -16,7 +16,7 @@ Arithmetic = Literal["bytes", "numbers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class KernelTarget:
     """What kernels need to know of a device when they are compiled.
 
     Attributes:
@@ -45,23 +45,23 @@ class Target:
         return "tf32x3" if self.capability >= 80 else "ieee"
 
 
-INTERPRETER = Target("interpreter", 0, 4)
+INTERPRETER = KernelTarget("interpreter", 0, 4)
 
 
 _aim = threading.local()
 
 
-def target_of(device: torch.device) -> Target:
-    """The target that serves tensors on `device`; those without memory serve what is `aimed` at."""
+def target_of(device: torch.device) -> KernelTarget:
+    """Return the target of kernels for tensors on `device`; for "meta", that of `use_target`."""
     if device.type == "cuda":
         return _card(device)
-    aim: Target | None = getattr(_aim, "target", None) if device.type == "meta" else None
+    aim: KernelTarget | None = getattr(_aim, "target", None) if device.type == "meta" else None
     return aim or INTERPRETER
 
 
 @contextmanager
-def aimed(target: Target) -> Iterator[None]:
-    """On this thread, treat the device "meta" as this target."""
+def use_target(target: KernelTarget) -> Iterator[None]:
+    """Treat the device "meta" as this target, on this thread."""
     before = getattr(_aim, "target", None)
     _aim.target = target
     try:
@@ -71,8 +71,8 @@ def aimed(target: Target) -> Iterator[None]:
 
 
 @cache
-def _card(device: torch.device) -> Target:
+def _card(device: torch.device) -> KernelTarget:
     facts = torch.cuda.get_device_properties(device)
     if torch.version.hip:
-        return Target("amd", 0, facts.multi_processor_count)
-    return Target("nvidia", 10 * facts.major + facts.minor, facts.multi_processor_count)
+        return KernelTarget("amd", 0, facts.multi_processor_count)
+    return KernelTarget("nvidia", 10 * facts.major + facts.minor, facts.multi_processor_count)

@@ -17,8 +17,8 @@ from engine.devices.routes import Ways
 from engine.forward.cache import Cache
 from engine.forward.context import Context
 from engine.gpu.comm.one_shot import MOST_IN_F32, OneShot, OneShotGroups
-from engine.gpu.launch.kernel_launch import Start, watched
-from engine.gpu.launch.target import Target, aimed
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.gpu.launch.target import KernelTarget, use_target
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.gpu.ops import GpuOps
 from engine.ops.weights import DenseWeight, PackedWeight, Weight
@@ -37,10 +37,10 @@ META = torch.device("meta")
 PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 
-def rehearse(
-    declaration: Declaration, rank: int, params: LoadParams, target: Target,
+def collect_launches(
+    declaration: Declaration, rank: int, params: LoadParams, target: KernelTarget,
     row_counts: Sequence[int],
-) -> list[Start]:  # fmt: skip
+) -> list[KernelLaunch]:  # fmt: skip
     """All starts of passes over so many rows each, after one cached token.
 
     Args:
@@ -54,8 +54,12 @@ def rehearse(
     cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
     comm = _Alone(rank, declaration.hp.n_embd, _one_shots(declaration))
     context = Context(comm, GpuOps(META, n_bytes), cache, META, ["cuda"] * len(declaration.devices))
-    starts: list[Start] = []
-    with torch.inference_mode(), aimed(target), watched(lambda start: _note(starts, start)):
+    starts: list[KernelLaunch] = []
+    with (
+        torch.inference_mode(),
+        use_target(target),
+        intercept_launches(lambda start: _note(starts, start)),
+    ):
         for n in row_counts:
             comm.n_tokens = n
             context.begin(1, n, n - 1)
@@ -64,7 +68,7 @@ def rehearse(
     return starts
 
 
-def _note(starts: list[Start], start: Start) -> bool:
+def _note(starts: list[KernelLaunch], start: KernelLaunch) -> bool:
     starts.append(start)
     return False
 

@@ -36,7 +36,7 @@ Read = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class BlockFields:
     """Where a type keeps what planes hold; functions of blocks uint8 (n, type_size).
 
     Attributes:
@@ -51,7 +51,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PlaneParts:
     """What planes hold of some rows of some matrices.
 
     Attributes:
@@ -88,7 +88,7 @@ def pack(raw: Tensor, type_number: int, extent: Extent, goal: Tensor, goal_row: 
             _store(parts, LAYOUTS[type_number], extent, goals, goal_row + first)
 
 
-def _parts(raw: Tensor, type_number: int, extent: Extent) -> Parts:
+def _parts(raw: Tensor, type_number: int, extent: Extent) -> PlaneParts:
     quant, layout = QUANTS[type_number], LAYOUTS[type_number]
     blocks, rows = raw.reshape(-1, quant.type_size), raw.shape[:2]
     codes, scales = _codes_and_scales(blocks, type_number, quant, layout)
@@ -97,11 +97,11 @@ def _parts(raw: Tensor, type_number: int, extent: Extent) -> Parts:
     wanted = slice(first, first + extent.n_blocks)
     words = codes.reshape(*rows, -1, BLOCK)[:, :, wanted].contiguous().view(torch.int32)
     of_blocks = scales.reshape(len(blocks) * per_block, -1)
-    return Parts(
+    return PlaneParts(
         _lines(words, layout.low),
         _lines(words >> layout.low, layout.high) if layout.high else None,
         of_blocks.view(*rows, -1, of_blocks.shape[1])[:, :, wanted],
-        _supers(blocks, SOURCES[type_number].supers, rows) if layout.has_supers else None,
+        _supers(blocks, BLOCK_FIELDS[type_number].supers, rows) if layout.has_supers else None,
     )
 
 
@@ -111,7 +111,7 @@ def _codes_and_scales(
     if type_number in CODED:
         codes, scales = codes_and_scales(blocks, quant, layout)
         return codes, scales.view(torch.int32 if layout.scale == "f32" else torch.int16)
-    source = SOURCES[type_number]
+    source = BLOCK_FIELDS[type_number]
     return source.codes(blocks), source.scales(blocks)
 
 
@@ -137,7 +137,7 @@ def _lines(words: Tensor, n_bits: int) -> Tensor:
     return reduce(torch.bitwise_or, (part << (n * n_bits) for n, part in enumerate(parts)))
 
 
-def _store(parts: Parts, layout: Layout, extent: Extent, goal: Tensor, goal_row: int) -> None:
+def _store(parts: PlaneParts, layout: Layout, extent: Extent, goal: Tensor, goal_row: int) -> None:
     high, scales, supers, tile_bytes = layout.offsets(extent.n_blocks, extent.skip)
     planes_of = ((parts.low, 0), (parts.high, high), (parts.scales, scales), (parts.supers, supers))
     assert goal.shape[-1] == tile_bytes, "the planes are those of another extent"
@@ -195,19 +195,19 @@ def _six_bits(blocks: Tensor) -> Tensor:
     return torch.stack(kquants.six_bits(blocks), dim=-1)
 
 
-SOURCES: Mapping[int, Source] = {
-    Kind.Q4_0: Source(_nibbles(2), _halves(0)),
-    Kind.Q4_1: Source(_nibbles(4), _halves(0, 2)),
-    Kind.Q5_0: Source(_five(2), _halves(0)),
-    Kind.Q5_1: Source(_five(4), _halves(0, 2)),
-    Kind.Q8_0: Source(_bytes(2, 34), _halves(0)),
-    Kind.Q2_K: Source(kquants.q2_k_codes, _bytes(0, 16), (80, 82)),
-    Kind.Q3_K: Source(kquants.q3_k_codes, kquants.q3_k_scales, (108,)),
-    Kind.Q4_K: Source(kquants.q4_k_codes, _six_bits, (0, 2)),
-    Kind.Q5_K: Source(kquants.q5_k_codes, _six_bits, (0, 2)),
-    Kind.Q6_K: Source(kquants.q6_k_codes, _bytes(192, 208), (208,)),
-    Kind.IQ4_NL: Source(_nibbles(2), _halves(0)),
-    Kind.IQ4_XS: Source(iquants.iq4_xs_codes, iquants.iq4_xs_scales, (0,)),
-    Kind.MXFP4: Source(_nibbles(1), _bytes(0, 1)),
+BLOCK_FIELDS: Mapping[int, BlockFields] = {
+    Kind.Q4_0: BlockFields(_nibbles(2), _halves(0)),
+    Kind.Q4_1: BlockFields(_nibbles(4), _halves(0, 2)),
+    Kind.Q5_0: BlockFields(_five(2), _halves(0)),
+    Kind.Q5_1: BlockFields(_five(4), _halves(0, 2)),
+    Kind.Q8_0: BlockFields(_bytes(2, 34), _halves(0)),
+    Kind.Q2_K: BlockFields(kquants.q2_k_codes, _bytes(0, 16), (80, 82)),
+    Kind.Q3_K: BlockFields(kquants.q3_k_codes, kquants.q3_k_scales, (108,)),
+    Kind.Q4_K: BlockFields(kquants.q4_k_codes, _six_bits, (0, 2)),
+    Kind.Q5_K: BlockFields(kquants.q5_k_codes, _six_bits, (0, 2)),
+    Kind.Q6_K: BlockFields(kquants.q6_k_codes, _bytes(192, 208), (208,)),
+    Kind.IQ4_NL: BlockFields(_nibbles(2), _halves(0)),
+    Kind.IQ4_XS: BlockFields(iquants.iq4_xs_codes, iquants.iq4_xs_scales, (0,)),
+    Kind.MXFP4: BlockFields(_nibbles(1), _bytes(0, 1)),
 }
 """Of all types that are packed as they stand in a file; offsets as in `ggml-common.h`."""

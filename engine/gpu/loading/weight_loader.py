@@ -104,7 +104,7 @@ def _plain(
     return GpuPlain(data)
 
 
-def sent(raw: Bytes, staging: Staging) -> Tensor:
+def send_bytes(raw: Bytes, staging: Staging) -> Tensor:
     """Bytes (…, n_row, row_bytes) of the file as they are, on the device."""
     whole = torch.empty(raw.shape, dtype=torch.uint8, device=staging.device)
     goal = whole.view(-1, *raw.shape[-2:])

@@ -22,10 +22,10 @@ from engine.errors import Cancelled, EngineError
 from engine.gguf import GGUFFile
 from engine.gpu.launch import configs
 from engine.gpu.launch.configs import RULES, Config, Key, config_of, key_of
-from engine.gpu.launch.found_configs import found_file, keep_found, read_found
+from engine.gpu.launch.found_configs import configs_file, read_configs, save_configs
 from engine.gpu.launch.graph import capture
 from engine.gpu.launch.launcher_choice import prepare
-from engine.gpu.launch.target import Target, target_of
+from engine.gpu.launch.target import KernelTarget, target_of
 from engine.gpu.matmul import experts, gemv, tile_gemm, unquantised
 from engine.gpu.matmul.tuning_report import KernelTuning, TuningProgress
 from engine.gpu.matmul.weights import GpuPlanes
@@ -75,7 +75,7 @@ TOLERANCE = 1e-3
 """By how much results may differ, as a part of the largest."""
 
 
-class Matrix(NamedTuple):
+class MatrixKind(NamedTuple):
     """A kind of matrices of a model.
 
     Attributes:
@@ -96,7 +96,7 @@ class Matrix(NamedTuple):
         return min(MOST_USED, -(-self.n_expert // 2))
 
 
-class Probe(NamedTuple):
+class SearchCase(NamedTuple):
     """What is measured: a product, and the configuration that it asks for.
 
     Attributes:
@@ -108,11 +108,11 @@ class Probe(NamedTuple):
 
     kernel: str
     facts: Mapping[str, Any]
-    matrix: Matrix
+    matrix: MatrixKind
     n_token: int
 
 
-class Clock(Protocol):
+class ProductTimer(Protocol):
     """Measures products, by default on the device itself."""
 
     def seconds(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
@@ -120,7 +120,7 @@ class Clock(Protocol):
         ...
 
 
-class GraphClock:
+class GraphTimer:
     """Replays a graph of all products between two events of the device."""
 
     def seconds(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
@@ -148,32 +148,32 @@ def tune(
     found: list[KernelTuning] = []
     with torch.inference_mode():
         for name in devices:
-            search = Search(torch.device(name), GraphClock(), is_cancelled)
+            search = ConfigSearch(torch.device(name), GraphTimer(), is_cancelled)
             found += search.run(matrices, on_progress)
     return found
 
 
-def matrices_of(file: GGUFFile) -> list[Matrix]:
+def matrices_of(file: GGUFFile) -> list[MatrixKind]:
     """The kinds of matrices of a model, each once.
 
     Raises:
         EngineError: it has none.
     """
     plain_types = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
-    found: dict[Matrix, None] = {}
+    found: dict[MatrixKind, None] = {}
     for tensor in file.tensors.values():
         dtype, number = plain_types.get(tensor.type.name), tensor.type.number
         if len(tensor.shape) == 2 and (dtype is not None or number in LAYOUTS):
-            found[Matrix(number, *tensor.shape, dtype)] = None
+            found[MatrixKind(number, *tensor.shape, dtype)] = None
         elif len(tensor.shape) == 3 and number in LAYOUTS:
             n_expert, n_rows, n_columns = tensor.shape
-            found[Matrix(number, n_rows, n_columns, None, n_expert)] = None
+            found[MatrixKind(number, n_rows, n_columns, None, n_expert)] = None
     if not found:
         raise EngineError("The model has no matrices that kernels for GPUs multiply.")
     return list(found)
 
 
-class Search:
+class ConfigSearch:
     """Finds configurations on one device.
 
     Args:
@@ -181,20 +181,24 @@ class Search:
         is_cancelled: asked before each measurement.
     """
 
-    def __init__(self, device: torch.device, clock: Clock, is_cancelled: IsCancelled) -> None:
+    def __init__(
+        self, device: torch.device, clock: ProductTimer, is_cancelled: IsCancelled
+    ) -> None:
         self._device, self._clock, self._is_cancelled = device, clock, is_cancelled
         self._target = target_of(device)
 
-    def run(self, matrices: Sequence[Matrix], on_progress: TuningProgress) -> list[KernelTuning]:
+    def run(
+        self, matrices: Sequence[MatrixKind], on_progress: TuningProgress
+    ) -> list[KernelTuning]:
         """All searches; `configs` has what was found from then on, and the file, too."""
-        known = read_found(found_file())
+        known = read_configs(configs_file())
         results: list[KernelTuning] = []
         done: set[Key] = set()
-        steps = probes(matrices)
+        steps = search_cases(matrices)
         for index, (kernel, matrix, n_token) in enumerate(steps):
-            configs.use(known)  # what a product asks may depend on what was found before
+            configs.use_found(known)  # what a product asks may depend on what was found before
             facts = facts_of(kernel, self._target, matrix, n_token)
-            probe = Probe(kernel, facts, matrix, n_token)
+            probe = SearchCase(kernel, facts, matrix, n_token)
             key = key_of(self._target, probe.kernel, probe.facts)
             on_progress(index, len(steps), f"{probe.kernel} {_words(probe.facts)}")
             if key in done:
@@ -205,19 +209,19 @@ class Search:
             results.append(result)
             if result.best_s < result.rule_s:
                 known[key] = result.config
-                keep_found(found_file(), {key: result.config})
-        configs.use(known)
+                save_configs(configs_file(), {key: result.config})
+        configs.use_found(known)
         return results
 
-    def _searched(self, probe: Probe, key: Key, known: Mapping[Key, Config]) -> KernelTuning:
+    def _searched(self, probe: SearchCase, key: Key, known: Mapping[Key, Config]) -> KernelTuning:
         rule = dict(RULES[probe.kernel](self._target, **probe.facts))
-        product = Product(probe, self._device)
+        product = ProductCopies(probe, self._device)
         wanted: list[Tensor] = []
 
         def seconds_of(config: Config) -> float:
             if self._is_cancelled():
                 raise Cancelled("Tuning kernels")
-            configs.use({**known, key: config})
+            configs.use_found({**known, key: config})
             try:
                 (result,) = product.computed(1)
                 wanted.append(result)
@@ -231,13 +235,15 @@ class Search:
                 log.info("%s cannot be %s: %s", probe.kernel, dict(config), error)
                 return math.inf
 
-        best, best_s, rule_s, n_tried = climb(rule, seconds_of)
+        best, best_s, rule_s, n_tried = hill_climb(rule, seconds_of)
         return KernelTuning(
             str(self._device), probe.kernel, dict(probe.facts), rule_s, best_s, dict(best), n_tried
         )
 
 
-def climb(start: Config, seconds_of: Callable[[Config], float]) -> tuple[Config, float, float, int]:
+def hill_climb(
+    start: Config, seconds_of: Callable[[Config], float]
+) -> tuple[Config, float, float, int]:
     """Go from one configuration to its best neighbour until none is better.
 
     Returns:
@@ -273,7 +279,7 @@ def _frozen(config: Config) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(config.items()))
 
 
-def probes(matrices: Iterable[Matrix]) -> list[tuple[str, Matrix, int]]:
+def search_cases(matrices: Iterable[MatrixKind]) -> list[tuple[str, MatrixKind, int]]:
     """What to measure for a model, large matrices first where several ask the same.
 
     Returns:
@@ -293,7 +299,7 @@ def probes(matrices: Iterable[Matrix]) -> list[tuple[str, Matrix, int]]:
     return found + [("plain", matrix, 1) for matrix in ordered if matrix.dtype is not None]
 
 
-def facts_of(kernel: str, target: Target, matrix: Matrix, n_token: int) -> dict[str, int]:
+def facts_of(kernel: str, target: KernelTarget, matrix: MatrixKind, n_token: int) -> dict[str, int]:
     """What the rule of a kernel wants to know of a product."""
     n_rows, n_columns = matrix.n_rows, matrix.n_columns
     if matrix.dtype is not None:
@@ -309,14 +315,14 @@ def facts_of(kernel: str, target: Target, matrix: Matrix, n_token: int) -> dict[
     return {"n_blocks": n_blocks, "n_rows": n_rows, "num_warps": n_warps}
 
 
-class Product:
+class ProductCopies:
     """Products with copies of a made-up matrix, as many as no cache holds.
 
     Attributes:
         n_copies: of the matrix; where it has experts, of tokens that use other ones.
     """
 
-    def __init__(self, probe: Probe, device: torch.device) -> None:
+    def __init__(self, probe: SearchCase, device: torch.device) -> None:
         matrix, n_token = probe.matrix, probe.n_token
         first = _made_up(matrix, device)
         n_bytes = first.planes.nbytes if isinstance(first, GpuPlanes) else first.nbytes
@@ -356,7 +362,7 @@ def _multiplied(kernel: str, x: Tensor, weight: GpuPlanes | Tensor) -> Tensor | 
     return tile_gemm.product(x, weight) if kernel == "many" else gemv.product(x, weight)
 
 
-def _groups(matrix: Matrix, n_token: int, device: torch.device) -> DeviceGroups:
+def _groups(matrix: MatrixKind, n_token: int, device: torch.device) -> DeviceGroups:
     """Experts of tokens, by chance."""
     logits = torch.randn(n_token, matrix.n_expert, device=device)
     found = assign(Routing(matrix.n_expert, matrix.n_used), logits, None)
@@ -365,7 +371,7 @@ def _groups(matrix: Matrix, n_token: int, device: torch.device) -> DeviceGroups:
     return found[1]
 
 
-def _made_up(matrix: Matrix, device: torch.device) -> GpuPlanes | Tensor:
+def _made_up(matrix: MatrixKind, device: torch.device) -> GpuPlanes | Tensor:
     if matrix.dtype is not None:
         numbers = torch.randn(matrix.n_rows, matrix.n_columns, device=device)
         return numbers.to(matrix.dtype)

@@ -17,20 +17,20 @@ from engine.quants.extent import DEVICE_CHUNK
 from engine.quants.layout import TILE
 
 if TYPE_CHECKING:
-    from engine.gpu.matmul.planes import Planes
+    from engine.gpu.matmul.planes import PlaneMatrix
 
 
-def product(x: Tensor, weight: Planes) -> Tensor:
+def product(x: Tensor, weight: PlaneMatrix) -> Tensor:
     """`x Wᵀ` for x (T, n_in) in F32; (T, n_rows) in F32."""
-    dtype = short_dtype(x.device)
-    numbers, scale = shortened(x, dtype)
+    dtype = half_dtype(x.device)
+    numbers, scale = to_half(x, dtype)
     y = torch.empty(x.shape[0], weight.n_rows, device=x.device)
     n_columns = weight.extent.n_columns
     step = chunk_rows(n_columns)
     scratch = torch.empty(min(step, weight.n_rows) * n_columns, dtype=dtype, device=x.device)
     for first in range(0, weight.n_rows, step):
         n = min(step, weight.n_rows - first)
-        part = dequantise.dequantised_rows(
+        part = dequantise.dequantise_rows(
             weight.planes, weight.type_number, weight.extent, weight.n_rows, first, n, dtype,
             scratch[: n * n_columns].view(n, n_columns),
         )  # fmt: skip
@@ -38,12 +38,12 @@ def product(x: Tensor, weight: Planes) -> Tensor:
     return y if scale is None else y.mul_(scale)
 
 
-def plain_product(x: Tensor, data: Tensor) -> Tensor:
+def unquantised_product(x: Tensor, data: Tensor) -> Tensor:
     """The same with a matrix (n_out, n_in) in F32, F16 or BF16."""
     if data.dtype == torch.float32:
         return torch.mm(x, data.T)
-    dtype = short_dtype(x.device) if data.dtype == torch.bfloat16 else data.dtype
-    numbers, scale = shortened(x, dtype)
+    dtype = half_dtype(x.device) if data.dtype == torch.bfloat16 else data.dtype
+    numbers, scale = to_half(x, dtype)
     y = torch.empty(x.shape[0], data.shape[0], device=x.device)
     step = data.shape[0] if dtype == data.dtype else chunk_rows(data.shape[1])
     for first in range(0, data.shape[0], step):
@@ -57,22 +57,22 @@ def chunk_rows(n_columns: int) -> int:
     return max(TILE, DEVICE_CHUNK // max(1, n_columns) // TILE * TILE)
 
 
-def short_dtype(device: torch.device) -> torch.dtype:
+def half_dtype(device: torch.device) -> torch.dtype:
     """What operands of tensor cores are: BF16 where the device has it."""
     target = target_of(device)
     is_old = target.maker == "nvidia" and target.capability < 80
     return torch.float16 if is_old else torch.bfloat16
 
 
-def shortened(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def to_half(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Rows x (T, n) in F16 or BF16, and what products of them are to be multiplied with, (T, 1)."""
     if dtype != torch.float16:
         return x.to(dtype), None
-    scale = row_scale(x)
+    scale = f16_row_scale(x)
     return (x / scale).to(dtype), scale
 
 
-def row_scale(x: Tensor) -> Tensor:
+def f16_row_scale(x: Tensor) -> Tensor:
     """What rows x (T, n) are divided by before they become F16, which ends at 65504: (T, 1).
 
     A power of two from a row's largest number on.
@@ -95,7 +95,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
         torch.mm(a, b, out_dtype=torch.float32, out=out)
 
 
-def batches(a: Tensor, b: Tensor) -> Tensor:
+def batched_multiply(a: Tensor, b: Tensor) -> Tensor:
     """The same for several, `a b` in F32, for a (n, T, k) and b (n, k, m) of the same type."""
     if a.dtype == torch.float32 or a.device.type == "cpu":
         return torch.bmm(a.float(), b.float())

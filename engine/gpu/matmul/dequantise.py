@@ -22,7 +22,7 @@ BLOCKS_OF_ROW = 32
 """The same for one row."""
 
 
-def dequantised_rows(
+def dequantise_rows(
     planes: Tensor, type_number: int, extent: Extent, n_rows: int, first: int, n: int,
     dtype: torch.dtype, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -46,7 +46,7 @@ def dequantised_rows(
     return out
 
 
-def looked_up(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: Tensor) -> Tensor:
+def look_up(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: Tensor) -> Tensor:
     """Rows `ids` (T,) of a matrix as (T, extent.n_columns) in F32; zeros where there is none.
 
     Args:

@@ -17,9 +17,9 @@ from engine.gpu.kernels import expert_gemm, expert_gemv
 from engine.gpu.launch.configs import WARP, config_of
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
-from engine.gpu.matmul.dequant_gemm import row_scale, short_dtype
-from engine.gpu.matmul.planes import Planes, constants_of
-from engine.gpu.quantise import BLOCKS, Rows, quantised, unwritten
+from engine.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
+from engine.gpu.matmul.planes import PlaneMatrix, constants_of
+from engine.gpu.quantise import BLOCKS, QuantisedRows, allocate_rows, quantise
 from engine.gpu.routing import DeviceGroups, assign, sum_of_experts
 from engine.quants.extent import n_tiles
 from engine.quants.layout import BLOCK
@@ -40,7 +40,7 @@ UNIT = 16
 """Columns, of which threads may then read several at once."""
 
 
-class Matrix(NamedTuple):
+class ExpertMatrices(NamedTuple):
     """One matrix for each expert, and what is done with its products; see `ExpertLinear`.
 
     Attributes:
@@ -48,7 +48,7 @@ class Matrix(NamedTuple):
         data: (n_expert, n_rows, n_columns) in F16, BF16 or F32, if they are not in planes.
     """
 
-    planes: Planes | None
+    planes: PlaneMatrix | None
     data: Tensor | None
     scale: Tensor | None = None
     bias: Tensor | None = None
@@ -56,13 +56,13 @@ class Matrix(NamedTuple):
     @classmethod
     def of(
         cls, weight: object, scale: Tensor | None = None, bias: Tensor | None = None
-    ) -> Matrix | None:
+    ) -> ExpertMatrices | None:
         """What kernels can read of a weight; None if that is nothing."""
         held = getattr(weight, "planes", getattr(weight, "data", None))
         if not isinstance(held, Tensor) or held.dim() != 3 or not held.is_contiguous():
             return None
         if hasattr(weight, "planes"):
-            return cls(cast(Planes, weight), None, scale, bias)
+            return cls(cast(PlaneMatrix, weight), None, scale, bias)
         return cls(None, held, scale, bias)
 
     @property
@@ -86,7 +86,7 @@ class Matrix(NamedTuple):
         return *layout, self.held.shape, self.n_rows, self.scale is None, self.bias is None
 
 
-class Given(NamedTuple):
+class ExpertInput(NamedTuple):
     """What is multiplied.
 
     Attributes:
@@ -102,13 +102,13 @@ class Given(NamedTuple):
 
 def grouped(weight: object, x: Tensor, groups: Groups) -> Tensor | None:
     """See `engine.ops.weights.Weight.grouped`; None where the kernels do not serve."""
-    matrix = Matrix.of(weight)
+    matrix = ExpertMatrices.of(weight)
     if matrix is None or not isinstance(groups, DeviceGroups) or x.dtype != torch.float32:
         return None
     per_row = 0
     if groups.are_pairs and x.stride(0) == 0:  # one token, the same for all its experts
         x, per_row = x[:1], groups.n_row
-    return products([matrix], Given(x.contiguous(), groups, per_row))[0]
+    return products([matrix], ExpertInput(x.contiguous(), groups, per_row))[0]
 
 
 def ffn(
@@ -122,7 +122,7 @@ def ffn(
 ) -> Tensor | None:
     """See `ReferenceOps.experts`; None where the kernels do not serve."""
     layers = [layer for layer in (gate, up, down) if layer is not None]
-    found = [Matrix.of(layer.weight, layer.scale, layer.bias) for layer in layers]
+    found = [ExpertMatrices.of(layer.weight, layer.scale, layer.bias) for layer in layers]
     matrices = [matrix for matrix in found if matrix is not None]
     if len(matrices) < len(layers) or not isinstance(groups, DeviceGroups):
         return None
@@ -130,17 +130,17 @@ def ffn(
     per_row = groups.row_of.shape[1]
     if factors is not None:
         x, per_row = groups.rows(x, factors), 0
-    inner = list(products(first, Given(x.contiguous(), groups, per_row)))
+    inner = list(products(first, ExpertInput(x.contiguous(), groups, per_row)))
     if gate is not None and up is None:
         inner = list(inner[0].chunk(2, dim=-1))
     if groups.are_pairs and last.planes is not None:
         rows = _quantised_inner(act, inner, last.planes)
         return _planes_rows([last], last.planes, rows, groups, 0)[0]
     y = elementwise.activate(act, inner[0]) if gate is None else elementwise.gated(act, *inner)
-    return None if y is None else products([last], Given(y, groups, 0))[0]
+    return None if y is None else products([last], ExpertInput(y, groups, 0))[0]
 
 
-def products(matrices: Sequence[Matrix], given: Given) -> Tensor:
+def products(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
     """`x Wᵀ * scale + bias` for each of up to two matrices with as many rows.
 
     Returns:
@@ -153,12 +153,16 @@ def products(matrices: Sequence[Matrix], given: Given) -> Tensor:
     weight = matrices[0].planes
     if weight is None:
         return _plain_rows(matrices, given)
-    rows = quantised(given.x, weight.extent, weight.x_bytes)
+    rows = quantise(given.x, weight.extent, weight.x_bytes)
     return _planes_rows(matrices, weight, rows, given.groups, given.per_row)
 
 
 def _planes_rows(
-    matrices: Sequence[Matrix], weight: Planes, rows: Rows, groups: DeviceGroups, per_row: int
+    matrices: Sequence[ExpertMatrices],
+    weight: PlaneMatrix,
+    rows: QuantisedRows,
+    groups: DeviceGroups,
+    per_row: int,
 ) -> Tensor:
     """Of few tokens; all matrices in planes of one kind, as `weight` is."""
     n_blocks, n_tile = weight.extent.n_blocks, n_tiles(weight.n_rows)
@@ -176,7 +180,7 @@ def _planes_rows(
     return out
 
 
-def _plain_rows(matrices: Sequence[Matrix], given: Given) -> Tensor:
+def _plain_rows(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
     """Of few tokens; all matrices as they stand in files, of one type and size."""
     x, groups, per_row = given
     n_rows, n_columns = matrices[0].n_rows, x.shape[1]
@@ -191,12 +195,14 @@ def _plain_rows(matrices: Sequence[Matrix], given: Given) -> Tensor:
     return out
 
 
-def _quantised_inner(act: Activation, found: Sequence[Tensor], weight: Planes) -> Rows:
+def _quantised_inner(
+    act: Activation, found: Sequence[Tensor], weight: PlaneMatrix
+) -> QuantisedRows:
     """The activation of gate and up, or of one alone, as the last matrix reads it."""
     first, second, extent = found[0], found[-1], weight.extent
     x_bytes = 0 if target_of(first.device).arithmetic == "numbers" else weight.x_bytes
     nothing = torch.empty(0, dtype=torch.int32, device=first.device)  # no tile is shared
-    rows = unwritten(first.shape[0], extent, x_bytes, nothing)
+    rows = allocate_rows(first.shape[0], extent, x_bytes, nothing)
     launch(
         expert_gemv.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),
         first, second, first.stride(0), extent.lead, extent.n_columns, extent.n_blocks, act.limit,
@@ -206,7 +212,7 @@ def _quantised_inner(act: Activation, found: Sequence[Tensor], weight: Planes) -
     return rows
 
 
-def _block_products(matrices: Sequence[Matrix], given: Given) -> Tensor:
+def _block_products(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
     """Of many tokens; all matrices of one kind."""
     groups, weight, n_rows = given.groups, matrices[0].planes, matrices[0].n_rows
     target = target_of(given.x.device)
@@ -246,9 +252,9 @@ def _block_products(matrices: Sequence[Matrix], given: Given) -> Tensor:
     return out
 
 
-def _shortened(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
+def _shortened(x: Tensor, matrix: ExpertMatrices) -> tuple[Tensor, Tensor | None]:
     """Rows as tensor cores multiply them with a matrix, and the factor on their products."""
-    short = short_dtype(x.device)
+    short = half_dtype(x.device)
     if matrix.planes is not None:
         extent = matrix.planes.extent
         dtype, lead, width = short, extent.lead, extent.n_blocks * BLOCK
@@ -258,7 +264,7 @@ def _shortened(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor | None]:
             dtype = torch.float32
     if dtype == torch.float32:
         return x, None
-    scale = row_scale(x) if dtype == torch.float16 else None
+    scale = f16_row_scale(x) if dtype == torch.float16 else None
     out = torch.empty(x.shape[0], width, dtype=dtype, device=x.device)
     size, unit = min(SHORT_STEP, elementwise.power_of_two(width)), _unit(lead, x.shape[1], width)
     launch(
@@ -274,7 +280,7 @@ def _unit(*sizes: int) -> int:
     return UNIT if all(size % UNIT == 0 for size in sizes) else 1
 
 
-def _followed(matrices: Sequence[Matrix], other: Tensor) -> list[Tensor]:
+def _followed(matrices: Sequence[ExpertMatrices], other: Tensor) -> list[Tensor]:
     """Matrices, scales and biases as kernels take them, two of each.
 
     Args:
@@ -285,5 +291,5 @@ def _followed(matrices: Sequence[Matrix], other: Tensor) -> list[Tensor]:
     return [*(m.held for m in pair), *scales, *(other if m.bias is None else m.bias for m in pair)]
 
 
-def _what_follows(matrix: Matrix) -> Mapping[str, Any]:
+def _what_follows(matrix: ExpertMatrices) -> Mapping[str, Any]:
     return {"HAS_SCALE": matrix.scale is not None, "HAS_BIAS": matrix.bias is not None}

@@ -16,8 +16,15 @@ from engine.gpu.kernels import gemv
 from engine.gpu.launch.configs import WARP, Config, config_of
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
-from engine.gpu.matmul.planes import Planes, constants_of
-from engine.gpu.quantise import MOST_ROWS, N_COUNTERS, Rows, keep, quantised, unwritten
+from engine.gpu.matmul.planes import PlaneMatrix, constants_of
+from engine.gpu.quantise import (
+    MOST_ROWS,
+    N_COUNTERS,
+    QuantisedRows,
+    allocate_rows,
+    attach_rows,
+    quantise,
+)
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS, TILE
 
@@ -31,7 +38,7 @@ MOST_TOGETHER = 3
 
 
 def product(
-    x: Tensor, weight: Planes, bias: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor, weight: PlaneMatrix, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor | None:
     """`x Wᵀ + bias + residual`; None where the kernel does not serve.
 
@@ -45,12 +52,12 @@ def product(
     """
     if not serves(x, [weight]) or not all(is_plain(t) for t in (bias, residual) if t is not None):
         return None
-    rows = quantised(x, weight.extent, weight.x_bytes)
+    rows = quantise(x, weight.extent, weight.x_bytes)
     return _launched(rows, [weight], [bias], residual)[0]
 
 
 def products(
-    x: Tensor, weights: Sequence[Planes], biases: Sequence[Tensor | None] = ()
+    x: Tensor, weights: Sequence[PlaneMatrix], biases: Sequence[Tensor | None] = ()
 ) -> list[Tensor] | None:
     """`x Wᵀ + bias` of several matrices, x rounded once for all that are cut alike.
 
@@ -65,11 +72,11 @@ def products(
         key = (weight.type_number, weight.extent, weight.x_bytes, biases[index] is None)
         alike.setdefault(key, []).append(index)
     found: dict[int, Tensor] = {}
-    rows: dict[tuple[Extent, int], Rows] = {}
+    rows: dict[tuple[Extent, int], QuantisedRows] = {}
     for group in alike.values():
         weight = weights[group[0]]
         if (weight.extent, weight.x_bytes) not in rows:
-            rows[weight.extent, weight.x_bytes] = quantised(x, weight.extent, weight.x_bytes)
+            rows[weight.extent, weight.x_bytes] = quantise(x, weight.extent, weight.x_bytes)
         for start in range(0, len(group), MOST_TOGETHER):
             some = group[start : start + MOST_TOGETHER]
             results = _launched(
@@ -80,7 +87,7 @@ def products(
     return [found[index] for index in range(len(weights))]
 
 
-def gated(x: Tensor, gate: Planes, up: Planes, act: Activation) -> Tensor | None:
+def gated(x: Tensor, gate: PlaneMatrix, up: PlaneMatrix, act: Activation) -> Tensor | None:
     """`act(x gateᵀ) * (x upᵀ)`, see `ReferenceOps.gated`; None where the kernel does not serve.
 
     Whole blocks of results are rounded by who computes them, for the product that comes next.
@@ -90,11 +97,11 @@ def gated(x: Tensor, gate: Planes, up: Planes, act: Activation) -> Tensor | None
     )  # fmt: skip
     if not is_alike or not serves(x, [gate, up]):
         return None
-    rows = quantised(x, gate.extent, gate.x_bytes)
+    rows = quantise(x, gate.extent, gate.x_bytes)
     m, config, (n_parts,) = _cut(rows, [gate])
     out = torch.empty(rows.n_row, gate.n_rows, device=x.device)
     n_program = n_tiles(gate.n_rows) * n_parts
-    inner = unwritten(rows.n_row, Extent.of(0, gate.n_rows), rows.x_bytes, rows.counters)
+    inner = allocate_rows(rows.n_row, Extent.of(0, gate.n_rows), rows.x_bytes, rows.counters)
     launch(
         gemv.gated, (n_program,), gate.planes, up.planes, out, *inner.typed, rows.numbers,
         rows.facts, _scratch(n_program if n_parts > 1 else 0, 2 * m, x), rows.counters,
@@ -103,11 +110,11 @@ def gated(x: Tensor, gate: Planes, up: Planes, act: Activation) -> Tensor | None
         IS_ROUNDED=inner.extent.is_exact, M=m, **_constants(rows, gate, config),
     )  # fmt: skip
     if inner.extent.is_exact:
-        keep(out, inner)
+        attach_rows(out, inner)
     return out
 
 
-def serves(x: Tensor, weights: Sequence[Planes]) -> bool:
+def serves(x: Tensor, weights: Sequence[PlaneMatrix]) -> bool:
     """Whether rows x can be multiplied with all of these matrices."""
     return (
         is_plain(x)
@@ -125,7 +132,10 @@ def serves(x: Tensor, weights: Sequence[Planes]) -> bool:
 
 
 def _launched(
-    rows: Rows, weights: Sequence[Planes], biases: Sequence[Tensor | None], residual: Tensor | None
+    rows: QuantisedRows,
+    weights: Sequence[PlaneMatrix],
+    biases: Sequence[Tensor | None],
+    residual: Tensor | None,
 ) -> list[Tensor]:
     """Up to three matrices of one type and extent, all of them with a bias or none."""
     first = weights[0]
@@ -147,7 +157,7 @@ def _launched(
     return outs
 
 
-def _cut(rows: Rows, weights: Sequence[Planes]) -> tuple[int, Config, list[int]]:
+def _cut(rows: QuantisedRows, weights: Sequence[PlaneMatrix]) -> tuple[int, Config, list[int]]:
     """Rows that are computed, how programs are cut up, and parts of each matrix' tiles.
 
     What a result's bits depend on, warps and parts, follows from each matrix alone.
@@ -169,7 +179,7 @@ def _cut(rows: Rows, weights: Sequence[Planes]) -> tuple[int, Config, list[int]]
     return power_of_two(rows.n_row), {**config, "unroll": unroll}, parts
 
 
-def _constants(rows: Rows, weight: Planes, config: Config) -> dict[str, Any]:
+def _constants(rows: QuantisedRows, weight: PlaneMatrix, config: Config) -> dict[str, Any]:
     """What all kernels of few rows are compiled for."""
     return {
         "ITEMS": config["num_warps"] * WARP,

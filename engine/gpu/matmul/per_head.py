@@ -20,7 +20,7 @@ from engine.quants.extent import DEVICE_CHUNK, Extent
 from engine.quants.layout import LAYOUTS, TILE
 
 if TYPE_CHECKING:
-    from engine.gpu.matmul.planes import Planes
+    from engine.gpu.matmul.planes import PlaneMatrix
 
 MOST_ROWS = 8
 
@@ -39,7 +39,7 @@ PLAIN_ROWS, PLAIN_COLUMNS = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Matrices:
+class HeadMatrices:
     """One matrix for each head, of which some rows count.
 
     Attributes:
@@ -55,13 +55,13 @@ class Matrices:
     stop: int
 
     @classmethod
-    def of_planes(cls, weight: Planes, part: slice) -> Matrices:
+    def of_planes(cls, weight: PlaneMatrix, part: slice) -> HeadMatrices:
         """Some rows of matrices in planes."""
         first, stop, _ = part.indices(weight.n_rows)
         return cls(weight.planes, weight.type_number, weight.extent, first, stop)
 
     @classmethod
-    def of_plain(cls, data: Tensor, part: slice) -> Matrices:
+    def of_plain(cls, data: Tensor, part: slice) -> HeadMatrices:
         """Some rows of plain matrices."""
         first, stop, _ = part.indices(data.shape[-2])
         return cls(data, None, Extent.of(0, data.shape[-1]), first, stop)
@@ -78,13 +78,13 @@ class Matrices:
             return data[:, self.first : self.stop].to(dtype)
         n_head, n_tile, tile_bytes = data.shape
         n_rows = n_head * n_tile * TILE
-        found = dequantise.dequantised_rows(
+        found = dequantise.dequantise_rows(
             data.reshape(-1, tile_bytes), self.type_number, self.extent, n_rows, 0, n_rows, dtype
         )
         return found.view(n_head, n_tile * TILE, -1)[:, self.first : self.stop]
 
 
-def product(x: Tensor, held: Matrices, *, is_transposed: bool) -> Tensor:
+def product(x: Tensor, held: HeadMatrices, *, is_transposed: bool) -> Tensor:
     """`x Wᵀ` of each head, or `x W`; see `engine.ops.weights.Weight.per_head`.
 
     Args:
@@ -103,7 +103,7 @@ def product(x: Tensor, held: Matrices, *, is_transposed: bool) -> Tensor:
     return y
 
 
-def _few_planes(x: Tensor, held: Matrices, y: Tensor, is_transposed: bool) -> None:
+def _few_planes(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) -> None:
     assert held.type_number is not None, "it is in planes"
     extent, low = held.extent, LAYOUTS[held.type_number].low
     if is_transposed:
@@ -122,7 +122,7 @@ def _few_planes(x: Tensor, held: Matrices, y: Tensor, is_transposed: bool) -> No
     )  # fmt: skip
 
 
-def _few_plain(x: Tensor, held: Matrices, y: Tensor, is_transposed: bool) -> None:
+def _few_plain(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) -> None:
     n_rows, n_columns = held.data.shape[1:]
     aligned = 16 if n_columns % 16 == 0 else 1
     n_part = -(-n_columns // PLAIN_COLUMNS) if is_transposed else -(-held.n_part // ROWS)
@@ -135,19 +135,19 @@ def _few_plain(x: Tensor, held: Matrices, y: Tensor, is_transposed: bool) -> Non
     )  # fmt: skip
 
 
-def _many(x: Tensor, held: Matrices, is_transposed: bool) -> Tensor:
+def _many(x: Tensor, held: HeadMatrices, is_transposed: bool) -> Tensor:
     """By torch, for some heads at a time."""
-    dtype = dequant_gemm.short_dtype(x.device)
+    dtype = dequant_gemm.half_dtype(x.device)
     if held.type_number is None and held.data.dtype != torch.bfloat16:
         dtype = held.data.dtype  # what is held with more digits is multiplied with them
-    numbers, scale = dequant_gemm.shortened(x.transpose(0, 1), dtype)
+    numbers, scale = dequant_gemm.to_half(x.transpose(0, 1), dtype)
     n_head, n_columns = x.shape[1], held.extent.n_columns
     y = x.new_empty(n_head, x.shape[0], n_columns if is_transposed else held.n_part)
     per_head = n_columns * held.data.shape[1] * (1 if held.type_number is None else TILE)
     step = max(1, DEVICE_CHUNK // max(1, per_head))
     for start in range(0, n_head, step):
         values = held.values(dtype, start, start + step)
-        y[start : start + step] = dequant_gemm.batches(
+        y[start : start + step] = dequant_gemm.batched_multiply(
             numbers[start : start + step], values if is_transposed else values.mT
         )
     return (y if scale is None else y.mul_(scale)).transpose(0, 1)

@@ -17,14 +17,14 @@ from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import tile_gemm
 from engine.gpu.launch.configs import config_of
 from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.target import Target, target_of
-from engine.gpu.matmul.dequant_gemm import row_scale, short_dtype
+from engine.gpu.launch.target import KernelTarget, target_of
+from engine.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
 from engine.gpu.matmul.planes import constants_of
 from engine.quants.layout import BLOCK, LAYOUTS
 
 if TYPE_CHECKING:
     from engine.gpu.launch.configs import Config
-    from engine.gpu.matmul.planes import Planes
+    from engine.gpu.matmul.planes import PlaneMatrix
     from engine.quants.extent import Extent
 
 MOST_ROWS = 256
@@ -39,7 +39,7 @@ ONE = 0x4B000000
 """The bits of 2^23 as F32: a byte below them is added to it."""
 
 
-class Short(NamedTuple):
+class ShortRows(NamedTuple):
     """Rows as the kernel reads them.
 
     Attributes:
@@ -51,19 +51,19 @@ class Short(NamedTuple):
     scale: Tensor | None
 
 
-def product(x: Tensor, weight: Planes) -> Tensor | None:
+def product(x: Tensor, weight: PlaneMatrix) -> Tensor | None:
     """`x Wᵀ` for x (T, n_in) in F32; (T, n_rows). None where the kernel does not serve."""
     found = products(x, [weight])
     return None if found is None else found[0]
 
 
-def products(x: Tensor, weights: Sequence[Planes]) -> list[Tensor] | None:
+def products(x: Tensor, weights: Sequence[PlaneMatrix]) -> list[Tensor] | None:
     """The same with several matrices; x is rounded once for all that are alike."""
     target = target_of(x.device)
     if x.shape[0] > most_rows(target):
         return None
     n_token = max(LEAST_TOKENS, power_of_two(x.shape[0]))  # a fact that has few values
-    shorts: dict[tuple[Extent, int], Short] = {}
+    shorts: dict[tuple[Extent, int], ShortRows] = {}
     found = []
     for weight in weights:
         low = LAYOUTS[weight.type_number].low
@@ -75,28 +75,30 @@ def products(x: Tensor, weights: Sequence[Planes]) -> list[Tensor] | None:
     return found
 
 
-def most_rows(target: Target) -> int:
+def most_rows(target: KernelTarget) -> int:
     """Up to so many rows are multiplied by the kernel."""
     is_old = target.maker == "nvidia" and target.capability < 80
     return MOST_ROWS_WITHOUT_CORES if is_old else MOST_ROWS
 
 
-def _shortened(x: Tensor, extent: Extent, low: int, n_block: int) -> Short:
+def _shortened(x: Tensor, extent: Extent, low: int, n_block: int) -> ShortRows:
     if x.stride(-1) != 1:
         x = x.contiguous()
     n_step = -(-extent.n_blocks // n_block)
-    dtype = short_dtype(x.device)
-    scale = row_scale(x) if dtype == torch.float16 else None
+    dtype = half_dtype(x.device)
+    scale = f16_row_scale(x) if dtype == torch.float16 else None
     numbers = torch.empty(x.shape[0], n_step, n_block * BLOCK, dtype=dtype, device=x.device)
     launch(
         tile_gemm.shorten, (x.shape[0], n_step),
         x, x.stride(0), x if scale is None else scale, numbers, extent.n_blocks, extent.lead,
         extent.n_columns, LOW=low, BLOCKS=n_block, HAS_SCALE=scale is not None, num_warps=1,
     )  # fmt: skip
-    return Short(numbers, scale)
+    return ShortRows(numbers, scale)
 
 
-def _multiplied(short: Short, weight: Planes, target: Target, config: Config) -> Tensor:
+def _multiplied(
+    short: ShortRows, weight: PlaneMatrix, target: KernelTarget, config: Config
+) -> Tensor:
     n_token, n_step, _ = short.numbers.shape
     n_row_block = -(-weight.n_rows // config["rows"])
     n_token_block = -(-n_token // config["tokens"])

@@ -44,6 +44,6 @@ def product(x: Tensor, data: Tensor) -> Tensor | None:
     return y
 
 
-def looked_up(data: Tensor, ids: Tensor) -> Tensor:
+def look_up(data: Tensor, ids: Tensor) -> Tensor:
     """Rows `ids` (T,) as F32 (T, n_in); zeros where there is no such row."""
     return gathered_rows(ids, len(data), lambda rows: data.index_select(0, rows).float())

@@ -59,7 +59,7 @@ class GpuPlanes:
         return dequant_gemm.product(x, self) if y is None else y
 
     def lookup(self, ids: Tensor) -> Tensor:
-        return dequantise.looked_up(self.planes, self.type_number, self.extent, self.n_rows, ids)
+        return dequantise.look_up(self.planes, self.type_number, self.extent, self.n_rows, ids)
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         y = experts.grouped(self, x, groups)
@@ -74,7 +74,7 @@ class GpuPlanes:
         )
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        held = per_head.Matrices.of_planes(self, rows)
+        held = per_head.HeadMatrices.of_planes(self, rows)
         return per_head.product(x, held, is_transposed=transposed)
 
 
@@ -99,10 +99,10 @@ class GpuPlain:
 
     def matmul(self, x: Tensor) -> Tensor:
         y = unquantised.product(x, self.data)
-        return dequant_gemm.plain_product(x, self.data) if y is None else y
+        return dequant_gemm.unquantised_product(x, self.data) if y is None else y
 
     def lookup(self, ids: Tensor) -> Tensor:
-        return unquantised.looked_up(self.data, ids)
+        return unquantised.look_up(self.data, ids)
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         y = experts.grouped(self, x, groups)
@@ -111,5 +111,5 @@ class GpuPlain:
         return y
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        held = per_head.Matrices.of_plain(self.data, rows)
+        held = per_head.HeadMatrices.of_plain(self.data, rows)
         return per_head.product(x, held, is_transposed=transposed)

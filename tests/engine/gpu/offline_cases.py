@@ -22,10 +22,10 @@ from engine.gguf import GGUFFile
 from engine.gpu.launch import compiling
 from engine.gpu.launch.compiling import Compiling, compile_start, variant_key, variants
 from engine.gpu.launch.kernel_cache import leave_cache
-from engine.gpu.launch.kernel_launch import Start, launch, watched
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
 from engine.gpu.launch.own_launcher import SCRATCH, parameter_types
-from engine.gpu.launch.target import Target
-from engine.gpu.loading.dry_run import rehearse
+from engine.gpu.launch.target import KernelTarget
+from engine.gpu.loading.dry_run import collect_launches
 from engine.models.declare import declare
 from engine.runtime.rank import warm_rows
 from tests.engine.gpu.offline import offline, parameter_bytes
@@ -57,7 +57,9 @@ def packing() -> object:
     """The bytes that all kinds of arguments become, for each kind of GPU."""
     a, b = torch.zeros(64, dtype=torch.float16), torch.zeros(64, dtype=torch.int8)
     far = 1 << 40
-    start = Start(of_all_kinds, (3, 2), (a, b[1:], 48, -3, 1, far, 2.5, True), {"SIZE": 16}, 2, 2)
+    start = KernelLaunch(
+        of_all_kinds, (3, 2), (a, b[1:], 48, -3, 1, far, 2.5, True), {"SIZE": 16}, 2, 2
+    )
     found = []
     for capability in (75, 80, 86, 90, 120):
         sizes: list[int] = []
@@ -83,8 +85,8 @@ def signatures() -> object:
     found = []
     x = torch.zeros(64, 64, dtype=torch.float16)
     starts = [
-        Start(of_all_kinds, (1,), (x, x, 1, 1, 7, 9, 0.0, False), {"SIZE": 64}, 4, 2),
-        Start(of_much_memory, (1,), (x, x, x), {"SIZE": 64}, 4, 2),
+        KernelLaunch(of_all_kinds, (1,), (x, x, 1, 1, 7, 9, 0.0, False), {"SIZE": 64}, 4, 2),
+        KernelLaunch(of_much_memory, (1,), (x, x, x), {"SIZE": 64}, 4, 2),
     ]
     with offline(GPUTarget("cuda", 86, 32)):
         for start in starts:
@@ -99,7 +101,7 @@ def shared_memory() -> object:
     fake = FakeCuda()
     x = torch.zeros(128, 128, dtype=torch.float16)
     with offline(GPUTarget("cuda", 90, 32), fake):
-        Start(of_much_memory, (1,), (x, x, x), {"SIZE": 128}, 4, 3).run()
+        KernelLaunch(of_much_memory, (1,), (x, x, x), {"SIZE": 128}, 4, 3).run()
     return [fake.attributes, fake.started[0][3]]
 
 
@@ -108,7 +110,7 @@ def other_parameters() -> object:
     x = torch.zeros(64, 64, dtype=torch.float16)
     with offline(GPUTarget("cuda", 90, 32), FakeCuda(lambda name: [8, 8, 4])):
         try:
-            Start(of_much_memory, (1,), (x, x, x), {"SIZE": 64}, 4, 2).run()
+            KernelLaunch(of_much_memory, (1,), (x, x, x), {"SIZE": 64}, 4, 2).run()
         except ValueError as error:
             return str(error)
     return ""
@@ -116,7 +118,7 @@ def other_parameters() -> object:
 
 def ahead() -> object:
     """Variants that were collected without memory are those that real starts find."""
-    starts: list[Start] = []
+    starts: list[KernelLaunch] = []
     meta = torch.empty(4, 64, dtype=torch.float16, device="meta")
     real = torch.zeros(4, 64, dtype=torch.float16)
     compiled: list[str] = []
@@ -129,7 +131,7 @@ def ahead() -> object:
                 launch(of_all_kinds, (1,), view, x, n, n, 2, n, 1.0, True, SIZE=16)
 
     with offline(GPUTarget("cuda", 90, 32)):
-        with watched(lambda start: starts.append(start) or True):
+        with intercept_launches(lambda start: starts.append(start) or True):
             all_starts(meta)
         told: list[tuple[int, int]] = []
         work = Compiling(CPU, starts, lambda done, total: told.append((done, total)), 3)
@@ -144,14 +146,14 @@ def ahead() -> object:
 def whole_passes() -> object:
     """Whatever number of tokens a pass has, loading has compiled all that it starts."""
     counts = [1, 2, 3, 5, 8, 9, 15, 17, 31, 33, 63, 65, 100, 128, 129, 200, 257, 300, 427, 511]
-    targets = [Target("nvidia", n, n_sm) for n, n_sm in ((75, 68), (86, 82), (90, 132))]
+    targets = [KernelTarget("nvidia", n, n_sm) for n, n_sm in ((75, 68), (86, 82), (90, 132))]
     missing: list[str] = []
     with TemporaryDirectory() as folder:
         moe = hollow_moe(
             Path(folder) / "moe.gguf", n_layer=2, n_embd=2048, n_head=32, n_head_kv=4, n_ff_exp=768
         )
         for path in (moe, hollow_llama(Path(folder) / "llama.gguf", n_layer=2)):
-            for target in (*targets, Target("amd", 0, 96)):
+            for target in (*targets, KernelTarget("amd", 0, 96)):
                 known = {variant_key(start) for start in rehearsed(path, target, warm_rows(512))}
                 for n in counts:
                     wanted = rehearsed(path, target, [n])
@@ -163,11 +165,11 @@ def whole_passes() -> object:
     return missing
 
 
-def rehearsed(path: Path, target: Target, row_counts: list[int]) -> list[Start]:
+def rehearsed(path: Path, target: KernelTarget, row_counts: list[int]) -> list[KernelLaunch]:
     """The starts of a model on one GPU."""
     params = LoadParams(str(path), devices=("cuda:0",), n_ctx=4096)
     with GGUFFile.open(path) as file:
-        return rehearse(declare(file, params), 0, params, target, row_counts)
+        return collect_launches(declare(file, params), 0, params, target, row_counts)
 
 
 def broken() -> object:
@@ -176,7 +178,7 @@ def broken() -> object:
     def wrong(x, SIZE: tl.constexpr):
         tl.store(x + tl.arange(0, SIZE), nothing)  # noqa: F821
 
-    start = Start(JITFunction(wrong), (1,), (torch.zeros(16),), {"SIZE": 16}, 4, 2)
+    start = KernelLaunch(JITFunction(wrong), (1,), (torch.zeros(16),), {"SIZE": 16}, 4, 2)
     with offline(GPUTarget("cuda", 90, 32)):
         try:
             Compiling(CPU, [start]).wait()
@@ -197,7 +199,7 @@ def full_disk() -> object:
     FileCacheManager.put = put_there
     x = torch.zeros(64, 64, dtype=torch.float16)
     starts = [
-        Start(of_all_kinds, (1,), (x, x, n, 1, 7, 9, 0.0, False), {"SIZE": 64}, 4, 2)
+        KernelLaunch(of_all_kinds, (1,), (x, x, n, 1, 7, 9, 0.0, False), {"SIZE": 64}, 4, 2)
         for n in (1, 2, 16)
     ]
     with offline(GPUTarget("cuda", 90, 32)):

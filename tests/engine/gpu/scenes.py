@@ -23,9 +23,9 @@ from engine.gpu import attention, elementwise, recurrent, routing
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.comm.slots import PacketSlot
 from engine.gpu.decode.sampling import DeviceSampler
-from engine.gpu.launch.kernel_launch import Start, watched
-from engine.gpu.launch.target import Target, aimed
-from engine.gpu.loading.dry_run import rehearse
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.gpu.launch.target import KernelTarget, use_target
+from engine.gpu.loading.dry_run import collect_launches
 from engine.gpu.matmul import dequantise, experts, gemv, tile_gemm, unquantised
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.layers.ffn import Activation
@@ -54,27 +54,31 @@ HEADS = ((32, 8, 128), (16, 8, 64), (32, 16, 256))
 """Of queries, of keys and values, and the size of each."""
 
 
-def collect(target: Target, *, is_brief: bool) -> list[Start]:
+def collect(target: KernelTarget, *, is_brief: bool) -> list[KernelLaunch]:
     """All starts of the scenes on a target.
 
     Args:
         is_brief: one type of weights and of the cache, and few sizes.
     """
-    starts: list[Start] = []
-    with torch.inference_mode(), aimed(target), watched(lambda s: bool(starts.append(s))):
+    starts: list[KernelLaunch] = []
+    with (
+        torch.inference_mode(),
+        use_target(target),
+        intercept_launches(lambda s: bool(starts.append(s))),
+    ):
         for scene in SCENES:
             scene(is_brief)
     return starts + of_a_model(target)
 
 
-def of_a_model(target: Target) -> list[Start]:
+def of_a_model(target: KernelTarget) -> list[KernelLaunch]:
     """Whole passes of a model with experts, as loading it rehearses them."""
     sizes = {"n_layer": 2, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff_exp": 768}
     with TemporaryDirectory() as folder:
         path = hollow_moe(Path(folder) / "moe.gguf", **sizes)
         params = LoadParams(str(path), devices=("cuda:0",), n_ctx=N_CTX)
         with GGUFFile.open(path) as file:
-            return rehearse(declare(file, params), 0, params, target, (1, 4, 64, 512))
+            return collect_launches(declare(file, params), 0, params, target, (1, 4, 64, 512))
 
 
 def of_weights(is_brief: bool) -> None:
@@ -93,8 +97,8 @@ def of_weights(is_brief: bool) -> None:
             for n in (64,) if is_brief else (16, 64, 256):
                 tile_gemm.product(_f32(n, extent.n_columns), weight)
             for dtype in (torch.float16, torch.bfloat16, torch.float32)[: 1 if is_brief else 3]:
-                dequantise.dequantised_rows(weight.planes, number, extent, N_ROWS, 0, N_ROWS, dtype)
-            dequantise.looked_up(weight.planes, number, extent, N_ROWS, _ids(4))
+                dequantise.dequantise_rows(weight.planes, number, extent, N_ROWS, 0, N_ROWS, dtype)
+            dequantise.look_up(weight.planes, number, extent, N_ROWS, _ids(4))
 
 
 def of_steps(is_brief: bool) -> None:

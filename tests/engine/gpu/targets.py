@@ -33,9 +33,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from engine.gpu.launch.compiling import Compiling, compile_start, variants
-from engine.gpu.launch.kernel_launch import Start
+from engine.gpu.launch.kernel_launch import KernelLaunch
 from engine.gpu.launch.own_launcher import SCRATCH, parameter_types
-from engine.gpu.launch.target import Target
+from engine.gpu.launch.target import KernelTarget
 from tests.engine.gpu.offline import offline, parameter_bytes
 from tests.engine.gpu.scenes import collect
 
@@ -87,16 +87,16 @@ class Usage:
         return ""
 
 
-def targets_of(name: str) -> tuple[Target, Any]:
+def targets_of(name: str) -> tuple[KernelTarget, Any]:
     """What our code and what Triton calls a target such as "sm_90"."""
     if name.startswith("sm_"):
         number = int(name[3:])
-        return Target("nvidia", number, N_SM[name]), GPUTarget("cuda", number, 32)
+        return KernelTarget("nvidia", number, N_SM[name]), GPUTarget("cuda", number, 32)
     warp = 64 if name.startswith("gfx9") else 32
-    return Target("amd", 0, N_SM[name]), GPUTarget("hip", name, warp)
+    return KernelTarget("amd", 0, N_SM[name]), GPUTarget("hip", name, warp)
 
 
-def starts_for(name: str, *, is_brief: bool) -> list[Start]:
+def starts_for(name: str, *, is_brief: bool) -> list[KernelLaunch]:
     """The starts to compile: all variants, or one of each kernel and kind of arithmetic in it."""
     found = variants(collect(targets_of(name)[0], is_brief=is_brief))
     if not is_brief:
@@ -105,12 +105,12 @@ def starts_for(name: str, *, is_brief: bool) -> list[Start]:
     return list(kinds.values())
 
 
-def kernel_name(start: Start) -> str:
+def kernel_name(start: KernelLaunch) -> str:
     """Such as "norm.rms_norm"."""
     return f"{start.kernel.__module__.rpartition('.')[2]}.{start.kernel.__name__}"
 
 
-def compile_for(name: str, starts: Iterable[Start]) -> tuple[list[Usage], list[str]]:
+def compile_for(name: str, starts: Iterable[KernelLaunch]) -> tuple[list[Usage], list[str]]:
     """Compile for a target; what variants take, and what is wrong."""
     starts, found, wrong = list(starts), [], []
     with offline(targets_of(name)[1]):
@@ -128,7 +128,7 @@ def compile_for(name: str, starts: Iterable[Start]) -> tuple[list[Usage], list[s
     return found, wrong
 
 
-def compile_ahead(name: str, starts: Sequence[Start], n_threads: int) -> None:
+def compile_ahead(name: str, starts: Sequence[KernelLaunch], n_threads: int) -> None:
     """Compile in several threads, so that `compile_for` finds all on disk."""
     with offline(targets_of(name)[1]):
         for start in starts:
@@ -139,7 +139,7 @@ def compile_ahead(name: str, starts: Sequence[Start], n_threads: int) -> None:
             sys.stderr.write(f"{name}: {error}\n")
 
 
-def usage_of(name: str, start: Start, compiled: Any) -> Usage:
+def usage_of(name: str, start: KernelLaunch, compiled: Any) -> Usage:
     """Read what a compiled kernel takes."""
     if "cubin" in compiled.asm:
         registers, stack, local = _nvidia_usage(compiled.asm["cubin"])

@@ -9,8 +9,8 @@ from torch import Tensor
 from engine.forward.cache import LayerCache
 from engine.forward.state import KVState
 from engine.gpu import attention as gpu
-from engine.gpu.launch.kernel_launch import Start, watched
-from engine.gpu.launch.target import Target, aimed
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.gpu.launch.target import KernelTarget, use_target
 from engine.layers.mixers.attention import Scores
 from engine.ops.attention import attend
 from engine.sharding.ranges import Ranges
@@ -74,7 +74,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "MOST_PIECES", 2)
     whole = gpu.tiles_of
 
-    def tiles_of(shape: gpu.AttentionShape, target: Target, *, is_few: bool) -> gpu.TileSizes:
+    def tiles_of(shape: gpu.AttentionShape, target: KernelTarget, *, is_few: bool) -> gpu.TileSizes:
         return replace(whole(shape, target, is_few=is_few), rows=4 if is_few else 8, keys=16)
 
     monkeypatch.setattr(gpu, "tiles_of", tiles_of)
@@ -224,16 +224,16 @@ def test_only_the_position_in_memory_counts(n_tokens: int, device: str) -> None:
     The tokens are few, some, and so many that there is one piece.
     """
     held, q = layer("f16", 2, 1, 16, 16, 80, device=device), numbers(16, n_tokens, 2, 16)
-    q, place, starts = q.to(device), past(3, device), list[Start]()
+    q, place, starts = q.to(device), past(3, device), list[KernelLaunch]()
 
-    def note(start: Start) -> bool:
+    def note(start: KernelLaunch) -> bool:
         starts.append(start)
         return True
 
     for scores in (PLAIN, Scores(0.2, window=25)):
         starts.clear()
         place.fill_(3)
-        with watched(note):
+        with intercept_launches(note):
             out = gpu.attention(q, held, place, scores)
         assert out is not None
         place.fill_(55)
@@ -250,17 +250,17 @@ def test_only_the_position_in_memory_counts(n_tokens: int, device: str) -> None:
 @pytest.mark.parametrize("scores", [PLAIN, Scores(0.1, window=512)], ids=str)
 def test_memory_beside_inputs_is_what_is_said(scores: Scores) -> None:
     """Of the tensors that are made, all but the result; on a device without memory."""
-    target = Target("nvidia", 86, 82)
+    target = KernelTarget("nvidia", 86, 82)
     held = layer("f16", 32, 8, 128, 128, 1 << 15, device="meta")
     place, made = past(0, "meta"), dict[int, int]()
     for n_tokens in (1, 8, 9, 30, 160, 2000):
-        q, starts = torch.empty(n_tokens, 32, 128, device="meta"), list[Start]()
+        q, starts = torch.empty(n_tokens, 32, 128, device="meta"), list[KernelLaunch]()
 
-        def note(start: Start, starts: list[Start] = starts) -> bool:
+        def note(start: KernelLaunch, starts: list[KernelLaunch] = starts) -> bool:
             starts.append(start)
             return True
 
-        with aimed(target), watched(note):
+        with use_target(target), intercept_launches(note):
             out = gpu.attention(q, held, place, scores)
         assert out is not None
         assert out.shape == q.shape

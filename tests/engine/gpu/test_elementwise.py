@@ -9,9 +9,9 @@ from torch import Tensor
 
 from engine.forward.addend import Addend
 from engine.gpu import elementwise
-from engine.gpu.launch.kernel_launch import Start, watched
-from engine.gpu.launch.target import Target
-from engine.gpu.quantise import quantised
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.gpu.launch.target import KernelTarget
+from engine.gpu.quantise import quantise
 from engine.layers.ffn import Activation
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.ops.reference import ReferenceOps
@@ -91,7 +91,7 @@ def norm_with(kind: type[Norm], n: int, device: str, *, has_bias: bool) -> Norm:
 def test_normed_rows_are_rounded_on_the_way(how: str, x_bytes: int, device: str) -> None:
     x, addend = randn(3, 96, device=device), Addend(randn(3, 96, device=device, seed=2))
     norm, extent = norm_with(RMSNorm, 96, device, has_bias=False), Extent.of(0, 96)
-    with mock.patch.object(Target, "arithmetic", how):
+    with mock.patch.object(KernelTarget, "arithmetic", how):
         made, plain = (elementwise.add_norm(x, addend, norm, n) for n in (x_bytes, None))
         assert made is not None
         assert plain is not None
@@ -99,11 +99,11 @@ def test_normed_rows_are_rounded_on_the_way(how: str, x_bytes: int, device: str)
         assert y is not None
         assert wanted is not None
         assert torch.equal(y, wanted)
-        starts: list[Start] = []
-        with watched(lambda start: starts.append(start) is None):
-            found = quantised(y, extent, x_bytes)
+        starts: list[KernelLaunch] = []
+        with intercept_launches(lambda start: starts.append(start) is None):
+            found = quantise(y, extent, x_bytes)
         assert not starts
-        alone = quantised(wanted, extent, x_bytes)
+        alone = quantise(wanted, extent, x_bytes)
     assert torch.equal(found.numbers, alone.numbers)
     assert torch.equal(found.facts, alone.facts)
     assert not found.counters.any()
@@ -116,7 +116,7 @@ def test_rows_that_cannot_be_rounded(device: str) -> None:
     )
     assert made is not None
     assert made[1] is not None
-    assert quantised(made[1], Extent.of(0, 40), 1).extent.n_blocks == 2
+    assert quantise(made[1], Extent.of(0, 40), 1).extent.n_blocks == 2
 
 
 @pytest.mark.parametrize("n", [3, 48])
@@ -210,13 +210,13 @@ def test_without_memory() -> None:
     x, n = torch.empty(2, 3, 32, device="meta"), 32
     norm = RMSNorm(n, 1e-5, Replicate((0,)))
     norm.weight = torch.empty(n, device="meta")
-    seen: list[Start] = []
+    seen: list[KernelLaunch] = []
 
-    def note(start: Start) -> bool:
+    def note(start: KernelLaunch) -> bool:
         seen.append(start)
         return True
 
-    with watched(note):
+    with intercept_launches(note):
         made = [
             elementwise.rms_norm(x, norm.weight, None, 1e-5),
             elementwise.layer_norm(x, norm.weight, None, 1e-5),

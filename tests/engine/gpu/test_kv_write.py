@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.forward.cache import HostLayerCache, LayerCache
 from engine.forward.state import KVState
 from engine.gpu import attention as gpu
-from engine.gpu.launch.kernel_launch import Start, watched
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.sharding.ranges import Ranges
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
@@ -79,13 +79,13 @@ def test_only_the_position_in_memory_counts(device: str) -> None:
     """The same start elsewhere, which is what a graph repeats; outside nothing is written."""
     held, k = layer("f16", 2, 24, 24, 20, device), numbers(4, 2, 2, 24).to(device)
     place = torch.tensor([3], dtype=torch.int32, device=device)
-    starts: list[Start] = []
+    starts: list[KernelLaunch] = []
 
-    def note(start: Start) -> bool:
+    def note(start: KernelLaunch) -> bool:
         starts.append(start)
         return True
 
-    with watched(note):
+    with intercept_launches(note):
         assert gpu.write(held, k, k * 2, place)
     assert len(starts) == 1
     for position in (11, 19, 20, -1):
@@ -122,6 +122,6 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_without_memory() -> None:
     held = layer("q4_0", 2, 32, 32, 20, "meta")
     k, starts = torch.empty(1, 2, 32, device="meta"), []
-    with watched(lambda start: starts.append(start) or True):
+    with intercept_launches(lambda start: starts.append(start) or True):
         assert gpu.write(held, k, k, torch.empty(1, dtype=torch.int64, device="meta"))
     assert len(starts) == 1

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from engine.cpu.kernels.panels import LARGEST
-from engine.gpu.launch.target import Target
-from engine.gpu.quantise import quantised
+from engine.gpu.launch.target import KernelTarget
+from engine.gpu.quantise import quantise
 from engine.quants.extent import Extent
 
 EXTENTS = (Extent.of(0, 64), Extent.of(40, 700), Extent.of(31, 33), Extent.of(96, 97))
@@ -19,8 +19,8 @@ def test_bytes(extent: Extent, x_bytes: int, device: str) -> None:
     x = torch.randn(3, extent.n_columns, device=device)
     x[1] *= 1e-35  # counts as zeros
     x[2] *= 1e20
-    with mock.patch.object(Target, "arithmetic", "bytes"):
-        rows = quantised(x, extent, x_bytes)
+    with mock.patch.object(KernelTarget, "arithmetic", "bytes"):
+        rows = quantise(x, extent, x_bytes)
     padded = torch.zeros(3, extent.n_blocks * 32, device=device)
     padded[:, extent.lead : extent.lead + extent.n_columns] = x
     halves = padded.view(3, extent.n_blocks, 2, 16)
@@ -42,8 +42,8 @@ def test_bytes(extent: Extent, x_bytes: int, device: str) -> None:
 @pytest.mark.parametrize("extent", EXTENTS, ids=lambda e: f"{e.lead}-{e.n_columns}")
 def test_numbers(extent: Extent, device: str) -> None:
     x = torch.randn(2, extent.n_columns, device=device)
-    with mock.patch.object(Target, "arithmetic", "numbers"):
-        rows = quantised(x, extent, 1)
+    with mock.patch.object(KernelTarget, "arithmetic", "numbers"):
+        rows = quantise(x, extent, 1)
     padded = torch.zeros(2, extent.n_blocks * 32, device=device)
     padded[:, extent.lead : extent.lead + extent.n_columns] = x
     assert rows.x_bytes == 0

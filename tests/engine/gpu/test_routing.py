@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.forward.expert_rows import Groups
 from engine.gpu import routing
-from engine.gpu.launch.kernel_launch import watched
+from engine.gpu.launch.kernel_launch import intercept_launches
 from engine.gpu.routing import DeviceGroups
 from engine.layers.moe import Routing
 from engine.ops.reference import ReferenceOps
@@ -190,7 +190,7 @@ def test_groups_serve_as_those_of_the_host(n_token: int, device: str) -> None:
 def test_shapes_alone_are_enough(n_token: int) -> None:
     """No number is read: the same starts happen without any memory."""
     started: list[Any] = []
-    with watched(lambda start: started.append(start.kernel) or True):
+    with intercept_launches(lambda start: started.append(start.kernel) or True):
         found = routing.assign(Routing(32, 4), torch.empty(n_token, 32, device="meta"), None)
         assert found is not None
         weights, groups = found

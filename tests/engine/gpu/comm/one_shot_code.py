@@ -25,8 +25,8 @@ from engine.devices.routes import Ways
 from engine.forward.addend import Addend
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.launch.compiling import compile_start
-from engine.gpu.launch.kernel_launch import Start, watched
-from engine.gpu.launch.target import aimed
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.gpu.launch.target import use_target
 from engine.layers.norm import RMSNorm
 from engine.sharding.placement import Replicate
 from tests.engine.gpu.offline import offline
@@ -47,10 +47,13 @@ LABEL = re.compile(r"^\s*(\.L\w+):")
 BRANCH = re.compile(r"(?:BRA|s_c?branch\w*)\s.*?(\.L\w+)")
 
 
-def starts_of(name: str) -> list[Start]:
+def starts_of(name: str) -> list[KernelLaunch]:
     """The fused kernels of a rank that has something to add, and of one that has not."""
-    starts: list[Start] = []
-    with aimed(targets_of(name)[0]), watched(lambda start: bool(starts.append(start))):
+    starts: list[KernelLaunch] = []
+    with (
+        use_target(targets_of(name)[0]),
+        intercept_launches(lambda start: bool(starts.append(start))),
+    ):
         one_shot = OneShotGroups([META] * N_RANK, Ways()).one_shot(1, tuple(range(N_RANK)))
         assert one_shot is not None
         x, norm = torch.empty(1, N, device=META), RMSNorm(N, 1e-5, Replicate((0,)))

@@ -18,10 +18,10 @@ from engine.gpu.comm.one_shot import MOST_NUMBERS, MOST_WORDS, OneShot, OneShotG
 from engine.gpu.comm.slots import most_waiting
 from engine.gpu.kernels import one_shot
 from engine.gpu.launch.graph import NotRepeatable, Tape, capture
-from engine.gpu.launch.kernel_launch import Start, watched
-from engine.gpu.launch.target import Target, aimed
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.gpu.launch.target import KernelTarget, use_target
 from engine.gpu.ops import GpuOps
-from engine.gpu.quantise import quantised
+from engine.gpu.quantise import quantise
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.quants.extent import Extent
 from engine.sharding.placement import Replicate
@@ -128,7 +128,7 @@ def test_sum_and_norm_in_one_kernel(n: int) -> None:
 
 @pytest.mark.parametrize("how", ["bytes", "numbers"])
 def test_normed_rows_are_rounded_on_the_way(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Target, "arithmetic", how)
+    monkeypatch.setattr(KernelTarget, "arithmetic", how)
     values, x, norm = values_of(2, (2, 160), (), 1), randn(2, 160, seed=9), norm_of(160)
     with ranks_of(2) as ranks:
         found = ranks.all(
@@ -137,12 +137,12 @@ def test_normed_rows_are_rounded_on_the_way(how: str, monkeypatch: pytest.Monkey
     plain = elementwise.add_norm(x, Addend(expected(values)), norm)
     assert plain is not None
     assert plain[1] is not None
-    alone = quantised(plain[1], Extent.of(0, 160), 1)
+    alone = quantise(plain[1], Extent.of(0, 160), 1)
     for one in found:
         assert isinstance(one, tuple)
-        starts: list[Start] = []
-        with watched(lambda start: starts.append(start) is None):  # noqa: B023
-            rows = quantised(one[1], Extent.of(0, 160), 1)
+        starts: list[KernelLaunch] = []
+        with intercept_launches(lambda start: starts.append(start) is None):  # noqa: B023
+            rows = quantise(one[1], Extent.of(0, 160), 1)
         assert not starts
         assert torch.equal(rows.numbers, alone.numbers)
         assert torch.equal(rows.facts, alone.facts)
@@ -323,7 +323,7 @@ def test_what_a_one_shot_takes() -> None:
 
 def test_programs_of_ranks_on_one_gpu_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that wait for each other must run together; a rank that is alone needs no limit."""
-    monkeypatch.setattr(slots, "target_of", lambda device: Target("nvidia", 86, 28))
+    monkeypatch.setattr(slots, "target_of", lambda device: KernelTarget("nvidia", 86, 28))
     first, second = (torch.device("cuda", n) for n in range(2))
     assert [most_waiting(first, 2), most_waiting(second, 1)] == [7, sys.maxsize]
     with ranks_of(2) as ranks:
@@ -340,9 +340,12 @@ def test_each_pair_is_read_by_one_thread(
     n_row: int, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one that reads it too could see it later, and have the program go on without it."""
-    starts: list[Start] = []
+    starts: list[KernelLaunch] = []
     x = torch.empty(n_row, n, device=META)
-    with aimed(Target("nvidia", 90, 132)), watched(lambda start: starts.append(start) is not None):
+    with (
+        use_target(KernelTarget("nvidia", 90, 132)),
+        intercept_launches(lambda start: starts.append(start) is not None),
+    ):
         one_shot = OneShotGroups([META] * 2, Ways()).one_shot(0, (0, 1))
         assert one_shot is not None
         assert one_shot.add_norm(x, Addend(x), None) is not None
@@ -361,9 +364,9 @@ def test_without_memory() -> None:
     """On a GPU all is one kernel; interpreted it is two."""
     x = torch.empty(2, 64, device=META)
     norm = SimpleNamespace(kind="rms", weight=x[0].clone(), bias=None, eps=1e-5, is_absent=False)
-    for target, n_start in ((Target("nvidia", 90, 132), 1), (Target("amd", 0, 96), 1)):
-        starts: list[Start] = []
-        with aimed(target), watched(lambda start: starts.append(start) is not None):  # noqa: B023
+    for target, n_start in ((KernelTarget("nvidia", 90, 132), 1), (KernelTarget("amd", 0, 96), 1)):
+        starts: list[KernelLaunch] = []
+        with use_target(target), intercept_launches(lambda start: starts.append(start) is not None):  # noqa: B023
             one_shot = OneShotGroups([META] * 3, Ways()).one_shot(1, (0, 1, 2))
             assert one_shot is not None
             made = one_shot.add_norm(x, Addend(None), norm, 1)  # type: ignore[arg-type]

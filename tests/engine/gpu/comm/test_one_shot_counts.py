@@ -11,13 +11,13 @@ import pytest
 from engine import LoadParams
 from engine.gguf import GGUFFile
 from engine.gpu.kernels import one_shot
-from engine.gpu.launch.target import Target
-from engine.gpu.loading.dry_run import _Alone, rehearse
+from engine.gpu.launch.target import KernelTarget
+from engine.gpu.loading.dry_run import _Alone, collect_launches
 from engine.models.declare import declare
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.tiny_gguf import tiny_gguf
 
-CARD = Target("nvidia", 86, 82)
+CARD = KernelTarget("nvidia", 86, 82)
 GPUS = ("cuda:0", "cuda:1")
 
 
@@ -42,7 +42,7 @@ def met(path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "tensor") -> tu
     params = LoadParams(str(path), n_ctx=16, devices=GPUS, split_mode=mode)
     with GGUFFile.open(path) as file:
         declaration = declare(file, params)
-        starts = rehearse(declaration, 0, params, CARD, (1,))
+        starts = collect_launches(declaration, 0, params, CARD, (1,))
         blocks = [block for block in declaration.model.blk if block.split.group]
     kernels = (one_shot.add_norm, one_shot.all_reduce)
     n_inside = sum(start.kernel in kernels for start in starts)

@@ -18,7 +18,7 @@ from engine.gpu.decode.sampling import (
     sampling_starts,
     settings_of,
 )
-from engine.gpu.launch.kernel_launch import Start, watched
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.sampling.sampler import Sampler
 from tests.helpers.device_sampling import (
     GREEDY,
@@ -295,14 +295,14 @@ def test_what_is_told_is_small(n_rank: int, n_bytes: int) -> None:
 def test_all_ranks_start_the_same_few_kernels() -> None:
     started: list[str] = []
 
-    def note(start: Start) -> bool:
+    def note(start: KernelLaunch) -> bool:
         started.append(start.kernel.__name__)
         return False
 
     place = torch.empty(1, dtype=torch.int64, device="meta")
     for own in (range(100, 150_001), range(100, 100)):
         logits = torch.empty(len(own), device="meta") if own else None
-        with watched(note):
+        with intercept_launches(note):
             drawer = DeviceSampler(torch.device("meta"), 150_001, own, Unheard(3))
             drawer.draw(logits, place, place, torch.empty(4096, device="meta"))
     assert started == ["survey", "bound", "offer", "decide"] * 2, "and the exchange's own"

@@ -11,7 +11,7 @@ import torch
 from engine.errors import Cancelled, EngineError
 from engine.gpu.kernels import norm
 from engine.gpu.launch.compiling import Compiling, compile_start, variant_key, variants
-from engine.gpu.launch.kernel_launch import Argument, Start
+from engine.gpu.launch.kernel_launch import Argument, KernelLaunch
 from tests.engine.gpu.offline import run_offline
 
 CASES = "tests.engine.gpu.offline_cases"
@@ -42,8 +42,10 @@ class FakeKernel:
         return "kernel"
 
 
-def start(kernel: FakeKernel, a: Argument, b: Argument, size: int = 1, n_warps: int = 4) -> Start:
-    return Start(kernel, (1,), (a, b), {"SIZE": size}, n_warps, 2)
+def start(
+    kernel: FakeKernel, a: Argument, b: Argument, size: int = 1, n_warps: int = 4
+) -> KernelLaunch:
+    return KernelLaunch(kernel, (1,), (a, b), {"SIZE": size}, n_warps, 2)
 
 
 def test_what_is_the_same_variant() -> None:
@@ -68,7 +70,7 @@ def test_what_is_the_same_variant() -> None:
 
 
 def test_what_is_interpreted_is_not_compiled() -> None:
-    assert variants([Start(norm.norm, (1,), (), {}, 4, 2)]) == []
+    assert variants([KernelLaunch(norm.norm, (1,), (), {}, 4, 2)]) == []
 
 
 @pytest.fixture(scope="module")

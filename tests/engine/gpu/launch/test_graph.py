@@ -15,11 +15,11 @@ from torch import Tensor
 from engine.gpu.launch import graph
 from engine.gpu.launch.graph import (
     CudaGraph,
-    CudaParts,
+    CudaGraphRecorder,
     NotRepeatable,
-    between,
     capture,
-    cut,
+    host_step,
+    host_step_value,
     refuse_capture,
 )
 
@@ -69,10 +69,10 @@ class Sums:
 
     def compute(self) -> Tensor:
         self._device.do("double", lambda: self.x.mul_(2))
-        total = cut(lambda: self.x + self.others)
+        total = host_step_value(lambda: self.x + self.others)
         assert total is not None
         self._device.do("add", lambda: self.x.copy_(total + 1))
-        between(lambda: self._device.done.append("met"))
+        host_step(lambda: self._device.done.append("met"))
         self._device.do("keep", lambda: self.y.copy_(self.x))
         return self.y
 
@@ -117,7 +117,7 @@ def test_a_step_that_fails_leaves_nothing_captured() -> None:
         raise ValueError("lost")
 
     with pytest.raises(ValueError, match="lost"):
-        CudaGraph(device, lambda: cut(fail))
+        CudaGraph(device, lambda: host_step_value(fail))
     assert device.done == ["open", "close"]
     assert getattr(graph._present, "between", None) is None
 
@@ -148,9 +148,9 @@ def test_a_tape_repeats_what_is_done_between() -> None:
 
     def compute() -> Tensor:
         x.mul_(2)
-        total = cut(meet)
+        total = host_step_value(meet)
         assert total is not None
-        assert cut(lambda: None) is None
+        assert host_step_value(lambda: None) is None
         y.copy_(x + total)
         return y
 
@@ -168,11 +168,11 @@ def test_what_a_step_does_is_not_captured_itself() -> None:
     x = torch.zeros(1)
 
     def step() -> None:
-        between(lambda: None)
+        host_step(lambda: None)
         refuse_capture("a step is no part of what is captured")
         x.add_(1 + int(x.item()))
 
-    captured = capture(CPU, lambda: between(step))
+    captured = capture(CPU, lambda: host_step(step))
     assert x.item() == 1
     captured.replay()
     assert x.item() == 3
@@ -180,9 +180,9 @@ def test_what_a_step_does_is_not_captured_itself() -> None:
 
 def test_without_a_capture_steps_are_just_done() -> None:
     done: list[int] = []
-    between(lambda: done.append(1))
+    host_step(lambda: done.append(1))
     x = torch.ones(2)
-    assert cut(lambda: x) is x
+    assert host_step_value(lambda: x) is x
     assert done == [1]
     assert capture(CPU, lambda: x.add_(1)).is_whole
 
@@ -250,7 +250,7 @@ class FakeCuda:
 
 def test_parts_share_a_stream_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda(monkeypatch)
-    captured = CudaGraph(CudaParts(torch.device("cuda:1")), lambda: between(lambda: None))
+    captured = CudaGraph(CudaGraphRecorder(torch.device("cuda:1")), lambda: host_step(lambda: None))
     begin = "begin", (0, 7), "thread_local"
     part = [begin, ("end",), ("replay",)]
     first = ("side waits for main",)
@@ -268,7 +268,7 @@ def test_a_capture_that_fails_lets_others_capture(
     cuda = FakeCuda(monkeypatch)
     cuda.fails_at = place
     with pytest.raises(NotRepeatable, match="illegal"):
-        CudaGraph(CudaParts(torch.device("cuda:0")), lambda: None)
+        CudaGraph(CudaGraphRecorder(torch.device("cuda:0")), lambda: None)
     assert not graph._capturing.locked()
     assert cuda.current.name == "main"
 
@@ -281,12 +281,12 @@ def test_the_allocator_knows_that_a_capture_has_failed(
     cuda = FakeCuda(monkeypatch)
     cuda.fails_at = place
     with pytest.raises(NotRepeatable, match="illegal"):
-        CudaGraph(CudaParts(torch.device("cuda:1")), lambda: None)
+        CudaGraph(CudaGraphRecorder(torch.device("cuda:1")), lambda: None)
     assert not cuda.is_in_pool
     assert cuda.asked[-3:-1] == [("endAllocateToPool", 1, (0, 7)), ("releasePool", 1, (0, 7))]
     cuda.asked.clear()
     cuda.fails_at = ""
-    CudaGraph(CudaParts(torch.device("cuda:1")), lambda: None)
+    CudaGraph(CudaGraphRecorder(torch.device("cuda:1")), lambda: None)
     assert not {"endAllocateToPool", "releasePool"} & {what for what, *_ in cuda.asked}
 
 
@@ -307,10 +307,11 @@ def test_one_rank_captures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             most = max(most, busy)
             time.sleep(0.002)
             busy -= 1
-            between(lambda: met.wait(10) and None)
+            host_step(lambda: met.wait(10) and None)
 
     threads = [
-        threading.Thread(target=lambda: CudaGraph(CudaParts(CPU), compute)) for _ in range(3)
+        threading.Thread(target=lambda: CudaGraph(CudaGraphRecorder(CPU), compute))
+        for _ in range(3)
     ]
     for thread in threads:
         thread.start()

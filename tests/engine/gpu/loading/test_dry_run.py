@@ -8,13 +8,13 @@ from engine import LoadParams
 from engine.gguf import GGUFFile
 from engine.gpu.attention import FEW_TOKENS
 from engine.gpu.kernels import one_shot
-from engine.gpu.launch.target import Target
-from engine.gpu.loading.dry_run import rehearse
+from engine.gpu.launch.target import KernelTarget
+from engine.gpu.loading.dry_run import collect_launches
 from engine.models.declare import declare
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.tiny_gguf import tiny_gguf
 
-H200 = Target("nvidia", 90, 132)
+H200 = KernelTarget("nvidia", 90, 132)
 ROWS = (1, 2, 8, 40, 300)
 
 
@@ -22,7 +22,7 @@ def starts_of(path: Path, rank: int = 0, **options: object) -> list[str]:
     """The names of the kernels that passes over `ROWS` rows would start."""
     params = LoadParams(str(path), n_ctx=320, **options)
     with GGUFFile.open(path) as file:
-        found = rehearse(declare(file, params), rank, params, H200, ROWS)
+        found = collect_launches(declare(file, params), rank, params, H200, ROWS)
     return [start.kernel.__name__ for start in found]
 
 
@@ -53,7 +53,7 @@ def test_ranks_on_gpus_rehearse_their_sums(tmp_path: Path, second: str, n_sum: i
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=2)
     params = LoadParams(str(path), n_ctx=320, devices=("cuda:0", second), split_mode="tensor")
     with GGUFFile.open(path) as file:
-        found = rehearse(declare(file, params), 0, params, H200, ROWS)
+        found = collect_launches(declare(file, params), 0, params, H200, ROWS)
     fused = [start for start in found if start.kernel is one_shot.add_norm]
     assert len(fused) == n_sum * len(ROWS)
     assert all(start.constants["ASM"] and start.constants["PUSH"] for start in fused)
@@ -64,9 +64,9 @@ def test_a_token_needs_few_kernels(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=9)
     params = LoadParams(str(path), n_ctx=320)
     with GGUFFile.open(path) as file:
-        n_long = len(rehearse(declare(file, params), 0, params, H200, (1,)))
+        n_long = len(collect_launches(declare(file, params), 0, params, H200, (1,)))
     short = tiny_gguf(tmp_path / "s.gguf", quant="Q8_0", n_layer=1)
     params = LoadParams(str(short), n_ctx=320)
     with GGUFFile.open(short) as file:
-        n_short = len(rehearse(declare(file, params), 0, params, H200, (1,)))
+        n_short = len(collect_launches(declare(file, params), 0, params, H200, (1,)))
     assert (n_long - n_short) / 8 <= 14

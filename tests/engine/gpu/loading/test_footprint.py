@@ -8,9 +8,9 @@ import pytest
 from engine.config import LoadParams
 from engine.gguf import GGUFFile
 from engine.gpu.attention import AttentionShape, work_bytes
-from engine.gpu.launch.target import Target
+from engine.gpu.launch.target import KernelTarget
 from engine.gpu.loading import dry_run
-from engine.gpu.loading.dry_run import rehearse
+from engine.gpu.loading.dry_run import collect_launches
 from engine.models.declare import Declaration, declare
 from engine.planning import footprint
 from engine.planning.footprint import CacheSize
@@ -18,7 +18,7 @@ from engine.planning.plan import _rank_size
 from tests.helpers.hollow import hollow_llama, hollow_moe
 from tests.helpers.live_memory import LiveMemory
 
-H200, T4 = Target("nvidia", 90, 132), Target("nvidia", 75, 40)
+H200, T4 = KernelTarget("nvidia", 90, 132), KernelTarget("nvidia", 75, 40)
 
 
 def moe(path: Path) -> Path:
@@ -39,14 +39,14 @@ def file(
 
 
 def measured(
-    declaration: Declaration, params: LoadParams, n_tokens: int, target: Target,
+    declaration: Declaration, params: LoadParams, n_tokens: int, target: KernelTarget,
     monkeypatch: pytest.MonkeyPatch,
 ) -> int:  # fmt: skip
     """The most that tensors of a pass take beside weights and cache."""
     monkeypatch.setattr(dry_run, "_note", lambda starts, start: False)  # they would keep tensors
     live = LiveMemory()
     with live:
-        rehearse(declaration, 0, params, target, [n_tokens])
+        collect_launches(declaration, 0, params, target, [n_tokens])
     cached = _rank_size(declaration, 0, "kernels", params.kv_type).kv
     return live.peak - live.n_bytes - cached
 
@@ -55,7 +55,7 @@ def measured(
 @pytest.mark.parametrize("n_ctx", [8192, 131072])
 @pytest.mark.parametrize("n_tokens", [1, 8, 64, 256, 512, 2048])
 def test_a_pass_takes_what_is_planned(
-    file: GGUFFile, n_tokens: int, n_ctx: int, target: Target, monkeypatch: pytest.MonkeyPatch
+    file: GGUFFile, n_tokens: int, n_ctx: int, target: KernelTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = LoadParams(str(file.path), ("cuda:0",), n_ctx=n_ctx, n_batch=n_tokens)
     declaration = declare(file, params)
@@ -89,7 +89,7 @@ def test_pieces_of_attention(n_sm: int, heads: tuple[int, ...], n_ctx: int) -> N
     is_shared = n_kv == 1
     cache = CacheSize(n_head, n_kv, dim_k if is_shared else dim_k + dim_v, is_shared)
     for n_tokens in (1, 8, 64, 256):
-        needed = work_bytes(shape, n_tokens, Target("nvidia", 90, n_sm))
+        needed = work_bytes(shape, n_tokens, KernelTarget("nvidia", 90, n_sm))
         few = min(n_tokens, footprint.SHARED_ROWS // n_head)
         planned = max(footprint._piece_bytes(cache, n, n_ctx) for n in {few, min(8, n_tokens)})
         assert planned >= needed

@@ -19,7 +19,7 @@ from engine.gguf.tensors import TensorInfo
 from engine.gguf.types import TYPES
 from engine.gpu.loading import staging as stages
 from engine.gpu.loading.staging import Buffer, PlainCopier, Staging
-from engine.gpu.loading.weight_loader import load_for_gpu, sent, staging_for
+from engine.gpu.loading.weight_loader import load_for_gpu, send_bytes, staging_for
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.hardware.host_memory import HostTensor
 from engine.layers.module import Module, Slot
@@ -164,7 +164,7 @@ def test_every_type(number: int, worker: Worker, device: str) -> None:
 def test_what_is_looked_up_stays_as_in_the_file(device: str) -> None:
     file = file_of(Kind.Q5_K, 50, N_COLUMNS)
     with Staging(torch.device(device), lambda n: None, 3000) as staging:
-        whole = sent(file.data, staging)
+        whole = send_bytes(file.data, staging)
     assert np.array_equal(whole.cpu().numpy(), file.data)
 
 

@@ -12,17 +12,17 @@ from engine import Cancelled, EngineError, KernelTuning, tune_kernels
 from engine.gguf import GGUFFile
 from engine.gpu.launch import configs
 from engine.gpu.launch.configs import config_of, key_of
-from engine.gpu.launch.found_configs import found_file, keep_found, read_found
-from engine.gpu.launch.target import INTERPRETER, Target
+from engine.gpu.launch.found_configs import configs_file, read_configs, save_configs
+from engine.gpu.launch.target import INTERPRETER, KernelTarget
 from engine.gpu.matmul import config_search as module
 from engine.gpu.matmul.config_search import (
-    Matrix,
-    Search,
-    climb,
+    ConfigSearch,
+    MatrixKind,
     facts_of,
+    hill_climb,
     matrices_of,
     neighbours,
-    probes,
+    search_cases,
 )
 from engine.measuring.kernel_tuning import tunable
 from tests.helpers.fake_nvml import install, three_gpus
@@ -30,11 +30,11 @@ from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf
 
 CPU = torch.device("cpu")
-H200 = Target("nvidia", 90, 132)
+H200 = KernelTarget("nvidia", 90, 132)
 Q4_K, Q8_0, F16 = 12, 8, 1
 SMALL = [
-    Matrix(Q4_K, 32, 256), Matrix(Q8_0, 48, 64), Matrix(F16, 16, 64, torch.float16),
-    Matrix(Q8_0, 16, 64, n_expert=4),
+    MatrixKind(Q4_K, 32, 256), MatrixKind(Q8_0, 48, 64), MatrixKind(F16, 16, 64, torch.float16),
+    MatrixKind(Q8_0, 16, 64, n_expert=4),
 ]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "DISTINCT_BYTES", 1)
     monkeypatch.setattr(module, "EXPERT_ROWS", (16,))
     yield
-    configs.use({})
+    configs.use_found({})
 
 
 class FakeClock:
@@ -75,11 +75,11 @@ def test_it_climbs_to_the_best_neighbour() -> None:
         return abs(math.log2(config["num_warps"]) - 3) + abs(config["num_stages"] - 4) + 1
 
     start = {"num_warps": 1, "num_stages": 2, "other": 5}
-    best, best_s, first_s, n_tried = climb(start, seconds_of)
+    best, best_s, first_s, n_tried = hill_climb(start, seconds_of)
     assert best == {"num_warps": 8, "num_stages": 4, "other": 5}
     assert (best_s, first_s) == (1, 6)
     assert n_tried < 30
-    flat, *_ = climb(start, lambda config: 1.0)
+    flat, *_ = hill_climb(start, lambda config: 1.0)
     assert flat == start, "what is as fast stays"
 
 
@@ -94,11 +94,11 @@ def test_neighbours_are_within_bounds() -> None:
 
 def test_products_ask_under_the_facts_that_are_searched() -> None:
     """Otherwise what is found would never be used."""
-    for kernel, matrix, n_token in probes(SMALL):
+    for kernel, matrix, n_token in search_cases(SMALL):
         facts = facts_of(kernel, INTERPRETER, matrix, n_token)
         rule = dict(config_of(INTERPRETER, kernel, **facts))
         asked: list[object] = []
-        product = module.Product(module.Probe(kernel, facts, matrix, n_token), CPU)
+        product = module.ProductCopies(module.SearchCase(kernel, facts, matrix, n_token), CPU)
 
         class Watched(dict):  # type: ignore[type-arg]
             def get(self, key: object, default: object = None) -> object:
@@ -118,7 +118,7 @@ def test_what_is_faster_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module, "TOKEN_COUNTS", (16,))
     monkeypatch.setattr(module, "BOUNDS", {"num_warps": (1, 16)})
     clock = FakeClock(9.0, 5.0, 7.0)
-    found = Search(CPU, clock, lambda: False).run(SMALL[:1], quiet)
+    found = ConfigSearch(CPU, clock, lambda: False).run(SMALL[:1], quiet)
     assert [tuning.kernel for tuning in found] == ["few", "few_parts", "many"]
     first = found[0]
     assert (first.rule_s, first.best_s) == (9.0, 5.0)
@@ -126,7 +126,7 @@ def test_what_is_faster_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> Non
     assert config_of(INTERPRETER, "few", **first.facts) == first.config
     assert first.config != configs.RULES["few"](INTERPRETER, **first.facts)
     assert all(tuning.best_s == tuning.rule_s == 7.0 for tuning in found[1:])
-    path = found_file()
+    path = configs_file()
     assert path is not None
     assert len(json.loads(path.read_text())["configs"]) == 1
 
@@ -139,18 +139,18 @@ def test_what_cannot_be_computed_is_out(monkeypatch: pytest.MonkeyPatch) -> None
                 raise RuntimeError("out of resources")
             return found
 
-    monkeypatch.setattr(module, "probes", lambda matrices: [("few", SMALL[1], 1)])
-    (tuning,) = Search(CPU, Failing(1.0), lambda: False).run(SMALL, quiet)
+    monkeypatch.setattr(module, "search_cases", lambda matrices: [("few", SMALL[1], 1)])
+    (tuning,) = ConfigSearch(CPU, Failing(1.0), lambda: False).run(SMALL, quiet)
     assert (tuning.best_s, tuning.rule_s) == (1.0, 1.0)
     monkeypatch.setattr(module, "is_same", lambda a, b: a is b)
-    (tuning,) = Search(CPU, FakeClock(2.0, 1.0), lambda: False).run(SMALL, quiet)
+    (tuning,) = ConfigSearch(CPU, FakeClock(2.0, 1.0), lambda: False).run(SMALL, quiet)
     assert tuning.best_s == 2.0, "nor does what computes something else count"
 
 
 def test_it_can_be_cancelled() -> None:
     asked = iter([False, False, True])
     with pytest.raises(Cancelled, match="Tuning kernels was cancelled"):
-        Search(CPU, FakeClock(1.0), lambda: next(asked)).run(SMALL, quiet)
+        ConfigSearch(CPU, FakeClock(1.0), lambda: next(asked)).run(SMALL, quiet)
 
 
 def test_the_matrices_of_a_model(tmp_path: Path) -> None:
@@ -170,15 +170,15 @@ def test_the_matrices_of_a_model(tmp_path: Path) -> None:
 
 
 def test_what_is_found_outlives_the_program() -> None:
-    path = found_file()
+    path = configs_file()
     key = key_of(H200, "few_parts", {"n_blocks": 128, "n_rows": 4096, "num_warps": 4})
     other = key_of(H200, "few", {"n_blocks": 128})
-    keep_found(path, {key: {"parts": 4}})
-    keep_found(path, {other: {"num_warps": 2, "unroll": 4}})
-    assert read_found(path) == {key: {"parts": 4}, other: {"num_warps": 2, "unroll": 4}}
-    configs.use(read_found(path))
+    save_configs(path, {key: {"parts": 4}})
+    save_configs(path, {other: {"num_warps": 2, "unroll": 4}})
+    assert read_configs(path) == {key: {"parts": 4}, other: {"num_warps": 2, "unroll": 4}}
+    configs.use_found(read_configs(path))
     assert config_of(H200, "few", n_blocks=128) == {"num_warps": 2, "unroll": 4}
-    assert config_of(Target("nvidia", 86, 82), "few", n_blocks=128) == configs.RULES["few"](
+    assert config_of(KernelTarget("nvidia", 86, 82), "few", n_blocks=128) == configs.RULES["few"](
         H200, n_blocks=128
     )
 
@@ -197,25 +197,25 @@ def test_rows_of_activations_count_as_powers_of_two() -> None:
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_left_out(damage: dict[str, object]) -> None:
-    path = found_file()
+    path = configs_file()
     assert path is not None
-    keep_found(path, {key_of(H200, "few", {"n_blocks": 128}): {"num_warps": 2, "unroll": 4}})
+    save_configs(path, {key_of(H200, "few", {"n_blocks": 128}): {"num_warps": 2, "unroll": 4}})
     document = json.loads(path.read_text())
     document["configs"][0].update(damage)
     document["configs"].append("rubbish")
     path.write_text(json.dumps(document))
-    assert read_found(path) == {}
+    assert read_configs(path) == {}
 
 
 def test_another_version_begins_anew() -> None:
-    path = found_file()
+    path = configs_file()
     assert path is not None
-    keep_found(path, {key_of(H200, "few", {"n_blocks": 128}): {"num_warps": 2, "unroll": 4}})
+    save_configs(path, {key_of(H200, "few", {"n_blocks": 128}): {"num_warps": 2, "unroll": 4}})
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "version": "0.0"}))
-    assert read_found(path) == {}
+    assert read_configs(path) == {}
     path.write_text("[]")
-    assert read_found(path) == {}
+    assert read_configs(path) == {}
 
 
 # --- what people meet
@@ -250,10 +250,10 @@ def test_a_search_goes_over_all_devices(tmp_path: Path, monkeypatch: pytest.Monk
         def __init__(self, device: torch.device, *_: object) -> None:
             asked.append(str(device))
 
-        def run(self, matrices: list[Matrix], on_progress: object) -> list[KernelTuning]:
+        def run(self, matrices: list[MatrixKind], on_progress: object) -> list[KernelTuning]:
             return [KernelTuning(asked[-1], "few", {}, 2.0, 1.0, {}, len(matrices))]
 
-    monkeypatch.setattr(module, "Search", FakeSearch)
+    monkeypatch.setattr(module, "ConfigSearch", FakeSearch)
     found = tune_kernels(path, ["cuda:2", "cuda:0"])
     assert [tuning.device for tuning in found] == asked == ["cuda:2", "cuda:0"]
     assert found[0].n_tried > 1

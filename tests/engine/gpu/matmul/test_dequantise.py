@@ -11,8 +11,8 @@ from torch import Tensor
 from engine.cpu.packing import _pack
 from engine.cpu.worker import Worker
 from engine.gguf.types import TYPES
-from engine.gpu.launch.kernel_launch import Start, watched
-from engine.gpu.matmul.dequantise import dequantised_rows, looked_up
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.gpu.matmul.dequantise import dequantise_rows, look_up
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS
 from engine.quants.table import dequantise
@@ -91,12 +91,12 @@ def assert_rows(
     raw, extent = random_rows(number), Extent.of(start, stop)
     planes = packed(raw, number, extent, worker).to(device)
     wanted = weights(raw, number, start, stop)
-    found = dequantised_rows(planes, number, extent, N_ROWS, first, n, torch.float32)
+    found = dequantise_rows(planes, number, extent, N_ROWS, first, n, torch.float32)
     assert_same_bits(found, wanted[first : first + n])
     ids = torch.tensor([36, -1, 3, 37, -(1 << 40)], device=device)
     expected = torch.zeros(len(ids), stop - start)
     expected[[0, 2]] = wanted[[36, 3]]
-    assert_same_bits(looked_up(planes, number, extent, N_ROWS, ids), expected)
+    assert_same_bits(look_up(planes, number, extent, N_ROWS, ids), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -109,7 +109,7 @@ def test_short_numbers_are_rounded(
     planes = packed(raw, Kind.Q6_K, extent, worker).to(device)
     wanted = weights(raw, Kind.Q6_K, 32, stop)
     out = torch.empty(20, extent.n_columns, dtype=dtype, device=device)
-    found = dequantised_rows(planes, Kind.Q6_K, extent, N_ROWS, 3, 20, dtype, out)
+    found = dequantise_rows(planes, Kind.Q6_K, extent, N_ROWS, 3, 20, dtype, out)
     assert found is out
     if dtype == torch.float16 or device == "cuda":
         assert_same_bits(found, wanted[3:23].to(dtype))
@@ -122,22 +122,22 @@ def test_one_of_several_matrices(worker: Worker, device: str) -> None:
     one = packed(raw, Kind.Q4_K, extent, worker)
     planes = torch.stack([torch.zeros_like(one), one]).to(device)
     wanted = weights(raw, Kind.Q4_K, 64, 256)
-    found = dequantised_rows(planes[1], Kind.Q4_K, extent, N_ROWS, 0, N_ROWS, torch.float32)
+    found = dequantise_rows(planes[1], Kind.Q4_K, extent, N_ROWS, 0, N_ROWS, torch.float32)
     assert_same_bits(found, wanted)
     ids = torch.tensor([2], dtype=torch.int32, device=device)
-    assert_same_bits(looked_up(planes[1], Kind.Q4_K, extent, N_ROWS, ids), wanted[[2]])
+    assert_same_bits(look_up(planes[1], Kind.Q4_K, extent, N_ROWS, ids), wanted[[2]])
 
 
 def test_tensors_without_memory() -> None:
     extent = Extent.of(100, 4000)
     tile_bytes = extent.tile_bytes(LAYOUTS[Kind.Q4_K])
     planes = torch.empty(n_tiles(500), tile_bytes, dtype=torch.uint8, device="meta")
-    starts: list[Start] = []
-    with watched(lambda start: bool(starts.append(start))):
-        found = dequantised_rows(planes, Kind.Q4_K, extent, 500, 40, 100, torch.float16)
+    starts: list[KernelLaunch] = []
+    with intercept_launches(lambda start: bool(starts.append(start))):
+        found = dequantise_rows(planes, Kind.Q4_K, extent, 500, 40, 100, torch.float16)
         ids = torch.zeros(3, dtype=torch.int64, device="meta")
-        other = looked_up(planes, Kind.Q4_K, extent, 500, ids)
-        looked_up(planes, Kind.Q4_K, extent, 500, ids[:0])
+        other = look_up(planes, Kind.Q4_K, extent, 500, ids)
+        look_up(planes, Kind.Q4_K, extent, 500, ids[:0])
     assert (found.shape, found.dtype, found.device.type) == ((100, 3900), torch.float16, "meta")
     assert (other.shape, other.dtype, other.device.type) == ((3, 3900), torch.float32, "meta")
     assert [start.grid for start in starts] == [(7, 16), (3, 4)]

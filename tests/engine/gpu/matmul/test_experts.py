@@ -11,8 +11,8 @@ from torch import Tensor
 from engine.forward.expert_rows import Groups
 from engine.gguf.types import TYPES
 from engine.gpu import routing
-from engine.gpu.launch.kernel_launch import watched
-from engine.gpu.launch.target import Target, aimed
+from engine.gpu.launch.kernel_launch import intercept_launches
+from engine.gpu.launch.target import KernelTarget, use_target
 from engine.gpu.matmul import experts
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.gpu.routing import DeviceGroups
@@ -264,8 +264,8 @@ def test_shapes_alone_are_enough(n_token: int, capability: int) -> None:
     layers = [layer_of(planes_of(meta), extras=False, device="meta", seed=0) for _ in range(3)]
     groups = device_groups(some_choice(n_token), "meta")
     with (
-        watched(lambda start: started.append(start) or True),
-        aimed(Target("nvidia", capability, 100)),
+        intercept_launches(lambda start: started.append(start) or True),
+        use_target(KernelTarget("nvidia", capability, 100)),
     ):
         y = experts.ffn(SILU, torch.empty(n_token, 32, device="meta"), *layers, groups)
     assert y is not None

@@ -14,8 +14,8 @@ from torch import Tensor
 from engine.gguf.types import TYPES
 from engine.gpu import elementwise, quantise
 from engine.gpu.launch import configs
-from engine.gpu.launch.kernel_launch import Start, watched
-from engine.gpu.launch.target import Target
+from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.gpu.launch.target import KernelTarget
 from engine.gpu.matmul import gemv
 from engine.layers.ffn import GELU, RELU2, SILU, Activation
 from engine.ops.reference import ReferenceOps
@@ -72,7 +72,7 @@ def product(x: Tensor, weight: Held, **more: Tensor) -> Tensor:
 @contextmanager
 def arithmetic(name: str) -> Iterator[None]:
     """All devices multiply few rows in this way."""
-    with mock.patch.object(Target, "arithmetic", name):
+    with mock.patch.object(KernelTarget, "arithmetic", name):
         yield
 
 
@@ -96,15 +96,15 @@ def many_parts() -> Iterator[None]:
 
 def counted(call: Callable[[], T]) -> tuple[T, int]:
     """What a function returns, and how many kernels it starts."""
-    starts: list[Start] = []
-    with watched(lambda start: starts.append(start) is None):
+    starts: list[KernelLaunch] = []
+    with intercept_launches(lambda start: starts.append(start) is None):
         found = call()
     return found, len(starts)
 
 
 def seen(x: Tensor, weight: Held) -> Tensor:
     """What the bytes of rounded rows stand for, in F64."""
-    rows, extent = quantise.quantised(x, weight.extent, weight.x_bytes), weight.extent
+    rows, extent = quantise.quantise(x, weight.extent, weight.x_bytes), weight.extent
     shape = (len(x), extent.n_blocks, weight.x_bytes, 2, 16)
     whole = rows.numbers.view(torch.int8).view(shape).double()
     total = whole[:, :, 0] if weight.x_bytes == 1 else whole[:, :, 0] * 255 + whole[:, :, 1]
@@ -146,7 +146,7 @@ def test_nvidias_instructions_give_the_same_bits(number: int) -> None:
     for x_bytes in (1, 2):
         weight = replace(weight, x_bytes=x_bytes)
         plain = product(x, weight)
-        with mock.patch.object(Target, "has_asm", True), emulated():
+        with mock.patch.object(KernelTarget, "has_asm", True), emulated():
             assert torch.equal(product(x, weight), plain)
 
 
@@ -196,10 +196,10 @@ def test_parts_of_a_tile_are_added(device: str) -> None:
      (64, 24, 2, 2), (64, 8, 1, 1), (128256, 64, 4, 1)],
 )  # fmt: skip
 def test_how_programs_are_cut(n_rows: int, n_blocks: int, n_warps: int, parts: int) -> None:
-    h200 = Target("nvidia", 90, 132)
-    found = configs.few_config(h200, n_blocks=n_blocks)["num_warps"]
+    h200 = KernelTarget("nvidia", 90, 132)
+    found = configs.gemv_config(h200, n_blocks=n_blocks)["num_warps"]
     assert found == n_warps
-    cut = configs.few_parts_config(h200, n_blocks=n_blocks, n_rows=n_rows, num_warps=n_warps)
+    cut = configs.gemv_parts_config(h200, n_blocks=n_blocks, n_rows=n_rows, num_warps=n_warps)
     assert cut == {"parts": parts}
 
 
@@ -277,13 +277,13 @@ def test_what_is_rounded_on_the_way(x_bytes: int, how: str, device: str) -> None
 
 def test_counters_are_zeros_again(device: str) -> None:
     weight, x = some(Kind.Q4_0, device, n_rows=40), random_x(2, device)
-    made: list[quantise.Rows] = []
+    made: list[quantise.QuantisedRows] = []
 
-    def kept(*given: object) -> quantise.Rows:
-        made.append(quantise.quantised(*given))
+    def kept(*given: object) -> quantise.QuantisedRows:
+        made.append(quantise.quantise(*given))
         return made[-1]
 
-    with many_parts(), mock.patch.object(gemv, "quantised", kept):
+    with many_parts(), mock.patch.object(gemv, "quantise", kept):
         product(x, weight)
         assert gemv.gated(x, weight, weight, SILU) is not None
     assert len(made) == 2

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from engine.gguf.types import TYPES
 from engine.gpu.launch.configs import config_of
-from engine.gpu.launch.target import Target
+from engine.gpu.launch.target import KernelTarget
 from engine.gpu.matmul import dequant_gemm, tile_gemm
-from engine.gpu.matmul.dequant_gemm import short_dtype
+from engine.gpu.matmul.dequant_gemm import half_dtype
 from engine.gpu.matmul.weights import GpuPlanes
 from engine.gpu.ops import GpuOps
 from engine.layers.linear import Linear
@@ -39,7 +39,7 @@ def test_some_rows(number: int, device: str) -> None:
     for n_row in (9, 17):
         x = torch.randn(n_row, 288, device=device)
         y = some(x, found)
-        assert_near(y, short(x).float(), short(found.values), short_dtype(x.device))
+        assert_near(y, short(x).float(), short(found.values), half_dtype(x.device))
 
 
 @every_type
@@ -47,7 +47,7 @@ def test_many_rows(number: int, device: str) -> None:
     found = matrix(number, 37, 256, 544, device=device)
     x = torch.randn(300, 288, device=device)
     y = dequant_gemm.product(x, held(found))
-    assert_near(y, x, short(found.values), short_dtype(x.device))
+    assert_near(y, x, short(found.values), half_dtype(x.device))
 
 
 @pytest.mark.parametrize("number", [Q4_0, Q8_0, Q3_K, Q4_K, Q6_K], ids=lambda n: TYPES[n].name)
@@ -56,8 +56,8 @@ def test_columns_may_be_cut_anywhere(number: int, start: int, stop: int, device:
     found = matrix(number, 19, start, stop, device=device)
     x = torch.randn(11, stop - start, device=device)
     values = short(found.values)
-    assert_near(some(x, found), short(x).float(), values, short_dtype(x.device))
-    assert_near(dequant_gemm.product(x, held(found)), x, values, short_dtype(x.device))
+    assert_near(some(x, found), short(x).float(), values, half_dtype(x.device))
+    assert_near(dequant_gemm.product(x, held(found)), x, values, half_dtype(x.device))
 
 
 @pytest.mark.parametrize(("n_rows", "n_row"), [(1, 1), (16, 64), (70, 65)])
@@ -65,7 +65,7 @@ def test_any_number_of_rows_of_both(n_rows: int, n_row: int, device: str) -> Non
     found = matrix(Q4_0, n_rows, 0, 1024, device=device)
     x = torch.randn(n_row, 1024, device=device)
     values = short(found.values)
-    assert_near(some(x, found), short(x).float(), values, short_dtype(x.device))
+    assert_near(some(x, found), short(x).float(), values, half_dtype(x.device))
 
 
 def test_matrices_that_are_cut_alike_share_rounded_rows(device: str) -> None:
@@ -103,7 +103,7 @@ def test_large_numbers_do_not_overflow_in_f16(
     number: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (tile_gemm, dequant_gemm):
-        monkeypatch.setattr(module, "short_dtype", lambda _: torch.float16)
+        monkeypatch.setattr(module, "half_dtype", lambda _: torch.float16)
     found = matrix(number, 20, 0, 256, device=device)
     x = torch.randn(10, 256, device=device) * 1e6
     x[3] = 0
@@ -129,7 +129,7 @@ def test_rows_are_turned_into_numbers_some_at_a_time(
 @pytest.mark.parametrize("low", [2, 4, 8])
 @pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100, 120])
 def test_programs_fit_into_shared_memory(n_token: int, low: int, capability: int) -> None:
-    config = config_of(Target("nvidia", capability, 100), "many", n_token=n_token, low=low)
+    config = config_of(KernelTarget("nvidia", capability, 100), "many", n_token=n_token, low=low)
     words = config["blocks"] * low
     assert words >= 16
     x_bytes = 32 * config["blocks"] * config["tokens"] * 2

@@ -53,6 +53,6 @@ def test_what_it_does_not_serve() -> None:
 def test_rows_are_looked_up(device: str) -> None:
     data = torch.randn(5, 40, device=device).bfloat16()
     ids = torch.tensor([4, -1, 0, 5], device=device)
-    found = unquantised.looked_up(data, ids)
+    found = unquantised.look_up(data, ids)
     assert torch.equal(found[[0, 2]], data[[4, 0]].float())
     assert not found[[1, 3]].any()

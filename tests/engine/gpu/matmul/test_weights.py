@@ -5,7 +5,7 @@ import torch
 
 from engine.forward.expert_rows import Groups
 from engine.gguf.types import TYPES
-from engine.gpu.matmul.dequant_gemm import short_dtype
+from engine.gpu.matmul.dequant_gemm import half_dtype
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.ops.weights import DenseWeight
 from engine.quants.layout import LAYOUTS
@@ -46,7 +46,7 @@ def test_a_matrix_for_each_head(number: int, rows: slice, n_token: int, device: 
     back = torch.randn(3, n_token, n_part, device=device)
     planes, plain = held(found), GpuPlain(found.values)
     as_held = values if n_token <= 8 else short(values)
-    dtype = torch.float32 if n_token <= 8 else short_dtype(x.device)
+    dtype = torch.float32 if n_token <= 8 else half_dtype(x.device)
     for weight, numbers, kind in ((planes, as_held, dtype), (plain, values, torch.float32)):
         y = weight.per_head(x.transpose(0, 1), rows)
         assert_near(y.transpose(0, 1), x, numbers, kind)
