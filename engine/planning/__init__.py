@@ -1,1 +1,4 @@
-"""What a split would cost and how fast it would be, before anything is loaded: no torch."""
+"""Memory and speed of a split, predicted before anything is loaded, and the choice among splits.
+
+Imports no torch and nothing that holds weights or computes.
+"""

@@ -1,4 +1,4 @@
-"""One of the splits among which a choice is made, with its predicted speed."""
+"""A split among which a choice is made, with its predicted speed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A split that was predicted.
+    """A split with its predicted speed.
 
     Attributes:
-        params: what to load.
-        speeds: of the prompt and the answer.
-        seconds: of the whole request.
-        n_sum: how often the ranks of a group meet for a token, in all.
-        sum_s: seconds of one such sum.
-        link_s: seconds of a token that go to links.
-        limit: what limits generating, in a sentence.
+        params: parameters to load it with.
+        speeds: predicted tokens per second of prompt and answer.
+        seconds: predicted time of the whole request.
+        n_sum: number of all-reduces of a token, over all groups.
+        sum_s: time of the slowest of these, in seconds.
+        link_s: time of a token that goes to links, in seconds.
+        limit: sentence that says what limits decoding.
     """
 
     params: LoadParams

@@ -1,9 +1,9 @@
-"""Where a model goes if nobody says: one device, or several by tensor, layer or groups.
+"""The default split: one device, or several by tensor, layer or groups.
 
-Candidates are few: devices by themselves, and of some numbers of GPUs the set that promises most.
-What a set promises is a formula: a token's time on the fastest GPU, its reading divided by what all
-read together, and a sum of ranks for each time they meet. Only what promises enough is planned and
-predicted in full, and of all that comes near the fastest the one with the fewest devices is chosen.
+Candidates are few: single devices, and for some numbers of GPUs the set that promises most. What a
+set promises is a formula: a token's time on the fastest GPU, with its reading divided by the
+bandwidth of the set, plus its all-reduces. Only sets that promise enough are planned and predicted
+in full, and of all that come near the fastest the one with the fewest devices is chosen.
 """
 
 from __future__ import annotations
@@ -30,42 +30,46 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecast, Forecaster
 
 LEAST_GAIN = 0.1
-"""More devices have to save this part of the time: each is one more to fail, and to heat."""
+"""Least part of the time that more devices must save: each is one more to fail, and to heat."""
 
 F32_BYTES = 4
-"""Of a number of the stream, which ranks exchange."""
+"""Bytes of one element of the hidden state, which ranks exchange."""
 
 MOST_COMBINED = 8
-"""Of more GPUs not all sets are looked at, only the fastest and the largest of each number."""
+"""Most GPUs of which all sets are considered; of more, the fastest and the largest of each size."""
 
 MOST_PLANNED = 3
-"""Numbers of GPUs, beyond the fewest that hold the model, that are planned in full."""
+"""Most set sizes, beyond the smallest that holds the model, that are planned in full."""
 
 LEAST_LOADED = 0.9
-"""Of a file's bytes: some models have tensors that are not used."""
+"""Part of a file's bytes that a set must at least hold: some models have unused tensors."""
 
 
 class PlanEvaluator(Protocol):
-    """What is used of `Planner`."""
+    """The part of `Planner` that a choice uses."""
 
     info: ModelInfo
 
     def evaluate(
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
     ) -> Evaluation:
-        """Raises EngineError where the split cannot be made."""
+        """Predict bytes and work per rank.
+
+        Raises:
+            EngineError: the split cannot be made.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to begin with.
+    """The default split of a model, with its reason.
 
     Attributes:
-        params: what to load.
-        reason: in a sentence.
-        alternatives: all that was predicted, this one included, the fastest first; empty where
-            no speed is known or nothing fits.
+        params: parameters to load it with.
+        reason: sentences that say why it was chosen.
+        alternatives: all splits that were predicted, this one included, the fastest first; empty
+            where no speed is known or nothing fits.
     """
 
     params: LoadParams
@@ -80,12 +84,13 @@ def choose(
     goal: Goal = GOALS["chat"],
     free_bytes: Mapping[str, int] | None = None,
 ) -> Choice:
-    """Where to put a model, by the predicted time of a request and by memory.
+    """Choose the devices and the split of a model, by memory and the predicted time of a request.
 
     Args:
-        params: context and the rest; its devices and split do not matter.
-        forecaster: knows the devices to choose from.
-        free_bytes: what the model may take, by device; None is what is free.
+        params: context and other settings; devices and split are ignored.
+        forecaster: predicts speeds, and knows the devices to choose from.
+        goal: request whose time is compared.
+        free_bytes: bytes that the model may take, by device; None is what is free.
 
     Raises:
         EngineError: the model cannot be run, or there is no device.
@@ -94,7 +99,7 @@ def choose(
 
 
 class _Chooser:
-    """One choice; see `choose`."""
+    """State of one choice; see `choose`."""
 
     def __init__(
         self,
@@ -123,8 +128,8 @@ class _Chooser:
         self._known: dict[LoadParams, Alternative | None] = {}
 
     def choice(self) -> Choice:
-        """Predict candidates and take one of them."""
-        self._plan(self._base, self._free)  # what cannot be run on one device is an error
+        """Predict the candidates and choose one of them."""
+        self._plan(self._base, self._free)  # raises where no split can be run
         offloaded: LoadParams | None = None
         found = self._on_gpus()
         if not found:
@@ -137,10 +142,10 @@ class _Chooser:
         return Choice(params, explained(best, found, self._gpus), tuple(found))
 
     def _is_near(self, one: Alternative, best: Alternative) -> bool:
-        """Whether another one is too little faster to take more devices for it.
+        """Return whether `best` saves too little against `one` to be worth more devices.
 
-        Where the answer is no shorter than the prompt it has to come faster, too: prompts are short
-        then, and predicted roughly where their tokens go to different experts.
+        Where the answer is no shorter than the prompt, decoding must be faster as well: prompts are
+        short then, and those of models with routed experts are predicted only roughly.
         """
         part = 1 - LEAST_GAIN
         is_near = part * one.seconds <= best.seconds
@@ -148,10 +153,10 @@ class _Chooser:
             is_near |= one.speeds.decode_ts >= part * best.speeds.decode_ts
         return is_near
 
-    # what is a candidate
+    # candidates
 
     def _on_gpus(self) -> list[Alternative]:
-        """What fits on GPUs: the fewest of them in all modes, and more where that promises much."""
+        """Predict splits over the fewest GPUs that hold the model, and over more if promising."""
         fewest, found = self._fewest()
         for at, n in enumerate(self._more(fewest) if found else ()):
             least = min(one.seconds for one in found)
@@ -161,7 +166,7 @@ class _Chooser:
         return found
 
     def _fewest(self) -> tuple[int, list[Alternative]]:
-        """The smallest number of GPUs that hold the model, and what so many can do."""
+        """Return the smallest number of GPUs that holds the model, and the splits over so many."""
         found = list(self._alone())
         if found:
             return 1, found
@@ -172,10 +177,10 @@ class _Chooser:
         return 0, []
 
     def _modes(self, n: int, fewest: int) -> tuple[str, ...]:
-        """What may be faster with more GPUs than needed.
+        """Return the split modes that may be faster over n GPUs, more than are needed.
 
-        Whole blocks only if that is another GPU than the one that holds all; groups only where
-        memory asks for so many that cutting every block is slow.
+        By layer only if one GPU holds all and another one is faster; in groups only where so many
+        are needed that cutting every block is slow.
         """
         speeds = {self._rooms[gpu].bytes_per_s for gpu in self._gpus}
         modes = ["tensor"]
@@ -186,14 +191,14 @@ class _Chooser:
         return tuple(modes)
 
     def _more(self, fewest: int) -> list[int]:
-        """Larger numbers of GPUs to look at, the most promising first."""
+        """Return larger numbers of GPUs to consider, the most promising first."""
         n_all = len(self._gpus)
         numbers = {2**n for n in range(1, n_all.bit_length())} | {n_all}
         larger = [n for n in numbers if fewest < n <= n_all]
         return sorted(larger, key=lambda n: self._promised_s(self._promising(n)[0]))[:MOST_PLANNED]
 
     def _alone(self) -> Iterator[Alternative]:
-        """One of each kind of GPU, the first that holds the model."""
+        """Yield one GPU of each kind by itself: the first one that holds the model."""
         kinds = set()
         for gpu in self._gpus:
             kind = self._forecaster.devices[gpu].name, self._rooms[gpu].bytes_per_s
@@ -204,7 +209,7 @@ class _Chooser:
                     yield found
 
     def _over(self, n: int, modes: Sequence[str]) -> Iterator[Alternative]:
-        """So many GPUs in some modes."""
+        """Yield splits over n GPUs in these modes, of the most promising set that fits."""
         for gpus in self._promising(n):
             found = []
             for mode in modes:
@@ -220,7 +225,7 @@ class _Chooser:
                 return
 
     def _promising(self, n: int) -> list[tuple[str, ...]]:
-        """Of sets of so many GPUs that may hold the model the fastest and the largest."""
+        """Return the fastest and the largest of the sets of n GPUs that may hold the model."""
         if len(self._gpus) <= MOST_COMBINED:
             sets = list(combinations(self._gpus, n))
         else:
@@ -232,7 +237,7 @@ class _Chooser:
         return list(dict.fromkeys([*roomy[:1], *sorted(roomy, key=lambda s: -rooms[s])[:1]]))
 
     def _promised_s(self, gpus: Sequence[str]) -> float:
-        """A token's seconds where every block is cut, roughly and at best."""
+        """Estimate the least time of a token that all of `gpus` share, in seconds."""
         forecast, load = self._fastest_alone
         path = forecast.decode.path
         read_s = path.memory_s * self._rooms[self._gpus[0]].bytes_per_s
@@ -243,7 +248,7 @@ class _Chooser:
 
     @cached_property
     def _fastest_alone(self) -> tuple[Forecast, ModelWorkload]:
-        """The whole model on the fastest GPU, whether or not it has room."""
+        """Forecast and work of the whole model on the fastest GPU, whether or not it has room."""
         params = replace(self._base, devices=(self._gpus[0],))
         evaluation = self._planner.evaluate(params, self._free)
         forecast = self._forecast(params, evaluation)
@@ -251,7 +256,11 @@ class _Chooser:
         return forecast, evaluation.load
 
     def _with_cpu(self, offloaded: LoadParams) -> list[Alternative]:
-        """The CPU alone, or with what it leaves to GPUs, which share blocks or take whole ones."""
+        """Predict the CPU alone, and beside GPUs that share blocks or take whole ones.
+
+        Args:
+            offloaded: parameters that put on the CPU what GPUs cannot hold.
+        """
         candidates = [replace(self._base, devices=(CPU,))] if CPU in self._rooms else []
         if offloaded.devices != (CPU,):
             candidates.append(offloaded)
@@ -261,17 +270,17 @@ class _Chooser:
         found = [self._fitting(params) for params in candidates]
         return [one for one in found if one is not None]
 
-    # what it would be like
+    # predictions
 
     def _plan(self, params: LoadParams, free: Mapping[str, int]) -> Plan:
         return self._planner.evaluate(params, free).plan
 
     def _fitting(self, params: LoadParams) -> Alternative | None:
-        """What is predicted of it; None where it does not fit."""
+        """Predict a split; None where it does not fit."""
         return self._predicted(params) if self._fit.fits(params) else None
 
     def _predicted(self, params: LoadParams) -> Alternative | None:
-        """Of what fits; None where a rank would get nothing, which is another candidate."""
+        """Predict a split that fits; None where a rank would get nothing: that is another split."""
         if params not in self._known:
             self._known[params] = self._alternative(params)
         return self._known[params]
@@ -301,12 +310,12 @@ class _Chooser:
         )
 
     def _forecast(self, params: LoadParams, evaluation: Evaluation) -> Forecast | None:
-        """As it is shown beside a split."""
+        """Predict the speed of an evaluated split, as the window does."""
         return self._forecaster.forecast(evaluation, params, self._planner.info.quant)
 
 
 def _group_sizes(n: int) -> list[tuple[int, ...]]:
-    """Two halves, the faster GPUs in the first, and pairs."""
+    """Return the groupings of n GPUs to try: two halves, the faster GPUs first, and pairs."""
     if n < 3:
         return []
     halves = n - n // 2, n // 2

@@ -1,4 +1,4 @@
-"""How many bytes tensors take on a rank, in the file and in memory, and what computing takes."""
+"""Bytes of a rank's tensors in the file and in memory, and of its working memory."""
 
 from __future__ import annotations
 
@@ -28,43 +28,46 @@ F32_BYTES = 4
 BF16_BYTES = 2
 
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
-"""WorkingSizes memory of a packed matrix while it is dequantised in chunks."""
+"""Bytes that dequantising a packed matrix in chunks takes."""
 
 LOAD_BUFFERS, LOAD_BUFFER_BYTES = 3, 32 << 20
-"""What parts of the file pass on their way to a GPU: so many of this size, in the host's memory and
-on the GPU. One is filled and one is copied while one waits."""
+"""Number and bytes of the staging buffers through which the file's parts reach a GPU, in host
+memory and as many on the GPU. One is filled and one is copied while one waits."""
 
 PACK_BYTES = 64 << 20
-"""WorkingSizes memory on a GPU while blocks of the file become planes there."""
+"""Bytes that turning blocks of the file into planes takes on a GPU."""
 
 LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
-"""What a GPU takes beside its weights, at most, while these are loaded; nothing stays of it."""
-
+"""Most bytes that a GPU takes beside its weights while these are loaded; freed afterwards."""
 
 LINK_ROUND_BYTES = 4 << 20
-"""What ranks on GPUs show each other at a time of a large value, see `engine.gpu.comm.copies`."""
+"""Bytes of a large value that ranks on GPUs exchange at a time; see `engine.gpu.comm.copies`."""
 
 ONE_SHOT_SLOT_BYTES = 516 << 10
-"""Packets from each other rank, in two halves that take turns, see `engine.gpu.comm.one_shot`."""
+"""Bytes of the packets from one other rank, in two halves used in turn; see
+`engine.gpu.comm.one_shot`."""
 
 LINK_SETS = 2
-"""Buffers for that take turns: one is filled while the other is read."""
+"""Number of exchange buffers, used in turn: one is filled while the other is read."""
 
 
 def shown_bytes(stage: int, n_ranks: int) -> int:
-    """What one of n ranks shows the others in a stage: a part of a value, then a slice's sum."""
+    """Return the bytes that one of n ranks shows the others in a stage of an all-reduce by copies.
+
+    Stage 0 shows a part of the rank's value, stage 1 the sum of its slice.
+    """
     return LINK_ROUND_BYTES if stage == 0 else -(-LINK_ROUND_BYTES // n_ranks // 16) * 16
 
 
 def link_bytes(n_ranks: int) -> int:
-    """What a rank on a GPU needs there to add up values with others: large ones and small ones."""
+    """Return the bytes that all-reduces of n ranks take on each GPU, of large and small values."""
     return copying_bytes(n_ranks) + max(0, n_ranks - 1) * ONE_SHOT_SLOT_BYTES
 
 
 def copying_bytes(n_ranks: int) -> int:
-    """The same for large values alone.
+    """Return the bytes that all-reduces by copies, for large values, take on each GPU.
 
-    The host's pinned memory has as much without what each rank gets: `host_link_bytes`.
+    Where values pass by host memory, the pinned part there is smaller: `host_link_bytes`.
     """
     if n_ranks < 2:
         return 0
@@ -74,7 +77,7 @@ def copying_bytes(n_ranks: int) -> int:
 
 
 def host_link_bytes(n_ranks: int) -> int:
-    """What the same takes of the host's memory for each rank whose values pass there."""
+    """Return the host bytes that all-reduces by copies take for each rank that exchanges there."""
     if n_ranks < 2:
         return 0
     stages = range(1 if n_ranks == 2 else 2)
@@ -82,17 +85,17 @@ def host_link_bytes(n_ranks: int) -> int:
 
 
 def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:
-    """The parts of a tensor that a rank holds; empty if none."""
+    """Return the parts of a tensor that a rank holds; empty if none."""
     return slot.placement.pieces(slot.tensor.shape, rank)
 
 
 def n_elements(slices: Slices) -> int:
-    """Elements of a part of a tensor."""
+    """Return the number of elements of a part of a tensor."""
     return prod([part.stop - part.start for part in slices])
 
 
 def packed_bytes(slot: Slot, slices: Slices) -> int:
-    """Bytes of the file's blocks that cover a slice."""
+    """Return the bytes of the file's quantisation blocks that cover a part of a tensor."""
     kind = slot.tensor.type
     columns = slices[-1]
     n_blocks: int = -(-columns.stop // kind.block_size) - columns.start // kind.block_size
@@ -100,7 +103,7 @@ def packed_bytes(slot: Slot, slices: Slices) -> int:
 
 
 def held_bytes(slot: Slot, rank: int, storage: str) -> int:
-    """Bytes of one tensor on a rank, once loaded.
+    """Return the bytes of one tensor on a rank, once loaded.
 
     Args:
         storage: how the rank holds matrices, see `engine.planning.plan.DevicePlan`.
@@ -109,7 +112,7 @@ def held_bytes(slot: Slot, rank: int, storage: str) -> int:
 
 
 def bytes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> int:
-    """Bytes of these parts of one tensor, once loaded; see `held_bytes`."""
+    """Return the bytes of these parts of one tensor, once loaded; see `held_bytes`."""
     kind = slot.holding(storage)
     if kind == "packed":
         return sum(packed_bytes(slot, piece) for piece in pieces)
@@ -120,7 +123,10 @@ def bytes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> int:
 
 
 def _plane_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
-    """Bytes of a matrix in planes; intervals of rows share tiles, intervals of columns do not."""
+    """Return the bytes of a matrix in planes.
+
+    Intervals of rows share tiles; intervals of columns do not.
+    """
     layout = LAYOUTS[slot.tensor.type.number]
     return sum(
         n_matrix * Extent.of(columns.start, columns.stop).n_bytes(layout, n_rows)
@@ -129,7 +135,7 @@ def _plane_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
 
 
 def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, slice]]:
-    """What a rank holds of a matrix: (matrices, rows of each, columns) for each part."""
+    """Return a rank's parts of a matrix, each as (number of matrices, rows of each, columns)."""
     shapes = [[part.stop - part.start for part in piece] for piece in pieces]
     dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
     if not pieces or dim == len(shapes[0]) - 1:
@@ -143,13 +149,13 @@ def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, sl
 
 
 class CacheSize(NamedTuple):
-    """What attention of one layer meets on a rank.
+    """Sizes that decide the working memory of one layer's attention on a rank.
 
     Attributes:
-        heads: query heads.
-        kv_heads: key-value heads.
-        row: elements of a key and its value.
-        is_shared: values are part of the keys.
+        heads: number of query heads.
+        kv_heads: number of key-value heads.
+        row: number of elements of a key and its value.
+        is_shared: whether values are part of the keys.
     """
 
     heads: int
@@ -160,15 +166,15 @@ class CacheSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkingSizes:
-    """Sizes of what one rank computes with, each the largest that it meets in any block.
+    """Sizes of the tensors that one rank computes with, each the largest of all blocks.
 
     Attributes:
-        columns: of an FFN or of the shared expert.
+        columns: columns of an FFN or of the shared expert.
         routed: columns of each routed expert.
         width: elements of all its query heads, or of its query heads against latents.
-        recurrent: elements per token that a recurrent layer needs, see `RecurrentState.n_work`.
-        caches: each size once.
-        rows: of the output head.
+        recurrent: elements per token that a recurrent layer needs; see `RecurrentState.n_work`.
+        caches: the sizes of its layers' attention, each once.
+        rows: rows of the output head.
     """
 
     columns: int = 0
@@ -180,17 +186,17 @@ class WorkingSizes:
 
     @classmethod
     def of_block(cls, block: BlockSplit, rank: int) -> WorkingSizes:
-        """The columns of one block."""
+        """Return the sizes that one block's FFN and experts have on `rank`."""
         return cls(max(block.ffn.size(rank), block.shared.size(rank)), block.experts.size(rank))
 
     @classmethod
     def of_states(cls, states: Iterable[State], rank: int) -> WorkingSizes:
-        """What `rank` computes with where these are its memories."""
+        """Return the sizes that layers with these states have on `rank`."""
         return cls.largest([_of_state(state, rank) for state in states])
 
     @classmethod
     def largest(cls, several: Iterable[WorkingSizes]) -> WorkingSizes:
-        """Of what is met one after the other."""
+        """Return the largest of each size."""
         columns = routed = width = recurrent = rows = 0
         caches: frozenset[CacheSize] = frozenset()
         for one in several:
@@ -224,12 +230,15 @@ def compute_bytes(
     *,
     is_kv_on_host: bool = False,
 ) -> int:
-    """An estimate of the largest working set of one pass, from the sizes of its tensors.
+    """Estimate the working memory of the largest forward pass, in bytes.
 
     On a GPU it is at least what loading takes, which is free again by then.
 
     Args:
-        n_tokens: that are computed at once.
+        working: sizes of the tensors that the rank computes with.
+        n_tokens: number of tokens computed at once.
+        storage: how the rank holds matrices, see `engine.planning.plan.DevicePlan`.
+        is_kv_on_host: whether the KV cache lies in host memory.
     """
     if working == WorkingSizes():
         return 0
@@ -252,10 +261,11 @@ def compute_bytes(
 
 
 def _kernel_bytes(working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int) -> int:
-    """The same on the CPU's kernels, without logits: attention and FFN come one after the other.
+    """Estimate the working memory of the CPU path without logits, in bytes.
 
-    The largest of these, beside the stream, norms of it, and scratch for products in BF16; also
-    what one recorded token keeps.
+    Attention, FFN and recurrent layers follow one after the other, so the largest of them counts,
+    beside the hidden state, its norms, scratch for products in BF16 and what one recorded token
+    keeps.
     """
     stream, feed = 6 * hp.n_embd, 3 * working.columns
     short = BF16_BYTES * working.columns
@@ -278,7 +288,7 @@ def _kernel_bytes(working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int)
 def _device_bytes(
     working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
 ) -> int:
-    """The same on a GPU's kernels: what the largest pass and the graph of one token take."""
+    """Estimate the working memory of the GPU path: the largest pass plus the graph of one token."""
     heads = max((cache.heads for cache in working.caches), default=0)
     few = min(n_tokens, max(FEW_TOKENS, SHARED_ROWS // max(1, heads)))
     passes = (
@@ -291,10 +301,10 @@ def _device_bytes(
 def _device_pass(
     working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool
 ) -> int:
-    """What tensors of a pass take at once: the stream beside attention, FFN or experts.
+    """Return the bytes of a pass's tensors on a GPU: hidden state and attention, FFN or experts.
 
-    For many tokens, matrices are turned into short numbers, some rows at a time; the last of what
-    a part keeps (queries, keys and values; gate and up) is made without such memory.
+    For many tokens, matrices are dequantised to BF16, some rows at a time; the last tensor that a
+    part keeps (of queries, keys and values; of gate and up) is made without that scratch.
     """
     scratch = BF16_BYTES * DEVICE_CHUNK if n_tokens > MANY_TOKENS else 0
     per_token = (4 * F32_BYTES + BF16_BYTES) * hp.n_embd
@@ -315,7 +325,9 @@ def _device_pass(
 
 
 def _piece_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
-    """What attention keeps of the pieces that it cuts keys into, see `engine.gpu.attention`."""
+    """Return the bytes of attention's partial results, one per piece of the keys; see
+    `engine.gpu.attention`.
+    """
     n_rows = n_tokens * cache.heads
     if n_tokens <= FEW_TOKENS:
         n_piece = min(-(-n_ctx // 64), 64 + max(0, -(-(n_ctx - 64 * 64) // 256)))
@@ -331,27 +343,30 @@ FEW_TOKENS = 8
 """Up to so many are computed by kernels that read each weight once, and attend in short pieces."""
 
 SHARED_ROWS = 10 << 10
-"""Tokens times heads whose keys are shared by several programs, at most: of a GPU with 160
-multiprocessors, 64 each."""
+"""Most rows (tokens times heads) whose keys are shared out to several programs: 64 for each of
+a GPU's 160 multiprocessors."""
 
 GRAPH_BYTES = 32 << 20
-"""What torch sets aside for the graph of a token beyond its tensors, in blocks of 2 and 20 MiB."""
+"""Bytes that torch sets aside for a token's graph beyond its tensors, in blocks of 2 and 20 MiB."""
 
 LIBRARY_BYTES = 32 << 20
-"""What cuBLAS takes to work with: 32 MiB on Hopper, 8 on others."""
+"""Bytes of cuBLAS's workspace: 32 MiB on Hopper, 8 on others."""
 
 HEAP_WASTE = 1.15
-"""What tensors that come and go take of a heap, with the holes between them."""
+"""Ratio of a heap's size to the tensors in it: they come and go and leave holes."""
 
 MANY_TOKENS = 32
-"""The least that are ever multiplied in BF16, see `ops.speed`."""
+"""Smallest number of tokens ever multiplied in BF16; see `engine.cpu.gemm_choice`."""
 
 MASK_BYTES = 10
-"""Of each query and key where many tokens attend at once: two truth values and two numbers."""
+"""Bytes for each pair of query and key where many tokens attend at once: two booleans and two
+numbers."""
 
 
 def _attention_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
-    """Keys and values in F32 and scores, beside queries and results; see `ops.fused_attention`."""
+    """Return the bytes of attention on the CPU beside queries and results: keys and values in F32,
+    and scores; see `engine.cpu.flash_attention`.
+    """
     keys = cache.kv_heads * cache.row * n_ctx
     if keys <= KERNELS_STEP.keys and not cache.is_shared:
         return F32_BYTES * keys + MASK_BYTES * n_tokens * n_ctx
@@ -359,7 +374,7 @@ def _attention_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
 
 
 def x_bytes(hp: HParams) -> int:
-    """Bytes of a quantised activation: two where a router sends tokens to experts.
+    """Return the bytes of a quantised activation: two where a router sends tokens to experts.
 
     Rounding to one byte moves a router's scores by about 1 %, and two experts are often closer.
     """

@@ -1,4 +1,4 @@
-"""What to load, as JSON and back: for saved plans and results, which people may edit or damage."""
+"""`LoadParams` as JSON and back: for saved plans and results, which people may edit or damage."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from engine.errors import EngineError
 T = TypeVar("T")
 
 MOST_ENTRIES = 4096
-"""Of a list: more devices or overrides are a mistake."""
+"""Most entries of a list; more devices or overrides are a mistake."""
 
 
 def params_document(params: LoadParams) -> dict[str, Any]:
-    """All fields but the path; control vectors keep theirs."""
+    """Return all fields but the model's path as a JSON-ready dictionary."""
     document = {
         spec.name: getattr(params, spec.name) for spec in fields(params) if spec.name != "path"
     }
@@ -29,13 +29,17 @@ def params_document(params: LoadParams) -> dict[str, Any]:
 
 
 def params_from(document: object, path: str) -> LoadParams:
-    """The same back; what a version does not know is an error, what is missing has its default.
+    """Return the parameters from their JSON; missing fields have their defaults.
+
+    Args:
+        path: path of the model.
 
     Raises:
-        EngineError: it is something else, or has values that cannot be meant.
+        EngineError: it is something else, has a field that this version does not know, or has a
+            value that makes no sense.
     """
     if not isinstance(document, Mapping):
-        raise EngineError("There is no description of what to load.")
+        raise EngineError("There are no settings for loading a model.")
     unknown = set(document) - set(READERS)
     if unknown:
         raise EngineError(

@@ -1,7 +1,7 @@
-"""Where the bytes of a model will go, from its header alone: no torch, no weights.
+"""Plans: predicted bytes of each rank, from a model's header alone; no torch, no weights.
 
-A plan walks the same declarations that the loader later fills, so that what is predicted for
-weights and KV cache is exact.
+A plan walks the same declarations that the loader later fills, so the bytes predicted for weights
+and KV cache are exact.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from engine.sharding.shares import Shares
 
 DENSE_FRACTION = 0.8
-"""Weights are held dequantised if that takes no more than this part of any device's free memory."""
+"""Largest part of a device's free memory that dequantised weights may take; beyond it they stay
+quantised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,14 @@ class DevicePlan:
     """One rank of a plan.
 
     Attributes:
-        asked: the wanted share, 0 to 1; the shares of all ranks sum to 1.
-        effective: the share of the model's weight elements that the rank really gets.
+        rank: number of the rank.
+        device: id of its device.
+        asked: requested share of the model, 0 to 1; the shares of all ranks sum to 1.
+        effective: share of the model's weight elements that the rank really gets.
         memory: predicted bytes; weights and KV cache are exact, compute is an estimate.
-        storage: how matrices are held: "f32" (dequantised, fast), "packed" (as in the file,
-            dequantised on each use: slow, but small) or "kernels" (as kernels of our own read them:
-            as small as in the file, and fast).
+        storage: format of its matrices: "f32" (dequantised, fast), "packed" (as in the file,
+            dequantised on each use: slow, but small) or "kernels" (in the planes that our own
+            kernels read: as small as in the file, and fast).
     """
 
     rank: int
@@ -62,8 +65,12 @@ class Plan:
     """A split of one model over ranks.
 
     Attributes:
-        n_ctx: context in tokens that the KV cache is made for.
+        devices: one entry per rank, in rank order.
+        split_mode: one of `SPLIT_MODES`.
+        n_ctx: context that the KV cache is made for, in tokens.
+        kv_type: element type of the KV cache.
         file_bytes: bytes of the file that all ranks together read.
+        warnings: sentences for the user.
         reserve: (device, bytes) that have to stay free.
     """
 
@@ -77,18 +84,18 @@ class Plan:
 
     @property
     def storage(self) -> str:
-        """How the ranks hold matrices, each way once: see `DevicePlan`."""
+        """Formats of the ranks' matrices, each named once; see `DevicePlan.storage`."""
         return " + ".join(dict.fromkeys(d.storage for d in self.devices))
 
     @property
     def total_bytes(self) -> int:
+        """Predicted bytes of all devices together."""
         return sum(self.bytes_by_device().values())
 
     def bytes_by_device(self) -> dict[str, int]:
-        """Predicted bytes of each physical device; virtual ranks on one device add up.
+        """Return the predicted bytes of each physical device; ranks that share one add up.
 
-        What GPUs keep in the host's memory counts for "cpu", and what using a GPU takes by itself
-        once for each.
+        KV cache that GPUs keep in host memory counts for "cpu"; a GPU's overhead counts once.
         """
         total: dict[str, int] = defaultdict(int, self.overhead())
         for device in self.devices:
@@ -98,16 +105,16 @@ class Plan:
         return dict(total)
 
     def overhead(self) -> dict[str, int]:
-        """Bytes that using a device takes by itself, of the devices that something lies on."""
+        """Return the bytes that CUDA takes by itself on each GPU that holds something."""
         used = dict.fromkeys(device.device for device in self.devices if device.memory.total)
         return {device: n_bytes for device in used if (n_bytes := overhead_bytes(device))}
 
     def shortages(self, free_bytes: Mapping[str, int]) -> dict[str, int]:
-        """The bytes that devices lack, beside what has to stay free; devices with enough are out.
+        """Return the bytes that devices lack, the reserve included; those with enough are left out.
 
         Args:
-            free_bytes: free memory by device, before this process uses it; others are taken to
-                have enough.
+            free_bytes: free memory by device, before this process uses any; a device that is
+                missing there is taken to have enough.
         """
         usable = beside_reserve(free_bytes, self.reserve)
         return {
@@ -117,10 +124,10 @@ class Plan:
         }
 
     def check_fits(self, free_bytes: Mapping[str, int]) -> None:
-        """Compare with what is free.
+        """Check that every device has the memory that the plan needs.
 
         Raises:
-            OutOfDeviceMemory: names the device that lacks most.
+            OutOfDeviceMemory: some do not; it names the device that lacks most.
         """
         short = self.shortages(free_bytes)
         if short:
@@ -136,27 +143,27 @@ class Plan:
 def beside_reserve(
     free_bytes: Mapping[str, int], reserve: Iterable[tuple[str, int]]
 ) -> dict[str, int]:
-    """What may be used of free memory, by device; below 0 where less is free than reserved."""
+    """Return free memory less the reserve by device, in bytes; negative if too little is free."""
     kept = dict(reserve)
     return {device: free - kept.get(device, 0) for device, free in free_bytes.items()}
 
 
 def keeps_kv_on_host(params: LoadParams, device: str) -> bool:
-    """Whether the keys and values of a rank on `device` lie in the host's memory."""
+    """Return whether the KV cache of a rank on `device` lies in host memory."""
     return params.kv_on_host and device != "cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class RankSize:
-    """What one rank of a split model holds.
+    """Sizes of what one rank of a split model holds.
 
     Attributes:
-        weights: bytes.
+        weights: bytes of the weights.
         kv: bytes of keys and values.
         state: bytes of recurrent states.
-        elements: of all matrices.
-        file_bytes: bytes of the file that it reads.
-        working: sizes of what it computes with.
+        elements: number of elements of all matrices.
+        file_bytes: bytes of the file that the rank reads.
+        working: sizes of the tensors that it computes with.
     """
 
     weights: int
@@ -173,8 +180,7 @@ def make_plan(
     """Predict bytes per rank of a declared model.
 
     Args:
-        free_bytes: free memory by device; decides how weights are held. Without it they are taken
-            to be dequantised.
+        free_bytes: free memory by device; decides whether weights are dequantised. None: they are.
 
     Raises:
         EngineError: the KV type does not fit the heads.
@@ -202,10 +208,10 @@ def choose_plan(
     sizes: Callable[[tuple[str, ...]], Sequence[RankSize]],
     free_bytes: Mapping[str, int] | None,
 ) -> Plan:
-    """A plan that holds weights dequantised where there is room for it.
+    """Return a plan, with dequantised weights where there is room for them.
 
     Args:
-        sizes: what each rank holds, by how each of them holds matrices.
+        sizes: returns the sizes of each rank, given the storage format of each.
         free_bytes: see `make_plan`.
     """
 
@@ -257,7 +263,7 @@ def _plan(
 
 
 def _link_bytes(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[RankSize]) -> int:
-    """What each rank with a part of the model needs to meet the others, if all are on GPUs."""
+    """Return the exchange buffers' bytes of each busy rank; 0 unless all of these are on GPUs."""
     busy = [rank for rank, size in enumerate(sizes) if size.working != WorkingSizes()]
     if any(devices[rank] == "cpu" or storages[rank] != "kernels" for rank in busy):
         return 0
@@ -305,7 +311,7 @@ def _rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) 
 def _warnings(hp: HParams, params: LoadParams) -> tuple[str, ...]:
     n_ctx, trained = hp.n_ctx, hp.n_ctx_train
     if n_ctx < params.context_for(trained):
-        return (f"The model knows no positions beyond {n_ctx}, so its context is that long.",)
+        return (f"The model's positions end at {n_ctx}, which limits the context.",)
     if trained and n_ctx > trained:
-        return (f"The model was trained for {trained} tokens of context; beyond that it degrades.",)
+        return (f"The model was trained for {trained} tokens of context; longer texts get worse.",)
     return ()

@@ -1,4 +1,4 @@
-"""What a front end asks: plans of one file."""
+"""The planner of one file: plans, predicted work, handle positions and what fits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 
 MAX_KNOWN = 64
-"""Evaluations that are remembered: what shows a split asks again for the same one."""
+"""Most evaluations kept: views of a split ask for the same one again."""
 
 
 class Planner:
     """Evaluates plans for one file, fast enough to follow a drag.
+
+    Attributes:
+        info: facts about the model.
 
     Raises:
         ModelFileError: the file is missing or is no GGUF.
@@ -42,7 +45,7 @@ class Planner:
     def evaluate(
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
     ) -> Evaluation:
-        """Predict bytes per rank and what each has to do; see `Evaluator.evaluate`."""
+        """Predict bytes and work per rank; see `Evaluator.evaluate`."""
         key = params, None if free_bytes is None else frozenset(free_bytes.items())
         found = self._known.get(key)
         if found is None:
@@ -54,22 +57,23 @@ class Planner:
     def positions(
         self, params: LoadParams, handle: int, free_bytes: Mapping[str, int] | None = None
     ) -> Positions:
-        """Where the handle between ranks `handle` and `handle` + 1 can go.
+        """Return the positions of the handle between ranks `handle` and `handle` + 1.
 
         Raises:
-            ModelFileError: as `plan`.
-            SplitError: the present split is none.
+            ModelFileError: see `Evaluator.evaluate`.
+            SplitError: the present split is invalid.
         """
         dims = self._evaluator.dims(params)
         return positions_of(params, handle, dims, lambda asked: self.plan(asked, free_bytes))
 
     def placement(self, params: LoadParams) -> PlacementMap:
-        """Where every tensor goes; see `placement_map`."""
+        """Return the ranks of every tensor; see `placement_map`."""
         return placement_map(self._file, params)
 
     def fit(self, rooms: Sequence[Room]) -> Fit:
-        """What fits on these devices, and what to do where something does not."""
+        """Return the finder of splits and contexts that fit on these devices."""
         return Fit(self.plan, rooms, self.info.n_ctx_train, self.info.n_layer)
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()

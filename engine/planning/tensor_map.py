@@ -1,4 +1,4 @@
-"""Where every tensor of a split lies: what a map of the model is drawn from."""
+"""The map of a split model: which rank holds how much of every tensor."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """One tensor and who holds it.
+    """One tensor and the ranks that hold it.
 
     Attributes:
+        name: GGUF name.
         block: number of its block; None at the ends of the model.
         stem: its name within the block, such as "attn_q.weight"; the whole name at the ends.
-        part: of the block, as overrides move them: "attention", "recurrent", "ffn", "experts",
-            "shared", "embedding" or "output"; "" for what all ranks of a block hold.
+        part: part of the block that overrides can move: "attention", "recurrent", "ffn",
+            "experts", "shared", "embedding" or "output"; "" for tensors that all ranks of a block
+            hold.
         type: GGML type.
-        shape: slowest dimension first.
-        n_bytes: in the file.
-        ranks: bytes of the file that each rank reads of it.
+        shape: sizes, slowest dimension first.
+        n_bytes: bytes in the file.
+        ranks: bytes that each rank reads of it, in rank order.
     """
 
     name: str
@@ -51,8 +53,9 @@ class PlacementMap:
     """All tensors of a split model, in the order of a forward pass.
 
     Attributes:
-        devices: of each rank; what is moved may have added some without a share.
-        n_layer: blocks.
+        devices: device of each rank; overrides may have added ranks without a share.
+        n_layer: number of blocks.
+        tensors: all tensors, each with its ranks.
     """
 
     devices: tuple[str, ...]
@@ -61,7 +64,7 @@ class PlacementMap:
 
 
 def placement_map(file: GGUFFile, params: LoadParams) -> PlacementMap:
-    """Where the tensors in `file` go as `params` ask.
+    """Return the ranks of every tensor in `file` under the split in `params`.
 
     Raises:
         ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.

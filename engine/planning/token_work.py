@@ -1,6 +1,6 @@
-"""How much a token takes at least, from a file's header alone: no torch, no weights.
+"""Least bytes and operations of a token, from a file's header alone: no torch, no weights.
 
-Compared with what a machine can do, this says how close a measured speed is to its limit.
+Beside a device's bandwidth and compute they say how close a measured speed is to its limit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenWork:
-    """What the weights of a model cost; keys and values, attention and activations do not count.
+    """Bytes and operations of a token's weights; KV cache, attention and activations not counted.
 
     Attributes:
-        n_bytes: of weights, as in the file, that are read for one token and its logits: of the
-            experts only those that it goes to, of the embedding one row.
+        n_bytes: bytes of weights, as in the file, that are read for one token and its logits: of
+            the experts only those that it is routed to, of the embedding one row.
         n_flop: multiplications and additions of one token without its logits.
-        n_head_flop: those of its logits.
+        n_head_flop: multiplications and additions of its logits.
     """
 
     n_bytes: float
@@ -35,12 +35,12 @@ class TokenWork:
     n_head_flop: float
 
     def prompt_flop(self, n_tokens: int, n_batch: int) -> float:
-        """Operations of a prompt in batches; each computes the logits of its last token."""
+        """Return the operations of a prompt in batches; each computes its last token's logits."""
         return n_tokens * self.n_flop + -(-n_tokens // n_batch) * self.n_head_flop
 
 
 def token_work(path: str | Path) -> TokenWork:
-    """Count what one token of the model in `path` takes.
+    """Return the least bytes and operations of one token of the model in `path`.
 
     Raises:
         ModelFileError: the file cannot be run.
@@ -50,7 +50,7 @@ def token_work(path: str | Path) -> TokenWork:
 
 
 def work_of(declaration: Declaration) -> TokenWork:
-    """The same of a declared model."""
+    """Return the least bytes and operations of one token of a declared model."""
     n_bytes = n_flop = n_head_flop = 0.0
     model = declaration.model
     head = model.token_embd if declaration.hp.tied else model.output
@@ -69,7 +69,7 @@ def work_of(declaration: Declaration) -> TokenWork:
 
 
 def _used_part(slot: Slot, declaration: Declaration) -> float:
-    """The part of a tensor that one token needs: all of it but where there are experts."""
+    """Return the part of a tensor that one token needs: of routed experts some, else all."""
     block = split_name(slot.tensor.name)
     if block is None or not isinstance(slot.owner, ExpertLinear):
         return 1.0

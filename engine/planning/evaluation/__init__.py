@@ -1,4 +1,4 @@
-"""Plans at the speed of a drag: bytes and work per rank, looked up instead of declared anew.
+"""Bytes and work of each rank under a split, at the speed of a drag, and the splits that fit.
 
-Imports no torch and nothing that holds weights.
+Imports no torch, nothing that holds weights, and no predicted speed.
 """

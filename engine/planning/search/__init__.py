@@ -1,4 +1,4 @@
-"""What a measured search for the fastest split tries, in which order, and what it concludes.
+"""The measured search for the fastest split: its candidates, their order and its results.
 
 Imports no torch and nothing that holds weights; `engine.measuring.tuning` does the measuring.
 """

@@ -1,4 +1,4 @@
-"""What a measured search is going to do, and how long that takes, before anything is loaded."""
+"""The plan of a measured search, and its expected duration, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,38 +17,42 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecaster
 
 LOAD_BYTES_PER_S = 5e8
-"""At which a file that was read before is brought to devices, or from one split to another."""
+"""Bytes/s at which a file that was read before reaches devices, or one split becomes another."""
 
 N_PROMPT, LEAST_PROMPT = 256, 128
 N_GEN, LEAST_GEN = 32, 16
-"""Tokens of a trial; the smaller numbers where a trial would take longer than `LONG_S`."""
+"""Prompt and generated tokens of a trial; the smaller numbers if it would exceed `LONG_S`."""
 
 REPETITIONS = 2
+"""Number of times that a trial measures prompt and answer."""
+
 N_WARM_UP = 4
-"""Tokens generated before a trial's others, which do not count."""
+"""Tokens that a trial generates first, which do not count."""
 
 LONG_S = 4.0
+"""Seconds of a trial beyond which it is made shorter."""
+
 SHORTEST_S, LONGEST_S = 20.0, 600.0
-"""Bounds of a budget that nobody gave."""
+"""Bounds of the default budget, in seconds."""
 
 SPARE = 1.25
-"""Of a budget, since machines are not always as fast."""
+"""Ratio of the default budget to the expected duration: machines are not always as fast."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSize:
-    """Tokens of each test of a trial; prompts and answers are measured `REPETITIONS` times."""
+    """Prompt and generated tokens of a trial, each measured `REPETITIONS` times."""
 
     n_prompt: int
     n_gen: int
 
     def seconds(self, prefill_ts: float, decode_ts: float) -> float:
-        """How long the tests take at these speeds."""
+        """Return the duration of a trial at these speeds, in seconds."""
         n_decoded = REPETITIONS * self.n_gen + N_WARM_UP
         return REPETITIONS * self.n_prompt / prefill_ts + n_decoded / decode_ts
 
     def fitting(self, prefill_ts: float, decode_ts: float) -> TrialSize:
-        """The same, or less where that takes long at these speeds."""
+        """Return this size, or a smaller one where a trial takes long at these speeds."""
         if self.seconds(prefill_ts, decode_ts) <= LONG_S:
             return self
         return TrialSize(min(self.n_prompt, LEAST_PROMPT), min(self.n_gen, LEAST_GEN))
@@ -56,14 +60,14 @@ class TrialSize:
 
 @dataclass(frozen=True, slots=True)
 class TuneEstimate:
-    """What a person is told first.
+    """Expected extent of a search, which the user sees before it starts.
 
     Attributes:
-        n_trials: about; fewer where the budget ends the search.
-        trial_s: of one of them.
-        budget_s: when it ends at the latest, but for the trial that is under way.
-        n_choices: sets of devices and modes to choose from.
-        size: of a trial.
+        n_trials: expected number of trials; fewer where the budget ends the search.
+        trial_s: expected time of one trial, in seconds.
+        budget_s: longest duration, in seconds; the trial under way may exceed it.
+        n_choices: number of combinations of devices and mode to choose from.
+        size: tokens of a trial.
     """
 
     n_trials: int
@@ -74,29 +78,36 @@ class TuneEstimate:
 
     @property
     def seconds(self) -> float:
-        """How long it takes, about."""
+        """Expected duration of the search, in seconds."""
         return min(self.budget_s, self.n_trials * self.trial_s)
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """Sentence for the user."""
         return (
             f"About {self.n_trials} trials of {self.trial_s:.1f} s, at most {self.budget_s:.0f} s."
         )
 
 
 class TunePlan:
-    """What to search, and what that takes.
+    """A search that is about to start: its splits and its expected extent.
 
     Args:
-        params: what all trials have in common; its devices are those to choose from.
-        goal: a name in `GOALS`.
-        budget_s: seconds at most; None is what it takes, within bounds.
-        free_bytes: what the model may take, by device; None is what is free.
-        modes: to choose from.
+        params: parameters that all trials share; its devices are those to choose from.
+        goal: name of the goal in `GOALS`.
+        budget_s: longest duration in seconds; None is the expected one, within bounds.
+        free_bytes: bytes that the model may take, by device; None is what is free.
+        modes: split modes to choose from.
+
+    Attributes:
+        goal: request that shall be fast.
+        params: see above.
+        n_ctx: context of the trials, in tokens.
+        space: the splits that can be tried.
+        estimate: expected extent.
 
     Raises:
-        EngineError: nothing fits, or a device is not here.
+        EngineError: nothing fits, or a device does not exist here.
     """
 
     def __init__(
@@ -139,11 +150,11 @@ class TunePlan:
 
 
 def goal_named(name: str) -> Goal:
-    """What to be fast at.
+    """Return a goal by its name.
 
     Raises:
         EngineError: there is no such goal.
     """
     if name not in GOALS:
-        raise EngineError(f"'{name}' is nothing to search for.", f"Use {' or '.join(GOALS)}.")
+        raise EngineError(f"There is no goal '{name}'.", f"Use {' or '.join(GOALS)}.")
     return GOALS[name]

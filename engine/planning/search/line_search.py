@@ -1,4 +1,4 @@
-"""Searching along one line: legal positions in order, each with a cost."""
+"""Search along one line: legal positions in order, each with a cost."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 GOLDEN = (5**0.5 - 1) / 2
-"""Of a bracket, what is left after a step of the search."""
+"""Part of a bracket that is left after a step of the search."""
 
 
 def minimise(cost: Callable[[int], float], n: int, start: int, step: int, least: int) -> int:
-    """The position from 0 to n - 1 with the lowest cost that was found.
+    """Return the position from 0 to n - 1 with the lowest cost that was found.
 
-    From `start` it goes downhill with growing steps until there is a bracket, and divides that
-    until its parts are no longer than `least`. Costs are asked for again, so they should be kept.
+    From `start` the search goes downhill with growing steps until it has a bracket, and divides
+    that until its parts are no longer than `least`. It asks for costs again, so these should be
+    kept.
 
     Args:
-        cost: infinite where a position is not possible.
+        cost: returns the cost of a position; infinite where that is not possible.
+        n: number of positions.
+        step: first step.
+        least: length of a bracket's parts at which the search ends.
     """
     low, best, high = _bracket(cost, n, start, step)
     while True:
@@ -35,7 +39,7 @@ def minimise(cost: Callable[[int], float], n: int, start: int, step: int, least:
 
 
 def _bracket(cost: Callable[[int], float], n: int, start: int, step: int) -> tuple[int, int, int]:
-    """Positions in order of which the middle one is the best, or the end of the way."""
+    """Return three positions in order of which the middle one is best, or an end of the line."""
     low, best, high = max(0, start - step), start, min(n - 1, start + step)
     if min(cost(low), cost(high)) >= cost(best):
         return low, best, high
@@ -49,7 +53,7 @@ def _bracket(cost: Callable[[int], float], n: int, start: int, step: int) -> tup
 
 
 def _ahead(position: int, step: int, n: int) -> Iterator[int]:
-    """Further and further positions, up to the end."""
+    """Yield positions further and further on, up to the end."""
     end = n - 1 if step > 0 else 0
     size = float(step)
     while position != end:
@@ -59,6 +63,6 @@ def _ahead(position: int, step: int, n: int) -> Iterator[int]:
 
 
 def ranges(flags: Sequence[bool]) -> list[tuple[int, int]]:
-    """First and last index of each run of true ones."""
+    """Return the first and last index of each run of true flags."""
     edges = [at for at, (a, b) in enumerate(pairwise([False, *flags, False])) if a != b]
     return [(first, stop - 1) for first, stop in zip(edges[::2], edges[1::2], strict=True)]

@@ -1,6 +1,7 @@
 """The splits of one model that a measured search may try on one machine: no torch.
 
-Sets of devices, modes and legal positions that fit into free memory, with what to expect of each.
+Sets of devices, modes and legal positions that fit into free memory, with the predicted speed of
+each.
 """
 
 from __future__ import annotations
@@ -26,34 +27,36 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecaster
 
 MOST_IN_ALL_SETS = 5
-"""Of more devices not all sets are tried, only the fastest and the largest few of each number."""
+"""Most devices of which all sets are tried; of more, the fastest and the largest of each size."""
 
 MOST_IN_ALL_GROUPS = 4
-"""More ranks are only grouped in equal parts, or as the mode does it by itself."""
+"""Most ranks that are grouped in all ways; more only in equal parts, or as the mode does it."""
 
 MOST_OPTIMISED = 12
-"""Sets of devices and modes whose best share is looked for before anything is measured."""
+"""Most families whose best shares are predicted before anything is measured."""
 
 MOST_BALANCED = 4
-"""Times that shares are balanced before anything is measured."""
+"""Most times that shares are balanced before anything is measured."""
 
 N_REGION = 40
-"""Positions at which it is asked whether they fit, for a picture."""
+"""Number of positions that are checked for room, for a picture."""
 
 NOT_FITTING = "It does not fit into free memory."
 
 
 class ModelSpace:
-    """What can be tried of one model.
+    """The splits of one model that a search may try.
 
     Args:
-        base: what all trials have in common; its devices are those to choose from, its own split
-            does not matter.
-        free_bytes: what the model may take, by device; None is what is free.
-        modes: to choose from.
+        base: parameters that all trials share; its devices are those to choose from, its own
+            split is ignored.
+        goal: request whose time is compared.
+        forecaster: predicts speeds.
+        free_bytes: bytes that the model may take, by device; None is what is free.
+        modes: split modes to choose from.
 
     Raises:
-        NoDevice: a device is not here, or cannot be used.
+        NoDevice: a device does not exist here, or cannot be used.
     """
 
     def __init__(
@@ -75,25 +78,28 @@ class ModelSpace:
         require_devices(base.all_devices, list(forecaster.devices.values()))
 
     def families(self) -> Sequence[Family]:
+        """Return all families, the most promising first."""
         if self._families is None:
             self._families = self._made_families()
         return self._families
 
     def candidate(self, family: Family, split: Split) -> Candidate | None:
+        """Return a split of a family; None if it does not fit or a rank would get nothing."""
         return self._candidate(_with(family.params, split))
 
     def handle(self, family: Family, split: Split, number: int) -> Handle:
+        """Return the positions between ranks `number` and `number` + 1; other shares stay."""
         return _Handle(self._planner.positions(replace(family.params, split=split), number), number)
 
     def expected(self, family: Family) -> Speeds:
-        """What is predicted of a family at its best."""
+        """Return the predicted speeds of a family at its start."""
         found = self.candidate(family, family.start)
         assert found is not None, "a family begins where it fits"
         assert found.predicted is not None, "all devices are known"
         return found.predicted
 
     def regions(self) -> tuple[Region, ...]:
-        """Where splits over two devices do not fit."""
+        """Return the ranges of shares over two devices that do not fit."""
         found: list[Region] = []
         for family in self._two_ranked():
             handle = self._planner.positions(replace(family, split=(1.0, 1.0)), 0)
@@ -120,7 +126,7 @@ class ModelSpace:
         return sorted(best + found[MOST_OPTIMISED:], key=lambda family: family.predicted_s)
 
     def _sets_and_modes(self) -> Iterator[LoadParams]:
-        """Each set of devices in each mode, once."""
+        """Yield each set of devices in each mode, once."""
         seen: set[LoadParams] = set()
         for devices in self._sets():
             one = replace(self._base, devices=devices)
@@ -134,7 +140,7 @@ class ModelSpace:
     def _sets(self) -> Iterator[tuple[str, ...]]:
         devices = self._base.devices
         if any(target.startswith("#") for _, target in self._base.overrides):
-            yield devices  # ranks that are named must stay what they are
+            yield devices  # ranks that overrides name must stay what they are
             return
         chosen = dict.fromkeys(self._sets_of(range(len(devices))))
         yield from dict.fromkeys(tuple(devices[rank] for rank in ranks) for ranks in chosen)
@@ -153,7 +159,7 @@ class ModelSpace:
                 yield tuple(sorted(order[:n]))
 
     def _started(self, params: LoadParams) -> Family | None:
-        """A family at the best of some usual splits; None if none of them fits."""
+        """Return a family that starts at the best of some usual splits; None if none fits."""
         starts = self._starts(params)
         costs = {split: self._predicted_s(params, split) for split in starts}
         best = min(costs, key=lambda split: costs[split])
@@ -162,7 +168,7 @@ class ModelSpace:
         return Family(params, best, costs[best], can_balance=params.split_mode == "tensor")
 
     def _starts(self, params: LoadParams) -> list[Split]:
-        """By speed, by memory, even; two devices also where only some positions fit."""
+        """Return the usual splits: by speed, by memory, even; for two devices also every tenth."""
         n = len(params.devices)
         if n == 1:
             return [(1.0,)]
@@ -176,7 +182,7 @@ class ModelSpace:
         return [tuple(share / sum(split) for share in split) for split in found]
 
     def _alone_s(self, device: str) -> float:
-        """What a device would take by itself, whether or not the model fits there."""
+        """Return the predicted time of one device alone in seconds, even if it has no room."""
         if device not in self._alone:
             params = replace(self._base, devices=(device,), split_mode="tensor")
             found = self._speeds(params, self._planner.evaluate(params, self._free))
@@ -184,7 +190,7 @@ class ModelSpace:
         return self._alone[device]
 
     def _optimised(self, family: Family) -> Family:
-        """With the split that is predicted to be the best."""
+        """Return the family with the split that is predicted to be the best as its start."""
         split = self._balanced(family) if family.can_balance else family.start
         for number in range(family.n_ranks - 1):
             handle = self.handle(family, split, number)
@@ -201,7 +207,7 @@ class ModelSpace:
         return replace(family, start=split, predicted_s=self._predicted_s(family.params, split))
 
     def _balanced(self, family: Family) -> Split:
-        """Where ranks are expected to be busy for the same time, if that is better."""
+        """Return the split at which ranks should be busy equally long, if that is faster."""
         split = family.start
         for _ in range(MOST_BALANCED):
             better = balanced(split, self._busy[_with(family.params, split)])
@@ -226,7 +232,7 @@ class ModelSpace:
     def _evaluated(self, params: LoadParams) -> Candidate | None:
         try:
             evaluation = self._planner.evaluate(params, self._free)
-        except EngineError:  # this model cannot be cut like that
+        except EngineError:  # this model cannot be split like that
             return None
         plan = evaluation.plan
         shares = tuple(device.effective for device in plan.devices)
@@ -237,7 +243,7 @@ class ModelSpace:
         return Candidate(params, key, shares, speeds, reason)
 
     def _speeds(self, params: LoadParams, evaluation: Evaluation) -> tuple[Speeds, str]:
-        """What to expect, and what limits it."""
+        """Return the predicted speeds, and a sentence that says what limits decoding."""
         found = self._forecaster.forecast(evaluation, params, self._planner.info.quant)
         assert found is not None, "all devices are known"
         self._busy[params] = tuple(
@@ -256,12 +262,12 @@ class ModelSpace:
 
 
 def _with(params: LoadParams, split: Split) -> LoadParams:
-    """A family's member; a device by itself has no split."""
+    """Return `params` with these shares; a single device has none."""
     return replace(params, split=split if len(split) > 1 else None)
 
 
 class _Handle:
-    """A handle of the planner, asked by splits."""
+    """The positions of one handle, looked up by split."""
 
     def __init__(self, positions: Positions, number: int) -> None:
         self._positions, self._number = positions, number
@@ -270,10 +276,11 @@ class _Handle:
         return len(self._positions)
 
     def split(self, index: int) -> Split:
+        """Return the shares to ask for at a position."""
         return self._positions[index].split
 
     def nearest(self, split: Split) -> int:
-        """Positions are evenly spaced in what is asked for."""
+        """Return the index of the position nearest to a split; they are evenly spaced in shares."""
         first, last = self._positions[0].asked, self._positions[len(self) - 1].asked
         asked = sum(split[: self._number + 1]) / sum(split)
         if last <= first:
@@ -283,7 +290,7 @@ class _Handle:
 
 
 def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:
-    """How so many ranks can be grouped; modes that have a name of their own are left out."""
+    """Return how n ranks can be grouped; groupings equal to another mode are left out."""
     if n_ranks < 3:
         return []
     if n_ranks > MOST_IN_ALL_GROUPS:
@@ -294,7 +301,7 @@ def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:
 
 
 def _without_twins(families: Sequence[Family], devices: Mapping[str, DeviceInfo]) -> list[Family]:
-    """Of equal devices that are predicted to do the same only one set is tried."""
+    """Return the families with only one of those that equal devices make equally fast."""
     found: dict[object, Family] = {}
     for family in families:
         params = family.params

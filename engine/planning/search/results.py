@@ -1,4 +1,4 @@
-"""What a measured search for the best split tries and finds: numbers, and why one of them won."""
+"""Trials and result of a measured search, the choice of the best trial, and its explanation."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from statistics import median
 from types import MappingProxyType
 
 from engine.config import LoadParams
-from engine.planning.speed.prediction import device_name
+from engine.planning.speed.prediction import device_name, rank_name
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a split shall be fast at: one request of so many tokens.
+    """A typical request, which the best split answers in the least time.
 
     Splits are compared by its seconds, so that prompts and answers are weighed as they are used.
 
     Attributes:
-        n_prompt: tokens that are computed at once.
-        n_gen: tokens that are generated.
+        name: name by which the user chooses it.
+        n_prompt: number of prompt tokens, computed at once.
+        n_gen: number of generated tokens.
     """
 
     name: str
@@ -28,7 +29,7 @@ class Goal:
     n_gen: int
 
     def seconds(self, prefill_ts: float, decode_ts: float) -> float:
-        """How long the request takes at these speeds, in tokens per second."""
+        """Return the request's time in seconds at these speeds in tokens per second."""
         if prefill_ts <= 0 or decode_ts <= 0:
             return inf
         return self.n_prompt / prefill_ts + self.n_gen / decode_ts
@@ -37,13 +38,13 @@ class Goal:
 GOALS: Mapping[str, Goal] = MappingProxyType(
     {"chat": Goal("chat", 256, 256), "prompts": Goal("prompts", 4096, 128)}
 )
-"""A chat computes about as much as it writes, since what was said before stays in the cache; long
-prompts are documents with a short answer."""
+"""The goals by name. A chat's prompt is about as long as its answer, since earlier messages stay in
+the cache; "prompts" are long documents with a short answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Tokens per second of prompts and of generating."""
+    """Tokens per second of prefill and decode."""
 
     prefill_ts: float
     decode_ts: float
@@ -51,12 +52,12 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was measured of a split.
+    """Measured speeds of a split.
 
     Attributes:
         prefill_ts, decode_ts: tokens per second of each repetition.
-        busy_s: seconds of a token that each rank computes; empty where that is not known.
-        waited_s: the same of waiting for others.
+        busy_s: seconds of a token in which each rank computes; empty where not measured.
+        waited_s: seconds of a token in which each rank waits for others; empty where not measured.
     """
 
     prefill_ts: tuple[float, ...]
@@ -65,7 +66,7 @@ class Sample:
     waited_s: tuple[float, ...] = ()
 
     def joined(self, other: Sample) -> Sample:
-        """With the repetitions of another one; what ranks do is that of the later one."""
+        """Return a sample with the repetitions of both, and the ranks' times of the later one."""
         return Sample(
             self.prefill_ts + other.prefill_ts,
             self.decode_ts + other.decode_ts,
@@ -79,13 +80,13 @@ class Trial:
     """One split that was tried.
 
     Attributes:
-        params: what was loaded.
-        shares: what each rank really got, 0 to 1.
-        sample: what was measured; None where it could not run.
-        predicted: what was expected before.
-        predicted_reason: what was expected to limit it, in a sentence.
-        problem: why it could not run: no error, but a place where the search does not go.
-        is_final: whether `sample` is of the end, where the best few were measured in turn.
+        params: parameters that it was loaded with.
+        shares: share that each rank really got, 0 to 1.
+        sample: measured speeds; None where it could not run.
+        predicted: predicted speeds; None where there were none.
+        predicted_reason: sentence that says what was expected to limit it.
+        problem: reason why it could not run, which is no error: the search goes around it.
+        is_final: whether `sample` is from the end, when the best few were measured in turn.
     """
 
     params: LoadParams
@@ -98,34 +99,35 @@ class Trial:
 
     @property
     def devices(self) -> tuple[str, ...]:
+        """Devices of the split."""
         return self.params.devices
 
     @property
     def prefill_ts(self) -> float:
-        """Tokens per second of prompts, the median; 0 where it could not run."""
+        """Median tokens per second of prefill; 0 where the split could not run."""
         return median(self.sample.prefill_ts) if self.sample else 0.0
 
     @property
     def decode_ts(self) -> float:
-        """Tokens per second of generating, the median; 0 where it could not run."""
+        """Median tokens per second of decode; 0 where the split could not run."""
         return median(self.sample.decode_ts) if self.sample else 0.0
 
     @property
     def prefill_spread(self) -> float:
-        """How far repetitions lie apart, as a part of the median: half of all between the ends."""
+        """Half the range of prefill speeds over the repetitions, as a part of their median."""
         return _spread(self.sample.prefill_ts) if self.sample else 0.0
 
     @property
     def decode_spread(self) -> float:
-        """The same of generating."""
+        """Half the range of decode speeds over the repetitions, as a part of their median."""
         return _spread(self.sample.decode_ts) if self.sample else 0.0
 
     def seconds(self, goal: Goal) -> float:
-        """Of the goal's request; infinite where it could not run."""
+        """Return the time of the goal's request; infinite where the split could not run."""
         return goal.seconds(self.prefill_ts, self.decode_ts)
 
     def uncertainty(self, goal: Goal) -> float:
-        """The part of `seconds` by which it may be off."""
+        """Return the relative uncertainty of `seconds`."""
         if self.sample is None:
             return 0.0
         prefill = goal.n_prompt / self.prefill_ts * self.prefill_spread
@@ -139,7 +141,11 @@ def _spread(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Splits over two devices that do not fit: the first one's share from `start` to `stop`."""
+    """Splits over two devices that do not fit: the first one's share from `start` to `stop`.
+
+    Attributes:
+        problem: sentence that says why they cannot be used.
+    """
 
     devices: tuple[str, ...]
     split_mode: str
@@ -150,18 +156,20 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        model_name: as the file calls itself.
-        model_hash: of the model, see `engine.gguf.identity`.
-        n_ctx: the context that was loaded.
-        device_set: what the devices are, see `engine.planning.speed.calibration.device_set`.
-        trials: in order; one that was repeated stands once.
-        regions: where the search did not go for lack of memory, to be drawn.
+        model_name: name that the model's file gives.
+        model_hash: hash of the model, see `engine.gguf.identity`.
+        n_ctx: context of the trials, in tokens.
+        device_set: key of the devices, see `engine.planning.speed.calibration.device_set`.
+        goal: request that was to be fast.
+        trials: all trials in order; a repeated one stands once.
+        regions: splits that the search left out for lack of memory, to be drawn.
         best: index into `trials`; None if none could run.
-        reason: why it won, in a sentence or two.
-        is_complete: False if time ran out or it was cancelled.
+        reason: one or two sentences that say why it won.
+        seconds: duration of the search.
+        is_complete: whether the search ended by itself, not by time or cancellation.
         when: its end in UTC, as in ISO 8601.
     """
 
@@ -180,16 +188,16 @@ class TuneResult:
 
     @property
     def winner(self) -> Trial | None:
-        """The trial that won."""
+        """Best trial; None if none could run."""
         return None if self.best is None else self.trials[self.best]
 
 
 LEAST_DIFFERENCE = 0.02
-"""Splits that differ by less, as a part of their time, count as equally fast."""
+"""Relative difference in time below which splits count as equally fast."""
 
 
 def best_of(trials: Sequence[Trial], goal: Goal) -> int | None:
-    """The index of the trial to use: the fastest, but of equally fast ones that with the fewest
+    """Return the index of the best trial: of those as fast as the fastest, that with the fewest
     devices.
 
     Where several were measured in turn, it is one of these: a machine changes over time.
@@ -205,22 +213,22 @@ def best_of(trials: Sequence[Trial], goal: Goal) -> int | None:
 
 
 def _compared(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that were measured in turn, if there are several, or else all that ran."""
+    """Return the trials measured in turn, if there are several, else all that ran."""
     ran = [trial for trial in trials if trial.sample is not None]
     final = [trial for trial in ran if trial.is_final]
     return final if len(final) > 1 else ran
 
 
 def difference(trial: Trial, goal: Goal) -> float:
-    """From which part of its time on another trial is slower."""
+    """Return the relative difference in time from which on another trial counts as slower."""
     return max(LEAST_DIFFERENCE, trial.uncertainty(goal))
 
 
 def explained(trials: Sequence[Trial], goal: Goal) -> str:
-    """Why the best one is the best, in a sentence or two."""
+    """Return why the best trial is the best, in one or two sentences."""
     best = best_of(trials, goal)
     if best is None:
-        return "No split could be run: the devices do not have the memory for this context."
+        return "No split could be run: the devices have too little memory for this context."
     winner, trials = trials[best], _compared(trials)
     if len(winner.devices) == 1:
         return _one_won(winner, trials, goal)
@@ -233,11 +241,11 @@ def _one_won(winner: Trial, trials: Sequence[Trial], goal: Goal) -> str:
     if split is None:
         others = [t for t in trials if t.devices != winner.devices]
         if not others:
-            return f"{won}; nothing else could be tried."
+            return f"{won}; nothing else could be run."
         return f"{won}, more than any other device."
     lost = f"the best split, over {names(split.devices)}, gives {_rate(split)}"
     if split.seconds(goal) <= winner.seconds(goal) * (1 + difference(winner, goal)):
-        return f"{won}, {lost}: no real difference, so the fewest devices are used."
+        return f"{won}, {lost}: no real difference, so the fewer devices are used."
     return f"{won}, {lost}. {_why_slow(split)}".strip()
 
 
@@ -254,7 +262,7 @@ def _several_won(winner: Trial, trials: Sequence[Trial], goal: Goal) -> str:
     gain = single.seconds(goal) / winner.seconds(goal)
     return (
         f"{won}; {names(single.devices)} alone gives {_rate(single)}. Together they need "
-        f"{100 / gain:.0f} % of its time, since each reads and computes only its part."
+        f"{100 / gain:.0f} % of its time, because each reads and computes only its part."
     )
 
 
@@ -263,7 +271,7 @@ def _quickest(trials: Sequence[Trial], goal: Goal) -> Trial | None:
 
 
 def _why_slow(trial: Trial) -> str:
-    """What was measured of its ranks, or else what was expected to limit it."""
+    """Return which rank waited most, as measured, else what was expected to limit the split."""
     sample = trial.sample
     if sample is None or not sample.waited_s or not trial.decode_ts:
         return trial.predicted_reason
@@ -271,15 +279,14 @@ def _why_slow(trial: Trial) -> str:
     part = sample.waited_s[longest] * trial.decode_ts
     if part < 0.1:
         return trial.predicted_reason
-    device = trial.params.all_devices[longest]
-    one = device_name(device)
-    if trial.params.all_devices.count(device) > 1:
-        one = f"rank {longest} ({one})"
-    return f"There {one} spends {_percent(min(1.0, part))} of a token waiting for others."
+    devices = trial.params.all_devices
+    alike = [rank for rank, device in enumerate(devices) if device == devices[longest]]
+    one = rank_name(devices[longest], longest, alike)
+    return f"There {one} waits for others {_percent(min(1.0, part))} of the time."
 
 
 def names(devices: Sequence[str]) -> str:
-    """Devices for people: "GPU 0 and the CPU", "two ranks on the CPU"."""
+    """Return what the user calls some devices: "GPU 0 and the CPU", "2 ranks on the CPU"."""
     counted = {device: list(devices).count(device) for device in devices}
     found = [
         device_name(device) if n == 1 else f"{n} ranks on {device_name(device)}"

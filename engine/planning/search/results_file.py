@@ -1,4 +1,4 @@
-"""Results of measured searches, kept on disk: the last one of each model, context and machine."""
+"""The file of search results: the last one of each model, context, machine and goal."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
 FILE_NAME = "tunings.json"
 MOST_RESULTS = 64
+"""Most results in the file; older ones are dropped."""
 
 Key = tuple[str, int, str, str]
+"""Hash of the model, context, device set and name of the goal."""
 
 
 class TuneFile:
     """The results of this user's searches.
 
     Args:
-        path: of the file; None keeps them in memory only.
+        path: path of the file; None keeps the results in memory only.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -42,12 +44,12 @@ class TuneFile:
 
     @classmethod
     def of_user(cls) -> TuneFile:
-        """The one in the user's cache folder."""
+        """Return the results in the user's cache folder."""
         folder = cache_folder()
         return cls(folder / FILE_NAME if folder else None)
 
     def keep(self, result: TuneResult) -> None:
-        """Keep a result in place of an earlier one of the same."""
+        """Save a result, replacing an earlier one of the same model, context, devices and goal."""
         with self._lock:
             if self._path is not None:
                 self._documents = _read(self._path) or self._documents
@@ -61,10 +63,10 @@ class TuneFile:
     def find(
         self, model_hash: str, n_ctx: int, device_set: str, goal: str, path: str
     ) -> TuneResult | None:
-        """What was found earlier.
+        """Return an earlier result; None if there is none.
 
         Args:
-            path: of the model now.
+            path: path that the model has now.
         """
         with self._lock:
             document = self._documents.get((model_hash, n_ctx, device_set, goal))
@@ -78,14 +80,14 @@ def last_result(
     goal: str = "chat",
     file: TuneFile | None = None,
 ) -> TuneResult | None:
-    """What the last search over these devices found for this model and context.
+    """Return the last search's result for this model, context and devices; None if none is known.
 
     Args:
-        params: as for a search.
-        file: None is this user's.
+        params: parameters as for a search.
+        file: the results to look in; None is this user's.
 
     Raises:
-        EngineError: the file or a device cannot be used.
+        EngineError: the model's file or a device cannot be used.
     """
     n_ctx, key = planner.plan(params).n_ctx, model_key(params.path)
     devices = device_set_of(params, forecaster)
@@ -93,10 +95,10 @@ def last_result(
 
 
 def device_set_of(params: LoadParams, forecaster: Forecaster) -> str:
-    """What results of searches over these devices are kept under.
+    """Return the key of these devices under which results are saved.
 
     Raises:
-        NoDevice: one is not here.
+        NoDevice: a device does not exist here.
     """
     known = list(forecaster.devices.values())
     return device_set(require_devices(params.all_devices, known))
@@ -115,7 +117,7 @@ def _read(path: Path | None) -> dict[Key, Mapping[str, Any]]:
 
 
 def result_document(result: TuneResult) -> dict[str, Any]:
-    """All of a result but the model's path, for JSON."""
+    """Return a result without the model's path as a JSON-ready dictionary."""
     plain = {
         spec.name: getattr(result, spec.name)
         for spec in fields(result)
@@ -142,7 +144,11 @@ def _trial_document(trial: Trial) -> dict[str, Any]:
 
 
 def result_from(document: object, path: str) -> TuneResult | None:
-    """A result from JSON; None where it is damaged or of another version."""
+    """Return a result from its JSON; None where that is damaged or of another version.
+
+    Args:
+        path: path of the model.
+    """
     try:
         assert isinstance(document, dict)
         values = dict(document)
@@ -175,7 +181,11 @@ SPEEDS = ("prefill_ts", "decode_ts")
 
 
 def _positive(values: Any) -> tuple[float, ...]:
-    """Finite numbers that are not negative."""
+    """Return the values as numbers that are finite and not negative.
+
+    Raises:
+        ValueError: one is not.
+    """
     numbers = tuple(float(value) for value in values)
     if not all(isfinite(number) and number >= 0 for number in numbers):
         raise ValueError

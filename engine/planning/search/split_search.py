@@ -1,11 +1,11 @@
-"""Finding the fastest split by measuring few of them; knows neither models nor devices.
+"""The search for the fastest split by measuring few of them; knows neither models nor devices.
 
 First each set of devices and mode is tried where a prediction puts its best split, the most
-promising first; what is hopeless is left out. Then the best of these are refined: a share between
-two devices by golden-section search (Kiefer, Proc. AMS 4, 1953) within a bracket around the
-prediction, more devices by balancing what their ranks were busy with and by moving one handle after
+promising first; hopeless ones are left out. Then the best of these are refined: a share between two
+devices by golden-section search (Kiefer, Proc. AMS 4, 1953) within a bracket around the prediction,
+more devices by balancing the times in which their ranks were busy and by moving one handle after
 the other (compass search: Kolda, Lewis and Torczon, SIAM Review 45, 2003). At last the best few are
-repeated in turn, since a machine is busier at one time than at another, and only that counts.
+measured again in turn, since a machine is busier at one time than at another; only that counts.
 """
 
 from __future__ import annotations
@@ -24,34 +24,39 @@ from engine.planning.search.line_search import minimise
 from engine.planning.search.results import Goal, Sample, Speeds, Trial, difference
 
 HOPELESS = 1.5
-"""What is expected to take so many times as long as the best so far is not tried."""
+"""Multiple of the best time so far beyond which a split is expected to be hopeless: not tried."""
 
 NEAR = 1.3
-"""What takes at most so many times as long as the best is refined."""
+"""Multiple of the best time up to which a split is refined."""
 
 MOST_REFINED = 3
 FIRST_STEP, LEAST_STEP = 0.1, 0.02
-"""Of a handle, as parts of its way, where two devices are split; more can cost too much time."""
+"""First and last step of a handle between two devices, as parts of its range."""
 
 COMPASS_STEPS = (0.08, 0.03)
+"""Steps of a handle between more devices, as parts of its range; fewer, to save time."""
+
 N_FINAL, N_ROUNDS = 3, 2
+"""Number of splits that are measured again at the end, and how often."""
+
 MOST_BALANCED = 2
 
 Split = tuple[float, ...]
 
 
 class Infeasible(Exception):
-    """A split that cannot run here: the search goes around it."""
+    """Error of a split that cannot run here; the search goes around it."""
 
 
 class Candidate(NamedTuple):
     """A split that may be tried.
 
     Attributes:
-        key: equal for those that come to the same.
-        shares: what each rank really gets.
-        predicted: what to expect; None where nothing is known.
-        reason: what is expected to limit it.
+        params: parameters to load it with.
+        key: equal for candidates that cut the model alike.
+        shares: share that each rank really gets, 0 to 1.
+        predicted: predicted speeds; None where nothing is known.
+        reason: sentence that says what is expected to limit it.
     """
 
     params: LoadParams
@@ -62,28 +67,28 @@ class Candidate(NamedTuple):
 
 
 class Handle(Protocol):
-    """The legal positions between two neighbouring ranks, in order; see `handle_positions`."""
+    """Legal positions of the handle between two neighbouring ranks; see `handle_positions`."""
 
     def __len__(self) -> int: ...
 
     def split(self, index: int) -> Split:
-        """What to ask for at a position."""
+        """Return the shares to ask for at a position."""
         ...
 
     def nearest(self, split: Split) -> int:
-        """The position that comes nearest to a split."""
+        """Return the index of the position nearest to a split."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A set of devices in one mode; its members differ in shares.
+    """Splits over the same devices in the same mode, with different shares.
 
     Attributes:
-        params: what to load, of any split.
-        start: the split that is expected to be the best.
-        predicted_s: of the goal's request there.
-        can_balance: whether ranks that are busy longer than others shall get less.
+        params: parameters of all of them, without shares.
+        start: shares that are expected to be the best.
+        predicted_s: predicted time of the goal's request there, in seconds.
+        can_balance: whether taking work from ranks that are busy longest may help.
     """
 
     params: LoadParams
@@ -93,32 +98,33 @@ class Family:
 
     @property
     def n_ranks(self) -> int:
+        """Number of ranks."""
         return len(self.params.devices)
 
 
 class Space(Protocol):
-    """What can be tried."""
+    """The splits that can be tried."""
 
     def families(self) -> Sequence[Family]:
-        """All of them, the most promising first."""
+        """Return all families, the most promising first."""
         ...
 
     def candidate(self, family: Family, split: Split) -> Candidate | None:
-        """A member of a family; None if it does not fit into memory or a rank is left out."""
+        """Return a split of a family; None if it does not fit or a rank would get nothing."""
         ...
 
     def handle(self, family: Family, split: Split, number: int) -> Handle:
-        """The positions between the ranks `number` and `number` + 1 where the others stay."""
+        """Return the positions between ranks `number` and `number` + 1; other shares stay."""
         ...
 
 
 class TrialBudget:
-    """How much time is left.
+    """The time that a search may take, and how much is left.
 
     Args:
-        budget_s: of the whole search.
-        trial_s: what one trial is expected to take, until some were measured.
-        now: seconds of a clock.
+        budget_s: time of the whole search, in seconds.
+        trial_s: expected time of one trial in seconds, used until some were measured.
+        now: function that returns a clock's seconds.
     """
 
     def __init__(
@@ -130,39 +136,44 @@ class TrialBudget:
 
     @property
     def spent_s(self) -> float:
+        """Seconds since the search began."""
         return self._now() - self._begun
 
     @property
     def trial_s(self) -> float:
-        """What a trial takes, about; the first one also loads the model."""
+        """Typical time of a trial in seconds, without the first one, which also loads the model."""
         return median(self._took[1:]) if len(self._took) > 1 else self._expected_s
 
     def has_time_for(self, n_trials: int) -> bool:
+        """Return whether so many more trials end within the budget."""
         return self.spent_s + n_trials * self.trial_s <= self._budget_s
 
     def at_most(self, n_trials: int) -> int:
-        """So many trials, but no more than a third of all that there is time for."""
+        """Return `n_trials`, but at most a third of the trials that the whole budget allows."""
         return min(n_trials, int(self._budget_s / self.trial_s / 3))
 
     def count(self, begun_s: float) -> None:
-        """Note a trial that began when `begun_s` were spent and ends now."""
+        """Count a trial that began when `begun_s` seconds were spent and ends now."""
         self._took.append(self.spent_s - begun_s)
 
 
 class _EnoughError(Exception):
-    """There is no time left for what is under way."""
+    """Signal that no time is left for another trial."""
 
 
 class SplitSearch:
-    """One search.
+    """A search for the fastest split of a space.
 
     Args:
-        measure: tries a split; raises `Infeasible` or `Cancelled`.
-        on_trial: told of each trial when it is done, and of each repetition.
+        space: the splits that can be tried.
+        goal: request whose time is compared.
+        measure: measures a split; raises `Infeasible` or `Cancelled`.
+        budget: the time that it may take.
+        on_trial: receives each trial when it is done, and again when it is repeated.
 
     Attributes:
-        trials: what was tried, in order.
-        is_complete: whether everything that was meant to be tried has been.
+        trials: all trials so far, in order.
+        is_complete: whether the search ended by itself, not by time or cancellation.
     """
 
     def __init__(
@@ -170,11 +181,11 @@ class SplitSearch:
         space: Space,
         goal: Goal,
         measure: Callable[[Candidate], Sample],
-        clock: TrialBudget,
+        budget: TrialBudget,
         on_trial: Callable[[Trial], None] = lambda _: None,
     ) -> None:
         self._space, self._goal, self._measure = space, goal, measure
-        self._clock, self._on_trial = clock, on_trial
+        self._budget, self._on_trial = budget, on_trial
         self._candidates: list[Candidate] = []
         self._known: dict[Hashable, int] = {}
         self._n_reserved = 0
@@ -182,25 +193,26 @@ class SplitSearch:
         self.is_complete = False
 
     def run(self) -> None:
-        """Search until nothing is left to try, time is up or somebody cancels it."""
+        """Search until nothing is left to try, time is up or the search is cancelled."""
         families = self._space.families()
         self._n_reserved = n_final(len(families))
         with suppress(Cancelled):
-            in_time = self._tries(lambda: self._explore(families))
+            in_time = self._ends_in_time(lambda: self._explore(families))
             self._n_reserved = 0
-            self.is_complete = self._tries(self._repeat_best) and in_time
+            self.is_complete = self._ends_in_time(self._repeat_best) and in_time
 
-    def _tries(self, work: Callable[[], None]) -> bool:
-        """Whether there was time for all of it."""
+    def _ends_in_time(self, work: Callable[[], None]) -> bool:
+        """Do some work and return whether there was time for all of it."""
         try:
             work()
         except _EnoughError:
             return False
         return True
 
-    # what is tried
+    # strategy
 
     def _explore(self, families: Sequence[Family]) -> None:
+        """Try all families that are not hopeless, and refine the best of them."""
         tried = [family for family in families if self._survey(family)]
         tried.sort(key=lambda family: self._cost_of(family, family.start))
         refined = [family for family in tried if family.n_ranks > 1][:MOST_REFINED]
@@ -210,7 +222,7 @@ class SplitSearch:
                 self._refine(family)
 
     def _survey(self, family: Family) -> bool:
-        """Try a family where it should be best, unless that is hopeless."""
+        """Try a family at its start unless that is hopeless; return whether it ran there."""
         is_new = not any(
             (len(trial.devices) > 1) == (family.n_ranks > 1) and trial.sample
             for trial in self.trials
@@ -221,7 +233,7 @@ class SplitSearch:
         return self._cost_of(family, family.start) < inf
 
     def _surprise(self) -> float:
-        """How many times as long as predicted that trial took which was predicted best."""
+        """Return the least ratio of measured to predicted time of all trials; 1 without any."""
         found = [
             trial.seconds(self._goal) / self._goal.seconds(p.prefill_ts, p.decode_ts)
             for trial in self.trials
@@ -230,6 +242,7 @@ class SplitSearch:
         return min(found, default=1.0)
 
     def _refine(self, family: Family) -> None:
+        """Move the handles of a family to where it is fastest."""
         if family.n_ranks == 2:
             self._along(family, family.start, 0, FIRST_STEP, LEAST_STEP)
             return
@@ -244,12 +257,13 @@ class SplitSearch:
                 is_better = gain > 1 + self._difference(family, split)
 
     def _difference(self, family: Family, split: Split) -> float:
+        """Return the relative difference in time that counts; 0 for a split not yet tried."""
         candidate = self._space.candidate(family, split)
         at = None if candidate is None else self._known.get(candidate.key)
         return 0.0 if at is None else difference(self.trials[at], self._goal)
 
     def _along(self, family: Family, split: Split, number: int, step: float, least: float) -> Split:
-        """Move one handle to where it is best."""
+        """Return the split with one handle moved to where it is fastest."""
         handle = self._space.handle(family, split, number)
         n = len(handle)
         start = handle.nearest(split)
@@ -260,7 +274,7 @@ class SplitSearch:
         return split if best == start else handle.split(best)
 
     def _balance(self, family: Family, split: Split) -> Split:
-        """Give ranks that are busy for long less, as long as that helps."""
+        """Return the split after taking work from the busiest ranks for as long as that helps."""
         for _ in range(MOST_BALANCED):
             better = self._balanced(family, split)
             if better is None or not self._cost_of(family, better) < self._cost_of(family, split):
@@ -269,24 +283,25 @@ class SplitSearch:
         return split
 
     def _balanced(self, family: Family, split: Split) -> Split | None:
+        """Return the split with which the ranks of a tried one would be busy equally long."""
         candidate = self._space.candidate(family, split)
         at = None if candidate is None else self._known.get(candidate.key)
         sample = None if at is None else self.trials[at].sample
         return None if sample is None else balanced(split, sample.busy_s)
 
     def _repeat_best(self) -> None:
-        """Measure the best few again, in turn and back; only that decides between them."""
+        """Measure the best few again, in turn and back; only that decides among them."""
         finalists = self._finalists()
         if len(finalists) < 2:
             return
         for number in range(N_ROUNDS):
-            if not self._clock.has_time_for(len(finalists)):
+            if not self._budget.has_time_for(len(finalists)):
                 raise _EnoughError
             for at in finalists if number % 2 else reversed(finalists):
                 self._repeat(at)
 
     def _finalists(self) -> list[int]:
-        """The best few; one device and several are both among them where both ran."""
+        """Return the indices of the best few trials, on one device and on several if both ran."""
         ran = [at for at, trial in enumerate(self.trials) if trial.sample is not None]
         ran.sort(key=lambda at: self.trials[at].seconds(self._goal))
         best, others = ran[:N_FINAL], ran[N_FINAL:]
@@ -294,14 +309,14 @@ class SplitSearch:
         other = [at for at in others if (len(self.trials[at].devices) > 1) not in kinds]
         return [*best[:-1], other[0]] if other else best
 
-    # trying
+    # trials
 
     def _least(self) -> float:
-        """Seconds of the best so far."""
+        """Return the time of the best trial so far, in seconds; infinite before the first."""
         return min((trial.seconds(self._goal) for trial in self.trials), default=inf)
 
     def _cost_of(self, family: Family, split: Split) -> float:
-        """Seconds of the goal's request; infinite where it does not fit."""
+        """Return the time of the goal's request, measured once; infinite if it cannot run."""
         candidate = self._space.candidate(family, split)
         if candidate is None:
             return inf
@@ -311,10 +326,11 @@ class SplitSearch:
         return self.trials[at].seconds(self._goal)
 
     def _try(self, candidate: Candidate) -> int:
-        n_reserved = self._clock.at_most(self._n_reserved)
-        if self.trials and not self._clock.has_time_for(1 + n_reserved):
+        """Measure a candidate and return the index of its trial."""
+        n_reserved = self._budget.at_most(self._n_reserved)
+        if self.trials and not self._budget.has_time_for(1 + n_reserved):
             raise _EnoughError
-        begun = self._clock.spent_s
+        begun = self._budget.spent_s
         trial = Trial(
             candidate.params, candidate.shares, None, candidate.predicted, candidate.reason
         )
@@ -323,32 +339,33 @@ class SplitSearch:
         except Infeasible as error:
             trial = replace(trial, problem=str(error))
         else:
-            self._clock.count(begun)
+            self._budget.count(begun)
         self.trials.append(trial)
         self._candidates.append(candidate)
         self._on_trial(trial)
         return len(self.trials) - 1
 
     def _repeat(self, at: int) -> None:
-        begun, trial = self._clock.spent_s, self.trials[at]
+        """Measure a trial's split again."""
+        begun, trial = self._budget.spent_s, self.trials[at]
         assert trial.sample is not None, "only what ran is repeated"
         try:
             again = self._measure(self._candidates[at])
         except Infeasible:  # it ran before, and that counts
             return
-        self._clock.count(begun)
+        self._budget.count(begun)
         sample = trial.sample.joined(again) if trial.is_final else again
         trial = self.trials[at] = replace(trial, sample=sample, is_final=True)
         self._on_trial(trial)
 
 
 def n_final(n_family: int) -> int:
-    """Trials at the end, of those that were best."""
+    """Return the number of trials at the end, of the splits that were best."""
     return N_FINAL * N_ROUNDS if n_family > 1 else 0
 
 
 def expected_trials(families: Sequence[Family]) -> int:
-    """How many trials a search takes, about."""
+    """Estimate the number of trials of a search."""
     best = min((family.predicted_s for family in families), default=inf)
     tried = [family for family in families if family.predicted_s <= HOPELESS * best]
     refined = [f for f in tried if f.n_ranks > 1 and f.predicted_s <= NEAR * best]
@@ -358,10 +375,12 @@ def expected_trials(families: Sequence[Family]) -> int:
 
 
 def balanced(split: Split, busy_s: Sequence[float]) -> Split | None:
-    """The split with which all ranks would be busy for the same time if that went with shares.
+    """Return the split with which all ranks would be busy equally long.
+
+    A rank's time is taken to grow with its share.
 
     Args:
-        busy_s: seconds that each rank is busy now; None comes of it where one is not known.
+        busy_s: seconds that each rank is busy now; where one is not known, None is returned.
     """
     if len(busy_s) != len(split) or min(busy_s) <= 0 or min(split) <= 0:
         return None

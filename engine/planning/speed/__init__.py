@@ -1,4 +1,4 @@
-"""Predicted speed: what devices and links can do, measured or looked up, and what follows from it.
+"""Predicted speed: facts of devices and links, measured or looked up, and the speed model.
 
-Imports no torch and nothing that holds weights.
+Imports no torch, nothing that holds weights, and no search.
 """

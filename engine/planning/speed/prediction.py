@@ -1,30 +1,35 @@
-"""Where the time of a token or a prompt goes, as predicted: numbers, and a sentence for people."""
+"""Predicted time of a token or a prompt, by rank and cause, with a sentence that explains it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar
+
+from engine.devices.types import CPU
 
 Cause = Literal["memory", "compute", "fixed", "wait", "link", "idle"]
 
 WORTH_SAYING = 0.15
-"""Waiting for one device is what a person hears of from this part of the time on."""
+"""Least part of the time for which waiting for one device is given as the reason."""
 
 T = TypeVar("T", "RankTime", "Path")
 
 
 @dataclass(frozen=True, slots=True)
 class RankTime:
-    """Seconds of one rank; what is left of the whole time belongs to the host.
+    """Predicted time of one rank by cause, in seconds; the rest of the whole time is the host's.
 
     Attributes:
-        memory_s: reading weights, keys and values.
-        compute_s: multiplying, where that takes longer than reading.
-        fixed_s: what matrices cost however small they are.
-        wait_s: for slower ranks of its group.
-        link_s: exchanges with other ranks.
-        idle_s: while other groups compute.
-        waited_s: how long others wait for this one alone; a part of the times above.
+        rank: number of the rank.
+        device: id of its device.
+        memory_s: time of reading weights, keys and values.
+        compute_s: time of multiplying, where that takes longer than reading.
+        fixed_s: time that matrices cost however small they are.
+        wait_s: time of waiting for slower ranks of its group.
+        link_s: time of exchanges with other ranks.
+        idle_s: time in which other groups compute.
+        waited_s: time in which others wait for this rank alone; a part of the times above.
     """
 
     rank: int
@@ -39,22 +44,26 @@ class RankTime:
 
     @property
     def busy_s(self) -> float:
-        """What it computes itself."""
+        """Time in which the rank computes, in seconds."""
         return self.memory_s + self.compute_s + self.fixed_s
 
     @property
     def limited_by(self) -> Cause:
-        """What it spends most of its time with."""
+        """Cause that takes most of the rank's time."""
         causes: tuple[Cause, ...] = ("memory", "compute", "fixed", "wait", "link", "idle")
         return max(causes, key=lambda cause: float(getattr(self, f"{cause}_s")))
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Seconds of whoever is slowest, from sum to sum: all the time there is.
+    """Predicted time along the slowest rank of each step, by cause, in seconds: the whole time.
 
     Attributes:
-        host_s: between the passes: sampling, Python.
+        memory_s: time of reading weights, keys and values.
+        compute_s: time of multiplying, where that takes longer than reading.
+        fixed_s: time that matrices cost however small they are.
+        link_s: time of exchanges between ranks.
+        host_s: time between forward passes: sampling, Python.
     """
 
     memory_s: float = 0.0
@@ -66,12 +75,13 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """So many tokens on a split.
+    """Predicted time of some tokens on a split.
 
     Attributes:
-        seconds: of all of them.
-        ranks: in rank order.
-        path: what `seconds` consists of.
+        n_tokens: number of tokens.
+        seconds: time of all of them.
+        ranks: times of each rank, in rank order.
+        path: `seconds` by cause.
     """
 
     n_tokens: int
@@ -81,32 +91,36 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """The speed; 0 for a prediction of nothing."""
+        """Tokens per second; 0 where `seconds` is."""
         return self.n_tokens / self.seconds if self.seconds > 0 else 0.0
 
     def part(self, seconds: float) -> float:
-        """Some seconds as a part of all."""
+        """Return some seconds as a part of all."""
         return seconds / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def reason(self) -> str:
-        """What limits the speed, in a sentence."""
+        """Sentence that says what limits the speed."""
         slow = max(self.ranks, key=lambda rank: rank.waited_s)
         waited = self.part(slow.waited_s)
         if waited >= WORTH_SAYING:
             name = self._name(slow)
-            return f"{name[0].upper()}{name[1:]} is waited for {_percent(waited)} of the time."
+            is_pair = len(self.ranks) == 2
+            slow_is = "slower; the other waits" if is_pair else "slowest; the others wait"
+            return (
+                f"{name[0].upper()}{name[1:]} is {slow_is} for it {_percent(waited)} of the time."
+            )
         path = {spec.name: getattr(self.path, spec.name) for spec in fields(Path)}
         cause = max(path, key=lambda name: path[name])
         return REASONS[cause].format(part=_percent(self.part(path[cause])))
 
     def _name(self, rank: RankTime) -> str:
-        name = device_name(rank.device)
-        is_alone = sum(other.device == rank.device for other in self.ranks) == 1
-        return name if is_alone else f"rank {rank.rank} ({name})"
+        """Return what the user calls a rank: "GPU 1", "the CPU", "CPU 0", "GPU 1 (rank 2)"."""
+        alike = [other.rank for other in self.ranks if other.device == rank.device]
+        return rank_name(rank.device, rank.rank, alike)
 
     def scaled(self, factor: float) -> Prediction:
-        """The same if everything takes `factor` times as long."""
+        """Return the prediction with all times multiplied by `factor`."""
         return replace(
             self,
             seconds=self.seconds * factor,
@@ -118,17 +132,29 @@ class Prediction:
 REASONS = {
     "memory_s": "Limited by memory bandwidth: reading takes {part} of the time.",
     "compute_s": "Limited by compute: multiplying takes {part} of the time.",
-    "fixed_s": "Limited by the number of operations: starting and ending them takes {part} of the "
-    "time.",
+    "fixed_s": "Limited by the overhead of operations, which takes {part} of the time.",
     "link_s": "Limited by the links: exchanges between devices take {part} of the time.",
-    "host_s": "Limited by what happens between tokens, which takes {part} of the time.",
+    "host_s": "Limited by the work between tokens, such as sampling: {part} of the time.",
 }
 
 
 def device_name(device: str) -> str:
-    """A device for people, within a sentence: "GPU 1" or "the CPU"."""
+    """Return what the user calls a device within a sentence: "GPU 1" or "the CPU"."""
     kind, _, number = device.partition(":")
     return f"GPU {number}" if kind == "cuda" else "the CPU"
+
+
+def rank_name(device: str, rank: int, alike: Sequence[int]) -> str:
+    """Return what the user calls a rank within a sentence, as beside the split's handles.
+
+    Args:
+        alike: the ranks on its device, itself included, in order.
+    """
+    if len(alike) == 1:
+        return device_name(device)
+    if device == CPU:
+        return f"CPU {alike.index(rank)}"
+    return f"{device_name(device)} (rank {rank})"
 
 
 def _percent(part: float) -> str:
@@ -136,6 +162,6 @@ def _percent(part: float) -> str:
 
 
 def _scaled(times: T, factor: float) -> T:
-    """All fields in seconds times a factor."""
+    """Return a copy with all fields in seconds multiplied by a factor."""
     names = [spec.name for spec in fields(times) if spec.name.endswith("_s")]
     return replace(times, **{name: factor * getattr(times, name) for name in names})

@@ -92,7 +92,7 @@ def test_a_suggestion_keeps_context_and_cache_type(panel: WiredPanel) -> None:
 
 def test_why_a_split_was_chosen_is_shown_until_another_one_is(panel: WiredPanel) -> None:
     """In one line, in which what limits a split that a person chose stands."""
-    why = "GPU 1 alone: 61 t/s; split over both it would be 48."
+    why = "GPU 1 alone: 61 t/s. Split over both: 48."
     limit = panel.summary.reason.text()
     assert limit
     panel.session.suggest(Choice(LoadParams(INFO.path, ("cuda:1",)), why))

@@ -61,7 +61,7 @@ def chosen(planners: dict[str, Planner]) -> Chosen:
             assert seconds == sorted(seconds)
         assert choice.reason[0].isupper()
         assert choice.reason.endswith(".")
-        assert choice.reason.count(". ") == 0, "one sentence"
+        assert choice.reason.count(". ") <= 2, "at most three short sentences"
         return choice
 
     return on
@@ -86,7 +86,7 @@ def test_a_dense_model_is_cut_over_two_cards(chosen: Chosen, card: str, way: str
     assert speed(choice, "tensor", 2) > 1.1 * speed(choice, "tensor", 1)
     assert choice.reason.startswith("Split by tensor over both: ")
     assert "each token waits 64 times " in choice.reason
-    assert "GPU 0 alone gives " in choice.reason
+    assert "GPU 0 alone: " in choice.reason
 
 
 def test_a_bridge_is_better_than_none(chosen: Chosen) -> None:
@@ -100,7 +100,7 @@ def test_slow_sums_leave_a_model_on_one_card(chosen: Chosen) -> None:
     assert choice.params.devices == ("cuda:0",)
     assert choice.params.split is None
     assert choice.reason.startswith("GPU 0 alone: ")
-    assert "; split over both it would be " in choice.reason
+    assert ". Split over both: " in choice.reason
     assert "because each token waits 64 times " in choice.reason
     assert choice.reason.endswith(" µs for the other GPU.")
 
@@ -139,7 +139,7 @@ def test_a_model_with_few_active_weights_that_needs_two_cards_may_be_cut_by_laye
     assert choice.params.devices == ("cuda:0", "cuda:1")
     assert choice.params.split_mode == "layer"
     assert speed(choice, "tensor", 2) < 0.9 * speed(choice, "layer", 2)
-    assert choice.reason.startswith("No GPU holds the model alone; by layer over both: ")
+    assert choice.reason.startswith("No GPU holds the model alone. By layer over both: ")
     assert "because each token waits 96 times " in choice.reason
 
 
@@ -149,14 +149,14 @@ def test_a_large_dense_model_is_cut_over_all_of_four_cards(chosen: Chosen) -> No
     assert len(choice.params.devices) == 4
     assert choice.params.split_mode == "tensor"
     assert 45 < speed(choice, "tensor", 4) < 70
-    assert choice.reason.startswith("No GPU holds the model alone; split by tensor over all 4 GPUs")
+    assert choice.reason.startswith("No GPU holds the model alone. Split by tensor over all 4 GPUs")
 
 
 def test_a_large_dense_model_on_two_cards(chosen: Chosen) -> None:
     choice = chosen("70b", "2x5090")
     assert choice.params.split_mode == "tensor"
     assert speed(choice, "tensor", 2) > 1.4 * speed(choice, "layer", 2)
-    assert ", by layer " in choice.reason
+    assert ". By layer: " in choice.reason
     assert choice.reason.endswith(", because only one GPU computes at a time.")
 
 
@@ -220,7 +220,7 @@ def test_many_cards_are_grouped_where_sums_over_all_are_slow(planners: dict[str,
         Forecaster(rig.devices, rig.facts, Links(pairs, slow)),
     )
     assert choice.params.group_sizes == (2, 2)
-    assert "in groups of 2 + 2" in choice.reason
+    assert "In groups of 2 + 2" in choice.reason
 
 
 def test_of_equal_cards_those_with_the_best_link_are_taken(planners: dict[str, Planner]) -> None:
@@ -239,7 +239,7 @@ def test_of_equal_cards_those_with_the_best_link_are_taken(planners: dict[str, P
 def test_the_only_card(chosen: Chosen) -> None:
     choice = chosen("8b", "3090")
     assert choice.params.devices == ("cuda:0",)
-    assert choice.reason.startswith("GPU 0, the only GPU, holds the model: ")
+    assert choice.reason.startswith("GPU 0 is the only GPU, and holds the model: ")
 
 
 def test_what_cards_cannot_hold_goes_to_the_cpu(chosen: Chosen) -> None:
@@ -247,10 +247,11 @@ def test_what_cards_cannot_hold_goes_to_the_cpu(chosen: Chosen) -> None:
     assert dense.params.devices == routed.params.devices == ("cuda:0",)
     assert dense.params.n_cpu_blocks > 0
     assert routed.params.n_cpu_moe > 0
-    assert dense.reason.startswith("GPU 0 is too small, so the CPU has ")
-    assert f"the experts of {routed.params.n_cpu_moe} blocks: " in routed.reason
+    blocks = f"{dense.params.n_cpu_blocks} blocks are on the CPU: "
+    assert dense.reason.startswith(f"GPU 0 is too small, so {blocks}")
+    assert f"the experts of {routed.params.n_cpu_moe} blocks are on the CPU: " in routed.reason
     for choice in (dense, routed):
-        assert "; the CPU alone gives " in choice.reason
+        assert ". The CPU alone: " in choice.reason
 
 
 def test_the_cpu_alone(chosen: Chosen) -> None:
@@ -262,7 +263,7 @@ def test_the_cpu_alone(chosen: Chosen) -> None:
 def test_where_nothing_fits_that_is_said(chosen: Chosen, planners: dict[str, Planner]) -> None:
     choice = chosen("70b", "3060", n_ctx=131072, kv_type="f32")
     assert choice.alternatives == ()
-    assert choice.reason == "Nothing here has room for the model with this context."
+    assert choice.reason == "No device has room for the model with this context."
     planners["70b"].plan(choice.params)
 
 

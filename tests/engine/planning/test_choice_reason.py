@@ -31,87 +31,91 @@ def told(*found: Alternative, gpus: tuple[str, ...] = TWO) -> str:
 def test_one_since_sums_take_longer_than_they_save() -> None:
     alone, both = split(ONE, 61.2), split(TWO, 48.1, n_sum=96, sum_us=70)
     assert told(alone, both) == (
-        "GPU 0 alone: 61 t/s; split over both it would be 48, because each token waits 96 times "
-        "70 µs for the other GPU."
+        "GPU 0 alone: 61 t/s. Split over both: 48, because each token waits 96 times 70 µs for the "
+        "other GPU."
     )
 
 
 def test_one_since_the_other_is_waited_for() -> None:
-    slow = split(TWO, 30, n_sum=96, sum_us=13, limit="GPU 1 is waited for 62 % of the time.")
-    assert told(split(ONE, 61), slow).endswith(
-        "split over both it would be 30, because GPU 1 is waited for 62 % of the time."
+    limit = "GPU 1 is slowest; the others wait for it 62 % of the time."
+    slow = split(TWO, 30, n_sum=96, sum_us=13, limit=limit)
+    assert told(split(ONE, 61), slow).endswith(f"Split over both: 30, because {limit}")
+    cpu = split(
+        TWO, 30, limit="The CPU is slowest; the other waits for it 9 % of the time.", n_sum=1
     )
+    assert "because the CPU is slowest" in told(split(ONE, 61), cpu)
 
 
 def test_one_since_there_is_too_little_to_gain() -> None:
     alone, both = split(ONE, 61), split(TWO, 64, n_sum=96, sum_us=13)
-    assert told(alone, both).endswith("it would be 64, too little gain for a second GPU.")
+    assert told(alone, both).endswith("Split over both: 64, too little gain for a second GPU.")
     four = split(FOUR, 60, prefill_ts=9000, n_sum=96, sum_us=13)
     assert told(alone, four, gpus=FOUR).endswith(
-        "; split over all 4 GPUs it would be 60, only prompts would gain by 3 more GPUs."
+        ". Split over all 4 GPUs: 60; only prompts would gain from 3 more GPUs."
     )
 
 
 def test_one_since_prompts_would_lose_more_than_answers_gain() -> None:
     both = split(TWO, 63, prefill_ts=200, n_sum=96, sum_us=13)
     assert told(split(ONE, 61), both).endswith(
-        "it would be 63, but prompts would be read at 200 t/s instead of 2000."
+        "Split over both: 63, but prompts are read at 200 t/s instead of 2000."
     )
 
 
 def test_one_since_there_is_no_other() -> None:
-    assert told(split(ONE, 9.14), gpus=ONE) == ("GPU 0, the only GPU, holds the model: 9.1 t/s.")
-    assert "no split over several GPUs that fits" in told(split(ONE, 61))
+    assert (
+        told(split(ONE, 9.14), gpus=ONE) == "GPU 0 is the only GPU, and holds the model: 9.1 t/s."
+    )
+    assert "No split over several GPUs fits." in told(split(ONE, 61))
 
 
 def test_several_since_that_is_faster_than_one() -> None:
     both, alone = split(TWO, 84, n_sum=64, sum_us=13), split(ONE, 61)
     assert told(both, alone, gpus=FOUR) == (
-        "Split by tensor over GPU 0 and GPU 1: 84 t/s; GPU 0 alone gives 61, because each GPU "
-        "reads only its part of the weights, although each token waits 64 times 13 µs for the "
-        "other GPU."
+        "Split by tensor over GPU 0 and GPU 1: 84 t/s, GPU 0 alone: 61. Each GPU reads only its "
+        "part of the weights, although each token waits 64 times 13 µs for the other GPU."
     )
     layers, slow = split(TWO, 40, "layer"), split(("cuda:1",), 20)
     assert told(layers, slow) == (
-        "By layer over both: 40 t/s; GPU 1 alone gives 20, since it is the slower one that has the "
-        "room."
+        "By layer over both: 40 t/s, GPU 1 alone: 20, because only the slower GPU has room for the "
+        "whole model."
     )
 
 
 def test_several_since_none_holds_the_model() -> None:
     tensor, layer = split(TWO, 31, n_sum=160, sum_us=14), split(TWO, 17, "layer")
     assert told(tensor, layer) == (
-        "No GPU holds the model alone; split by tensor over both: 31 t/s, by layer 17.0, because "
+        "No GPU holds the model alone. Split by tensor over both: 31 t/s. By layer: 17.0, because "
         "only one GPU computes at a time."
     )
     slow = split(TWO, 139, n_sum=60, sum_us=40)
     assert told(split(TWO, 197, "layer"), slow) == (
-        "No GPU holds the model alone; by layer over both: 197 t/s, split by tensor 139, because "
+        "No GPU holds the model alone. By layer over both: 197 t/s. Split by tensor: 139, because "
         "each token waits 60 times 40 µs for the other GPU."
     )
-    assert told(tensor) == "No GPU holds the model alone; split by tensor over both: 31 t/s."
+    assert told(tensor) == "No GPU holds the model alone. Split by tensor over both: 31 t/s."
 
 
 def test_groups_and_what_they_are_compared_with() -> None:
     pairs = split(FOUR, 40, "groups", groups=(2, 2), n_sum=96, sum_us=5)
     whole = split(FOUR, 20, n_sum=96, sum_us=400)
     assert told(pairs, whole, gpus=FOUR) == (
-        "No GPU holds the model alone; in groups of 2 + 2 over all 4 GPUs: 40 t/s, split by tensor "
-        "20, because each token waits 96 times 400 µs for the other GPUs."
+        "No GPU holds the model alone. In groups of 2 + 2 over all 4 GPUs: 40 t/s. Split by "
+        "tensor: 20, because each token waits 96 times 400 µs for the other GPUs."
     )
     better = split(FOUR, 60, n_sum=96, sum_us=5)
     assert told(better, pairs, gpus=FOUR).endswith(
-        "in groups of 2 + 2 40, because only one group computes at a time."
+        "In groups of 2 + 2: 40, because only one group computes at a time."
     )
 
 
 def test_fewer_of_many_and_more_of_few() -> None:
     two, four = split(TWO, 31, n_sum=96, sum_us=14), split(FOUR, 33, n_sum=96, sum_us=20)
     assert told(two, four, gpus=FOUR).endswith(
-        "31 t/s, over all 4 GPUs 33, too little gain for more GPUs."
+        "31 t/s. Over all 4 GPUs: 33, too little gain for more GPUs."
     )
     assert told(split(FOUR, 50, n_sum=96, sum_us=20), two, gpus=(*FOUR, "cuda:4")).endswith(
-        "split by tensor over 4 GPUs: 50 t/s, over GPU 0 and GPU 1 31."
+        "Split by tensor over 4 GPUs: 50 t/s. Over GPU 0 and GPU 1: 31."
     )
 
 
@@ -119,23 +123,22 @@ def test_the_cpu_takes_what_is_left() -> None:
     alone = split(("cpu",), 2.14)
     moved = split(ONE, 5, n_cpu_blocks=12)
     assert told(moved, alone, gpus=ONE) == (
-        "GPU 0 is too small, so the CPU has 12 blocks: 5.0 t/s; the CPU alone gives 2.1."
+        "GPU 0 is too small, so 12 blocks are on the CPU: 5.0 t/s. The CPU alone: 2.1."
     )
     experts = split(FOUR, 16, n_cpu_moe=19)
     assert told(experts, gpus=FOUR) == (
-        "The 4 GPUs are too small, so the CPU has the experts of 19 blocks: 16.0 t/s."
+        "The 4 GPUs are too small, so the experts of 19 blocks are on the CPU: 16.0 t/s."
     )
     assert told(alone, split(ONE, 1, n_cpu_blocks=70), gpus=ONE) == (
-        "The CPU alone: 2.1 t/s; the GPUs do not hold the model, and with a part of it there it "
-        "would be 1.0."
+        "The CPU alone: 2.1 t/s. With GPU 0, which has room for a part only: 1.0."
     )
 
 
 def test_the_cpu_by_itself() -> None:
     alone = split(("cpu",), 2.14)
     assert told(alone, gpus=()) == "The CPU alone, as there is no GPU: 2.1 t/s."
-    assert told(alone, gpus=ONE) == "The CPU alone: 2.1 t/s; the GPUs hold too little of the model."
+    assert told(alone, gpus=ONE) == "The CPU alone: 2.1 t/s. GPU 0 has too little memory to help."
 
 
 def test_nothing_fits() -> None:
-    assert explained(None, (), TWO) == "Nothing here has room for the model with this context."
+    assert explained(None, (), TWO) == "No device has room for the model with this context."

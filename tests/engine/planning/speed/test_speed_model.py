@@ -125,7 +125,7 @@ def test_the_fast_device_waits_for_the_slow_one() -> None:
     assert (fast.memory_s, fast.wait_s) == pytest.approx((0.3, 0.9))
     assert (slow.memory_s, slow.wait_s, slow.waited_s) == pytest.approx((1.2, 0.0, 0.9))
     assert (fast.limited_by, slow.limited_by) == ("wait", "memory")
-    assert found.reason == "GPU 1 is waited for 75 % of the time."
+    assert found.reason == "GPU 1 is slower; the other waits for it 75 % of the time."
 
 
 def test_groups_compute_one_after_the_other() -> None:
@@ -214,7 +214,12 @@ def test_a_sentence_names_what_limits() -> None:
     ranks = [CPU, CPU]
     uneven = model(block(r0=RankWorkload(read_bytes=90), r1=RankWorkload(read_bytes=1)))
     found = SpeedModel(ranks, links()).decode(uneven)
-    assert found.reason.startswith("Rank 0 (the CPU) is waited for 9")
+    assert found.reason.startswith("CPU 0 is slower; the other waits for it 9")
+    on_gpu = SpeedModel([replace(GPU, device="cuda:3")] * 2, links()).decode(uneven)
+    assert on_gpu.reason.startswith("GPU 3 (rank 0) is slower; ")
+    three = model(block(**dict.fromkeys(("r1", "r2"), RankWorkload()), r0=RankWorkload(90)))
+    found = SpeedModel([GPU, OTHER, CPU], links()).decode(three)
+    assert found.reason.startswith("GPU 0 is slowest; the others wait for it ")
 
 
 def test_a_corrected_prediction_keeps_its_proportions() -> None:
