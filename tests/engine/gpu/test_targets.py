@@ -48,7 +48,7 @@ def started_kernels() -> Iterator[str]:
     """Such as "norm.norm": attributes of modules of kernels that others of `engine.gpu` name."""
     package = Path(engine.gpu.__file__).parent
     jitted = {path.stem: set(_jitted(path)) for path in (package / "kernels").glob("*.py")}
-    for path in package.glob("*.py"):
+    for path in package.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         modules: dict[str, str] = {}
         for node in ast.walk(tree):
