@@ -55,37 +55,36 @@ if TYPE_CHECKING:
         UnsupportedQuant,
     )
     from engine.events import (
-        ChatMessage,
         Command,
-        ContextShifted,
         EngineReady,
         Event,
         Failed,
-        Finished,
         Generate,
         HostEvent,
         Load,
-        LoadProgress,
         LoadState,
         ModelLoaded,
         ModelResplit,
         ModelUnloaded,
-        PrefillProgress,
         Resplit,
         SaveState,
         StateLoaded,
-        StateProgress,
         StateSaved,
-        Timings,
-        TokenText,
         Tune,
         Tuned,
         TuneProgress,
         TuneStarted,
         Unload,
-        Usage,
     )
     from engine.files import tandem_folder
+    from engine.generation.results import (
+        ContextShifted,
+        Finished,
+        PrefillProgress,
+        Timings,
+        TokenText,
+        Usage,
+    )
     from engine.generation.scoring import Perplexity, perplexity
     from engine.gpu.matmul.tuning_report import KernelTuning
     from engine.hardware.gpu_path import GpuPath, find_gpu_path
@@ -96,7 +95,6 @@ if TYPE_CHECKING:
     from engine.measuring.kernel_tuning import tune_kernels
     from engine.measuring.link_speed import LinkSpeed, measure_link
     from engine.measuring.machine_speed import DeviceSpeed, measure_device, measure_facts
-    from engine.measuring.tuning import tune
     from engine.models.info import (
         Inspection,
         ModelInfo,
@@ -152,8 +150,11 @@ if TYPE_CHECKING:
     from engine.planning.speed.speed_model import SpeedModel
     from engine.planning.tensor_map import PlacementMap, TensorPlace
     from engine.planning.token_work import TokenWork, token_work
+    from engine.progress import LoadProgress, StateProgress
     from engine.runtime.timeline import RankTimes, TokenTimes
     from engine.text import ChatTemplate, load_tokenizer
+    from engine.text.messages import ChatMessage
+    from engine.tuning import tune
 
 
 __all__ = [
@@ -333,12 +334,18 @@ _HOME = {
         "UnsupportedQuant",
     ),
     "events": (
-        "ChatMessage", "Command", "ContextShifted", "EngineReady", "Event", "Failed", "Finished",
-        "Generate", "HostEvent", "Load", "LoadProgress", "LoadState", "ModelLoaded", "ModelResplit",
-        "ModelUnloaded", "PrefillProgress", "Resplit", "SaveState", "StateLoaded", "StateProgress",
-        "StateSaved", "Timings", "TokenText", "Tune", "TuneProgress", "TuneStarted", "Tuned",
-        "Unload", "Usage",
+        "Command", "EngineReady", "Event", "Failed", "Generate", "HostEvent", "Load",
+        "LoadState", "ModelLoaded", "ModelResplit", "ModelUnloaded", "Resplit", "SaveState",
+        "StateLoaded", "StateSaved", "Tune", "TuneProgress", "TuneStarted", "Tuned",
+        "Unload",
     ),
+    "generation.results": (
+        "ContextShifted", "Finished", "PrefillProgress", "Timings", "TokenText", "Usage",
+    ),
+    "progress": (
+        "LoadProgress", "StateProgress",
+    ),
+    "text.messages": ("ChatMessage",),
     "hardware.gpu_path": ("GpuPath", "find_gpu_path"),
     "files": ("tandem_folder",),
     "host": ("EngineHost", "ThreadHost"),
@@ -381,7 +388,7 @@ _HOME = {
         "fastest_plan", "import_plan", "model_key",
     ),
     "planning.search.results_file": ("TuneFile", "last_result", "result_document"),
-    "measuring.tuning": ("tune",),
+    "tuning": ("tune",),
     "measuring.kernel_tuning": ("tune_kernels",),
     "gpu.matmul.tuning_report": ("KernelTuning",),
 }  # fmt: skip

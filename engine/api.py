@@ -20,9 +20,10 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine.config import ControlVector, LoadParams, PeerMode, SamplingParams
 from engine.devices import parse_devices, parse_target
 from engine.errors import EngineError, ModelFileError, SplitError
-from engine.events import ContextShifted, Event, Generate, StateLoaded, StateSaved
+from engine.events import Generate, StateLoaded, StateSaved
 from engine.generation.generate import Generation
 from engine.generation.prompts import Prompt, Prompts
+from engine.generation.results import ContextShifted, GenerationEvent
 from engine.generation.session import Session
 from engine.generation.state_file import StateFiles
 from engine.gguf import GGUFFile
@@ -32,8 +33,8 @@ from engine.models.info import ModelInfo, describe
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
 from engine.progress import IsCancelled, ProgressSink, StateSink, ignore, never
-from engine.runtime.model_runner import Logits
 from engine.runtime.runtime import open_runtime
+from engine.sampling.token_source import Logits
 from engine.text import ChatTemplate, Tokenizer
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -210,7 +211,7 @@ class Model:
         is_cancelled: IsCancelled = never,
         *,
         timed_every: int = 0,
-    ) -> Iterator[Event]:
+    ) -> Iterator[GenerationEvent]:
         """Continue a text, in which special tokens are recognised, or token ids.
 
         Args:
@@ -224,14 +225,21 @@ class Model:
         """
         yield from self._run(self._prompts.plain(prompt), params, is_cancelled, timed_every)
 
-    def answer(self, request: Generate, is_cancelled: IsCancelled = never) -> Iterator[Event]:
+    def answer(
+        self, request: Generate, is_cancelled: IsCancelled = never
+    ) -> Iterator[GenerationEvent]:
         """Do what a `Generate` command asks; see `generate`."""
         if request.prompt is not None:
             yield from self.generate(
                 request.prompt, request.sampling, is_cancelled, timed_every=request.timed_every
             )
             return
-        prompt = self._prompts.chat(request, self.n_ctx)
+        prompt = self._prompts.chat(
+            request.messages,
+            self.n_ctx,
+            continue_last=request.continue_last,
+            is_shortened=request.sampling.on_overflow == "shift",
+        )
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
         stops = self.chat_template.stop_strings  # a plain template has no end token of its own
@@ -240,7 +248,7 @@ class Model:
 
     def _run(
         self, prompt: Prompt, params: SamplingParams, is_cancelled: IsCancelled, timed_every: int
-    ) -> Iterator[Event]:
+    ) -> Iterator[GenerationEvent]:
         if timed_every < 0:
             raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
         generation = Generation(

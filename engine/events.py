@@ -24,13 +24,15 @@ and a cancelled search in `Tuned` with what it found.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from engine.config import SPLIT_MODES, LoadParams, SamplingParams
 from engine.errors import EngineError
+from engine.generation.results import GenerationEvent
 from engine.models.info import ModelInfo
 from engine.planning.memory import DeviceMemory
-from engine.runtime.timeline import TokenTimes
+from engine.progress import LoadProgress, StateProgress
+from engine.text.messages import ChatMessage
 
 if TYPE_CHECKING:
     from engine.planning.search.estimate import TuneEstimate
@@ -39,46 +41,6 @@ if TYPE_CHECKING:
 TIMED_EVERY = 16
 """Tokens of which one is timed, unless somebody asks for another number."""
 
-FinishReason = Literal["stop", "length", "context", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one generation.
-
-    Attributes:
-        prompt_tokens: length of the prompt.
-        cached_tokens: how many of them were still in the KV cache and not computed again.
-        completion_tokens: tokens drawn, an end-of-generation token not counted.
-    """
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds of one generation.
-
-    Attributes:
-        prompt_s: computing the prompt tokens that were not cached.
-        decode_s: from the first token to the last.
-        first_token_s: from the request to the first token.
-        prompt_per_s: computed prompt tokens per second; 0 when there were none.
-        decode_per_s: tokens per second after the first; 0 when there was only one.
-    """
-
-    prompt_s: float = 0.0
-    decode_s: float = 0.0
-    first_token_s: float = 0.0
-    prompt_per_s: float = 0.0
-    decode_per_s: float = 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
@@ -86,19 +48,6 @@ class EngineReady:
 
     torch_version: str
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """Bytes of the file read so far, over all ranks.
-
-    Attributes:
-        doing: what takes time beside that, such as "Compiling kernels: 5 of 40"; "" for nothing.
-    """
-
-    done_bytes: int
-    total_bytes: int
-    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +84,6 @@ class ModelResplit:
 
 
 @dataclass(frozen=True, slots=True)
-class StateProgress:
-    """Bytes of a conversation's state written or read so far."""
-
-    done_bytes: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class StateSaved:
     """The state of the first `n_tokens` tokens is in a file of `n_bytes`."""
 
@@ -162,42 +103,6 @@ class StateLoaded:
 @dataclass(frozen=True, slots=True)
 class ModelUnloaded:
     """No model is loaded any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillProgress:
-    """Prompt tokens computed so far, of those that were not cached."""
-
-    done: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class ContextShifted:
-    """The context was full: `n_dropped` old tokens after the system prompt were let go."""
-
-    n_dropped: int
-
-
-@dataclass(frozen=True, slots=True)
-class TokenText:
-    """New text, always whole characters, and the token ids it completes."""
-
-    text: str
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A generation ended.
-
-    `reason` is "stop" (end-of-generation token or stop string), "length" (max_tokens),
-    "context" (the context is full) or "cancelled".
-    """
-
-    reason: FinishReason
-    usage: Usage
-    timings: Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +164,7 @@ Event = (
     | TuneStarted
     | TuneProgress
     | Tuned
-    | PrefillProgress
-    | ContextShifted
-    | TokenTimes
-    | TokenText
-    | Finished
+    | GenerationEvent
     | Failed
 )
 
@@ -274,14 +175,6 @@ class HostEvent:
 
     generation: int
     event: Event
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn: role is "system", "user" or "assistant"."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +230,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """Search for the fastest split by measuring; see `engine.measuring.tuning.tune`.
+    """Search for the fastest split by measuring; see `engine.tuning.tune`.
 
     What is loaded makes room for it, and is loaded again afterwards as it was.
     """

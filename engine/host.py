@@ -222,7 +222,7 @@ class ThreadHost:
     def _tune(self, generation: int, command: Tune) -> None:
         if self._import_error is not None:
             raise self._import_error
-        from engine.measuring.tuning import Interlude
+        from engine.tuning import Interlude
 
         if self._is_cancelled(generation):
             raise Cancelled("The search")

@@ -27,9 +27,9 @@ from engine.devices import parse_devices
 from engine.distributed.rank_runtime import Drawing, RankRuntime
 from engine.distributed.wire import GlooWire
 from engine.errors import EngineError, NoDevice
-from engine.events import Event, Finished, TokenText
 from engine.generation.generate import Generation
 from engine.generation.prompts import Prompts
+from engine.generation.results import Finished, GenerationEvent, TokenText
 from engine.generation.session import Session
 from engine.gguf import GGUFFile
 from engine.gguf.identity import model_hash
@@ -38,8 +38,8 @@ from engine.models.info import describe
 from engine.progress import never
 
 if TYPE_CHECKING:
-    from engine.runtime.model_runner import Logits
     from engine.runtime.runtime import Runtime
+    from engine.sampling.token_source import Logits
     from engine.text import Tokenizer
 
 LIMIT_S = 300.0
@@ -96,7 +96,9 @@ class RankModel:
         rows = [x for x in found if x is not None]
         return np.concatenate(rows) if rows else None
 
-    def generate(self, prompt: str | Sequence[int], params: SamplingParams) -> Iterator[Event]:
+    def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams
+    ) -> Iterator[GenerationEvent]:
         """As `engine.api.Model.generate`; every rank has all events."""
         wanted = self._prompts.plain(prompt)
         return RankGeneration(
@@ -146,7 +148,7 @@ def _leave(error: EngineError, wire: GlooWire | None) -> None:
     os._exit(1)
 
 
-def _write(events: Iterator[Event], rank: int, *, as_json: bool) -> None:
+def _write(events: Iterator[GenerationEvent], rank: int, *, as_json: bool) -> None:
     """Show an answer, on one of the ranks."""
     ids: list[int] = []
     text = ""

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.distributed.wire import Wire
     from engine.gguf import GGUFFile
-    from engine.runtime.model_runner import Logits
     from engine.runtime.runtime import Runtime
     from engine.sampling.sampler import Sampler
+    from engine.sampling.token_source import Logits
 
 ELSEWHERE = 1 << 60
 """Bytes that are taken to be free where only another host can look."""

@@ -13,11 +13,11 @@ import numpy as np
 
 from engine.config import SamplingParams
 from engine.errors import EngineError
-from engine.events import (
+from engine.generation.results import (
     ContextShifted,
-    Event,
     Finished,
     FinishReason,
+    GenerationEvent,
     PrefillProgress,
     Timings,
     TokenText,
@@ -27,7 +27,7 @@ from engine.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from engine.generation.session import Session
-    from engine.runtime.model_runner import Logits
+    from engine.sampling.token_source import Logits
     from engine.text import StreamDecoder, Tokenizer
 
 
@@ -98,7 +98,7 @@ class Generation:
         self._turn = self._n_prompt = self._n_cached = self._n_drawn = 0
         self._start = self._prefilled = self._first = self._last = 0.0
 
-    def run(self, prompt: Sequence[int]) -> Iterator[Event]:
+    def run(self, prompt: Sequence[int]) -> Iterator[GenerationEvent]:
         """Yield progress and text, and at the end `Finished`.
 
         Raises:
@@ -119,7 +119,7 @@ class Generation:
         yield from self._flush()
         yield Finished(reason, self._usage(), self._timings())
 
-    def _prefill(self, ids: Sequence[int]) -> Generator[Event, None, Logits | None]:
+    def _prefill(self, ids: Sequence[int]) -> Generator[GenerationEvent, None, Logits | None]:
         """Compute what is not cached of `ids`; returns the last row of logits, None if stopped."""
         logits = None
         total = len(ids) - len(self._session.ids)
@@ -132,7 +132,7 @@ class Generation:
             yield PrefillProgress(done, total)
         return logits
 
-    def _decode(self, found: int | Logits) -> Generator[Event, None, FinishReason]:
+    def _decode(self, found: int | Logits) -> Generator[GenerationEvent, None, FinishReason]:
         """Draw tokens until something ends it; returns the reason.
 
         Args:
@@ -162,7 +162,7 @@ class Generation:
             found = yield from self._next(token)
         return "length"
 
-    def _next(self, token: int) -> Generator[Event, None, int | Logits]:
+    def _next(self, token: int) -> Generator[GenerationEvent, None, int | Logits]:
         """What follows one more token: the next one, or the logits to draw it from."""
         n_left = self._params.max_tokens - self._n_drawn
         wanted = (token, self._sampler, self._never, n_left, self._turn)
@@ -189,7 +189,7 @@ class Generation:
     def _can_shift(self) -> bool:
         return self._session.n_ctx - self._n_keep >= 4
 
-    def _shift(self) -> Generator[Event, None, bool]:
+    def _shift(self) -> Generator[GenerationEvent, None, bool]:
         """Drop the older half of what may be dropped and compute the rest again, exactly."""
         ids = list(self._session.ids)
         n_dropped = (len(ids) - self._n_keep) // 2
@@ -199,7 +199,7 @@ class Generation:
         logits = yield from self._prefill(kept)
         return logits is not None
 
-    def _emit(self, text: str) -> Generator[Event, None, bool]:
+    def _emit(self, text: str) -> Generator[GenerationEvent, None, bool]:
         """Yield what can be shown now; returns whether a stop string ended the answer."""
         shown, self._is_stopped = self._stop.feed(text)
         if shown or self._decoder is None:
@@ -207,7 +207,7 @@ class Generation:
             self._pending.clear()
         return self._is_stopped
 
-    def _flush(self) -> Generator[Event, None, None]:
+    def _flush(self) -> Generator[GenerationEvent, None, None]:
         """Yield what was held back; behind a stop string nothing is shown."""
         rest = self._decoder.flush() if self._decoder else ""
         shown = ""

@@ -16,8 +16,8 @@ from engine.text import (
 )
 
 if TYPE_CHECKING:
-    from engine.events import ChatMessage, Generate
     from engine.gguf import GGUFFile
+    from engine.text.messages import ChatMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +90,29 @@ class Prompts:
         ids = self._encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         return Prompt(ids, n_keep=1 if self.found and self.found.add_bos else 0)
 
-    def chat(self, request: Generate, n_ctx: int) -> Prompt:
-        """The messages of a request; where it says so, the oldest are dropped to fit `n_ctx`.
+    def chat(
+        self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool
+    ) -> Prompt:
+        """Return the prompt of a conversation.
 
-        An eighth of the context is left for the answer then.
+        Args:
+            continue_last: the last message is the assistant's and is written on.
+            is_shortened: the oldest messages are dropped to fit `n_ctx` tokens; an eighth of the
+                context is left for the answer then.
 
         Raises:
             PromptError: there are none, or the template does not take them.
         """
-        if not request.messages:
+        if not turns:
             raise PromptError("There is no message to answer.", "Write something first.")
-        messages, goes_on = list(request.messages), request.continue_last
-        ids = self._encode_chat(messages, continue_last=goes_on)
-        if request.sampling.on_overflow != "shift":
+        messages = list(turns)
+        ids = self._encode_chat(messages, continue_last=continue_last)
+        if not is_shortened:
             return Prompt(ids)
-        n_before, n_last = len(ids), 1 + goes_on
+        n_before, n_last = len(ids), 1 + continue_last
         while len(ids) >= n_ctx - max(1, n_ctx // 8) and _drop_oldest(messages, n_last):
-            ids = self._encode_chat(messages, continue_last=goes_on)
-        n_system = self._n_system(messages, ids, continue_last=goes_on)
+            ids = self._encode_chat(messages, continue_last=continue_last)
+        n_system = self._n_system(messages, ids, continue_last=continue_last)
         return Prompt(ids, min(n_system, n_ctx // 2), n_before - len(ids))
 
     def _encode_chat(self, messages: Sequence[ChatMessage], *, continue_last: bool) -> list[int]:

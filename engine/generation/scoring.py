@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from engine.errors import EngineError, PromptError
 
 if TYPE_CHECKING:
-    from engine.api import Model
+    from engine.models.info import ModelInfo
+    from engine.sampling.token_source import Logits
+    from engine.text import Tokenizer
 
 MAX_NLL = 700.0
 """In nats; the exponential of more is no F64 number. False for NaN, too."""
@@ -37,8 +39,24 @@ class Perplexity:
     n_chunks: int
 
 
+class Scorable(Protocol):
+    """What `perplexity` needs of a model; see `engine.api.Model`."""
+
+    n_ctx: int
+    info: ModelInfo
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the model's file."""
+        ...
+
+    def logits(self, ids: Sequence[int]) -> Logits:
+        """Return the logits (len(ids), n_vocab) of a fresh sequence."""
+        ...
+
+
 def perplexity(
-    model: Model,
+    model: Scorable,
     ids: Sequence[int],
     on_chunk: Callable[[int, int], None] = lambda done, total: None,
 ) -> Perplexity:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import Cancelled, ContextOverflow, StateFileError
-from engine.events import StateProgress
 from engine.files import replaced
 from engine.generation.state_format import Contents, Entry, StateHeader, entries, header, identity
+from engine.progress import StateProgress
 from engine.sharding.recut import as_one, runs
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from torch import Tensor
 from engine.cpu.packing import load_for_kernels
 from engine.cpu.worker import Worker
 from engine.errors import Cancelled, UnsupportedQuant
-from engine.events import LoadProgress
 from engine.layers.module import Slot
 from engine.ops.weights import DenseWeight, PackedWeight, Weight
 from engine.planning.footprint import slot_pieces
+from engine.progress import LoadProgress
 from engine.quants.table import QUANTS, dequantise
 from engine.sharding.placement import Shard, Slices
 

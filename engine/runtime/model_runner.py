@@ -7,9 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import CommError, EngineError
@@ -18,15 +16,14 @@ from engine.runtime.micro_batches import LEAST_ROWS, halves_pay
 from engine.runtime.rank import Rank, Replay, warm_rows
 
 if TYPE_CHECKING:
-    from engine.generation.session import TokenSource
     from engine.gpu.decode.rank_capture import OneShotControl
     from engine.gpu.decode.sampling import WordExchange
     from engine.gpu.decode.token_stream import TokenStep
     from engine.parallel.executor import Crew
+    from engine.sampling.token_source import Logits, TokenSource
 
 log = logging.getLogger(__name__)
 
-Logits = NDArray[np.float32]
 T = TypeVar("T")
 
 

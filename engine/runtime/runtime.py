@@ -34,16 +34,17 @@ from engine.runtime.builder import Opener, make_group
 from engine.runtime.control_vectors import Direction, read_control_vectors
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import Progress, check_types
-from engine.runtime.model_runner import Logits, Passes
+from engine.runtime.model_runner import Passes
 from engine.runtime.rank import Rank
 from engine.runtime.resplit import DOING, Side, Transfer
+from engine.sampling.token_source import Logits
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
-    from engine.generation.session import TokenSource
     from engine.gguf import GGUFFile
     from engine.layers.hparams import HParams
     from engine.progress import IsCancelled, ProgressSink
+    from engine.sampling.token_source import TokenSource
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.generation.session import TokenSource
+from engine.sampling.token_source import TokenSource
 
 
 class ToyRuntime:

@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import CommError, EngineError
@@ -33,9 +32,8 @@ if TYPE_CHECKING:
     from engine.config import SamplingParams
     from engine.gpu.decode.rank_capture import OneShotControl
     from engine.parallel.executor import Crew
-    from engine.sampling.sampler import Sampler
-
-Logits: TypeAlias = NDArray[np.float32]
+    from engine.sampling.token_source import Logits
+from engine.sampling.sampler import Sampler
 
 AHEAD = 1
 """Steps beyond the token that the host waits for: one is enough where it is faster than a step."""

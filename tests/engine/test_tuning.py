@@ -22,9 +22,9 @@ from engine import (
     read_topology,
     tune,
 )
-from engine.measuring.tuning import Stand
 from engine.planning.search.estimate import TrialSize
 from engine.planning.search.split_search import Candidate, Infeasible
+from engine.tuning import Stand
 from tests.helpers.tiny_gguf import tiny_gguf
 
 
