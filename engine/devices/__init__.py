@@ -1,13 +1,14 @@
-"""The devices of this machine: what they are, how to name them, how they are doing.
+"""The devices of this machine: which there are, how to name them, what state they are in.
 
     list_devices() -> [DeviceInfo]       GPUs by number, the CPU last
     cuda_status() -> str                 why no GPU can be used
     hidden_gpus() -> str                 what is wrong with CUDA_VISIBLE_DEVICES
     parse_devices("cpu,cuda:0") -> ids
     DeviceMonitor().snapshot() -> [DeviceSnapshot]
-    read_topology() -> Topology          slots of GPUs, and what connects each two
+    read_topology() -> Topology          PCIe slots of GPUs, and the connection of each pair
 
-NVML and psutil are asked; torch is never imported here. Without a driver there is just the CPU.
+It reads NVML and psutil and never imports torch, nor of the engine more than `config` and `errors`.
+Without a driver there is only the CPU.
 """
 
 from engine.devices.catalog import cuda_status, hidden_gpus, list_devices

@@ -1,4 +1,4 @@
-"""Which devices are here, under the ids that torch gives them, and whether torch can use them."""
+"""Lists the devices of this machine under torch's ids, and says whether torch can use them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ NO_MEMORY = Memory(0, 0, 0)
 
 
 def list_devices() -> list[DeviceInfo]:
-    """All devices: GPUs by number, the CPU last. GPUs hidden by CUDA_VISIBLE_DEVICES are left out.
+    """Return all devices: GPUs by number, then the CPU; without GPUs hidden by the environment.
 
-    The numbers are those of torch: PCI order, or the order of CUDA_VISIBLE_DEVICES where it is set.
+    The numbers are torch's: PCI order, or the order of CUDA_VISIBLE_DEVICES where that is set.
     """
     return [*_list_gpus(), cpu_info()]
 
 
 def cuda_status() -> str:
-    """Why no GPU can be used, as a sentence; "" when one can."""
+    """Return why no GPU can be used, as a sentence; "" if one can."""
     try:
         with Nvml() as nvml:
             all_gpus = nvml.gpus()
@@ -47,7 +47,7 @@ def cuda_status() -> str:
 
 
 def hidden_gpus() -> str:
-    """A sentence on GPUs that CUDA_VISIBLE_DEVICES names in vain; "" where there are none."""
+    """Return what is wrong with CUDA_VISIBLE_DEVICES, as a sentence; "" if nothing is."""
     try:
         with Nvml() as nvml:
             return _hidden(nvml.gpus())
@@ -60,7 +60,7 @@ def _hidden(gpus: Sequence[Gpu]) -> str:
 
 
 def numbered_gpus(nvml: Nvml) -> dict[str, Gpu]:
-    """The GPUs that CUDA shows to this process, by id.
+    """Return the GPUs that CUDA shows to this process, by id.
 
     Raises:
         DeviceError: the driver does not answer.
@@ -69,7 +69,7 @@ def numbered_gpus(nvml: Nvml) -> dict[str, Gpu]:
 
 
 def _numbered(gpus: Sequence[Gpu]) -> dict[str, Gpu]:
-    """Those of all GPUs in PCI order that CUDA shows, by id."""
+    """Return by id those of `gpus`, all GPUs in PCI order, that CUDA shows."""
     order = visible([gpu.uuid for gpu in gpus], os.environ.get(VISIBLE))
     return {f"cuda:{number}": gpus[index] for number, index in enumerate(order)}
 
@@ -109,7 +109,7 @@ def _describe(nvml: Nvml, device: str, gpu: Gpu, driver: str, problem: str) -> D
 
 
 def _build_problem(driver_cuda: int | None) -> str:
-    """Why the installed PyTorch cannot use the driver, or ""."""
+    """Return why the installed PyTorch cannot use the driver, or ""."""
     build = find_torch_build()
     if not build.is_installed:
         return "An NVIDIA driver is here but PyTorch is not installed; install torch to run models."

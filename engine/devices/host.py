@@ -1,4 +1,4 @@
-"""The CPU and its memory, on Linux, macOS and Windows."""
+"""Describes the CPU and the host's memory, on Linux, macOS and Windows."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_info() -> DeviceInfo:
+    """Return the CPU as a device."""
     memory = psutil.virtual_memory()
     return DeviceInfo(
         id="cpu",
@@ -31,7 +32,7 @@ def cpu_info() -> DeviceInfo:
 
 
 def usable_cores() -> int:
-    """Physical cores, or fewer where the process is bound to some of the processors."""
+    """Return the number of physical cores, or of processors the process is bound to if fewer."""
     n_cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         n_cores = min(n_cores, len(os.sched_getaffinity(0)))
@@ -39,7 +40,7 @@ def usable_cores() -> int:
 
 
 def cpu_name() -> str:
-    """The name on the box where the system tells it, else the architecture."""
+    """Return the CPU's product name, or its architecture where the system does not tell."""
     name = ""
     if sys.platform == "linux":
         name = _name_from_cpuinfo()
@@ -82,10 +83,10 @@ def _name_from_registry() -> str:
 
 
 class CpuReader:
-    """Reads the host's load and memory; the load is that since the previous reading.
+    """Reader of the host's load and memory; the load is the average since the previous reading.
 
-    psutil's own `cpu_percent` keeps its previous reading per process and thread, so that two
-    callers would disturb each other.
+    psutil's own `cpu_percent` keeps its previous reading per process and thread, so two callers
+    would disturb each other.
     """
 
     def __init__(self) -> None:
@@ -93,6 +94,7 @@ class CpuReader:
         self._busy_s, self._elapsed_s = _cpu_seconds()
 
     def read(self) -> DeviceSnapshot:
+        """Return the state of the CPU now."""
         memory = psutil.virtual_memory()
         return DeviceSnapshot(
             device="cpu",
@@ -114,7 +116,7 @@ class CpuReader:
 
 
 def _cpu_seconds() -> tuple[float, float]:
-    """Busy and all seconds of all processors since the start of the machine."""
+    """Return the busy and the total seconds of all processors since the machine started."""
     times = psutil.cpu_times()._asdict()
     # the time of guests is already in `user` and `nice`
     total = sum(value for name, value in times.items() if not name.startswith("guest"))

@@ -1,6 +1,6 @@
-"""What connects the GPUs: slots, NVLink, and whether one can read another's memory; no torch.
+"""Reads what connects the GPUs: PCIe slots, NVLink, and peer access to memory; without torch.
 
-A slot of an idle GPU is often switched to a lower generation; then it says so here.
+An idle GPU often switches its slot to a lower generation, which is what is then reported.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ __all__ = ["Link", "LinkKind", "Pcie", "Topology", "read_topology"]
 log = logging.getLogger(__name__)
 
 LinkKind = Literal["nvlink", "p2p", "host"]
+"""Fastest route between two GPUs: NVLink, peer access over PCIe, or the host's memory."""
 
 ANCESTORS: Mapping[int, str] = {
     0: "the same board", 10: "one PCIe switch", 20: "several PCIe switches",
     30: "one host bridge", 40: "several host bridges of one CPU", 50: "several CPUs",
 }  # fmt: skip
-"""NVML's levels of what two GPUs have in common, NVML_TOPOLOGY_…"""
+"""NVML's levels of the closest common ancestor of two GPUs, NVML_TOPOLOGY_…"""
 
 PEER_READ, PEER_WRITE, PEER_NVLINK = 0, 1, 2
-"""NVML_P2P_CAPS_INDEX_…; the binding has a tuple in place of the first."""
+"""NVML_P2P_CAPS_INDEX_…; written out, as the Python binding has a tuple in place of the first."""
 
 PEER_PROBLEMS: Mapping[int, str] = {
     1: "the chipset does not support it", 2: "these GPUs do not support it",
     3: "the way between them does not support it", 4: "the driver's settings forbid it",
     5: "it is not supported",
 }  # fmt: skip
-"""NVML_P2P_STATUS_… other than OK (0) and UNKNOWN."""
+"""NVML_P2P_STATUS_… other than OK (0) and UNKNOWN, in words."""
 
 MOST_NVLINKS = 36
+"""Largest number of NVLinks of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pcie:
-    """A GPU's slot, now and at most; 0 where the driver does not tell."""
+    """A GPU's PCIe slot: generation and width, now and at most; 0 where that is unknown."""
 
     generation: int = 0
     width: int = 0
@@ -52,15 +54,15 @@ class Pcie:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What connects two GPUs.
+    """The connection of two GPUs.
 
     Attributes:
-        a, b: their ids.
-        kind: the fastest way: NVLink, each other's memory over PCIe, or the host's memory.
-        n_nvlink: NVLinks between them, or from one of them to a switch that has both.
-        nvlink_version: of these; 0 where there are none or the driver does not tell.
-        ancestor: what both hang on; "" where the driver does not tell.
-        peer_problem: why neither reads the other's memory; "" where they can.
+        a, b: ids of the two GPUs.
+        kind: fastest route between them, see `LinkKind`.
+        n_nvlink: number of NVLinks between them, or from one of them to a switch that joins both.
+        nvlink_version: version of these links; 0 where there are none or the driver does not tell.
+        ancestor: closest device that both hang on, in words; "" where the driver does not tell.
+        peer_problem: why they have no access to each other's memory; "" where they have.
     """
 
     a: str
@@ -74,14 +76,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """All GPUs that CUDA shows to this process: the slot of each, by id, and every pair."""
+    """The GPUs that CUDA shows to this process: slot of each by id, and link of each pair."""
 
     pcie: Mapping[str, Pcie]
     links: tuple[Link, ...]
 
 
 def read_topology() -> Topology:
-    """Ask the driver; without one there is nothing."""
+    """Return what the driver tells about the GPUs; nothing without a driver."""
     try:
         with Nvml() as nvml:
             gpus = {name: gpu for name, gpu in numbered_gpus(nvml).items() if not gpu.problem}
@@ -114,7 +116,7 @@ def _link(nvml: Nvml, a: str, b: str, gpu_a: Gpu, gpu_b: Gpu) -> Link:
 
 
 def _peer_problem(nvml: Nvml, gpu_a: Gpu, gpu_b: Gpu) -> str:
-    """Why they cannot read and write each other's memory, or ""."""
+    """Return why two GPUs cannot read and write each other's memory, or ""."""
     for index in (PEER_READ, PEER_WRITE):
         for one, other in ((gpu_a, gpu_b), (gpu_b, gpu_a)):
             status = nvml.ask("nvmlDeviceGetP2PStatus", one.handle, other.handle, index)
@@ -125,7 +127,7 @@ def _peer_problem(nvml: Nvml, gpu_a: Gpu, gpu_b: Gpu) -> str:
 
 
 def _nvlinks(nvml: Nvml, gpu_a: Gpu, gpu_b: Gpu) -> tuple[int, int]:
-    """How many NVLinks lead from one to the other, and their version."""
+    """Return the number of NVLinks from one GPU to the other, and their version."""
     active = [
         link for link in range(MOST_NVLINKS)
         if nvml.ask("nvmlDeviceGetNvLinkState", gpu_a.handle, link)
@@ -138,7 +140,7 @@ def _nvlinks(nvml: Nvml, gpu_a: Gpu, gpu_b: Gpu) -> tuple[int, int]:
     used = direct
     if not direct and active:
         status = nvml.ask("nvmlDeviceGetP2PStatus", gpu_a.handle, gpu_b.handle, PEER_NVLINK)
-        used = active if status == 0 else []  # by way of a switch
+        used = active if status == 0 else []  # through a switch
     if not used:
         return 0, 0
     version = nvml.ask("nvmlDeviceGetNvLinkVersion", gpu_a.handle, used[0])
@@ -150,6 +152,6 @@ def _text(value: str | bytes) -> str:
 
 
 def _same_bus(a: str, b: str) -> bool:
-    """Whether two PCI bus ids are the same; the domain may be written with four or eight digits."""
+    """Return whether two PCI bus ids are equal; the domain may have four or eight digits."""
     parts = [bus.upper().partition(":") for bus in (a, b)]
     return parts[0][2] == parts[1][2] and parts[0][0][-4:] == parts[1][0][-4:]

@@ -1,4 +1,4 @@
-"""Memory, load and temperature of the devices, over time."""
+"""Watches memory, load and temperature of the devices over time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ __all__ = ["DeviceMonitor"]
 log = logging.getLogger(__name__)
 
 OnSnapshots = Callable[[list[DeviceSnapshot]], None]
+"""Receiver of the snapshots of all watched devices."""
 
 
 class DeviceMonitor:
-    """Reads devices on demand, or regularly on a thread of its own.
+    """Monitor that reads devices on demand, or regularly on a thread of its own.
 
-    A GPU that stops answering stays in the list, with a problem instead of figures.
+    A GPU that stops answering stays in the list, with a problem instead of numbers.
 
     Args:
-        devices: ids in the order wanted; a repeated one is read once. None means all.
+        devices: ids in the wanted order, of which a repeated one is read once; None for all.
 
     Raises:
-        NoDevice: one of them is not here.
+        NoDevice: one of them does not exist here.
     """
 
     def __init__(self, devices: Sequence[str] | None = None) -> None:
@@ -59,7 +60,7 @@ class DeviceMonitor:
         self.close()
 
     def snapshot(self) -> list[DeviceSnapshot]:
-        """The state of each device now. After `close` only the CPU can be read."""
+        """Return the state of each device now. After `close` only the CPU can be read."""
         with self._lock:
             return [self._read(device) for device in self.devices]
 
@@ -74,14 +75,14 @@ class DeviceMonitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it. Not to be called from `on_snapshots`."""
+        """End the thread and wait for it. Must not be called from `on_snapshots`."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def close(self) -> None:
-        """Stop, and let go of the driver."""
+        """Stop the thread and close the session with the driver."""
         self.stop()
         with self._lock:
             if self._nvml is not None:
@@ -89,7 +90,7 @@ class DeviceMonitor:
                 self._nvml = None
 
     def _find_gpus(self) -> str:
-        """Open the driver; the answer says why there are no GPUs, or is ""."""
+        """Open a session with the driver; return why there are no GPUs, or ""."""
         try:
             self._nvml = Nvml()
             self._gpus = numbered_gpus(self._nvml)

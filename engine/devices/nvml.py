@@ -1,8 +1,8 @@
-"""A session with NVIDIA's management library: names, memory, load and temperature of the GPUs.
+"""Reads names, memory, load and temperature of the GPUs from NVIDIA's management library, NVML.
 
-NVML opens no CUDA context, so that reading a GPU takes none of its memory. `pynvml` is imported on
-first use; a machine without driver or library is normal and answered with a `DeviceError` that
-says so. GPUs cut into MIG instances are not looked into.
+NVML opens no CUDA context, so reading a GPU takes none of its memory. `pynvml` is imported on first
+use. A machine without driver or library is normal; it gives a `DeviceError` that says so. GPUs cut
+into MIG instances count as whole GPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_DRIVER = "No NVIDIA driver was found; Tandem runs on the CPU."
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of this machine; where `problem` is a sentence, `handle` is None."""
+    """A GPU of this machine; it has either a `handle` or a `problem`, a sentence."""
 
     handle: Any
     name: str
@@ -38,13 +38,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
+    """The memory of a GPU, in bytes."""
+
     total_bytes: int
     used_bytes: int
     free_bytes: int
 
 
 class Nvml:
-    """An open session.
+    """An open NVML session.
 
     Raises:
         DeviceError: there is no driver, or it does not answer; the message says which.
@@ -75,18 +77,20 @@ class Nvml:
         self.close()
 
     def close(self) -> None:
+        """End the session."""
         self.ask("nvmlShutdown")
 
     def driver_version(self) -> str:
+        """Return the version of the driver, or ""."""
         return _text(self.ask("nvmlSystemGetDriverVersion"))
 
     def cuda_major(self) -> int | None:
-        """The newest major version of CUDA that the driver runs."""
+        """Return the newest major version of CUDA that the driver runs; None if unknown."""
         version = self.ask("nvmlSystemGetCudaDriverVersion_v2")
         return None if version is None else int(version) // 1000
 
     def gpus(self) -> list[Gpu]:
-        """All GPUs this process may open, by PCI bus id; those that do not even tell it come last.
+        """Return all GPUs this process may open, by PCI bus id; those without one come last.
 
         Raises:
             DeviceError: the driver does not answer.
@@ -99,7 +103,7 @@ class Nvml:
         return sorted((gpu for gpu in found if gpu), key=lambda gpu: (not gpu.pci_bus, gpu.pci_bus))
 
     def memory(self, gpu: Gpu) -> Memory:
-        """The memory of a GPU, or of the machine where both share it (GB10, Jetson).
+        """Return the memory of a GPU, or of the machine where both share it (GB10, Jetson).
 
         Raises:
             DeviceError: the GPU does not answer.
@@ -116,7 +120,7 @@ class Nvml:
         return Memory(int(memory.total), int(memory.used), int(memory.free))
 
     def read(self, device: str, gpu: Gpu) -> DeviceSnapshot:
-        """The state of `gpu` now, under the id `device`; never raises."""
+        """Return the state of `gpu` now, under the id `device`; never raises."""
         now = time.monotonic()
         try:
             memory = self.memory(gpu)
@@ -139,7 +143,7 @@ class Nvml:
         )
 
     def _open(self, index: int) -> Gpu | None:
-        """None for a GPU that is kept from this process, as in a container; CUDA skips it too."""
+        """Open a GPU; None if this process may not, as in a container (CUDA skips it too)."""
         try:
             handle = self._lib.nvmlDeviceGetHandleByIndex(index)
         except self._lib.NVMLError as error:
@@ -157,10 +161,10 @@ class Nvml:
         )
 
     def _own_bytes(self, handle: Any) -> int | None:
-        """Bytes of this process.
+        """Return the bytes that this process holds on a GPU; None where the driver does not tell.
 
-        In a container the driver may name processes by numbers that mean nothing here; then a list
-        without this process says nothing, and neither does Windows, which gives no sizes.
+        In a container the driver may list processes under ids that mean nothing here; a list
+        without this process then says nothing. Windows gives no sizes.
         """
         processes = self.ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if processes is None:
@@ -171,7 +175,7 @@ class Nvml:
         return None if None in own else sum(own)
 
     def ask(self, function: str, *args: Any) -> Any:
-        """The driver's answer, or None where this GPU or driver has none."""
+        """Return the driver's answer; None where this GPU or driver has none."""
         try:
             return getattr(self._lib, function)(*args)
         except self._lib.NVMLError:
@@ -198,5 +202,5 @@ class Nvml:
 
 
 def _text(value: str | bytes | None) -> str:
-    """Older versions of the binding answer in bytes."""
+    """Return a text of the binding, which older versions give as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""

@@ -1,7 +1,7 @@
-"""By which ways the devices of a model reach each other, as was proven on this machine.
+"""Routes by which the devices of a model reach each other, as proven on this machine.
 
-Nothing is taken for granted: a way that nobody has proven is not used (`engine.links.proof`). No
-torch.
+Nothing is taken for granted: a route that was not proven is not used (`engine.links.proof`).
+Without torch.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from itertools import permutations
 from typing import Literal
 
 Pair = tuple[str, str]
-"""Ids of the device that gives and of the one that gets."""
+"""Ids of the sending and the receiving device."""
 
 Place = Literal["device", "peer", "host"]
-"""Where what one device gives another lies meanwhile: in the memory of a device that both are (two
-ranks on it), in that of the one that gets it, or in pinned memory of the host."""
+"""Memory through which one device sends to another: of the one device that both ranks share, of the
+receiving device ("peer"), or pinned memory of the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How one GPU gives another its values.
+    """The route by which one GPU sends values to another.
 
     Attributes:
-        stores: where kernels may write them, a few at a time; None if no kernel shall.
-        copies: where copies may bring them, many at a time.
+        stores: memory that kernels may write small messages to; None if no kernel may.
+        copies: memory that copies may bring large messages to.
     """
 
     stores: Place | None = "host"
@@ -38,12 +38,12 @@ ON_ONE_DEVICE = Way("device", "device")
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Between all pairs of GPUs.
+    """The routes between all pairs of GPUs.
 
     Attributes:
-        pairs: what is known; by the host's memory where nothing is.
-        has_nccl: NCCL may be used for what is copied.
-        notes: what a person should know, as sentences.
+        pairs: known routes; all others go through the host's memory.
+        has_nccl: whether NCCL may be used in place of copies.
+        notes: sentences that a person should read.
     """
 
     pairs: Mapping[Pair, Way] = field(default_factory=dict)
@@ -51,12 +51,12 @@ class Ways:
     notes: tuple[str, ...] = ()
 
     def between(self, source: str, goal: str) -> Way:
-        """From one device to another."""
+        """Return the route from one device to another."""
         if source == goal:
             return ON_ONE_DEVICE
         return self.pairs.get((source, goal), BY_HOST)
 
     def have_stores(self, devices: Iterable[str]) -> bool:
-        """Whether kernels of each of them may write for each other one."""
+        """Return whether kernels on each of the devices may write to each other one."""
         pairs = permutations(devices, 2)
         return all(self.between(*pair).stores is not None for pair in pairs)

@@ -1,4 +1,4 @@
-"""From what a person writes to device ids."""
+"""Parses the device names that a person writes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ RANK = re.compile(r"#[0-9]+")
 
 
 def parse_devices(devices: str | Sequence[str]) -> list[str]:
-    """Ids from "cpu,cuda:0" or a list; "gpu:N" is taken for "cuda:N". A repeated id stays repeated.
+    """Return the ids in "cpu,cuda:0" or a list; a repeated id stays repeated.
 
-    A GPU may also be named by its UUID, "GPU-…", or by a beginning of it that fits no other GPU.
-    Of what else is written only the form is checked; `require_devices` says what is here.
+    "gpu:N" means "cuda:N". A GPU may also be named by its UUID, "GPU-…", or by a prefix of it that
+    fits no other GPU. Other names are checked for their form alone; `require_devices` checks that
+    they exist.
 
     Raises:
-        NoDevice: an entry has another form, or is a UUID of no GPU or of several, or there is none.
+        NoDevice: an entry has another form or is the UUID of no GPU or of several, or there is no
+            entry.
     """
     entries = devices.split(",") if isinstance(devices, str) else devices
     ids = [_parse_device(entry) for entry in entries]
@@ -33,10 +35,10 @@ def parse_devices(devices: str | Sequence[str]) -> list[str]:
 
 
 def parse_target(target: str) -> str:
-    """Where an override puts a part: the id of a device, or a rank as in "#1".
+    """Return the target of an override: the id of a device, or a rank such as "#1".
 
     Raises:
-        NoDevice: as `parse_devices`.
+        NoDevice: see `parse_devices`.
     """
     name = target.strip()
     return f"#{int(name[1:])}" if RANK.fullmatch(name) else _parse_device(name)
@@ -57,7 +59,7 @@ def _parse_device(entry: str) -> str:
 
 
 def _by_uuid(beginning: str) -> str:
-    """The id of the GPU whose UUID begins so, in capital letters or small ones."""
+    """Return the id of the GPU whose UUID has this prefix, in upper or lower case."""
     known = list_devices()
     found = [d.id for d in known if d.uuid.lower().startswith(beginning.lower())]
     if len(found) > 1:
@@ -71,13 +73,13 @@ def _by_uuid(beginning: str) -> str:
 def require_devices(
     ids: Sequence[str], available: Sequence[DeviceInfo] | None = None
 ) -> list[DeviceInfo]:
-    """The devices named, in the same order and as often.
+    """Return the devices with these ids, in the same order and as often.
 
     Args:
-        available: from `list_devices`, which is asked when it is None.
+        available: all devices; None to call `list_devices`.
 
     Raises:
-        NoDevice: one is not here, or not usable; the message says why.
+        NoDevice: one does not exist or is not usable; the message says why.
     """
     known = {info.id: info for info in (list_devices() if available is None else available)}
     for device in ids:

@@ -1,6 +1,6 @@
-"""Which CUDA the installed PyTorch was built for, found without importing it.
+"""Finds the CUDA version that the installed PyTorch was built for, without importing it.
 
-Importing torch takes seconds, for which a list of devices should not wait.
+Importing torch takes seconds, which a list of devices should not wait for.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*(.+?)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """What is installed.
+    """The installed build of PyTorch.
 
     Args:
-        is_installed: whether there is a torch at all.
-        cuda: version of CUDA such as "12.8", "unknown" where it cannot be told, "" for none.
+        is_installed: whether torch is installed at all.
+        cuda: version of CUDA such as "12.8"; "unknown" where it cannot be told, "" for none.
     """
 
     is_installed: bool
@@ -30,11 +30,13 @@ class TorchBuild:
 
     @property
     def cuda_major(self) -> int | None:
+        """Major version of CUDA; None if unknown or none."""
         major = self.cuda.partition(".")[0]
         return int(major) if major.isdigit() else None
 
 
 def find_torch_build() -> TorchBuild:
+    """Return the installed build of PyTorch."""
     # absent as long as another thread is in the middle of importing torch
     loaded = getattr(sys.modules.get("torch"), "version", None)
     if loaded is not None:
@@ -48,7 +50,7 @@ def find_torch_build() -> TorchBuild:
 
 
 def _version_source() -> str | None:
-    """The text of torch/version.py; None without torch or where it is not a file (frozen apps)."""
+    """Return the text of torch/version.py; None without torch or such a file (frozen apps)."""
     try:
         spec = util.find_spec("torch")
     except (ImportError, ValueError):

@@ -1,4 +1,4 @@
-"""What is known of a device: once (`DeviceInfo`) and at a moment (`DeviceSnapshot`)."""
+"""Value types of devices: fixed facts (`DeviceInfo`) and a state at a moment (`DeviceSnapshot`)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """One physical device; a virtual device is the same id named twice.
+    """One physical device; virtual devices are the same id given several times.
 
     Args:
-        id: "cpu", or "cuda:N" with the number that torch gives it.
-        uuid: of a GPU, stable over reboots; "" for the CPU.
-        pci_bus: of a GPU, as in "00000000:01:00.0"; "" for the CPU.
-        free_bytes: at the time of asking; on the CPU what can be had without swapping.
-        n_cores: cores of the CPU that this process may use; 0 for a GPU.
-        compute_capability: as in "8.9"; "" for the CPU.
+        id: "cpu", or "cuda:N" with torch's number N.
+        kind: "cpu" or "cuda".
+        name: product name.
+        total_bytes: size of its memory.
+        free_bytes: free memory when it was read; on the CPU, what is available without swapping.
+        uuid: UUID of a GPU, stable over reboots; "" for the CPU.
+        pci_bus: PCI bus id of a GPU, such as "00000000:01:00.0"; "" for the CPU.
+        n_cores: number of CPU cores that this process may use; 0 for a GPU.
+        compute_capability: compute capability such as "8.9"; "" for the CPU.
         driver: version of the NVIDIA driver; "" for the CPU.
         usable: whether a model can be put there.
-        reason: a sentence that says why it is not usable, else "".
+        reason: sentence that says why it is not usable, else "".
     """
 
     id: str
@@ -45,15 +48,19 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSnapshot:
-    """The state of one device; None where the device does not tell.
+    """The state of one device; numbers are None where the device does not tell.
 
     Args:
-        device: its id, as in `DeviceInfo`.
-        time_s: of `time.monotonic()`.
-        load_percent: 0 to 100 since the last snapshot (CPU) or over the driver's window (GPU).
-        own_bytes: what this process holds there.
-        clock_mhz: of a GPU's multiprocessors.
-        problem: a sentence when the device could not be read, and then the figures are 0 or None.
+        device: id of the device, as in `DeviceInfo`.
+        time_s: time of the reading, by `time.monotonic()`.
+        used_bytes, total_bytes, free_bytes: its memory.
+        load_percent: load, 0 to 100, since the last snapshot (CPU) or in the driver's window (GPU).
+        temperature_c: temperature in °C.
+        power_w: power draw in watts.
+        own_bytes: memory that this process holds there.
+        clock_mhz: clock of a GPU's multiprocessors.
+        problem: sentence that says why the device could not be read, else ""; numbers are then 0 or
+            None.
     """
 
     device: str

@@ -1,8 +1,8 @@
-"""Which GPUs CUDA shows to this process, by the variables that it reads when it starts.
+"""Tells which GPUs CUDA shows to this process, from the variables that it reads when it starts.
 
-CUDA's rules: the entries of CUDA_VISIBLE_DEVICES are numbers or beginnings of UUIDs; the first that
+CUDA's rules: the entries of CUDA_VISIBLE_DEVICES are numbers or prefixes of UUIDs; the first that
 fits no GPU, or more than one, ends the list; naming a GPU twice hides all (CUDA C++ Programming
-Guide, "CUDA Environment Variables"). Numbers count in the order that CUDA_DEVICE_ORDER asks for.
+Guide, "CUDA Environment Variables"). Numbers count in the order that CUDA_DEVICE_ORDER sets.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["order_problem", "visible", "visible_problem"]
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 PCI_ORDER = "PCI_BUS_ID"
 NONE = ("", "-1", "NoDevFiles")
-"""Entries that people and programs write to hide GPUs; the last one is SLURM's."""
+"""Entries that people and programs write to hide all GPUs; the last one is SLURM's."""
 
 
 def visible(uuids: Sequence[str], value: str | None) -> list[int]:
-    """The GPUs that CUDA_VISIBLE_DEVICES shows, in its order, as indices into `uuids`.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES shows, in its order, as indices into `uuids`.
 
     Args:
-        uuids: of all GPUs in PCI order.
-        value: of the variable; None where it is not set.
+        uuids: UUIDs of all GPUs in PCI order.
+        value: value of the variable; None where it is not set.
     """
     if value is None:
         return list(range(len(uuids)))
@@ -39,9 +39,9 @@ def visible(uuids: Sequence[str], value: str | None) -> list[int]:
 
 
 def visible_problem(uuids: Sequence[str], value: str | None) -> str:
-    """What is wrong with CUDA_VISIBLE_DEVICES, in a sentence; "" where it shows all that it names.
+    """Return what is wrong with CUDA_VISIBLE_DEVICES, as a sentence; "" if it shows all it names.
 
-    Args: as of `visible`.
+    For the arguments see `visible`.
     """
     if value is None:
         return ""
@@ -59,21 +59,21 @@ def visible_problem(uuids: Sequence[str], value: str | None) -> str:
 
 
 def order_problem(n_gpu: int) -> str:
-    """Why it is not known which GPU a number of CUDA_VISIBLE_DEVICES means; "" where it is.
+    """Return why it is unknown which GPU a number of CUDA_VISIBLE_DEVICES means; "" if it is known.
 
-    In any other order than that of the bus it depends on what CUDA thinks of the GPUs' speed.
+    In any order but that of the PCI bus it depends on CUDA's own ranking of the GPUs by speed.
     """
     order = os.environ.get(ORDER, PCI_ORDER)
     if n_gpu < 2 or order == PCI_ORDER or not has_numbers(os.environ.get(VISIBLE)):
         return ""
     return (
-        f"{VISIBLE} has numbers and {ORDER} is {order}, so that nobody but CUDA knows which GPUs "
-        f"are meant; set {ORDER} to {PCI_ORDER}, or name the GPUs by their UUIDs."
+        f"{VISIBLE} has numbers and {ORDER} is {order}, so only CUDA knows which GPUs are meant; "
+        f"set {ORDER} to {PCI_ORDER}, or name the GPUs by their UUIDs."
     )
 
 
 def has_numbers(value: str | None) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES names a GPU by its number."""
+    """Return whether CUDA_VISIBLE_DEVICES names a GPU by its number."""
     return any(_is_number(entry) for entry in _entries(value or ""))
 
 
@@ -94,9 +94,9 @@ def _find_gpus(uuids: Sequence[str], entry: str) -> list[int]:
 
 
 def _why_none(uuids: Sequence[str], entry: str, found: Sequence[int]) -> str:
-    """Why an entry names no GPU."""
+    """Return why an entry names no GPU."""
     if entry.startswith("MIG-"):
-        return f"'{entry}' is a part of a GPU, which Tandem cannot use"
+        return f"'{entry}' is a part of a GPU (MIG), which Tandem cannot use"
     if found:
         return f"{len(found)} GPUs have UUIDs that begin with '{entry}'"
     if _is_number(entry):

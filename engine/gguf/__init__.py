@@ -1,4 +1,7 @@
-"""Reading of GGUF model files; imports no torch."""
+"""Reads GGUF model files: header, metadata, tensors, split parts, over memory maps.
+
+Imports no torch, and of the engine only `errors`.
+"""
 
 from engine.gguf.metadata import Metadata
 from engine.gguf.reader import GGUFFile

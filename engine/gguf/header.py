@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import InvalidGGUF, UnsupportedQuant
-from engine.gguf.metadata import ARRAY, DTYPES, STRING, U64, Metadata, Value
+from engine.gguf.metadata import ARRAY, DTYPES, STRING, U64, Metadata, MetadataValue
 from engine.gguf.tensors import TensorInfo, check_layout, quote
 from engine.gguf.types import TYPES
 
@@ -50,7 +50,7 @@ NOT_GGUF = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What one file says about itself; `tensors` are in file order."""
+    """The header of one file: format version, metadata and tensors in file order."""
 
     version: int
     meta: Metadata
@@ -58,12 +58,12 @@ class Header:
 
 
 class Cursor:
-    """Reads forward through a header and never past its end.
+    """A forward reader of a header that never goes past its end.
 
     Args:
-        path: the file, for messages.
-        data: its first bytes, at most `HEADER_LIMIT`.
-        file_size: bytes of the whole file.
+        path: path of the file, for messages.
+        data: first bytes of the file, at most `HEADER_LIMIT`.
+        file_size: size of the whole file, in bytes.
     """
 
     def __init__(self, path: Path, data: memoryview, file_size: int) -> None:
@@ -74,18 +74,21 @@ class Cursor:
 
     @property
     def remaining(self) -> int:
+        """Number of bytes left."""
         return len(self.data) - self.position
 
     def error(self, problem: str) -> InvalidGGUF:
+        """Return an error about this file; `problem` continues the sentence about it."""
         return InvalidGGUF(self.path, problem)
 
     def truncated(self) -> InvalidGGUF:
+        """Return the error of a header that ends too early or is too long."""
         if self.file_size > len(self.data):
             return self.error(f"its header is longer than {HEADER_LIMIT >> 20} MiB")
         return self.error("the file is truncated: it ends inside its header")
 
     def skip(self, n: int) -> int:
-        """Move on by `n` bytes and return the position before them."""
+        """Skip `n` bytes and return the position before them."""
         if n > self.remaining:
             raise self.truncated()
         start = self.position
@@ -93,25 +96,27 @@ class Cursor:
         return start
 
     def check_count(self, n: int, what: str, most: int, min_bytes: int) -> None:
-        """Refuse to loop over more entries than there can be: `most`, or what the data can hold."""
+        """Raise an error where `n` entries exceed `most` or cannot fit in the data."""
         if n > most:
             raise self.error(f"it claims to have {n} {what}")
         if n * min_bytes > self.remaining:
             raise self.truncated()
 
     def u32(self) -> int:
+        """Read an unsigned 32-bit number."""
         value: int = U32.unpack_from(self.data, self.skip(4))[0]
         return value
 
     def u64(self) -> int:
+        """Read an unsigned 64-bit number."""
         value: int = U64.unpack_from(self.data, self.skip(8))[0]
         return value
 
     def name(self, what: str) -> str:
-        """A short string that must be UTF-8.
+        """Read a short string, which must be UTF-8.
 
         Args:
-            what: for messages, such as "a metadata key".
+            what: its name in messages, such as "a metadata key".
         """
         n = self.u64()
         if n > MAX_NAME:
@@ -123,7 +128,7 @@ class Cursor:
             raise self.error(f"{what} is not valid UTF-8") from None
 
     def skip_strings(self, n: int) -> None:
-        """Move over `n` strings, at some 18 million a second.
+        """Skip `n` strings, at some 18 million a second.
 
         Nothing is checked inside the loop: a length that leaves the data makes the next read fail.
         """
@@ -142,7 +147,8 @@ def parse_header(path: Path, data: memoryview, file_size: int) -> Header:
     """Read and check the header of one file.
 
     Args:
-        data: the file's first bytes, at most `HEADER_LIMIT`; not referred to afterwards.
+        data: first bytes of the file, at most `HEADER_LIMIT`; not kept.
+        file_size: size of the whole file, in bytes.
 
     Raises:
         InvalidGGUF: the bytes are malformed, truncated, big-endian or of an unknown version.
@@ -176,8 +182,8 @@ def _parse_version(cursor: Cursor) -> int:
     return version
 
 
-def _parse_values(cursor: Cursor, n: int) -> dict[str, Value]:
-    values: dict[str, Value] = {}
+def _parse_values(cursor: Cursor, n: int) -> dict[str, MetadataValue]:
+    values: dict[str, MetadataValue] = {}
     for _ in range(n):
         key = cursor.name("a metadata key")
         if key in values:
@@ -186,8 +192,8 @@ def _parse_values(cursor: Cursor, n: int) -> dict[str, Value]:
     return values
 
 
-def _locate_value(cursor: Cursor, key: str) -> Value:
-    """Find out what a value is and move to its end without decoding it."""
+def _locate_value(cursor: Cursor, key: str) -> MetadataValue:
+    """Read a value's type and place, and skip it without decoding it."""
     kind, length = cursor.u32(), None
     if kind == ARRAY:
         kind, length = cursor.u32(), cursor.u64()
@@ -195,7 +201,7 @@ def _locate_value(cursor: Cursor, key: str) -> Value:
             raise cursor.error(f"the metadata entry {quote(key)} is an array of arrays")
         if length > MAX_ITEMS:
             raise cursor.error(f"the metadata entry {quote(key)} claims {length} elements")
-    value = Value(kind, cursor.position, length)
+    value = MetadataValue(kind, cursor.position, length)
     if kind == STRING:
         cursor.skip_strings(1 if length is None else length)
     elif kind in DTYPES:
@@ -208,12 +214,12 @@ def _locate_value(cursor: Cursor, key: str) -> Value:
 def _alignment(cursor: Cursor, meta: Metadata) -> int:
     alignment = meta.int("general.alignment", DEFAULT_ALIGNMENT)
     if alignment < 1 or alignment & (alignment - 1):
-        raise cursor.error(f"its alignment is {alignment} and no power of two")
+        raise cursor.error(f"its alignment is {alignment}, which is not a power of two")
     return alignment
 
 
 def _parse_tensor(cursor: Cursor) -> TensorInfo:
-    """Read one tensor's entry; its offset is still relative to the data's start."""
+    """Read one tensor's entry; its offset still counts from the start of the data."""
     name = cursor.name("a tensor's name")
     n_dims = cursor.u32()
     if not 1 <= n_dims <= MAX_DIMS:

@@ -1,4 +1,4 @@
-"""Telling models apart, and noticing that a file has changed, without reading it."""
+"""Identifies models, and notices changed files, without reading the whole file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ if TYPE_CHECKING:
     from engine.gguf.reader import GGUFFile
 
 SAMPLES = 32
-"""Tensors that are looked at, evenly among all of them in the order of the file."""
+"""Number of tensors to sample, evenly spaced in the order of the file."""
 
 SAMPLE_BYTES = 4096
-"""Of each of them, from its middle."""
+"""Bytes to sample of each of these tensors, from its middle."""
 
 Stamp = tuple[tuple[str, int, int], ...]
+"""Path, size in bytes and time of the last change in ns, of each part of a model."""
 
 
 def model_hash(file: GGUFFile) -> str:
-    """A name for what is in a file, whatever the file is called: 64 hexadecimal digits.
+    """Return a hash of a model's content, whatever its file is called: 64 hexadecimal digits.
 
-    It covers the header and some of the weights, since models that were trained further often have
-    the header of the one that they come from. It takes milliseconds.
+    It covers the header and samples of the weights, as a model that was trained further often has
+    the header of the model it comes from. It takes milliseconds.
     """
     digest = hashlib.sha256(file.meta.data)
     tensors = list(file.tensors.values())
@@ -37,6 +38,6 @@ def model_hash(file: GGUFFile) -> str:
 
 
 def file_stamp(file: GGUFFile) -> Stamp:
-    """Path, bytes and time of the last change (ns) of each part that is on the disk now."""
+    """Return the stamp of the parts that are on the disk now."""
     stats = [(path, path.stat()) for path in file.paths if path.exists()]
     return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)

@@ -1,8 +1,8 @@
-"""The key-value section of a GGUF file.
+"""The metadata of a GGUF file: its key-value section.
 
-The values stay in the bytes they were read from and are decoded when asked for: a vocabulary has
-hundreds of thousands of strings that most readers of a header never look at. The section is a copy,
-so it outlives the file and does not change under its reader.
+Values stay in the bytes they were read from and are decoded on demand: a vocabulary has hundreds
+of thousands of strings that most readers of a header never need. The section is a copy, so it
+outlives the file and cannot change under its reader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.errors import InvalidGGUF
 
 BOOL, STRING, ARRAY = 7, 8, 9
 
-# The kinds of one fixed size. A boolean is read as its byte: any value but zero means true.
+# The types of a fixed size. A boolean is read as its byte: any value but zero means true.
 DTYPES: Final[Mapping[int, np.dtype[Any]]] = {
     kind: np.dtype(code)
     for kind, code in {
@@ -49,13 +49,13 @@ MISSING: Final = _Missing.MISSING
 U64: Final = Struct("<Q")
 
 
-class Value(NamedTuple):
-    """Where a value lies and what it is.
+class MetadataValue(NamedTuple):
+    """Type and place of a metadata value that is not yet decoded.
 
     Attributes:
-        kind: GGUF's number for the type, of the elements where it is an array.
-        start: of the value's first byte; a string's length stands there, an array's first element.
-        length: of an array, in elements; None for a single value.
+        kind: GGUF's number of the type, or of the elements' type for an array.
+        start: offset of the value's first byte: of a string's length, or an array's first element.
+        length: number of elements of an array; None for a single value.
     """
 
     kind: int
@@ -64,6 +64,7 @@ class Value(NamedTuple):
 
     @property
     def type_name(self) -> str:
+        """Name of the type for people, such as "uint32" or "string[3]"."""
         if self.kind in DTYPES:
             name = "bool" if self.kind == BOOL else DTYPES[self.kind].name
         else:
@@ -73,17 +74,17 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The bytes of a header and where in them each value lies."""
+    """Bytes of a header, and the place of each metadata value in them."""
 
     path: Path
     data: bytes
-    values: Mapping[str, Value]
+    values: Mapping[str, MetadataValue]
 
-    def decode(self, value: Value, limit: int | None = None) -> Any:
-        """The value as Python has it.
+    def decode(self, value: MetadataValue, limit: int | None = None) -> Any:
+        """Return a value as a Python object, an array as a list.
 
         Args:
-            limit: decode no more than this many elements of an array, or bytes of a string.
+            limit: largest number of elements of an array, or bytes of a string, to decode.
         """
         if value.kind == STRING:
             return self._decode_text(value, limit)
@@ -93,7 +94,7 @@ class Store:
             items = items != 0
         return items.item() if value.length is None else items.tolist()
 
-    def _decode_text(self, value: Value, limit: int | None) -> str | list[str]:
+    def _decode_text(self, value: MetadataValue, limit: int | None) -> str | list[str]:
         if value.length is None:
             return self._string(value.start, limit)
         texts, start = [], value.start
@@ -110,7 +111,7 @@ class Store:
 
 
 class TypedRead(Generic[T]):
-    """Reads values of one type, such as `meta.int`; a callable so that the type is checked once.
+    """Callable that reads values of one type, such as `meta.int`.
 
     Raises:
         InvalidGGUF: the key is missing and there is no default, or its value has another type.
@@ -150,15 +151,15 @@ class TypedRead(Generic[T]):
 
 
 class Metadata:
-    """A header's keys and values, read-only.
+    """Read-only keys and values of a header.
 
-    `str`, `int`, `float` and `bool` read one value, `strs`, `ints`, `floats` and `bools` a list:
-    `meta.int(key)` raises `InvalidGGUF` where the key is missing, `meta.int(key, default)` does
-    not; both do where the value has another type. A float may be stored as an integer. Text that is
-    not UTF-8 has replacement characters in its place.
+    `str`, `int`, `float` and `bool` read one value; `strs`, `ints`, `floats` and `bools` read a
+    list. `meta.int(key)` raises `InvalidGGUF` where the key is missing, `meta.int(key, default)`
+    does not; both raise it where the value has another type. A float may be stored as an integer.
+    Bytes that are not UTF-8 are read as replacement characters.
     """
 
-    def __init__(self, path: Path, data: bytes, values: Mapping[str, Value]) -> None:
+    def __init__(self, path: Path, data: bytes, values: Mapping[str, MetadataValue]) -> None:
         store = Store(path, data, values)
         self._store = store
         numbers, text, flag = INTS | FLOATS, frozenset({STRING}), frozenset({BOOL})
@@ -180,24 +181,25 @@ class Metadata:
         return len(self._store.values)
 
     def keys(self) -> KeysView[str]:
+        """Return all keys in file order."""
         return self._store.values.keys()
 
     @property
     def path(self) -> Path:
-        """The file that the header was read from; of a split model, the first part."""
+        """File that the header was read from; the first part of a split model."""
         return self._store.path
 
     @property
     def data(self) -> bytes:
-        """The header's bytes up to the end of the metadata."""
+        """Bytes of the header up to the end of the metadata."""
         return self._store.data
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`, such as "llama".
+        """Name of the architecture, such as "llama", from `general.architecture`.
 
         Raises:
-            InvalidGGUF: it is missing, or no name.
+            InvalidGGUF: the entry is missing or is not a name.
         """
         name = self.str("general.architecture")
         if not (name.isprintable() and 0 < len(name) <= MAX_NAME):
@@ -211,10 +213,10 @@ class Metadata:
     def int_list(
         self, key: str, n: int, default: D | Literal[_Missing.MISSING] = MISSING
     ) -> list[int] | D:
-        """One integer per layer: a single value repeated, or the first `n` of a list.
+        """Return one integer per layer: a single value repeated, or the first `n` of a list.
 
         Raises:
-            InvalidGGUF: as for `int`, or the list is shorter than `n`, or `n` is out of reason.
+            InvalidGGUF: as for `int`; or the list is shorter than `n`; or `n` is absurdly large.
         """
         if not 0 <= n <= MAX_LAYERS:
             raise InvalidGGUF(self._store.path, f"it claims to have {n} layers")
@@ -230,17 +232,17 @@ class Metadata:
         return items[:n]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value whatever its type is, an array as a list."""
+        """Return a value of any type, an array as a list."""
         value = self._store.values.get(key)
         return default if value is None else self._store.decode(value)
 
     def array_length(self, key: str) -> int | None:
-        """The number of elements, or None where the key is missing or no array."""
+        """Return the number of elements of an array; None where the key is missing or no array."""
         value = self._store.values.get(key)
         return None if value is None else value.length
 
     def describe(self, key: str, width: int = 60) -> str:
-        """One short line about a value, for people; long arrays are not decoded.
+        """Return one short line about a value, for people; long arrays are not decoded.
 
         Raises:
             KeyError: there is no such key.

@@ -1,4 +1,4 @@
-"""Opens a GGUF model over memory maps, all parts of it at once."""
+"""Opens a GGUF model with all its parts, over memory maps."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from engine.gguf.tensors import TensorInfo, quote
 
 
 class GGUFFile:
-    """A model file, or the parts of one, open for reading; made by `open`.
+    """A model, of one file or several parts, open for reading; made by `open`.
 
-    Use as a context manager. Only the header is read; the tensors' bytes come from the disk when a
-    view that `raw` gives is looked at.
+    Use as a context manager. Opening reads the header alone; a tensor's bytes are read from the
+    disk when the view that `raw` returns is accessed.
 
     Attributes:
-        path: the first part.
-        paths: all parts.
-        version: of the GGUF format.
-        meta: the first part's metadata; usable after `close` too.
-        tensors: of all parts by name, in file order.
-        n_bytes: sum of the file sizes.
+        path: path of the first part.
+        paths: paths of all parts.
+        version: version of the GGUF format.
+        meta: metadata of the first part; usable after `close` too.
+        tensors: tensors of all parts by name, in file order.
+        n_bytes: total size of the files, in bytes.
     """
 
     def __init__(self, paths: tuple[Path, ...], maps: list[mmap], headers: list[Header]) -> None:
@@ -49,11 +49,11 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open a model by its file, or by any of its parts.
+        """Open a model, given its file or any of its parts.
 
         Raises:
             ModelFileError: there is no such file, or it may not be read.
-            InvalidGGUF: it is malformed, truncated or no GGUF, or its parts disagree.
+            InvalidGGUF: it is malformed, truncated or not GGUF, or its parts disagree.
             MissingShard: parts are missing.
             UnsupportedQuant: a tensor's type is unknown.
         """
@@ -76,11 +76,11 @@ class GGUFFile:
         return file
 
     def raw(self, tensor: TensorInfo) -> NDArray[np.uint8]:
-        """The bytes of a tensor, or of a range of its rows, without a copy.
+        """Return the bytes of a tensor, or of a range of its rows, without a copy.
 
         Returns:
-            (n_rows, row_bytes), read-only. Touching it after something else cut the file short
-            kills the process, as with every memory map.
+            A read-only view (n_rows, row_bytes). Accessing it after another program has truncated
+            the file kills the process, as with every memory map.
 
         Raises:
             ValueError: the file is closed.
@@ -91,7 +91,7 @@ class GGUFFile:
         return view.reshape(tensor.n_rows, tensor.row_bytes)
 
     def release(self, tensor: TensorInfo) -> None:
-        """Let go of the memory that a tensor's bytes were read into; the file can be read again."""
+        """Free the memory that a tensor's bytes were read into; they can be read again."""
         advice = getattr(memory_maps, "MADV_DONTNEED", None)
         if advice is None or not self._maps:
             return
@@ -101,7 +101,7 @@ class GGUFFile:
             self._maps[tensor.part].madvise(advice, start, n_bytes)
 
     def close(self) -> None:
-        """Let go of the files; a view that is still in use keeps its file mapped until it goes."""
+        """Close the files; a view still in use keeps its file mapped until it is deleted."""
         maps, self._maps = self._maps, []
         for view in maps:
             with suppress(BufferError):
@@ -148,7 +148,7 @@ def _read_header(path: Path, view: mmap) -> Header:
 
 
 def _collect(paths: tuple[Path, ...], headers: list[Header]) -> dict[str, TensorInfo]:
-    """All parts' tensors, each marked with its part."""
+    """Return the tensors of all parts by name, each marked with its part."""
     tensors: dict[str, TensorInfo] = {}
     for i, header in enumerate(headers):
         for tensor in header.tensors:

@@ -1,8 +1,7 @@
-"""Split models: which files belong together, and whether they agree.
+"""Finds and checks the files of a model that is split into parts.
 
-A model split into parts has them beside each other under names such as `model-00002-of-00003.gguf`;
-the names count from one, the key `split.no` from zero. The first part holds the metadata, and each
-part its own tensors.
+The parts lie in one folder under names such as `model-00002-of-00003.gguf`. The names count from
+one, the key `split.no` from zero. The first part holds the metadata, each part its own tensors.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ MAX_NAMED: Final = 8  # missing parts that a message lists
 
 
 def part_paths(path: Path, meta: Metadata) -> tuple[Path, ...]:
-    """The parts of the model that a file belongs to, in order; the file alone if it is whole.
+    """Return all parts of the model that a file belongs to, in order; itself if it is whole.
 
     Args:
-        path: any part.
-        meta: its metadata.
+        path: path of any part.
+        meta: metadata of that part.
 
     Raises:
-        InvalidGGUF: the name does not tell the names of the others.
-        MissingShard: not all parts are there.
+        InvalidGGUF: the names of the other parts cannot be derived from this one.
+        MissingShard: parts are missing.
     """
     count = meta.int("split.count", 1)
     if count <= 1:
@@ -51,10 +50,10 @@ def part_paths(path: Path, meta: Metadata) -> tuple[Path, ...]:
 
 
 def check_agreement(paths: Sequence[Path], headers: Sequence[Header]) -> None:
-    """Check that the parts are of one model and in their places.
+    """Check that the parts belong to one model and have the right numbers.
 
     Raises:
-        InvalidGGUF: names the part that does not fit.
+        InvalidGGUF: a part does not fit; the error names it.
     """
     first = headers[0].meta
     for i, (path, header) in enumerate(zip(paths, headers, strict=True)):

@@ -1,4 +1,4 @@
-"""One tensor of a GGUF file: what it is and where its bytes lie."""
+"""Tensors of a GGUF file: name, type, shape, and the place of the bytes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ class TensorInfo:
     """A tensor's entry in a header.
 
     Attributes:
-        shape: in torch's order, slowest first: the last is the length of a contiguous row.
+        name: name in the file.
+        type: GGML type of the elements.
+        shape: sizes in torch's order, slowest first; the last is the length of a contiguous row.
         part: index of the file among the parts of a split model.
-        offset: of the first byte in that file.
+        offset: offset of the first byte in that file.
     """
 
     name: str
@@ -33,24 +35,28 @@ class TensorInfo:
 
     @property
     def n_elements(self) -> int:
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def n_rows(self) -> int:
+        """Number of contiguous rows."""
         return prod(self.shape[:-1])
 
     @property
     def row_bytes(self) -> int:
+        """Size of a row, in bytes."""
         return row_bytes(self.type, self.shape[-1])
 
     @property
     def n_bytes(self) -> int:
+        """Size of the tensor, in bytes."""
         return self.n_rows * self.row_bytes
 
     def rows(self, start: int, stop: int, name: str) -> TensorInfo:
-        """A view on the rows `start:stop` of a matrix, or the elements of a vector.
+        """Return a view on the rows `start:stop` of a matrix, or on elements of a vector.
 
-        So one fused tensor is seen as the several that it holds.
+        With it, one fused tensor is seen as the several tensors that it holds.
 
         Raises:
             ValueError: the range leaves the tensor, is empty or cuts a block, or the tensor has
@@ -70,7 +76,7 @@ _IN_BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
 
 
 def split_name(name: str) -> tuple[int, str] | None:
-    """The number of the block that a tensor belongs to, and its name there; None for others."""
+    """Return a tensor's block number and its name within the block; None outside the blocks."""
     found = _IN_BLOCK.fullmatch(name)
     return None if found is None else (int(found[1]), found[2])
 
@@ -78,10 +84,10 @@ def split_name(name: str) -> tuple[int, str] | None:
 def check_layout(
     path: Path, entries: Sequence[TensorInfo], data_start: int, alignment: int, file_size: int
 ) -> tuple[TensorInfo, ...]:
-    """Place tensors in their file and check that each has bytes of its own there.
+    """Place tensors in their file and check that none overlaps another or leaves the file.
 
     Args:
-        entries: with offsets from `data_start`.
+        entries: tensors with offsets from `data_start`.
 
     Returns:
         The tensors in the same order, with offsets from the file's start.
@@ -128,5 +134,5 @@ def _check_extents(path: Path, tensors: Sequence[TensorInfo], file_size: int) ->
 
 
 def quote(name: str) -> str:
-    """A name from a file as it may stand in a message: short, and without control characters."""
+    """Return a name from a file for a message: short, and without control characters."""
     return repr(name if len(name) <= 80 else name[:79] + "…")

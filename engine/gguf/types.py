@@ -1,7 +1,7 @@
-"""The GGML tensor types that a GGUF file may name, and how many bytes their rows take.
+"""GGML tensor types that a GGUF file may name, and the size of their rows.
 
-Knows nothing of torch, so that headers can be read and plans made without it; how the bytes
-become numbers is the matter of `engine.quants`.
+Without torch, so that headers can be read and plans made without it. `engine.quants` turns the
+bytes into numbers.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """How one GGML type is laid out.
+    """Block layout of one GGML type.
 
     Attributes:
-        number: as stored in the file.
-        name: as GGML spells it, such as "Q4_K".
-        block_size: elements per block, the smallest unit a row is made of.
-        type_size: bytes per block.
+        number: number in the file.
+        name: GGML's name, such as "Q4_K".
+        block_size: number of elements of a block, the smallest unit of a row.
+        type_size: size of a block, in bytes.
     """
 
     number: int
@@ -44,14 +44,14 @@ def _collect() -> dict[int, TypeInfo]:
 
 
 TYPES: Mapping[int, TypeInfo] = MappingProxyType(_collect())
-"""Every GGML type by its number."""
+"""All GGML types by number."""
 
 
 def row_bytes(info: TypeInfo, n_elements: int) -> int:
-    """The bytes of a row of `n_elements`.
+    """Return the size of a row of `n_elements`, in bytes.
 
     Raises:
-        ValueError: the row is no whole number of blocks.
+        ValueError: the row is not a whole number of blocks.
     """
     n_blocks, rest = divmod(n_elements, info.block_size)
     if rest:

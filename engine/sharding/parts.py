@@ -1,4 +1,4 @@
-"""How finely a model can be cut, for people."""
+"""Lists the parts of a model and how finely each can be cut, for people."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from engine.sharding.split import COLUMN_UNIT, BlockDims
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """One part of a model.
+    """One part of a model, and how finely it can be cut.
 
     Attributes:
-        name: such as "attention".
-        n_layer: blocks that have it.
-        n_pieces: into how many pieces it can be cut in each of them.
-        unit: what one piece is, such as "32 columns".
+        name: name for people, such as "attention".
+        n_layer: number of blocks that have the part.
+        n_pieces: number of pieces that it can be cut into, in each block.
+        unit: smallest piece in words, such as "32 columns".
     """
 
     name: str
@@ -26,9 +26,9 @@ class SplitPart:
 
 
 def split_parts(blocks: Sequence[BlockDims], n_vocab: int) -> tuple[SplitPart, ...]:
-    """The parts of a model with these blocks, in the order of a forward pass.
+    """Return the parts of a model with these blocks, in the order of a forward pass.
 
-    Where blocks differ, the coarsest counts.
+    Where blocks differ, the coarsest cut counts.
     """
     kinds: tuple[tuple[str, str, Callable[[BlockDims], int]], ...] = (
         ("attention", "a head", lambda d: d.n_head),

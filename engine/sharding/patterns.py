@@ -1,6 +1,6 @@
-"""What a person asks for, as a table of shares: a mode, what goes to the CPU, and overrides.
+"""Builds the share table that a person asks for: split mode, parts on the CPU, and overrides.
 
-It is evaluated at every move of a mouse, so whatever follows from names alone is kept.
+It is built at every move of a mouse, so whatever depends on tensor names alone is cached.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
     from engine.config import LoadParams
 
 EXPERTS = "_exps"
-"""In the names of routed experts' tensors, and in no others."""
+"""Pattern that the names of routed experts' tensors contain, and no others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Who wants how much of what.
+class WantedShares:
+    """The shares that a person asks for.
 
     Attributes:
-        devices: of each rank: those that were asked for, and behind them those without a share
-            that only take what is moved there.
-        shares: the wanted share of each rank.
+        devices: device of each rank: first those that were asked for, then those without a share
+            that take only what is moved there.
+        shares: wanted share of each rank.
+        table: wanted shares of each part of the model.
     """
 
     devices: tuple[str, ...]
@@ -50,19 +51,19 @@ def wanted_shares(
     tied: bool,
     tensors: Collection[str],
     recurrent: Sequence[bool] = (),
-) -> Wanted:
-    """The table that `params` stand for.
+) -> WantedShares:
+    """Return the shares that `params` ask for.
 
     Blocks on the CPU do not count in the split of the others. The embedding goes with them, unless
-    it is the output head, too.
+    it is the output head too.
 
     Args:
-        tied: the output head is the embedding.
-        tensors: the names in the file.
-        recurrent: see `apply_overrides`.
+        tied: whether the output head is the embedding.
+        tensors: names of the tensors in the file.
+        recurrent: whether each block is recurrent, see `apply_overrides`.
 
     Raises:
-        SplitError: what is asked cannot be made of this model and these devices.
+        SplitError: this model cannot be split like that over these devices.
     """
     devices = params.all_devices
     n_asked, n_ranks = len(params.devices), len(devices)
@@ -77,27 +78,27 @@ def wanted_shares(
             _require_experts(tuple(tensors), tuple(recurrent))
             table = _with_experts(table, params.n_cpu_moe, hot)
     table = apply_overrides(table, params.overrides, devices, tensors, recurrent)
-    return Wanted(devices, shares, replace(table, output=table.embedding) if tied else table)
+    return WantedShares(devices, shares, replace(table, output=table.embedding) if tied else table)
 
 
 def _groups_of(params: LoadParams) -> tuple[int, ...]:
-    """The sizes of the groups of ranks; empty in modes without groups.
+    """Return the sizes of the groups of ranks; empty in modes without groups.
 
     Raises:
-        SplitError: they are of another number of ranks.
+        SplitError: they do not add up to the number of ranks.
     """
     n_ranks, groups = len(params.devices), params.group_sizes
     if params.split_mode == "groups" and sum(groups) != n_ranks:
         shown = ",".join(map(str, groups))
         raise SplitError(
-            f"The groups {shown} are of {sum(groups)} ranks, but there are {n_ranks} devices.",
+            f"The groups {shown} have {sum(groups)} ranks, but there are {n_ranks} devices.",
             "Give sizes that add up, for example --devices cpu,cpu,cpu --groups 2,1.",
         )
     return groups
 
 
 def _with_first_blocks(table: ShareTable, n: int, hot: Shares, *, tied: bool) -> ShareTable:
-    """`table` behind `n` more blocks, whole on one rank, and the embedding with them."""
+    """Put `n` blocks, whole on one rank, before those of `table`, and the embedding with them."""
     if not n:
         return table
     blocks = (BlockShares.alike(hot),) * n + table.blocks
@@ -105,7 +106,7 @@ def _with_first_blocks(table: ShareTable, n: int, hot: Shares, *, tied: bool) ->
 
 
 def _with_experts(table: ShareTable, n: int, hot: Shares) -> ShareTable:
-    """`table` with the experts of its first `n` blocks on one rank."""
+    """Return `table` with the experts of its first `n` blocks on one rank."""
     made = {row: replace(row, experts=hot) for row in set(table.blocks[:n])}
     first = tuple(made[row] for row in table.blocks[:n])
     return replace(table, blocks=first + table.blocks[n:])
@@ -114,6 +115,6 @@ def _with_experts(table: ShareTable, n: int, hot: Shares) -> ShareTable:
 def _require_experts(tensors: tuple[str, ...], recurrent: tuple[bool, ...]) -> None:
     if not movable_tensors(tensors, recurrent).matching(EXPERTS).blocks:
         raise SplitError(
-            "This model has no experts that could go to the CPU.",
+            "This model has no experts to put on the CPU.",
             "Put whole blocks there, with --n-cpu-blocks.",
         )

@@ -1,4 +1,4 @@
-"""How a tensor lies on the ranks: DTensor's words, with uneven intervals."""
+"""Placements of tensors on ranks, `Shard` and `Replicate` as in DTensor, with uneven intervals."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from engine.sharding.ranges import Ranges
 
 Slices = tuple[slice, ...]
+"""One slice per dimension of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Each rank holds one interval of dimension `dim`, or one of each of its segments.
+    """Placement where each rank holds an interval of dimension `dim`, or of each of its segments.
 
-    Several tensors that a file stores as one, such as gate and up, are segments: the dimension has
-    them one after another, and a rank holds its interval of each, in the same order.
+    Segments are tensors that a file stores as one, such as gate and up: they follow each other in
+    the dimension, and a rank holds its interval of each, in the same order.
 
-    Ranges may count coarser units than the dimension has elements (heads instead of rows): the
-    dimension is then a whole multiple of all units together, alike for all segments.
+    The intervals may count coarser units than the dimension's elements (heads instead of rows).
+    The dimension is then a whole multiple of all units together, with one factor for all segments.
     """
 
     dim: int
@@ -25,16 +26,17 @@ class Shard:
 
     @property
     def segments(self) -> tuple[Ranges, ...]:
+        """Intervals of each segment; one segment where the dimension is a single tensor."""
         return (self.ranges,) if isinstance(self.ranges, Ranges) else self.ranges
 
     def owners(self) -> tuple[int, ...]:
-        """The ranks that hold something."""
+        """Return the ranks that hold anything."""
         return tuple(sorted({rank for segment in self.segments for rank in segment.owners()}))
 
     def pieces(self, shape: tuple[int, ...], rank: int) -> tuple[Slices, ...]:
-        """The parts of a tensor of `shape` that `rank` holds, in order; empty if it has nothing.
+        """Return the parts of a tensor of `shape` that `rank` holds, in order; may be empty.
 
-        Joined along `dim` they are what the rank computes with. Neighbours are one part.
+        Joined along `dim` they are what the rank computes with. Adjacent intervals are one part.
         """
         factor, rest = divmod(shape[self.dim], sum(s.total for s in self.segments))
         assert rest == 0, f"dimension {self.dim} of {shape} is no multiple of its units"
@@ -45,7 +47,7 @@ class Shard:
         )
 
     def _intervals(self, rank: int) -> list[tuple[int, int]]:
-        """What `rank` holds of all segments together, in their units."""
+        """Return the intervals of `rank` in all segments laid end to end, in their units."""
         found: list[tuple[int, int]] = []
         begin = 0
         for segment in self.segments:
@@ -60,16 +62,16 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Each rank of `ranks` holds the whole tensor."""
+    """Placement where each rank of `ranks` holds the whole tensor."""
 
     ranks: tuple[int, ...]
 
     def owners(self) -> tuple[int, ...]:
-        """The ranks that hold it."""
+        """Return the ranks that hold the tensor."""
         return self.ranks
 
     def pieces(self, shape: tuple[int, ...], rank: int) -> tuple[Slices, ...]:
-        """The whole of a tensor of `shape`, or nothing if `rank` does not take part."""
+        """Return the whole of a tensor of `shape`, or nothing if `rank` does not hold it."""
         return (tuple(slice(0, n) for n in shape),) if rank in self.ranks else ()
 
 

@@ -1,4 +1,4 @@
-"""Cutting a number of units into one interval per rank."""
+"""Cuts a number of units into one interval per rank."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Ranges:
     are held more than once (key-value heads shared by ranks).
 
     Attributes:
-        spans: (start, stop) of every rank.
-        total: number of units in the whole.
+        spans: interval (start, stop) of each rank.
+        total: number of units.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -28,21 +28,22 @@ class Ranges:
         return hash(self.spans)
 
     def size(self, rank: int) -> int:
+        """Return the number of units of a rank."""
         start, stop = self.spans[rank]
         return stop - start
 
     def owners(self) -> tuple[int, ...]:
-        """The ranks whose interval is not empty."""
+        """Return the ranks whose interval is not empty."""
         return tuple(r for r, (start, stop) in enumerate(self.spans) if stop > start)
 
     def first_held(self, rank: int) -> slice:
-        """The part of this rank's interval, counted from its start, that no rank before it has."""
+        """Return the part of a rank's interval that no earlier rank has, counted from its start."""
         start, stop = self.spans[rank]
         taken = max((end for begin, end in self.spans[:rank] if end > begin), default=0)
         return slice(min(max(taken - start, 0), stop - start), stop - start)
 
     def scaled(self, factor: int) -> Ranges:
-        """The same cut in units `factor` times finer."""
+        """Return the same cut, in units `factor` times finer."""
         return _scaled(self, factor)
 
 
@@ -54,21 +55,24 @@ def _scaled(ranges: Ranges, factor: int) -> Ranges:
 
 @lru_cache(maxsize=1 << 14)
 def _from_counts(counts: tuple[int, ...], total: int, unit: int) -> Ranges:
-    """So many units for each rank; the last one may be short. The blocks of a model repeat them."""
+    """Return the cut with so many units for each rank; the last unit may be short.
+
+    Cached, as most blocks of a model are cut alike.
+    """
     stops = [min(stop * unit, total) for stop in accumulate(counts)]
     return Ranges(tuple(pairwise([0, *stops])), total)
 
 
-def nothing(n_ranks: int) -> Ranges:
-    """The cut of a part that a block does not have."""
+def empty_ranges(n_ranks: int) -> Ranges:
+    """Return the empty cut of a part that a block does not have."""
     return _from_counts((0,) * n_ranks, 0, 1)
 
 
 class Apportioner:
-    """Largest-remainder rounding that carries its error from one call to the next.
+    """Largest-remainder apportionment that carries its rounding error from call to call.
 
-    Cutting each of `n` blocks by itself would round the same way every time and drift from what
-    was asked; carrying the error keeps the sum over all blocks within about one unit of it.
+    Cutting each of `n` blocks by itself would round the same way every time and drift from the
+    wanted shares; carrying the error keeps the sum over all blocks within about one unit of them.
     """
 
     def __init__(self, n_ranks: int) -> None:
@@ -77,11 +81,11 @@ class Apportioner:
     def cut(self, shares: Sequence[float], total: int, unit: int = 1) -> Ranges:
         """Divide `total` by `shares` (which sum to 1) at multiples of `unit`.
 
-        A share of 0 always gets nothing, and a rank's error stays as it is meanwhile; the last unit
-        may be a short one. A total of 0 leaves all errors as they are.
+        A share of 0 always gets nothing and leaves that rank's error unchanged; a total of 0 leaves
+        all errors unchanged. The last unit may be short.
         """
         if not total:
-            return nothing(len(shares))
+            return empty_ranges(len(shares))
         wanted = [s * total + c if s else 0.0 for s, c in zip(shares, self._carry, strict=True)]
         units = [w / unit for w in wanted] if unit > 1 else wanted
         ranges = _from_counts(
@@ -95,7 +99,7 @@ class Apportioner:
 
 
 def largest_remainder(wanted: Sequence[float], shares: Sequence[float], total: int) -> list[int]:
-    """Whole numbers near `wanted` that sum to `total`; ranks without a share stay at 0."""
+    """Round `wanted` to whole numbers that sum to `total`; ranks without a share stay at 0."""
     counts = [int(w) if w > 0 else 0 for w in wanted]
     missing = total - sum(counts)
     if missing:

@@ -1,4 +1,4 @@
-"""From one cut of units to another: who gets what from whom."""
+"""Plans the change from one cut of units to another: which rank gets which units from which."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from engine.sharding.ranges import Ranges
 
 Segments = tuple[Ranges, ...]
-"""What a rank holds: its interval of the first, then of the second, and so on."""
+"""Cuts of several segments; a rank holds its interval of the first, then of the second, ..."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring units that one rank gets from another one.
+    """A run of adjacent units that one rank gets from another.
 
     Attributes:
-        source: the rank that has them.
-        start: of the first, among the units of that rank.
-        goal: of the first, among the units of the rank that gets them.
-        n: how many.
+        source: rank that has the units.
+        start: index of the first one among the units of the source.
+        goal: index of the first one among the units of the receiving rank.
+        n: number of units.
     """
 
     source: int
@@ -29,12 +29,12 @@ class Run:
 
 
 def runs(old: Segments, new: Segments, rank: int, sources: Sequence[int]) -> list[Run]:
-    """Where `rank` of the cut `new` finds its units among the ranks of `old`.
+    """Return from where among the ranks of `old` each unit of `rank` in `new` comes.
 
-    Units that several ranks of `old` have are taken once.
+    Units that several ranks of `old` have are taken from one of them.
 
     Args:
-        sources: the ranks of `old`, those that are asked first in front.
+        sources: ranks of `old` in order of preference.
     """
     found: list[Run] = []
     goal = 0
@@ -51,17 +51,17 @@ def runs(old: Segments, new: Segments, rank: int, sources: Sequence[int]) -> lis
 
 
 def as_one(cut: Segments) -> Segments:
-    """The cut in which a single rank has all units, each once."""
+    """Return the cut in which a single rank has all units, each once."""
     return tuple(Ranges(((0, segment.total),), segment.total) for segment in cut)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Something that is brought to its new places in one go.
+    """A change of places that is made in one go, with the memory it takes.
 
     Attributes:
-        adds: bytes that each device takes for it before anything is freed.
-        drops: bytes that each device gives back afterwards.
+        adds: bytes to allocate on each device before anything is freed.
+        drops: bytes to free on each device afterwards.
     """
 
     adds: Mapping[str, int]
@@ -72,15 +72,15 @@ def next_move(
     moves: Sequence[Move], held: Mapping[str, int], spare: Mapping[str, int],
     limits: Mapping[str, int],
 ) -> int:  # fmt: skip
-    """Which of the moves leaves the fullest device the most room.
+    """Return the index of the move that leaves the fullest device the most room.
 
-    What devices pass to each other is then passed in turn, so that none ever holds much more than
-    it does before or after all moves.
+    With it, devices hand parts to each other in turn, and none ever holds much more than it does
+    before or after all moves.
 
     Args:
-        held: bytes on each device.
-        spare: how many of them can be freed at any time.
-        limits: what each device should hold at most.
+        held: bytes held on each device.
+        spare: bytes of these that can be freed at any time.
+        limits: bytes that each device should hold at most.
     """
 
     def excess(move: Move) -> int:

@@ -1,4 +1,4 @@
-"""Who wants how much of what: the table that every kind of split is a pattern in.
+"""The table of wanted shares, in which every kind of split is a pattern.
 
 For each block and part (attention, recurrent layer, FFN, experts, shared expert) and for the two
 ends of the model (embedding, output head) the table holds the share of every rank. Tensor
@@ -20,6 +20,7 @@ from engine.gguf.tensors import split_name
 from engine.sharding.ranges import Apportioner
 
 Shares = tuple[float, ...]
+"""Share of each rank; the sum is 1."""
 
 PARTS = (
     ("experts", re.compile(r"ffn_(gate|up|down|gate_up)_exps\.")),
@@ -28,12 +29,12 @@ PARTS = (
     ("recurrent", re.compile(r"(ssm|shortconv)[_.](?!.*norm)")),
     ("attention", re.compile(r"attn_(?!.*norm)")),
 )
-"""Which part of a block a tensor belongs to, by its name; the others are held by all ranks."""
+"""Part of a block that a tensor belongs to, by its name; all ranks hold the other tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShares:
-    """The wanted share of each rank in the parts of one block; each sums to 1."""
+    """The wanted shares of each part of one block."""
 
     attention: Shares
     recurrent: Shares
@@ -43,13 +44,13 @@ class BlockShares:
 
     @classmethod
     def alike(cls, shares: Shares) -> BlockShares:
-        """The same shares in every part."""
+        """Return a block with the same shares in every part."""
         return cls(shares, shares, shares, shares, shares)
 
 
 @dataclass(frozen=True, slots=True)
 class ShareTable:
-    """The wanted shares of a whole model."""
+    """The wanted shares of a whole model: of its blocks, its embedding and its output head."""
 
     blocks: tuple[BlockShares, ...]
     embedding: Shares
@@ -57,6 +58,7 @@ class ShareTable:
 
     @property
     def n_ranks(self) -> int:
+        """Number of ranks."""
         return len(self.output)
 
 
@@ -75,7 +77,7 @@ def normalise(split: Sequence[float] | None, n_ranks: int) -> Shares:
         )
     if any(not 0 <= s < float("inf") for s in split) or max(split) <= 0:
         raise SplitError(
-            "The split must be numbers of at least 0, one of them above 0.",
+            "The split needs numbers of at least 0, one of them above 0.",
             "For example --split 3,1.",
         )
     largest = max(split)  # first, so that the sum of huge numbers stays finite
@@ -86,14 +88,15 @@ def normalise(split: Sequence[float] | None, n_ranks: int) -> Shares:
 def share_table(
     mode: str, shares: Shares, n_layer: int, *, tied: bool, groups: Sequence[int] = ()
 ) -> ShareTable:
-    """The pattern of a split mode.
+    """Return the table of a split mode.
 
     Args:
         mode: "tensor" (the same fractions everywhere), "layer" (whole blocks, in rank order) or
             "groups" (whole blocks to groups of ranks, and fractions inside each).
-        shares: the wanted share of each rank.
-        tied: the output head is the embedding, so both ends must be cut alike.
-        groups: sizes of the groups of the first ranks; the ranks behind them have no share.
+        shares: wanted share of each rank.
+        n_layer: number of blocks.
+        tied: whether the output head is the embedding, so that both must be cut alike.
+        groups: sizes of the groups of the first ranks; the ranks after them have no share.
     """
     if mode == "tensor":
         return ShareTable((BlockShares.alike(shares),) * n_layer, shares, shares)
@@ -103,7 +106,7 @@ def share_table(
 
 
 def _by_block(shares: Shares, groups: Sequence[int], n_layer: int) -> list[BlockShares]:
-    """Whole blocks to neighbouring groups of ranks, as many as their shares together say."""
+    """Give whole blocks to consecutive groups of ranks, in proportion to each group's shares."""
     stops = list(accumulate(groups))
     totals = [sum(shares[stop - size : stop]) for stop, size in zip(stops, groups, strict=True)]
     cut = Apportioner(len(groups)).cut(totals, n_layer)
@@ -117,7 +120,7 @@ def _by_block(shares: Shares, groups: Sequence[int], n_layer: int) -> list[Block
 
 
 def one_hot(rank: int, n_ranks: int) -> Shares:
-    """All for one rank."""
+    """Return the shares that give everything to one rank."""
     return tuple(1.0 if r == rank else 0.0 for r in range(n_ranks))
 
 
@@ -128,19 +131,19 @@ def apply_overrides(
     tensors: Collection[str],
     recurrent: Sequence[bool] = (),
 ) -> ShareTable:
-    """Put the parts whose tensors match a pattern on one device, whole.
+    """Put every part with a tensor that matches a pattern on one device, whole.
 
     Args:
-        overrides: (regular expression on GGUF tensor names, device or "#" and a rank); later ones
-            win.
-        devices: the device of each rank; the first rank on the named device takes the part.
-        tensors: the names in the file.
-        recurrent: the blocks that have a recurrent layer in place of attention; their `attn_…`
-            tensors belong to it.
+        overrides: pairs of a regular expression on tensor names and a device, or "#" and a rank;
+            later ones win.
+        devices: device of each rank; the first rank on the named device takes the part.
+        tensors: names of the tensors in the file.
+        recurrent: whether each block has a recurrent layer in place of attention; its `attn_…`
+            tensors then belong to that layer.
 
     Raises:
-        SplitError: a pattern that is no regular expression or matches no part, or a device or
-            rank that is not in use.
+        SplitError: a pattern is not a regular expression or matches no part, or a device or rank
+            is not in use.
     """
     movable = movable_tensors(tuple(tensors), tuple(recurrent))
     for pattern, target in overrides:
@@ -156,7 +159,7 @@ def apply_overrides(
 
 
 def _rank_of(pattern: str, target: str, devices: Sequence[str]) -> int:
-    """The rank that an override names by its device or by its number."""
+    """Return the rank that an override names by its device or by its number."""
     if not target.startswith("#"):
         if target in devices:
             return list(devices).index(target)
@@ -168,40 +171,40 @@ def _rank_of(pattern: str, target: str, devices: Sequence[str]) -> int:
     if number.isascii() and number.isdigit() and int(number) < len(devices):
         return int(number)
     raise SplitError(
-        f"The override '{pattern}={target}' names a rank that there is not.",
-        f"Ranks are counted in the order of the devices, #0 to #{len(devices) - 1}.",
+        f"The override '{pattern}={target}' names a rank that does not exist.",
+        f"Ranks are numbered in the order of the devices, #0 to #{len(devices) - 1}.",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What can be moved by itself.
+class MatchedParts:
+    """The parts of a model that a pattern matches.
 
     Attributes:
-        blocks: the parts by block, such as (3, {"ffn"}).
-        ends: "embedding", "output" or both.
+        blocks: matched parts by block, such as (3, {"ffn"}).
+        ends: "embedding", "output", both or none.
     """
 
     blocks: tuple[tuple[int, frozenset[str]], ...]
     ends: frozenset[str]
 
 
-class Movable:
-    """The tensors of a file that can be moved, and what patterns have found among them.
+class MovableTensors:
+    """The tensors of a file that can be moved, with a cache of the patterns matched on them.
 
     Args:
-        places: the name of each, its block and the part of that; `END` for the ends.
+        places: name of each tensor, its block (or `END`), and its part of that block.
     """
 
     def __init__(self, places: Iterable[tuple[str, tuple[int, str]]]) -> None:
         self._places = tuple(places)
-        self._found: dict[str, Parts] = {}
+        self._found: dict[str, MatchedParts] = {}
 
-    def matching(self, pattern: str) -> Parts:
-        """The parts that have a tensor whose name matches.
+    def matching(self, pattern: str) -> MatchedParts:
+        """Return the parts that have a tensor whose name matches.
 
         Raises:
-            SplitError: the pattern is no regular expression.
+            SplitError: the pattern is not a regular expression.
         """
         if pattern not in self._found:
             if len(self._found) >= MOST_PATTERNS:
@@ -209,25 +212,25 @@ class Movable:
             self._found[pattern] = self._search(_compile(pattern))
         return self._found[pattern]
 
-    def _search(self, pattern: re.Pattern[str]) -> Parts:
+    def _search(self, pattern: re.Pattern[str]) -> MatchedParts:
         blocks: dict[int, set[str]] = defaultdict(set)
         for name, (layer, part) in self._places:
             if pattern.search(name):
                 blocks[layer].add(part)
         ends = frozenset(blocks.pop(END, ()))
         inside = sorted(blocks.items())
-        return Parts(tuple((layer, frozenset(parts)) for layer, parts in inside), ends)
+        return MatchedParts(tuple((layer, frozenset(parts)) for layer, parts in inside), ends)
 
 
 @lru_cache(maxsize=8)
-def movable_tensors(names: tuple[str, ...], recurrent: tuple[bool, ...]) -> Movable:
-    """Those of a file with these tensors; see `apply_overrides`."""
+def movable_tensors(names: tuple[str, ...], recurrent: tuple[bool, ...]) -> MovableTensors:
+    """Return the movable tensors of a file; for the arguments see `apply_overrides`."""
     places = ((name, part_of(name, recurrent)) for name in names)
-    return Movable((name, place) for name, place in places if place is not None)
+    return MovableTensors((name, place) for name, place in places if place is not None)
 
 
-def _moved(table: ShareTable, parts: Parts, hot: Shares) -> ShareTable:
-    """`table` with these parts one-hot; `table` itself if it has none of them."""
+def _moved(table: ShareTable, parts: MatchedParts, hot: Shares) -> ShareTable:
+    """Return `table` with these parts one-hot; `table` itself if it has none of them."""
     blocks = list(table.blocks)
     inside = [(layer, moved) for layer, moved in parts.blocks if layer < len(blocks)]
     if not inside and not parts.ends:
@@ -242,18 +245,18 @@ def _moved(table: ShareTable, parts: Parts, hot: Shares) -> ShareTable:
 
 
 END = -1
-"""Stands for the block of what lies at the ends of a model."""
+"""Block number of what lies at the ends of a model."""
 
 MOST_PATTERNS = 4096
-"""That are remembered for a file."""
+"""Number of patterns to cache for a file."""
 
 _ENDS = {"token_embd.weight": "embedding", "output.weight": "output"}
 
 
 def part_of(name: str, recurrent: Sequence[bool]) -> tuple[int, str] | None:
-    """The block and the part of it that a tensor belongs to; None if it cannot be moved.
+    """Return the block of a tensor and its part of that block; None if it cannot be moved.
 
-    At the ends of the model the block is `END`.
+    The block is `END` at the ends of the model.
     """
     if name in _ENDS:
         return END, _ENDS[name]

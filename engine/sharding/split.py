@@ -1,7 +1,7 @@
-"""Boundaries of every part of a model, computed once and used by everything that cuts.
+"""Computes the boundaries of every part of a model, once for everything that cuts.
 
-The loader, the caches and the memory estimate all take their slices from here; nothing rounds a
-tensor by itself, so the slices of one block always fit together.
+The loader, the caches and the memory estimate all take their slices from here. Nothing rounds a
+tensor by itself, so the slices of a block always fit together.
 """
 
 from __future__ import annotations
@@ -9,28 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.sharding.ranges import Apportioner, Ranges, nothing
+from engine.sharding.ranges import Apportioner, Ranges, empty_ranges
 from engine.sharding.shares import Shares, ShareTable
 
 COLUMN_UNIT = 32
-"""Columns: the smallest sub-block that every quantised format can be cut at."""
+"""Number of columns at whose multiples every quantised format can be cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDims:
-    """Sizes of one block that a split cuts; 0 where the block has no such part.
+    """The sizes of one block that a split cuts; 0 where the block has no such part.
 
     Attributes:
-        n_head: query heads.
-        n_head_kv: key-value heads; each serves n_head / n_head_kv neighbouring query heads.
-        n_state_head: heads of a recurrent state, or channels where each has a state of its own.
-        n_state_group: what heads share (keys of linear attention, B and C of Mamba 2), as
-            query heads share key-value heads.
-        state_unit: a cut of the state lies at multiples of this many heads.
-        n_ff: columns of the dense FFN.
-        n_ff_exp: columns of each routed expert.
-        n_ff_shexp: columns of the shared expert.
-        kv_of: an earlier block whose keys and values this one attends to, so both are cut alike.
+        n_head: number of query heads.
+        n_head_kv: number of key-value heads; each serves n_head / n_head_kv adjacent query heads.
+        n_state_head: number of heads of a recurrent state, or of channels where each has a state
+            of its own.
+        n_state_group: number of groups that these heads share (keys of linear attention, B and C
+            of Mamba 2), as query heads share key-value heads.
+        state_unit: number of heads at whose multiples the state can be cut.
+        n_ff: number of columns of the dense FFN.
+        n_ff_exp: number of columns of each routed expert.
+        n_ff_shexp: number of columns of the shared expert.
+        kv_of: earlier block whose keys and values this one attends to, so both are cut alike.
     """
 
     n_head: int = 0
@@ -49,15 +50,15 @@ class BlockSplit:
     """The cut of one block.
 
     Attributes:
-        group: the ranks that have a slice of any part; the others do not see this block.
+        group: ranks that have a slice of any part; the others skip this block.
         heads: query heads of each rank.
-        kv_heads: key-value heads of each rank; ranks share a head when there are more ranks than
+        kv_heads: key-value heads of each rank; ranks share a head where there are more ranks than
             heads.
-        state_heads: heads (or channels) of the recurrent state.
-        state_groups: the groups those heads belong to; ranks share one like a key-value head.
-        ffn: columns of the dense FFN.
-        experts: columns inside every routed expert.
-        shared: columns of the shared expert.
+        state_heads: heads (or channels) of the recurrent state of each rank.
+        state_groups: groups that these heads belong to; ranks may share one, as key-value heads.
+        ffn: columns of the dense FFN of each rank.
+        experts: columns of each rank inside every routed expert.
+        shared: columns of the shared expert of each rank.
     """
 
     group: tuple[int, ...]
@@ -72,7 +73,7 @@ class BlockSplit:
 
 @dataclass(frozen=True, slots=True)
 class ModelSplit:
-    """The cut of a whole model; `embedding` and `output` are rows of the vocabulary."""
+    """The cut of a whole model: blocks, and rows of the embedding and the output head."""
 
     n_ranks: int
     blocks: tuple[BlockSplit, ...]
@@ -81,27 +82,30 @@ class ModelSplit:
 
     @property
     def last_group(self) -> tuple[int, ...]:
+        """Ranks that have a slice of the output head."""
         return self.output.owners()
 
     @property
     def used(self) -> tuple[int, ...]:
-        """The ranks that have a slice of any block."""
+        """Ranks that have a slice of any block."""
         return tuple(sorted({rank for block in self.blocks for rank in block.group}))
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The ranks that have a slice of anything; the others hold and compute nothing."""
+        """Ranks that have a slice of anything; the others hold and compute nothing."""
         return tuple(sorted({*self.used, *self.embedding.owners(), *self.output.owners()}))
 
 
 def cut_model(
     table: ShareTable, blocks: Sequence[BlockDims], n_vocab: int, *, tied: bool = False
 ) -> ModelSplit:
-    """Turn wanted shares into boundaries.
+    """Return the boundaries that wanted shares lead to.
 
     Args:
-        blocks: the sizes of each block, as many as `table` has.
-        tied: the output head is the embedding and is held once.
+        table: wanted shares.
+        blocks: sizes of each block of `table`.
+        n_vocab: number of rows of the embedding and the output head.
+        tied: whether the output head is the embedding, held once.
     """
     n_ranks = table.n_ranks
     attention, state = _HeadCutter(n_ranks), _HeadCutter(n_ranks)
@@ -132,7 +136,7 @@ def cut_model(
 
 
 class _HeadCutter:
-    """Cuts heads that share groups: whole groups while there are enough of them for all ranks."""
+    """Cuts heads that share groups: by whole groups where there are enough for all ranks."""
 
     def __init__(self, n_ranks: int) -> None:
         self._by_group = Apportioner(n_ranks)
@@ -141,9 +145,9 @@ class _HeadCutter:
     def cut(
         self, shares: Shares, n_head: int, n_group: int, unit: int = 1
     ) -> tuple[Ranges, Ranges]:
-        """The heads and the groups of each rank."""
+        """Return the heads and the groups of each rank."""
         if not n_head:
-            return nothing(len(shares)), nothing(len(shares))
+            return empty_ranges(len(shares)), empty_ranges(len(shares))
         size = n_head // n_group
         if len(shares) - shares.count(0.0) <= n_group:
             groups = self._by_group.cut(shares, n_group, unit)
@@ -154,17 +158,17 @@ class _HeadCutter:
 
 
 def head_groups(heads: Ranges, groups: Ranges, rank: int) -> list[int]:
-    """For each head of `rank` the index of its group among the groups of `rank`."""
+    """Return for each head of `rank` the index of its group among the groups of `rank`."""
     size = heads.total // groups.total
     first = groups.spans[rank][0]
     return [head // size - first for head in range(*heads.spans[rank])]
 
 
 def tiles(heads: Ranges, n_group: int) -> tuple[Ranges, ...]:
-    """A cut of heads for a file that stores them tiled: one of each group, then another of each.
+    """Return a cut of heads for a file that tiles them: one head of each group, then the next.
 
-    `heads` counts them group by group (head h belongs to group h // size). Tile j holds head
-    g × size + j of every group g; the result has, for each tile, the groups of each rank.
+    `heads` counts group by group (head h belongs to group h // size). In the file, tile j holds
+    head g × size + j of every group g. The result has for each tile the groups of each rank.
     """
     size = heads.total // n_group
 

@@ -123,7 +123,7 @@ def test_a_split_that_cannot_be_made_is_a_sentence_with_a_way_out(desk: Desk, qt
     """A rank that was pinned to is gone."""
     desk.tell(overrides=((r"^blk\.0\.attn_", "#5"),))
     desk.panel.show()
-    qtbot.waitUntil(lambda: "names a rank that there is not" in desk.panel.hint.text())
+    qtbot.waitUntil(lambda: "names a rank that does not exist" in desk.panel.hint.text())
     assert desk.panel.unpin_all.isVisible()
     desk.panel.unpin_all.click()
     assert desk.split.given == [()]

@@ -320,7 +320,7 @@ def test_modes_are_crossed_and_shown(run: Run, model: Path) -> None:
     ]  # fmt: skip
     out = run("bench", model, *arguments).out
     assert "groups 2,1; 1 blocks on CPU" in out
-    assert "The groups 2,2 are of 4 ranks, but there are 3 devices." in out
+    assert "The groups 2,2 have 4 ranks, but there are 3 devices." in out
     assert "2,1" in run("bench", model, *arguments, "--csv").out
 
 

@@ -203,7 +203,7 @@ def test_visible_follows_cudas_rules(value, expected):
         ("GPU-aaaa1111,0", "'GPU-aaaa1111,0': it names GPU 0 twice, which hides all GPUs."),
         ("GPU-aaaa", "2 GPUs have UUIDs that begin with 'GPU-aaaa', which ends the list."),
         ("GPU-cc", "no GPU here has a UUID that begins with 'GPU-cc', which ends"),
-        ("MIG-12ab", "'MIG-12ab' is a part of a GPU, which Tandem cannot use"),
+        ("MIG-12ab", "'MIG-12ab' is a part of a GPU (MIG), which Tandem cannot use"),
         ("cuda:0", "'cuda:0' is neither a number nor a UUID of a GPU"),
     ],
 )
@@ -220,7 +220,7 @@ def test_what_is_named_in_vain_is_told(value, expected):
     [
         ("9", "CUDA_VISIBLE_DEVICES is '9': there is no GPU 9, as 3 are here"),
         ("1,1", "CUDA_VISIBLE_DEVICES is '1,1': it names GPU 1 twice, which hides all GPUs."),
-        ("MIG-1", "'MIG-1' is a part of a GPU, which Tandem cannot use"),
+        ("MIG-1", "'MIG-1' is a part of a GPU (MIG), which Tandem cannot use"),
         ("", "CUDA_VISIBLE_DEVICES is '' and hides all GPUs. Tandem runs on the CPU."),
         ("-1", "CUDA_VISIBLE_DEVICES is '-1' and hides all GPUs. Tandem runs on the CPU."),
     ],

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine import LoadParams, SplitError
 from engine.config import default_groups
-from engine.sharding.patterns import Wanted, wanted_shares
+from engine.sharding.patterns import WantedShares, wanted_shares
 from engine.sharding.shares import Shares
 
 PARTS = ("attention", "recurrent", "ffn", "experts", "shared")
@@ -33,7 +33,7 @@ def names(n_layer: int, *, tied: bool = False) -> list[str]:
     return [f"blk.{i}.{stem}.weight" for i in range(n_layer) for stem in stems] + ends
 
 
-def wanted(n_layer: int, *, tied: bool = False, **options: object) -> Wanted:
+def wanted(n_layer: int, *, tied: bool = False, **options: object) -> WantedShares:
     params = LoadParams("m.gguf", **options)  # type: ignore[arg-type]
     return wanted_shares(params, n_layer, tied=tied, tensors=names(n_layer, tied=tied))
 
@@ -204,7 +204,7 @@ def test_overrides_win_over_what_goes_to_the_cpu_and_later_ones_over_earlier() -
 
 @pytest.mark.parametrize("target", ["#2", "#-1", "#", "#x", "#1.0", "#١"])
 def test_a_rank_that_there_is_not_is_refused(target: str) -> None:
-    with pytest.raises(SplitError, match="names a rank that there is not"):
+    with pytest.raises(SplitError, match="names a rank that does not exist"):
         wanted(2, devices=("cpu",) * 2, overrides=(("ffn", target),))
 
 
