@@ -1,4 +1,7 @@
-"""Text in and out: tokenizers and chat templates from GGUF metadata. Knows no torch."""
+"""Turns text into tokens and back: tokenizers and chat templates from GGUF metadata.
+
+Imports no torch, and of the engine only `errors` and `gguf`.
+"""
 
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata, fallback_template
 from engine.text.loader import load_tokenizer

@@ -1,7 +1,7 @@
-"""Byte-level BPE: words cut by regular expressions, merged by a ranked list of merges.
+"""Encodes text with byte-level BPE: words cut by regular expressions, then merged by a ranked list.
 
-The merging is the `tokenizers` library's. Gemma's kind of BPE (plain text, bytes as <0xXX> tokens)
-is the same with another alphabet.
+The `tokenizers` library does the merging. Gemma's BPE (plain text, bytes as <0xXX> tokens) differs
+in its alphabet alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ NEWLINES = re.compile(r"(\n+)")
 
 
 def split_merge(merge: str) -> tuple[str, str]:
-    """The two tokens of one merge; the space that parts them is never the first character."""
+    """Return the two tokens of a merge; the space between them is never the first character."""
     cut = merge.find(" ", 1)
     return merge[:cut], merge[cut + 1 :]
 
 
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    """Return GPT-2's characters for bytes: printable Latin-1 as itself, the others from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     return {chr(byte): byte for byte in printable} | {
@@ -34,15 +34,15 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class BpeEncoder:
-    """Text without special tokens to ids.
+    """Encoder of text without special tokens into ids.
 
     Args:
-        ids: every token and its id.
-        merges: "left right", most wanted first.
-        pre: how text is cut before merging.
+        ids: id of each token.
+        merges: merges "left right", first those to apply first.
+        pre: rules that cut text into words before merging.
 
     Raises:
-        ValueError: a merge is no pair of tokens.
+        ValueError: a merge is not a pair of tokens.
     """
 
     def __init__(self, ids: dict[str, int], merges: list[str], pre: PreTokenizer) -> None:
@@ -61,6 +61,7 @@ class BpeEncoder:
         self._tokenizer.pre_tokenizer = Sequence([*cuts, *spelling])
 
     def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
         if self._pre.byte_level:
             return self._encode_words(text)
         text = text.replace(" ", SPACE)

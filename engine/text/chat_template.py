@@ -1,4 +1,4 @@
-"""Conversations as the text a model was trained on, by the Jinja template in its file."""
+"""Renders conversations as the text a model was trained on, with the Jinja template in its file."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ DEFAULT_TEMPLATE = """\
 
 
 class Rejected(jinja2.TemplateError):
-    """The template called `raise_exception`."""
+    """Error of a template that called `raise_exception`."""
 
 
 class ChatTemplate:
-    """A chat template.
+    """The chat template of a model.
 
     Args:
-        source: Jinja, as Hugging Face writes it.
-        bos_token: the spelling of BOS, "" where the model has none.
-        is_fallback: the model brought no template; plain "User: …" text is used instead.
+        source: Jinja source, in Hugging Face's dialect.
+        bos_token: text of BOS, "" where the model has none.
+        eos_token: text of EOS, "" where the model has none.
+        is_fallback: whether the model has no template, so that plain "User: …" text is used.
+        max_seconds: longest time that rendering may take.
 
     Attributes:
-        stop_strings: where a reply must be cut, as no token of the model ends it.
+        stop_strings: strings at which to cut a reply, as no token of the model ends it.
     """
 
     def __init__(
@@ -70,13 +72,13 @@ class ChatTemplate:
         now: datetime | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt for a conversation.
+        """Return the prompt for a conversation.
 
         Args:
-            messages: {"role": …, "content": …} each, oldest first.
-            tools: JSON schemas of the functions the model may call.
-            add_generation_prompt: end where the assistant begins to speak.
-            now: what the template takes for the current time.
+            messages: messages {"role": …, "content": …}, oldest first.
+            tools: JSON schemas of the functions that the model may call.
+            add_generation_prompt: whether to end where the assistant begins to speak.
+            now: current time for the template; None for that of the clock.
             variables: more template variables, such as enable_thinking=False.
 
         Raises:
@@ -121,18 +123,18 @@ class ChatTemplate:
         if len(self.source) > MAX_SOURCE:
             raise TemplateError(
                 f"The model's chat template has {len(self.source)} characters; "
-                f"{MAX_SOURCE} are the most that is accepted."
+                f"at most {MAX_SOURCE} are accepted."
             )
         return _environment().from_string(self.source)
 
 
 def fallback_template(bos_token: str = "", eos_token: str = "") -> ChatTemplate:
-    """For models without a template of their own."""
+    """Return the template for models without one of their own."""
     return ChatTemplate(DEFAULT_TEMPLATE, bos_token, eos_token, is_fallback=True)
 
 
 def chat_template_from_metadata(meta: Metadata, tokenizer: Tokenizer) -> ChatTemplate:
-    """The template of a model file, or the fallback."""
+    """Return the template of a model file, or the fallback."""
     bos, eos = (
         "" if token_id is None else tokenizer.token_text(token_id)
         for token_id in (tokenizer.bos_id, tokenizer.eos_id)
@@ -158,7 +160,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without Jinja's HTML escapes, which would end up in the prompt."""
+    """Return `value` as JSON, without Jinja's HTML escapes, which would end up in the prompt."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

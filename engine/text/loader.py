@@ -1,4 +1,4 @@
-"""The tokenizer of a file on disk."""
+"""Loads the tokenizer of a file on disk."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from engine.text.tokenizer import Tokenizer
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a GGUF: a model, or a file with nothing but a vocabulary.
+    """Return the tokenizer of a GGUF file: of a model, or of a vocabulary alone.
 
     Raises:
-        ModelFileError: the file cannot be read, or has no tokenizer that Tandem knows.
+        ModelFileError: the file cannot be read, or has no supported tokenizer.
     """
     with GGUFFile.open(path) as file:
         return Tokenizer.from_metadata(file.meta)

@@ -1,11 +1,11 @@
-"""How byte-level BPE vocabularies cut text into words, by `tokenizer.ggml.pre`.
+"""Rules by which byte-level BPE vocabularies cut text into words, by `tokenizer.ggml.pre`.
 
-A GGUF names its cut, it does not carry it: this table supplies the regular expressions (Oniguruma
-syntax) and the habits that hang on the name. Patterns run one after the other, each inside the
-pieces that the one before left; text between matches is a piece too. The names and groups are
-llama.cpp's (`src/llama-vocab.cpp`), but for "whitespace", which comes only with a tokenizer of its
-own. Where its regex engine only approximates a model's own pattern (upper and lower case outside
-ASCII), the model's own pattern stands here.
+A GGUF file only names its rules. This table supplies the regular expressions (Oniguruma syntax) and
+the other habits that go with the name. Patterns run one after the other, each inside the pieces
+that the one before left; text between matches is a piece too. Names and groups are llama.cpp's
+(`src/llama-vocab.cpp`), but for "whitespace", which comes only with a tokenizer of its own. Where
+llama.cpp's regex engine approximates a model's pattern (upper and lower case outside ASCII), the
+model's own pattern stands here.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ KANA = r"\x{3040}-\x{309F}\x{30A0}-\x{30FF}"
 
 
 def one_of(*alternatives: str) -> str:
+    """Return a pattern that matches any of the alternatives, the first that fits."""
     return "|".join(alternatives)
 
 
 def cased_words(lead: str = r"[^\r\n\p{L}\p{N}]?", ending: str = "") -> str:
-    """Words that end where lower case turns into upper case, as tekken and o200k cut them."""
+    """Return a pattern of words that end before a new capital, as tekken and o200k cut them."""
     return one_of(f"{lead}{UPPER}*{LOWER}+{ending}", f"{lead}{UPPER}+{LOWER}*{ending}")
 
 
 def llama3_like(digits: str, word: str = WORD, symbols: str = SYMBOLS) -> str:
+    """Return Llama 3's pattern with other rules for digits, words or symbols."""
     return one_of(CONTRACTION, word, digits, symbols, NEWLINES, SPACES)
 
 
@@ -59,7 +61,7 @@ DEEPSEEK3_WORDS = one_of(
 )
 DEEPSEEK3 = (r"\p{N}{1,3}", rf"[\x{{4E00}}-\x{{9FA5}}{KANA}]+", DEEPSEEK3_WORDS)
 CJK_OLD = r"[\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
-# cased letters that DeepSeek LLM's list of ranges passes over, such as Georgian and small Armenian
+# cased letters missing in DeepSeek LLM's list of ranges, such as Georgian and small Armenian
 UNLISTED = (
     r"\x{0560}-\x{0588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8F}\x{2D00}-\x{2D2F}\x{A78F}-\x{A7FF}"
     r"\x{AB30}-\x{AB6F}\x{10570}-\x{105BF}\x{10D40}-\x{10D8F}\x{16E40}-\x{16EFF}"
@@ -99,8 +101,8 @@ KIMI_K2 = one_of(
     rf"[^\r\n\p{{L}}\p{{N}}]?{HAN_FREE_UPPER}+{HAN_FREE_LOWER}*{CONTRACTION}?",
     r"\p{N}{1,3}", SYMBOLS, NEWLINES, SPACES,
 )  # fmt: skip
-# Digits in threes from the right. Models ask at every third digit how many follow, which takes
-# quadratic time; to cut off the one or two on the left leaves the same threes.
+# Digits in threes from the right. The model's pattern counts the remaining digits at every third
+# one, which takes quadratic time; cutting off the one or two on the left gives the same threes.
 AFMOE = (
     r"(?<!\p{N})\p{N}{1,2}(?=(?:\p{N}{3})*(?!\p{N}))|\p{N}{3}",
     r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}" + KANA + r"\x{FF65}-\x{FF9F}"
@@ -128,17 +130,18 @@ LINES = r"[^\n]+|[\n]+"
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How text is cut before merging, and what a vocabulary of this kind does unasked.
+    """The rules and defaults of one kind of vocabulary.
 
     Args:
-        patterns: regular expressions, applied in order.
-        clean_spaces: decoding drops spaces before punctuation.
-        ignore_merges: a word that is a token becomes it, whatever the merges say.
-        add_bos: texts begin with BOS unless the file says otherwise.
-        forces_bos: even if the file says otherwise.
-        byte_level: pieces are spelled in GPT-2's byte alphabet; else in plain text with spaces
-            written as U+2581 and missing characters as <0xXX> tokens.
-        whole_newlines: a run of newlines that is a token becomes it, whatever the merges say.
+        patterns: regular expressions that cut text before merging, applied in order.
+        clean_spaces: whether decoding drops spaces before punctuation.
+        ignore_merges: whether a word that is a token becomes it, whatever the merges say.
+        add_bos: whether texts begin with BOS unless the file says otherwise.
+        forces_bos: whether texts begin with BOS even if the file says otherwise.
+        byte_level: whether pieces are spelled in GPT-2's byte alphabet; else in plain text, with
+            U+2581 for spaces and <0xXX> tokens for missing characters.
+        whole_newlines: whether a run of newlines that is a token becomes it, whatever the merges
+            say.
     """
 
     patterns: tuple[str, ...]

@@ -1,8 +1,9 @@
-"""A Jinja sandbox that ends: templates come from strangers inside model files.
+"""A Jinja sandbox with limits on time and memory, as templates come from untrusted model files.
 
-Jinja's own sandbox keeps a template away from Python's internals but not from running for ever or
-from filling the memory. Here every loop step, call, operator, filter and output draws on a budget
-of time and text, and what would make a far larger text out of its inputs is refused beforehand.
+Jinja's own sandbox keeps a template away from Python's internals, but not from running forever or
+filling the memory. Here every loop step, call, operator, filter and output draws on a budget of
+time and text, and an operation that would make a far larger text than its inputs is refused before
+it runs.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_SECONDS = 5.0
+MAX_SECONDS = 5.0  # time of one rendering
 MAX_TEXT = 1 << 24  # characters of one text
-MAX_TOTAL = 1 << 29  # characters of all texts a rendering makes on its way
-MAX_BITS = 4096  # of an integer
-ITEM_SIZE = 16  # characters that an item of a list counts for beside its own
+MAX_TOTAL = 1 << 29  # characters of all texts that one rendering makes
+MAX_BITS = 4096  # size of an integer
+ITEM_SIZE = 16  # characters to charge for an item of a list, beside its own
 WIDE = r"(\d{4,}|\*)"
 WIDE_PERCENT = re.compile(rf"%(\([^)]*\))?[-+ #0]*({WIDE}|\d*\.{WIDE})")
 WIDE_BRACES = re.compile(r"\d{4,}|\{")  # in what follows the colon
 
 
 class Budget:
-    """What one rendering may still use."""
+    """Time and text that one rendering may still use."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -43,16 +44,16 @@ class Budget:
         self._left = MAX_TOTAL
 
     def spend(self, size: int) -> None:
-        """Raises SecurityError when the template made too much text or took too long."""
+        """Charge `size` characters; raise SecurityError if the budget is used up."""
         self._left -= size
         self.check_size(size if self._left >= 0 else MAX_TEXT + 1)
         if time.monotonic() > self._deadline:
             raise SecurityError(f"it runs for more than {self._seconds:g} seconds")
 
     def check_size(self, size: int) -> None:
-        """Raises SecurityError when one text is too long."""
+        """Raise SecurityError if one text is too long."""
         if size > MAX_TEXT:
-            raise SecurityError("it makes a text beyond all measure")
+            raise SecurityError("it makes a text that is too long")
 
 
 _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
@@ -60,7 +61,7 @@ _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 @contextmanager
 def limited(seconds: float = MAX_SECONDS) -> Iterator[Budget]:
-    """Give what is rendered inside a budget of its own."""
+    """Give the rendering inside the `with` block a budget of its own."""
     budget = Budget(seconds)
     token = _budget.set(budget)
     try:
@@ -70,13 +71,14 @@ def limited(seconds: float = MAX_SECONDS) -> Iterator[Budget]:
 
 
 def spend(size: int) -> None:
+    """Charge `size` characters to the current budget, if there is one."""
     budget = _budget.get()
     if budget is not None:
         budget.spend(size)
 
 
 def text_size(value: object) -> int:
-    """At most how long `value` is as text; counting stops beyond `MAX_TEXT`."""
+    """Return an upper bound of the length of `value` as text; counting stops beyond `MAX_TEXT`."""
     total, todo = 0, [value]
     while todo and total <= MAX_TEXT:
         item = todo.pop()
@@ -91,7 +93,7 @@ def text_size(value: object) -> int:
 
 
 def result_size(name: str, text: str | bytes, args: list[Any]) -> int:
-    """An upper bound of what the text method or filter `name` makes of `text`."""
+    """Return an upper bound of the length of what method or filter `name` makes of `text`."""
     largest = _largest(args)
     longest = max((text_size(arg) for arg in args), default=0)
     if name in ("center", "ljust", "rjust", "zfill", "truncate"):
@@ -111,7 +113,7 @@ def result_size(name: str, text: str | bytes, args: list[Any]) -> int:
 
 
 def formats_wide(text: str | bytes) -> bool:
-    """Whether a format asks for thousands of characters, or leaves the width to its arguments."""
+    """Return whether a format has a width of thousands, or takes it from its arguments."""
     text = str(text)
     if WIDE_PERCENT.search(text):
         return True
@@ -126,7 +128,7 @@ def _largest(args: Iterable[object]) -> int:
 
 
 class BoundedCode(CodeGenerator):
-    """Compiles templates so that loops, macros and `~` report to the budget."""
+    """Compiler of templates whose loops, macros and `~` charge the budget."""
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
         size = nodes.Const(literal_size(node.body))
@@ -143,7 +145,7 @@ class BoundedCode(CodeGenerator):
 
 
 def literal_size(body: list[nodes.Node]) -> int:
-    """Characters that stand in the template's own text."""
+    """Return the number of characters of literal text in a template's body."""
     return sum(len(data.data) for node in body for data in _find_texts(node))
 
 
@@ -154,11 +156,12 @@ def _find_texts(node: nodes.Node) -> Iterator[nodes.TemplateData]:
 
 
 def call_environment(name: str, *args: nodes.Node) -> nodes.Call:
+    """Return a call of the method `name` of the environment."""
     return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks what the assistant said, for training: here it is only a scope."""
+    """The tag `{% generation %}`, which marks replies for training; here it is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012  Jinja's own declaration
 
@@ -169,7 +172,7 @@ class GenerationTag(Extension):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The environment that Hugging Face's chat templates expect, within a budget."""
+    """The Jinja environment that Hugging Face's chat templates expect, within a budget."""
 
     code_generator_class = BoundedCode
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -187,22 +190,25 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         """Refuse at once; Jinja would show a merely printed `x.__class__` as nothing."""
-        raise SecurityError(f"it reaches for '{attribute}' of a {type(obj).__name__}")
+        raise SecurityError(f"it accesses '{attribute}' of a {type(obj).__name__}")
 
     def counted(self, items: Iterable[Any], size: int) -> Iterator[Any]:
-        """`items` of a loop whose body holds `size` characters of plain text."""
+        """Yield the items of a loop whose body has `size` characters of literal text."""
         for item in items:
             spend(1 + size)
             yield item
 
     def charge(self, size: int) -> None:
+        """Charge a macro whose body has `size` characters of literal text."""
         spend(1 + size)
 
     def joined(self, *parts: object) -> str:
+        """Return the parts of a `~` expression joined."""
         spend(sum(map(text_size, parts)))
         return "".join(map(str, parts))
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function or method, charging what it may make."""
         method = getattr(function, "__wrapped__", function)  # the sandbox wraps str.format
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, int):
@@ -215,15 +221,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, function, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute a binary operator, charging what it may make."""
         if operator == "+" or (operator == "%" and isinstance(left, str | bytes)):
             spend(text_size(left) + text_size(right))
             if operator == "%" and formats_wide(left):
-                raise SecurityError("it formats with a width beyond all measure")
+                raise SecurityError("it formats with a width that is too large")
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
             bits = bits * abs(right) if operator == "**" else bits + right.bit_length()
             if bits > MAX_BITS:
-                raise SecurityError("it computes a number beyond all measure")
+                raise SecurityError("it computes a number that is too large")
         elif operator == "*":
             count, items = (left, right) if isinstance(left, int) else (right, left)
             unit = len(items) if isinstance(items, str | bytes) else text_size(items)
@@ -245,7 +252,7 @@ def _check_growth(name: str, text: str | bytes, args: list[Any]) -> None:
 
 
 def _bounded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter, refusing to make far more out of its input than that is."""
+    """Return a filter that charges what it may make before it runs."""
     passed_first = 1 if hasattr(filter_, "jinja_pass_arg") else 0  # the environment or the like
 
     @wraps(filter_)

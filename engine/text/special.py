@@ -1,4 +1,4 @@
-"""Finding special tokens in text."""
+"""Finds special tokens in text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A token that is found by its spelling.
+    """A token that is found in text by its spelling.
 
     Args:
-        is_hidden: only found where special tokens are asked for.
-        eats_spaces: white space after it is part of it.
+        text: spelling of the token.
+        token_id: its id.
+        is_hidden: whether it is found only where special tokens are asked for.
+        eats_spaces: whether white space after it belongs to it.
+        letters: distinct characters of its spelling.
     """
 
     text: str
@@ -26,7 +29,7 @@ class Special:
     letters: frozenset[str]
 
     def cut(self, text: str) -> list[str | int]:
-        """`text` with the token's id where its spelling was; empty pieces dropped."""
+        """Replace the token's spelling in `text` by its id; drop empty pieces."""
         first, *others = text.split(self.text)
         parts: list[str | int] = [first] if first else []
         for other in others:
@@ -38,7 +41,7 @@ class Special:
 class SpecialTokens:
     """The special tokens of a vocabulary.
 
-    The longest is looked for first, the next one in what that left, and so on.
+    The longest is searched first, the next one in the pieces that are left, and so on.
     """
 
     def __init__(self, tokens: list[Special]) -> None:
@@ -46,7 +49,10 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, vocab: Vocabulary, model_name: str) -> SpecialTokens:
-        """Those of `vocab`; in Phi-3 models, known by their name only, they eat the space after."""
+        """Return the special tokens of a vocabulary.
+
+        In Phi-3 models, which only their name tells, they eat the spaces after them.
+        """
         name = model_name.lower()
         is_phi3 = "phi-3" in name or "phi3" in name
         return cls(
@@ -64,7 +70,7 @@ class SpecialTokens:
         )
 
     def split(self, text: str, parse_special: bool) -> list[str | int]:
-        """Pieces of plain text and ids of special tokens, in order."""
+        """Return the pieces of plain text and the ids of special tokens, in order."""
         parts: list[str | int] = [text] if text else []
         letters = set(text)
         for token in self._tokens:

@@ -1,8 +1,7 @@
-"""SentencePiece-style merging: join the neighbours whose token scores highest, until none is left.
+"""Encodes text as SentencePiece does: join the adjacent pieces whose token scores highest, repeat.
 
-Ties go to the leftmost pair. This is not a merge list: tokens may share a score, and a token can be
-reached from parts that no merge rule would name, so the pairs are looked up in the vocabulary
-itself.
+Ties go to the leftmost pair. No merge list could do it: tokens may share a score, and a token can
+be reached from parts that no merge rule would name, so pairs are looked up in the vocabulary.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ from itertools import pairwise
 from operator import add
 
 SPACE = "\u2581"
-CACHED_WORD = 64  # characters
-CACHED_WORDS = 50_000
+CACHED_WORD = 64  # characters of the longest word to cache
+CACHED_WORDS = 50_000  # number of words to cache
 
 
 class SpmEncoder:
-    """Text without special tokens to ids.
+    """Encoder of text without special tokens into ids.
 
     Args:
-        ids: every token and its id.
-        scores: by id.
-        unk_id: stands for a character that is no token where the vocabulary lacks its bytes; None
-            drops it.
+        ids: id of each token.
+        scores: score of each token, by id.
+        unk_id: id for a character that is neither a token nor made of byte tokens; None drops it.
     """
 
     def __init__(self, ids: dict[str, int], scores: Sequence[float], unk_id: int | None) -> None:
@@ -38,6 +36,7 @@ class SpmEncoder:
         self._cache: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
         output: list[int] = []
         for word in self._words(text.replace(" ", SPACE)):
             known = self._cache.get(word)
@@ -45,7 +44,7 @@ class SpmEncoder:
         return output
 
     def _words(self, text: str) -> Iterator[str]:
-        """Cut between characters that stand together in no token: no merge can cross there."""
+        """Cut between characters that are adjacent in no token, as no merge can cross there."""
         start = 0
         for end, pair in enumerate(map(add, text, text[1:]), start=1):
             if pair not in self._inner_pairs:
@@ -92,7 +91,7 @@ class SpmEncoder:
         return [piece for piece in pieces if piece]
 
     def _spell(self, char: str) -> list[int]:
-        """A character that is no token, as its bytes or as the unknown token."""
+        """Return the ids of a character that is not a token: of its bytes, or the unknown token."""
         spelled = [self._bytes[byte] for byte in char.encode()]
         known = [token_id for token_id in spelled if token_id is not None]
         return known if len(known) == len(spelled) else self._unk

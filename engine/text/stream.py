@@ -1,4 +1,4 @@
-"""Text from tokens as they come, never half a character."""
+"""Decodes tokens to text as they come, never half a character."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class StreamDecoder:
-    """Turns token ids into text one by one; a character appears when its last byte has come.
+    """Decoder of single token ids; a character appears when its last byte has come.
 
     Args:
-        token_bytes: the bytes that a token adds; none for one that is not shown.
+        token_bytes: function that returns the bytes a token adds; none for a hidden token.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
@@ -18,11 +18,11 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token_id: int) -> str:
-        """The text that is complete now; may be empty."""
+        """Add a token and return the text that is complete now; may be empty."""
         return self._decoder.decode(self._token_bytes(token_id))
 
     def flush(self) -> str:
-        """The rest: bytes that never became a character, as U+FFFD; then start afresh."""
+        """Return leftover bytes that never became a character, as U+FFFD, and start afresh."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

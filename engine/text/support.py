@@ -1,4 +1,4 @@
-"""Which tokenizer a header asks for, and whether there is one."""
+"""Finds the kind of tokenizer that a header asks for."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ if TYPE_CHECKING:
     from engine.gguf.metadata import Metadata
 
 MODELS = ("llama", "gpt2", "gemma4")
+"""Supported kinds of tokenizers."""
+
 NO_MODEL = ("", "none", "no_vocab")
+"""Names of the kind in files without a tokenizer."""
+
 NO_VOCABULARY = "This file has no vocabulary: it can be measured, but not talked to."
-MAX_NAME = 40
+MAX_NAME = 40  # characters of a name to show
 
 
 def has_vocabulary(meta: Metadata) -> bool:
-    """Whether the file names a tokenizer at all; without one it still computes logits."""
+    """Return whether the file names a tokenizer; without one it still computes logits."""
     return meta.str(KEY + "model", "") not in NO_MODEL
 
 
 def tokenizer_model(meta: Metadata) -> str:
-    """The file's kind of tokenizer.
+    """Return the file's kind of tokenizer.
 
     Raises:
-        ModelFileError: there is none, or one of a kind that is not supported.
+        ModelFileError: it has none, or one of an unsupported kind.
     """
     model, file = meta.str(KEY + "model", ""), file_of(meta)
     if model in NO_MODEL:
@@ -45,7 +49,7 @@ def tokenizer_model(meta: Metadata) -> str:
 
 
 def find_pre_tokenizer(meta: Metadata, model: str) -> tuple[str, PreTokenizer, tuple[str, ...]]:
-    """The file's name for its pre-tokenizer, the one that serves, and warnings if it is another."""
+    """Return the name of the file's pre-tokenizer, the one to use, and warnings if these differ."""
     name = "gemma4" if model == "gemma4" else meta.str(KEY + "pre", "")
     if model == "llama" or name in PRE_TOKENIZERS:
         return name, PRE_TOKENIZERS.get(name, DEFAULT), ()
@@ -57,7 +61,7 @@ def find_pre_tokenizer(meta: Metadata, model: str) -> tuple[str, PreTokenizer, t
 
 
 def tokenizer_warnings(meta: Metadata) -> tuple[str, ...]:
-    """What a person should know of a file's tokenizer, from its name alone: nothing is built."""
+    """Return warnings about a file's tokenizer, from its name alone; nothing is built."""
     try:
         if not has_vocabulary(meta):
             return (NO_VOCABULARY,)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, for the vocabulary of a GGUF.
+"""Encodes text to token ids and decodes them, with the vocabulary of a GGUF file.
 
 The ids are those of llama.cpp's `llama_tokenize`, the text that of its `llama_detokenize`.
 """
@@ -33,23 +33,30 @@ if TYPE_CHECKING:
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_OF = {char: bytes([byte]) for char, byte in byte_alphabet().items()}
-# spaces that some vocabularies' decoders take out again, in this order
+# spaces that some vocabularies' decoders remove, in this order
 TIDY = ((rb" ([?!.,])", rb"\1"), (rb" ' ", rb"'"), (rb" '(?=s|m|re|ve)", rb"'"))
 
 
 class Encoder(Protocol):
-    def encode(self, text: str) -> list[int]: ...
+    """Encoder of text without special tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        ...
 
 
 class Tokenizer:
     """The tokenizer of one model file.
 
     Attributes:
-        eog_ids: the tokens that end a generation.
-        never_ids: the tokens that the model must not answer with.
-        model: the file's kind of tokenizer, such as "llama" (SPM) or "gpt2" (BPE).
-        pre: the file's name for how text is cut into words; "" where it has none.
-        warnings: sentences about what may make this tokenizer wrong for its model.
+        model: kind of tokenizer, such as "llama" (SPM) or "gpt2" (BPE).
+        pre: name of the pre-tokenizer in the file; "" where it has none.
+        n_vocab: number of tokens.
+        bos_id, eos_id: ids of BOS and EOS; None where there is none.
+        eog_ids: ids of the tokens that end a generation.
+        never_ids: ids of the tokens that the model must not answer with.
+        add_bos, add_eos: whether the model wants them around a text.
+        warnings: sentences on what may be wrong with this tokenizer.
     """
 
     def __init__(
@@ -90,7 +97,7 @@ class Tokenizer:
 
         Raises:
             InvalidGGUF: the vocabulary contradicts itself.
-            ModelFileError: there is no tokenizer, or one of a kind that is not supported.
+            ModelFileError: there is no tokenizer, or one of an unsupported kind.
         """
         model = tokenizer_model(meta)
         is_spm = model == "llama"
@@ -116,12 +123,12 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of `text`.
+        """Return the token ids of a text.
 
         Args:
-            add_special: put BOS before and EOS after it where the model wants them.
-            parse_special: read the spelling of a control token, such as "<|im_end|>", as that
-                token. Never for text that a stranger wrote.
+            add_special: whether to add BOS and EOS where the model wants them.
+            parse_special: whether to read the spelling of a control token, such as "<|im_end|>",
+                as that token. Never do so with untrusted text.
         """
         output: list[int] = []
         if add_special and self.add_bos and self.bos_id is not None:
@@ -139,13 +146,13 @@ class Tokenizer:
         return output
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """The text of `ids`; invalid bytes as U+FFFD.
+        """Return the text of `ids`, with U+FFFD for invalid bytes.
 
-        Vocabularies whose decoder tidies spaces (Llama 3, GPT-2) lose the space in "so ?"; a
-        `stream` keeps every byte.
+        Vocabularies whose decoder tidies spaces (Llama 3, GPT-2) lose the space in "so ?"; `stream`
+        keeps every byte.
 
         Args:
-            skip_special: leave out control tokens, such as BOS.
+            skip_special: whether to leave out control tokens, such as BOS.
         """
         hidden = CONTROL | UNKNOWN if skip_special else 0
         pieces = [self.token_bytes(i) for i in ids if not self._vocab.kind(i) & hidden]
@@ -158,22 +165,23 @@ class Tokenizer:
         return text.decode("utf-8", "replace")
 
     def stream(self, skip_special: bool = True) -> StreamDecoder:
-        """A decoder for tokens as they are generated; spaces stay as the model wrote them."""
+        """Return a decoder for tokens as they are generated, which keeps all spaces."""
         hidden = CONTROL | UNKNOWN if skip_special else 0
         return StreamDecoder(lambda i: b"" if self._vocab.kind(i) & hidden else self.token_bytes(i))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to a text; nothing for an id beyond the vocabulary."""
+        """Return the bytes that a token adds to a text; none for an id beyond the vocabulary."""
         piece = self._pieces.get(token_id)
         if piece is None:
             piece = self._pieces[token_id] = self._spell(token_id)
         return piece
 
     def token_text(self, token_id: int) -> str:
-        """The token as the vocabulary spells it."""
+        """Return a token's spelling in the vocabulary."""
         return self._vocab.tokens[token_id]
 
     def is_control(self, token_id: int) -> bool:
+        """Return whether a token is a control token."""
         return bool(self._vocab.kind(token_id) & CONTROL)
 
     def _spell(self, token_id: int) -> bytes:
@@ -200,7 +208,7 @@ def _bpe_encoder(meta: Metadata, vocab: Vocabulary, pre: PreTokenizer) -> BpeEnc
 def _adds(
     meta: Metadata, vocab: Vocabulary, name: str, default: bool, always: bool = False
 ) -> bool:
-    """Whether BOS or EOS is added to texts."""
+    """Return whether BOS or EOS is added to texts."""
     wanted = always or meta.bool(f"{KEY}add_{name}_token", default)
     if wanted and (vocab.bos_id if name == "bos" else vocab.eos_id) is None:
         vocab.warnings.append(f"The file asks for a {name.upper()} token but has none.")
@@ -213,12 +221,15 @@ def _with_spaces(text: str) -> bytes:
 
 
 def _from_byte_alphabet(text: str) -> bytes:
-    """Characters outside the alphabet, as broken vocabularies have them, stand for themselves."""
+    """Return the bytes of a token; characters outside the alphabet stand for themselves.
+
+    Broken vocabularies have such characters.
+    """
     return b"".join(BYTE_OF.get(char) or char.encode() for char in text)
 
 
 def _valid_unicode(text: str) -> str:
-    """`text` with surrogate pairs joined and lone surrogates replaced; usually `text` itself."""
+    """Join surrogate pairs in `text` and replace lone ones; usually return `text` itself."""
     try:
         text.encode()
     except UnicodeEncodeError:

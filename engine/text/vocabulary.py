@@ -1,7 +1,7 @@
-"""The vocabulary that a GGUF carries: its tokens, their kinds, and the special ones.
+"""Reads the vocabulary of a GGUF file: its tokens, their kinds, and the special ones.
 
-Knows nothing of how text becomes tokens. What llama.cpp derives from token names (which tokens end
-a generation, which only look like normal ones) is derived here the same way.
+It does not encode text. What llama.cpp derives from token names (which tokens end a generation,
+which only look like normal ones) is derived here in the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KEY = "tokenizer.ggml."
 
-# kinds of a token: bits, since a normal token can turn out to be a control token as well
+# kinds of tokens, as bits: a normal token can turn out to be a control token as well
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 8, 16, 32
 KIND_OF_TYPE = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
 
@@ -30,7 +30,7 @@ END_NAMES = frozenset(
         "<｜end▁of▁sentence｜>", "[e~[",
     }
 )  # fmt: skip
-# a token that fills one of these roles is a control token; the last three also end a generation
+# tokens of fill-in-the-middle roles are control tokens; the last three also end a generation
 FILL_IN_NAMES = {
     "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> "
     "<|code_prefix|> <|prefix|>",
@@ -43,19 +43,23 @@ FILL_IN_NAMES = {
     "fim_sep": "<|file_sep|>",
 }
 FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
-# part of what gpt-oss says, never hidden
+# tokens of gpt-oss's answers that are never hidden
 ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
 @dataclass
 class Vocabulary:
-    """Tokens by id.
+    """The tokens of a model by id, with their kinds and roles.
 
     Args:
-        tokens: the raw pieces as the file spells them.
-        kinds: per token, a sum of the kind bits above.
-        scores: per token, for SPM; higher is merged first.
-        never_ids: tokens that are never drawn, such as placeholders for pictures (Gemma 4).
+        tokens: raw pieces as the file spells them.
+        kinds: kind bits of each token, see above.
+        scores: score of each token, for SPM; higher ones are merged first.
+        ids: id of each token.
+        bos_id, eos_id, unk_id: ids of BOS, EOS and the unknown token; None where there is none.
+        eog_ids: ids of the tokens that end a generation.
+        never_ids: ids of tokens that must never be sampled, such as image placeholders (Gemma 4).
+        warnings: sentences on what is odd in the file.
     """
 
     tokens: list[str]
@@ -70,17 +74,17 @@ class Vocabulary:
     warnings: list[str] = field(default_factory=list)
 
     def kind(self, token_id: int) -> int:
-        """Kind bits; none for an id beyond the vocabulary, which a padded embedding can yield."""
+        """Return a token's kind bits; none for an id beyond the vocabulary (padded embeddings)."""
         return self.kinds[token_id] if 0 <= token_id < len(self.kinds) else 0
 
     def plain_ids(self) -> dict[str, int]:
-        """The tokens that plain text may become: all but control tokens."""
+        """Return the ids of tokens that plain text may become: all but control tokens."""
         hidden = CONTROL | UNKNOWN
         return {text: i for text, i in self.ids.items() if not self.kinds[i] & hidden}
 
 
 def file_of(meta: Metadata) -> Path:
-    """Where the metadata came from, for messages."""
+    """Return the path of the metadata's file, for messages."""
     return Path(getattr(meta, "path", "The file"))
 
 
@@ -88,7 +92,7 @@ def read_vocabulary(meta: Metadata, is_spm: bool) -> Vocabulary:
     """Read and check the vocabulary.
 
     Raises:
-        InvalidGGUF: no tokens, a token twice, or arrays of another length.
+        InvalidGGUF: it has no tokens, a token twice, or arrays that are too short.
     """
     tokens, ids = _read_tokens(meta)
     vocab = Vocabulary(tokens, _read_kinds(meta, len(tokens)), _read_scores(meta, len(tokens)), ids)
@@ -135,7 +139,7 @@ def _read_scores(meta: Metadata, n: int) -> list[float]:
 def _special_id(
     meta: Metadata, vocab: Vocabulary, name: str, default: int | None = None
 ) -> int | None:
-    """The id under `<name>_token_id`; one that is no token is ignored and said so."""
+    """Return the id under `<name>_token_id`; ignore one that is not a token, with a warning."""
     n = len(vocab.tokens)
     if default is not None and default >= n:
         default = None
@@ -150,7 +154,7 @@ def _special_id(
 
 
 def _find_ends(meta: Metadata, vocab: Vocabulary) -> set[int]:
-    """The tokens that end a generation; corrects the kinds of tokens known by their name."""
+    """Return the tokens that end a generation; correct the kinds of tokens known by their name."""
     fill_in = {role: _fill_in_id(meta, vocab, role) for role in FILL_IN_NAMES}
     for name in ALWAYS_SHOWN:
         if name in vocab.ids:
@@ -178,7 +182,7 @@ def _make_control(vocab: Vocabulary, token_id: int) -> int:
 
 
 def _spare_inner_ends(vocab: Vocabulary, ends: set[int]) -> None:
-    """Some models use a usual end as a separator inside their answers: it must not end them."""
+    """Drop ends that some models use as separators inside their answers."""
     names = {vocab.tokens[token_id] for token_id in ends}
     if names & {"<|call|>", "<|calls|>"} and names & {"<|return|>", "<|flush|>"}:
         _drop_end(vocab, ends, "<|end|>", USER_DEFINED)
