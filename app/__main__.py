@@ -1,4 +1,4 @@
-"""`tandem`: the window, or one of the subcommands."""
+"""The program `tandem`: opens the window or runs a subcommand."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ Command = tuple[
 
 COMMANDS: dict[str, Command] = {
     "devices": ("list the devices of this machine", add_devices, run_devices),
-    "inspect": ("show what a GGUF file says about itself", add_inspect, run_inspect),
-    "plan": ("predict the bytes on each device for a split", add_plan, run_plan),
+    "inspect": ("show the header of a GGUF file", add_inspect, run_inspect),
+    "plan": ("predict memory and speed of a split", add_plan, run_plan),
     "plans": ("list, delete, export and import the saved plans of a model", add_plans, run_plans),
     "generate": ("answer one prompt", add_generate, run_generate),
-    "chat": ("talk in the terminal", add_chat, run_chat),
+    "chat": ("chat in the terminal", add_chat, run_chat),
     "bench": ("measure the speed of a model", add_bench, run_bench),
-    "tune": ("measure which split is the fastest", add_tune, run_tune),
-    "perplexity": ("score a text", add_perplexity, run_perplexity),
+    "tune": ("find the fastest split by measuring", add_tune, run_tune),
+    "perplexity": ("measure the perplexity of a text", add_perplexity, run_perplexity),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `tandem` and return its exit status: 0, 1 (an error said in one line) or 2 (usage)."""
+    """Run `tandem` and return its exit status: 0, 1 (an error in one line) or 2 (usage)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments and arguments[0] in COMMANDS:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # the reader has gone; what is left in the buffer must not fail again at exit
+        # the reader has gone; flushing the rest of the buffer at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -75,13 +75,20 @@ def _open_window(arguments: Sequence[str]) -> int:
     lines = [f"  {name:{width}}  {summary}" for name, (summary, _, _) in COMMANDS.items()]
     parser = argparse.ArgumentParser(
         prog="tandem",
-        usage="tandem [MODEL.gguf | --demo] [--simulate RIG]\n       tandem COMMAND [options]",
+        usage="tandem [MODEL.gguf | --demo] [--simulate RIG]\n       tandem COMMAND [options]\n"
+        "       tandem --version",
         description="Run one GGUF language model on all devices of this machine.",
-        epilog="commands:\n" + "\n".join(lines) + "\n\n`tandem COMMAND --help` tells more.",
+        epilog="commands:\n"
+        + "\n".join(lines)
+        + "\n\n`tandem COMMAND --help` shows the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL.gguf", help="open the window with it")
-    parser.add_argument("--demo", action="store_true", help="open with the bundled model")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL.gguf", help="open the window with this model"
+    )
+    parser.add_argument(
+        "--demo", action="store_true", help="open the window with the bundled model"
+    )
     parser.add_argument(
         "--simulate", metavar="RIG", default="",
         help="plan for devices that are not here, such as 2x3090,1x3060",

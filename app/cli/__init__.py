@@ -1,4 +1,4 @@
-"""The command line: one module or package per subcommand, options and output apart.
+"""The command line: a module or package per subcommand, and their common options and output.
 
 Imports no Qt.
 """

@@ -1,4 +1,4 @@
-"""Options that subcommands have in common, and what they mean for the engine."""
+"""Options that several subcommands share, and their translation into engine parameters."""
 
 from __future__ import annotations
 
@@ -46,88 +46,92 @@ def add_json(parser: argparse._ActionsContainer) -> None:
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
-    """Where the model goes and how it is split; what is not given is None."""
+    """Add the options that place and split a model; all of them default to None."""
     group = parser.add_argument_group("split")
     group.add_argument(
         "--plan", metavar="NAME",
-        help="as in a saved plan, or a file of an exported one, or 'auto' for the fastest that "
-        "fits; other options change it",
+        help="load by a saved plan, an exported plan's file, or 'auto' for the fastest plan that "
+        "fits; other options override it",
     )  # fmt: skip
     group.add_argument(
         "--devices", metavar="LIST",
-        help="one device per rank, such as cuda:0,cuda:1 or cpu,cpu (default: without --split and "
-        "the like, what should be fastest)",
+        help="one device per rank, such as cuda:0,cuda:1 or cpu,cpu (default: the fastest by "
+        "prediction, unless another option chooses the split)",
     )  # fmt: skip
     group.add_argument(
         "--split", metavar="LIST", help="relative share of each device, such as 3,1 (default: even)"
     )
     group.add_argument(
         "--split-mode", choices=SPLIT_MODES,
-        help="tensor: each block is cut; layer: whole blocks to devices; groups: whole blocks to "
-        "groups of devices, and cut inside (default: tensor)",
+        help="tensor: cut each block over all devices; layer: give whole blocks to devices; "
+        "groups: give blocks to groups of devices and cut them inside (default: tensor)",
     )  # fmt: skip
     group.add_argument(
         "--groups", type=group_sizes, metavar="LIST",
-        help="sizes of the groups of neighbouring devices, such as 2,2 (default: by kind of "
-        "device, else pairs)",
+        help="sizes of the groups, in the order of the devices, such as 2,2 (default: one group "
+        "per kind of device, else pairs)",
     )  # fmt: skip
-    group.add_argument("--ctx", type=int, metavar="N", help="context in tokens")
+    group.add_argument("--ctx", type=int, metavar="N", help="context length in tokens")
     _add_offload(group)
     group.add_argument(
         "--p2p", choices=PEER_MODES,
-        help="whether GPUs reach each other's memory directly: auto: where a trial shows that it "
+        help="let GPUs access each other's memory directly; auto: where a test shows that it "
         "works and is faster; on: wherever it works; off: nowhere (default: auto)",
     )  # fmt: skip
-    group.add_argument("--kv-type", choices=KV_TYPES, help="numbers of the KV cache (default: f16)")
+    group.add_argument(
+        "--kv-type", choices=KV_TYPES, help="number type of the KV cache (default: f16)"
+    )
     group.add_argument(
         "--control-vector", action="append", metavar="FILE[=SCALE]",
-        help="steer the model in the direction of this file; may be repeated",
+        help="apply a control vector, multiplied by SCALE; may be repeated",
     )  # fmt: skip
     group.add_argument(
-        "--control-layers", metavar="FIRST-LAST", help="steer only after these layers"
+        "--control-layers",
+        metavar="FIRST-LAST",
+        help="layers to apply control vectors to",
     )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads of all ranks together")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads, all ranks together")
     group.add_argument(
-        "--batch", type=int, metavar="N", help="prompt tokens computed at once (default: 512)"
+        "--batch", type=int, metavar="N", help="prompt tokens per batch (default: 512)"
     )
 
 
 def _add_offload(group: argparse._ArgumentGroup) -> None:
-    """What lies elsewhere than the split says."""
+    """Add the options that place parts of the model apart from the split."""
     group.add_argument(
-        "--n-cpu-blocks", type=int, metavar="N", help="the first N blocks on the CPU"
+        "--n-cpu-blocks", type=int, metavar="N", help="place the first N blocks on the CPU"
     )
     group.add_argument(
         "--n-cpu-moe", type=int, metavar="N",
-        help="the experts of the first N blocks on the CPU",
+        help="place the experts of the first N blocks on the CPU",
     )  # fmt: skip
     group.add_argument(
         "--kv-on-host", action="store_true", default=None,
-        help="keep the KV cache of GPUs in the host's memory",
+        help="keep the KV cache of GPUs in host memory",
     )  # fmt: skip
     add_override(group)
     add_reserve(group)
 
 
 def add_override(group: argparse._ArgumentGroup) -> None:
-    """Where parts of the model go that are named one by one."""
+    """Add the option that places parts of the model one by one."""
     group.add_argument(
         "--override", action="append", metavar="REGEX=DEVICE", type=override,
-        help="put parts whose tensor names match on one device, or on one rank as in "
-        "'attn=#0'; may be repeated",
+        help="place tensors with matching names on one device, or on one rank as in 'attn=#0'; "
+        "may be repeated",
     )  # fmt: skip
 
 
 def add_reserve(group: argparse._ArgumentGroup) -> None:
-    """What has to stay free."""
+    """Add the option that keeps memory free."""
     group.add_argument(
         "--reserve", action="append", metavar="DEVICE=MIB", type=reserve,
-        help="keep so much of a device's memory free, such as cuda:0=1024; may be repeated",
+        help="keep this much memory of a device free, such as cuda:0=1024; may be repeated",
     )  # fmt: skip
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen; titles and defaults come from `SamplingParams`."""
+    """Add the sampling options; help and defaults come from `SamplingParams`."""
     group = parser.add_argument_group("sampling")
     specs = {spec.name: spec for spec in fields(SamplingParams)}
     for name, flags in SAMPLING_OPTIONS.items():
@@ -138,16 +142,20 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
             *flags, dest=name, type=spec.metadata["kind"], default=spec.default, help=text,
             metavar="X" if spec.metadata["kind"] is float else "N",
         )  # fmt: skip
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it")
-    group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text"
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="go on after the end-of-text token"
+    )
     group.add_argument(
         "--on-overflow", choices=("stop", "shift"), default="stop",
-        help="when the context is full: stop, or forget the oldest part",
+        help="when the context is full: stop, or shift: drop the oldest tokens (default: stop)",
     )  # fmt: skip
 
 
 def model_path(name: str) -> str:
-    """The file that MODEL names.
+    """Return the file that MODEL names.
 
     Raises:
         EngineError: it is "demo" and this installation came without it.
@@ -161,10 +169,10 @@ def model_path(name: str) -> str:
 
 
 def load_params(args: argparse.Namespace) -> LoadParams:
-    """What to load, from the common options.
+    """Return the load parameters of the common options.
 
     Raises:
-        EngineError: an option has a value that cannot be meant, or there is no such plan.
+        EngineError: the value of an option is invalid, or there is no such plan.
     """
     path, given = model_path(args.model), _given(args)
     if args.plan is None:
@@ -175,7 +183,7 @@ def load_params(args: argparse.Namespace) -> LoadParams:
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `LoadParams` that options name."""
+    """Return the fields of `LoadParams` that options set."""
     read: dict[str, tuple[Any, Callable[[Any], Any]]] = {
         "devices": (args.devices, lambda text: tuple(parse_devices(text))),
         "split": (args.split, split_shares),
@@ -198,7 +206,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams:
-    """How to sample, from the sampling options."""
+    """Return the sampling parameters of the sampling options."""
     return SamplingParams(
         max_tokens=max_tokens,
         stop=tuple(args.stop),
@@ -209,7 +217,7 @@ def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams
 
 
 def split_shares(text: str) -> tuple[float, ...]:
-    """The shares in "3,1" or "3/1".
+    """Return the shares in "3,1" or "3/1".
 
     Raises:
         EngineError: they are no numbers.
@@ -223,7 +231,7 @@ def split_shares(text: str) -> tuple[float, ...]:
 
 
 def override(text: str) -> tuple[str, str]:
-    """REGEX=DEVICE, or REGEX=#RANK, as a pair.
+    """Return the two sides of REGEX=DEVICE or REGEX=#RANK.
 
     Raises:
         EngineError: it is something else.
@@ -237,7 +245,7 @@ def override(text: str) -> tuple[str, str]:
 
 
 def group_sizes(text: str) -> tuple[int, ...]:
-    """The numbers in "2,2".
+    """Return the numbers in "2,2".
 
     Raises:
         EngineError: they are no whole numbers.
@@ -251,7 +259,7 @@ def group_sizes(text: str) -> tuple[int, ...]:
 
 
 def reserve(text: str) -> tuple[str, int]:
-    """DEVICE=MIB as a device and bytes.
+    """Return the device and bytes of DEVICE=MIB.
 
     Raises:
         EngineError: it is something else.
@@ -269,7 +277,7 @@ def reserve(text: str) -> tuple[str, int]:
 
 
 def _control_vector(text: str) -> ControlVector:
-    """FILE or FILE=SCALE; a name may itself contain an equals sign."""
+    """Return the control vector of FILE or FILE=SCALE; FILE itself may contain an equals sign."""
     path, equals, scale = text.rpartition("=")
     if equals:
         try:

@@ -1,4 +1,4 @@
-"""The command line that loads just what somebody has set up: what "copy as command" gives."""
+"""The command line that loads a model as it is set up: the result of "Copy as command"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULTS = {spec.name: spec.default for spec in fields(LoadParams)}
 
 
 def command_for(params: LoadParams, subcommand: str = "chat") -> str:
-    """The command with the options of `params`, quoted for this system's shell.
+    """Return the command with the options of `params`, quoted for this system's shell.
 
     Reading it with the parser of `subcommand` gives the same `params`.
     """
@@ -24,7 +24,7 @@ def command_for(params: LoadParams, subcommand: str = "chat") -> str:
 
 
 def options_for(params: LoadParams) -> list[str]:
-    """The options of `params` that are not as they are without any."""
+    """Return the options for all values of `params` that differ from the defaults."""
     found = [f"{flag}={text}" for name, flag, text in _options(params) if _is_set(params, name)]
     return found + (["--kv-on-host"] if params.kv_on_host else [])
 
@@ -34,7 +34,7 @@ def _is_set(params: LoadParams, name: str) -> bool:
 
 
 def _options(params: LoadParams) -> Iterator[tuple[str, str, str]]:
-    """Name, flag and value of every option that may be given, the repeated ones once each."""
+    """Yield name, flag and value of every option, repeated ones once per value."""
     yield "devices", "--devices", ",".join(params.devices)
     yield "split", "--split", _list(params.split)
     yield "split_mode", "--split-mode", params.split_mode
@@ -61,10 +61,10 @@ def _list(numbers: tuple[float, ...] | tuple[int, ...] | None) -> str:
 
 
 def _number(number: float) -> str:
-    """As short as possible, and exactly the same when it is read."""
+    """Return the shortest text that reads back as exactly `number`."""
     return str(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number)
 
 
 def _path(path: str) -> str:
-    """A file that looks like an option is named by its folder."""
+    """Return a path that no parser takes for an option: one with a leading dash gets its folder."""
     return os.path.join(os.curdir, path) if path.startswith("-") else path

@@ -1,4 +1,4 @@
-"""Subcommands that compute nothing: `devices`, `inspect`, `plan`."""
+"""The subcommands that show facts and load no model: `devices`, `inspect`, `plan`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.cli.links import (
     ways_text,
 )
 from app.cli.output import percent, size, table, write, write_json
-from app.cli.split.default_split import choice_document, is_open
+from app.cli.split.default_split import choice_document, has_no_choice
 from app.cli.split.fit import RoomLeft, room_left, room_text
 from app.cli.split.plans import save_plan
 from app.cli.split.simulate import (
@@ -55,7 +55,7 @@ def add_devices(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.add_argument(
         "--measure", action="store_true",
-        help="measure devices and links, try all ways between GPUs, and keep the results",
+        help="measure devices and links, test all routes between GPUs, and keep the results",
     )  # fmt: skip
 
 
@@ -149,14 +149,14 @@ def _summary(found: Inspection) -> list[tuple[str, object]]:
         ("heads", f"{info.n_head} queries, {info.n_head_kv} keys and values"),
         ("vocabulary", info.n_vocab),
         ("context", f"{info.n_ctx_train} tokens"),
-        ("chat template", "yes" if info.has_chat_template else "none: plain text is used"),
+        ("chat template", "yes" if info.has_chat_template else "none: prompts are plain text"),
         ("can be run", f"no: {found.problem}" if found.problem else "yes"),
         *_how_to_split(found),
     ]
 
 
 def _how_to_split(found: Inspection) -> list[tuple[str, str]]:
-    """How many pieces there are to hand out, by layer and by tensor."""
+    """Return into how many pieces the model can be cut, by layer and by tensor."""
     if found.problem:
         return []
     lines = [("split by layer", f"{found.info.n_layer} blocks")]
@@ -171,16 +171,16 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_load(parser)
     add_simulate(parser)
-    parser.add_argument("--save", metavar="NAME", help="keep these options as a plan")
+    parser.add_argument("--save", metavar="NAME", help="save these options as a plan")
     add_json(parser)
 
 
 def run_plan(args: argparse.Namespace) -> None:
-    nobody_says = is_open(args)
+    is_unchosen = has_no_choice(args)
     machine = forecaster_of(args)
     params, free, choice = load_params(args), machine.free_bytes, None
     with closing(Planner(params.path)) as planner:
-        if nobody_says:
+        if is_unchosen:
             choice = choose(planner, params, machine)
             params = params if args.simulate else choice.params
         evaluation, quant = planner.evaluate(params, free), planner.info.quant
@@ -200,14 +200,14 @@ def run_plan(args: argparse.Namespace) -> None:
         return
     _write_plan(plan, short, room)
     if choice is not None:
-        write(f"If nobody chooses a split: {choice.reason}")
+        write(f"Default split: {choice.reason}")
     if speed is not None:
         text = speed_text(speed) + links_text(args.simulate, evaluation, params.n_batch)
         write(("" if short else "It fits.\n") + "Predicted speed:\n" + text)
 
 
 def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
-    """For people: where everything goes, and how much room is left."""
+    """Write the bytes on each device and how much room is left, for people."""
     rows = [
         (
             str(d.rank), d.device, percent(d.asked), percent(d.effective), size(d.memory.weights),
@@ -220,9 +220,9 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
     held = ", ".join(HELD[storage] for storage in plan.storage.split(" + "))
     write(f"{plan.n_ctx} tokens of context, weights held {held}")
     if on_host := sum(d.memory.host_kv for d in plan.devices):
-        write(f"{size(on_host)} of keys and values lie in the host's memory")
+        write(f"{size(on_host)} of keys and values are kept in host memory")
     for device, n_bytes in plan.overhead().items():
-        write(f"{size(n_bytes)} more of {device} go to CUDA itself")
+        write(f"CUDA itself takes {size(n_bytes)} more of {device}")
     for device, n_bytes in plan.reserve:
         write(f"{size(n_bytes)} of {device} are kept free")
     for warning in plan.warnings:

@@ -19,13 +19,13 @@ from engine import (
 )
 
 UNTRIED = (
-    "How GPUs reach each other is tried when a model is first loaded on them; "
+    "Routes between GPUs are tested when a model is first loaded on them; "
     "'tandem devices --measure' does it now."
 )
 
 
 def topology_text(topology: Topology) -> str:
-    """Slots and links as tables; "" where there is no GPU."""
+    """Return slots and links as tables; "" if there is no GPU."""
     parts = []
     if topology.pcie:
         slots = [(device, _slot(pcie)) for device, pcie in topology.pcie.items()]
@@ -37,7 +37,7 @@ def topology_text(topology: Topology) -> str:
 
 
 def ways_text(devices: Sequence[DeviceInfo], topology: Topology) -> str:
-    """By which ways GPUs reach each other, and what is wrong with them; "" if nothing is proven."""
+    """Return the proven routes between GPUs and their problems; "" if there are none."""
     ways = known_ways(devices, topology, MachineFile.of_user())
     rows = [
         (
@@ -47,7 +47,7 @@ def ways_text(devices: Sequence[DeviceInfo], topology: Topology) -> str:
         )
         for way in ways
     ]  # fmt: skip
-    headers = ("FROM", "TO", "SMALL VALUES", "LARGE VALUES", "PROVEN", "LATENCY", "SPEED")
+    headers = ("FROM", "TO", "SMALL MESSAGES", "LARGE MESSAGES", "PROVEN", "LATENCY", "BANDWIDTH")
     parts = [table(headers, rows, frozenset({5, 6}))] if rows else []
     problems = dict.fromkeys(text for way in ways for text in way.problems)
     if problems:
@@ -59,7 +59,7 @@ def ways_text(devices: Sequence[DeviceInfo], topology: Topology) -> str:
 
 
 def ways_document(devices: Sequence[DeviceInfo], topology: Topology) -> list[dict[str, Any]]:
-    """The same for programs, with all that was tried."""
+    """Return the routes between GPUs and all their tests as JSON-ready dictionaries."""
     return [
         {
             "from": way.source, "to": way.goal, "small": way.small, "large": way.large,
@@ -82,12 +82,12 @@ def _way(link: Link) -> str:
 
 
 def measure(devices: Sequence[DeviceInfo]) -> None:
-    """Measure devices and links between them, and keep it; what fails is said and left out."""
+    """Measure devices and their links, and store the results; report failures and go on."""
     measure_links(devices, note)
 
 
 def measured_text(devices: Sequence[DeviceInfo]) -> str:
-    """What is known from measurements, as tables; "" where nothing is."""
+    """Return the measured speeds of devices and links as tables; "" if there are none."""
     document = measured_document(devices)
     facts: dict[str, DeviceFacts] = document["devices"]
     speeds = [
@@ -109,12 +109,12 @@ def measured_text(devices: Sequence[DeviceInfo]) -> str:
         headers = ("MEASURED", "READS", "MULTIPLIES", "WEIGHTS")
         parts.append(table(headers, speeds, frozenset({1, 2})))
     if links:
-        parts.append(table(("FROM", "TO", "SMALL SUM", "LARGE SUMS"), links, frozenset({2, 3})))
+        parts.append(table(("FROM", "TO", "LATENCY", "BANDWIDTH"), links, frozenset({2, 3})))
     return "\n\n".join(parts)
 
 
 def measured_document(devices: Sequence[DeviceInfo]) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the measured speeds of devices and links as a JSON-ready dictionary."""
     file = MachineFile.of_user()
     facts = {device.id: file.device(device) for device in devices}
     links: dict[tuple[str, str], LinkFacts] = file.links(devices)

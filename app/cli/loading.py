@@ -1,4 +1,4 @@
-"""Loading a model with a progress line, for the subcommands that compute."""
+"""Loading of a model with a progress line, for the subcommands that compute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def load(args: argparse.Namespace) -> Model:
-    """Load what the common options ask for; progress and warnings go to stderr.
+    """Load the model that the common options describe; progress and warnings go to stderr.
 
     Raises:
         EngineError: it cannot be loaded.
@@ -30,10 +30,10 @@ def load(args: argparse.Namespace) -> Model:
 
 
 class LoadWatch:
-    """Shows how far a load is, and how fast the file is read.
+    """Progress line of a load, with the read rate.
 
     Attributes:
-        bytes_per_s: of weights, over all devices; None before there was time to tell.
+        bytes_per_s: read rate of the weights, summed over all devices; None until it is known.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class LoadWatch:
     def __call__(self, progress: LoadProgress) -> None:
         now, n_done = time.perf_counter(), progress.done_bytes
         if self._first is None:
-            self._first = now, n_done  # what was read before is of no known time
+            self._first = now, n_done  # the time of what was read before is unknown
         elif n_done > self._n_done and now > self._first[0]:
             self.bytes_per_s = (n_done - self._first[1]) / (now - self._first[0])
         self._n_done = n_done

@@ -1,4 +1,4 @@
-"""What the command line writes: tables for people, one JSON document for programs."""
+"""The output of the command line: tables for people, one JSON document for programs."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def note(text: str, end: str = "\n") -> None:
 
 
 def note_error(error: EngineError) -> None:
-    """Write what went wrong and what to do about it, in one line."""
+    """Write an error and its hint to stderr, in one line."""
     note(" ".join(f"{error} {error.hint}".split()))
 
 
 def write_json(document: Any) -> None:
-    """The one JSON document of a `--json` run; dataclasses become objects."""
+    """Write the JSON document of a `--json` run; dataclasses become objects."""
     is_utf8 = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
     write(json.dumps(document, default=_plain, ensure_ascii=not is_utf8, indent=2))
 
@@ -60,9 +60,9 @@ def _plain(value: Any) -> Any:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int]) -> str:
-    """Columns as wide as their widest cell; those in `right` are aligned to the right.
+    """Return a table with columns as wide as their widest cell, those in `right` right-aligned.
 
-    Names from a file may hold control characters, which would act on the terminal; none remains.
+    Control characters, which names from a file may hold, are replaced: a terminal would obey them.
     """
     lines = [[_printable(cell) for cell in line] for line in (headers, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
@@ -78,7 +78,7 @@ def _printable(text: str) -> str:
 
 
 def size(n_bytes: int) -> str:
-    """Bytes with a unit: "1.5 GiB", "12.3 MiB"."""
+    """Return bytes with their unit: "1.50 GiB", "12.30 MiB"."""
     return f"{n_bytes / GIB:.2f} GiB" if n_bytes >= GIB else f"{n_bytes / MIB:.2f} MiB"
 
 

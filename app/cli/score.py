@@ -1,4 +1,4 @@
-"""The subcommand `perplexity`."""
+"""The subcommand `perplexity`: scores a text with a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.cli.talk import read_text
 from engine import perplexity, read_model_info
 
 PUBLISHED_CONTEXT = 512
-"""Tokens that figures are usually measured with."""
+"""Context, in tokens, of most published perplexities."""
 
 
 def add_perplexity(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Subcommands that write text: `generate` and `chat`."""
+"""The subcommands that write text: `generate` and `chat`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Interrupt:
-    """Ctrl+C ends the answer; a second one ends the program."""
+    """Cancellation by Ctrl+C: the first one ends the answer, the second one the program."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -54,7 +54,7 @@ class Interrupt:
 
 
 class Answer:
-    """What came of one request."""
+    """The answer to one request: its text, token ids and closing event."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -62,7 +62,7 @@ class Answer:
         self.finished: Finished | None = None
 
     def document(self) -> dict[str, object]:
-        """The fields of `generate --json`."""
+        """Return the document of `generate --json`."""
         assert self.finished is not None, "a generation ends with Finished or an error"
         return {
             "text": self.text,
@@ -93,7 +93,7 @@ def answer(model: Model, request: Generate, *, is_silent: bool) -> Answer:
                 if not is_silent:
                     write(event.text, end="")
             elif isinstance(event, ContextShifted):
-                note(f"[the context was full: {event.n_dropped} old tokens were let go]")
+                note(f"[context full: dropped the oldest {event.n_dropped} tokens]")
             elif isinstance(event, Finished):
                 result.finished = event
     return result
@@ -102,11 +102,16 @@ def answer(model: Model, request: Generate, *, is_silent: bool) -> Answer:
 def add_generate(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="what to answer; '-' reads stdin")
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; '-' reads stdin")
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
-    parser.add_argument("-n", "--n-predict", type=int, default=512, metavar="N", help="tokens")
+    parser.add_argument(
+        "-n", "--n-predict", type=int, default=512, metavar="N",
+        help="most tokens to generate (default: 512)",
+    )  # fmt: skip
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument("--raw", action="store_true", help="complete the text as it stands")
+    parser.add_argument(
+        "--raw", action="store_true", help="complete the text without the chat template"
+    )
     add_load(parser)
     add_sampling(parser)
     add_json(parser)
@@ -139,7 +144,7 @@ def _prompt(args: argparse.Namespace) -> str:
 
 
 def read_text(path: str) -> str:
-    """A text file's contents.
+    """Return the contents of a UTF-8 text file.
 
     Raises:
         EngineError: it cannot be read.
@@ -164,7 +169,10 @@ def _footer(result: Answer) -> str:
 def add_chat(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument("-n", "--n-predict", type=int, default=1024, metavar="N", help="tokens")
+    parser.add_argument(
+        "-n", "--n-predict", type=int, default=1024, metavar="N",
+        help="most tokens per answer (default: 1024)",
+    )  # fmt: skip
     add_load(parser)
     add_sampling(parser)
     add_json(parser)
@@ -176,7 +184,7 @@ def run_chat(args: argparse.Namespace) -> None:
     turns: list[dict[str, object]] = []
     with load(args) as model:
         if not args.json:
-            note("Ctrl+D ends, Ctrl+C stops an answer, /new starts afresh.")
+            note("Ctrl+D quits, Ctrl+C stops an answer, /new starts a new chat.")
         while (text := _read_line(is_silent=args.json)) is not None:
             if text == "/new":
                 messages = [m for m in messages if m.role == "system"]
@@ -201,7 +209,7 @@ def run_chat(args: argparse.Namespace) -> None:
 
 
 def _read_line(*, is_silent: bool) -> str | None:
-    """The next line a person types, None at the end of the input."""
+    """Read the next line that a person types; None at the end of the input."""
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):  # line editing, where the system has it
             import_module("readline")

@@ -1,4 +1,4 @@
-"""The subcommand `bench`: speed of a model, for every combination of settings, as llama-bench."""
+"""The subcommand `bench`: measures a model's speed for each combination of settings."""
 
 from __future__ import annotations
 
@@ -45,21 +45,22 @@ if TYPE_CHECKING:
     from engine import DeviceSpeed, Model
 
 EPILOG = """\
-Options with several values are crossed with each other. Commas separate them, or semicolons where
-one value has commas itself (--devices, --split, --groups, --pg); each option may be repeated:
+Every combination of the values of all options is measured. Commas separate values, or semicolons
+where a value has commas itself (--devices, --split, --groups, --pg); each option may be repeated:
   tandem bench m.gguf -p 128,512 --devices 'cpu;cpu,cpu' --split-mode tensor,layer --threads 1,2
 A combination that cannot be loaded or run becomes a row that says why, and the others go on.
 
-Measured are passes through the model with their logits read, without tokenizer and sampling. T/S is
-the mean of the repetitions and their standard deviation.
-REACHED compares with what the devices of a row can do together, measured at the start: reading
-memory in order, and torch's matrix product in F32 or BF16, the faster. For tg it counts the bytes
-of weights, as in the file, that a token needs, of experts only those used; for pp the operations
-of matrix products with weights.
-OVERHEAD is the time per token outside the kernels, and its part of the token's time: Python, small
-operations of torch, waiting for other ranks, and choosing the next token. Of several ranks it is
-that of the one with the most work. It is not known where a rank uses torch alone.
-HOST is what the host works for a token: until all GPUs have it; on the CPU outside kernels."""
+A test runs forward passes and reads their logits, without tokenizer and sampling. T/S is tokens
+per second: the mean of the repetitions ± their standard deviation.
+REACHED compares a test with what its devices can do together, measured at the start: sequential
+memory reads, and torch's matrix product in F32 or BF16, whichever is faster. For tg it counts the
+bytes of weights that a token reads, as in the file, of experts only the active ones; for pp the
+operations of matrix products with weights.
+OVERHEAD is the time per token outside the kernels, and its share of the token's time: Python, small
+torch operations, waiting for other ranks, and sampling. With several ranks it is the overhead of
+the rank with the most work. It is unknown for a rank that runs in torch alone.
+HOST is the host's work per token: with GPUs until all of them have the token, on the CPU the time
+outside kernels."""
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -67,49 +68,51 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add_model(parser)
     tests = parser.add_argument_group("what to measure")
-    _add_list(tests, ("-p", "--n-prompt"), _integers, "prompts of so many tokens (default: 512)")
-    _add_list(tests, ("-n", "--n-gen"), _integers, "generating so many tokens (default: 128)")
-    _add_list(tests, ("-pg", "--pg"), _pairs, "a prompt, then generating, such as 512,128")
-    _add_list(tests, ("-d", "--n-depth"), _integers, "after so many cached tokens (default: 0)")
+    _add_list(tests, ("-p", "--n-prompt"), _integers, "prompt lengths in tokens (default: 512)")
+    _add_list(tests, ("-n", "--n-gen"), _integers, "numbers of tokens to generate (default: 128)")
+    _add_list(tests, ("-pg", "--pg"), _pairs, "prompt, then generated tokens, such as 512,128")
+    _add_list(
+        tests, ("-d", "--n-depth"), _integers, "tokens in the cache before a test (default: 0)"
+    )
     tests.add_argument(
         "-r", "--repetitions", type=_positive, default=5, metavar="N",
-        help="of each test (default: 5)",
+        help="repetitions of each test (default: 5)",
     )  # fmt: skip
     tests.add_argument(
         "--timeline", action="store_true",
-        help="say where each rank spends a token: computing, waiting for others, in Python",
+        help="show how each rank spends the time of a token: computing, waiting, in Python",
     )  # fmt: skip
     tests.add_argument(
         "--kernels", action="store_true",
-        help="say which kernels run on GPUs for a token, and for how long",
+        help="show which kernels GPUs run for a token, and for how long",
     )  # fmt: skip
-    tests.add_argument("--no-warmup", action="store_true", help="count the first run, too")
+    tests.add_argument("--no-warmup", action="store_true", help="skip the warm-up run")
     how = parser.add_argument_group("how to load")
     how.add_argument(
         "--plan", metavar="NAME",
-        help="as in a saved plan, which then shows the speed; other options change it",
+        help="load by a saved plan, which then shows the speed; other options override it",
     )  # fmt: skip
     _add_list(how, ("--devices",), _devices, "one device per rank (default: the fastest)")
     _add_list(how, ("--split",), _splits, "relative shares, such as 3,1, or 'even' (default)")
     modes = f"{', '.join(SPLIT_MODES)} (default: tensor)"
     _add_list(how, ("--split-mode",), _choices(SPLIT_MODES), modes)
-    _add_list(how, ("--groups",), _groups, "sizes of groups of devices, such as 2,2, or 'auto'")
-    _add_list(how, ("--n-cpu-blocks",), _integers, "so many first blocks on the CPU (default: 0)")
-    _add_list(how, ("--n-cpu-moe",), _integers, "experts of so many on the CPU (default: 0)")
+    _add_list(how, ("--groups",), _groups, "group sizes for mode groups, such as 2,2, or 'auto'")
+    _add_list(how, ("--n-cpu-blocks",), _integers, "first blocks placed on the CPU (default: 0)")
+    _add_list(how, ("--n-cpu-moe",), _integers, "first blocks with experts on the CPU (default: 0)")
     _add_list(how, ("--kv-type",), _choices(KV_TYPES), f"{', '.join(KV_TYPES)} (default: f16)")
-    _add_list(how, ("-t", "--threads"), _integers, "CPU threads of all ranks together")
-    _add_list(how, ("-b", "--batch"), _integers, "prompt tokens at once (default: 512)")
-    peers = f"whether GPUs reach each other directly: {', '.join(PEER_MODES)} (default: auto)"
+    _add_list(how, ("-t", "--threads"), _integers, "CPU threads, all ranks together")
+    _add_list(how, ("-b", "--batch"), _integers, "prompt tokens per batch (default: 512)")
+    peers = f"direct access of GPUs to each other: {', '.join(PEER_MODES)} (default: auto)"
     _add_list(how, ("--p2p",), _choices(PEER_MODES), peers)
     how.add_argument(
         "--kv-on-host", action="store_true", default=None,
-        help="keep the KV cache of GPUs in the host's memory",
+        help="keep the KV cache of GPUs in host memory",
     )  # fmt: skip
     add_override(how)
     add_reserve(how)
     form = parser.add_mutually_exclusive_group()
     add_json(form)
-    form.add_argument("--csv", action="store_true", help="print a header and one row per test")
+    form.add_argument("--csv", action="store_true", help="print CSV: a header and one row per test")
 
 
 def _add_list(
@@ -185,7 +188,7 @@ def run_bench(args: argparse.Namespace) -> None:
 
 
 def _settings(args: argparse.Namespace) -> list[LoadParams]:
-    """Every combination of what says how to load, once."""
+    """Return every combination of the load options, each once."""
     path = model_path(args.model)
     base = LoadParams(path) if args.plan is None else planned(args.plan, path)
     base = by_default(args, base)
@@ -218,7 +221,7 @@ def _settings(args: argparse.Namespace) -> list[LoadParams]:
 
 
 def _tests(args: argparse.Namespace) -> list[BenchTest]:
-    """At each depth the prompts, then generating, then both together; 0 leaves one out."""
+    """Return the tests: at each depth prompts, then generation, then both; a 0 skips one."""
     n_prompts = [512] if args.n_prompt is None else args.n_prompt
     n_gens = [128] if args.n_gen is None else args.n_gen
     sizes = [(n, 0) for n in n_prompts if n] + [(0, n) for n in n_gens if n] + (args.pg or [])
@@ -229,7 +232,7 @@ def _tests(args: argparse.Namespace) -> list[BenchTest]:
 
 
 def _speeds(settings: Sequence[LoadParams]) -> dict[str, DeviceSpeed]:
-    """The speed of each device that is here; loading says what is wrong with the others."""
+    """Measure each device that is here; loading will say what is wrong with the others."""
     speeds = {}
     for device in sorted({device for params in settings for device in params.all_devices}):
         _progress(f"Measuring {device}")
@@ -243,7 +246,7 @@ def _speeds(settings: Sequence[LoadParams]) -> dict[str, DeviceSpeed]:
 def _bench_load(
     params: LoadParams, tests: Sequence[BenchTest], args: argparse.Namespace
 ) -> Iterator[BenchRow]:
-    """All tests on one load; where memory lacks, without those that need the longest context."""
+    """Load once and run all tests; without memory, retry without the longest contexts."""
     waiting = list(tests)
     while waiting:
         n_ctx = max(test.n_ctx for test in waiting)

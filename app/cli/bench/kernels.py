@@ -1,4 +1,4 @@
-"""Which kernels GPUs run for a token, and for how long: what `bench --kernels` adds."""
+"""The tables of `bench --kernels`: which kernels GPUs run for a token, and for how long."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ HEADERS = ("DEVICE", "KERNEL", "STARTS", "TIME", "OF THE TOKEN")
 RIGHT = frozenset({2, 3, 4})
 
 MOST_ROWS = 16
-"""Further kernels are one row."""
+"""Most kernels shown one by one; all further ones share a row."""
 
 
 def kernel_tables(rows: Sequence[BenchRow]) -> str:
-    """For people: a table for each test that only generates; or why there is none."""
+    """Return a table for each test that only generates, or a sentence on why there is none."""
     found = [_table(row) for row in rows if row.result is not None and row.result.gpu]
     return (
-        "\n\n".join(found) or "No kernels were recorded: only tests that generate on GPUs have any."
+        "\n\n".join(found)
+        or "No kernels were recorded: only tests that generate on GPUs record them."
     )
 
 
 def _table(row: BenchRow) -> str:
     result = row.result
-    assert result is not None, "there are only tables of results"
-    assert result.gpu is not None, "and of those with GPUs"
+    assert result is not None, "only rows with a result have a table"
+    assert result.gpu is not None, "only rows with GPUs have a table"
     kernels, token_s = result.gpu.kernels, result.token_s
     cells = [
         (k.device, k.name, f"{k.count:.4g}", _microseconds(k.seconds), percent(k.seconds / token_s))

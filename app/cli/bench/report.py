@@ -1,4 +1,4 @@
-"""What `bench` shows: a table, a JSON document or CSV, with a row for each test."""
+"""The output of `bench`: a table, a JSON document or CSV, with a row for each test."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ RIGHT = frozenset({4, 5, 7, 8, 9})
 
 @dataclass(frozen=True)
 class Reached:
-    """What a test reached of what its devices can do, `fraction` of it.
+    """How much of its devices' measured speed a test reached.
 
     Attributes:
-        bytes_per_s: of weights, as in the file, that generating needs; None for a prompt.
-        flop_per_s: of matrix products that a prompt needs; None for generating.
-        copy_fraction: of what GPUs read and write when they copy, for generating on these alone.
+        bytes_per_s: read rate of the weights that generation needs, as in the file; None for a
+            prompt.
+        flop_per_s: rate of the matrix products that a prompt needs; None for generation.
+        fraction: share of the devices' speed, 0 to 1; None if that is unknown.
+        copy_fraction: `bytes_per_s` as a share of the GPUs' copy rate (reads and writes), for
+            generation on GPUs alone.
     """
 
     bytes_per_s: float | None = None
@@ -41,12 +44,14 @@ class Reached:
 
 
 class Report:
-    """Shows the rows of a benchmark of one file.
+    """Formats the rows of a benchmark of one file.
 
     Args:
-        speeds: of the devices, by their id; one that is not here could not be measured.
-        has_timeline: whether to say where the time of a token goes on each rank.
-        has_kernels: whether to say where it goes on GPUs.
+        info: facts of the file's header.
+        work: bytes and operations that a token of this model takes.
+        speeds: speed of each device by its id; a device without one could not be measured.
+        has_timeline: whether to show how each rank spends the time of a token.
+        has_kernels: whether to show the time of each GPU kernel.
     """
 
     def __init__(
@@ -66,7 +71,7 @@ class Report:
         self._names = {device.id: device.name for device in list_devices()}
 
     def reached(self, row: BenchRow) -> Reached:
-        """Compare with all devices of a row together; nothing for a prompt with generation."""
+        """Compare a row with the speed of its devices; empty for a prompt with generation."""
         test, result = row.test, row.result
         if result is None or (test.n_prompt and test.n_gen):
             return Reached()
@@ -89,7 +94,7 @@ class Report:
         return Reached(flop_per_s=flop, fraction=flop / limit if is_known else None)
 
     def document(self, rows: Sequence[BenchRow]) -> dict[str, Any]:
-        """The whole of `--json`."""
+        """Return the document of `--json`."""
         machine = [{"name": self._names.get(d, d), **asdict(s)} for d, s in self._speeds.items()]
         results = [self._fields(row) for row in rows]
         if self._has_timeline:
@@ -123,7 +128,7 @@ class Report:
         return "\n".join(parts).rstrip()
 
     def machine(self) -> list[str]:
-        """A sentence about each device's own speed."""
+        """Return a sentence about the measured speed of each device."""
         return [
             f"{device} ({self._names.get(device, device)})"
             + (f", {speed.n_threads} threads" if speed.n_threads else "")
@@ -148,7 +153,7 @@ class Report:
         return (*setting, rate, *times, _reached_cell(self.reached(row)))
 
     def _fields(self, row: BenchRow) -> dict[str, Any]:
-        """One row for programs, under llama-bench's names where it has the same."""
+        """Return a row's fields for JSON and CSV, named as in llama-bench where it has them."""
         params, test, result, info = row.params, row.test, row.result, self._info
         samples_ts = result.samples_ts if result else ()
         return {
@@ -192,12 +197,12 @@ class Report:
 
 
 def shares(split: Sequence[float]) -> str:
-    """A split as it is written on the command line."""
+    """Return a split as it is written on the command line."""
     return ",".join(f"{share:g}" for share in split)
 
 
 def _mode_cell(params: LoadParams) -> str:
-    """How blocks are cut and what lies elsewhere."""
+    """Return the split mode and everything placed apart from it."""
     mode = f"{params.split_mode} {shares(params.group_sizes)}".rstrip()
     moved = (
         (params.n_cpu_blocks, f"{params.n_cpu_blocks} blocks on CPU"),

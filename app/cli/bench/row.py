@@ -1,4 +1,4 @@
-"""One row of a benchmark: a test of a load, with its result."""
+"""A row of a benchmark: one test on one load, with its result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadSpeed:
-    """What a load took.
+    """Duration and read rate of a load.
 
     Attributes:
-        read_bytes_per_s: of the file's weights, over all devices; None where it was too quick.
+        read_bytes_per_s: read rate of the file's weights, summed over all devices; None if the
+            load was too quick to tell.
     """
 
     seconds: float
@@ -25,13 +26,15 @@ class LoadSpeed:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One test of one load, with its result or the reason why there is none.
+    """One test on one load, with its result or the reason why there is none.
 
     Attributes:
-        n_threads: CPU threads of all ranks together; as asked where nothing was loaded.
-        storage: how weights were held, see `Plan.storage`; empty where nothing was loaded.
-        test_time: when the test began, in UTC and ISO 8601.
-        error: why there is no result; not the exception, which would hold on to the model.
+        test_time: start of the test, UTC in ISO 8601.
+        n_threads: CPU threads of all ranks together; as requested if nothing was loaded.
+        storage: how weights are held, see `Plan.storage`; empty if nothing was loaded.
+        loaded: duration and read rate of the load; None if nothing was loaded.
+        error: reason why there is no result; not the exception, which would keep the model alive.
+        hint: what to do about the error.
     """
 
     params: LoadParams
@@ -46,5 +49,5 @@ class BenchRow:
 
     @property
     def split(self) -> tuple[float, ...]:
-        """The share of each rank, as asked."""
+        """Requested share of each rank."""
         return self.params.split or (1.0,) * len(self.params.devices)

@@ -1,4 +1,4 @@
-"""Where the time of a token goes on each rank: what `bench --timeline` adds."""
+"""The table of `bench --timeline`: how each rank spends the time of a token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RIGHT = frozenset({2, 4, 5, 6, 7})
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """A token on one rank: seconds, and parts of the whole time, 0 to 1."""
+    """Time of a token on one rank, in seconds and as fractions of the whole token (0 to 1)."""
 
     rank: int
     device: str
@@ -31,7 +31,7 @@ class RankTimeline:
 
 
 def timeline(row: BenchRow) -> list[RankTimeline]:
-    """Of each rank; nothing for tests with a prompt."""
+    """Return the time of a token on each rank; an empty list for tests with a prompt."""
     result = row.result
     if result is None or not result.ranks:
         return []
@@ -45,10 +45,10 @@ def timeline(row: BenchRow) -> list[RankTimeline]:
 
 
 def timeline_table(rows: Sequence[BenchRow], splits: Sequence[str]) -> str:
-    """For people; "" where nothing was generated.
+    """Return a table with a row per rank; "" if no test generated anything.
 
     Args:
-        splits: of each row, in words.
+        splits: split of each row, as text.
     """
     cells = [
         (

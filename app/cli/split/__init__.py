@@ -1,1 +1,1 @@
-"""What decides where a model goes on the command line: defaults, saved plans, simulated rigs."""
+"""Where a model goes on the command line: the default split, saved plans, simulated rigs."""

@@ -1,4 +1,4 @@
-"""Where a model goes if no option says so: the same as in the window."""
+"""The split that is taken when no option chooses one, the same as in the window."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ PLACES = (
     "plan", "devices", "split", "split_mode", "groups", "n_cpu_blocks", "n_cpu_moe", "kv_on_host",
     "override",
 )  # fmt: skip
-"""Options that say where a model goes."""
+"""Options that choose where a model goes."""
 
 
-def is_open(args: argparse.Namespace) -> bool:
-    """Whether nobody says where the model goes."""
+def has_no_choice(args: argparse.Namespace) -> bool:
+    """Return whether no option chooses where the model goes."""
     return all(getattr(args, name) is None for name in PLACES)
 
 
 def by_default(args: argparse.Namespace, params: LoadParams) -> LoadParams:
-    """What to load: `params`, on the devices that should be fastest where nobody says on which.
+    """Return `params`, on the devices predicted to be fastest if no option chooses any.
 
-    Tells why where there is anything to choose from.
+    The reason goes to stderr if there was anything to choose from.
 
     Raises:
         EngineError: the model cannot be run.
     """
-    if not is_open(args):
+    if not has_no_choice(args):
         return params
     forecaster = Forecaster.of_machine()
     if {room.device for room in forecaster.rooms} <= set(params.devices):
@@ -40,7 +40,7 @@ def by_default(args: argparse.Namespace, params: LoadParams) -> LoadParams:
 
 
 def choice_document(choice: Choice) -> dict[str, object]:
-    """For programs."""
+    """Return a choice as a JSON-ready dictionary."""
     return {
         "reason": choice.reason,
         **_where(choice.params),

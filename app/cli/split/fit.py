@@ -1,4 +1,4 @@
-"""How much room a plan leaves, and what to do where there is none."""
+"""How much room a plan leaves, and what to do if there is none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from engine import Fit, LoadParams, Remedy
 
 @dataclass(frozen=True, slots=True)
 class RoomLeft:
-    """What `tandem plan` says beside the plan itself.
+    """The longest context that fits, and the ways out if the plan does not fit.
 
     Attributes:
-        max_ctx: the longest context that fits with this split; 0 if none does.
-        remedies: where it does not fit.
+        max_ctx: longest context that fits with this split, in tokens; 0 if none does.
+        remedies: ways to make the plan fit, as JSON-ready dictionaries; empty if it fits.
     """
 
     max_ctx: int
@@ -21,7 +21,7 @@ class RoomLeft:
 
 
 def room_left(fit: Fit, params: LoadParams) -> RoomLeft:
-    """Ask what fits.
+    """Return the room that `params` leave.
 
     Raises:
         EngineError: the split cannot be made.
@@ -31,14 +31,14 @@ def room_left(fit: Fit, params: LoadParams) -> RoomLeft:
 
 
 def _document(remedy: Remedy, asked: LoadParams) -> dict[str, object]:
-    """A remedy with what it changes of the options that were asked for."""
+    """Return a remedy with the options that it changes."""
     pairs = [(f.name, getattr(remedy.params, f.name)) for f in fields(remedy.params)]
     changes = {name: value for name, value in pairs if value != getattr(asked, name)}
     return {"kind": remedy.kind, "sentence": remedy.sentence, "changes": changes}
 
 
 def room_text(room: RoomLeft) -> str:
-    """The same for people."""
+    """Return the room as lines for people."""
     longest = f"The longest context that fits is {room.max_ctx:,} tokens."
     lines = [longest if room.max_ctx else "No context fits with this split."]
     if room.remedies:

@@ -1,4 +1,4 @@
-"""What `--plan` stands for: a saved plan, a file of an exported one, or the fastest that fits."""
+"""The argument of `--plan`: a saved plan, an exported plan's file, or the fastest that fits."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def planned(name: str, path: str) -> LoadParams:
-    """What to load.
+    """Return the load parameters of a plan.
 
     Args:
-        name: of a plan, or its file, or "auto".
-        path: of the model.
+        name: name of a plan, file of an exported one, or "auto".
+        path: file of the model.
 
     Raises:
         EngineError: there is no such plan, none fits, or it needs a device that is not here.
@@ -46,7 +46,7 @@ def planned(name: str, path: str) -> LoadParams:
         best = fastest_plan(store.plans(key), planner, path, devices)
     if best is None:
         raise EngineError(
-            f"{key.name} has no plan that fits into what is free now.",
+            f"{key.name} has no plan that fits into the free memory.",
             "Save one with: tandem plan MODEL --save NAME.",
         )
     return best.resolved(path, devices)
@@ -57,9 +57,9 @@ def _is_file(name: str) -> bool:
 
 
 def note_speed(name: str, path: str, results: Sequence[BenchResult]) -> None:
-    """Show the speed of a prompt and of generating beside a saved plan from now on.
+    """Record measured speeds of prompts and generation in a saved plan.
 
-    Nothing happens where one of them was not measured, or the plan is not one that is kept.
+    Nothing happens if one of them was not measured, or `name` is not a saved plan.
     """
     if _is_file(name) or name.lower() == AUTO_PLAN:
         return
@@ -74,5 +74,5 @@ def note_speed(name: str, path: str, results: Sequence[BenchResult]) -> None:
 
 
 def now() -> str:
-    """In UTC, as in ISO 8601."""
+    """Return the present time, UTC in ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

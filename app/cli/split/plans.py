@@ -1,4 +1,4 @@
-"""The subcommand `plans`: the plans of a model that are kept."""
+"""The subcommand `plans`: lists and manages the saved plans of a model."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ RIGHT = frozenset({1, 2, 3})
 def add_plans(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--delete", metavar="NAME", help="forget a plan")
-    what.add_argument("--export", metavar="NAME", help="write a plan to a file for others")
-    what.add_argument("--import", metavar="FILE", dest="import_file", help="keep an exported plan")
+    what.add_argument("--delete", metavar="NAME", help="delete a plan")
+    what.add_argument("--export", metavar="NAME", help="write a plan to a file")
+    what.add_argument("--import", metavar="FILE", dest="import_file", help="save an exported plan")
     what.add_argument("--command", metavar="NAME", help="print the command that loads a plan")
-    parser.add_argument("--to", metavar="FILE", help="of --export (default: NAME.json)")
+    parser.add_argument("--to", metavar="FILE", help="file for --export (default: NAME.json)")
     add_json(parser)
 
 
@@ -72,7 +72,7 @@ def _list(path: str, plans: Sequence[SavedPlan], *, is_json: bool) -> None:
 def _document(
     plan: SavedPlan, path: str, planner: Planner, devices: Sequence[DeviceInfo]
 ) -> dict[str, object]:
-    """A plan, and whether it can be loaded now."""
+    """Return a plan, and whether it can be loaded now, as a JSON-ready dictionary."""
     free = {device.id: device.free_bytes for device in devices}
     problem, command, n_ctx = "", "", 0
     try:
@@ -81,7 +81,7 @@ def _document(
         evaluated = planner.plan(params, free)
         n_ctx = evaluated.n_ctx
         if evaluated.shortages(free):
-            problem = "It does not fit into what is free."
+            problem = "It does not fit into the free memory."
     except EngineError as error:
         problem = str(error)
     return {
@@ -106,10 +106,10 @@ def _row(plan: SavedPlan, document: dict[str, object]) -> tuple[str, ...]:
 
 
 def save_plan(name: str, params: LoadParams, badge: PlanBadge | None = None) -> None:
-    """Keep how something is loaded under a name.
+    """Save load parameters as a plan.
 
     Args:
-        badge: None keeps what was measured earlier, if nothing else changed.
+        badge: measured speeds; None keeps those of the plan it replaces, if nothing else changed.
 
     Raises:
         EngineError: the name cannot be used, or it cannot be written.

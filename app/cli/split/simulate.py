@@ -1,4 +1,4 @@
-"""The devices that a plan is for, here or simulated, and how fast it would be."""
+"""The machine that `tandem plan` predicts for, this one or a simulated rig, and its speed."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("predicted speed")
     group.add_argument(
         "--simulate", metavar="RIG",
-        help="plan for devices that are not here, such as 2x3090,1x3060, or with how GPUs reach "
-        "each other and the lanes of their slots: 4x3090@nvlink, 2x4090@p2p,x8, 2x4090@x16/x4; "
-        "without --devices for all its GPUs",
+        help="plan for devices that are not here, such as 2x3090,1x3060, optionally with links "
+        "and PCIe lanes: 4x3090@nvlink, 2x4090@p2p,x8, 2x4090@x16/x4; all GPUs of the rig are "
+        "used unless --devices names some",
     )  # fmt: skip
     group.add_argument(
-        "--prompt", type=int, metavar="N", help="tokens of the prompt (default: 512)"
+        "--prompt", type=int, metavar="N", help="prompt length in tokens (default: 512)"
     )
     group.add_argument(
         "--measure", action="store_true",
-        help="measure this machine's devices first, where that was not done before",
+        help="first measure those devices of this machine that have not been measured",
     )  # fmt: skip
 
 
 def forecaster_of(args: argparse.Namespace) -> Forecaster:
-    """The devices that are meant; of a rig all GPUs, where `args.devices` is not given.
+    """Return the forecaster of this machine or of the rig of `--simulate`.
+
+    A rig's GPUs become `args.devices` unless devices or a plan are given.
 
     Raises:
         EngineError: the rig cannot be understood.
@@ -54,7 +56,7 @@ def forecaster_of(args: argparse.Namespace) -> Forecaster:
 
 
 def measured(found: Forecaster, params: LoadParams, kinds: Sequence[str]) -> Forecaster:
-    """This machine once more, when the devices in use have been measured."""
+    """Measure the devices in use, and return this machine's forecaster with the results."""
     file = MachineFile.of_user()
     for device in found.devices.values():
         if device.id in params.all_devices:
@@ -64,7 +66,7 @@ def measured(found: Forecaster, params: LoadParams, kinds: Sequence[str]) -> For
 
 
 def speed_text(found: Forecast) -> str:
-    """For people: the speeds, what limits them, and where each rank's time goes."""
+    """Return for people the speeds, what limits them, and how each rank spends its time."""
     lines = [
         f"a prompt of {found.prefill.n_tokens} tokens: {found.prefill.tokens_per_s:.1f} tokens/s. "
         f"{found.prefill.reason}",
@@ -76,7 +78,7 @@ def speed_text(found: Forecast) -> str:
 
 
 def _rows(prediction: Prediction) -> list[tuple[str, ...]]:
-    """Where the time of a token goes."""
+    """Return a table row per rank: how it spends the time of a token."""
     rows = []
     for rank in prediction.ranks:
         seconds = (
@@ -88,7 +90,7 @@ def _rows(prediction: Prediction) -> list[tuple[str, ...]]:
 
 
 def speed_document(found: Forecast) -> dict[str, object]:
-    """The same for programs."""
+    """Return a forecast as a JSON-ready dictionary."""
     return {"prefill": _prediction(found.prefill), "decode": _prediction(found.decode)}
 
 
@@ -105,18 +107,18 @@ def _prediction(prediction: Prediction) -> dict[str, object]:
 
 F32_BYTES = 4
 HOW = {
-    "lane": "kernels that write to each other", "copies": "copies", "threads": "threads of the CPU",
+    "lane": "one-shot kernels", "copies": "copies", "threads": "CPU threads",
 }  # fmt: skip
 
 
 def links_document(
     rig_text: str | None, evaluation: Evaluation, n_tokens: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """How a simulated rig's devices reach each other, and what sums over those of a plan take.
+    """Return the links of a simulated rig, and the time of a plan's all-reduces over them.
 
     Args:
-        rig_text: None where nothing is simulated: then there is nothing to say.
-        n_tokens: of a prompt's batch; a sum of one token is told as well.
+        rig_text: the simulated rig; None if nothing is simulated, which gives {}.
+        n_tokens: tokens in a prompt's batch; all-reduces of one token are listed as well.
     """
     if rig_text is None:
         return {}
@@ -137,7 +139,7 @@ def links_document(
 
 
 def _groups(evaluation: Evaluation) -> Iterator[list[int]]:
-    """Ranks that add up, in the order of their blocks."""
+    """Yield the ranks of each all-reduce, in the order of their blocks."""
     groups = (block.group for block in evaluation.load.blocks if block.n_reduce)
     yield from (list(group) for group in dict.fromkeys(groups) if len(group) > 1)
 
@@ -148,7 +150,7 @@ def _edge_document(edge: Edge) -> dict[str, Any]:
 
 
 def links_text(rig_text: str | None, evaluation: Evaluation, n_tokens: int) -> str:
-    """The same for people, as tables with an empty line before each."""
+    """Return links and all-reduces as tables, with an empty line before each."""
     document = links_document(rig_text, evaluation, n_tokens)
     links = [
         (e["a"], e["b"], e["way"], _microseconds(e["latency_s"]), _rate(e["bytes_per_s"]))
@@ -162,8 +164,8 @@ def links_text(rig_text: str | None, evaluation: Evaluation, n_tokens: int) -> s
         for found in document.get("sums", [])
     ]  # fmt: skip
     tables = (
-        table(("FROM", "TO", "LINK", "SMALL SUM", "BANDWIDTH"), links, frozenset({3, 4})),
-        table(("SUM OF RANKS", "TOKENS", "BY", "AS", "TAKES", ""), sums, frozenset({1, 4})),
+        table(("FROM", "TO", "LINK", "LATENCY", "BANDWIDTH"), links, frozenset({3, 4})),
+        table(("ALL-REDUCE OF RANKS", "TOKENS", "BY", "AS", "TAKES", ""), sums, frozenset({1, 4})),
     )
     return "".join("\n\n" + text for text, rows in zip(tables, (links, sums), strict=True) if rows)
 

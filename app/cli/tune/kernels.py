@@ -1,4 +1,4 @@
-"""`tune --kernels`: how the kernels on a GPU are best cut up for a model's matrices."""
+"""`tune --kernels`: finds the fastest configurations of the GPU kernels for a model's matrices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RIGHT = frozenset({3, 4, 5, 7})
 
 
 def run_tune_kernels(args: argparse.Namespace) -> None:
-    """Search on each GPU that is named, or on all; see `engine.tune_kernels`."""
+    """Search on the GPUs of --devices, or on all, with `engine.tune_kernels`."""
     interrupt = Interrupt()
     with interrupt.watching():
         found = engine.tune_kernels(
@@ -44,7 +44,7 @@ def _stepped(n_done: int, n_total: int, what: str) -> None:
 
 
 def text(found: Sequence[KernelTuning]) -> str:
-    """For people: a row for each search, and what is to come of it."""
+    """Return for people a row per search, and what its results will change."""
     n_better = sum(tuning.best_s < tuning.rule_s for tuning in found)
     rows = [_row(tuning) for tuning in found]
     end = "They are used from the next load on." if n_better else "All rules stay as they are."

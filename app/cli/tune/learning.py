@@ -1,4 +1,4 @@
-"""What measured speeds teach the predictions of `plan` and of the window."""
+"""Calibration of predicted speeds, in `plan` and in the window, by measured ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from engine import Forecaster, Planner
 
 
 def learn(path: str, quant: str, rows: Sequence[BenchRow]) -> None:
-    """Keep how measured times differ from predicted ones, of tests of one sort.
+    """Store by how much measured times differ from predicted ones.
+
+    Tests that mix a prompt with generation are left out.
 
     Args:
-        quant: of the model.
-        rows: of a benchmark; those without a result are left out.
+        path: file of the model.
+        quant: quantisation of the model.
+        rows: rows of a benchmark; those without a result are left out.
     """
     forecaster = Forecaster.of_machine()
     with closing(Planner(path)) as planner:

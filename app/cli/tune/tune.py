@@ -1,4 +1,4 @@
-"""The subcommand `tune`: measures splits and says which is the fastest, and why."""
+"""The subcommand `tune`: measures splits, and shows which is the fastest and why."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ HEADERS = ("DEVICES", "MODE", "SHARES", "PROMPTS", "ANSWERS", "EXPECTED", "")
 RIGHT = frozenset({3, 4, 5})
 
 EPILOG = """\
-Each trial is a short run of the real model: a prompt and some tokens, twice. Tried are single
-devices, sets of them, modes and legal shares, the most promising first; the best are repeated at
-the end. --devices are those to choose from (default: all of this machine); --split-mode allows
-only that mode, and --split and --groups have no say. Ctrl+C ends it with the best so far.
+Each trial is a short run of the real model: a prompt and some tokens, twice. The search tries
+single devices, sets of devices, split modes and legal shares, the most promising first, and repeats
+the best at the end. --devices limits the devices to choose from (default: all of this machine),
+--split-mode the modes; --split and --groups are ignored. Ctrl+C ends the search and shows the best
+so far.
 
-chat weighs a prompt of 256 tokens with an answer of 256, prompts one of 4096 with 128.
+'--for chat' rates a prompt of 256 tokens with an answer of 256, '--for prompts' 4096 with 128.
 
---kernels searches for something else: how the kernels on each GPU are best cut up for the sizes and
-types of this model's matrices. What is found is used from the next load on."""
+--kernels searches for something else: the fastest configuration of each GPU kernel for the sizes
+and types of this model's matrices. The results are used from the next load on."""
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add_model(parser)
     parser.add_argument(
-        "--budget", type=float, metavar="SECONDS", help="at most so long (default: as it takes)"
+        "--budget", type=float, metavar="SECONDS", help="longest search time (default: no limit)"
     )
     parser.add_argument(
         "--for", choices=tuple(GOALS), default="chat", dest="goal", help="what to be fast at"
@@ -60,12 +61,12 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--last",
         action="store_true",
-        help="show what the last such search found, without a new one",
+        help="show the result of the last search with these options, without a new one",
     )
     parser.add_argument(
-        "--kernels", action="store_true", help="tune the kernels on GPUs instead of the split"
+        "--kernels", action="store_true", help="tune the GPU kernels instead of the split"
     )
-    parser.add_argument("--save", metavar="NAME", help="keep the fastest as a plan")
+    parser.add_argument("--save", metavar="NAME", help="save the fastest split as a plan")
     add_load(parser)
     add_json(parser)
 
@@ -110,14 +111,14 @@ def _last(params: LoadParams, goal: str) -> TuneResult:
         found = last_result(planner, params, Forecaster.of_machine(), goal)
     if found is None:
         raise EngineError(
-            "Nothing was searched yet for this model, context and these devices.",
+            "There is no earlier search for this model, context and devices.",
             "Leave --last out.",
         )
     return found
 
 
 def badge_of(result: TuneResult, trial: Trial) -> PlanBadge:
-    """What a plan shows of a trial."""
+    """Return a trial's speeds as a saved plan shows them."""
     return PlanBadge(trial.prefill_ts, trial.decode_ts, result.n_ctx, result.when)
 
 
@@ -134,7 +135,7 @@ def _stepped(step: TuneProgress) -> None:
 
 
 def document(result: TuneResult, winner: Trial) -> dict[str, Any]:
-    """The whole of `--json`: the winner first, then everything that was measured."""
+    """Return the document of `--json`: the winner first, then all trials."""
     return {
         "winner": _fields(winner, result.goal),
         "reason": result.reason,
@@ -164,7 +165,7 @@ def _fields(trial: Trial, goal: Goal) -> dict[str, Any]:
 
 
 def text(result: TuneResult, winner: Trial) -> str:
-    """For people: all trials, first those that were compared in turn, and why it won."""
+    """Return for people all trials, the finalists first, and the reason why the winner won."""
     trials = sorted(result.trials, key=lambda t: (not t.is_final, t.seconds(result.goal)))
     lines = [table(HEADERS, [_row(trial, trial is winner) for trial in trials], RIGHT), ""]
     if not result.is_complete:

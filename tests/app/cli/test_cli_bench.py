@@ -388,6 +388,6 @@ def test_what_gpus_run_is_listed(run: Run, model: Path, monkeypatch: pytest.Monk
 
 def test_without_a_gpu_there_are_no_kernels_to_list(run: Run, model: Path) -> None:
     outcome = run("bench", model, *FAST, "--kernels")
-    assert "No kernels were recorded: only tests that generate on GPUs have any." in outcome.out
+    assert "No kernels were recorded: only tests that generate on GPUs record them." in outcome.out
     result = run("bench", model, *FAST, "--kernels", "--json").document["results"][1]
     assert result["gpu"] is None

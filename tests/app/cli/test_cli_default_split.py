@@ -53,7 +53,7 @@ def test_a_plan_that_nobody_asked_for_is_the_best_one(
     assert fastest["devices"] == ["cuda:1"]
     assert fastest["decode_ts"] == document["speed"]["decode"]["tokens_per_s"]
     assert any(len(one["devices"]) > 1 for one in choice["alternatives"])
-    assert f"If nobody chooses a split: {choice['reason']}" in run("plan", model).out
+    assert f"Default split: {choice['reason']}" in run("plan", model).out
 
 
 def test_a_rig_is_planned_whole_and_told_what_would_be_better(run: Run, model: Path) -> None:

@@ -194,9 +194,9 @@ def test_a_plan_shows_where_everything_was_asked_to_be(run: Run, model: Path) ->
     assert document["total_bytes"] == total + sum(document["overhead"].values())
     out = run("plan", model, *options).out
     assert "weights held as small as in the file" in out
-    assert "of keys and values lie in the host's memory" in out
+    assert "of keys and values are kept in host memory" in out
     assert "512.00 MiB of cuda:0 are kept free" in out
-    assert "500.00 MiB more of cuda:1 go to CUDA itself" in out
+    assert "CUDA itself takes 500.00 MiB more of cuda:1" in out
 
 
 def test_a_plan_says_what_does_not_fit(run: Run, model: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_full_context_ends_the_answer(run: Run, model: Path) -> None:
     assert document["finish_reason"] == "context"
     shifted = run(*ask, "--on-overflow", "shift", "--json")
     assert shifted.document["finish_reason"] == "length"
-    assert "old tokens were let go" in shifted.err
+    assert "context full: dropped the oldest" in shifted.err
 
 
 def test_sampling_options_reach_the_sampler(run: Run, model: Path) -> None:

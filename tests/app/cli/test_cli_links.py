@@ -90,7 +90,7 @@ def test_what_cannot_be_measured_is_said_and_left_out(
 
 
 def test_ways_that_were_proven_are_shown_with_what_is_wrong(run: Run, driver: FakeDriver) -> None:
-    assert "is tried when a model is first loaded" in run("devices").out
+    assert "are tested when a model is first loaded" in run("devices").out
     file, gpus = MachineFile.of_user(), {d.id: d for d in list_devices()}
     fast = {n: TrialRecord("passed", "", {16384: 8e-6, 1 << 24: 1e-3}) for n in range(2)}
     trials = {("stores", "peer"): fast[0], ("copies", "peer"): fast[1]}
@@ -109,7 +109,7 @@ def test_ways_that_were_proven_are_shown_with_what_is_wrong(run: Run, driver: Fa
         "What kernels on cuda:1 write to the memory of cuda:0 does not arrive (after 3 of 1000 "
         "exchanges), as tried on 2026-03-01; the host's memory is used instead."
     ) in lines
-    assert "is tried when a model is first loaded" in out, "of the third GPU nothing is known"
+    assert "are tested when a model is first loaded" in out, "of the third GPU nothing is known"
     ways = run("devices", "--json").document["ways"]
     assert [(way["from"], way["to"], way["small"], way["large"]) for way in ways] == [
         ("cuda:0", "cuda:1", "directly", "directly"),

@@ -75,7 +75,7 @@ def test_there_are_no_links_where_there_is_one_device_or_none_is_simulated(
 ) -> None:
     one = run("plan", model, "--simulate", "3090", "--json").document
     assert one["links"] == one["sums"] == []
-    assert "SUM OF RANKS" not in run("plan", model, "--simulate", "3090").out
+    assert "ALL-REDUCE OF RANKS" not in run("plan", model, "--simulate", "3090").out
     in_turn = run("plan", model, "--simulate", "2x3090", "--split-mode", "layer", "--json").document
     assert len(in_turn["links"]) == 1
     assert in_turn["sums"] == []

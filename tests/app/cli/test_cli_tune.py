@@ -31,8 +31,8 @@ def test_the_best_split_is_found_explained_and_saved(run: Run, model: Path) -> N
     assert found["command"].startswith("tandem chat ")
     assert found["reason"]
     assert run("tune", model, *arguments, "--json", "--last").document == found
-    assert_refused(run("tune", model, "--devices", "cpu", "--last"), "Nothing was searched yet")
-    assert_refused(run("tune", model, *arguments, "--last", "--for", "prompts"), "Nothing was")
+    assert_refused(run("tune", model, "--devices", "cpu", "--last"), "There is no earlier search")
+    assert_refused(run("tune", model, *arguments, "--last", "--for", "prompts"), "There is no")
     (plan,) = run("plans", model, "--json").document["plans"]
     assert plan["name"] == "best"
     assert plan["command"] == found["command"]
