@@ -1,7 +1,7 @@
-"""What the blocks of a model cost a rank, remembered for each kind of block and each cut.
+"""Costs of a model's blocks for one rank, kept for each kind of block and each cut.
 
-The blocks of a model are of few kinds, and what a part of one costs a rank depends on nothing but
-the rank's interval of it. So each is declared once and then looked up.
+A model has few kinds of blocks, and the cost of a block's part depends only on the rank's interval
+of it. So each is declared once and then looked up.
 """
 
 from __future__ import annotations
@@ -41,30 +41,35 @@ if TYPE_CHECKING:
     from engine.sharding.split import BlockDims, BlockSplit
 
 MIXER, FEED = ("attention", "recurrent"), ("ffn", "experts", "shared")
-"""The parts of a block that its ranks sum up together."""
+"""Parts of a block between two all-reduces."""
 
 MAX_KNOWN = 1 << 16
-"""Costs that a kind of block remembers; a long drag of a large model makes a few thousand."""
+"""Most costs that a kind of block keeps; a long drag of a large model makes a few thousand."""
 
 
 class Formats(NamedTuple):
-    """How a rank holds things: weights (see `DevicePlan.storage`), keys and values."""
+    """Formats in which a rank holds its weights and its KV cache.
+
+    Attributes:
+        storage: format of the weights, see `DevicePlan.storage`.
+        kv_type: element type of the KV cache.
+    """
 
     storage: str
     kv_type: str
 
 
 class Cost(NamedTuple):
-    """What something takes of one rank.
+    """Cost of some tensors and their states for one rank.
 
     Attributes:
-        weights: bytes as the rank holds them.
-        file_bytes: bytes of the file that are read for it.
-        elements: of matrices.
+        weights: bytes of the weights as the rank holds them.
+        file_bytes: bytes of the file that are read for them.
+        elements: number of elements of the matrices.
         kv: bytes of keys and values for one position of context.
         state: bytes of recurrent states.
-        working: sizes of what is computed with.
-        load: what a token does with it.
+        working: sizes of the tensors computed with.
+        load: work of one token.
     """
 
     weights: int = 0
@@ -80,7 +85,7 @@ NO_WORK, NO_COST = RankWorkload(), Cost()
 
 
 def join_workloads(loads: Iterable[RankWorkload]) -> RankWorkload:
-    """One token that does all of it."""
+    """Return the work of a token that does all of these."""
     found = [load for load in loads if load is not NO_WORK]
     if len(found) < 2:
         return found[0] if found else NO_WORK
@@ -103,7 +108,7 @@ def join_workloads(loads: Iterable[RankWorkload]) -> RankWorkload:
 
 
 def sum_costs(costs: Iterable[Cost]) -> Cost:
-    """What all of it takes."""
+    """Return the sum of some costs; of sizes computed with, the largest."""
     found = [cost for cost in costs if cost is not NO_COST]
     if len(found) < 2:
         return found[0] if found else NO_COST
@@ -121,10 +126,10 @@ def sum_costs(costs: Iterable[Cost]) -> Cost:
 def cost_of(
     slots: Iterable[Slot], states: Sequence[State], rank: int, formats: Formats, n_used: int = 0
 ) -> Cost:
-    """What a rank takes for some tensors and for what their layer remembers.
+    """Return a rank's cost of some tensors and of their layer's states.
 
     Args:
-        n_used: experts of a token.
+        n_used: number of experts that a token is routed to.
     """
     weights = file_bytes = elements = 0
     loads = []
@@ -149,7 +154,13 @@ def cost_of(
 def weight_workload(
     slot: Slot, n_bytes: int, n_elements: int, storage: str, n_used: int
 ) -> RankWorkload:
-    """What a token does with one tensor of which a rank holds so much."""
+    """Return the work of a token with one tensor.
+
+    Args:
+        n_bytes: bytes that the rank holds of it.
+        n_elements: elements that it holds.
+        n_used: number of experts that a token is routed to.
+    """
     used = n_used / slot.tensor.shape[0] if isinstance(slot.owner, ExpertLinear) else 1.0
     read = used * n_bytes
     batch = float(n_bytes) if used < 1 else 0.0
@@ -163,12 +174,17 @@ def weight_workload(
 
 
 class Stage:
-    """What a block computes until its ranks meet.
+    """The parts of a block between two all-reduces.
+
+    Args:
+        kind: the kind of block.
+        parts: names of the parts.
+        is_last: whether it is the block's last stage.
 
     Attributes:
-        fields: the cuts it depends on, as `BlockSplit` calls them.
-        cuts_of: gives these cuts of a block, in a tuple if they are several.
-        n_reduce: how often the ranks meet, if there are several.
+        fields: attributes of `BlockSplit` with the cuts that it depends on.
+        cuts_of: returns these cuts of a block, in a tuple if there are several.
+        n_reduce: number of all-reduces in the stage where several ranks compute it.
     """
 
     def __init__(
@@ -184,7 +200,7 @@ class Stage:
         self._costs: dict[tuple[Spans, Formats], Cost] = {}
 
     def cost(self, spans: Spans, formats: Formats) -> Cost:
-        """What a rank of the block with these intervals of `fields` takes."""
+        """Return the cost for a rank of the block with these intervals of `fields`."""
         key = spans, formats
         found = self._costs.get(key)
         if found is None:
@@ -193,7 +209,7 @@ class Stage:
         return found
 
     def _joined(self, spans: Mapping[str, Span], formats: Formats) -> Cost:
-        """Of all its parts; what all ranks of a block hold counts in its last stage."""
+        """Return the cost of all its parts; tensors of all members count in the last stage."""
         costs = [self._kind.cost(MEMBERS, (), formats)] if self._is_last else []
         for part in self._parts:
             mine = tuple(spans[name] for name in FIELDS[part])
@@ -206,12 +222,13 @@ class BlockKind:
     """Blocks that declare the same tensors and are cut by the same sizes.
 
     Args:
-        model: a probe that is bound to the tensors of `source`.
-        layer: of one of the blocks.
-        owners: what each of its tensors follows.
+        model: the model as declared under a probe split, bound to the tensors of `source`.
+        layer: number of one of the blocks.
+        dims: sizes by which they are cut.
+        owners: part of the split that each of its tensors follows.
 
     Attributes:
-        stages: in order.
+        stages: stages of a block, in order.
     """
 
     def __init__(
@@ -231,7 +248,7 @@ class BlockKind:
         return bool(getattr(self._dims, SIZES[FIELDS[part][0]]))
 
     def cost(self, owner: str, spans: Spans, formats: Formats) -> Cost:
-        """What a rank takes that has these intervals of a part, or that is one of the `MEMBERS`."""
+        """Return a rank's cost with these intervals of a part, or as one of the `MEMBERS`."""
         key = owner, spans, formats
         found = self._costs.get(key)
         if found is None:
@@ -241,6 +258,7 @@ class BlockKind:
         return found
 
     def _declared(self, owner: str, spans: Spans, formats: Formats) -> Cost:
+        """Declare the block for one rank with these intervals, and return its cost."""
         hp, layer = self._model.hp, self._layer
         mine = dict(zip(FIELDS.get(owner, ()), spans, strict=True))
         split = one_rank(self._dims, mine, is_member=owner == MEMBERS)
@@ -254,7 +272,7 @@ class BlockKind:
 
 
 def attention_workload(block: Block, kv_type: str) -> RankWorkload:
-    """What a token of the rank `SEEN` does with keys and values, also with another layer's."""
+    """Return rank `SEEN`'s work for a token with keys and values, also with another layer's."""
     loads = []
     for module in _modules(block):
         if isinstance(module, Attention | LatentAttention):

@@ -1,4 +1,4 @@
-"""What lies before the first block and behind the last one, and what all ranks hold."""
+"""Costs of the model's ends: the embedding, the output head, and tensors that all ranks hold."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from engine.sharding.split import ModelSplit
 
 MAX_KNOWN = 1 << 12
-"""Costs that are remembered; each position of a drag cuts the vocabulary elsewhere."""
+"""Most costs that are kept; each position of a drag cuts the vocabulary elsewhere."""
 
 
 class EndCost(NamedTuple):
-    """What a rank takes beside its blocks.
+    """Cost of a rank outside its blocks.
 
     Attributes:
-        embedding, head: what a token does there.
+        cost: its bytes and sizes.
+        embedding, head: work of a token there.
     """
 
     cost: Cost = NO_COST
@@ -47,8 +48,8 @@ class Ends:
     """The tensors of a model that belong to no block.
 
     Args:
-        model: a probe.
-        slots: of these tensors.
+        model: the model as declared under a probe split.
+        slots: slots of these tensors.
     """
 
     def __init__(self, model: CausalLM, slots: Sequence[Slot]) -> None:
@@ -58,7 +59,7 @@ class Ends:
         self._known: dict[tuple[str, Span, Formats], EndCost] = {}
 
     def cost(self, split: ModelSplit, rank: int, formats: Formats) -> EndCost:
-        """What `rank` takes."""
+        """Return the cost of `rank` under a split."""
         rows = Cost(working=WorkingSizes(rows=split.output.size(rank)))
         spans = {
             EMBEDDING: split.embedding.spans[rank],
@@ -71,6 +72,7 @@ class Ends:
         return _all([EndCost(rows), *found])
 
     def _of(self, owner: str, span: Span, formats: Formats) -> EndCost:
+        """Return the cost of the tensors that follow one part, with this interval of it."""
         key = owner, span, formats
         if key not in self._known:
             if len(self._known) >= MAX_KNOWN:
@@ -80,7 +82,7 @@ class Ends:
         return self._known[key]
 
     def _slot_cost(self, slot: Slot, span: Span, formats: Formats) -> EndCost:
-        """What the rank takes that has these rows of the vocabulary, or that takes part."""
+        """Return the cost of one tensor for a rank with these rows of it, or for a member."""
         part, placement = 1.0, slot.placement
         if isinstance(placement, Shard):
             start, stop = span
@@ -100,7 +102,7 @@ class Ends:
 
 
 def _is_table(slot: Slot) -> bool:
-    """Whether a token reads one row of it."""
+    """Return whether a token reads one row of it."""
     return not slot.is_matrix and len(slot.tensor.shape) > 1
 
 

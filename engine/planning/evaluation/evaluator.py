@@ -1,8 +1,8 @@
-"""Plans at the speed of a drag: what `make_plan` would say, from costs that were counted before.
+"""Plans at the speed of a drag: the same numbers as `make_plan`, from costs counted before.
 
-`Evaluator` declares a model once, on a probe that shows which part of a split each tensor follows.
-An evaluation then cuts the model as the loader would and looks up what each rank's intervals cost;
-only an interval that was never seen is declared anew, for one block. The numbers are the same.
+`Evaluator` declares a model once, under a probe split that shows which part of a split each tensor
+follows. An evaluation then cuts the model as the loader would and looks up the cost of each rank's
+intervals; only an interval never seen before is declared anew, for one block.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     StageCuts = tuple[Stage, Ranges | tuple[Ranges, ...]]
 
 MAX_CONTEXTS = 256
-"""Context lengths of which the sizes of a model are remembered."""
+"""Most context lengths for which the model's sizes are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a split would take.
+    """Predicted bytes and work of a split.
 
     Attributes:
-        plan: where the bytes go.
-        load: what each rank does for a token.
-        split: the cut of every block.
+        plan: bytes of each rank.
+        load: workload of one token on each rank.
+        split: cut of every block.
     """
 
     plan: Plan
@@ -52,7 +52,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates splits of one file."""
+    """Evaluator of the splits of one file."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
@@ -64,11 +64,11 @@ class Evaluator:
     def evaluate(
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
     ) -> Evaluation:
-        """Plan a split.
+        """Predict bytes and work per rank.
 
         Args:
-            free_bytes: free memory by device; decides how weights are formats. Without it they are
-                taken to be dequantised.
+            free_bytes: free memory by device; decides whether weights are dequantised. None: they
+                are.
 
         Raises:
             ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
@@ -97,15 +97,15 @@ class Evaluator:
         return Evaluation(plan, tally.load(chosen, hp), split)
 
     def dims(self, params: LoadParams) -> Sequence[BlockDims]:
-        """The sizes by which each block is cut.
+        """Return the sizes by which each block is cut.
 
         Raises:
-            ModelFileError: as `evaluate`.
+            ModelFileError: see `evaluate`.
         """
         return self._model(*self._sizes_for(params)).dims
 
     def _sizes_for(self, params: LoadParams) -> tuple[type[CausalLM], HParams]:
-        """The class of the model, and its sizes with the context that is asked for."""
+        """Return the model's class, and its sizes with the requested context."""
         if self._read is None:
             self._read = read_sizes(self._file)
         cls, hp = self._read
@@ -116,7 +116,7 @@ class Evaluator:
         return cls, self._sizes[params.n_ctx]
 
     def _model(self, cls: type[CausalLM], hp: HParams) -> _Model:
-        """The declared model; its context decides at most about a table of frequencies."""
+        """Return the declared model; its context matters only for long-context RoPE frequencies."""
         is_long = hp.n_ctx > hp.rope.n_ctx_orig
         if is_long not in self._models:
             self._models[is_long] = _Model(self._file, cls, hp)
@@ -124,12 +124,12 @@ class Evaluator:
 
 
 class _Model:
-    """What does not change between evaluations.
+    """The declared model, which evaluations share.
 
     Attributes:
-        dims: the sizes by which each block is cut.
-        kinds: of each block.
-        ends: what belongs to no block.
+        dims: sizes by which each block is cut.
+        kinds: kind of each block.
+        ends: tensors that belong to no block.
     """
 
     def __init__(self, file: GGUFFile, cls: type[CausalLM], hp: HParams) -> None:
@@ -153,7 +153,7 @@ class _Model:
         self._caches = {(s.head_dim_k, s.head_dim_v): s for s in reversed(caches)}
 
     def check_kv_type(self, kv_type: str) -> None:
-        """Make sure that keys and values are whole blocks of a KV type.
+        """Check that keys and values are whole quantisation blocks of a KV type.
 
         Raises:
             EngineError: they are not.
@@ -163,18 +163,22 @@ class _Model:
 
 
 def _alike(dims: BlockDims) -> BlockDims:
-    """Sizes that are the same wherever another block's keys and values are."""
+    """Return the sizes of a block, the same for all blocks that use another one's KV cache."""
     return dims if dims.kv_of is None else replace(dims, kv_of=0)
 
 
 def _layer_sizes(hp: HParams, layer: int) -> tuple[object, ...]:
-    """What of a layer its tensors need not show."""
+    """Return the sizes of a layer that its tensors need not show."""
     return hp.head_dim_k[layer], hp.head_dim_v[layer], hp.n_expert_used[layer], hp.swa[layer]
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """Stages that are alike and cut alike, among neighbouring blocks of one group of ranks."""
+    """Equal stages with equal cuts, in neighbouring blocks of one group of ranks.
+
+    Attributes:
+        count: number of them.
+    """
 
     group: tuple[int, ...]
     stage: Stage
@@ -182,13 +186,13 @@ class _Item:
     count: int
 
     def spans(self, rank: int) -> Spans:
-        """The intervals of a rank; all empty ones are alike."""
+        """Return a rank's intervals; empty ones are all `NOTHING`."""
         found = [cut.spans[rank] for cut in self.cuts]
         return tuple(span if span[1] > span[0] else NOTHING for span in found)
 
 
 class _Tally:
-    """How often each cut of each stage occurs in a split."""
+    """Number of times that each cut of each stage occurs in a split."""
 
     def __init__(self, model: _Model, split: ModelSplit) -> None:
         self._split, self._ends = split, model.ends
@@ -210,7 +214,7 @@ class _Tally:
             self._items.append(_Item(group, stage, cuts, n))
 
     def costs(self, rank: int, formats: Formats) -> _RankCosts:
-        """What everything costs a rank."""
+        """Return the costs of one rank."""
         found = [
             (item.count, item.stage.cost(item.spans(rank), formats) if rank in item.group else None)
             for item in self._items
@@ -218,7 +222,11 @@ class _Tally:
         return _RankCosts(found, self._ends.cost(self._split, rank, formats))
 
     def load(self, ranks: Sequence[_RankCosts], hp: HParams) -> ModelWorkload:
-        """One token of the whole model."""
+        """Return the workload of one token of the whole model.
+
+        Args:
+            ranks: costs of each rank, in rank order.
+        """
         blocks = []
         for index, item in enumerate(self._items):
             loads = {rank: ranks[rank].load(index) for rank in item.group}
@@ -235,10 +243,11 @@ class _Tally:
 
 
 class _RankCosts:
-    """What a split costs one rank.
+    """Costs of one rank under a split.
 
     Args:
-        items: how often each cut of each stage occurs, and what it costs, if anything.
+        items: for each cut of each stage how often it occurs, and its cost, None if nothing.
+        ends: cost of the model's ends.
     """
 
     def __init__(self, items: Sequence[tuple[int, Cost | None]], ends: EndCost) -> None:
@@ -246,12 +255,12 @@ class _RankCosts:
         self.ends = ends
 
     def load(self, index: int) -> RankWorkload:
-        """One token in one of the stages."""
+        """Return the workload of one token in one of the stages."""
         cost = self._items[index][1]
         return NO_WORK if cost is None else cost.load
 
     def size(self, n_ctx: int) -> RankSize:
-        """Bytes with a context of so many tokens."""
+        """Return the rank's sizes with a context of `n_ctx` tokens."""
         end = self.ends.cost
         weights, file_bytes, elements, kv, state = end[:5]
         working = [end.working]

@@ -1,6 +1,6 @@
-"""What fits: the longest context, what to do where something does not, and shares by memory.
+"""What fits: the longest context, remedies where a model does not fit, and shares by memory.
 
-Whatever is proposed has been evaluated and fits.
+All proposals have been evaluated and fit.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from engine.planning.plan import Plan
 
 CONTEXT_STEP = 256
-"""Contexts are proposed in such steps."""
+"""Step of proposed contexts, in tokens."""
 
 LONGEST = 1 << 17
-"""Of a model that does not say what it was trained for."""
+"""Longest context proposed for a model that does not say what it was trained for, in tokens."""
 
 N_TRIES = 12
-"""How often shares are corrected before a split counts as impossible."""
+"""Number of times that shares are corrected before a split counts as impossible."""
 
 MARGIN = 0.99
-"""Of a device's memory: shares are met only to a unit."""
+"""Part of a device's memory that shares may fill: they are met only to a unit."""
 
 Split = tuple[float, ...]
 RemedyKind = Literal["split", "devices", "kv_type", "context", "experts", "kv_on_host", "blocks"]
@@ -36,12 +36,12 @@ RemedyKind = Literal["split", "devices", "kv_type", "context", "experts", "kv_on
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a plan may use.
+    """Memory of one device that a plan may use.
 
     Attributes:
-        device: "cpu", "cuda:0" and so on; also one that is only simulated.
-        free_bytes: before anything is loaded.
-        bytes_per_s: how fast it reads its memory; what decides which device is faster.
+        device: id, such as "cpu" or "cuda:0"; the device may be simulated.
+        free_bytes: bytes free before anything is loaded.
+        bytes_per_s: its memory bandwidth, by which devices are ordered.
     """
 
     device: str
@@ -51,12 +51,12 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A way to load a model that does not fit as it was asked for.
+    """A change that makes a model fit.
 
     Attributes:
-        kind: what it changes.
-        sentence: for people.
-        params: what to load.
+        kind: setting that it changes.
+        sentence: sentence that tells the user what to do.
+        params: parameters with the change.
     """
 
     kind: RemedyKind
@@ -65,13 +65,13 @@ class Remedy:
 
 
 class Fit:
-    """Answers for one model and one machine.
+    """Finder of splits and contexts of one model that fit on one machine.
 
     Args:
-        plan: evaluates what to load, given free memory by device.
-        rooms: the devices that there are.
-        n_ctx_train: tokens that the model was trained for; 0 if unknown.
-        n_layer: blocks of the model.
+        plan: returns the plan of some parameters, given free memory by device.
+        rooms: devices of the machine.
+        n_ctx_train: context that the model was trained for, in tokens; 0 if unknown.
+        n_layer: number of the model's blocks.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Fit:
         self._n_layer = n_layer
 
     def shortages(self, params: LoadParams) -> dict[str, int]:
-        """The bytes that devices lack; empty where everything fits.
+        """Return the bytes that devices lack, by device; empty where everything fits.
 
         Raises:
             EngineError: the split cannot be made.
@@ -99,15 +99,16 @@ class Fit:
         return self._evaluate(params, self._free)
 
     def fits(self, params: LoadParams) -> bool:
-        """Whether it can be made and everything has room."""
+        """Return whether the split can be made and everything has room."""
         try:
             return not self.shortages(params)
         except EngineError:
             return False
 
     def largest_context(self, params: LoadParams) -> int:
-        """The most tokens of context that fit with this split, up to what the model was trained
-        for; 0 if none do.
+        """Return the longest context that fits with this split, in tokens; 0 if none does.
+
+        It is at most the context that the model was trained for.
 
         Raises:
             EngineError: the split cannot be made.
@@ -120,7 +121,7 @@ class Fit:
         return steps * CONTEXT_STEP
 
     def remedies(self, params: LoadParams) -> list[Remedy]:
-        """What to do where `params` do not fit, the cheapest first; empty where they do.
+        """Return changes that make `params` fit, the cheapest first; empty where they fit.
 
         Raises:
             EngineError: the split cannot be made.
@@ -128,22 +129,22 @@ class Fit:
         if not self.shortages(params):
             return []
         ways = (
-            self._other_split, self._more_devices, self._shorter_keys, self._shorter_context,
+            self._other_split, self._more_devices, self._smaller_kv_type, self._shorter_context,
             self._experts_on_cpu, self._kv_on_host, self._blocks_on_cpu, self._cpu_alone,
         )  # fmt: skip
         return [remedy for way in ways if (remedy := way(params)) is not None]
 
     def _other_split(self, params: LoadParams) -> Remedy | None:
-        """The same devices, each with what it has room for."""
+        """Return the remedy of other shares over the same devices; None if there are none."""
         found = self.balanced(params)
         if found is None:
             return None
         even = (1.0,) * len(found.devices)
         shares = ",".join(f"{share:g}" for share in found.split or even)
-        return Remedy("split", f"Split it {shares}; every device has room for that.", found)
+        return Remedy("split", f"Split it {shares}; then every device has room.", found)
 
     def _more_devices(self, params: LoadParams) -> Remedy | None:
-        """With further GPUs, as few as do."""
+        """Return the remedy of further GPUs, as few as suffice; None if they do not."""
         unused = [d for d in self._by_speed() if d not in params.devices and d != CPU]
         for n in range(1, len(unused) + 1):
             found = self.balanced(replace(params, devices=params.devices + tuple(unused[:n])))
@@ -151,23 +152,25 @@ class Fit:
                 return Remedy("devices", f"Use {_listed(unused[:n])} as well.", found)
         return None
 
-    def _shorter_keys(self, params: LoadParams) -> Remedy | None:
-        """Keys and values in fewer bits."""
+    def _smaller_kv_type(self, params: LoadParams) -> Remedy | None:
+        """Return the remedy of a KV cache of fewer bits; None if that does not suffice."""
         bits = _kv_bits(params.kv_type)
         for kv_type in ("q8_0", "q4_0"):
             found = replace(params, kv_type=kv_type)
             if _kv_bits(kv_type) < bits and self.fits(found):
-                return Remedy("kv_type", f"Hold keys and values as {kv_type}.", found)
+                return Remedy("kv_type", f"Use a {kv_type} KV cache.", found)
         return None
 
     def _shorter_context(self, params: LoadParams) -> Remedy | None:
+        """Return the remedy of the longest context that fits; None if none does."""
         n_ctx = self.largest_context(params)
         if not n_ctx:
             return None
-        sentence = f"Choose a context of {n_ctx:,} tokens; that is the longest that fits."
+        sentence = f"Use a context of {n_ctx:,} tokens, the longest that fits."
         return Remedy("context", sentence, replace(params, n_ctx=n_ctx))
 
     def _experts_on_cpu(self, params: LoadParams) -> Remedy | None:
+        """Return the remedy of experts on the CPU; None if that does not suffice."""
         found = self._fewest(params, params.n_cpu_moe, _with_moe)
         if found is None:
             return None
@@ -175,18 +178,21 @@ class Fit:
         return Remedy("experts", sentence, found)
 
     def _kv_on_host(self, params: LoadParams) -> Remedy | None:
+        """Return the remedy of a KV cache in host memory; None if that does not suffice."""
         found = replace(params, kv_on_host=True)
         if params.kv_on_host or CPU not in self._free or not self.fits(found):
             return None
-        return Remedy("kv_on_host", "Keep keys and values in the host's memory.", found)
+        return Remedy("kv_on_host", "Keep the KV cache in host memory.", found)
 
     def _blocks_on_cpu(self, params: LoadParams) -> Remedy | None:
+        """Return the remedy of blocks on the CPU; None if that does not suffice."""
         found = self._fewest(params, params.n_cpu_blocks, _with_blocks)
         if found is None:
             return None
         return Remedy("blocks", f"Put {found.n_cpu_blocks} blocks on the CPU.", found)
 
     def _cpu_alone(self, params: LoadParams) -> Remedy | None:
+        """Return the remedy of the whole model on the CPU; None if it does not fit there."""
         found = replace(params, devices=(CPU,), split=None)
         if set(params.devices) == {CPU} or CPU not in self._free or not self.fits(found):
             return None
@@ -195,11 +201,11 @@ class Fit:
     def _fewest(
         self, params: LoadParams, least: int, with_n: Callable[[LoadParams, int], LoadParams]
     ) -> LoadParams | None:
-        """As few blocks, or experts of blocks, on the CPU as let everything fit.
+        """Return `params` with as few blocks, or experts of blocks, on the CPU as make it fit.
 
         Args:
-            least: how many are there already.
-            with_n: gives the parameters with so many.
+            least: number of those on the CPU already.
+            with_n: returns the parameters with n of them.
         """
         if CPU not in self._free or set(params.devices) == {CPU}:
             return None
@@ -216,12 +222,13 @@ class Fit:
         return found if least + more <= self._n_layer and self.fits(found) else None
 
     def balanced(self, params: LoadParams, *, in_turn: bool = False) -> LoadParams | None:
-        """The same with shares by which it fits; None if there are none.
+        """Return `params` with shares that fit; None if there are none.
 
         They follow the devices' speed as far as memory allows.
 
         Args:
-            in_turn: devices compute one after the other: the fastest gets as much as it can hold.
+            in_turn: whether devices compute one after the other, so that the fastest gets as much
+                as it can hold.
         """
         speeds = [self._speed(device) for device in params.devices]
         split = tuple(speed / sum(speeds) for speed in speeds)
@@ -242,8 +249,9 @@ class Fit:
         return None
 
     def _filled(self, params: LoadParams, usable: Mapping[str, int]) -> Split:
-        """Shares with which fast devices are full before slower ones get anything; empty where the
-        split cannot be made."""
+        """Return shares that fill fast devices before slower ones get anything; empty where the
+        split cannot be made.
+        """
         try:
             left = float(sum(self._plan(params).bytes_by_device().values()))
         except EngineError:
@@ -260,7 +268,7 @@ class Fit:
         return self._rooms[device].bytes_per_s if device in self._rooms else 1.0
 
     def _in_round_numbers(self, params: LoadParams) -> LoadParams:
-        """The same with as few digits as fit, and even shares unsaid."""
+        """Round the shares to the fewest digits that still fit; drop them when even."""
         shares = params.split or ()
         if len(set(shares)) == 1:
             return replace(params, split=None)
@@ -268,13 +276,14 @@ class Fit:
         return next((p for p in rounded if self._is_near(p, shares) and self.fits(p)), params)
 
     def _is_near(self, params: LoadParams, shares: Split) -> bool:
-        """Whether no share is off by a tenth."""
+        """Return whether no share is off by a tenth."""
         split = params.split or ()
         return all(abs(a - b) <= b / 10 for a, b in zip(split, shares, strict=True))
 
     def with_cpu(self, params: LoadParams, gpus: tuple[str, ...]) -> LoadParams:
-        """What GPUs can hold there, by their memory, the rest on the CPU; all of it on the CPU
-        where that does not help."""
+        """Return `params` with all that GPUs can hold there, by their memory, and the rest on the
+        CPU; with all of it on the CPU where that does not help.
+        """
         alone = replace(params, devices=(CPU,), split=None)
         if not gpus:
             return alone
@@ -288,7 +297,7 @@ class Fit:
         return alone if CPU in self._free else on_gpus
 
     def _by_speed(self) -> list[str]:
-        """All devices, the fastest first."""
+        """Return all devices, the fastest first."""
         return sorted(self._rooms, key=lambda device: -self._rooms[device].bytes_per_s)
 
 
@@ -305,8 +314,10 @@ def _with_blocks(params: LoadParams, n: int) -> LoadParams:
 
 
 def _last(n: int, is_so: Callable[[int], bool]) -> int:
-    """The largest number from 1 to `n` for which something is so that ceases to be so; 0 if it
-    never is."""
+    """Return the largest number from 1 to `n` for which `is_so` holds; 0 if there is none.
+
+    It must hold up to some number and for none beyond.
+    """
     low, high = 0, n + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -325,10 +336,13 @@ def _kv_bits(kv_type: str) -> float:
 def _corrected(
     split: Split, devices: Sequence[str], needed: Mapping[str, int], usable: Mapping[str, int]
 ) -> Split:
-    """Less for devices that are full, more for those with room; empty where none has any.
+    """Return shares with less for full devices and more for those with room; empty if none has any.
 
-    What a device needs beside its share of the model is taken to grow with it, so this comes near
-    an answer in steps.
+    All that a device needs is taken to grow with its share, so repeated steps come near an answer.
+
+    Args:
+        needed: bytes that each device needs with the present shares.
+        usable: bytes that it may use.
     """
     load = {d: needed.get(d, 0) / max(1, MARGIN * usable.get(d, 0)) for d in devices}
     kept = [share / max(1.0, load[d]) for share, d in zip(split, devices, strict=True)]

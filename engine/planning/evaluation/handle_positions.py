@@ -1,8 +1,8 @@
-"""Where the handle between two neighbouring ranks can go, and what each of them really gets there.
+"""Positions of the handle between two neighbouring ranks, and the shares that they really give.
 
-A model is cut in units, so its ranks get shares near those that are asked for. A handle therefore
-snaps: each of its positions is a split that can be asked for, with the share that comes of it.
-Positions are evaluated when they are looked at, each once.
+A model is cut in units, so its ranks get shares near the requested ones. A handle therefore snaps:
+each of its positions is a split that can be requested, with the share that results. Positions are
+evaluated when they are looked at, each once.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from engine.sharding.split import BlockDims
 
 MAX_STEPS = 400
-"""Of a handle; more could not be told apart on a screen."""
+"""Most positions of a handle; more could not be told apart on a screen."""
 
 Split = tuple[float, ...]
 
 
 class Position(NamedTuple):
-    """A place of a handle.
+    """One position of a handle.
 
     Attributes:
-        split: what to ask for.
-        asked: the share of all ranks up to the handle that this asks for, 0 to 1.
-        effective: the share that they get.
+        split: shares to request.
+        asked: requested share of all ranks up to the handle, 0 to 1.
+        effective: share that these ranks really get, 0 to 1.
     """
 
     split: Split
@@ -41,13 +41,12 @@ class Position(NamedTuple):
 
 
 class Positions:
-    """The positions of one handle, from all for the right one of its neighbours to all for the
-    left one.
+    """The positions of one handle, from all for its right neighbour to all for its left one.
 
     Args:
-        splits: what to ask for at each of them.
-        handle: the rank on its left.
-        plan: evaluates a split.
+        splits: shares to request at each of them.
+        handle: number of the rank on its left.
+        plan: returns the plan of a split.
     """
 
     def __init__(self, splits: Sequence[Split], handle: int, plan: Callable[[Split], Plan]) -> None:
@@ -72,11 +71,10 @@ class Positions:
         return found
 
     def nearest(self, boundary: float) -> int:
-        """The index of the position whose effective share is nearest to `boundary`, 0 to 1, or
-        nearer than half of what a step asks for.
+        """Return the index of the position whose effective share is nearest to `boundary`, 0 to 1.
 
-        Shares grow with positions, so this looks at few of them: beginning where the latest answer
-        suggests.
+        One nearer than half a step will do. Shares grow with positions, so few are evaluated,
+        beginning where the last answer suggests.
         """
         last = len(self) - 1
         low = high = self._asked_at(boundary - self._gap)
@@ -98,7 +96,7 @@ class Positions:
         return best
 
     def _asked_at(self, boundary: float) -> int:
-        """The position where about this share is asked for."""
+        """Return the index of the position that requests about this share."""
         left = slice(self._handle + 1)
         first, last = sum(self._splits[0][left]), sum(self._splits[-1][left])
         if last <= first:
@@ -107,11 +105,11 @@ class Positions:
         return min(max(index, 0), len(self) - 1)
 
     def after(self, index: int) -> int:
-        """The next position with a larger effective share; the last one if there is none."""
+        """Return the next position to the right with a larger effective share, else the last."""
         return self._beyond(index, 1)
 
     def before(self, index: int) -> int:
-        """The next position with a smaller effective share; the first one if there is none."""
+        """Return the next position to the left with a smaller effective share, else the first."""
         return self._beyond(index, -1)
 
     def _beyond(self, index: int, step: int) -> int:
@@ -126,14 +124,14 @@ class Positions:
 def positions_of(
     params: LoadParams, handle: int, dims: Sequence[BlockDims], plan: Callable[[LoadParams], Plan]
 ) -> Positions:
-    """The positions of the handle between ranks `handle` and `handle` + 1; other ranks stay.
+    """Return the positions of the handle between ranks `handle` and `handle` + 1; others stay.
 
     Args:
-        dims: the sizes by which the blocks are cut.
-        plan: evaluates what to load.
+        dims: sizes by which the blocks are cut.
+        plan: returns the plan of some parameters.
 
     Raises:
-        SplitError: the present split is none.
+        SplitError: the present split is invalid.
     """
     shares = normalise(params.split, len(params.devices))
     splits = _by_block if params.split_mode == "layer" else _by_unit
@@ -142,14 +140,14 @@ def positions_of(
 
 
 def _by_block(shares: Split, handle: int, dims: Sequence[BlockDims]) -> list[Split]:
-    """One position for each number of blocks; ranks are asked for by theirs."""
+    """Return a split for each number of blocks on the left, with block counts as shares."""
     cut = Apportioner(len(shares)).cut(shares, max(1, len(dims)))
     counts = [cut.size(rank) for rank in range(len(shares))]
     return _moved([n / sum(counts) for n in counts], handle, counts[handle] + counts[handle + 1])
 
 
 def _by_unit(shares: Split, handle: int, dims: Sequence[BlockDims]) -> list[Split]:
-    """About two positions for each unit of what can be cut most finely."""
+    """Return about two splits for each unit of the part that is cut most finely."""
     units = (
         sum(block.n_head for block in dims),
         sum(block.n_state_head // block.state_unit for block in dims),
@@ -163,7 +161,7 @@ def _by_unit(shares: Split, handle: int, dims: Sequence[BlockDims]) -> list[Spli
 
 
 def _moved(shares: Sequence[float], handle: int, n: int) -> list[Split]:
-    """`n` equal steps of the handle, from one end to the other."""
+    """Return the splits at n equal steps of the handle, from one end to the other."""
     left, right = shares[:handle], shares[handle + 2 :]
     both = shares[handle] + shares[handle + 1]
     n = max(n, 1) if both else 0

@@ -1,8 +1,8 @@
-"""Which part of a split each tensor of a model follows, found by declaring the model once.
+"""The probe split, which shows which part of a split each tensor of a model follows.
 
-In a probe every part of every block lies whole on a rank of its own. So the rank that owns a tensor
-says what decides about it: the cut of attention, that of the experts, or only who computes the
-block at all.
+In the probe every part of every block lies whole on a rank of its own. So the rank that owns a
+tensor of the declared model says what its slices depend on: the cut of attention, that of the
+experts, or only which ranks compute the block at all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "shared": ("shared",),
     }
 )
-"""The parts of a block and where `BlockSplit` has their cuts."""
+"""Attributes of `BlockSplit` with the cuts of each part of a block."""
 
 SIZES: Mapping[str, str] = MappingProxyType(
     {
@@ -38,21 +38,23 @@ SIZES: Mapping[str, str] = MappingProxyType(
         "shared": "n_ff_shexp",
     }
 )
-"""Where `BlockDims` has what they cut."""
+"""Attribute of `BlockDims` with the size that each cut divides."""
 
 MEMBERS, EMBEDDING, OUTPUT = "members", "embedding", "output"
-"""What all ranks of a block hold, and what follows the two ends of the model."""
+"""Owners of tensors that all ranks of a block hold, and of those at the model's two ends."""
 
 OWNERS = (*FIELDS, MEMBERS, EMBEDDING, OUTPUT)
-"""What the ranks of a probe stand for."""
+"""Parts that the ranks of a probe stand for, in rank order."""
 
 NOTHING: Span = (0, 0)
+"""The empty interval."""
+
 SEEN = 1
-"""The rank of `one_rank` that is looked at."""
+"""The rank of `one_rank` whose costs are counted."""
 
 
 def probe_split(dims: Sequence[BlockDims], n_vocab: int, *, tied: bool) -> ModelSplit:
-    """Every part whole on a rank of its own."""
+    """Return the probe: every part whole on a rank of its own."""
     blocks = []
     for block in dims:
         cuts = {
@@ -73,7 +75,7 @@ def _whole(owner: str, total: int) -> Ranges:
 
 
 def owner_of(ranks: Sequence[int]) -> str | None:
-    """What the owners of a tensor in a probe stand for; None where nobody needs it."""
+    """Return the part that a tensor's owners in a probe stand for; None where nobody owns it."""
     if not ranks:
         return None
     (rank,) = ranks
@@ -81,10 +83,11 @@ def owner_of(ranks: Sequence[int]) -> str | None:
 
 
 def one_rank(dims: BlockDims, spans: Mapping[str, Span], *, is_member: bool) -> BlockSplit:
-    """A block of which the rank `SEEN` has these spans, and another one what lies before them.
+    """Return the split of a block whose rank `SEEN` has these spans, and rank 0 all before them.
 
     Args:
-        spans: by the name of the cut; what is missing is empty.
+        spans: intervals by the name of the cut; missing ones are empty.
+        is_member: whether the rank takes part in the block.
     """
     cuts = {}
     for field, size in SIZES.items():

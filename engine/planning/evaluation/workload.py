@@ -1,4 +1,4 @@
-"""What each rank has to do for one token: what memory it reads, what it computes, whom it meets.
+"""The work of one token on each rank: bytes read, operations, and all-reduces with other ranks.
 
 Made from a file's header and a split; `engine.planning.speed.speed_model` turns it into seconds.
 """
@@ -11,16 +11,16 @@ from itertools import pairwise
 from typing import NamedTuple
 
 DEQUANTISED = "packed"
-"""The kind of weights that are dequantised on each use; the others are called as their GGML type,
-such as "Q4_K", and "F32" where they were dequantised at load."""
+"""Kind of weights that are dequantised on each use. Other kinds are named by their GGML type, such
+as "Q4_K", and "F32" if they were dequantised at load."""
 
 
 class Weights(NamedTuple):
-    """What one token has to do with weights of one kind.
+    """Work of one token with weights of one kind.
 
     Attributes:
-        kind: how they are held: a GGML type, or `DEQUANTISED`.
-        read_bytes, flop: the parts of `RankWorkload.read_bytes` and `RankWorkload.flop`.
+        kind: format in which they are held: a GGML type, or `DEQUANTISED`.
+        read_bytes, flop: their parts of `RankWorkload.read_bytes` and `RankWorkload.flop`.
     """
 
     kind: str
@@ -30,20 +30,19 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankWorkload:
-    """One token on one rank, in one block or at one end of the model.
+    """Work of one token on one rank, in one block or at one end of the model.
 
     Attributes:
-        read_bytes: of weights, as the rank holds them; of routed experts only those that a token
-            goes to, of an embedding one row.
+        read_bytes: bytes of weights that are read, as the rank holds them: of routed experts only
+            those that the token is routed to, of an embedding one row.
         flop: multiplications and additions with weights.
-        kv_bytes: of keys and values that are read for each position that the token sees.
-        window: the most positions that it sees; 0 for all.
-        n_op: matrices that the token is multiplied with: what costs time however small they are.
-        kinds: `read_bytes` and `flop` once more, by how weights are held; what is missing there
-            counts as F32.
+        kv_bytes: bytes of keys and values that are read for each position that the token sees.
+        window: largest number of positions that it sees; 0 for all.
+        n_op: number of matrices that the token is multiplied with: each costs time however small.
+        kinds: `read_bytes` and `flop` by the format of weights; the rest counts as F32.
         kv_flop: multiplications and additions with keys and values for each of these positions.
-        batch_bytes: of weights that a batch of many tokens reads: of all routed experts; 0 where
-            that is `read_bytes`.
+        batch_bytes: bytes of weights that a batch of many tokens reads, those of all routed
+            experts; 0 where that is `read_bytes`.
     """
 
     read_bytes: float = 0.0
@@ -58,18 +57,18 @@ class RankWorkload:
 
 @dataclass(frozen=True, slots=True)
 class BlockWorkload:
-    """Blocks of one group of ranks that are alike, or the same part of each of them.
+    """Work of one token in equal blocks of one group of ranks, or in the same part of each.
 
-    Ranks wait for each other at the end, so what lies between two sums (a mixer, then an FFN) is a
-    part of its own. Those of neighbouring blocks with the same group may stand in any order: what
-    is alike is counted together.
+    Ranks wait for each other at the end, so what lies between two all-reduces (a mixer, then an
+    FFN) is a part of its own. Parts of neighbouring blocks with the same group may stand in any
+    order: equal ones are counted together.
 
     Attributes:
-        count: how many.
-        group: the ranks that compute them, one block after the other, each together.
-        ranks: what each rank of the group does in one of them.
-        n_reduce: sums over the group in one of them: one of a residual stream, and what few
-            architectures need inside a part, of a few numbers.
+        count: number of blocks.
+        group: the ranks that compute each of them together.
+        ranks: work of each rank of the group in one of them.
+        n_reduce: number of all-reduces over the group in one of them: one of the hidden state, and
+            of few architectures another one of a few numbers.
     """
 
     count: int
@@ -80,13 +79,13 @@ class BlockWorkload:
 
 @dataclass(frozen=True, slots=True)
 class ModelWorkload:
-    """One token of a whole model.
+    """Work of one token in a whole model.
 
     Attributes:
-        blocks: in order.
-        embedding, head: of the ranks that have rows of them.
-        n_embd: numbers of the residual stream, of which a sum or a move is one.
-        n_vocab: numbers that the head's ranks make together.
+        blocks: work in the blocks, in order.
+        embedding, head: work of the ranks that hold rows of them.
+        n_embd: number of elements of the hidden state, which all-reduces and moves transfer.
+        n_vocab: number of logits that the head's ranks compute together.
     """
 
     blocks: tuple[BlockWorkload, ...]
@@ -97,13 +96,13 @@ class ModelWorkload:
 
     @property
     def n_move(self) -> int:
-        """How often the stream moves to other ranks."""
+        """Number of times that the hidden state moves to other ranks."""
         groups = [block.group for block in self.blocks]
         return sum(not set(after) <= set(before) for before, after in pairwise(groups))
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of weights that occur."""
+        """Kinds of weights that occur."""
         ranks = [*self.embedding.values(), *self.head.values()]
         ranks += [load for block in self.blocks for load in block.ranks.values()]
         return frozenset(weights.kind for load in ranks for weights in load.kinds)
