@@ -1,4 +1,4 @@
-"""How kernels are compiled, configured, started and captured.
+"""Kernels' compilation, configuration, launch and capture.
 
 Imports no kernel and nothing that uses one.
 """

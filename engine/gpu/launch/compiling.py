@@ -1,8 +1,8 @@
-"""Compiling kernels in the background, before they are first started.
+"""Background compilation of kernels, before their first launch.
 
-What a model will start is collected on the device "meta" (`launch.watched`): a pass over tensors
-without memory. Each variant is compiled once, while weights load, and found by the real start in
-Triton's own memory of this process, or the next time on disk.
+A pass over tensors on the device "meta", which have no memory, collects the kernels that a model
+will launch (`kernel_launch.intercept_launches`). Each variant is compiled once, while weights load.
+The real launch then finds it in Triton's in-process cache, and the next process finds it on disk.
 """
 
 from __future__ import annotations
@@ -28,47 +28,48 @@ from engine.gpu.launch.launcher_choice import prepare
 log = logging.getLogger(__name__)
 
 CompileProgress = Callable[[int, int], None]
-"""Is told how many variants of how many are compiled; from several threads, one at a time."""
+"""Callback: number of compiled variants, number of all; from several threads, one at a time."""
 
 MOST_THREADS = 4
-"""More gain little: for a part of its time a compiler is in Python, one at a time."""
+"""Largest number of compiling threads; more gain little, since part of the work is in Python."""
 
 MOST_INT32 = (1 << 31) - 1
 MOST_INT64 = (1 << 63) - 1
 
 ALIGNMENT = 16
-"""What addresses and numbers may be a multiple of so that Triton compiles for that."""
+"""Divisor of addresses (in bytes) and integers for which Triton compiles a variant of its own."""
 
 POLL_S = 0.05
-"""Between looks at whether a wait was cancelled."""
+"""Time between two checks whether a wait was cancelled, in seconds."""
 
 
 class Compiling:
-    """Variants of kernels that are being compiled for one GPU; it begins at once.
+    """Compilation of kernel variants for one GPU, in threads that start at once.
 
     Args:
-        starts: with the device "meta" or the real one; more of the same variant do no harm.
-        on_progress: called first with none compiled.
-        n_threads: None for as many as is sensible here.
+        launches: launches of the kernels, with tensors on "meta" or on the real device; several of
+            one variant do no harm.
+        on_progress: callback, called first with nothing compiled.
+        n_threads: number of threads; None for a number that suits this machine.
 
     Attributes:
-        n_total: variants.
+        n_total: number of variants.
 
     Raises:
-        EngineError: kernels cannot be started on this machine.
+        EngineError: kernels cannot be launched on this machine.
     """
 
     def __init__(
         self,
         device: torch.device,
-        starts: Iterable[KernelLaunch],
+        launches: Iterable[KernelLaunch],
         on_progress: CompileProgress = lambda n_done, n_total: None,
         n_threads: int | None = None,
     ) -> None:
         if device.type == "cuda":
             prepare()
-        wanted = variants(starts)
-        _open_memory(wanted, device)
+        wanted = variants(launches)
+        _create_kernel_caches(wanted, device)
         self.n_total = len(wanted)
         self._n_done = 0
         self._has_failed = False
@@ -78,28 +79,28 @@ class Compiling:
             n_threads or min(MOST_THREADS, usable_cores()), "compile kernels"
         )
         on_progress(0, self.n_total)
-        self._futures = [self._pool.submit(partial(self._work, s, device)) for s in wanted]
+        self._futures = [self._pool.submit(partial(self._compile, one, device)) for one in wanted]
         self._pool.shutdown(wait=False)
 
     @property
     def n_done(self) -> int:
-        """Variants that are compiled."""
+        """Number of compiled variants."""
         return self._n_done
 
     def cancel(self) -> None:
-        """Begin with no further variant."""
+        """Cancel the variants whose compilation has not begun."""
         for future in self._futures:
             future.cancel()
 
     def wait(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Return when all are compiled.
+        """Wait until all variants are compiled.
 
         Args:
-            is_cancelled: asked all the time.
+            is_cancelled: cancellation check, polled.
 
         Raises:
-            EngineError: one cannot be compiled; the others that have not begun are left out.
-            Cancelled: the person, or `cancel`, ended it.
+            EngineError: a variant cannot be compiled; those that have not begun are cancelled.
+            Cancelled: `is_cancelled` or `cancel` ended the wait.
         """
         for future in self._futures:
             self._wait_for(future, is_cancelled)
@@ -119,11 +120,11 @@ class Compiling:
                 self.cancel()
                 raise
 
-    def _work(self, start: KernelLaunch, device: torch.device) -> None:
-        if self._has_failed:  # of one that began before, which `wait` comes to first
+    def _compile(self, launch: KernelLaunch, device: torch.device) -> None:
+        if self._has_failed:  # an earlier variant, whose error `wait` raises first
             return
         try:
-            compile_start(start, device)
+            compile_launch(launch, device)
         except BaseException:
             self._has_failed = True
             raise
@@ -132,89 +133,96 @@ class Compiling:
             self._on_progress(self._n_done, self.n_total)
 
 
-def _open_memory(starts: Iterable[KernelLaunch], device: torch.device) -> None:
-    """Let each kernel make its place for variants now: of two threads at once, one would lose its.
+def _create_kernel_caches(launches: Iterable[KernelLaunch], device: torch.device) -> None:
+    """Create each kernel's table of compiled variants for this device.
 
-    It belongs to a device, by the number that Triton's driver tells.
+    Triton creates it on first use, keyed by the device number of its driver; if two threads did
+    that at once, one would lose its variant.
     """
     driver = import_module("triton.runtime").driver
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        for start in starts:
-            places = getattr(start.kernel, "device_caches", None)
-            if places is not None:
-                _ = places[driver.active.get_current_device()]
+        for launch in launches:
+            caches = getattr(launch.kernel, "device_caches", None)
+            if caches is not None:
+                _ = caches[driver.active.get_current_device()]
 
 
-def compile_start(start: KernelLaunch, device: torch.device) -> Any:
-    """Compile what a start needs, and load it on the device; returns Triton's compiled kernel.
+def compile_launch(launch: KernelLaunch, device: torch.device) -> Any:
+    """Compile the variant that a launch needs and load it on the device.
+
+    Returns:
+        Triton's compiled kernel.
 
     Raises:
-        EngineError: it cannot be compiled.
+        EngineError: the kernel cannot be compiled.
     """
     folder = cache_in_use()
     try:
-        return _compiled(start, device)
+        return _compiled(launch, device)
     except OSError as error:
         if not is_full(error):
-            raise _not_compiled(start, error) from error
+            raise _compile_error(launch, error) from error
         leave_cache(folder, error)
     except EngineError:
         raise
     except Exception as error:  # compilers fail in all ways
-        raise _not_compiled(start, error) from error
-    return compile_start(start, device)
+        raise _compile_error(launch, error) from error
+    return compile_launch(launch, device)
 
 
-def _compiled(start: KernelLaunch, device: torch.device) -> Any:
-    options = {"num_warps": start.num_warps, "num_stages": start.num_stages}
+def _compiled(launch: KernelLaunch, device: torch.device) -> Any:
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     compiling = partial(
-        start.kernel.warmup, *start.args, grid=start.grid, **start.constants, **options
+        launch.kernel.warmup, *launch.args, grid=launch.grid, **launch.constants, **options
     )
     if device.type != "cuda":
         return compiling()
     with torch.cuda.device(device):
         kernel = compiling()
-        _ = kernel.run  # Triton loads it when that is read
+        _ = kernel.run  # reading this attribute makes Triton load the kernel
     return kernel
 
 
-def _not_compiled(start: KernelLaunch, error: BaseException) -> EngineError:
-    log.error("%s cannot be compiled", start.kernel.__name__, exc_info=error)
+def _compile_error(launch: KernelLaunch, error: BaseException) -> EngineError:
+    log.error("%s cannot be compiled", launch.kernel.__name__, exc_info=error)
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
     return EngineError(
-        f"The kernel {start.kernel.__name__} cannot be compiled for this GPU ({line}).",
+        f"The kernel {launch.kernel.__name__} cannot be compiled for this GPU ({line}).",
         "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
     )
 
 
-def variants(starts: Iterable[KernelLaunch]) -> list[KernelLaunch]:
-    """One start of each variant that Triton would compile, in their order; none if interpreted."""
+def variants(launches: Iterable[KernelLaunch]) -> list[KernelLaunch]:
+    """Return the first launch of each variant that Triton would compile, in order.
+
+    Interpreted kernels are left out.
+    """
     found: dict[Hashable, KernelLaunch] = {}
-    for start in starts:
-        if not is_interpreted(start.kernel):
-            found.setdefault(variant_key(start), start)
+    for launch in launches:
+        if not is_interpreted(launch.kernel):
+            found.setdefault(variant_key(launch), launch)
     return list(found.values())
 
 
-def variant_key(start: KernelLaunch) -> Hashable:
-    """What Triton compiles a kernel for: the same key means the same compiled kernel."""
-    names = [p for p in start.kernel.params if not p.is_constexpr]
+def variant_key(launch: KernelLaunch) -> Hashable:
+    """Return a key of the variant that Triton compiles: equal keys mean one compiled kernel."""
+    params = [p for p in launch.kernel.params if not p.is_constexpr]
     kinds = tuple(
-        _kind(arg, is_plain=param.do_not_specialize)
-        for param, arg in zip(names, start.args, strict=True)
+        _specialisation(arg, is_plain=param.do_not_specialize)
+        for param, arg in zip(params, launch.args, strict=True)
     )
-    constants = tuple(sorted((name, str(value)) for name, value in start.constants.items()))
-    return (start.kernel.__module__, start.kernel.__name__, kinds, constants, start.num_warps,
-            start.num_stages)  # fmt: skip
+    constants = tuple(sorted((name, str(value)) for name, value in launch.constants.items()))
+    return (launch.kernel.__module__, launch.kernel.__name__, kinds, constants, launch.num_warps,
+            launch.num_stages)  # fmt: skip
 
 
-def _kind(arg: Argument, *, is_plain: bool) -> Hashable:
-    """What Triton distinguishes of an argument.
+def _specialisation(arg: Argument, *, is_plain: bool) -> Hashable:
+    """Return the properties of an argument that Triton compiles variants for.
 
     Args:
-        is_plain: whether it shall not be compiled for particular numbers.
+        is_plain: whether the kernel is not specialised for values of this argument.
     """
-    if isinstance(arg, Tensor):  # on "meta" an address is the distance from what is aligned
+    if isinstance(arg, Tensor):  # on "meta" an address is the offset from an aligned one
         is_aligned = not is_plain and arg.data_ptr() % ALIGNMENT == 0
         return str(arg.dtype), is_aligned, arg.untyped_storage().nbytes() > MOST_INT32
     if isinstance(arg, bool | float):

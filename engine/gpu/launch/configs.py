@@ -1,7 +1,7 @@
-"""How kernels are cut up on a device: fixed rules, and what a search on the machine found better.
+"""Launch configurations of kernels: fixed rules, replaced where a search found better ones.
 
-Nothing is tried out while a model runs. A rule depends only on facts that are known when a model is
-loaded, so that the same product is always made by the same kernel.
+Nothing is tried out while a model runs. A rule depends only on sizes that are known when a model is
+loaded, so that the same product is always computed by the same kernel.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ Rule = Callable[..., Config]
 Key = tuple[str, int, int, str, tuple[tuple[str, Any], ...]]
 
 WARP = 32
-"""Threads of a warp."""
+"""Number of threads in a warp."""
 
 MOST_WARPS = 4
-"""Of a program that multiplies few rows: small ones, so that some read while others end."""
+"""Largest number of warps of a gemv program: small, so that some programs load while others end."""
 
 PROGRAMS_PER_SM = 2
-"""Programs of few rows that a multiprocessor should have before columns are cut into parts."""
+"""Number of gemv programs per multiprocessor below which columns are split into parts."""
 
 
 def gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
-    """Warps of a program that multiplies few rows with a tile, and blocks asked for ahead.
+    """Return the warps of a gemv program and the blocks that each thread prefetches.
 
-    Warps that have a second block at least, which can be asked for ahead.
+    Each warp has at least a second block, so that there is one to prefetch.
     """
     n_warps = 1
     while n_warps < MOST_WARPS and 2 * n_warps * WARP // 4 < n_blocks:
@@ -40,7 +40,10 @@ def gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
 def gemv_parts_config(
     target: KernelTarget, *, n_blocks: int, n_rows: int, num_warps: int
 ) -> Config:
-    """Programs that share a tile of a small matrix; each has at least one step of its own."""
+    """Return the number of programs that share a tile of a small matrix (split K).
+
+    Each has at least one step of its own.
+    """
     wanted = PROGRAMS_PER_SM * target.n_sm * TILE // max(TILE, n_rows)
     n_step = -(-n_blocks // (num_warps * WARP // 4))
     steps_each = -(-n_step // max(1, min(wanted, n_step)))
@@ -48,12 +51,12 @@ def gemv_parts_config(
 
 
 def tile_gemm_config(target: KernelTarget, *, n_token: int, low: int) -> Config:
-    """How a product of up to some hundred rows is cut; see `engine.gpu.kernels.tile_gemm.product`.
+    """Return the tile sizes of a tile GEMM; see `engine.gpu.kernels.tile_gemm.product`.
 
-    As many rows of x at once as registers and shared memory leave room for, so that weights are
-    taken apart once, but few sizes, since each is compiled for each type. Hopper's tensor cores
-    read x from shared memory by themselves and have more of it. More stages hide more of the
-    memory's latency, where a program has little else to do.
+    A tile has as many rows of x as registers and shared memory allow, so that weights are decoded
+    once. Few sizes are used, since each is compiled for each type. Hopper's tensor cores read x
+    from shared memory and have more of it. More stages hide more of the memory's latency where a
+    program has little else to do.
     """
     is_hopper = target.maker == "nvidia" and 90 <= target.capability < 100
     has_cores = target.maker != "nvidia" or target.capability >= 80
@@ -76,27 +79,27 @@ def tile_gemm_config(target: KernelTarget, *, n_token: int, low: int) -> Config:
 def unquantised_config(
     target: KernelTarget, *, n_token: int, n_rows: int, n_columns: int
 ) -> Config:
-    """Warps, rows and columns at once of a program that multiplies few rows with plain weights."""
+    """Return the warps, rows and columns per step of a gemv program with unquantised weights."""
     n_warps = 4
     while n_warps > 1 and n_warps * WARP * PLAIN_PER_THREAD >= 2 * n_columns:
         n_warps //= 2
-    rows = max(1, min(4, 8 // n_token))  # as registers have room for sums
+    rows = max(1, min(4, 8 // n_token))  # bounded by the registers that hold sums
     while rows > 1 and n_rows < PLAIN_PROGRAMS_PER_SM * target.n_sm * rows:
         rows //= 2
     return {"rows": rows, "step": n_warps * WARP * PLAIN_PER_THREAD, "num_warps": n_warps}
 
 
 PLAIN_PER_THREAD = 8
-"""Columns that a thread reads at once: 16 bytes of F16 and BF16."""
+"""Number of columns that a thread loads at once: 16 bytes of F16 or BF16."""
 
 PLAIN_PROGRAMS_PER_SM = 4
-"""Programs with plain weights that a multiprocessor should have before each takes more rows."""
+"""Number of programs per multiprocessor, with unquantised weights, before each takes more rows."""
 
 
 def expert_gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
-    """Warps and blocks at once where one row is multiplied with a tile of its expert.
+    """Return the warps and prefetched blocks of a gemv program of one row and its expert's tile.
 
-    Experts are small and many programs start together: all a program needs is asked for at once.
+    Experts are small and many programs start together, so a program loads all it needs at once.
     """
     n_warps = 1
     while n_warps < MOST_WARPS and 2 * n_warps * WARP // 4 < n_blocks:
@@ -105,7 +108,7 @@ def expert_gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
 
 
 def expert_gemm_config(target: KernelTarget, *, rows: int) -> Config:
-    """How many rows of an expert's matrix meet a block of rows in one program, and how."""
+    """Return the tile sizes of a GEMM of a block of `rows` rows with their expert's matrix."""
     if target.maker == "nvidia" and target.capability < 80:  # no tensor cores that Triton knows
         return {"columns": 64, "blocks": 1, "num_warps": 2, "num_stages": 2}
     if rows >= 128:
@@ -121,30 +124,30 @@ RULES: dict[str, Rule] = {
     "expert_rows": expert_gemv_config,
     "expert_blocks": expert_gemm_config,
 }
-"""By the name under which a kernel asks."""
+"""Rules by the name of their kernel, as configuration files have it."""
 
 _found: dict[Key, Config] = {}
 
 
 def config_of(target: KernelTarget, kernel: str, **facts: Any) -> Config:
-    """How a kernel is cut up, by its rule if no search has found better.
+    """Return the configuration of a kernel: one that a search found, else that of its rule.
 
     Args:
         kernel: a key of `RULES`.
-        facts: what the rule wants to know: numbers and texts.
+        facts: keyword arguments of the rule: sizes of the product.
     """
     found = _found.get(key_of(target, kernel, facts))
     return RULES[kernel](target, **facts) if found is None else found
 
 
 def key_of(target: KernelTarget, kernel: str, facts: Mapping[str, Any]) -> Key:
-    """What a search's result is kept under; numbers of rows of x count as powers of two."""
+    """Return the key of a found configuration; `n_token` is rounded up to a power of two."""
     if "n_token" in facts:
         facts = {**facts, "n_token": 1 << (facts["n_token"] - 1).bit_length()}
     return (target.maker, target.capability, target.n_sm, kernel, tuple(sorted(facts.items())))
 
 
 def use_found(found: Mapping[Key, Config]) -> None:
-    """Replace what a search has found, on all devices."""
+    """Replace the found configurations of all devices."""
     _found.clear()
     _found.update(found)

@@ -1,4 +1,4 @@
-"""What searches for kernels' configurations found, kept in a file beside the machine's speeds."""
+"""File of the kernel configurations that searches found, beside that of the machine's speeds."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from engine.planning.speed.calibration import package_version
 FILE_NAME = "kernels.json"
 
 LARGEST = 1 << 20
-"""No number of a configuration is larger."""
+"""Largest number that a configuration may hold."""
 
 
 def configs_file() -> Path | None:
-    """The one in the user's cache folder; None on a system without a place for it."""
+    """Return the path in the user's cache folder; None on a system without such a folder."""
     folder = cache_folder()
     return folder / FILE_NAME if folder else None
 
 
 def read_configs(path: Path | None) -> dict[Key, Config]:
-    """All entries of this version of Tandem that make sense."""
+    """Return all valid entries that this version of Tandem wrote."""
     document = read_json(path)
     if not isinstance(document, dict) or document.get("version") != package_version():
         return {}
@@ -37,7 +37,7 @@ def read_configs(path: Path | None) -> dict[Key, Config]:
 
 
 def save_configs(path: Path | None, found: Mapping[Key, Config]) -> None:
-    """Add to the file what was found; earlier entries under the same keys are replaced."""
+    """Add configurations to the file; they replace entries of the same keys."""
     everything = {**read_configs(path), **found}
     configs = [
         {
@@ -50,7 +50,7 @@ def save_configs(path: Path | None, found: Mapping[Key, Config]) -> None:
 
 
 def _made(entry: Any) -> tuple[Key, Config] | None:
-    """A key and its configuration, or None where something is missing or of another sort."""
+    """Return an entry's key and configuration; None if a field is missing or of another type."""
     if not isinstance(entry, dict):
         return None
     maker, kernel, facts = entry.get("maker"), entry.get("kernel"), entry.get("facts")

@@ -1,8 +1,8 @@
-"""What computes one token, as a whole: captured once, then replayed without the host's work.
+"""Capture of a whole computation, such as one token, and its replay without the host's work.
 
-On NVIDIA's and AMD's cards that is a graph of the device, or several where the host has something
-to do in between. Where kernels are interpreted it is a `Tape`, which repeats what was done on the
-same memory; so it also shows that nothing which differs from token to token was built in.
+On NVIDIA's and AMD's cards this is a CUDA graph, or several graphs where the host has steps in
+between. Where kernels are interpreted it is a `Tape`, which repeats the operations on the same
+memory; it thereby also shows that nothing which differs from token to token was captured.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 Step = Callable[[], object]
+"""One part of a replay: a graph, a step of the host, or an operation on a tape."""
 
 
 class NotRepeatable(Exception):
-    """It cannot be captured; says why."""
+    """The computation cannot be captured; the message says why."""
 
 
 _present = threading.local()
 
 _capturing = threading.Lock()
-"""Held while a graph is captured: PyTorch captures one at a time."""
+"""Lock held while a graph is captured: PyTorch captures one at a time."""
 
 
 def refuse_capture(reason: str) -> None:
-    """Note that what comes now is only right for this token.
+    """Declare that the following computation is valid for this token only.
 
     Raises:
         NotRepeatable: this thread is capturing.
@@ -48,24 +49,24 @@ def refuse_capture(reason: str) -> None:
 
 
 def host_step(step: Step) -> None:
-    """Do what is no work of the device, such as meeting other ranks; again at each replay.
+    """Run a step of the host between kernels, such as meeting other ranks; replays repeat it.
 
-    What the device was given before is not waited for.
+    The device's earlier work is not waited for.
     """
-    take: Callable[[Step], None] | None = getattr(_present, "between", None)
-    if take is None:
+    record: Callable[[Step], None] | None = getattr(_present, "record_step", None)
+    if record is None:
         step()
     else:
-        take(step)
+        record(step)
 
 
 def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
-    """Return the value of a host step, such as a sum that ranks make on the host.
+    """Return the tensor of a host step, such as an all-reduce on the host.
 
-    Where this thread captures, it lies in memory that each replay writes anew. A step gives a
-    tensor always, of the same shape, or never.
+    While this thread captures, the tensor is in memory that each replay writes anew. A step returns
+    a tensor of one shape always, or never.
     """
-    if getattr(_present, "between", None) is None:
+    if getattr(_present, "record_step", None) is None:
         return step()
     places: list[Tensor | None] = []
 
@@ -82,11 +83,12 @@ def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
 
 
 class Captured(Protocol[T_co]):
-    """Something that can be computed any number of times.
+    """A captured computation, which can be replayed any number of times.
 
     Attributes:
-        result: what it gave, in memory that each replay writes anew; of use after the first.
-        is_whole: nothing is done between kernels, so that any thread may replay it.
+        result: result of the computation, in memory that each replay writes anew; valid after the
+            first replay.
+        is_whole: whether the host has no steps between kernels, so that any thread may replay it.
     """
 
     @property
@@ -96,18 +98,19 @@ class Captured(Protocol[T_co]):
     def is_whole(self) -> bool: ...
 
     def replay(self) -> None:
-        """Compute it again, in the order of torch's current stream."""
+        """Compute it again, on torch's current stream."""
         ...
 
 
 def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
     """Capture what `compute` does on a device.
 
-    It must have been done before: what is made once (compiled kernels, memory that stays) has to
-    be there. A graph is not computed meanwhile, unless it is cut; a tape is.
+    `compute` must have run before, so that what is created once exists (compiled kernels, memory
+    that stays). Capturing does not compute anything, except where there are host steps, and on a
+    tape.
 
     Raises:
-        NotRepeatable: it reads results back, or does something else that cannot be repeated.
+        NotRepeatable: `compute` reads results back, or does something else that cannot be repeated.
     """
     if device.type != "cuda":
         return Tape(compute)
@@ -116,48 +119,48 @@ def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
 
 
 @contextlib.contextmanager
-def _capturing_with(take: Callable[[Step], None]) -> Iterator[None]:
-    """Let `take` have what is done between kernels."""
-    _present.is_capturing, _present.between = True, take
+def _capturing_with(record_step: Callable[[Step], None]) -> Iterator[None]:
+    """Mark this thread as capturing, with a function that records the host's steps."""
+    _present.is_capturing, _present.record_step = True, record_step
     try:
         yield
     finally:
-        _present.is_capturing, _present.between = False, None
+        _present.is_capturing, _present.record_step = False, None
 
 
 @contextlib.contextmanager
-def _outside() -> Iterator[None]:
-    """Be outside of what is captured: all that a step does is done once more by the step itself."""
-    take, _present.between, _present.is_capturing = _present.between, None, False
+def _not_capturing() -> Iterator[None]:
+    """Suspend capturing for a host step: a replay runs the step, not the parts of it."""
+    record, _present.record_step, _present.is_capturing = _present.record_step, None, False
     try:
         with intercept_launches(lambda start: True), _disable_current_modes():
             yield
     finally:
-        _present.between, _present.is_capturing = take, True
+        _present.record_step, _present.is_capturing = record, True
 
 
 class GraphRecorder(Protocol):
-    """Makes the graphs that one computation consists of, one after the other."""
+    """Captures the graphs of one computation, one after the other."""
 
     def open(self) -> None:
-        """Have torch's current stream be one that can be captured."""
+        """Make a stream that can be captured torch's current one."""
         ...
 
     def begin(self) -> None:
-        """Capture from now on what is started, which does not happen then."""
+        """Begin a graph: launches from now on are captured instead of executed."""
         ...
 
     def end(self) -> Step:
-        """Capture no longer; returns what starts it all."""
+        """End the graph; return a function that launches it."""
         ...
 
     def close(self) -> None:
-        """Have the current stream from before again, which goes on behind the other."""
+        """Restore the previous current stream, ordered after the captured one."""
         ...
 
 
 class CudaGraphRecorder:
-    """Graphs of a GPU, of one stream and one pool of memory, as they follow on each other."""
+    """Recorder of CUDA graphs on one stream; they share a memory pool, since they run in order."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -186,7 +189,7 @@ class CudaGraphRecorder:
     def end(self) -> Step:
         graph, self._graph = self._graph, None
         try:
-            with warnings.catch_warnings():  # there may be nothing between two sums
+            with warnings.catch_warnings():  # there may be no kernel between two host steps
                 warnings.filterwarnings("ignore", ".*Graph is empty")
                 graph.capture_end()
         except BaseException:
@@ -208,20 +211,20 @@ class CudaGraphRecorder:
         self._before.wait_stream(self._stream)
 
     def _leave_pool(self) -> None:
-        """Tell torch's allocator that nothing is captured, which a capture that fails leaves out.
+        """End the allocator's capture mode, which torch leaves on when a capture fails.
 
-        As long as it believes that, it frees no memory that lies idle when a device is full.
+        In that mode the allocator frees no cached memory when a device is full.
         """
         binding: Any = torch._C
-        with contextlib.suppress(RuntimeError):  # it failed before, or behind that
+        with contextlib.suppress(RuntimeError):  # the mode may be off already
             binding._cuda_endAllocateToPool(self._device.index, self._pool)
             binding._cuda_releasePool(self._device.index, self._pool)
 
 
 class CudaGraph(Generic[T]):
-    """A graph of a device; or several, and what the host does between them.
+    """A captured computation as one CUDA graph, or as several with host steps between them.
 
-    Of several each is started as soon as it is captured: the host's next step may need its values.
+    Each of several is launched as soon as it is captured: the host's next step may need its values.
     """
 
     def __init__(self, parts: GraphRecorder, compute: Callable[[], T]) -> None:
@@ -231,7 +234,7 @@ class CudaGraph(Generic[T]):
         try:
             try:
                 parts.open()
-                with _capturing_with(self._between):
+                with _capturing_with(self._host_step):
                     self._result = self._captured(compute)
                 if not self.is_whole:
                     self._steps[-1]()
@@ -258,7 +261,7 @@ class CudaGraph(Generic[T]):
             result = compute()
         except BaseException:
             if self._is_open:
-                with contextlib.suppress(RuntimeError):  # it has failed already
+                with contextlib.suppress(RuntimeError):  # the capture has failed already
                     self._end()
             raise
         self._end()
@@ -272,9 +275,9 @@ class CudaGraph(Generic[T]):
         self._is_open = False
         self._steps.append(self._parts.end())
 
-    def _between(self, step: Step) -> None:
+    def _host_step(self, step: Step) -> None:
         self._end()
-        with _outside():
+        with _not_capturing():
             self._steps[-1]()
             step()
         self._steps.append(step)
@@ -282,7 +285,7 @@ class CudaGraph(Generic[T]):
 
 
 class Tape(Watching, Generic[T]):
-    """The operations of torch and the starts of kernels on the CPU, in their order."""
+    """A captured computation on the CPU: torch's operations and kernel launches, in order."""
 
     is_whole = True
 
@@ -290,7 +293,7 @@ class Tape(Watching, Generic[T]):
         super().__init__()  # type: ignore[no-untyped-call]
         self._steps: list[Step] = []
         self._kept: list[object] = []
-        with _capturing_with(self._between), intercept_launches(self._watch), self:
+        with _capturing_with(self._host_step), intercept_launches(self._launch), self:
             self._result = compute()
 
     @property
@@ -301,17 +304,17 @@ class Tape(Watching, Generic[T]):
         for step in self._steps:
             step()
 
-    def _watch(self, start: KernelLaunch) -> bool:
-        """Take part in a kernel's start: the interpreter's own use of torch is not to be noted."""
-        self._steps.append(start.run)
+    def _launch(self, launch: KernelLaunch) -> bool:
+        """Record and run a launch without recording the interpreter's own use of torch."""
+        self._steps.append(launch.run)
         with _disable_current_modes():
-            start.run()
+            launch.run()
         return False
 
-    def _between(self, step: Step) -> None:
+    def _host_step(self, step: Step) -> None:
         self.is_whole = False
         self._steps.append(step)
-        with _outside():
+        with _not_capturing():
             step()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Triton's interpreter, which computes kernels on the CPU with numpy, made several times faster."""
+"""Triton's interpreter, which runs kernels on the CPU with numpy, made several times faster."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ _lock = threading.RLock()
 
 
 def interpret(run: Callable[[], None]) -> None:
-    """Start an interpreted kernel, one at a time: Triton's own functions are others meanwhile."""
+    """Run an interpreted kernel, one at a time: Triton patches its own functions meanwhile."""
     with _lock:
-        _hasten()
+        _patch_interpreter()
         run()
 
 
 @cache
-def _hasten() -> None:
-    """Leave out what takes most of the time.
+def _patch_interpreter() -> None:
+    """Disable the interpreter's slowest steps.
 
-    That is looking for overflows of integers, and replacing Triton's functions once more for each
-    function that a kernel calls, as they are already. A version that is built differently stays
-    as slow as it is.
+    These are checks for integer overflow, and patching Triton's functions again for each function
+    that a kernel calls. A Triton version that is built differently stays as it is.
     """
     from triton.language import standard
     from triton.runtime import interpreter
@@ -34,7 +33,7 @@ def _hasten() -> None:
         builder.options = replace(builder.options, sanitize_overflow=False)
     function = interpreter.InterpretedFunction
     if hasattr(function, "rewrite") and hasattr(interpreter, "_patch_lang"):
-        # kernels see another module than the functions that Triton itself is written with
+        # functions of Triton's own standard library see another module than kernels do
         interpreter._patch_lang(standard.zeros.fn)
         function.__call__ = _call
 

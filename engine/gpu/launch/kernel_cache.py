@@ -1,7 +1,7 @@
-"""Where compiled kernels for GPUs are kept on disk: in Tandem's own cache folder, by version.
+"""On-disk cache of compiled kernels for GPUs: a folder for each version, in Tandem's cache folder.
 
-Triton finds a kernel there by what it was compiled from and for; what is ours is the folder, which
-goes away some time after its version did. A variable TRITON_CACHE_DIR of the user's has precedence.
+Triton keys the kernels by their source and target. Tandem chooses the folder and deletes those of
+other versions some time after their last use. The user's variable TRITON_CACHE_DIR has precedence.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from engine.planning.speed.calibration import package_version
 log = logging.getLogger(__name__)
 
 VARIABLE = "TRITON_CACHE_DIR"
-"""Triton reads it each time it looks for a kernel."""
+"""Environment variable with the cache folder, which Triton reads at each look-up."""
 
 KERNELS_VARIABLE = "TANDEM_KERNEL_CACHE"
-"""Names the folder of all compiled kernels, those for the CPU included."""
+"""Environment variable with the folder of all compiled kernels, those for the CPU included."""
 
 UNUSED_S = 14 * 24 * 3600.0
-"""A folder of another version is deleted when it was not used for so long."""
+"""Time without use after which another version's folder is deleted, in seconds."""
 
 NEEDED_BYTES = 64 << 20
-"""What must be free: the kernels of a model take some MiB."""
+"""Smallest free disk space for caching, in bytes; the kernels of a model take some MiB."""
 
 LONGEST_PATH = 110
-"""Characters of a folder's path on Windows, where a whole path has at most 260: Triton adds 52 for
-a hash, 60 for a name that no other program makes, and the kernel's name."""
+"""Longest path of the folder on Windows, in characters. A whole path has at most 260, and Triton
+adds 52 for a hash, 60 for a unique temporary name, and the kernel's name."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -47,16 +47,16 @@ _temporary: list[Path] = []
 
 
 def use_cache(target: str, triton_version: str) -> Path:
-    """Let Triton keep its kernels in our folder from now on.
+    """Make Triton cache its kernels in Tandem's folder from now on.
 
     Args:
-        target: what kernels are compiled for, such as "sm90", of all GPUs together.
+        target: name of the targets of all GPUs together, such as "sm90".
 
     Returns:
-        The folder: of the user's choice, ours, or where nothing can be kept a temporary one.
+        The folder: the user's choice, Tandem's, or a temporary one where nothing can be kept.
 
     Raises:
-        EngineError: there is no place for files at all.
+        EngineError: no file can be written anywhere.
     """
     with _lock:
         named = os.environ.get(VARIABLE)
@@ -64,7 +64,7 @@ def use_cache(target: str, triton_version: str) -> Path:
             return Path(named)
         version = "-".join(filter(None, (package_version(), triton_version)))
         base = _base()
-        folder = base and plain_path(base / f"{version}-{target}")
+        folder = base and short_path(base / f"{version}-{target}")
         problem = "there is no folder for it" if folder is None else writing_problem(folder)
         if folder is None or problem:
             log.warning("kernels for GPUs are compiled anew each time: %s", problem)
@@ -77,27 +77,27 @@ def use_cache(target: str, triton_version: str) -> Path:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a folder takes no more files."""
+    """Return whether the error means that a folder takes no more files."""
     return error.errno in FULL
 
 
 def cache_in_use() -> str:
-    """Where Triton keeps its kernels now; "" for its own folder."""
+    """Return the folder that Triton uses now; "" for its default."""
     return os.environ.get(VARIABLE, "")
 
 
 def leave_cache(folder: str, error: OSError) -> None:
-    """Keep kernels in a temporary folder from now on, unless it is no more `folder` that is in use.
+    """Switch from `folder` to a temporary folder, unless another thread already has.
 
     Args:
-        folder: which takes no more files.
+        folder: the folder that takes no more files.
 
     Raises:
-        EngineError: it was a temporary one already, or there is none.
+        EngineError: `folder` is temporary already, or no other can be created.
     """
     with _lock:
         if cache_in_use() != folder:
-            return  # another thread found out before
+            return
         if folder in map(str, _temporary):
             raise _no_place(error) from error
         log.warning("kernels for GPUs are not kept on disk: %s", error)
@@ -105,7 +105,7 @@ def leave_cache(folder: str, error: OSError) -> None:
 
 
 def writing_problem(folder: Path) -> str:
-    """Why files cannot be written into a folder, which is made; "" if they can."""
+    """Create a folder; return why files cannot be written into it, "" if they can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -117,7 +117,7 @@ def writing_problem(folder: Path) -> str:
 
 
 def prune(folder: Path, version: str) -> None:
-    """Delete the folders beside `folder` that are of other versions and were not used lately."""
+    """Delete the neighbours of `folder` that belong to other versions and were not used lately."""
     for other in folder.parent.iterdir():
         if other.name.startswith(f"{version}-") or not other.is_dir():
             continue
@@ -129,16 +129,16 @@ def prune(folder: Path, version: str) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def plain_path(folder: Path) -> Path:
-    """The folder under a short name of ASCII letters, where Windows has one and it is needed.
+def short_path(folder: Path) -> Path:
+    """Return a folder's short ASCII path, where Windows has one and it is needed.
 
-    Compilers of other makers are given paths there, and not all understand others.
+    The path is passed to compilers of other makers, some of which cannot read other paths.
     """
     if sys.platform == "win32" and not (str(folder).isascii() and len(str(folder)) <= LONGEST_PATH):
         import ctypes
 
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)  # what does not exist has no other name
+            folder.mkdir(parents=True, exist_ok=True)  # only what exists has a short name
         buffer = ctypes.create_unicode_buffer(1024)
         found = ctypes.windll.kernel32.GetShortPathNameW(str(folder), buffer, len(buffer))
         if 0 < found < len(buffer):

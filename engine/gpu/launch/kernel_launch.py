@@ -1,7 +1,7 @@
-"""The one way by which kernels are started: so that starts can be collected, noted and repeated.
+"""The one function that launches kernels, so that launches can be collected, recorded and repeated.
 
-A kernel is never started with what differs from token to token: such values stand in the device's
-memory. So the starts of one token serve for all, in a graph of the device.
+No argument of a launch differs from token to token: such values are in the device's memory. So the
+launches of one token serve for all tokens, in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ Argument = Tensor | int | float
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """A kernel with what it was, or is to be, started with.
+    """A kernel with the arguments of one launch.
 
     Args:
-        kernel: what `triton.jit` made of a function.
-        constants: values that the kernel is compiled for, by name.
+        kernel: a function decorated with `triton.jit`.
+        grid: number of programs in each of up to three dimensions.
+        args: run-time arguments, in the order of the kernel's parameters.
+        constants: values of the `tl.constexpr` parameters, by name.
     """
 
     kernel: Any
@@ -39,7 +41,7 @@ class KernelLaunch:
     num_stages: int
 
     def run(self) -> None:
-        """Start it, or compute it at once where it is interpreted."""
+        """Launch the kernel, or compute it at once where it is interpreted."""
         run = self.kernel[self.grid]
         if not is_interpreted(self.kernel):
             run(*self.args, **self.constants, num_warps=self.num_warps, num_stages=self.num_stages)
@@ -50,7 +52,7 @@ class KernelLaunch:
 _present = threading.local()
 
 LaunchHook = Callable[[KernelLaunch], bool]
-"""Is shown each start of its thread, before it happens; whether it shall happen."""
+"""Callback before each launch of a thread; returns whether the launch shall happen."""
 
 
 def launch(
@@ -61,23 +63,24 @@ def launch(
     num_stages: int = 2,
     **constants: Any,
 ) -> None:
-    """Start a kernel on the device of its tensors, in the order of torch's current stream.
+    """Launch a kernel on the device of its tensors, on torch's current stream.
 
-    Tensors on the device "meta" have no memory: a kernel with such is only shown to who watches.
+    With tensors on the device "meta", which have no memory, the kernel is not launched, only
+    passed to the thread's hook.
 
     Args:
-        grid: programs in each of up to three directions; nothing happens if one is 0.
-        args: what is not a constant, in the order of the kernel's parameters.
+        grid: number of programs in each of up to three dimensions; nothing happens if one is 0.
+        args: run-time arguments, in the order of the kernel's parameters.
         constants: all `tl.constexpr` parameters by name.
 
     Raises:
-        EngineError: kernels cannot be started on this machine, see `launcher_choice.prepare`.
+        EngineError: kernels cannot be launched on this machine, see `launcher_choice.prepare`.
     """
     if 0 in grid:
         return
     start = KernelLaunch(kernel, tuple(grid), args, constants, num_warps, num_stages)
-    watch: LaunchHook | None = getattr(_present, "watch", None)
-    is_wanted = watch is None or watch(start)
+    hook: LaunchHook | None = getattr(_present, "hook", None)
+    is_wanted = hook is None or hook(start)
     if is_wanted and not any(isinstance(x, Tensor) and x.is_meta for x in args):
         device = next(x.device for x in args if isinstance(x, Tensor))
         if device.type == "cuda":
@@ -89,16 +92,16 @@ def launch(
 
 
 @contextmanager
-def intercept_launches(watch: LaunchHook) -> Iterator[None]:
-    """Show each start of this thread to `watch`."""
-    before = getattr(_present, "watch", None)
-    _present.watch = watch
+def intercept_launches(hook: LaunchHook) -> Iterator[None]:
+    """Call `hook` before each launch of this thread."""
+    before = getattr(_present, "hook", None)
+    _present.hook = hook
     try:
         yield
     finally:
-        _present.watch = before
+        _present.hook = before
 
 
 def is_interpreted(kernel: Any) -> bool:
-    """Whether Triton interprets the kernel on the CPU, as it does with TRITON_INTERPRET=1."""
+    """Return whether Triton interprets the kernel on the CPU, as with TRITON_INTERPRET=1."""
     return type(kernel).__name__ == "InterpretedFunction"

@@ -1,6 +1,7 @@
-"""How kernels get onto this machine's GPUs: found out once, before the first is compiled.
+"""Choice of the kernel launcher for this machine, made once, before the first compilation.
 
-At that time, what a search has found for these GPUs is read as well (`tune_kernels`).
+It also sets up the on-disk cache of kernels and reads the configurations that searches found
+(`tune_kernels`).
 """
 
 from __future__ import annotations
@@ -26,36 +27,36 @@ __all__ = ["Launcher", "launcher_problem", "prepare"]
 log = logging.getLogger(__name__)
 
 Launcher = Literal["triton", "own"]
-"""What starts kernels: Triton's launcher, which is compiled once, or ours."""
+"""Launcher of kernels: Triton's, which needs a C compiler once, or Tandem's own."""
 
 _lock = threading.Lock()
 _found: dict[str, Launcher | EngineError] = {}
 
 
 def prepare() -> Launcher:
-    """Find out what starts kernels here, and where compiled ones are kept; the first call decides.
+    """Choose the launcher and set up the kernel cache; later calls return the first one's choice.
 
     Raises:
-        EngineError: kernels cannot be started on this machine; torch can compute without them.
+        EngineError: kernels cannot be launched on this machine; torch can compute without them.
     """
     found = _found.get("")
     if found is None:
         with _lock:
-            found = _found.get("") or _decided()
+            found = _found.get("") or _choice_or_error()
             _found[""] = found
     if isinstance(found, EngineError):
         raise found
     return found
 
 
-def _decided() -> Launcher | EngineError:
+def _choice_or_error() -> Launcher | EngineError:
     try:
-        return _decide()
+        return _choose()
     except EngineError as error:
         return error
 
 
-def _decide() -> Launcher:
+def _choose() -> Launcher:
     version = triton_version()
     if not version:
         raise EngineError(
@@ -80,7 +81,7 @@ def _decide() -> Launcher:
 
 
 def targets() -> str:
-    """What kernels are compiled for on this machine, of all GPUs together, such as "sm86+sm90"."""
+    """Return the targets of all GPUs of this machine as one name, such as "sm86+sm90"."""
     numbers = range(torch.cuda.device_count())
     if torch.version.hip:
         names = {str(torch.cuda.get_device_properties(n).gcnArchName) for n in numbers}
@@ -90,7 +91,7 @@ def targets() -> str:
 
 
 def _build_launcher() -> str:
-    """Let Triton make its launcher, or find it where it was made before; why that fails, or ""."""
+    """Let Triton build its launcher or load it from its cache; return why that fails, or ""."""
     try:
         _ = _triton_driver().active.utils
     except Exception as error:  # noqa: BLE001 compilers fail in all ways

@@ -1,8 +1,8 @@
-"""Starting Triton's kernels without the part of Triton that needs a C compiler and Python.h.
+"""Launcher of Triton's kernels that needs neither a C compiler nor Python.h.
 
-Triton asks an object for all that it must know of the device, to load what it compiled and to
-start it. `OwnDriver` is such an object for NVIDIA's GPUs, written with ctypes. Compiling, and which
-variant of a kernel serves which arguments, stay Triton's own business.
+Triton has a driver object that describes the device, loads compiled kernels and launches them.
+`OwnDriver` is one for NVIDIA's GPUs, written with ctypes. Triton itself still compiles kernels and
+chooses the variant for the arguments.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ TYPES: Mapping[str, Any] = {
     "i64": ctypes.c_int64, "u64": ctypes.c_uint64, "fp32": ctypes.c_float, "f32": ctypes.c_float,
     "fp64": ctypes.c_double,
 }  # fmt: skip
-"""What Triton's scalar types are in memory."""
+"""ctypes type of each of Triton's scalar types."""
 
 SCRATCH = ("*i8", "*i8")
-"""Behind its own parameters, each kernel has two addresses of memory for itself."""
+"""Types of the two scratch memory addresses that each kernel takes after its own parameters."""
 
 
 def parameter_types(signature: Mapping[str, str]) -> list[tuple[int, Any]]:
-    """Of a kernel's arguments, those that it is started with: their places and types in memory.
+    """Return the position and ctypes type of each argument that a compiled kernel reads.
 
     Args:
-        signature: of all arguments in order, in Triton's words; what a kernel was compiled for is
-            a "constexpr", which it does not read.
+        signature: Triton's type of each argument, in order; constants that the kernel was compiled
+            for are "constexpr" and are not read.
 
     Raises:
-        ValueError: an argument is of a kind that nothing here can pass.
+        ValueError: an argument's type cannot be passed.
     """
     found: list[tuple[int, Any]] = []
     for place, (name, kind) in enumerate(signature.items()):
@@ -62,15 +62,15 @@ def parameter_types(signature: Mapping[str, str]) -> list[tuple[int, Any]]:
 
 
 class OwnLauncher:
-    """Starts one compiled kernel; Triton makes and calls it.
+    """Launcher of one compiled kernel; Triton creates and calls it.
 
     Args:
-        source: what it was compiled from, with its signature.
-        metadata: what the compiler says of it.
-        current_device: the number of the device that it is started on.
+        source: Triton's source of the kernel, with its signature.
+        metadata: the compiler's metadata of the kernel.
+        current_device: returns the number of the device to launch on.
 
     Raises:
-        ValueError: it is of a kind that our kernels are not.
+        ValueError: the kernel needs a kind of launch that is not implemented here.
     """
 
     def __init__(
@@ -90,16 +90,17 @@ class OwnLauncher:
         self, x: int, y: int, z: int, stream: int, function: int, packed: object, about: object,
         on_enter: object, on_exit: object, *args: Any,
     ) -> None:  # fmt: skip
-        """Start it; the parameters are Triton's.
+        """Launch the kernel; the parameters are those of Triton's own launcher.
 
         Args:
-            x, y, z: programs in each direction.
-            packed, about, on_enter, on_exit: what Triton's own launcher takes besides.
-            args: all arguments in order, also those that it was compiled for.
+            x, y, z: number of programs in each dimension.
+            stream, function: handles of the CUDA stream and of the loaded kernel.
+            packed, about, on_enter, on_exit: further parameters of Triton's launcher, unused.
+            args: all arguments in order, constants included.
 
         Raises:
-            EngineError: the driver refuses it.
-            ValueError: the compiled kernel has other parameters than its signature says.
+            EngineError: the driver refuses the launch.
+            ValueError: the compiled kernel's parameters differ from its signature.
         """
         if 0 in (x, y, z):
             return
@@ -115,7 +116,7 @@ class OwnLauncher:
         )
 
     def _check(self, function: int) -> None:
-        """Compare with what the compiled code itself says of its parameters."""
+        """Compare the parameter sizes with those that the compiled code declares."""
         sizes = self._api.parameter_bytes(function)
         ours = [ctypes.sizeof(kind) for _, kind in self._types] + [8] * len(SCRATCH)
         if sizes is not None and list(sizes) != ours[: len(sizes)]:
@@ -123,17 +124,17 @@ class OwnLauncher:
 
 
 def _value(argument: Any) -> Any:
-    """A number, or a tensor's address."""
+    """Return a number as it is, or a tensor's address."""
     return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
 
 
 def _scratch(n_bytes: int) -> torch.Tensor | None:
-    """Memory for a kernel itself; torch gives it to others only in the order of the stream."""
+    """Allocate a kernel's scratch memory; torch reuses it only in stream order."""
     return torch.empty(n_bytes, dtype=torch.uint8, device="cuda") if n_bytes else None
 
 
 class OwnUtils:
-    """What Triton asks a device's driver for, under Triton's names."""
+    """The driver's utility functions, under Triton's names."""
 
     def __init__(self, api: CudaApi) -> None:
         self._api = api
@@ -141,15 +142,15 @@ class OwnUtils:
     def load_binary(
         self, name: str, code: bytes, shared_bytes: int, device: int
     ) -> tuple[int, int, int, int, int]:
-        """See `CudaApi.load`."""
+        """Load a compiled kernel, see `CudaApi.load`."""
         return self._api.load(name, code, shared_bytes, device)
 
     def unload_module(self, module: int) -> None:
-        """See `CudaApi.unload`."""
+        """Unload a kernel's module, see `CudaApi.unload`."""
         self._api.unload(module)
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """Under the names that Triton's own driver has for them."""
+        """Return the device's properties, named as by Triton's own driver."""
         plain = self._api.device_attribute(DEVICE_SHARED_BYTES, device)
         numbers = {
             "max_num_regs": DEVICE_REGISTERS, "multiprocessor_count": DEVICE_PROCESSORS,
@@ -164,46 +165,46 @@ class OwnUtils:
 
 
 class OwnDriver:
-    """Serves as Triton's active driver, under the names of Triton's own."""
+    """Triton's active driver object, with the method names of Triton's own."""
 
     def __init__(self, api: CudaApi) -> None:
         self._api = api
         self.utils = OwnUtils(api)
 
     def launcher_cls(self, source: Any, metadata: Any) -> OwnLauncher:
-        """What starts a compiled kernel."""
+        """Return the launcher of a compiled kernel."""
         return OwnLauncher(self._api, source, metadata, self.get_current_device)
 
     def get_current_target(self) -> Any:
-        """What kernels are compiled for: torch's current device."""
+        """Return Triton's target of torch's current device."""
         make_target = import_module("triton.backends.compiler").GPUTarget
         major, minor = self.get_device_capability()
         return make_target("cuda", 10 * major + minor, WARP)
 
     def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
-        """As torch has it."""
+        """Return the compute capability, as torch has it."""
         return torch.cuda.get_device_capability(device)
 
     def get_current_device(self) -> int:
-        """The number of torch's current device."""
+        """Return the number of torch's current device."""
         return torch.cuda.current_device()
 
     def set_current_device(self, device: int) -> None:
-        """Make it torch's current device."""
+        """Make `device` torch's current one."""
         torch.cuda.set_device(device)
 
     def get_current_stream(self, device: int) -> int:
-        """The address of torch's current stream."""
+        """Return the handle of torch's current stream."""
         return int(torch.cuda.current_stream(device).cuda_stream)
 
     def get_active_torch_device(self) -> torch.device:
-        """torch's current device."""
+        """Return torch's current device."""
         return torch.device("cuda", self.get_current_device())
 
     def get_device_interface(self) -> Any:
-        """torch's module for the device."""
+        """Return torch's module for the kind of device."""
         return torch.cuda
 
     def assemble_tensormap_to_arg(self, about: object, args: Sequence[Any]) -> Sequence[Any]:
-        """What older versions of Triton do with descriptors of tensors: our kernels have none."""
+        """Return the arguments unchanged; older Tritons replace tensor descriptors, unused here."""
         return args

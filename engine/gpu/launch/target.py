@@ -1,4 +1,4 @@
-"""What kind of device kernels are made for, and which of several ways is the fastest there."""
+"""Targets of kernels: the kind of a device, and the instructions that are fastest there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Arithmetic = Literal["bytes", "numbers"]
 
 @dataclass(frozen=True, slots=True)
 class KernelTarget:
-    """What kernels need to know of a device when they are compiled.
+    """Properties of a device that kernels are compiled for.
 
     Attributes:
-        maker: whose device it is; "interpreter" for Triton's interpreter on the CPU.
+        maker: maker of the device; "interpreter" for Triton's interpreter on the CPU.
         capability: NVIDIA's compute capability times ten, such as 90; 0 elsewhere.
-        n_sm: multiprocessors.
+        n_sm: number of multiprocessors.
     """
 
     maker: Maker
@@ -31,17 +31,17 @@ class KernelTarget:
 
     @property
     def has_asm(self) -> bool:
-        """Whether kernels may have NVIDIA's own instructions."""
+        """Whether kernels may use inline PTX."""
         return self.maker == "nvidia"
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """How few rows are multiplied: activations as bytes (`dp4a`), or as F32."""
+        """Format of gemv's activations: "bytes" (int8, for `dp4a`) or "numbers" (F32)."""
         return "bytes" if self.maker == "interpreter" or self.capability >= 61 else "numbers"
 
     @property
     def dot_precision(self) -> str:
-        """Of `tl.dot` with F32 operands whose result is to be as good as F32."""
+        """`input_precision` of `tl.dot` with F32 operands for a result as exact as F32."""
         return "tf32x3" if self.capability >= 80 else "ieee"
 
 

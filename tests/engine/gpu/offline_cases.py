@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from engine.config import LoadParams
 from engine.gguf import GGUFFile
 from engine.gpu.launch import compiling
-from engine.gpu.launch.compiling import Compiling, compile_start, variant_key, variants
+from engine.gpu.launch.compiling import Compiling, compile_launch, variant_key, variants
 from engine.gpu.launch.kernel_cache import leave_cache
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
 from engine.gpu.launch.own_launcher import SCRATCH, parameter_types
@@ -65,7 +65,7 @@ def packing() -> object:
         sizes: list[int] = []
         fake = FakeCuda(lambda name, sizes=sizes: sizes)
         with offline(GPUTarget("cuda", capability, 32), fake):
-            kernel = compile_start(start, CPU)
+            kernel = compile_launch(start, CPU)
             sizes += parameter_bytes(kernel.asm["ptx"])
             start.run()
         ((name, grid, threads, shared, stream, values),) = fake.started
@@ -90,7 +90,7 @@ def signatures() -> object:
     ]
     with offline(GPUTarget("cuda", 86, 32)):
         for start in starts:
-            kernel = compile_start(start, CPU)
+            kernel = compile_launch(start, CPU)
             ours = [ctypes.sizeof(kind) for _, kind in parameter_types(kernel.src.signature)]
             found.append([parameter_bytes(kernel.asm["ptx"]), ours + [8] * len(SCRATCH)])
     return found

@@ -32,7 +32,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from engine.gpu.launch.compiling import Compiling, compile_start, variants
+from engine.gpu.launch.compiling import Compiling, compile_launch, variants
 from engine.gpu.launch.kernel_launch import KernelLaunch
 from engine.gpu.launch.own_launcher import SCRATCH, parameter_types
 from engine.gpu.launch.target import KernelTarget
@@ -116,7 +116,7 @@ def compile_for(name: str, starts: Iterable[KernelLaunch]) -> tuple[list[Usage],
     with offline(targets_of(name)[1]):
         for start in starts:
             try:
-                compiled = compile_start(start, CPU)
+                compiled = compile_launch(start, CPU)
             except Exception as error:  # noqa: BLE001 compilers fail in all ways
                 wrong.append(f"{name}: {kernel_name(start)}: {error} {start.constants}")
                 continue

@@ -24,7 +24,7 @@ import triton
 from engine.devices.routes import Ways
 from engine.forward.addend import Addend
 from engine.gpu.comm.one_shot import OneShotGroups
-from engine.gpu.launch.compiling import compile_start
+from engine.gpu.launch.compiling import compile_launch
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.gpu.launch.target import use_target
 from engine.layers.norm import RMSNorm
@@ -106,7 +106,7 @@ def facts_of(name: str) -> dict[str, Any]:
     """
     starts = starts_of(name)
     with offline(targets_of(name)[1]):
-        both = [compile_start(start, torch.device("cpu")) for start in starts]
+        both = [compile_launch(start, torch.device("cpu")) for start in starts]
     compiled, start = both[0], starts[0]
     ptx, is_nvidia = compiled.asm.get("ptx", ""), "cubin" in compiled.asm
     text = sass(compiled.asm["cubin"]) if is_nvidia else compiled.asm["amdgcn"]

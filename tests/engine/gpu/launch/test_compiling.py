@@ -10,7 +10,7 @@ import torch
 
 from engine.errors import Cancelled, EngineError
 from engine.gpu.kernels import norm
-from engine.gpu.launch.compiling import Compiling, compile_start, variant_key, variants
+from engine.gpu.launch.compiling import Compiling, compile_launch, variant_key, variants
 from engine.gpu.launch.kernel_launch import Argument, KernelLaunch
 from tests.engine.gpu.offline import run_offline
 
@@ -125,7 +125,7 @@ def test_the_first_failure_ends_it(caplog: pytest.LogCaptureFixture) -> None:
     assert len(kernel.compiled) == 1
     kernel.error = OSError(5, "Input/output error")
     with pytest.raises(EngineError, match="Input/output error"):
-        compile_start(start(kernel, 2, 5), CPU)
+        compile_launch(start(kernel, 2, 5), CPU)
 
 
 def test_a_full_disk_is_no_failure(tmp_path: Path) -> None:
