@@ -1,4 +1,4 @@
-"""How a model is split: settings, figures, undo, predicted speed, and what fits.
+"""The split of a model over devices: settings, figures, undo, predicted speed, and what fits.
 
 Imports no other subject of the app.
 """

@@ -1,7 +1,7 @@
-"""What the split panel shows: figures per rank, worked out without widgets.
+"""Figures of each rank for the split panel, computed without widgets.
 
-Memory is told per physical device. Ranks on the same device share it, so the free memory of one
-row already leaves out what all rows of that device take.
+Memory is counted per physical device. Ranks on the same device share it, so the free memory of one
+row already excludes what all rows of that device take.
 """
 
 from __future__ import annotations
@@ -15,24 +15,30 @@ from app.units import percent_text, size_text
 from engine import DeviceInfo, DevicePlan, DeviceSnapshot, MemoryUse, ModelLoaded, Plan
 
 BRANDS = ("NVIDIA ", "GeForce ", "AMD ", "Intel(R) ", "(R)", "(TM)", " Processor")
-"""Parts of device names that tell a person nothing new."""
+"""Parts of device names that are left out of short names."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFigures:
-    """One rank as its row shows it; sizes in bytes.
+    """Figures of one rank, as its row shows them; sizes in bytes.
 
     Attributes:
-        index: of the rank in the settings.
-        colour: index of its colour; that of the device, and the following for its virtual ranks.
-        effective: the share that the plan reaches; None without a plan.
-        siblings: (colour, bytes) of the other ranks on the same device.
-        overhead: what using the device takes by itself, once for all of its ranks.
-        guests: keys and values of GPUs that lie in this device's memory, the host's.
-        outside: what is not the model's: other programs, the system, this window.
-        reserve: what has to stay free.
-        free: what stays beside all of that; negative when it does not fit.
-        is_taker: it has no share, but takes what was moved there.
+        index: place of the rank in the settings.
+        colour: index of its device colour; virtual ranks of a device have consecutive ones.
+        label: name of the rank, such as "GPU 0".
+        name: name of the device, without its brand.
+        asked: share that the person asked for, 0 to 1.
+        effective: share that the plan reaches, 0 to 1; None without a plan.
+        total: memory of the device.
+        memory: memory that the plan needs for this rank, by kind.
+        siblings: (colour, bytes) of each other rank on the same device.
+        outside: memory in use by anything but the model: other programs, the system, this window.
+        free: memory that is left after all other entries; negative when the model does not fit.
+        sensors: slot, temperature and power in words.
+        overhead: memory that using the device takes by itself, counted once for all its ranks.
+        guests: KV cache of GPUs that lies in this device's memory (host memory).
+        reserve: memory that has to stay free.
+        is_taker: whether the rank has no share but holds tensors that were moved to it.
     """
 
     index: int
@@ -56,18 +62,18 @@ class RowFigures:
 
     @property
     def taken(self) -> int:
-        """All bytes of the model on the device, those of other ranks included."""
+        """Bytes of the model on the device, those of other ranks included."""
         others = sum(size for _, size in self.siblings)
         return self.memory.total + others + self.overhead + self.guests
 
     @property
     def share(self) -> float:
-        """What is drawn: the reachable share where it is known."""
+        """Share to draw, 0 to 1: the one that the plan reaches, or else the one asked for."""
         return self.asked if self.effective is None else self.effective
 
     @property
     def spoken(self) -> str:
-        """The row in one sentence, for a screen reader."""
+        """The row as one sentence for a screen reader."""
         used = size_text(self.memory.total).replace("GiB", "gibibytes").replace("MiB", "mebibytes")
         total = size_text(self.total).replace("GiB", "gibibytes").replace("MiB", "mebibytes")
         return f"{self.label}, {self.share:.0%}, {used} of {total}".replace("%", " percent")
@@ -75,13 +81,15 @@ class RowFigures:
 
 @dataclass(frozen=True, slots=True)
 class FigureInputs:
-    """Everything that the figures follow from, apart from the settings.
+    """Everything besides the settings that the figures are computed from.
 
     Attributes:
-        outside: bytes per device id that the model does not account for.
-        by_rank: the plan's rows by index of the rank in the settings.
-        overhead: bytes per device id that using it takes by itself.
-        slots: of GPUs, such as "PCIe 4 ×16", by device id.
+        devices: all devices by id, in the order of their colours.
+        snapshots: latest readings by device id.
+        outside: bytes in use by anything but the model, by device id.
+        by_rank: entries of the plan by index of the rank in the settings.
+        overhead: bytes that using a device takes by itself, by device id.
+        slots: slots of GPUs in words, such as "PCIe 4 ×16", by device id.
     """
 
     devices: Mapping[str, DeviceInfo]
@@ -93,10 +101,10 @@ class FigureInputs:
 
 
 def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, DevicePlan]:
-    """The plan's rows at their index in the settings.
+    """Return the entries of a plan by index of their rank in the settings.
 
-    A plan counts only ranks that take part, and behind them devices that take what is moved there;
-    such a one gets the first place of its device.
+    A plan lists the ranks that take part, and after them devices without a share that hold moved
+    tensors; each of those gets the first rank of its device that is not taken.
     """
     if plan is None:
         return {}
@@ -110,7 +118,7 @@ def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, Device
 
 
 def row_figures(settings: SplitSettings, inputs: FigureInputs) -> list[RowFigures]:
-    """One entry per rank that is shown: all, or one per device in the mode "single"."""
+    """Return the figures of the ranks that are shown: all, or one per device in mode "single"."""
     labels = rank_labels([rank.device for rank in settings.ranks])
     shown = range(len(settings.ranks))
     if settings.mode == "single" and settings.ranks:
@@ -164,9 +172,10 @@ def _row(settings: SplitSettings, inputs: FigureInputs, index: int, label: str) 
 
 
 def rank_colour(settings: SplitSettings, inputs: FigureInputs, index: int) -> int:
-    """The place of the device among all devices, as in the monitor, plus its number there.
+    """Return a rank's colour: the place of its device among all, plus its number on the device.
 
-    The CPU is the last device, so its virtual ranks get colours that no device has.
+    The monitor uses the same colours. The CPU is the last device, so its virtual ranks get colours
+    that no device has.
     """
     device = settings.ranks[index].device
     earlier = sum(rank.device == device for rank in settings.ranks[:index])
@@ -174,7 +183,10 @@ def rank_colour(settings: SplitSettings, inputs: FigureInputs, index: int) -> in
 
 
 def rank_labels(devices: Sequence[str]) -> list[str]:
-    """ "GPU 0" after CUDA's number, "CPU 0" counted; for the device ids of ranks."""
+    """Return a label for the device id of each rank.
+
+    GPUs are "GPU 0" after their CUDA number; CPU ranks are counted: "CPU 0", "CPU 1".
+    """
     labels, n_cpu = [], 0
     for device in devices:
         if device == "cpu":
@@ -186,14 +198,14 @@ def rank_labels(devices: Sequence[str]) -> list[str]:
 
 
 def short_name(name: str) -> str:
-    """A device's name without what every such name contains."""
+    """Return a device's name without `BRANDS`."""
     for brand in BRANDS:
         name = name.replace(brand, "")
     return name.strip()
 
 
 def sensors_text(snapshot: DeviceSnapshot | None, slot: str = "") -> str:
-    """Slot, temperature and power where the device tells them: "PCIe 4 ×16 · 62 °C · 310 W"."""
+    """Return slot, temperature and power, as far as known: "PCIe 4 ×16 · 62 °C · 310 W"."""
     parts = [slot] if slot else []
     if snapshot is None:
         return slot
@@ -209,13 +221,13 @@ def outside_bytes(
     loaded: ModelLoaded | None,
     overhead: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, int]:
-    """Memory in use per device, less what the loaded model holds there.
+    """Return the bytes in use per device id, without those of the loaded model.
 
-    That part is given back before another split is loaded, or counted once more, so it counts as
-    free.
+    The model's own bytes are released before another split is loaded, or are part of its plan, so
+    they count as free.
 
     Args:
-        overhead: bytes per device id that using it takes by itself, where the model does.
+        overhead: bytes that using a device takes by itself, by id of the model's devices.
     """
     model = dict(overhead) if loaded else {}
     for entry in loaded.memory if loaded else ():
@@ -226,39 +238,42 @@ def outside_bytes(
 
 
 def shortages(rows: Sequence[RowFigures]) -> list[str]:
-    """A sentence per device on which the plan does not fit."""
+    """Return a sentence for each device on which the plan does not fit."""
     sentences: dict[str, str] = {}
     for row in rows:
         needed = row.taken
         if row.free >= 0 or not (row.memory.total or row.guests):
             continue
-        device = "The CPU" if row.label.startswith("CPU") else row.label
-        kept = f" beside {size_text(row.reserve)} in reserve" if row.reserve else ""
+        device = "CPU" if row.label.startswith("CPU") else row.label
+        left = row.free + needed
+        kept = f" after keeping {size_text(row.reserve)} free" if row.reserve else ""
         sentences[device] = (
-            f"{device} would need {size_text(needed)} but {size_text(max(0, row.free + needed))} "
-            f"can be had{kept}: {size_text(-row.free)} short."
+            f"{device}: {size_text(needed)} needed, {size_text(left)} available{kept}, "
+            f"{size_text(-row.free)} short."
+            if left > 0
+            else f"{device}: {size_text(needed)} needed, none available{kept}."
         )
     return list(sentences.values())
 
 
 def share_text(row: RowFigures) -> str:
-    """ "asked 45.8 · possible 45.8", or only what was asked without a plan."""
+    """Return "asked 45.8 % · gets 46.9 %", without a plan only what was asked for."""
     if row.is_taker and row.effective is not None:
-        return f"takes {percent_text(row.effective)}"
+        return f"gets {percent_text(row.effective)} %"
     if not row.is_on:
         return ""
-    asked = f"asked {percent_text(row.asked)}"
-    return asked if row.effective is None else f"{asked} · possible {percent_text(row.effective)}"
+    asked = f"asked {percent_text(row.asked)} %"
+    return asked if row.effective is None else f"{asked} · gets {percent_text(row.effective)} %"
 
 
 def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
-    """What the row's memory is used for: name and bytes; what is 0 is left out."""
+    """Return name and bytes of each use of the row's memory; uses of 0 bytes are left out."""
     memory = row.memory
     kinds = [
         ("weights", memory.weights),
         ("KV cache", memory.kv),
         ("compute", memory.compute),
         ("overhead", row.overhead),
-        ("KV of GPUs", row.guests),
+        ("KV cache of GPUs", row.guests),
     ]
     return [(name, size) for name, size in kinds if size]

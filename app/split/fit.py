@@ -1,4 +1,7 @@
-"""What fits, and where a model goes if nobody says: it takes many plans, too many for one frame."""
+"""The longest context that fits, remedies where nothing does, and the split a model starts with.
+
+Each takes many plans, too many for one frame: this runs on threads.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,19 @@ from engine import (
 )
 
 Rooms = tuple[tuple[str, int, float], ...]
-"""Device, free bytes, and bytes/s at which it reads, of each."""
+"""Device id, free bytes, and read speed in bytes per second of each device."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitQuestion:
-    """What to find out: about what is to be loaded, and where."""
+    """A load of which to find out what fits.
+
+    Attributes:
+        params: the load.
+        rooms: free memory and speed of the devices.
+        n_ctx_train: longest context that the model was trained for; 0 is unknown.
+        n_layer: number of blocks of the model.
+    """
 
     params: LoadParams
     rooms: Rooms
@@ -38,11 +48,11 @@ class FitQuestion:
 
 @dataclass(frozen=True, slots=True)
 class FitAnswer:
-    """What was found out.
+    """The answer to a `FitQuestion`.
 
     Attributes:
-        n_ctx: the longest context that fits; None where the split cannot be made.
-        remedies: what to do where the settings do not fit.
+        n_ctx: longest context that fits, in tokens; None where the split cannot be made.
+        remedies: changes that make the load fit, where it does not.
     """
 
     question: FitQuestion
@@ -51,13 +61,13 @@ class FitAnswer:
 
 
 class _StoppedError(Exception):
-    """Nobody wants to know any more."""
+    """The question is out of date."""
 
 
 def find_out(
     question: FitQuestion, factory: PlannerFactory, stopped: threading.Event
 ) -> FitAnswer | None:
-    """Answer a question with a planner of its own; None once nobody wants to know any more."""
+    """Answer a question with a planner of its own; return None once `stopped` is set."""
     try:
         with closing(factory(question.params.path)) as planner:
             return _answer(question, planner, stopped)
@@ -86,11 +96,15 @@ def suggestion(
     factory: PlannerFactory,
     forecaster: Callable[[], Forecaster],
 ) -> Choice | None:
-    """Where to put a model if nobody says, with the context and the rest of `settings`; None where
-    no plan can be made for it.
+    """Choose devices and split for a model that nobody has chosen them for.
+
+    Context and the other settings are those of `settings`.
 
     Args:
-        forecaster: makes one that no other thread uses.
+        forecaster: makes a forecaster that no other thread uses.
+
+    Returns:
+        The choice; None where no plan can be made for the model.
     """
     if not settings.ranks:
         return None

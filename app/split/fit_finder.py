@@ -1,4 +1,4 @@
-"""Finds out what fits beside the window, a moment after the last change."""
+"""The search for what fits: on a thread, a moment after the last change."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from app.split.fit import FitAnswer, FitQuestion, find_out
 from app.split.plan_source import PlannerFactory
 
 PAUSE_MS = 150
-"""A question is looked into when no other one came for that long."""
+"""Milliseconds without another question after which a question is looked into."""
 
 
 class FitFinder(QObject):
-    """Answers the last question that was asked, with a planner of its own.
+    """Answers the last question that was asked, on a thread with its own planner.
 
     Args:
         planner_factory: opens a model file for planning.
@@ -34,7 +34,7 @@ class FitFinder(QObject):
         self._timer.timeout.connect(self._start)
 
     def ask(self, question: FitQuestion | None) -> None:
-        """Find this out in a moment, unless another question comes; None is nothing."""
+        """Look into `question` in a moment, in place of any earlier one; None asks nothing."""
         if question == self._wanted:
             return
         self._wanted = question
@@ -46,7 +46,7 @@ class FitFinder(QObject):
             self._timer.start()
 
     def stop(self) -> None:
-        """Give up, and wait for the thread."""
+        """Drop the question and wait for the thread."""
         self.ask(None)
         self._job.close()
 

@@ -1,4 +1,4 @@
-"""Undo and redo of split settings; what happens during one gesture is one step."""
+"""Undo and redo of split settings; all changes of one gesture are one step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_STEPS: Final = 200
 
 
 class SettingsHistory:
-    """Settings before and after those in use."""
+    """The settings that undo and redo lead to."""
 
     def __init__(self) -> None:
         self._before: list[SplitSettings] = []
@@ -26,15 +26,15 @@ class SettingsHistory:
         return bool(self._after)
 
     def begin(self) -> None:
-        """A drag begins: all its changes are one step."""
+        """Begin a gesture such as a drag: all its changes are one step."""
         self._is_in_gesture, self._is_noted = True, False
 
     def end(self) -> None:
-        """The drag is over."""
+        """End the gesture."""
         self._is_in_gesture = False
 
     def note(self, now: SplitSettings) -> None:
-        """The settings `now` are about to be changed."""
+        """Remember the settings `now`, which are about to change."""
         self._after.clear()
         if self._is_in_gesture and self._is_noted:
             return
@@ -43,15 +43,15 @@ class SettingsHistory:
         del self._before[:-MAX_STEPS]
 
     def undo(self, now: SplitSettings) -> SplitSettings:
-        """What was before `now`; the same where there is nothing."""
+        """Return the settings before `now`, or `now` if there are none."""
         return self._step(self._before, self._after, now)
 
     def redo(self, now: SplitSettings) -> SplitSettings:
-        """What `undo` took back; the same where there is nothing."""
+        """Return the settings that `undo` left last, or `now` if there are none."""
         return self._step(self._after, self._before, now)
 
     def clear(self) -> None:
-        """Other settings came from elsewhere; there is no way back over them."""
+        """Forget all steps: settings that came from elsewhere cannot be undone."""
         self._before.clear()
         self._after.clear()
         self.end()

@@ -1,4 +1,4 @@
-"""What the engine is asked to load beside what it has loaded, and settings from that."""
+"""Comparison of load parameters, and split settings made from them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from engine import LoadParams
 
 
 def is_same_load(first: LoadParams, second: LoadParams, n_ctx_train: int) -> bool:
-    """Whether both would load the same model in the same way, to a rounding error of the shares."""
+    """Return whether both load the same model in the same way, up to rounding of the shares."""
     return _load_key(first, n_ctx_train) == _load_key(second, n_ctx_train)
 
 
 def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> LoadParams | None:
-    """What to ask a loaded model for, if only its split differs from what is wanted; else None."""
+    """Return the parameters that give a loaded model the wanted split.
+
+    None where more than the split differs, so that the model has to be loaded again.
+    """
     if wanted.context_for(n_ctx_train) != loaded.context_for(n_ctx_train):
         return None
     if (wanted.path, wanted.kv_type) != (loaded.path, loaded.kv_type):
@@ -51,9 +54,9 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
 
 
 def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
-    """Settings that load what `params` say, as far as the devices are here; no rank is locked.
+    """Return settings that load `params`, as far as their devices are here; no rank is locked.
 
-    Ranks that take part stand in the order of `params`, in the places that they have together.
+    Ranks that take part keep the places that they have together, in the order of `params`.
     """
     settings = settings.with_cpu_ranks(max(1, params.devices.count("cpu")))
     places: list[int] = []

@@ -1,4 +1,4 @@
-"""All that the split panel shows at a moment, as one value."""
+"""Everything that the split panel shows at a moment, as one value."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from app.split.settings import SplitSettings
 from engine import Forecast, ModelLoaded, Plan, Remedy
 
 LoadState = Literal["empty", "ready", "loading", "loaded", "applying"]
-"""What the engine does with the model; "applying" is that it is being split anew."""
+"""State of the model in the engine; "applying": a new split is applied to the loaded model."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedFigures:
-    """How fast the split is.
+    """Predicted and measured speed of the split.
 
     Attributes:
-        forecast: None where no speed can be predicted.
-        n_past: tokens in the context that the forecast of decoding is for.
-        is_measured: the forecast comes from what was measured on these devices.
-        is_simulated: the devices are not here.
-        measured: tokens per second of the last answer, 0 for none; of this very split.
-        expected: what was predicted for that answer, in tokens per second; 0 for nothing.
+        forecast: predicted speed; None where it cannot be predicted.
+        n_past: context of the decode forecast, in tokens.
+        is_measured: whether the forecast comes from measurements of these devices.
+        is_simulated: whether the devices are simulated.
+        measured: speed of the last answer with this split, in tokens per second; 0 for none.
+        expected: predicted speed of that answer, in tokens per second; 0 for none.
     """
 
     forecast: Forecast | None = None
@@ -36,7 +36,7 @@ class SpeedFigures:
 
     @property
     def error(self) -> float | None:
-        """By which part the prediction for the measured answer was too high."""
+        """Relative error of the prediction for the last answer; above 0 it was too high."""
         if not self.measured or not self.expected:
             return None
         return self.expected / self.measured - 1.0
@@ -44,12 +44,12 @@ class SpeedFigures:
 
 @dataclass(frozen=True, slots=True)
 class FitFigures:
-    """What fits.
+    """The longest context that fits, and remedies.
 
     Attributes:
-        n_ctx: the longest context that fits; None while that is not known.
-        remedies: what to do where the settings do not fit.
-        is_current: they are for these very settings; others are being looked for.
+        n_ctx: longest context that fits, in tokens; None while it is unknown.
+        remedies: changes that make the settings fit, where they do not.
+        is_current: whether both are for the present settings; if not, new ones are on the way.
     """
 
     n_ctx: int | None = None
@@ -59,18 +59,22 @@ class FitFigures:
 
 @dataclass(frozen=True, slots=True)
 class SplitPicture:
-    """What follows from settings and from what is known.
+    """Settings and the figures that follow from them.
 
     Attributes:
-        loaded: the model that answers; None where none does.
+        load_state: state of the model in the engine.
+        loaded: the model that is loaded; None if there is none.
         has_model: whether a model is selected, loaded or not.
+        rows: figures of the ranks that are shown.
         colours: index of the device colour of every rank, shown or not.
-        problems: sentences: no plan can be made, or it does not fit.
-        n_ctx: context in effect.
-        measured: bytes by rank index, while the settings are those that are loaded.
-        has_changed: whether the settings differ from those that are loaded.
-        can_apply: whether they differ only in what a loaded model can change.
-        chosen_because: why there are these settings, where nobody chose them.
+        plan: bytes on each device; None where no plan can be made.
+        problems: sentences on why no plan can be made, or where it does not fit.
+        n_ctx: context in effect, in tokens.
+        measured: measured bytes by rank index; empty while the settings are not the loaded ones.
+        can_load: whether there is a model that can be loaded with the settings.
+        has_changed: whether the settings differ from the loaded ones.
+        can_apply: whether a loaded model can change to the settings without a reload.
+        chosen_because: sentence on why these settings were suggested; "" if the person chose them.
     """
 
     load_state: LoadState

@@ -1,4 +1,4 @@
-"""The planner of the chosen model, and what it says about settings."""
+"""Plans of the selected model, with the last ones remembered."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ from app.split.settings import SplitSettings
 from engine import Evaluation, LoadParams, ModelInfo, Plan, Positions
 
 MAX_KNOWN: Final = 64
-"""Handles and modes whose positions are remembered."""
+"""Number of (parameters, handle) pairs whose positions are remembered."""
 FREE_STEP: Final = 256 << 20
-"""Free memory is told in such steps (bytes), so that its flicker does not ask for new plans."""
+"""Step in bytes to which free memory is rounded, so that its flicker needs no new plans."""
 
 
 class SplitPlanner(Protocol):
-    """What is used of `engine.Planner`."""
+    """The part of `engine.Planner` that the split uses."""
 
     info: ModelInfo
 
     def evaluate(
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
     ) -> Evaluation:
-        """Raises EngineError where the split cannot be made."""
+        """Return what a load takes; raise EngineError if its split cannot be made."""
         ...
 
     def positions(
         self, params: LoadParams, handle: int, free_bytes: Mapping[str, int] | None = None
     ) -> Positions:
-        """Raises EngineError where the present split cannot be made."""
+        """Return where a boundary can be; raise EngineError if the split cannot be made."""
         ...
 
     def close(self) -> None: ...
 
 
 PlannerFactory = Callable[[str], SplitPlanner]
+"""Opens the model file at a path for planning."""
 
 
 class PlanSource:
-    """Evaluates splits of one model at a time and remembers the last.
+    """Plans splits of one model at a time.
 
     Args:
         factory: opens a model file, as `engine.Planner` does.
+
+    Attributes:
+        info: the selected model.
     """
 
     def __init__(self, factory: PlannerFactory) -> None:
@@ -55,14 +59,14 @@ class PlanSource:
 
     @property
     def free(self) -> Mapping[str, int]:
-        """Free bytes by device, as plans are made with."""
+        """Free bytes by device id that plans are made with, in steps of `FREE_STEP`."""
         return self._free
 
     def open(self, info: ModelInfo | None) -> None:
-        """Use this model from now on.
+        """Use another model, or none.
 
         Raises:
-            EngineError: no plan can be made for it.
+            EngineError: no plan can be made for the model.
         """
         if self._planner is not None:
             self._planner.close()
@@ -72,14 +76,14 @@ class PlanSource:
             self._planner = self._factory(info.path)
 
     def set_free(self, free: Mapping[str, int]) -> None:
-        """Free bytes by device: they decide how weights are held."""
+        """Set the free bytes by device id; they decide how weights are stored."""
         rounded = {device: size // FREE_STEP * FREE_STEP for device, size in free.items()}
         if rounded != self._free:
             self._free = rounded
             self._forget()
 
     def evaluate(self, settings: SplitSettings) -> Evaluation | None:
-        """What these settings would take; None without a model.
+        """Return what the settings take; None without a model.
 
         Raises:
             EngineError: the split cannot be made.
@@ -92,14 +96,14 @@ class PlanSource:
         return self._known[1]
 
     def plan(self, settings: SplitSettings) -> Plan | None:
-        """Where the bytes go; see `evaluate`."""
+        """Return the bytes on each device; see `evaluate`."""
         evaluation = self.evaluate(settings)
         return evaluation.plan if evaluation else None
 
     def positions(self, settings: SplitSettings, handle: int) -> Positions | None:
-        """Where the boundary after active rank number `handle` can go; None without a model.
+        """Return where the boundary after active rank number `handle` can be; None without a model.
 
-        While it moves they are the same, and what was looked at once is known.
+        The positions stay the same while the boundary moves, so they are remembered.
 
         Raises:
             EngineError: the present split cannot be made.
@@ -116,7 +120,7 @@ class PlanSource:
         return self._positions[key]
 
     def boundary(self, settings: SplitSettings, handle: int) -> float:
-        """Where a boundary really lands, 0 to 1; where it was asked to be without a model."""
+        """Return where a boundary is in the plan, 0 to 1; without a model, in the settings."""
         plan = self.plan(settings)
         if plan is None:
             return settings.boundary(handle)

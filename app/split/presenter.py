@@ -17,7 +17,7 @@ from engine import Remedy
 
 
 class SplitPresenter(QObject):
-    """Shows a session's pictures in a panel, and turns what its controls say into changes."""
+    """Shows a session's pictures in a panel, and turns the signals of its controls into changes."""
 
     def __init__(
         self, session: SplitSession, panel: SplitPanel, parent: QObject | None = None
@@ -80,7 +80,7 @@ class SplitPresenter(QObject):
         panel.redo_requested.connect(session.redo)
 
     def _wire_gestures(self, source: Any) -> None:
-        """Make what happens while the mouse is down one step for undo."""
+        """Make all changes while the mouse is down one step for undo."""
         source.gesture_began.connect(self._session.begin_gesture)
         source.gesture_ended.connect(self._session.end_gesture)
 

@@ -1,4 +1,4 @@
-"""The split settings as JSON can hold them, and back from whatever a file holds."""
+"""Split settings to JSON and back, whatever a settings file contains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_OVERRIDES: Final = 4096
 
 
 def to_dict(settings: SplitSettings) -> dict[str, Any]:
-    """The settings as JSON can hold them; devices are named by what they are recognised by."""
+    """Return the settings as a JSON-ready dictionary; devices are named by their `key`."""
     keys = {rank.device: rank.key for rank in settings.ranks}
     return {
         "mode": settings.mode,
@@ -51,10 +51,10 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
 
 
 def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSettings:
-    """Restore what `to_dict` gave, on the devices that are here now and in its order.
+    """Return the settings of a `to_dict`, in its order, for the devices that are here now.
 
-    Devices that are gone are dropped, new ones come in switched off at the end, and whatever in
-    `data` makes no sense is replaced by the default: the file may be damaged or of another version.
+    Devices that are gone are dropped, new ones come last and are off. Invalid entries of `data`
+    get their default: the file may be damaged or from another version.
     """
     settings = _with_saved_ranks(default_settings(devices), data.get("ranks"))
     mode, single = data.get("mode"), data.get("single")
@@ -115,7 +115,7 @@ def _reserve(saved: object, places: Mapping[str, str]) -> Iterator[tuple[str, in
 
 
 def _overrides(saved: object, places: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Those whose place still exists; numbers of ranks are taken as they are."""
+    """Yield the overrides whose device still exists; rank numbers are kept unchecked."""
     for entry in saved if isinstance(saved, list) else ():
         is_pair = isinstance(entry, list) and len(entry) == 2
         if not is_pair or not all(isinstance(text, str) for text in entry):

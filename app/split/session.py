@@ -1,4 +1,4 @@
-"""The split that a person sets up: settings, what follows from them, and what is asked for.
+"""The split that a person sets up: settings, the figures that follow, and requests to load.
 
 Knows no widget. A change is planned and pictured at most once per turn of the event loop, however
 many mouse events a drag sends.
@@ -36,7 +36,7 @@ class SplitSession(QObject):
 
     Args:
         planner_factory: opens a model file for planning.
-        machine_factory: finds out what is known of devices.
+        machine_factory: finds the facts about devices.
     """
 
     pictured = Signal(object)  # SplitPicture of the present settings
@@ -91,12 +91,12 @@ class SplitSession(QObject):
         self._schedule()
 
     def set_loaded(self, loaded: ModelLoaded) -> None:
-        """Compare what was predicted with what was measured of the model that is loaded now."""
+        """Note the model that is loaded now; its figures show measurements beside predictions."""
         self.set_state("loaded")
         self._state.set_loaded(loaded)
 
     def note_answer(self, finished: Finished) -> None:
-        """Compare the speed of an answer with what was predicted for it."""
+        """Compare the speed of an answer with its prediction."""
         self._state.note_answer(finished)
         self._schedule()
 
@@ -106,7 +106,7 @@ class SplitSession(QObject):
         self._schedule()
 
     def stop(self) -> None:
-        """End the search for what fits, and picture nothing more."""
+        """End the search for what fits, and emit no more pictures."""
         self._finder.stop()
         self._timer.stop()
 
@@ -114,7 +114,7 @@ class SplitSession(QObject):
 
     @property
     def settings(self) -> SplitSettings:
-        """The present settings; a drag that is not pictured yet is not in them."""
+        """The present settings, without a drag that is still to be pictured."""
         return self._state.settings
 
     @property
@@ -123,7 +123,7 @@ class SplitSession(QObject):
         return self._state.load_state
 
     def load_params(self) -> LoadParams:
-        """Return what the person chose to load.
+        """Return the parameters of a load with the settings.
 
         Raises:
             EngineError: there is no device.
@@ -132,12 +132,12 @@ class SplitSession(QObject):
         return self._state.load_params()
 
     def resplit_params(self) -> LoadParams | None:
-        """Return what to ask the loaded model for; None where it has to be loaded again."""
+        """Return the parameters for a live split; None where the model has to be loaded again."""
         self._place_dragged()
         return self._state.resplit_params()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON can hold them."""
+        """Return the settings as a JSON-ready dictionary."""
         self._place_dragged()
         return self._state.to_dict()
 
@@ -157,12 +157,12 @@ class SplitSession(QObject):
         return self._state.free()
 
     def suggest(self, choice: Choice) -> None:
-        """Begin with where the model is best put, and say why; context and the rest stay."""
+        """Use the suggested devices and split, and show why; context and the rest stay."""
         self._state.suggest(choice)
         self._schedule()
 
     def suggester(self) -> Callable[[ModelInfo], Choice | None]:
-        """Return what finds out, on another thread, where to put a model if nobody says."""
+        """Return a function that suggests, on another thread, where to put a model."""
         return self._state.suggester()
 
     # changes by the person
@@ -174,23 +174,23 @@ class SplitSession(QObject):
             self.settings_changed.emit()
 
     def choose(self, params: LoadParams) -> None:
-        """Choose to load what `params` say; the person can undo it."""
+        """Use settings that load `params`; the person can undo it."""
         self.change(self._state.settings_of(params))
 
     def set_overrides(self, overrides: tuple[tuple[str, str], ...]) -> None:
-        """Choose which tensors lie elsewhere than the split puts them; the person can undo it."""
+        """Set the tensors that lie elsewhere than the split puts them; the person can undo it."""
         self.change(replace(self.settings, overrides=overrides))
 
     def split_by_memory(self) -> None:
-        """Share the model out in proportion to the memory that each rank could have."""
+        """Set shares in proportion to the free memory of each rank."""
         self.change(self._state.split_by_memory())
 
     def split_by_speed(self) -> None:
-        """Share the model out in proportion to how fast each rank reads its weights."""
+        """Set shares in proportion to each rank's read speed."""
         self.change(self._state.split_by_speed())
 
     def step(self, handle: int, notches: int) -> None:
-        """Move a boundary by so many places at which the model can be cut."""
+        """Move a boundary by `notches` possible places."""
         self.change(self._state.stepped(handle, notches))
 
     def drag(self, handle: int, position: float) -> None:
@@ -203,16 +203,16 @@ class SplitSession(QObject):
         self._state.history.begin()
 
     def end_gesture(self) -> None:
-        """End what `begin_gesture` began."""
+        """End the step that `begin_gesture` began."""
         self._place_dragged()
         self._state.history.end()
 
     def undo(self) -> None:
-        """Take the last change back."""
+        """Undo the last change."""
         self._go(self._state.undo)
 
     def redo(self) -> None:
-        """Do again what was taken back."""
+        """Redo what was undone."""
         self._go(self._state.redo)
 
     def request_load(self) -> None:

@@ -1,8 +1,8 @@
-"""What a person chose in the split panel: an immutable value, without widgets.
+"""Settings of the split: an immutable value, without widgets.
 
 Every change returns a new `SplitSettings` in which the shares of the ranks that are on sum to 1
-and those that are off are 0. A rank that is locked keeps its share while others change theirs.
-Ranks name physical devices; the CPU may stand for several.
+and those of ranks that are off are 0. A locked rank keeps its share while others change theirs.
+Each rank names its physical device; the CPU can have several ranks.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ MAX_THREADS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """One rank.
+    """Settings of one rank.
 
     Attributes:
-        device: id such as "cuda:0"; repeated for virtual devices.
-        key: what the device is recognised by after a restart: its UUID, or its id.
-        share: 0 to 1; 0 while the rank is off.
+        device: device id such as "cuda:0"; repeated for virtual ranks of one device.
+        key: name of the device that outlasts a restart: its UUID, or else its id.
+        is_on: whether the rank takes part.
+        share: share of the model, 0 to 1; 0 while the rank is off.
         is_locked: whether the share stays while others change.
-        joins: whether it computes together with the rank before it, in the mode "groups".
+        joins: whether the rank is in the group of the one before it, in mode "groups".
     """
 
     device: str
@@ -42,15 +43,18 @@ class RankSettings:
 
 @dataclass(frozen=True, slots=True)
 class SplitSettings:
-    """The split and what else decides where the bytes go.
+    """The split and everything else that decides where the bytes go.
 
     Attributes:
-        single: index of the rank that takes everything in the mode "single"; the shares of the
-            other modes are kept for when the person comes back to them.
-        n_ctx: None leaves the context length to the engine.
-        cpu_threads: None is one per core.
-        reserve: (device id, bytes) that have to stay free there.
-        n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; they fit one model.
+        ranks: all ranks, in order, whether on or off.
+        mode: how the model is split; "single" is one device.
+        single: index of the rank that takes everything in mode "single"; the ranks keep their
+            shares for the other modes.
+        n_ctx: context length in tokens; None leaves it to the engine.
+        kv_type: type of the KV cache.
+        cpu_threads: number of CPU threads; None is one per core.
+        reserve: (device id, bytes to keep free) of each device that has a reserve.
+        n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; specific to one model.
         p2p: as in `LoadParams`.
     """
 
@@ -69,7 +73,7 @@ class SplitSettings:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The share of every rank in the current mode; they sum to 1."""
+        """Share of every rank in the present mode; they sum to 1."""
         if self.mode == "single":
             return tuple(float(i == self.single) for i in range(len(self.ranks)))
         return tuple(rank.share for rank in self.ranks)
@@ -94,27 +98,28 @@ class SplitSettings:
 
     @property
     def n_gpus(self) -> int:
-        """Different GPUs that take part."""
+        """Number of different GPUs that take part."""
         return len({self.ranks[i].device for i in self.active} - {"cpu"})
 
     @property
     def n_cpu_ranks(self) -> int:
+        """Number of ranks on the CPU, on or off."""
         return sum(rank.device == "cpu" for rank in self.ranks)
 
     def can_move(self, handle: int) -> bool:
-        """Whether the boundary after active rank number `handle` has no locked neighbour."""
+        """Return whether neither neighbour of the boundary after active rank `handle` is locked."""
         return not any(self.ranks[i].is_locked for i in self.active[handle : handle + 2])
 
     def reserved(self, device: str) -> int:
-        """Bytes that have to stay free on a device."""
+        """Return the bytes to keep free on a device."""
         return dict(self.reserve).get(device, 0)
 
     def boundary(self, handle: int) -> float:
-        """Where, from 0 to 1, active rank number `handle` ends and the next begins."""
+        """Return where active rank number `handle` ends and the next begins, 0 to 1."""
         return math.fsum(self.shares[i] for i in self.active[: handle + 1])
 
     def load_params(self, path: str) -> LoadParams:
-        """What the engine is asked to load.
+        """Return the parameters of a load with these settings.
 
         Raises:
             EngineError: there is no device.
@@ -139,10 +144,11 @@ class SplitSettings:
     # changes
 
     def with_mode(self, mode: Mode) -> SplitSettings:
+        """Change how the model is split."""
         return replace(self, mode=mode)
 
     def with_share(self, index: int, share: float) -> SplitSettings:
-        """Give one rank `share`; those that are not locked keep their proportions."""
+        """Give one rank `share`; the other ranks that are not locked keep their proportions."""
         if self.mode == "single" or index not in self.active or self.ranks[index].is_locked:
             return self
         others = [i for i in self.active if i != index and not self.ranks[i].is_locked]
@@ -169,20 +175,20 @@ class SplitSettings:
         return self._with_shares({left: share, right: both - share})
 
     def with_split(self, split: Sequence[float]) -> SplitSettings:
-        """Relative shares of all active ranks, locked or not."""
+        """Set the relative shares of all active ranks, locked or not."""
         shares = normalised(split)
         return self._with_shares(dict(zip(self.active, shares, strict=True)))
 
     def with_weights(self, weights: Sequence[float]) -> SplitSettings:
-        """Shares in proportion to one weight per rank; those off or locked stay as they are."""
+        """Share out in proportion to one weight per rank; ranks that are off or locked stay."""
         if all(rank.is_locked for rank in self.ranks if rank.is_on):
             return self
         return self._rescaled(weights)
 
     def with_rank_on(self, index: int, is_on: bool) -> SplitSettings:
-        """Switch a rank; in the mode "single" the one switched on takes all.
+        """Switch a rank on or off; in mode "single" the one switched on takes all.
 
-        A rank that joins takes an even share from all others. The last one stays on.
+        A rank that is switched on takes an even share from the others. The last one stays on.
         """
         if self.mode == "single":
             return replace(self, single=index) if is_on else self
@@ -195,17 +201,17 @@ class SplitSettings:
         return changed.renormalised()
 
     def with_locked(self, index: int, is_locked: bool) -> SplitSettings:
-        """Let a rank that is on keep its share, or no more."""
+        """Lock or unlock the share of a rank that is on."""
         if not self.ranks[index].is_on:
             return self
         return self._with_rank(index, is_locked=is_locked)
 
     def with_joined(self, index: int, joins: bool) -> SplitSettings:
-        """Let a rank compute together with the one before it, or begin a group."""
+        """Put a rank into the group of the one before it, or let it begin a group."""
         return self._with_rank(index, joins=joins)
 
     def with_rank_moved(self, index: int, steps: int) -> SplitSettings:
-        """Put a rank so many places further down; where groups begin stays."""
+        """Move a rank down by `steps` places; groups still begin at the same places."""
         target = min(len(self.ranks) - 1, max(0, index + steps))
         order = [i for i in range(len(self.ranks)) if i != index]
         order.insert(target, index)
@@ -216,15 +222,15 @@ class SplitSettings:
         return replace(self, ranks=ranks, single=order.index(self.single))
 
     def with_reserve(self, device: str, n_bytes: int) -> SplitSettings:
-        """Keep so many bytes free on a device."""
+        """Keep `n_bytes` free on a device."""
         others = [entry for entry in self.reserve if entry[0] != device]
         added = [(device, n_bytes)] if n_bytes > 0 else []
         return replace(self, reserve=tuple(sorted(others + added)))
 
     def with_cpu_ranks(self, count: int) -> SplitSettings:
-        """Have `count` ranks on the CPU, by adding or removing at the end.
+        """Set the number of ranks on the CPU, by adding or removing at the end.
 
-        More than one means that the person wants a split, so the mode "single" is left.
+        Adding a rank leaves mode "single", as the person wants a split.
         """
         count = min(MAX_CPU_RANKS, max(1, count))
         cpu = [i for i, rank in enumerate(self.ranks) if rank.device == "cpu"]
@@ -253,11 +259,11 @@ class SplitSettings:
         return replace(self, ranks=tuple(ranks))
 
     def renormalised(self) -> SplitSettings:
-        """The same with shares that sum to 1."""
+        """Scale the shares to sum to 1."""
         return self._rescaled([rank.share for rank in self.ranks])
 
     def _rescaled(self, weights: Sequence[float]) -> SplitSettings:
-        """Shares by weight of what locked ranks leave; of all where that cannot be."""
+        """Share out by weight what locked ranks leave; where they leave nothing, everything."""
         on = [i for i, rank in enumerate(self.ranks) if rank.is_on]
         movable = [i for i in on if not self.ranks[i].is_locked]
         room = 1.0 - math.fsum(self.ranks[i].share for i in on if i not in movable)
@@ -268,7 +274,7 @@ class SplitSettings:
 
 
 def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:
-    """All usable GPUs by the size of their memory, or the CPU where there are none."""
+    """Return a split over all usable GPUs by memory size, or the CPU where there are none."""
     usable = [device for device in devices if device.usable]
     has_gpu = any(device.kind == "cuda" for device in usable)
     ranks = tuple(
@@ -282,7 +288,7 @@ def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:
 
 
 def _with_groups(ranks: tuple[RankSettings, ...]) -> tuple[RankSettings, ...]:
-    """Those that are on in the groups that the engine would make, the others alone."""
+    """Put the ranks that are on into the engine's default groups; the others are alone."""
     on = tuple(rank.device for rank in ranks if rank.is_on)
     sizes = LoadParams("", on, split_mode="groups").group_sizes if on else ()
     joins = iter([i > 0 for size in sizes for i in range(size)])
@@ -290,14 +296,14 @@ def _with_groups(ranks: tuple[RankSettings, ...]) -> tuple[RankSettings, ...]:
 
 
 def ensure_on(ranks: tuple[RankSettings, ...]) -> tuple[RankSettings, ...]:
-    """Switch the first rank on where none is."""
+    """Switch the first rank on if none is."""
     if not ranks or any(rank.is_on for rank in ranks):
         return ranks
     return (replace(ranks[0], is_on=True), *ranks[1:])
 
 
 def normalised(weights: Sequence[float]) -> list[float]:
-    """Weights scaled to sum to 1; even ones where all are 0."""
+    """Return the weights scaled to sum to 1; equal ones where all are 0."""
     total = math.fsum(weights)
     if total <= 0.0:
         return [1.0 / len(weights)] * len(weights) if weights else []

@@ -1,4 +1,4 @@
-"""How fast a split would be: what is known of the devices, and predictions from that."""
+"""Predicted speed of splits, from measured or known facts about the devices."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from engine import (
 )
 
 LEAST_TOKENS = 16
-"""Of an answer whose speed says something."""
+"""Number of tokens from which the speed of an answer is learned from."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What is known of the devices.
+    """Facts about the devices of a machine.
 
     Attributes:
-        bytes_per_s: reading weights, by device id.
-        measured: ids of the devices that were measured here; others are judged by their name.
-        slots: of GPUs, such as "PCIe 4 ×16".
-        is_simulated: nothing can be loaded on them.
+        forecaster: predicts speeds from the facts.
+        bytes_per_s: read speed of weights by device id.
+        measured: ids of the devices that were measured here; other facts go by the device's name.
+        slots: slots of GPUs in words, such as "PCIe 4 ×16", by device id.
+        is_simulated: whether the devices are simulated, so that nothing can be loaded.
     """
 
     forecaster: Forecaster
@@ -44,7 +45,7 @@ class MachineFacts:
 
 
 def this_machine(devices: Sequence[DeviceInfo]) -> MachineFacts:
-    """What was measured of these devices, or is known of such."""
+    """Return what was measured of these devices, or else is known of devices of their name."""
     file = MachineFile.of_user()
     usable = [device for device in devices if device.usable]
     facts = {device.id: known_facts(device, file) for device in usable}
@@ -59,13 +60,16 @@ def this_machine(devices: Sequence[DeviceInfo]) -> MachineFacts:
 
 
 def simulated_machine(rig: Rig) -> MachineFacts:
-    """A machine that is not here."""
+    """Return the facts of a simulated machine."""
     speeds = {device: facts.bytes_per_s for device, facts in rig.facts.items()}
     return MachineFacts(Forecaster.of_rig(rig), speeds, frozenset(), slot_texts(rig.topology), True)
 
 
 def slot_texts(topology: Topology) -> dict[str, str]:
-    """The slots of GPUs in words; the generation is the highest, as a slot rests with its GPU."""
+    """Return the slots of GPUs in words, with their highest generation.
+
+    An idle GPU lowers the generation of its slot, so the present one says little.
+    """
     numbers = {
         device: (slot.max_generation or slot.generation, slot.width or slot.max_width)
         for device, slot in topology.pcie.items()
@@ -74,18 +78,19 @@ def slot_texts(topology: Topology) -> dict[str, str]:
 
 
 MachineFactory = Callable[[Sequence[DeviceInfo]], MachineFacts]
+"""Finds the facts about devices."""
 
 
 class SpeedSource:
-    """Predicts the speed of splits, and compares answers with that.
+    """Predicts the speed of splits, and compares answers with the predictions.
 
     Args:
-        factory: finds out what is known of devices; called when the first speed is asked for.
+        factory: finds the facts about devices; called when the first speed is asked for.
 
     Attributes:
-        n_past: tokens in the context.
-        measured: tokens per second of the last answer of this model and split; 0 for none.
-        expected: what was predicted for it; 0 for nothing.
+        n_past: number of tokens in the context.
+        measured: speed of the last answer of this model and split, in tokens/s; 0 for none.
+        expected: predicted speed of that answer, in tokens/s; 0 for none.
     """
 
     def __init__(self, factory: MachineFactory = this_machine) -> None:
@@ -95,40 +100,43 @@ class SpeedSource:
         self.forget()
 
     def forget(self) -> None:
-        """There is another model or split."""
+        """Forget the last answer: there is another model or split."""
         self.n_past = 0
         self.measured = self.expected = 0.0
 
     @property
     def machine(self) -> MachineFacts:
-        """What is known of the devices."""
+        """Facts about the devices."""
         if self._machine is None:
             self._machine = self._factory(self._devices)
         return self._machine
 
     def another(self) -> Callable[[], Forecaster]:
-        """What makes a forecaster of these devices for another thread."""
+        """Return a function that makes a forecaster of these devices for another thread."""
         factory, devices = self._factory, self._devices
         return lambda: factory(devices).forecaster
 
     def set_devices(self, devices: Sequence[DeviceInfo]) -> None:
-        """Use these devices, and what is known of them now."""
+        """Use these devices, and find their facts anew."""
         self._devices = tuple(devices)
         self._machine = None
 
     def forecast(self, evaluation: Evaluation, params: LoadParams, quant: str) -> Forecast | None:
-        """For what stands in the context now, or a prompt; None for unknown devices."""
+        """Predict the speed with the present context, or with a default prompt if it is empty.
+
+        None where the speed of a device is unknown.
+        """
         n_prompt = self.n_past or None
         return self.machine.forecaster.forecast(evaluation, params, quant, n_prompt)
 
     def is_measured(self, devices: Sequence[str]) -> bool:
-        """Whether all of these were measured here."""
+        """Return whether all of these devices were measured here."""
         return set(devices) <= self.machine.measured
 
     def note_answer(
         self, finished: Finished, evaluation: Evaluation, params: LoadParams, quant: str
     ) -> None:
-        """Compare an answer with what was predicted for it, and learn from it."""
+        """Compare an answer with its prediction, and learn from it."""
         usage, rate = finished.usage, finished.timings.decode_per_s
         self.n_past = usage.prompt_tokens + usage.completion_tokens
         if rate <= 0:

@@ -1,4 +1,4 @@
-"""What is chosen for the split and known of devices and model, and the figures that follow."""
+"""Settings of the split, what is known of devices and model, and the figures that follow."""
 
 from __future__ import annotations
 
@@ -38,11 +38,19 @@ from engine import (
 
 
 class SplitState:
-    """Holds the settings and everything that their figures depend on.
+    """The settings and everything that their figures depend on.
 
     Args:
         planner_factory: opens a model file for planning.
-        machine_factory: finds out what is known of devices.
+        machine_factory: finds the facts about devices.
+
+    Attributes:
+        settings: the present settings.
+        devices: all devices, usable or not.
+        loaded: the model that is loaded; None if there is none.
+        load_state: state of the model in the engine.
+        history: undo and redo of the settings.
+        speed: predicted and measured speed.
     """
 
     def __init__(
@@ -67,10 +75,12 @@ class SplitState:
 
     @property
     def info(self) -> ModelInfo | None:
+        """The selected model."""
         return self._plans.info
 
     @property
     def n_ctx_train(self) -> int:
+        """Longest context that the model was trained for, in tokens; 0 is unknown."""
         return self.info.n_ctx_train if self.info else 0
 
     # what is known
@@ -89,6 +99,7 @@ class SplitState:
         self.speed.set_devices(self.devices)
 
     def set_model(self, info: ModelInfo | None) -> None:
+        """Plan for this model; None is no model."""
         is_other = info is not None and (self.info is None or self.info.path != info.path)
         self._model_error = ""
         self._fit = None
@@ -97,7 +108,7 @@ class SplitState:
             self._plans.open(info)
         except EngineError as error:
             self._model_error = _sentence(error)
-        if is_other:  # what names blocks and tensors was meant for another model
+        if is_other:  # settings that name blocks and tensors were meant for another model
             self._suggested = SplitSettings(), ""
             self.history.clear()
             self.settings = replace(
@@ -108,13 +119,14 @@ class SplitState:
             self.settings = replace(self.settings, n_ctx=self.n_ctx_train)
 
     def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
-        """Use the latest memory figures; while loading those from before stay."""
+        """Use the latest memory figures; while a model loads, those from before stay."""
         self._snapshots = tuple(snapshots)
         if not self.is_busy:
             self._outside = outside_bytes(snapshots, self.loaded, self._overhead)
             self._plans.set_free(self.free())
 
     def set_state(self, state: LoadState) -> None:
+        """Note what the engine does with the model."""
         self.load_state = state
         if state in ("empty", "ready"):
             self.loaded = None
@@ -122,7 +134,7 @@ class SplitState:
             self.speed.forget()
 
     def set_loaded(self, loaded: ModelLoaded) -> None:
-        """This is what answers now."""
+        """Note the model that is loaded now."""
         self.set_state("loaded")
         self.loaded, self._loaded_at = loaded, time.monotonic()
         self.speed.forget()
@@ -130,11 +142,11 @@ class SplitState:
         self._overhead = evaluation.plan.overhead() if evaluation else {}
 
     def set_fit(self, answer: FitAnswer) -> None:
-        """What was found out about the question that was asked last."""
+        """Use an answer on what fits."""
         self._fit = answer
 
     def note_answer(self, finished: Finished) -> None:
-        """Compare an answer with what was predicted for it, if it was all on the split there is."""
+        """Compare an answer with its prediction, if the present split computed all of it."""
         seconds = finished.timings.first_token_s + finished.timings.decode_s
         evaluation, _ = self._evaluation()
         is_whole = self.loaded is not None and time.monotonic() - seconds >= self._loaded_at
@@ -145,11 +157,15 @@ class SplitState:
     # what is chosen
 
     def load_params(self) -> LoadParams:
-        """Raises EngineError where there is no device."""
+        """Return the parameters of a load with the settings.
+
+        Raises:
+            EngineError: there is no device.
+        """
         return self.settings.load_params(self.info.path if self.info else "")
 
     def change(self, settings: SplitSettings) -> bool:
-        """Choose other settings; False where they are the same."""
+        """Use other settings; return False if they are the same."""
         if settings == self.settings:
             return False
         self.history.note(self.settings)
@@ -162,11 +178,11 @@ class SplitState:
         return self.load_state in ("loading", "applying")
 
     def undo(self) -> bool:
-        """Take the last step back; False where there is none."""
+        """Undo the last step; return False if there is none."""
         return self._go_to(self.history.undo(self.settings))
 
     def redo(self) -> bool:
-        """Do again what was taken back; False where there is nothing."""
+        """Redo what was undone; return False if there is nothing."""
         return self._go_to(self.history.redo(self.settings))
 
     def _go_to(self, settings: SplitSettings) -> bool:
@@ -175,19 +191,20 @@ class SplitState:
         return is_other
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the settings as a JSON-ready dictionary."""
         if not self.devices and self._saved is not None:
             return dict(self._saved)
         return to_dict(self.settings)
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Take settings from `to_dict` back, now or when the devices are known."""
+        """Use the settings of a `to_dict`, now or when the devices are known."""
         self._saved = data
         self.history.clear()
         if self.devices:
             self.settings = from_dict(data, self.devices)
 
     def suggest(self, choice: Choice) -> None:
-        """Begin with where the model is best put, until a person chooses something else."""
+        """Use the suggested devices and split until the person chooses others; keep the rest."""
         made = settings_for(self.settings, choice.params)
         self.settings = replace(
             made,
@@ -201,7 +218,7 @@ class SplitState:
         self.history.clear()
 
     def suggester(self) -> Callable[[ModelInfo], Choice | None]:
-        """What finds out, on another thread, where to put a model if nobody says."""
+        """Return a function that suggests, on another thread, where to put a model."""
         if self.info is None and self.history.can_undo:  # a person has chosen before any model
             return lambda _: None
         free, settings, factory = dict(self._plans.free), self.settings, self._factory
@@ -210,26 +227,26 @@ class SplitState:
 
     @property
     def _chosen_because(self) -> str:
-        """Why there are these settings; "" where a person chose them."""
+        """Sentence on why the settings were suggested; "" if the person chose them."""
         suggested, reason = self._suggested
         return reason if self.settings == suggested else ""
 
     def settings_of(self, params: LoadParams) -> SplitSettings:
-        """The settings that load what `params` say."""
+        """Return settings that load `params`."""
         return settings_for(self.settings, params)
 
     def dragged(self, handle: int, position: float) -> SplitSettings:
-        """The settings with a boundary where it can be, nearest to `position` of 0 to 1."""
+        """Return the settings with a boundary at the possible place nearest to `position`."""
         try:
             positions = self._plans.positions(self.settings, handle)
             if positions is not None and self.settings.can_move(handle):
                 return self.settings.with_split(positions[positions.nearest(position)].split)
         except EngineError:
-            pass  # without a plan nothing tells where it can be
+            pass  # without a plan, any place is possible
         return self.settings.with_boundary(handle, position)
 
     def stepped(self, handle: int, notches: int) -> SplitSettings:
-        """The settings with a boundary so many places further to where it can be."""
+        """Return the settings with a boundary moved by `notches` possible places."""
         if not self.settings.can_move(handle):
             return self.settings
         try:
@@ -248,14 +265,14 @@ class SplitState:
             return self.settings.with_boundary(handle, position)
 
     def split_by_memory(self) -> SplitSettings:
-        """The settings with shares in proportion to the memory that each rank could have."""
+        """Return the settings with shares in proportion to the free memory of each rank."""
         free = self.free()
         return self._by_weight(
             {d: max(0, size - self.settings.reserved(d)) for d, size in free.items()}
         )
 
     def split_by_speed(self) -> SplitSettings:
-        """The settings with shares in proportion to how fast each rank reads its weights."""
+        """Return the settings with shares in proportion to each rank's read speed."""
         return self._by_weight(self.speed.machine.bytes_per_s)
 
     def _by_weight(self, weights: Mapping[str, float]) -> SplitSettings:
@@ -268,14 +285,14 @@ class SplitState:
     # what follows
 
     def resplit_params(self) -> LoadParams | None:
-        """What to ask the loaded model for; None where it has to be loaded again."""
+        """Return the parameters for a live split; None where the model has to be loaded again."""
         if self.loaded is None:
             return None
         n_ctx_train = self.loaded.info.n_ctx_train
         return resplit_params(self.load_params(), self.loaded.params, n_ctx_train)
 
     def fit_question(self) -> FitQuestion | None:
-        """What to find out about the present settings; None without a model."""
+        """Return the question on what fits for the present settings; None without a model."""
         if self.info is None or self._model_error or not self.settings.ranks:
             return None
         return FitQuestion(self.load_params(), self._rooms(), self.n_ctx_train, self.info.n_layer)
@@ -285,7 +302,7 @@ class SplitState:
         return tuple((d, size, speeds.get(d, 1.0)) for d, size in self._plans.free.items())
 
     def picture(self) -> SplitPicture:
-        """Plan, and work out every figure."""
+        """Plan, and compute every figure."""
         evaluation, error = self._evaluation()
         plan = evaluation.plan if evaluation else None
         inputs = FigureInputs(
@@ -322,7 +339,7 @@ class SplitState:
         )
 
     def _evaluation(self) -> tuple[Evaluation | None, str]:
-        """What the settings take, or a sentence why that cannot be."""
+        """Return what the settings take, or a sentence on why they cannot be planned."""
         if self._model_error:
             return None, self._model_error
         try:
@@ -351,7 +368,7 @@ class SplitState:
         return FitFigures(self._fit.n_ctx, self._fit.remedies, is_current)
 
     def free(self) -> dict[str, int]:
-        """Bytes by device that the model could have."""
+        """Return the bytes that the model could have, by device id."""
         return {
             device.id: max(0, device.total_bytes - self._outside[device.id])
             if device.id in self._outside
@@ -360,7 +377,7 @@ class SplitState:
         }
 
     def has_changed(self) -> bool:
-        """Whether the settings differ from those that are loaded."""
+        """Return whether the settings differ from the loaded ones."""
         if self.loaded is None:
             return False
         n_ctx_train = self.loaded.info.n_ctx_train

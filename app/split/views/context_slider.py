@@ -1,4 +1,4 @@
-"""A slider over context lengths that marks the longest one that fits."""
+"""Slider over context lengths, with a mark at the longest one that fits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from PySide6.QtWidgets import QSlider, QWidget
 from app.theme import theme
 
 HANDLE = 14
-"""Pixels of the style sheet's handle, whose middle stands for the value."""
+"""Width in pixels of the style sheet's handle, whose middle stands for the value."""
 
 
 class ContextSlider(QSlider):
-    """Moves from stop to stop; beyond the mark its groove is in the colour of danger."""
+    """Slider that moves from stop to stop; beyond the mark its groove has the danger colour."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(Qt.Orientation.Horizontal, parent)
@@ -25,25 +25,26 @@ class ContextSlider(QSlider):
         self._most: int | None = None
 
     def set_stops(self, stops: Sequence[int]) -> None:
+        """Set the context lengths, in tokens, that the slider can stop at."""
         self._stops = stops
         self.setRange(0, len(stops) - 1)
         self.update()
 
     def set_most(self, n_ctx: int | None) -> None:
-        """Mark the longest context that fits, in tokens; None is unknown."""
+        """Mark the longest context that fits, in tokens; None if it is unknown."""
         if n_ctx != self._most:
             self._most = n_ctx
             self.update()
 
     @property
     def mark(self) -> float | None:
-        """Where the mark is, 0 to 1; None where all fits or nothing is known."""
+        """Position of the mark, 0 to 1; None where every stop fits or the limit is unknown."""
         if self._most is None or self._most >= self._stops[-1]:
             return None
         return self._place(self._most)
 
     def _place(self, n_ctx: int) -> float:
-        """Between the stops, by the logarithm."""
+        """Return the position of a context length, 0 to 1, logarithmic between the stops."""
         last = len(self._stops) - 1
         if not last or n_ctx <= self._stops[0]:
             return 0.0

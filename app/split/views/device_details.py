@@ -1,4 +1,4 @@
-"""What a device's row shows when it is opened: bytes by kind, reserve, place in the order."""
+"""Details of a device's row: bytes by kind, memory to keep free, place in the order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from app.widgets.controls import ignore_wheel, label, show_number
 
 RESERVE_STEP_MIB = 256
 OWN_KINDS = ("weights", "KV cache", "compute", "overhead")
+"""Kinds of bytes of a rank itself, in the order of `TONES`."""
 
 
 class DeviceDetails(QWidget):
-    """Shows the kinds of bytes in the colours of the memory bar, and offers what is seldom set."""
+    """Shows bytes by kind in the colours of the memory bar; sets the reserve and the order."""
 
     reserve_changed = Signal(int)  # MiB
     moved = Signal(int)  # places further down
@@ -34,11 +35,11 @@ class DeviceDetails(QWidget):
         self.reserve.setSingleStep(RESERVE_STEP_MIB)
         self.reserve.setKeyboardTracking(False)
         self.reserve.setFixedWidth(112)
-        self.reserve.setToolTip("So much of the device's memory stays free for other programs")
+        self.reserve.setToolTip("Memory to keep free for other programs")
         ignore_wheel(self.reserve)
         self.up, self.down = (
-            IconButton("chevron-up", "Earlier"),
-            IconButton("chevron-down", "Later"),
+            IconButton("chevron-up", "Move up"),
+            IconButton("chevron-down", "Move down"),
         )
         self._build()
         self.reserve.valueChanged.connect(self.reserve_changed)
@@ -50,18 +51,18 @@ class DeviceDetails(QWidget):
         """Show a rank.
 
         Args:
-            place: its number in the order, from 0, and how many there are.
+            place: the rank's number in the order, from 0, and the number of ranks.
         """
         with QSignalBlocker(self.reserve):
             self.reserve.setMaximum(max(0, figures.total // MIB))
         show_number(self.reserve, figures.reserve // MIB)
-        self.reserve.setAccessibleName(f"Reserve of {figures.label} in mebibytes")
+        self.reserve.setAccessibleName(f"Memory to keep free on {figures.label} in mebibytes")
         number, count = place
         for button, word, is_possible in (
-            (self.up, "earlier", number > 0),
-            (self.down, "later", number < count - 1),
+            (self.up, "up", number > 0),
+            (self.down, "down", number < count - 1),
         ):
-            button.set_text(f"Use {figures.label} {word}")
+            button.set_text(f"Move {figures.label} {word}")
             button.setEnabled(is_possible)
             button.setVisible(count > 1)
         self._order.setVisible(count > 1)
@@ -70,7 +71,7 @@ class DeviceDetails(QWidget):
             self.refresh()
 
     def refresh(self) -> None:
-        """Write the kinds in the colours of the theme."""
+        """Show the kinds again in the colours of the theme."""
         figures, colours = self._figures, theme()
         if figures is None:
             return
@@ -83,7 +84,7 @@ class DeviceDetails(QWidget):
                 colour = mix(colours.muted, colours.surface, GUEST_TONE)
             text = f"{name} {size_text(size)}".replace(" ", "&nbsp;")
             parts.append(f'<span style="color:{colour}">■</span>&nbsp;{text}')
-        self.kinds.setText("&nbsp; ".join(parts) or "Nothing of the model is here.")
+        self.kinds.setText("&nbsp; ".join(parts) or "No part of the model is here.")
 
     def _build(self) -> None:
         self._order = label("Order", "muted")

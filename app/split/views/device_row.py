@@ -1,4 +1,4 @@
-"""One rank in the split panel: who it is, how much it takes, and where the bytes go."""
+"""Row of one rank in the split panel: its name, share and memory."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from app.widgets.controls import (
 )
 
 SLIDER_STEPS = 1000
-JOIN_TEXT = "works together with the one above"
+JOIN_TEXT = "Same group as the device above"
 
 
 class DeviceRow(QWidget):
     """Shows `RowFigures`; the share can be set and locked, and the rank switched off.
 
     Args:
-        index: of the rank in the settings.
+        index: place of the rank in the settings.
         colour: index of its device colour.
     """
 
     share_changed = Signal(int, float)  # index of the rank, share from 0 to 1
     switched = Signal(int, bool)
     locked = Signal(int, bool)
-    joined = Signal(int, bool)  # it works with the rank above it, or begins a group
+    joined = Signal(int, bool)  # True: the group of the rank above; False: a group of its own
     moved = Signal(int, int)  # places further down
     reserve_changed = Signal(int, int)  # MiB
     gesture_began = Signal()
@@ -50,7 +50,7 @@ class DeviceRow(QWidget):
         self.name = ElidedLabel()
         self.sensors = label(role="muted")
         self.switch = Switch()
-        self.more = IconButton("chevron-down", "More", size=14)
+        self.more = IconButton("chevron-down", "Show details", size=14)
         self.more.setCheckable(True)
         self.join = QCheckBox()
         self.slider = self._make_slider()
@@ -80,18 +80,20 @@ class DeviceRow(QWidget):
 
         Args:
             has_slider: whether there is a share to choose.
-            place: its number among those that can change their order, from 0, and their count.
-            joins: whether it works with the rank above it; None where that is no question.
-            measured: bytes that the loaded model takes here.
+            place: the rank's number among those that can be reordered, from 0, and their count.
+            joins: whether it is in the group of the rank above; None where there are no groups.
+            measured: bytes that the loaded model takes on this rank.
         """
         self.title.setText(figures.label)
         self.name.set_full_text(figures.name)
         self.sensors.setText(figures.sensors)
         self.switch.setChecked(figures.is_on)
         self.switch.setAccessibleName(f"Use {figures.label}")
-        self.more.set_text(f"{'Less' if self.more.isChecked() else 'More'} about {figures.label}")
+        self.more.set_text(
+            f"{'Hide' if self.more.isChecked() else 'Show'} details of {figures.label}"
+        )
         self.join.setVisible(joins is not None)
-        self.join.setAccessibleName(f"{figures.label} {JOIN_TEXT}")
+        self.join.setAccessibleName(f"{figures.label}: {JOIN_TEXT.lower()}")
         with QSignalBlocker(self.join):
             self.join.setChecked(bool(joins))
         self._set_share(figures)
@@ -107,7 +109,7 @@ class DeviceRow(QWidget):
         self._memory.setVisible(is_used)
 
     def _show_details(self) -> None:
-        """Nothing is worked out while they are folded away."""
+        """Fill the details only while they are open."""
         is_open = self.more.isChecked()
         if is_open and self._shown is not None:
             figures, place = self._shown
@@ -165,7 +167,7 @@ class DeviceRow(QWidget):
         self.details.reserve_changed.connect(lambda n: self.reserve_changed.emit(self.index, n))
 
     def _build(self) -> tuple[QWidget, QWidget]:
-        """Lay everything out; the parts that hide are the share and the memory."""
+        """Lay everything out; return the parts that can hide: share and memory."""
         self.join.setText(JOIN_TEXT)
         header = QHBoxLayout()
         header.setSpacing(8)
@@ -202,5 +204,5 @@ class DeviceRow(QWidget):
 
 
 def is_short(figures: RowFigures) -> bool:
-    """Whether the model does not fit on the row's device."""
+    """Return whether the model does not fit on the row's device."""
     return figures.free < 0 and (figures.memory.total > 0 or figures.guests > 0)

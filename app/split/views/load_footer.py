@@ -1,4 +1,4 @@
-"""Load, apply, undo, cancel: the buttons under the split, by state."""
+"""Buttons below the split: load, apply, undo, cancel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROGRESS_STEPS = 1000
 
 
 class LoadFooter(QWidget):
-    """Shows the buttons that make sense now."""
+    """Shows the buttons that can be used now, and the progress of a load."""
 
     load_requested = Signal()  # to load, or to apply live
     undo_requested = Signal()
@@ -23,7 +23,7 @@ class LoadFooter(QWidget):
         self.progress.setRange(0, PROGRESS_STEPS)
         self.progress.setTextVisible(False)
         self.undo = QPushButton("Undo")
-        self.undo.setToolTip("Take the last change of the split back (Ctrl+Z)")
+        self.undo.setToolTip("Undo the last change of the split (Ctrl+Z)")
         self.cancel = QPushButton("Cancel")
         self.load = QPushButton("Load")
         self.load.setProperty("role", "primary")
@@ -46,11 +46,11 @@ class LoadFooter(QWidget):
         self._buttons.insertWidget(0, button)
 
     def show_state(self, picture: SplitPicture | None) -> None:
-        """Offer what can be done; without a picture nothing can."""
+        """Show the buttons for a picture; without one, none can be used."""
         state = picture.load_state if picture else "empty"
         is_busy = state in ("loading", "applying")
         self.progress.setVisible(is_busy)
-        doing = "Splitting the model anew" if state == "applying" else "Loading the model"
+        doing = "Applying the new split" if state == "applying" else "Loading the model"
         self.progress.setAccessibleName(doing)
         self.cancel.setVisible(is_busy)
         self.undo.setVisible(not is_busy)
@@ -62,7 +62,7 @@ class LoadFooter(QWidget):
         self.load.setToolTip(tip)
 
     def set_progress(self, done: float) -> None:
-        """Show which part of the load is done, 0 to 1."""
+        """Show the part of the load that is done, 0 to 1."""
         self.progress.setValue(round(min(1.0, max(0.0, done)) * PROGRESS_STEPS))
 
 
@@ -71,5 +71,5 @@ def _load_texts(picture: SplitPicture | None) -> tuple[str, str]:
     if picture is None or picture.load_state != "loaded":
         return "Load", ""
     if picture.has_changed and not picture.can_apply:
-        return "Reload to apply", "The model is loaded again; the chat is computed anew"
-    return "Apply live", "The chat goes on with the new split"
+        return "Reload to apply", "Loads the model again and recomputes the chat"
+    return "Apply live", "Changes the split of the loaded model; the chat goes on"

@@ -1,8 +1,9 @@
-"""Context length, cache type, threads, links: what else is decided before a model is loaded."""
+"""Options of a load besides the shares: context length, KV cache type, threads, links."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtWidgets import QComboBox, QGridLayout, QSpinBox, QWidget
@@ -15,25 +16,27 @@ from app.widgets.controls import ElidedLabel, ignore_wheel, label, show_number
 from engine import KV_TYPES, PEER_MODES
 
 FIRST_STOP = 512
+"""Shortest context that the slider offers, in tokens."""
 CONTEXT_IF_UNKNOWN = 32768
+"""Longest context that is offered for models that do not name theirs, in tokens."""
 KV_HINTS = {
     "f32": "Exact, twice as large as F16", "f16": "Half of F32", "bf16": "Half of F32, less exact",
     "q8_0": "About half of F16", "q4_0": "About a quarter of F16",
 }  # fmt: skip
 
-PEER_NAMES = {"auto": "Direct if proven", "on": "Direct wherever it works", "off": "By the host"}
+PEER_NAMES = {"auto": "Direct if faster", "on": "Direct", "off": "Through host memory"}
 PEER_HINTS = {
-    "auto": "GPUs write straight into each other's memory where a trial on this machine shows that "
-    "nothing is lost and that it is faster",
-    "on": "The same, also where the way by the host's memory is faster; what fails the trial is "
-    "never used",
-    "off": "GPUs never touch each other's memory: choose this if answers are gibberish or the "
+    "auto": "GPUs write directly into each other's memory where a test on this machine shows that "
+    "it is safe and faster",
+    "on": "GPUs write directly into each other's memory even where host memory is faster; never "
+    "where the test failed",
+    "off": "GPUs never access each other's memory. Choose this if answers are gibberish or the "
     "machine hangs",
 }
 
 
 def context_stops(n_ctx_train: int) -> list[int]:
-    """Powers of two from 512 up to the length that the model was trained for, which ends it."""
+    """Return the powers of two from 512, and last the length that the model was trained for."""
     last = n_ctx_train or CONTEXT_IF_UNKNOWN
     stops = []
     stop = FIRST_STOP
@@ -43,8 +46,17 @@ def context_stops(n_ctx_train: int) -> list[int]:
     return [*stops, last]
 
 
+def _choices(entries: Sequence[tuple[str, str, str]]) -> QComboBox:
+    """Return a combo box of entries (value, text, tooltip)."""
+    box = QComboBox()
+    for value, text, tip in entries:
+        box.addItem(text, value)
+        box.setItemData(box.count() - 1, tip, Qt.ItemDataRole.ToolTipRole)
+    return box
+
+
 class LoadOptions(QWidget):
-    """Fields for the settings that are not about shares."""
+    """Fields for the settings other than shares."""
 
     context_changed = Signal(int)
     kv_type_changed = Signal(str)
@@ -64,19 +76,10 @@ class LoadOptions(QWidget):
         self.context.setAccessibleName("Context length in tokens")
         self.context.setKeyboardTracking(False)
         self.context.setFixedWidth(96)
-        self.kv_type = QComboBox()
-        self.kv_type.setAccessibleName("Type of the KV cache")
-        for kv_type in KV_TYPES:
-            self.kv_type.addItem(kv_type.upper(), kv_type)
-            hint, role = KV_HINTS.get(kv_type), Qt.ItemDataRole.ToolTipRole
-            self.kv_type.setItemData(self.kv_type.count() - 1, hint, role)
-        self.p2p = QComboBox()
-        self.p2p.setAccessibleName("How GPUs reach each other")
-        for mode in PEER_MODES:
-            self.p2p.addItem(PEER_NAMES[mode], mode)
-            self.p2p.setItemData(
-                self.p2p.count() - 1, PEER_HINTS[mode], Qt.ItemDataRole.ToolTipRole
-            )
+        self.kv_type = _choices([(kv, kv.upper(), KV_HINTS.get(kv, "")) for kv in KV_TYPES])
+        self.kv_type.setAccessibleName("KV cache type")
+        self.p2p = _choices([(mode, PEER_NAMES[mode], PEER_HINTS[mode]) for mode in PEER_MODES])
+        self.p2p.setAccessibleName("GPU-to-GPU transfers")
         self.p2p_label = label("GPU to GPU", "muted")
         self.threads = QSpinBox()
         self.threads.setAccessibleName("CPU threads")
@@ -102,17 +105,17 @@ class LoadOptions(QWidget):
         self.set_model_context(0)
 
     def set_model_context(self, n_ctx_train: int) -> None:
-        """Offer context lengths up to what the model was trained for; 0 is unknown."""
+        """Offer context lengths up to the one the model was trained for; 0 is unknown."""
         self._stops = context_stops(n_ctx_train)
         with QSignalBlocker(self.context_slider), QSignalBlocker(self.context):
             self.context_slider.set_stops(self._stops)
             self.context.setRange(1, self._stops[-1])
             self.context.setSingleStep(max(1, min(FIRST_STOP, self._stops[-1] // 8)))
         names = ", ".join(context_text(stop) for stop in self._stops)
-        self.context_slider.setToolTip(f"Tokens the model can look back on: {names}")
+        self.context_slider.setToolTip(f"Context length in tokens: {names}")
 
     def set_settings(self, settings: SplitSettings, n_ctx: int) -> None:
-        """Show `settings`; `n_ctx` is the context length in effect."""
+        """Show settings; `n_ctx` is the context length in effect, in tokens."""
         n_ctx = min(n_ctx, self._stops[-1])
         with (
             QSignalBlocker(self.context_slider), QSignalBlocker(self.kv_type),
@@ -131,7 +134,7 @@ class LoadOptions(QWidget):
             field.setVisible(settings.n_gpus > 1)
 
     def set_most(self, most: int | None, n_ctx: int) -> None:
-        """Mark the longest context that fits, in tokens, beside `n_ctx`, the one in effect."""
+        """Mark the longest context that fits; `n_ctx` is the one in effect, both in tokens."""
         self.context_slider.set_most(most)
         if most is None:
             text = ""

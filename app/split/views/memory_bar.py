@@ -1,4 +1,4 @@
-"""The memory of one device as a bar: the model's parts, other ranks and programs, reserve, free."""
+"""Bar of a device's memory: parts of the model, other ranks, other programs, reserve, free."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from app.theme import mix, theme
 from app.units import size_text
 
 TONES = (0.0, 0.42, 0.62, 0.74)
-"""How far weights, KV cache, compute buffers and overhead fade into the background."""
+"""Fade into the background of weights, KV cache, compute buffers and overhead, 0 to 1."""
 SIBLING_TONE = 0.8
+"""Fade of other ranks on the same device."""
 GUEST_TONE = 0.55
+"""Fade of the KV cache of GPUs in host memory."""
 LEAST_WIDTH = 3
-"""Pixels of a small model on a large device: it must be seen to be there."""
+"""Smallest width in pixels of the model's part, so that a small model is still seen."""
 
 
 class MemoryBar(QWidget):
-    """A stacked bar; `set_figures` shows what a row says about memory."""
+    """Stacked bar of the memory figures of a row."""
 
     HEIGHT = 9
 
@@ -95,12 +97,12 @@ def _hatch(colour: str, style: Qt.BrushStyle) -> QBrush:
 
 
 def breakdown(figures: RowFigures) -> str:
-    """The bar in words: "weights 9.1 GiB · KV cache 2.0 GiB · ..."."""
+    """Return the bar in words: "weights 9.1 GiB · KV cache 2.0 GiB · ..."."""
     parts = [
         *kinds_of(figures),
         ("other ranks", sum(size for _, size in figures.siblings)),
         ("other programs", figures.outside),
-        ("reserve", figures.reserve),
+        ("kept free", figures.reserve),
         ("free" if figures.free >= 0 else "missing", abs(figures.free)),
     ]
     always = ("free", "missing", "other programs")

@@ -1,4 +1,4 @@
-"""Ways out where something does not fit, each a button."""
+"""Buttons for remedies where the model does not fit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from app.widgets.flow import FlowBox
 from engine import Remedy
 
 MOST = 6
+"""Number of remedies that are offered at most."""
 
 
 class RemedyButtons(FlowBox):
-    """Offers remedies; a press asks for one."""
+    """One button for each remedy."""
 
     chosen = Signal(object)  # Remedy
 
@@ -27,7 +28,7 @@ class RemedyButtons(FlowBox):
         self.hide()
 
     def set_remedies(self, remedies: Sequence[Remedy], *, is_current: bool) -> None:
-        """Offer these; those of settings that have changed since cannot be pressed."""
+        """Offer these remedies; disabled if they are for settings that have changed since."""
         self.setVisible(bool(remedies))
         self.setEnabled(is_current)
         if tuple(remedies) == self._shown:
@@ -45,19 +46,19 @@ class RemedyButtons(FlowBox):
 
 
 def short_text(remedy: Remedy) -> str:
-    """A remedy in a few words."""
+    """Return a remedy in a few words."""
     params = remedy.params
     texts = {
         "split": "Shares that fit",
-        "kv_type": f"{params.kv_type} KV",
+        "kv_type": f"{params.kv_type} KV cache",
         "context": f"Context of {tokens_text(params.n_ctx or 0)}",
-        "experts": f"Experts of {params.n_cpu_moe} blocks to the CPU",
-        "kv_on_host": "KV in the host's memory",
-        "blocks": f"{params.n_cpu_blocks} blocks to the CPU",
+        "experts": f"Experts of {params.n_cpu_moe} blocks on the CPU",
+        "kv_on_host": "KV cache in host memory",
+        "blocks": f"{params.n_cpu_blocks} blocks on the CPU",
     }
     return texts.get(remedy.kind) or named(remedy.sentence).rstrip(".")
 
 
 def named(sentence: str) -> str:
-    """A sentence with devices as the rows call them: "GPU 1" for "cuda:1"."""
+    """Return a sentence with devices named as in the rows: "GPU 1" for "cuda:1"."""
     return re.sub(r"\bcuda:(\d+)", r"GPU \1", sentence)

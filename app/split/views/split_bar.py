@@ -1,4 +1,4 @@
-"""One bar for the whole model, cut into shares by handles that can be dragged."""
+"""Bar of the whole model, split into shares by handles that can be dragged."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ from app.theme import mix, theme
 from app.units import percent_text
 
 STEPS = 1000
+"""Number of steps of a handle's position, for assistive technology."""
 PAGE = 10
-"""Notches that PageUp and PageDown move."""
+"""Number of notches that PageUp and PageDown move."""
 TO_THE_END = 1_000_000
-"""More notches than any handle has: Home and End."""
+"""Number of notches that Home and End move: more than any handle has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One rank's part of the bar.
+    """Part of the bar that stands for one rank.
 
     Attributes:
-        spoken: its sentence for a screen reader.
-        is_taker: it has no share of its own, and so no handle.
-        is_locked: whether its handles rest.
+        colour_index: index of the device colour.
+        share: width, as a share of the bar, 0 to 1.
+        spoken: sentence for a screen reader.
+        is_taker: whether the rank has no share of its own, and so no handle.
+        is_locked: whether the handles at its ends cannot be moved.
     """
 
     colour_index: int
@@ -48,10 +51,10 @@ class Segment:
 
 
 class ShareBar(QWidget):
-    """Draws segments and owns one handle between each two of them.
+    """Draws segments, with a handle between each two of them.
 
-    It changes nothing itself: it says where a handle was dragged or how it was stepped, and shows
-    the segments that it is given in answer.
+    A drag or a key changes nothing here: the bar emits where a handle should go, and shows the
+    segments that it is given in answer.
     """
 
     dragged = Signal(int, float)  # handle, position from 0 to 1
@@ -69,10 +72,11 @@ class ShareBar(QWidget):
 
     @property
     def handles(self) -> Sequence[ShareHandle]:
+        """Handles from left to right."""
         return self._handles
 
     def set_segments(self, segments: Sequence[Segment]) -> None:
-        """Show these, those of takers last."""
+        """Show segments; those of takers come last."""
         if tuple(segments) == self._segments:
             return
         self._segments = tuple(segments)
@@ -91,7 +95,7 @@ class ShareBar(QWidget):
         self.update()
 
     def position_at(self, x: float) -> float:
-        """The share, 0 to 1, at a horizontal position of this widget."""
+        """Return the position in the bar, 0 to 1, of a horizontal pixel."""
         return min(1.0, max(0.0, x / max(1, self.width())))
 
     def _place_handles(self) -> None:
@@ -134,7 +138,7 @@ class ShareBar(QWidget):
 
 
 class ShareHandle(QAbstractSlider):
-    """The grip between two segments; a slider to assistive technology."""
+    """Handle between two segments; a slider for assistive technology."""
 
     moved = Signal(int, float)
     stepped = Signal(int, int)
@@ -154,7 +158,11 @@ class ShareHandle(QAbstractSlider):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def place(self, position: float, spoken: str, *, is_fixed: bool) -> None:
-        """Stand there, speak so; a locked neighbour holds it fast."""
+        """Move to `position`, 0 to 1, and set the text for a screen reader.
+
+        Args:
+            is_fixed: whether a neighbour is locked, so that the handle cannot be moved.
+        """
         centre = position * self._bar.width()
         left = min(self._bar.width() - self.WIDTH, max(0, round(centre - self.WIDTH / 2)))
         self.setGeometry(left, 0, self.WIDTH, self._bar.height())

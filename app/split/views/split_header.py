@@ -1,4 +1,4 @@
-"""The head of the split panel: the mode, the share bar and quick ways to fill it."""
+"""Head of the split panel: the mode, the share bar, and buttons that fill it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ from app.widgets.controls import ElidedLabel
 
 MODE_TEXTS: dict[Mode, tuple[str, str]] = {
     "single": ("One device", "The whole model on one device"),
-    "tensor": ("Tensor", "Every layer is cut: all devices work on each token at the same time"),
-    "layer": ("Layers", "Whole layers go to devices, which work one after the other"),
-    "groups": ("Groups", "Whole layers go to groups of devices, and each group cuts its own"),
+    "tensor": (
+        "Tensor",
+        "Every layer is split across devices, which all work at the same time",
+    ),
+    "layer": ("Layers", "Each device gets whole layers; the devices work one after the other"),
+    "groups": (
+        "Groups",
+        "Each group of devices gets whole layers, and splits each of them",
+    ),
 }
-HINT = "drag or arrow keys"
+HINT = "Drag, or use the arrow keys"
 
 
 class SplitHeader(QWidget):
-    """Shows mode and shares; tells what the person wants of them."""
+    """Shows mode and shares; emits changes that the person makes."""
 
     mode_chosen = Signal(str)
     even_requested = Signal()
@@ -43,6 +49,7 @@ class SplitHeader(QWidget):
         layout.addWidget(self._make_below())
 
     def mode_button(self, mode: Mode) -> QPushButton:
+        """Return the button that chooses `mode`."""
         button = self._modes.button(MODES.index(mode))
         assert isinstance(button, QPushButton)
         return button
@@ -51,7 +58,7 @@ class SplitHeader(QWidget):
         """Show the ranks.
 
         Args:
-            groups: sizes of the groups of those that are on, in the mode "groups".
+            groups: sizes of the groups of ranks that are on, in mode "groups".
         """
         self.mode_button(mode).setChecked(True)
         for each in MODES:  # Tab stops at the chosen one, the arrow keys lead to the others
@@ -97,10 +104,10 @@ class SplitHeader(QWidget):
         layout.addWidget(self.hint, 1)
         for text, tip, signal in (
             ("Even", "The same share for every device", self.even_requested),
-            ("By memory", "Shares in proportion to the free memory", self.by_memory_requested),
+            ("By memory", "Shares in proportion to free memory", self.by_memory_requested),
             (
                 "By speed",
-                "Shares in proportion to how fast devices read their memory",
+                "Shares in proportion to memory bandwidth",
                 self.by_speed_requested,
             ),
         ):
@@ -113,7 +120,7 @@ class SplitHeader(QWidget):
 
 
 def groups_text(labels: Sequence[str], groups: Sequence[int]) -> str:
-    """Who works together: "GPU 0 + GPU 1 → GPU 2"."""
+    """Return the groups as "GPU 0 + GPU 1 → GPU 2"."""
     left = list(labels)
     parts = []
     for size in groups:

@@ -1,4 +1,4 @@
-"""How the split panel is laid out; what it shows and asks is in `split_panel`."""
+"""Layout of the split panel; `split_panel` fills it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ MIN_WIDTH = 360
 
 
 class SplitLayout(QWidget):
-    """The panel's widgets.
+    """The panel's widgets in their places.
 
     Attributes:
-        inputs: everything that is locked while a model loads.
-        rows_layout: where rows of devices go.
+        inputs: everything that is disabled while a model loads.
+        unusable: names of devices that cannot be used, with reasons.
+        problem: sentences on what does not fit.
+        cpu_ranks_host: row with the number of CPU ranks.
+        rows_layout: layout of the device rows.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -77,7 +80,7 @@ class SplitLayout(QWidget):
     def _make_cpu_ranks(self) -> QWidget:
         self.cpu_ranks.setRange(1, MAX_CPU_RANKS)
         self.cpu_ranks.setAccessibleName("CPU ranks")
-        self.cpu_ranks.setToolTip("Split the model over several virtual devices of the CPU")
+        self.cpu_ranks.setToolTip("Split the model across several virtual CPU devices")
         ignore_wheel(self.cpu_ranks)
         layout = QHBoxLayout(self.cpu_ranks_host)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -86,7 +89,7 @@ class SplitLayout(QWidget):
         return self.cpu_ranks_host
 
     def _make_verdict(self) -> QWidget:
-        """What fits and what it costs; below the scroll area, so that it is always in view."""
+        """Make the part on what fits and how fast it is: below the scroll area, always in view."""
         verdict = QWidget()
         layout = QVBoxLayout(verdict)
         layout.setContentsMargins(16, 6, 16, 0)

@@ -1,4 +1,4 @@
-"""The split panel: which devices take how much of the model, and what that costs."""
+"""The split panel: the share of each device, and the memory and speed that follow."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class SplitPanel(SplitLayout):
     """Shows a `SplitPicture`: devices, shares, context, and the bytes and speed that follow.
 
     Attributes:
-        rows: one for each rank, in the order of the settings.
+        rows: rows of all ranks, in the order of the settings.
     """
 
-    row_made = Signal(object)  # DeviceRow, before it is shown first
+    row_made = Signal(object)  # new DeviceRow, before it is shown
     undo_requested = Signal()  # by a key
     redo_requested = Signal()
 
@@ -40,14 +40,14 @@ class SplitPanel(SplitLayout):
 
     @Slot(object)
     def show_devices(self, devices: Sequence[DeviceInfo]) -> None:
-        """Name the devices that cannot be used, with the reason."""
+        """Name the devices that cannot be used, with reasons."""
         unusable = [f"{short_name(d.name)}: {d.reason}" for d in devices if not d.usable]
         self.unusable.setText("\n".join(unusable))
         self.unusable.setVisible(bool(unusable))
 
     @Slot(str)
     def show_state(self, state: LoadState) -> None:
-        """Rest while the engine is at work with the settings."""
+        """Disable the inputs while the engine loads or splits the model."""
         self.inputs.setEnabled(state not in ("loading", "applying"))
         self.footer.set_progress(0.0)
 
@@ -95,7 +95,7 @@ class SplitPanel(SplitLayout):
         show_number(self.cpu_ranks, 1 if is_single else settings.n_cpu_ranks)
 
     def _arrange_rows(self, colours: Sequence[int]) -> None:
-        """One row per rank, in order; those that there were stay, so that a focus in them stays."""
+        """Arrange one row per rank; rows that exist are kept, and with them the focus."""
         if [row.colour for row in self.rows] == list(colours):
             return
         known = {row.colour: row for row in self.rows}

@@ -1,4 +1,4 @@
-"""What the split costs in all: predicted, and after loading measured."""
+"""Summary of the split: predicted and measured speed, and memory in total."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from app.units import rate_text, signed_percent_text, size_text
 from app.widgets.controls import label
 from engine import DeviceMemory, ModelLoaded, Plan
 
-UNMEASURED = "Judged by the devices' names until they are measured on the page Links."
-DEQUANTISED = "Weights are held as F32, dequantised from the file."
+UNMEASURED = "Estimate. Measure your devices on Links for a better one."
+DEQUANTISED = "Weights are dequantised to F32 in memory."
 
 
 class SplitSummary(QWidget):
-    """A card with the speed that is predicted, the one that was measured, and what limits it."""
+    """Card with the predicted speed, the measured speed, and what limits it."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -40,7 +40,8 @@ class SplitSummary(QWidget):
         """Show a plan and its speed.
 
         Args:
-            chosen: why it is this plan, where nobody chose it; takes the place of what limits it.
+            has_model: whether a model is selected.
+            chosen: sentence on why this plan was suggested; replaces what limits the speed.
         """
         forecast = speed.forecast if plan else None
         rate = rate_text(forecast.decode.tokens_per_s) if forecast else ""
@@ -76,12 +77,12 @@ class SplitSummary(QWidget):
 
 
 def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
-    """Sentences on a plan, the most important first."""
+    """Yield sentences on a plan, the most important first."""
     yield from plan.warnings
     if speed.error is not None:
         side = "high" if speed.error >= 0 else "low"
         off = signed_percent_text(abs(speed.error)).removeprefix("+")
-        yield f"For the last answer the prediction was {off} too {side}."
+        yield f"The prediction for the last answer was {off} too {side}."
     if speed.forecast is not None:
         yield f"Prompts: {rate_text(speed.forecast.prefill.tokens_per_s)} tok/s."
         if speed.is_simulated:
@@ -98,7 +99,7 @@ def _empty_text(has_model: bool) -> str:
 
 
 class MemoryComparison(QWidget):
-    """A table of what each rank was predicted to take and what it takes; hidden when empty."""
+    """Table of predicted and measured memory per rank; hidden when empty."""
 
     HEADINGS = ("Weights and KV", "predicted", "measured", "error")
 
@@ -137,9 +138,9 @@ class MemoryComparison(QWidget):
 
 
 def comparison(name: str, memory: DeviceMemory) -> tuple[str, str, str, str]:
-    """A line of the table: rank, predicted, measured and how far off the prediction was.
+    """Return a line of the table: rank, predicted, measured, and relative error of the prediction.
 
-    Working memory is left out: it is only known after an answer.
+    Compute buffers are left out: they are only known after an answer.
     """
     predicted = memory.predicted.weights + memory.predicted.kv
     measured = memory.measured.weights + memory.measured.kv

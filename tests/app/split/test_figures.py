@@ -75,12 +75,12 @@ def test_ranks_on_one_device_share_its_memory() -> None:
 
 
 def test_a_split_that_does_not_fit_is_one_sentence_per_device() -> None:
-    """It names the place, the need, what can be had and the difference."""
+    """It names the device, the need, what is available and the difference."""
     split = default_settings([CPU]).with_cpu_ranks(2)
     (sentence,) = shortages(rows_of(split, total=30 * GIB))
-    assert sentence.startswith("The CPU would need")
+    assert sentence.startswith("CPU: ")
     assert "30.0 GiB" in sentence
-    assert "28.0 GiB can be had" in sentence
+    assert "28.0 GiB available" in sentence
     assert "2.0 GiB short" in sentence
     assert shortages(rows_of(split)) == []
 
@@ -135,8 +135,8 @@ def test_figures_are_spoken_as_a_sentence() -> None:
     """What a screen reader says of a row."""
     row = rows_of(default_settings([GPU]))[0]
     assert row.spoken == "GPU 0, 100 percent, 10.0 gibibytes of 24.0 gibibytes"
-    assert share_text(row) == "asked 100.0 · possible 100.0"
-    assert share_text(replace(row, effective=None)) == "asked 100.0"
+    assert share_text(row) == "asked 100.0 % · gets 100.0 %"
+    assert share_text(replace(row, effective=None)) == "asked 100.0 %"
 
 
 @pytest.mark.parametrize(
@@ -197,12 +197,12 @@ def test_what_was_moved_to_a_device_that_is_off_shows_in_its_row() -> None:
     assert (gpu.is_on, gpu.is_taker, gpu.guests) == (True, False, 0)
     assert (cpu.is_on, cpu.is_taker, cpu.guests) == (False, True, GIB)
     assert cpu.free == (32 - 4 - 3 - 1) * GIB
-    assert share_text(cpu) == "takes 25.0"
+    assert share_text(cpu) == "gets 25.0 %"
     assert gpu.overhead == plan.overhead()["cuda:0"]
     assert gpu.free == 24 * GIB - 9 * GIB - gpu.overhead
-    assert kinds_of(cpu) == [("weights", 3 * GIB), ("KV of GPUs", GIB)]
+    assert kinds_of(cpu) == [("weights", 3 * GIB), ("KV cache of GPUs", GIB)]
     assert shortages([replace(cpu, free=-GIB)]) == [
-        "The CPU would need 4.0 GiB but 3.0 GiB can be had: 1.0 GiB short."
+        "CPU: 4.0 GiB needed, 3.0 GiB available, 1.0 GiB short."
     ]
 
 
@@ -212,6 +212,7 @@ def test_a_reserve_leaves_less_and_is_named() -> None:
     (row,) = rows_of(split)
     assert row.free == (32 - 4 - 10 - 20) * GIB
     assert shortages([row]) == [
-        "The CPU would need 10.0 GiB but 8.0 GiB can be had beside 20.0 GiB in reserve: "
-        "2.0 GiB short."
+        "CPU: 10.0 GiB needed, 8.0 GiB available after keeping 20.0 GiB free, 2.0 GiB short."
     ]
+    (row,) = rows_of(split.with_reserve("cpu", 30 * GIB))
+    assert shortages([row]) == ["CPU: 10.0 GiB needed, none available after keeping 30.0 GiB free."]

@@ -27,7 +27,7 @@ def test_what_does_not_fit_is_said_in_the_danger_colour(panel: WiredPanel) -> No
     assert not panel.problem.isVisible()
     panel.session.set_snapshots([used("cuda:0", 21)])
     settle()
-    assert "GPU 0 would need 5.0 GiB but 3.0 GiB can be had: 2.0 GiB short." in texts(panel)
+    assert "GPU 0: 5.0 GiB needed, 3.0 GiB available, 2.0 GiB short." in texts(panel)
     assert panel.problem.palette().windowText().color().name() == theme().danger
     assert panel.rows[0].use.property("role") == "shortage"
     assert panel.footer.load.isEnabled()
@@ -63,10 +63,10 @@ def test_a_remedy_is_applied_with_one_press_and_can_be_undone(
     wanted = panel.session.load_params()
     qtbot.waitUntil(lambda: panel.remedies.isVisible() and panel.remedies.isEnabled())
     buttons = {button.text(): button for button in panel.remedies.buttons}
-    assert "q8_0 KV" in buttons
-    assert buttons["q8_0 KV"].toolTip()
+    assert "q8_0 KV cache" in buttons
+    assert buttons["q8_0 KV cache"].toolTip()
     with qtbot.waitSignal(panel.session.settings_changed):
-        buttons["q8_0 KV"].click()
+        buttons["q8_0 KV cache"].click()
     settle()
     after = panel.session.load_params()
     assert after.kv_type == "q8_0"
@@ -93,14 +93,14 @@ def test_remedies_of_other_settings_cannot_be_pressed(panel: WiredPanel, qtbot: 
     [
         (Remedy("split", "Split it.", LoadParams("m")), "Shares that fit"),
         (Remedy("devices", "Use cuda:2 as well.", LoadParams("m")), "Use GPU 2 as well"),
-        (Remedy("kv_type", "…", LoadParams("m", kv_type="q8_0")), "q8_0 KV"),
+        (Remedy("kv_type", "…", LoadParams("m", kv_type="q8_0")), "q8_0 KV cache"),
         (Remedy("context", "…", LoadParams("m", n_ctx=16384)), "Context of 16\u202f384 tokens"),
         (
             Remedy("experts", "…", LoadParams("m", n_cpu_moe=12)),
-            "Experts of 12 blocks to the CPU",
+            "Experts of 12 blocks on the CPU",
         ),
-        (Remedy("blocks", "…", LoadParams("m", n_cpu_blocks=3)), "3 blocks to the CPU"),
-        (Remedy("kv_on_host", "…", LoadParams("m")), "KV in the host's memory"),
+        (Remedy("blocks", "…", LoadParams("m", n_cpu_blocks=3)), "3 blocks on the CPU"),
+        (Remedy("kv_on_host", "…", LoadParams("m")), "KV cache in host memory"),
     ],
 )
 def test_a_remedy_is_told_in_a_few_words(remedy: Remedy, text: str) -> None:

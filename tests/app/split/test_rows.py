@@ -27,7 +27,7 @@ def test_slider_and_number_of_a_row_move_together(panel: WiredPanel) -> None:
     row.slider.setValue(200)
     settle()
     assert row.number.value() == pytest.approx(20)
-    assert "asked 20.0 · possible 25.0" in texts(panel)
+    assert "asked 20.0 % · gets 25.0 %" in texts(panel)
 
 
 def test_a_text_that_is_typed_survives_the_next_reading(panel: WiredPanel) -> None:
@@ -120,7 +120,7 @@ def test_devices_can_be_put_in_another_order(panel: WiredPanel) -> None:
     row = panel.rows[2]
     row.more.click()
     settle()
-    assert row.details.up.accessibleName() == "Use GPU 2 earlier"
+    assert row.details.up.accessibleName() == "Move GPU 2 up"
     row.details.up.setFocus()
     QTest.keyClick(row.details.up, Qt.Key.Key_Space)
     settle()
@@ -143,7 +143,7 @@ def test_a_reserve_stays_free(panel: WiredPanel) -> None:
     row.details.reserve.setValue(2048)
     settle()
     assert panel.session.load_params().reserve == (("cuda:0", 2 << 30),)
-    assert "reserve 2.0 GiB" in row.memory_bar.accessibleDescription()
+    assert "kept free 2.0 GiB" in row.memory_bar.accessibleDescription()
     free = 24 - 10 * 3 / 8 - 2 * 3 / 8 - 500 / 1024 - 2
     assert f"{free:.1f} free" in row.use.accessibleName()
     image = row.memory_bar.grab().toImage()
@@ -154,7 +154,7 @@ def test_a_reserve_stays_free(panel: WiredPanel) -> None:
     assert at_end != {theme().raised}
     row.details.reserve.setValue(23 * 1024)
     settle()
-    assert "beside 23.0 GiB in reserve: 4.0 GiB short." in texts(panel)
+    assert "available after keeping 23.0 GiB free, 4.0 GiB short." in texts(panel)
 
 
 def test_bytes_are_told_by_kind(panel: WiredPanel, qapp: QApplication) -> None:
