@@ -1,7 +1,7 @@
-"""Every error a person may see.
+"""All errors that a person may see.
 
-`str(error)` is one sentence that says what happened, where, and how much was needed and there;
-`error.hint` says what to do. Everything that is not an `EngineError` is a bug.
+`str(error)` is one sentence that says what happened and where, and how much was needed and was
+there; `error.hint` says what to do. Any other exception is a bug.
 
     EngineError
     ├─ ModelFileError(path)
@@ -23,7 +23,7 @@
     ├─ Cancelled
     └─ EngineCrashed
 
-The errors cross threads and, with a process host, processes: each pickles.
+Errors cross threads and, with a process host, processes: each can be pickled.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ GIB = 1 << 30
 
 
 class EngineError(Exception):
-    """Root of the tree.
+    """Root class of all errors that a person may see.
 
     Args:
-        message: one sentence a person can act on.
-        hint: what to do about it; may be empty.
+        message: sentence that a person can act on.
+        hint: sentence that says what to do about it; may be empty.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -65,7 +65,7 @@ def _rebuild(
 
 
 class ModelFileError(EngineError):
-    """The file cannot be used as a model."""
+    """Error of a file that cannot be used as a model."""
 
     def __init__(self, path: str | Path, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
@@ -73,7 +73,7 @@ class ModelFileError(EngineError):
 
 
 class InvalidGGUF(ModelFileError):
-    """The bytes are not a well-formed GGUF file."""
+    """Error of a file that is not well-formed GGUF."""
 
     def __init__(self, path: str | Path, problem: str, hint: str = "") -> None:
         hint = hint or "Download the file again, or pick another one."
@@ -81,7 +81,7 @@ class InvalidGGUF(ModelFileError):
 
 
 class MissingShard(ModelFileError):
-    """One or more parts of a split GGUF are not beside the others."""
+    """Error of a split model of which parts are missing."""
 
     def __init__(self, path: str | Path, missing: list[str]) -> None:
         names = ", ".join(missing)
@@ -94,7 +94,7 @@ class MissingShard(ModelFileError):
 
 
 class UnsupportedArchitecture(ModelFileError):
-    """No model class is registered for `general.architecture`."""
+    """Error of a model whose architecture is not supported."""
 
     def __init__(self, path: str | Path, name: str, supported: list[str]) -> None:
         super().__init__(
@@ -106,14 +106,14 @@ class UnsupportedArchitecture(ModelFileError):
 
 
 def _nearest(name: str, supported: list[str]) -> str:
-    """What to do about an architecture that is not among those supported."""
+    """Return what to do about an unsupported architecture."""
     similar = get_close_matches(name, supported, n=3, cutoff=0.5)
     example = f", for example of {' or '.join(similar)}" if similar else ""
     return f"Pick a model of one of the {len(supported)} supported architectures{example}."
 
 
 class UnsupportedQuant(ModelFileError):
-    """A tensor is stored in a type that cannot be dequantised."""
+    """Error of a tensor whose type cannot be dequantised."""
 
     def __init__(self, path: str | Path, type_name: str, tensor: str) -> None:
         super().__init__(
@@ -126,11 +126,11 @@ class UnsupportedQuant(ModelFileError):
 
 
 class DeviceError(EngineError):
-    """A device is missing, too small, or stopped working."""
+    """Error of a device that is missing, too small, or no longer works."""
 
 
 class NoDevice(DeviceError):
-    """A device that was asked for does not exist here."""
+    """Error of a requested device that does not exist here."""
 
     def __init__(self, device: str, reason: str = "") -> None:
         why = f" ({reason})" if reason else ""
@@ -142,13 +142,13 @@ class NoDevice(DeviceError):
 
 
 class OutOfDeviceMemory(DeviceError):
-    """An allocation does not fit.
+    """Error of an allocation that does not fit.
 
     Args:
-        device: such as "cuda:0" or "cpu".
-        needed_bytes: what was asked for.
-        free_bytes: what was free at that moment.
-        doing: what for, as in "to load the model".
+        device: id of the device, such as "cuda:0" or "cpu".
+        needed_bytes: bytes that were asked for.
+        free_bytes: bytes that were free at that moment.
+        doing: purpose as the end of a sentence, such as "to load the model".
     """
 
     def __init__(self, device: str, needed_bytes: int, free_bytes: int, doing: str) -> None:
@@ -163,10 +163,11 @@ class OutOfDeviceMemory(DeviceError):
 
 
 class KernelError(DeviceError):
-    """Kernels of our own do not work on a GPU, which can compute without them.
+    """Error of our own kernels on a GPU, which can compute without them.
 
     Args:
-        why: a sentence without its point.
+        device: id of the GPU.
+        why: sentence without its full stop.
     """
 
     def __init__(self, device: str, why: str) -> None:
@@ -179,18 +180,18 @@ class KernelError(DeviceError):
 
 
 class CommError(DeviceError):
-    """A rank left, stalled or computed something else during a collective.
+    """Error of a rank that left, stalled or computed something else during a collective.
 
     Args:
-        rank: the one that is to blame, rather than the one that noticed.
-        problem: what it did, as the end of a sentence without its point.
-        device: the one that it computes on, such as "cuda:1"; "" where that is not known.
+        rank: rank that is to blame, rather than the one that noticed.
+        problem: what that rank did, as the end of a sentence without its full stop.
+        device: device of that rank, such as "cuda:1"; "" where that is unknown.
     """
 
     def __init__(self, rank: int, problem: str, device: str = "") -> None:
         who = f"{device} (rank {rank})" if device else f"Rank {rank}"
         hint = "Load the model again."
-        if device and not device.startswith("cpu"):  # there is no doing without that one
+        if device and not device.startswith("cpu"):  # a model cannot be loaded without the CPU
             hint = f"Load the model again; if this comes back, load it without {device}."
         super().__init__(f"{who} {problem}.", hint)
         self.rank = rank
@@ -199,22 +200,22 @@ class CommError(DeviceError):
 
 
 class LeftAlone(CommError):
-    """A rank waited for another one, which failed: not the cause, which others tell."""
+    """Error of a rank that waited for one that failed; the cause is reported by another error."""
 
     def __init__(self, rank: int, device: str = "") -> None:
         super().__init__(rank, "lost the other ranks in the middle of a step", device)
 
 
 class SplitError(EngineError):
-    """The asked split cannot be made."""
+    """Error of a split that cannot be made."""
 
 
 class PromptError(EngineError):
-    """The prompt cannot be used."""
+    """Error of a prompt that cannot be used."""
 
 
 class ContextOverflow(PromptError):
-    """The prompt is longer than the context."""
+    """Error of a prompt that is longer than the context."""
 
     def __init__(self, n_tokens: int, n_ctx: int) -> None:
         super().__init__(
@@ -226,11 +227,11 @@ class ContextOverflow(PromptError):
 
 
 class TemplateError(PromptError):
-    """The model's chat template is broken or rejects the conversation."""
+    """Error of a chat template that is broken or rejects the conversation."""
 
 
 class StateFileError(EngineError):
-    """The state of a conversation cannot be saved or brought back."""
+    """Error of a conversation's state that cannot be saved or restored."""
 
     def __init__(self, path: str | Path, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
@@ -238,11 +239,11 @@ class StateFileError(EngineError):
 
 
 class Cancelled(EngineError):
-    """The person stopped the work; not a failure."""
+    """Work that the person stopped; not a failure."""
 
     def __init__(self, what: str = "The work") -> None:
         super().__init__(f"{what} was cancelled.")
 
 
 class EngineCrashed(EngineError):
-    """The engine ended because of a bug; `hint` carries the end of its log."""
+    """Error of an engine that ended because of a bug; `hint` has the end of its log."""

@@ -1,4 +1,4 @@
-"""Places for files, and files that are replaced as a whole."""
+"""Finds the folders for files, and replaces files atomically."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ OTHERS: Mapping[Kind, tuple[str, str]] = {
     "cache": ("XDG_CACHE_HOME", ".cache"), "config": ("XDG_CONFIG_HOME", ".config"),
     "data": ("XDG_DATA_HOME", ".local/share"),
 }  # fmt: skip
-"""Environment variable that names a user's folder, and its place below the home otherwise."""
+"""Environment variable of a user's folder, and its default place below the home folder, by kind:
+for Windows, macOS and all other systems."""
 
 
 def user_folder(kind: Kind) -> Path | None:
-    """Where a system keeps what programs of this user make.
+    """Return the folder where this system keeps such files of a user's programs.
 
     None if there is no such folder: some containers run as a user without a home.
     """
@@ -59,10 +60,10 @@ def tandem_folder(kind: Kind) -> Path | None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of another one once it is whole and on the disk.
+    """Open a new file that replaces `path` once it is complete and on the disk.
 
     Raises:
-        OSError: it cannot be written; the other one is as it was.
+        OSError: the file cannot be written; the old one is unchanged.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -1,4 +1,4 @@
-"""Small files of JSON that the engine keeps for itself: lost or damaged ones do no harm."""
+"""Reads and writes the engine's own small JSON files, whose loss or damage does no harm."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from engine.files import HOME_VARIABLE, replaced, user_folder
 
 MOST_BYTES = 4 << 20
-"""A file that is larger is not one of ours."""
+"""Size limit of a file; a larger one is not ours."""
 
 
 def cache_folder() -> Path | None:
-    """Where measurements are kept; None on a system without a place for them."""
+    """Return the folder of measurements; None on a system without a place for them."""
     if home := os.environ.get(HOME_VARIABLE):
         return Path(home) / "cache"
     base = user_folder("cache")
@@ -23,7 +23,7 @@ def cache_folder() -> Path | None:
 
 
 def read_json(path: Path | None) -> Any:
-    """What is in a file; None if there is none, or it is damaged."""
+    """Return the content of a file; None if it is missing or damaged."""
     if path is None:
         return None
     try:
@@ -35,17 +35,17 @@ def read_json(path: Path | None) -> Any:
 
 
 def write_json(path: Path | None, value: object) -> None:
-    """Replace a file as a whole or not at all; what cannot be written is forgotten."""
+    """Replace a file atomically; do nothing if it cannot be written."""
     if path is not None:
         with suppress(OSError):
             replace_json(path, value)
 
 
 def replace_json(path: Path, value: object, *, ensure_ascii: bool = True) -> None:
-    """Replace a file as a whole or not at all, so that a crash leaves the old one.
+    """Replace a file atomically, so that a crash leaves the old one.
 
     Args:
-        ensure_ascii: whether to escape all other characters, as in `json.dumps`.
+        ensure_ascii: whether to escape all non-ASCII characters, as in `json.dumps`.
 
     Raises:
         OSError: the disk is full or the folder cannot be written.

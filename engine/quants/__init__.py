@@ -1,4 +1,4 @@
-"""Quantised numbers: what the bytes of each GGML type mean, and the planes they are packed into.
+"""Quantised formats: reads the blocks of each GGML type, and defines the planes to pack them into.
 
 Imports, of the engine, only `gguf.types`; `layout` and `extent` import no torch.
 """

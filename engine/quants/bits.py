@@ -1,7 +1,7 @@
-"""The few moves that all block formats are taken apart with.
+"""Bit operations that unpack the blocks of all formats.
 
-Everything stays in bytes as long as possible: a tensor of 8-bit codes costs a quarter of the
-memory traffic of the float result.
+Numbers stay in bytes as long as possible: a tensor of 8-bit codes costs a quarter of the memory
+traffic of the float result.
 """
 
 from collections.abc import Callable
@@ -10,36 +10,39 @@ import torch
 from torch import Tensor
 
 Codes = tuple[Tensor, Tensor]
-"""Scales float32 (n_blocks, g) and whole numbers int8 (n_blocks, elements).
+"""Scales, float32 (n_blocks, g), and whole numbers, int8 (n_blocks, elements).
 
-Each scale belongs to a g-th part of its block's numbers; a weight is their product, rounded once.
+Each scale applies to one of g equal parts of its block; a weight is scale × number, rounded once.
 """
 
 Q_SUPER = 256
-"""Elements of a super-block of the K, IQ and TQ types."""
+"""Number of elements of a super-block of the K, IQ and TQ types."""
 
 
 def field(blocks: Tensor, start: int, stop: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """Bytes `start` to `stop` of every block, reinterpreted as little-endian `dtype`.
+    """Return bytes `start` to `stop` of every block, reinterpreted as little-endian `dtype`.
 
-    Copies, because the bytes may start at any address and a reinterpreted tensor may not.
+    It copies, because the bytes may start at any address and a reinterpreted tensor may not.
     """
     part = blocks[:, start:stop].clone(memory_format=torch.contiguous_format)
     return part.view(dtype)
 
 
 def half(blocks: Tensor, start: int) -> Tensor:
-    """The float16 number at byte `start` of every block: float32 (n_blocks, 1)."""
+    """Return the float16 number at byte `start` of every block, as float32 (n_blocks, 1)."""
     return field(blocks, start, start + 2, torch.float16).to(torch.float32)
 
 
 def planes(packed: Tensor, bits: int) -> Tensor:
-    """Codes whose low bits come first over the whole row: (..., w) -> (..., 8 // bits, w)."""
+    """Unpack codes stored in bit planes over the whole row: (..., w) -> (..., 8 // bits, w).
+
+    The lowest bits of the w bytes hold the first w codes, the bits above the next w, and so on.
+    """
     return torch.stack(_parts(packed, bits), dim=-2)
 
 
 def interleaved(packed: Tensor, bits: int) -> Tensor:
-    """Codes that follow each other within a byte: (..., w) -> (..., w * 8 // bits)."""
+    """Unpack codes that follow each other within a byte: (..., w) -> (..., w * 8 // bits)."""
     return torch.stack(_parts(packed, bits), dim=-1).flatten(-2)
 
 
@@ -49,13 +52,13 @@ def _parts(packed: Tensor, bits: int) -> list[Tensor]:
 
 
 def scaled(codes: Tensor, scale: Tensor) -> Tensor:
-    """`codes * scale`, a scale (n_blocks, g) for every g-th part: float32 (n_blocks, elements)."""
+    """Return `codes * scale` as float32 (n_blocks, elements), with scales (n_blocks, g)."""
     values = _grouped(codes, scale)
     return values.mul_(scale.unsqueeze(-1)).flatten(1)
 
 
 def multiplied(read: Callable[[Tensor], Codes]) -> Callable[[Tensor], Tensor]:
-    """A reader of weights, from one of scales and numbers."""
+    """Return a reader of weights, given one of scales and whole numbers."""
 
     def dequantise_blocks(blocks: Tensor) -> Tensor:
         scale, values = read(blocks)
@@ -65,9 +68,9 @@ def multiplied(read: Callable[[Tensor], Codes]) -> Callable[[Tensor], Tensor]:
 
 
 def affine(codes: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-    """`codes * scale + offset` with scale and offset (n_blocks, g).
+    """Return `codes * scale + offset`, with scales and offsets (n_blocks, g).
 
-    Product and sum are rounded one after the other, as the reference does.
+    Product and sum are rounded one after the other, as in GGML's reference.
     """
     values = _grouped(codes, scale)
     return values.mul_(scale.unsqueeze(-1)).add_(offset.unsqueeze(-1)).flatten(1)

@@ -1,7 +1,7 @@
-"""Rows of types that have no planes of their own, as codes and scales that can be packed.
+"""Converts rows of types without planes of their own into codes and scales that can be packed.
 
-A block of 32 columns becomes 32 bytes, each the code of a number (its place in the layout's table,
-or the number plus `zero`), and after them the block's scales, one or two of F32 or F16. Nothing is
+A block of 32 columns becomes 32 bytes, each the code of a number (its index in the layout's table,
+or the number plus `zero`), followed by the block's scales, one or two of F32 or F16. Nothing is
 rounded.
 """
 
@@ -16,15 +16,15 @@ from engine.quants.layout import BLOCK, CODED, SCALE_BYTES, Layout
 from engine.quants.table import QUANTS, Quant
 
 CHUNK = 1 << 18
-"""Weights that are worked on at a time; the steps between then stay in a core's cache."""
+"""Number of weights to convert at a time, so that intermediate results stay in a core's cache."""
 
 
 def coded_rows(raw: Tensor, type_number: int) -> Tensor:
-    """Rows of whole blocks of a file, as `pack` reads them.
+    """Return rows of a file as codes and scales, in the form that `pack` reads.
 
     Args:
-        raw: uint8 (n_rows, row bytes), on the CPU.
-        type_number: a key of `CODED`.
+        raw: rows of whole blocks, uint8 (n_rows, row bytes), on the CPU.
+        type_number: GGML type, a key of `CODED`.
 
     Returns:
         uint8 (n_rows, bytes of its blocks of 32 columns), 1.06 to 1.25 for each weight.
@@ -42,7 +42,7 @@ def coded_rows(raw: Tensor, type_number: int) -> Tensor:
 
 
 def codes_and_scales(blocks: Tensor, quant: Quant, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Both as bytes, (n_blocks, …), on the device of the blocks."""
+    """Return codes and scales, each as bytes (n_blocks, …), on the device of the blocks."""
     assert quant.codes_of is not None, "types in CODED have codes"
     scales, numbers = quant.codes_of(blocks)
     kind = torch.float32 if layout.scale == "f32" else torch.float16
@@ -52,7 +52,7 @@ def codes_and_scales(blocks: Tensor, quant: Quant, layout: Layout) -> tuple[Tens
 
 
 def _codes(numbers: Tensor, layout: Layout) -> Tensor:
-    """What stands for each number in the planes: int8 -> uint8."""
+    """Return the code of each number in the planes: int8 -> uint8."""
     if not layout.table:
         return (numbers + layout.zero).view(torch.uint8)
     pairs = numbers.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
@@ -62,7 +62,7 @@ def _codes(numbers: Tensor, layout: Layout) -> Tensor:
 
 @cache
 def _code_pairs(table: tuple[int, ...], device: torch.device) -> Tensor:
-    """The codes of two neighbouring numbers, by their 16 bits."""
+    """Return a table of the codes of two adjacent numbers, by their 16 bits."""
     codes = torch.zeros(256, dtype=torch.int32)
     for code, number in reversed(list(enumerate(table))):
         codes[number & 0xFF] = code

@@ -1,8 +1,8 @@
-"""Numbers to GGML blocks, bit-equal to the gguf package, for the types that are written here.
+"""Quantises numbers to GGML blocks, bit-equal to the gguf package, for the types of the KV cache.
 
-A block of either type is an F16 scale d, then 32 whole numbers. In Q8_0 they are signed bytes,
-x = d q; in Q4_0 nibbles, x = d (q - 8), byte j holding element j in its low half and j + 16 in its
-high half.
+A block of either type is an F16 scale d, then 32 whole numbers q. In Q8_0 they are signed bytes,
+x = d q; in Q4_0 nibbles, x = d (q - 8), where byte j holds element j in its low half and element
+j + 16 in its high half.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,17 +16,17 @@ from engine.gguf.types import TYPES
 
 
 def quantise(x: Tensor, type_number: int) -> Tensor:
-    """The rows that are stored for numbers; what `dequantise` undoes, up to the rounding.
+    """Return numbers as stored rows; `dequantise` undoes it, up to rounding.
 
     Args:
-        x: float32 (..., elements), rows of whole blocks.
-        type_number: a key of `WRITERS`.
+        x: rows of whole blocks, float32 (..., elements).
+        type_number: GGML type, a key of `WRITERS`.
 
     Returns:
-        uint8 (..., row bytes)
+        Bytes of the rows, uint8 (..., row bytes).
 
     Raises:
-        ValueError: no such type, no F32 numbers, or a block is cut.
+        ValueError: the type cannot be written, `x` is not F32, or a block is cut.
     """
     writer = WRITERS.get(type_number)
     if writer is None:
@@ -43,7 +43,7 @@ def quantise(x: Tensor, type_number: int) -> Tensor:
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    """uint8 (n_blocks, 34) of float32 (n_blocks, 32)."""
+    """Return float32 (n_blocks, 32) as uint8 (n_blocks, 34)."""
     largest = blocks.abs().amax(1, keepdim=True)
     scale = largest / torch.full_like(largest, 127)  # by a number, CUDA multiplies with 1 / 127
     scaled = blocks * _inverse(scale)
@@ -55,7 +55,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    """uint8 (n_blocks, 18) of float32 (n_blocks, 32)."""
+    """Return float32 (n_blocks, 32) as uint8 (n_blocks, 18)."""
     at = blocks.abs().argmax(1, keepdim=True)
     scale = blocks.gather(1, at) / -8
     codes = (blocks * _inverse(scale) + 8.5).to(torch.uint8).clamp_(max=15)
@@ -68,11 +68,11 @@ def _inverse(scale: Tensor) -> Tensor:
 
 
 def _f16_bytes(scale: Tensor) -> Tensor:
-    """uint8 (n_blocks, 2) of float32 (n_blocks, 1)."""
+    """Return float32 (n_blocks, 1) as uint8 (n_blocks, 2)."""
     return scale.to(torch.float16).view(torch.uint8)
 
 
 WRITERS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
     {Kind.Q8_0: _q8_0, Kind.Q4_0: _q4_0}
 )
-"""float32 (n_blocks, block_size) -> uint8 (n_blocks, type_size), by GGML type number."""
+"""Writers float32 (n_blocks, block_size) -> uint8 (n_blocks, type_size), by GGML type number."""

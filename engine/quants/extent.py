@@ -1,4 +1,4 @@
-"""How much room a part of a matrix takes as planes; known before anything is loaded."""
+"""Computes the size of a part of a matrix as planes, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from engine.quants.layout import BLOCK, SUPER, TILE, Layout
 
 BF16_CHUNK = 1 << 21
-"""Weights that are turned into BF16 at a time, for prompts."""
+"""Number of weights that the CPU dequantises to BF16 at a time, for prompts."""
 
 DEVICE_CHUNK = 1 << 24
-"""The same on a GPU: few enough for the caches of large cards, enough to keep all of one busy."""
+"""Number of weights that a GPU dequantises to BF16 at a time, for prompts.
+
+Few enough for the caches of large GPUs, enough to keep a whole one busy."""
 
 
 def token_bytes(x_bytes: int = 1) -> int:
-    """Of 32 activations in a panel: their bytes, two scales, a sum and its halves.
+    """Return the bytes of 32 activations in a panel, with two scales, a sum and its halves.
 
     Args:
-        x_bytes: for each activation, see `engine.cpu.kernels.panels`.
+        x_bytes: bytes of an activation, see `engine.cpu.kernels.panels`.
     """
     return BLOCK * x_bytes + 8 + 4 + 8
 
@@ -27,10 +29,10 @@ class Extent:
     """The blocks of 32 columns that cover an interval of columns.
 
     Attributes:
-        first: the first block, counted in whole rows of the file.
-        n_blocks: how many there are.
-        lead: columns of the first block that do not belong to the interval.
-        n_columns: of the interval.
+        first: index of the first block in a row of the file.
+        n_blocks: number of blocks.
+        lead: number of columns of the first block before the interval.
+        n_columns: number of columns of the interval.
     """
 
     first: int
@@ -40,29 +42,29 @@ class Extent:
 
     @classmethod
     def of(cls, start: int, stop: int) -> Extent:
-        """The extent of columns start to stop."""
+        """Return the extent of columns `start` to `stop`."""
         first = start // BLOCK
         return cls(first, -(-stop // BLOCK) - first, start - first * BLOCK, stop - start)
 
     @property
     def skip(self) -> int:
-        """Blocks before the first that share its factor in K-quants."""
+        """Number of blocks before the first that share its factor in K-quants."""
         return self.first % SUPER
 
     @property
     def is_exact(self) -> bool:
-        """Whether the interval is whole blocks."""
+        """Whether the interval consists of whole blocks."""
         return self.lead == 0 and self.n_columns == self.n_blocks * BLOCK
 
     def tile_bytes(self, layout: Layout) -> int:
-        """Bytes of 16 rows."""
+        """Return the bytes of a tile of 16 rows."""
         return layout.tile_bytes(self.n_blocks, self.skip)
 
     def n_bytes(self, layout: Layout, n_rows: int) -> int:
-        """Bytes of a matrix of so many rows."""
+        """Return the bytes of a matrix of `n_rows` rows."""
         return n_tiles(n_rows) * self.tile_bytes(layout)
 
 
 def n_tiles(n_rows: int) -> int:
-    """Tiles that hold so many rows."""
+    """Return the number of tiles that hold `n_rows` rows."""
     return -(-n_rows // TILE)

@@ -1,4 +1,4 @@
-"""IQ formats: codes point into grids of four or eight magnitudes, with signs kept apart."""
+"""Reads IQ formats: codes index grids of four or eight magnitudes; signs are stored apart."""
 
 import torch
 from gguf.quants import IQ4_NL
@@ -7,8 +7,8 @@ from torch import Tensor
 from engine.quants import tables
 from engine.quants.bits import Q_SUPER, Codes, field, half, interleaved, planes, scaled
 
-# The values of the non-linear 4-bit codes.
 IQ4_VALUES: tuple[int, ...] = IQ4_NL.kvalues
+"""Values of the non-linear 4-bit codes."""
 
 
 def iq2_xxs(blocks: Tensor) -> Codes:
@@ -73,24 +73,24 @@ def iq4_xs(blocks: Tensor) -> Tensor:
 
 
 def iq4_xs_codes(blocks: Tensor) -> Tensor:
-    """Codes as they are stored: uint8 (n_blocks, 8, 2, 16)."""
+    """Return the stored codes, uint8 (n_blocks, 8, 2, 16)."""
     return planes(torch.unflatten(blocks[:, 8:], 1, (8, 16)), 4)
 
 
 def iq4_xs_scales(blocks: Tensor) -> Tensor:
-    """The scales of its eight parts: four bits and two more, less 32."""
+    """Return the scales of the block's eight parts: four low bits and two high ones, less 32."""
     low, top = interleaved(blocks[:, 4:8], 4), interleaved(blocks[:, 2:4], 2)
     return low.add_(top, alpha=16).view(torch.int8).sub_(32)
 
 
 def _signed(name: str, codes: Tensor, signs: Tensor) -> Tensor:
-    """Magnitudes of the grid `name`, with `signs` int8 (n_blocks, 256)."""
+    """Return the magnitudes of grid `name`, with `signs` applied, int8 (n_blocks, 256)."""
     magnitudes = tables.look_up(tables.grid(name, codes.device), codes)
     return magnitudes.mul_(signs)
 
 
 def _eighths(codes: Tensor) -> Tensor:
-    """Values of the shifted IQ1 grid, which counts in eighths."""
+    """Return the values of the shifted IQ1 grid, in eighths."""
     return tables.look_up(tables.shifted_ternary_grid(codes.device), codes)
 
 
@@ -99,7 +99,7 @@ def _nonlinear(codes: Tensor) -> Tensor:
 
 
 def _extended(low: Tensor, top: Tensor) -> Tensor:
-    """Codes of more than eight bits: int16."""
+    """Return codes of more than eight bits, int16, from their low bytes and top bits."""
     return low.to(torch.int16) | top.to(torch.int16) << 8
 
 
@@ -108,13 +108,13 @@ def _top_nibble(words: Tensor) -> Tensor:
 
 
 def _sign_quads(words: Tensor) -> Tensor:
-    """The four 7-bit sign codes of each 32-bit word as int8 (n_blocks, 256)."""
+    """Return the signs of the four 7-bit sign codes in each 32-bit word, int8 (n_blocks, 256)."""
     codes = torch.stack([words >> shift & 0x7F for shift in (0, 7, 14, 21)], dim=-1)
     return tables.look_up(tables.even_signs(words.device), codes.flatten(1)).view(-1, Q_SUPER)
 
 
 def _scattered_half(words: Tensor) -> Tensor:
-    """The float16 whose nibbles are the top ones of four int16 words: float32 (n_blocks, 1)."""
+    """Return the float16 made of the top nibbles of four int16 words, as float32 (n_blocks, 1)."""
     first, second, third, fourth = words.unbind(1)
     number = (first >> 12 & 0xF) | (second >> 8 & 0xF0) | (third >> 4 & 0xF00) | fourth & -0x1000
     return number.view(torch.float16).to(torch.float32).unsqueeze(1)

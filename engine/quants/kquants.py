@@ -1,4 +1,4 @@
-"""K formats: super-blocks of 256 with quantised scales for parts of 16 or 32 elements."""
+"""Reads K formats: super-blocks of 256 with quantised scales for parts of 16 or 32 elements."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ def q2_k(blocks: Tensor) -> Tensor:
 
 
 def q2_k_codes(blocks: Tensor) -> Tensor:
-    """Codes as they are stored, without scales: uint8 (n_blocks, 256), as all of these."""
+    """Return the stored codes without scales, uint8 (n_blocks, 256), as all `…_codes` here do."""
     return planes(torch.unflatten(blocks[:, 16:80], 1, (2, 32)), 2).flatten(1)
 
 
@@ -58,14 +58,14 @@ def q6_k_codes(blocks: Tensor) -> Tensor:
 
 
 def q3_k_scales(blocks: Tensor) -> Tensor:
-    """The 16 scales of Q3_K: eight bytes of low nibbles, four of top bit pairs, less 32."""
+    """Return the 16 scales of Q3_K: eight bytes of low nibbles, four of top bit pairs, less 32."""
     low = planes(blocks[:, 96:104], 4).flatten(1)
     top = planes(blocks[:, 104:108], 2).flatten(1)
     return low.add_(top, alpha=16).view(torch.int8).sub_(32)
 
 
 def six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and offsets, each uint8 (n_blocks, 8), of Q4_K and Q5_K.
+    """Return the scales and offsets of Q4_K and Q5_K, each uint8 (n_blocks, 8).
 
     The twelve bytes hold 6-bit numbers: four scales, four offsets, then the low nibbles of the
     other four of both, whose top two bits sit above the first ones.
@@ -77,6 +77,6 @@ def six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scales_and_offsets(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in F32, with the factors of the block; offsets are to be added."""
+    """Return scales and offsets in F32, times the block's factors; offsets are to be added."""
     scale, offset = six_bits(blocks)
     return half(blocks, 0) * scale, (half(blocks, 2) * offset).neg_()

@@ -1,17 +1,17 @@
-"""How quantised matrices lie in memory: rows in tiles of 16, the parts of their blocks in planes.
+"""The packed-plane format of quantised matrices: tiles of 16 rows, block parts in planes.
 
 A vector register holds four bytes of each of 16 rows, so that one instruction multiplies all of
-them with the same four activations and no sum over a register is ever needed. Columns go in blocks
-of 32. In a tile, one plane after the other, each with its blocks in order:
+them with the same four activations and no sum over a register is ever needed. Columns come in
+blocks of 32. A tile has one plane after the other, each with its blocks in order:
 
-- `low`: bits of the weights. A block has eight lines, line i with columns 4i … 4i+3 of each row, a
-  byte each. Of 4-bit lines, line i and line i + 4 share 64 bytes (low and high half of each byte);
-  of 2-bit lines, lines 4i … 4i+3 (from the lowest bits up).
+- `low`: low bits of the weights. A block has eight lines, line i with columns 4i … 4i+3 of each
+  row, a byte each. Of 4-bit lines, line i and line i + 4 share 64 bytes (low and high half of each
+  byte); of 2-bit lines, lines 4i … 4i+3 do (from the lowest bits up).
 - `high`: one or two more bits above those of `low`; one bit of all eight lines shares 64 bytes
   (line i in bit i), two bits of four lines, in order from the lowest bits up.
-- `scales`: what a sub-block is multiplied by (and what is taken off), for 16 rows: all rows of the
-  first sub-block, then of the next; then the minima in the same order.
-- `supers`: F16 factors on 256 columns of the file, for types that have such: of 16 rows for the
+- `scales`: scales of the sub-blocks of 16 rows: all rows of the first sub-block, then of the next;
+  then their minima in the same order.
+- `supers`: F16 factors of 256 columns of the file, for types that have them: of 16 rows for the
   scales, then of 16 rows for the minima.
 
 A cut between ranks may fall on any block: the first factor then counts for fewer than eight of
@@ -27,17 +27,24 @@ from typing import Any, Literal
 from gguf.constants import GGMLQuantizationType as Kind
 
 TILE = 16
+"""Number of rows of a tile."""
+
 BLOCK = 32
+"""Number of columns of a block."""
+
 SUPER = 8
-"""Blocks that share a factor in K-quants."""
+"""Number of blocks that share a factor in K-quants."""
 
 LINE_BYTES = 64
+"""Bytes of a line: four columns of 16 rows."""
 
 ScaleKind = Literal["f16", "f16_min", "e8m0", "f32", "super", "super_min", "super_nibbles"]
+"""Content of the plane `scales` for each row and sub-block, see `Layout.scale`."""
 
 SCALE_BYTES: dict[ScaleKind, int] = {
     "f16": 2, "f16_min": 4, "e8m0": 1, "f32": 4, "super": 1, "super_min": 2, "super_nibbles": 1,
 }  # fmt: skip
+"""Bytes of the plane `scales` for each row and sub-block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +52,17 @@ class Layout:
     """The planes of one type; a weight is `scale × (table[q] or q - zero) - minimum`.
 
     Attributes:
-        low: bits of q in the plane `low`: 2, 4 or 8.
-        high: further bits in the plane `high`: 0, 1 or 2.
-        zero: what q is counted from.
-        table: 16 values that q stands for, signed bytes; empty if it is a number itself.
-        scale: what the plane `scales` holds for each row and sub-block: "f16": F16; "f16_min": F16
+        low: number of bits of q in the plane `low`: 2, 4 or 8.
+        high: number of further bits in the plane `high`: 0, 1 or 2.
+        zero: value of q that stands for 0.
+        table: 16 values that q indexes, signed bytes; empty if q is a number itself.
+        scale: content of the plane `scales` for each row and sub-block: "f16": F16; "f16_min": F16
             scales of the rows, then F16 minima, to be added; "e8m0": powers of two; "f32": F32;
             and with an F16 factor for 256 columns: "super": bytes, signed where `signed_scale`;
             "super_min": bytes of scales, then of minima; "super_nibbles": both in one byte, the
-            minimum above.
-        sub: columns for each scale, 32 or 16.
+            minimum in the high half.
+        sub: number of columns of a sub-block, 32 or 16.
+        signed_scale: whether bytes of scales are signed.
     """
 
     low: int
@@ -67,40 +75,42 @@ class Layout:
 
     @property
     def has_supers(self) -> bool:
+        """Whether 256 columns share an F16 factor."""
         return self.scale.startswith("super")
 
     @property
     def has_minimum(self) -> bool:
-        """Whether each sub-block has a number that is added or taken off."""
+        """Whether each sub-block has a minimum to add or subtract."""
         return self.scale in ("f16_min", "super_min", "super_nibbles")
 
     @property
     def low_bytes(self) -> int:
-        """Of a block of 16 rows in the plane `low`."""
+        """Bytes of a block of 16 rows in the plane `low`."""
         return TILE * BLOCK * self.low // 8
 
     @property
     def high_bytes(self) -> int:
-        """Of a block of 16 rows in the plane `high`."""
+        """Bytes of a block of 16 rows in the plane `high`."""
         return TILE * BLOCK * self.high // 8
 
     @property
     def scale_bytes(self) -> int:
-        """Of a block of 16 rows in the plane `scales`."""
+        """Bytes of a block of 16 rows in the plane `scales`."""
         return TILE * (BLOCK // self.sub) * SCALE_BYTES[self.scale]
 
     @property
     def super_bytes(self) -> int:
-        """Of 16 rows and 256 columns in the plane `supers`."""
+        """Bytes of 16 rows and 256 columns in the plane `supers`."""
         if not self.has_supers:
             return 0
         return TILE * 2 * (2 if self.has_minimum else 1)
 
     def offsets(self, n_blocks: int, skip: int) -> tuple[int, int, int, int]:
-        """Where `high`, `scales` and `supers` begin in a tile, and its size, in bytes.
+        """Return the offsets of `high`, `scales` and `supers` in a tile, and its size, in bytes.
 
         Args:
-            skip: blocks of the first 256 columns that are not here.
+            n_blocks: number of blocks of a row.
+            skip: number of blocks of the first 256 columns that are missing.
         """
         high, scales, supers = self.starts(0, n_blocks)
         n_super = -(-(n_blocks + skip) // SUPER)
@@ -108,26 +118,30 @@ class Layout:
         return high, scales, supers, -(-end // LINE_BYTES) * LINE_BYTES
 
     def starts(self, tile: Any, n_blocks: Any) -> tuple[Any, Any, Any]:
-        """Where `high`, `scales` and `supers` begin behind the start of a tile.
+        """Return the addresses of `high`, `scales` and `supers` of a tile.
 
-        Numbers, or what a kernel computes with in their place.
+        Arguments are numbers, or a kernel's values in their place.
+
+        Args:
+            tile: address of the tile.
+            n_blocks: number of blocks of a row.
         """
         high = tile + n_blocks * self.low_bytes
         scales = high + n_blocks * self.high_bytes
         return high, scales, scales + n_blocks * self.scale_bytes
 
     def tile_bytes(self, n_blocks: int, skip: int) -> int:
-        """Bytes of 16 rows."""
+        """Return the bytes of a tile of 16 rows; for the arguments see `offsets`."""
         return self.offsets(n_blocks, skip)[3]
 
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the numbers that four bits stand for (E2M1), as in GGML; the scales are halved."""
+"""Twice the values of the 4-bit floats (E2M1), as in GGML; the scales are halved."""
 
 
 def _eight(*values: int) -> tuple[int, ...]:
-    """A table for codes of three bits; what they never say is 0."""
+    """Return a table for 3-bit codes: unused entries are 0."""
     return values + (0,) * (16 - len(values))
 
 
@@ -151,8 +165,8 @@ CODED: Mapping[int, Layout] = {
     Q1_0: Layout(2, zero=1),
     Q2_0: Layout(2, zero=1),
 }
-"""Types whose numbers have few values but lie in grids, digits or ways of their own; `coded` says
-which value each is, before they are packed."""
+"""Layouts of types with few distinct values, stored in grids, digits or otherwise. Before packing,
+`engine.quants.codes` finds the code of each value."""
 
 LAYOUTS: Mapping[int, Layout] = {
     Kind.Q4_0: Layout(4, zero=8),
@@ -170,4 +184,4 @@ LAYOUTS: Mapping[int, Layout] = {
     Kind.MXFP4: Layout(4, table=FP4_VALUES, scale="e8m0"),
     **CODED,
 }
-"""By GGML type. `low` of eight bits is signed."""
+"""Layouts of all packed types, by GGML type. A `low` of eight bits is signed."""

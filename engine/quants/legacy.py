@@ -1,4 +1,4 @@
-"""The first GGML formats: 32 elements share one scale, some also an offset."""
+"""Reads the first GGML formats: 32 elements share one scale, and in some an offset."""
 
 import torch
 from torch import Tensor
@@ -31,6 +31,6 @@ def q8_0(blocks: Tensor) -> Tensor:
 
 
 def five_bits(high: Tensor, low: Tensor) -> Tensor:
-    """Codes 0 to 31, int8 (n_blocks, 32), from their top bits and their low nibbles."""
+    """Return codes 0 to 31, int8 (n_blocks, 32), from their top bits and low nibbles."""
     top = tables.look_up(tables.bits(high.device), high)
     return planes(low, 4).flatten(1).view(torch.int8).add_(top, alpha=16)

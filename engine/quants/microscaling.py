@@ -1,4 +1,4 @@
-"""Four-bit floats (sign, two exponent bits, one mantissa bit) with an 8-bit scale."""
+"""Reads 4-bit floats (sign, two exponent bits, one mantissa bit) with an 8-bit scale."""
 
 from functools import cache
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from engine.quants import tables
 from engine.quants.bits import Codes, planes, scaled
 
-# Twice the value of each code, to stay in integers; the scales are halved in turn.
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the value of each code, to stay in integers; the scales are halved in turn."""
 
 
 def mxfp4(blocks: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def mxfp4(blocks: Tensor) -> Tensor:
 
 
 def nvfp4(blocks: Tensor) -> Codes:
-    """Four parts of 16 elements with a scale each."""
+    """Read NVFP4: four parts of 16 elements, with a scale each."""
     values = _e2m1(planes(torch.unflatten(blocks[:, 4:], 1, (4, 8)), 4))
     return _scales(_e4m3_scales(blocks.device), blocks[:, :4]), values.flatten(1)
 
@@ -33,7 +33,7 @@ def _scales(table: Tensor, codes: Tensor) -> Tensor:
 
 @cache
 def _power_of_two_scales(device: torch.device) -> Tensor:
-    """Half of 2 ** (code - 127), built from its bits: the two smallest are subnormal."""
+    """Return half of 2 ** (code - 127), built from its bits: the two smallest are subnormal."""
     code = torch.arange(256, dtype=torch.int32)
     bits = torch.where(code < 2, 0x00200000 << code.clamp(max=1), (code - 1) << 23)
     return bits.view(torch.float32).to(device)
@@ -41,9 +41,9 @@ def _power_of_two_scales(device: torch.device) -> Tensor:
 
 @cache
 def _e4m3_scales(device: torch.device) -> Tensor:
-    """Half of an unsigned float with four exponent bits (bias 7) and three of mantissa.
+    """Return half of each unsigned float with four exponent bits (bias 7) and three of mantissa.
 
-    0x7F is no number; it counts as zero. The top bit is not looked at.
+    0x7F is not a number and counts as zero. The top bit is ignored.
     """
     code = torch.arange(256, dtype=torch.int32)
     exponent, mantissa = code >> 3 & 0x0F, code & 0x07

@@ -1,4 +1,4 @@
-"""Types that hold one number per element."""
+"""Reads types that store each element as a number of its own."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """A reader of blocks that are a single number of `dtype`."""
+    """Return a reader of blocks that are a single number of `dtype`."""
 
     def dequantise_blocks(blocks: Tensor) -> Tensor:
         numbers = blocks.clone(memory_format=torch.contiguous_format).view(dtype)

@@ -1,4 +1,4 @@
-"""Which GGML types can be dequantised, and how."""
+"""Dequantises rows of all supported GGML types."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from engine.quants import iquants, kquants, legacy, microscaling, ternary
 from engine.quants.bits import Codes, multiplied
 from engine.quants.plain import plain
 
-# Elements that are worked on at a time. On a CPU the intermediate bytes then stay in its caches;
-# elsewhere a step must be long enough to hide its launch, and memory bounds it.
+# Elements to dequantise at a time. On a CPU, intermediate bytes then stay in its caches; elsewhere
+# a step must be long enough to hide its launch, and memory limits it.
 _CPU_CHUNK = 1 << 20
 _DEVICE_CHUNK = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """One GGML type.
+    """A GGML type that can be dequantised.
 
     Attributes:
-        name: as GGML spells it.
-        block_size: elements per block.
-        type_size: bytes per block.
-        dequantise_blocks: uint8 (n_blocks, type_size) -> float32 (n_blocks, block_size).
-        codes_of: the same as scales and whole numbers that have at most 16 values, for types that
-            the CPU's kernels do not read as they are; else None.
+        name: GGML's name.
+        block_size: number of elements of a block.
+        type_size: bytes of a block.
+        dequantise_blocks: reader uint8 (n_blocks, type_size) -> float32 (n_blocks, block_size).
+        codes_of: reader of the blocks as scales and whole numbers of at most 16 values, for types
+            that kernels read only after this conversion; else None.
     """
 
     name: str
@@ -88,23 +88,23 @@ def _quant(number: int) -> Quant:
 QUANTS: Mapping[int, Quant] = MappingProxyType(
     {int(number): _quant(int(number)) for number in sorted({*_READERS, *_CODED})}
 )
-"""The types that can be dequantised, by GGML type number."""
+"""Types that can be dequantised, by GGML type number."""
 
 
 def dequantise(raw: Tensor, type_number: int, out: Tensor | None = None) -> Tensor:
-    """The numbers that stored rows stand for, on the device of `raw`.
+    """Return stored rows as numbers, on the device of `raw`.
 
     Args:
-        raw: uint8 (..., row bytes), rows of whole blocks.
-        type_number: a key of `QUANTS`.
-        out: contiguous (..., elements) of any float type to fill and return. Using one again
-            saves the pages of a new one, which cost more than the arithmetic.
+        raw: rows of whole blocks, uint8 (..., row bytes).
+        type_number: GGML type, a key of `QUANTS`.
+        out: contiguous tensor (..., elements) of any float type to fill and return. Reusing one
+            saves the page faults of a new one, which cost more than the arithmetic.
 
     Returns:
-        float32 (..., elements) or `out`, sharing no memory with `raw`.
+        Numbers, float32 (..., elements), or `out`; they share no memory with `raw`.
 
     Raises:
-        ValueError: no such type, not bytes, a block is cut, or `out` does not fit.
+        ValueError: the type is unknown, `raw` is not bytes, a block is cut, or `out` does not fit.
     """
     quant = QUANTS.get(type_number)
     if quant is None:
@@ -131,12 +131,12 @@ def _result_shape(quant: Quant, raw: Tensor) -> tuple[int, ...]:
 
 
 def _chunk(quant: Quant, device: torch.device) -> int:
-    """How many blocks are worked on at a time."""
+    """Return the number of blocks to dequantise at a time."""
     return (_CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK) // quant.block_size
 
 
 def _fill(out: Tensor, quant: Quant, blocks: Tensor) -> None:
-    """As `Quant.dequantise_blocks`, with bounded extra memory."""
+    """Dequantise blocks into `out` chunk by chunk, with bounded extra memory."""
     chunk = _chunk(quant, blocks.device)
     for part, result in zip(torch.split(blocks, chunk), torch.split(out, chunk), strict=True):
         result.copy_(quant.dequantise_blocks(part))

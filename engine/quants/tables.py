@@ -1,7 +1,7 @@
-"""Lookup tables, kept once per device.
+"""Lookup tables of codes, cached per device.
 
-An entry holds several int8 values packed into one integer word, so that a single gather yields
-all of them. The tables are a few KiB each.
+An entry packs several int8 values into one integer word, so that a single gather yields all of
+them. The tables have a few KiB each.
 """
 
 from functools import cache
@@ -17,19 +17,19 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def look_up(table: Tensor, codes: Tensor) -> Tensor:
-    """The int8 values of every code: (..., w) -> (..., w * values per entry)."""
+    """Return the int8 values of every code: (..., w) -> (..., w * values per entry)."""
     words = table.index_select(0, codes.reshape(-1).to(torch.int32))
     return words.view(torch.int8).view(*codes.shape[:-1], codes.shape[-1] * table.itemsize)
 
 
 def look_up_pairs(table: Tensor, codes: Tensor) -> Tensor:
-    """Like `look_up` with a table of `code_pairs`: int8 of the shape of the 4-bit `codes`."""
+    """Look up 4-bit codes in a table of `code_pairs`: int8 of the shape of `codes`."""
     return look_up(table, codes.view(torch.int16))
 
 
 @cache
 def code_pairs(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """What two neighbouring bytes with a 4-bit code each stand for, given the 16 values."""
+    """Return the values of two adjacent bytes with a 4-bit code each, given the 16 values."""
     codes = np.arange(0x0F0F + 1)
     decoded = np.array(values)
     return _packed(np.stack([decoded[codes & 0x0F], decoded[codes >> 8 & 0x0F]], axis=1), device)
@@ -37,19 +37,19 @@ def code_pairs(values: tuple[int, ...], device: torch.device) -> Tensor:
 
 @cache
 def bits(device: torch.device) -> Tensor:
-    """The eight bits of a byte as 0 or 1, lowest first."""
+    """Return the eight bits of each byte as 0 or 1, lowest first."""
     return _packed(_bits(np.arange(256)), device)
 
 
 @cache
 def signs(device: torch.device) -> Tensor:
-    """The eight bits of a byte as +1 (clear) or -1 (set), lowest first."""
+    """Return the eight bits of each byte as +1 (clear) or -1 (set), lowest first."""
     return _packed(1 - 2 * _bits(np.arange(256)), device)
 
 
 @cache
 def even_signs(device: torch.device) -> Tensor:
-    """Signs by 7-bit code; the eighth makes the number of minus signs even."""
+    """Return eight signs of each 7-bit code; the eighth makes the number of minus signs even."""
     low = _bits(np.arange(128))[:, :7]
     eighth = low.sum(axis=1, keepdims=True) % 2
     return _packed(1 - 2 * np.concatenate([low, eighth], axis=1), device)
@@ -57,20 +57,20 @@ def even_signs(device: torch.device) -> Tensor:
 
 @cache
 def two_bit_codes(offset: int, device: torch.device) -> Tensor:
-    """The four 2-bit codes of a byte plus `offset`, lowest first."""
+    """Return the four 2-bit codes of each byte plus `offset`, lowest first."""
     codes = np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3
     return _packed(codes + offset, device)
 
 
 @cache
 def grid(name: str, device: torch.device) -> Tensor:
-    """The grid of an IQ2 or IQ3 type: four or eight magnitudes per entry."""
+    """Return the grid of an IQ2 or IQ3 type: four or eight magnitudes per entry."""
     return _packed(_reference_grid(name), device)
 
 
 @cache
 def shifted_ternary_grid(device: torch.device) -> Tensor:
-    """The grid of the IQ1 types in eighths: up one eighth, then (from 2048 on) down one."""
+    """Return the grid of the IQ1 types in eighths: plus one, then (from 2048 on) minus one."""
     eighths = 8 * _reference_grid("IQ1_S")
     return _packed(np.concatenate([eighths + 1, eighths - 1]), device)
 
@@ -87,6 +87,6 @@ def _bits(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def _packed(rows: NDArray[Any], device: torch.device) -> Tensor:
-    """Rows of two, four or eight small integers as one word each."""
+    """Pack each row of two, four or eight small integers into one word."""
     values = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int8))
     return values.view(_WORDS[rows.shape[1]]).reshape(-1).to(device)

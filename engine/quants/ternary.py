@@ -1,4 +1,4 @@
-"""Formats with one or two bits per element and one scale per block."""
+"""Reads formats with one or two bits per element and one scale per block."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from engine.quants.bits import Codes, half, planes
 
 
 def tq1_0(blocks: Tensor) -> Codes:
-    """Five base-3 digits per byte, four in the last bytes, as fractions of 256."""
+    """Read TQ1_0: five base-3 digits per byte, four in the last bytes, as fractions of 256."""
     parts = (_trits(blocks[:, :32], 5), _trits(blocks[:, 32:48], 5), _trits(blocks[:, 48:52], 4))
     return half(blocks, 52), torch.cat(parts, dim=1)
 
@@ -19,22 +19,22 @@ def tq2_0(blocks: Tensor) -> Codes:
 
 
 def q1_0(blocks: Tensor) -> Codes:
-    """A set bit is +scale, a clear one -scale."""
+    """Read Q1_0: a set bit is +scale, a clear one -scale."""
     values = tables.look_up(tables.signs(blocks.device), ~blocks[:, 2:])
     return half(blocks, 0), values
 
 
 def q2_0(blocks: Tensor) -> Codes:
-    """Codes 0 to 3 are -1, 0, 1 and 2 times the scale."""
+    """Read Q2_0: codes 0 to 3 are -1, 0, 1 and 2 times the scale."""
     values = tables.look_up(tables.two_bit_codes(-1, blocks.device), blocks[:, 2:])
     return half(blocks, 0), values
 
 
 def _trits(packed: Tensor, n_digits: int) -> Tensor:
-    """Digits -1, 0, 1 as int8 (n_blocks, n_digits * w), those of one place next to each other.
+    """Return digits -1, 0, 1 as int8 (n_blocks, n_digits * w), all of one place together.
 
-    Multiplying by a power of three moves a digit to the front (the bytes wrap); the leading
-    digit is then the third of 0..255 that the byte lies in.
+    Multiplying by a power of three moves a digit to the front, as the bytes wrap. The leading digit
+    is then the third of 0..255 that the byte lies in.
     """
     moved = torch.stack([packed * 3**place for place in range(n_digits)], dim=1).flatten(1)
     return (moved > 85).view(torch.int8) + (moved > 170).view(torch.int8) - 1
