@@ -11,8 +11,8 @@ from torch import Tensor
 from engine.forward.state import KV_INFO, KVState, RecurrentState
 from engine.gguf.types import row_bytes
 from engine.hardware.host_memory import HostTensor
+from engine.quants.dequantise import dequantise
 from engine.quants.encode import WRITERS, quantise
-from engine.quants.table import dequantise
 from engine.sharding.split import head_groups
 
 if TYPE_CHECKING:

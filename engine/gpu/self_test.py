@@ -26,9 +26,9 @@ from engine.gpu.matmul.weights import GpuPlanes
 from engine.layers.mixers.attention import Scores
 from engine.ops.attention import attend
 from engine.ops.reference import ReferenceOps
+from engine.quants.dequantise import dequantise
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS
-from engine.quants.table import dequantise
 from engine.sharding.ranges import Ranges
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from engine.forward.expert_rows import Groups
 from engine.gguf.types import TYPES
-from engine.quants.table import dequantise
+from engine.quants.dequantise import dequantise
 
 CHUNK_ELEMENTS = 1 << 22
 """Packed matrices are dequantised this many elements at a time, into memory that is used again."""

@@ -4,7 +4,7 @@ import torch
 from gguf.quants import IQ4_NL
 from torch import Tensor
 
-from engine.quants import tables
+from engine.quants import lookup_tables
 from engine.quants.bits import Q_SUPER, Codes, field, half, interleaved, planes, scaled
 
 IQ4_VALUES: tuple[int, ...] = IQ4_NL.kvalues
@@ -20,14 +20,14 @@ def iq2_xxs(blocks: Tensor) -> Codes:
 
 def iq2_xs(blocks: Tensor) -> Codes:
     codes = field(blocks, 2, 66, torch.int16)
-    signs = tables.look_up(tables.even_signs(blocks.device), codes >> 9 & 0x7F)
+    signs = lookup_tables.look_up(lookup_tables.even_signs(blocks.device), codes >> 9 & 0x7F)
     scale = half(blocks, 0) * (0.5 + interleaved(blocks[:, 66:], 4)) * 0.25
     return scale, _signed("IQ2_XS", codes & 0x1FF, signs)
 
 
 def iq2_s(blocks: Tensor) -> Codes:
     codes = _extended(blocks[:, 2:34], interleaved(blocks[:, 66:74], 2))
-    signs = tables.look_up(tables.signs(blocks.device), blocks[:, 34:66])
+    signs = lookup_tables.look_up(lookup_tables.signs(blocks.device), blocks[:, 34:66])
     scale = half(blocks, 0) * (0.5 + interleaved(blocks[:, 74:], 4)) * 0.25
     return scale, _signed("IQ2_S", codes, signs)
 
@@ -39,9 +39,9 @@ def iq3_xxs(blocks: Tensor) -> Codes:
 
 
 def iq3_s(blocks: Tensor) -> Codes:
-    ninth_bits = tables.look_up(tables.bits(blocks.device), blocks[:, 66:74])
+    ninth_bits = lookup_tables.look_up(lookup_tables.bits(blocks.device), blocks[:, 66:74])
     codes = _extended(blocks[:, 2:66], ninth_bits)
-    signs = tables.look_up(tables.signs(blocks.device), blocks[:, 74:106])
+    signs = lookup_tables.look_up(lookup_tables.signs(blocks.device), blocks[:, 74:106])
     scale = half(blocks, 0) * (1 + 2 * interleaved(blocks[:, 106:], 4))
     return scale, _signed("IQ3_S", codes, signs)
 
@@ -85,17 +85,17 @@ def iq4_xs_scales(blocks: Tensor) -> Tensor:
 
 def _signed(name: str, codes: Tensor, signs: Tensor) -> Tensor:
     """Return the magnitudes of grid `name`, with `signs` applied, int8 (n_blocks, 256)."""
-    magnitudes = tables.look_up(tables.grid(name, codes.device), codes)
+    magnitudes = lookup_tables.look_up(lookup_tables.grid(name, codes.device), codes)
     return magnitudes.mul_(signs)
 
 
 def _eighths(codes: Tensor) -> Tensor:
     """Return the values of the shifted IQ1 grid, in eighths."""
-    return tables.look_up(tables.shifted_ternary_grid(codes.device), codes)
+    return lookup_tables.look_up(lookup_tables.shifted_ternary_grid(codes.device), codes)
 
 
 def _nonlinear(codes: Tensor) -> Tensor:
-    return tables.look_up_pairs(tables.code_pairs(IQ4_VALUES, codes.device), codes)
+    return lookup_tables.look_up_pairs(lookup_tables.code_pairs(IQ4_VALUES, codes.device), codes)
 
 
 def _extended(low: Tensor, top: Tensor) -> Tensor:
@@ -110,7 +110,8 @@ def _top_nibble(words: Tensor) -> Tensor:
 def _sign_quads(words: Tensor) -> Tensor:
     """Return the signs of the four 7-bit sign codes in each 32-bit word, int8 (n_blocks, 256)."""
     codes = torch.stack([words >> shift & 0x7F for shift in (0, 7, 14, 21)], dim=-1)
-    return tables.look_up(tables.even_signs(words.device), codes.flatten(1)).view(-1, Q_SUPER)
+    table = lookup_tables.even_signs(words.device)
+    return lookup_tables.look_up(table, codes.flatten(1)).view(-1, Q_SUPER)
 
 
 def _scattered_half(words: Tensor) -> Tensor:

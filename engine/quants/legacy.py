@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from engine.quants import tables
+from engine.quants import lookup_tables
 from engine.quants.bits import affine, field, half, planes, scaled
 
 
@@ -32,5 +32,5 @@ def q8_0(blocks: Tensor) -> Tensor:
 
 def five_bits(high: Tensor, low: Tensor) -> Tensor:
     """Return codes 0 to 31, int8 (n_blocks, 32), from their top bits and low nibbles."""
-    top = tables.look_up(tables.bits(high.device), high)
+    top = lookup_tables.look_up(lookup_tables.bits(high.device), high)
     return planes(low, 4).flatten(1).view(torch.int8).add_(top, alpha=16)

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from engine.quants import tables
+from engine.quants import lookup_tables
 from engine.quants.bits import Codes, planes, scaled
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -24,7 +24,7 @@ def nvfp4(blocks: Tensor) -> Codes:
 
 
 def _e2m1(codes: Tensor) -> Tensor:
-    return tables.look_up_pairs(tables.code_pairs(E2M1_DOUBLED, codes.device), codes)
+    return lookup_tables.look_up_pairs(lookup_tables.code_pairs(E2M1_DOUBLED, codes.device), codes)
 
 
 def _scales(table: Tensor, codes: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from engine.quants import tables
+from engine.quants import lookup_tables
 from engine.quants.bits import Codes, half, planes
 
 
@@ -20,13 +20,13 @@ def tq2_0(blocks: Tensor) -> Codes:
 
 def q1_0(blocks: Tensor) -> Codes:
     """Read Q1_0: a set bit is +scale, a clear one -scale."""
-    values = tables.look_up(tables.signs(blocks.device), ~blocks[:, 2:])
+    values = lookup_tables.look_up(lookup_tables.signs(blocks.device), ~blocks[:, 2:])
     return half(blocks, 0), values
 
 
 def q2_0(blocks: Tensor) -> Codes:
     """Read Q2_0: codes 0 to 3 are -1, 0, 1 and 2 times the scale."""
-    values = tables.look_up(tables.two_bit_codes(-1, blocks.device), blocks[:, 2:])
+    values = lookup_tables.look_up(lookup_tables.two_bit_codes(-1, blocks.device), blocks[:, 2:])
     return half(blocks, 0), values
 
 

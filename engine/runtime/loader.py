@@ -22,7 +22,7 @@ from engine.layers.module import Slot
 from engine.ops.weights import DenseWeight, PackedWeight, Weight
 from engine.planning.footprint import slot_pieces
 from engine.progress import LoadProgress
-from engine.quants.table import QUANTS, dequantise
+from engine.quants.dequantise import QUANTS, dequantise
 from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:

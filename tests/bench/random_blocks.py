@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from engine.gguf import TYPES, row_bytes
-from engine.quants.table import dequantise
+from engine.quants.dequantise import dequantise
 
 Bytes = NDArray[np.uint8]
 Shape = tuple[int, ...]

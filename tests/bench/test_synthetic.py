@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from engine import load_model, read_model_info
 from engine.gguf import TYPES
-from engine.quants.table import dequantise
+from engine.quants.dequantise import dequantise
 from tests.bench import synthetic
 from tests.bench.random_blocks import KINDS, random_tensor
 from tests.bench.synthetic import MODELS, RECIPES, Sizes, has_more_bits, shapes, write_model

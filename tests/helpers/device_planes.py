@@ -10,9 +10,9 @@ from torch import Tensor
 from engine.cpu import packing
 from engine.cpu.worker import Worker
 from engine.gguf.types import TYPES
+from engine.quants.dequantise import dequantise
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import BLOCK, LAYOUTS
-from engine.quants.table import dequantise
 from tests.bench.random_blocks import random_tensor
 
 SMALL_TYPES = tuple(number for number in LAYOUTS if TYPES[number].block_size == BLOCK)

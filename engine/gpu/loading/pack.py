@@ -19,9 +19,9 @@ from engine.planning.footprint import PACK_BYTES
 from engine.quants import iquants, kquants
 from engine.quants.bits import field, planes
 from engine.quants.codes import codes_and_scales
+from engine.quants.dequantise import QUANTS, Quant
 from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
 from engine.quants.legacy import five_bits
-from engine.quants.table import QUANTS, Quant
 
 if TYPE_CHECKING:
     from engine.quants.extent import Extent

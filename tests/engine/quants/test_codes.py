@@ -14,8 +14,8 @@ from engine.cpu.kernels.team import Team
 from engine.gguf import TYPES
 from engine.quants import codes
 from engine.quants.codes import coded_rows
+from engine.quants.dequantise import QUANTS, dequantise
 from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
-from engine.quants.table import QUANTS, dequantise
 from tests.bench.random_blocks import random_tensor
 
 Bytes = NDArray[np.uint8]

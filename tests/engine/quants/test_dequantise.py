@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.gguf.types import TYPES
-from engine.quants import table
-from engine.quants.table import QUANTS, Quant, dequantise
+from engine.quants import dequantise as dequantise_module
+from engine.quants.dequantise import QUANTS, Quant, dequantise
 
 Q1_0, Q2_0 = 41, 42
 F32, F16, BF16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16
@@ -215,7 +215,7 @@ def test_chunks_join_without_a_seam(number: int, monkeypatch: pytest.MonkeyPatch
     """A tensor larger than a chunk, with a shorter last one, has the same bits."""
     raw = torch.from_numpy(random_rows(QUANTS[number], 3, 13))
     whole = dequantise(raw, number)
-    monkeypatch.setattr(table, "_CPU_CHUNK", 10 * QUANTS[number].block_size)
+    monkeypatch.setattr(dequantise_module, "_CPU_CHUNK", 10 * QUANTS[number].block_size)
     assert_same_bits(dequantise(raw, number).numpy(), whole.numpy())
 
 

@@ -7,8 +7,8 @@ from gguf import quants as reference
 from gguf.constants import GGMLQuantizationType
 
 from engine.gguf.types import TYPES
+from engine.quants.dequantise import dequantise
 from engine.quants.encode import WRITERS, quantise
-from engine.quants.table import dequantise
 
 every_type = pytest.mark.parametrize("number", WRITERS, ids=lambda number: TYPES[number].name)
 

@@ -13,9 +13,9 @@ from engine.cpu.worker import Worker
 from engine.gguf.types import TYPES
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.gpu.matmul.dequantise import dequantise_rows, look_up
+from engine.quants.dequantise import dequantise
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS
-from engine.quants.table import dequantise
 from tests.bench.random_blocks import random_tensor
 
 N_ROWS, N_COLUMNS = 37, 768
