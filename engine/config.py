@@ -1,10 +1,10 @@
-"""What a person can set: one frozen dataclass per subject.
+"""The settings that a person can choose: one frozen dataclass per subject.
 
 Each field carries its title, help, bounds and step in `field(metadata=...)`. Validation reads them
-here, and a settings panel can be built from them. This module knows neither torch nor Qt.
+here, and a settings panel can be built from them. This module imports neither torch nor Qt.
 
 Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str or tuple), `min` and `max`
-(what is accepted, both ends included), `soft_max` (where a slider ends, if sooner), `step`, and
+(accepted range, both ends included), `soft_max` (end of a slider, if smaller), `step`, and
 `choices` for a field with a few named values.
 """
 
@@ -25,11 +25,20 @@ __all__ = [
 ]  # fmt: skip
 
 Overflow = Literal["stop", "shift"]
+"""What happens when the context is full: the answer ends, or the oldest messages are dropped."""
+
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+"""Types in which keys and values can be stored."""
+
 SPLIT_MODES = ("tensor", "layer", "groups")
+"""Ways to split a model over ranks, see `LoadParams.split_mode`."""
+
 PeerMode = Literal["auto", "off", "on"]
+"""Whether GPUs access each other's memory, see `LoadParams.p2p`."""
+
 PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
 DEFAULT_CONTEXT = 2048
+"""Context in tokens where none is asked for."""
 
 T = TypeVar("T")
 NUMBER_NOUNS = {int: "a whole number", float: "a number"}
@@ -54,13 +63,13 @@ def _number(
 
 
 def validate_fields(settings: Any) -> None:
-    """Check every field of a dataclass instance against its metadata; store numbers as their kind.
+    """Check every field of a dataclass against its metadata; convert numbers to their kind.
 
-    A numpy number or an int where a float is meant is accepted and converted, so that equal
-    settings compare equal and serialise alike.
+    A numpy number, or an int for a float, is accepted and converted, so that equal settings compare
+    equal and serialise alike.
 
     Raises:
-        EngineError: names the field, what it accepts and what it was given.
+        EngineError: a value is wrong; the error names the field, what it accepts and the value.
     """
     for spec in fields(settings):
         value = getattr(settings, spec.name)
@@ -94,7 +103,7 @@ def _checked_number(name: str, value: Any, metadata: Mapping[str, Any]) -> int |
 
 
 def _checked_strings(name: str, value: Any) -> tuple[str, ...]:
-    """A list is taken too (JSON has no tuple); a lone text would be read letter by letter."""
+    """Check a tuple or list of texts (JSON has no tuple); a lone text would be split in letters."""
     is_list = isinstance(value, tuple | list)
     if not is_list or not all(isinstance(text, str) and text for text in value):
         raise _rejected(name, "a list of texts that are not empty", value)
@@ -110,15 +119,15 @@ def _rejected(name: str, expected: str, value: Any) -> EngineError:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen and when an answer ends. The defaults are llama.cpp's.
+    """Settings of sampling and of the end of answers, with llama.cpp's defaults.
 
     Raises:
-        EngineError: a field is out of its bounds or of another kind.
+        EngineError: a field is out of bounds or of the wrong kind.
     """
 
     max_tokens: int = _number(
         512,
-        "Length limit",
+        "Max tokens",
         "The answer ends after this many tokens.",
         bounds=(0, 2**31 - 1),
         soft_max=8192,
@@ -128,7 +137,7 @@ class SamplingParams:
     temperature: float = _number(
         0.8,
         "Temperature",
-        "Higher is more varied, lower more predictable. At 0 the likeliest token is always taken.",
+        "Higher is more varied, lower more predictable. 0 always takes the most likely token.",
         bounds=(0.0, 5.0),
         soft_max=2.0,
         step=0.05,
@@ -136,7 +145,7 @@ class SamplingParams:
     top_k: int = _number(
         40,
         "Top-k",
-        "Only this many likeliest tokens are considered. 0 considers all.",
+        "Only this many of the most likely tokens are considered. 0 considers all.",
         bounds=(0, 2**31 - 1),
         soft_max=200,
         step=1,
@@ -145,7 +154,7 @@ class SamplingParams:
     top_p: float = _number(
         0.95,
         "Top-p",
-        "Only the likeliest tokens that together reach this probability are considered. "
+        "Only the most likely tokens that together reach this probability are considered. "
         "1 considers all.",
         bounds=(0.0, 1.0),
         step=0.01,
@@ -153,7 +162,7 @@ class SamplingParams:
     min_p: float = _number(
         0.05,
         "Min-p",
-        "Tokens less likely than this fraction of the likeliest one are left out. 0 keeps all.",
+        "Tokens less likely than this fraction of the most likely one are left out. 0 keeps all.",
         bounds=(0.0, 1.0),
         step=0.01,
     )
@@ -185,21 +194,21 @@ class SamplingParams:
     frequency_penalty: float = _number(
         0.0,
         "Frequency penalty",
-        "Taken off a token's score for each time it occurred recently.",
+        "Subtracted from a token's score for each time it occurred recently.",
         bounds=(-2.0, 2.0),
         step=0.05,
     )
     presence_penalty: float = _number(
         0.0,
         "Presence penalty",
-        "Taken off a token's score once if it occurred recently.",
+        "Subtracted from a token's score once if it occurred recently.",
         bounds=(-2.0, 2.0),
         step=0.05,
     )
     seed: int | None = _number(
         None,
         "Seed",
-        "The same seed gives the same answer again. Empty draws a new one each time.",
+        "The same seed gives the same answer again. Empty uses a new one each time.",
         bounds=(0, 2**64 - 1),
         step=1,
         kind=int,
@@ -207,16 +216,16 @@ class SamplingParams:
     stop: tuple[str, ...] = field(
         default=(),
         metadata={
-            "title": "Stop texts",
-            "help": "The answer ends before any of these texts.",
+            "title": "Stop strings",
+            "help": "The answer ends before any of these strings.",
             "kind": tuple,
         },
     )
     ignore_eos: bool = field(
         default=False,
         metadata={
-            "title": "Ignore end of answer",
-            "help": "Goes on when the model wants to end, up to the length limit.",
+            "title": "Ignore end-of-text",
+            "help": "Continues when the model wants to end, up to the maximum of tokens.",
             "kind": bool,
         },
     )
@@ -224,7 +233,7 @@ class SamplingParams:
         default="stop",
         metadata={
             "title": "When the context is full",
-            "help": "Stop ends the answer; shift forgets the oldest messages and goes on.",
+            "help": "Stop ends the answer; shift drops the oldest messages and continues.",
             "kind": str,
             "choices": ("stop", "shift"),
         },
@@ -236,14 +245,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ControlVector:
-    """A direction to steer a model in, and how far.
+    """A direction that steers a model, with its strength.
 
     Attributes:
-        path: a GGUF of the architecture "controlvector".
-        scale: factor on the direction; negative turns it around.
+        path: path of a GGUF file of the architecture "controlvector".
+        scale: factor on the direction; a negative one reverses it.
 
     Raises:
-        EngineError: the scale is no finite number.
+        EngineError: the scale is not a finite number.
     """
 
     path: str
@@ -256,34 +265,36 @@ class ControlVector:
 
 @dataclass(frozen=True, slots=True)
 class LoadParams:
-    """Which model to load, where, and how it is split.
+    """Settings of loading a model: which one, on which devices, and how it is split.
 
     Attributes:
-        path: any part of a GGUF file.
-        devices: one entry per rank; a repeated device is a virtual one.
+        path: path of a GGUF file, or of any part of a split one.
+        devices: device of each rank; a repeated device becomes several virtual ones.
         split: relative share of each rank, such as (3, 1); None is even.
         split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks, "groups" gives
             whole blocks to groups of ranks and cuts them inside.
-        groups: sizes of the groups of neighbouring ranks, such as (2, 2); None makes groups of
-            neighbours on the same kind of device, or pairs where all are of one kind. Other modes
-            take no notice.
+        groups: sizes of the groups of consecutive ranks, such as (2, 2); None groups consecutive
+            ranks on the same kind of device, or makes pairs where all are of one kind. Only for
+            the mode "groups".
         n_ctx: context in tokens; None is 2048, or what the model was trained for if that is less.
-        n_cpu_blocks: so many blocks go to the CPU whole, from the first on; the others are split.
-        n_cpu_moe: the experts of so many blocks go to the CPU, from the first on.
-        kv_on_host: keys and values of GPUs lie in the host's memory, and are fetched when needed.
-        overrides: (regular expression on tensor names, device, or rank as "#0"): parts that go
-            there whole, whatever else says where; later ones win.
-        reserve: (device, bytes): what has to stay free there.
-        kv_type: how keys and values are stored: "f32", "f16", "bf16", "q8_0" or "q4_0".
-        cpu_threads: threads of all CPU ranks together; None is one per physical core.
-        n_batch: prompt tokens computed at once.
+        n_cpu_blocks: number of blocks, from the first on, that go whole to the CPU; the others are
+            split.
+        n_cpu_moe: number of blocks, from the first on, whose experts go to the CPU.
+        kv_on_host: whether GPUs keep keys and values in the host's memory and fetch them when
+            needed.
+        overrides: pairs of a regular expression on tensor names and a device, or a rank such as
+            "#0": matching parts go there whole, whatever else is set; later ones win.
+        reserve: pairs of a device and the bytes to keep free there.
+        kv_type: type of the stored keys and values: "f32", "f16", "bf16", "q8_0" or "q4_0".
+        cpu_threads: number of threads of all CPU ranks together; None is one per physical core.
+        n_batch: number of prompt tokens to compute at once.
         control_vectors: directions that steer the model; several add up.
-        control_layers: first and last layer that are steered; None is all but layer 0.
-        p2p: whether GPUs reach each other's memory directly: "auto" where a trial shows that it
+        control_layers: first and last layer to steer; None is all but layer 0.
+        p2p: whether GPUs access each other's memory directly: "auto" where a trial shows that it
             works and is faster, "off" nowhere, "on" wherever a trial shows that it works.
 
     Raises:
-        EngineError: a value that cannot be meant.
+        EngineError: a value makes no sense.
     """
 
     path: str
@@ -326,27 +337,30 @@ class LoadParams:
 
     @property
     def all_devices(self) -> tuple[str, ...]:
-        """The device of each rank: those that were asked for, then what else takes a part."""
+        """Device of each rank: the chosen ones, then others that blocks or overrides go to."""
         takers = ["cpu"] if self.n_cpu_blocks or self.n_cpu_moe else []
         takers += [target for _, target in self.overrides if not target.startswith("#")]
         return self.devices + tuple(dict.fromkeys(d for d in takers if d not in self.devices))
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """The groups, as asked or else chosen; empty in other modes."""
+        """Sizes of the groups, as set or by default; empty in other modes."""
         if self.split_mode != "groups":
             return ()
         return default_groups(self.devices) if self.groups is None else self.groups
 
     def context_for(self, n_ctx_train: int) -> int:
-        """The context length that is meant for a model trained with `n_ctx_train`."""
+        """Return the context length for a model that was trained with `n_ctx_train`."""
         if self.n_ctx is not None:
             return self.n_ctx
         return min(DEFAULT_CONTEXT, n_ctx_train or DEFAULT_CONTEXT)
 
 
 def default_groups(devices: Sequence[str]) -> tuple[int, ...]:
-    """Sizes: neighbours on the same kind of device are a group; pairs where all are of one kind."""
+    """Return the default group sizes for these devices.
+
+    Consecutive devices of the same kind are a group; where all are of one kind, pairs are.
+    """
     runs = [len(list(run)) for _, run in groupby(devices, lambda device: device.split(":")[0])]
     if len(runs) > 1:
         return tuple(runs)

@@ -1,4 +1,4 @@
-"""Which arithmetic ranks use: kernels for their device, repeated or not, or the exact reference."""
+"""Chooses the backend of each rank: our kernels for its device, or the exact reference."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from typing import Literal, get_args
 from engine.errors import EngineError
 
 VARIABLE = "TANDEM_BACKEND"
+"""Environment variable that names the backend."""
 
 Backend = Literal["reference", "eager", "graph", "interpreter"]
-"""reference: F32 and dequantised weights everywhere. eager: kernels, started one by one. graph: the
-same, and what computes one token is recorded and repeated. interpreter: graph, where ranks on the
-CPU compute as those on GPUs would, by Triton's interpreter; very slow, for tests."""
+"""The backends. "reference": F32 with dequantised weights everywhere. "eager": kernels, launched
+one by one. "graph": kernels, captured for one token and replayed. "interpreter": as "graph", but
+ranks on the CPU run the GPU kernels in Triton's interpreter; very slow, for tests."""
 
 Kernels = Literal["", "cpu", "gpu"]
+"""Kernels of a rank; "" is the reference in torch."""
 
 _refused: dict[str, str] = {}
 
 
 def chosen_backend() -> Backend:
-    """What the environment asks for, "graph" if nothing.
+    """Return the backend that the environment asks for, "graph" by default.
 
     Raises:
         EngineError: the variable is set to something else.
@@ -34,13 +36,13 @@ def chosen_backend() -> Backend:
             found: Backend = name
             return found
     raise EngineError(
-        f"{VARIABLE} is {value[:40]!r}, which is no backend.",
+        f"{VARIABLE} is {value[:40]!r}, which is not a backend.",
         f"Set it to {', '.join(get_args(Backend)[:-1])} or {get_args(Backend)[-1]}, or unset it.",
     )
 
 
 def is_reference() -> bool:
-    """Whether everything shall be computed in F32 with dequantised weights.
+    """Return whether everything is computed in F32 with dequantised weights.
 
     Raises:
         EngineError: see `chosen_backend`.
@@ -49,7 +51,7 @@ def is_reference() -> bool:
 
 
 def repeats_tokens() -> bool:
-    """Whether what computes one token is recorded and repeated.
+    """Return whether the computation of a token is captured and replayed.
 
     Raises:
         EngineError: see `chosen_backend`.
@@ -58,10 +60,10 @@ def repeats_tokens() -> bool:
 
 
 def kernels_for(device: str) -> Kernels:
-    """Whose kernels a rank on this device computes with; "" for the reference in torch.
+    """Return the kernels of a rank on this device; "" for the reference in torch.
 
     Args:
-        device: a name such as "cuda:0", or a type such as "cuda".
+        device: device name such as "cuda:0", or type such as "cuda".
     """
     backend = chosen_backend()
     if backend == "reference" or device in _refused:
@@ -72,29 +74,30 @@ def kernels_for(device: str) -> Kernels:
 
 
 def uses_kernels(device: str) -> bool:
-    """Whether a rank on this device computes with kernels of our own."""
+    """Return whether a rank on this device computes with our own kernels."""
     return bool(kernels_for(device))
 
 
 def refuse_kernels(device: str, why: str) -> None:
-    """Note that kernels do not work on a GPU, for as long as this process lives.
+    """Note that our kernels do not work on a GPU, for the rest of this process.
 
     Args:
-        why: the end of a sentence.
+        device: device name of the GPU.
+        why: reason as the end of a sentence.
     """
     _refused[device] = why
 
 
 def refused_kernels() -> Mapping[str, str]:
-    """Why kernels are not used, by the GPU's name."""
+    """Return the reason against our kernels for each GPU that cannot use them, by name."""
     return _refused
 
 
 def use_interpreter() -> None:
-    """Have Triton interpret the kernels that are imported from now on.
+    """Make Triton interpret the kernels that are imported from now on.
 
     Raises:
-        EngineError: it is not installed.
+        EngineError: Triton is not installed.
     """
     if not has_triton():
         raise EngineError(
@@ -106,5 +109,5 @@ def use_interpreter() -> None:
 
 @cache
 def has_triton() -> bool:
-    """Whether the compiler of the GPUs' kernels is installed; it comes with PyTorch for CUDA."""
+    """Return whether Triton is installed, which compiles GPU kernels and comes with PyTorch."""
     return find_spec("triton") is not None

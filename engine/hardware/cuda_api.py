@@ -1,6 +1,6 @@
-"""The few functions of NVIDIA's driver that kernels are loaded and started with, by ctypes.
+"""Calls the functions of the CUDA driver that load and launch kernels, by ctypes.
 
-Their names, numbers and structures are those of cuda.h, "CUDA Driver API".
+Names, numbers and structures are those of cuda.h, "CUDA Driver API".
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 from engine.errors import EngineError
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+"""File name of the driver's library."""
 
 INVALID_VALUE = 1
 """CUDA_ERROR_INVALID_VALUE."""
 
 FUNCTION_SHARED_BYTES, FUNCTION_LOCAL_BYTES, FUNCTION_REGISTERS, FUNCTION_THREADS = 1, 3, 4, 0
 FUNCTION_MOST_DYNAMIC_SHARED_BYTES = 8
-"""Of CUfunction_attribute."""
+"""Values of CUfunction_attribute."""
 
 PREFER_SHARED = 1
 """CU_FUNC_CACHE_PREFER_SHARED."""
@@ -29,23 +30,27 @@ PREFER_SHARED = 1
 DEVICE_SHARED_BYTES, DEVICE_SHARED_BYTES_OPT_IN = 8, 97
 DEVICE_REGISTERS, DEVICE_WARP, DEVICE_CLOCK, DEVICE_PROCESSORS = 12, 10, 13, 16
 DEVICE_MEMORY_CLOCK, DEVICE_BUS_WIDTH = 36, 37
-"""Of CUdevice_attribute."""
+"""Values of CUdevice_attribute."""
 
 PEER_ACCESS_ALREADY_ENABLED = 704
 """CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED."""
 
 PLAIN_SHARED_BYTES = 48 << 10
-"""A kernel with more shared memory has to ask for it."""
+"""Bytes of shared memory that a kernel has without asking for more."""
 
 Dim = tuple[int, int, int]
+"""Size of a grid in x, y and z."""
 
 
 class Loaded(NamedTuple):
-    """A kernel on a device.
+    """A kernel loaded on a device.
 
     Attributes:
-        n_spills: registers that a thread keeps in memory.
-        n_threads: most that a program of it may have.
+        module: handle of the module.
+        function: handle of the kernel.
+        n_registers: number of registers of a thread.
+        n_spills: number of registers that a thread spills to memory.
+        n_threads: largest number of threads of a block.
     """
 
     module: int
@@ -56,10 +61,10 @@ class Loaded(NamedTuple):
 
 
 class CudaApi:
-    """NVIDIA's driver.
+    """The CUDA driver.
 
     Args:
-        library: what ctypes makes of it, or what looks like it.
+        library: driver library loaded by ctypes, or an object like it.
     """
 
     def __init__(self, library: Any) -> None:
@@ -68,10 +73,10 @@ class CudaApi:
 
     @classmethod
     def open(cls) -> CudaApi:
-        """The one of this system.
+        """Return the driver of this system.
 
         Raises:
-            EngineError: there is none, or it does not start.
+            EngineError: there is no driver, or it does not start.
         """
         try:
             library = ctypes.CDLL(LIBRARY)
@@ -86,8 +91,10 @@ class CudaApi:
         """Load a compiled kernel.
 
         Args:
-            code: a cubin.
-            shared_bytes: of dynamic shared memory that it will be started with.
+            name: name of the kernel.
+            code: compiled code, a cubin.
+            shared_bytes: bytes of dynamic shared memory that it will be launched with.
+            device: number of the device.
 
         Raises:
             EngineError: the driver refuses it.
@@ -113,11 +120,11 @@ class CudaApi:
         )
 
     def unload(self, module: int) -> None:
-        """Free what `load` loaded."""
+        """Free a module that `load` loaded."""
         self._call("cuModuleUnload", c_void_p(module))
 
     def parameter_bytes(self, function: int) -> tuple[int, ...] | None:
-        """The size of each parameter of a kernel; None where the driver is older than CUDA 12.4."""
+        """Return the bytes of each parameter of a kernel; None for drivers older than CUDA 12.4."""
         if not hasattr(self._library, "cuFuncGetParamInfo"):
             return None
         sizes: list[int] = []
@@ -135,11 +142,11 @@ class CudaApi:
         self, function: int, device: int, grid: Dim, n_threads: int, shared_bytes: int, stream: int,
         parameters: Sequence[Any],
     ) -> None:  # fmt: skip
-        """Start a kernel, in the order of a stream.
+        """Launch a kernel on a CUDA stream.
 
         Args:
-            device: where it was loaded.
-            parameters: a value of ctypes for each parameter; further ones are not read.
+            device: number of the device where it was loaded.
+            parameters: ctypes value of each parameter; further ones are ignored.
 
         Raises:
             EngineError: the driver refuses it.
@@ -152,10 +159,12 @@ class CudaApi:
         )  # fmt: skip
 
     def allocate(self, n_bytes: int, device: int) -> int:
-        """The address of zeros on a device, which peers can reach, unlike PyTorch's segments.
+        """Allocate zeros on a device and return their address.
+
+        Peers can be given access to this memory, unlike to PyTorch's segments.
 
         Raises:
-            EngineError: the driver refuses it; there may not be as much.
+            EngineError: the driver refuses it, perhaps for lack of memory.
         """
         address = c_uint64()
         with self._on(device):
@@ -168,21 +177,21 @@ class CudaApi:
         return address.value
 
     def clear(self, address: int, n_bytes: int, device: int) -> None:
-        """Make what `allocate` gave zeros, at once."""
+        """Fill memory of `allocate` with zeros, and wait for it."""
         with self._on(device):
             self._call("cuMemsetD8_v2", c_uint64(address), c_ubyte(0), c_size_t(n_bytes))
             self._call("cuCtxSynchronize")
 
     def free(self, address: int, device: int) -> None:
-        """Give back what `allocate` gave."""
+        """Free memory of `allocate`."""
         with self._on(device):
             self._call("cuMemFree_v2", c_uint64(address))
 
     def allow_peer(self, device: int, peer: int) -> None:
-        """Let kernels on a device use memory of a peer.
+        """Let kernels on a device access memory of a peer.
 
         Raises:
-            EngineError: they cannot.
+            EngineError: the device cannot access it.
         """
         context = c_void_p()
         with self._on(peer):
@@ -193,14 +202,14 @@ class CudaApi:
                 self._check("cuCtxEnablePeerAccess", failed)
 
     def host_address(self, address: int, device: int) -> int:
-        """Where kernels on a device find mapped memory of the host; on Windows elsewhere."""
+        """Return the address of mapped host memory for kernels on a device (other on Windows)."""
         found = c_uint64()
         with self._on(device):
             self._call("cuMemHostGetDevicePointer_v2", byref(found), c_void_p(address), c_uint(0))
         return found.value
 
     def device_attribute(self, number: int, device: int) -> int:
-        """A number of a device."""
+        """Return an attribute of a device, by its number in CUdevice_attribute."""
         value = c_int()
         self._call("cuDeviceGetAttribute", byref(value), c_int(number), c_int(device))
         return value.value
@@ -212,7 +221,10 @@ class CudaApi:
 
     @contextmanager
     def _on(self, device: int) -> Iterator[None]:
-        """Have a device's context for a while: PyTorch takes this thread's for its own."""
+        """Make a device's context current inside the `with` block, then restore the previous one.
+
+        PyTorch takes the thread's context for its own.
+        """
         before = c_void_p()
         self._call("cuCtxGetCurrent", byref(before))
         self._enter(device)
@@ -222,7 +234,7 @@ class CudaApi:
             self._call("cuCtxSetCurrent", before)
 
     def _enter(self, device: int) -> None:
-        """Have the device's context on this thread: torch's, which is the primary one."""
+        """Make a device's primary context, which is torch's, current on this thread."""
         context, current = c_void_p(), c_int(-1)
         self._call("cuCtxGetCurrent", byref(context))
         if context.value:

@@ -1,6 +1,6 @@
-"""Variables that torch and its libraries read when they are imported; import this module first.
+"""Sets environment variables that torch and its libraries read on import; import this before torch.
 
-What a person has set stays as it is, but for an order of GPUs in which nobody has named one.
+What a person has set is kept, but for CUDA_DEVICE_ORDER where no GPU is named by its number.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 from engine.devices.visibility import ORDER, PCI_ORDER, VISIBLE, has_numbers
 
 DEFAULTS = {
-    # CUDA would put the fastest GPU first, and a number would mean another one than in NVML
+    # by default CUDA puts the fastest GPU first, so numbers would differ from NVML's
     ORDER: PCI_ORDER,
-    # a thread that waits for others must not keep them from running where cores are few or busy
+    # a waiting thread must not take cores from the others where cores are few or busy
     "OMP_WAIT_POLICY": "PASSIVE",
-    # from 3.10 on Triton would no longer join a product and a sum, where it is not told to
+    # from 3.10 on Triton fuses a product and a sum only where it is told to
     "TRITON_DEFAULT_FP_FUSION": "1",
 }
 
@@ -22,24 +22,24 @@ LOADING = "CUDA_MODULE_LOADING"
 
 
 def loads_kernels_late() -> bool:
-    """Whether CUDA loads a kernel only when it first starts, and waits for all of its GPU then.
+    """Return whether CUDA loads a kernel at its first launch, and then waits for the whole GPU.
 
-    To load all at once takes hundreds of MB on each GPU, for PyTorch's kernels above all, so that
-    is left to who sets the variable to EAGER.
+    Loading all kernels at the start takes hundreds of MB on each GPU, mostly for PyTorch's, so that
+    is done only if a person sets the variable to EAGER.
     """
     return os.environ.get(LOADING, "").upper() != "EAGER"
 
 
 def starts_wait() -> bool:
-    """Whether a start of a kernel waits for its end, as people ask for who look for a fault."""
+    """Return whether a kernel launch waits for the kernel's end, which people set to debug."""
     return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
 
 
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
 if not loads_kernels_late():
-    # ranks of one GPU wait for each other in kernels then; with fewer queues of the hardware than
-    # streams, what one waits for could stand in line behind what follows it
+    # then ranks of one GPU wait for each other in kernels; with fewer hardware queues than streams,
+    # a kernel that one waits for could be queued behind that one
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 if not has_numbers(os.environ.get(VISIBLE)):
     os.environ[ORDER] = PCI_ORDER

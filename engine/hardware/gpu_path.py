@@ -1,4 +1,4 @@
-"""What computing on GPUs needs besides a GPU, and what of it is here; found without imports."""
+"""Finds what computing on GPUs needs and whether it is installed, without importing it."""
 
 from __future__ import annotations
 
@@ -21,29 +21,32 @@ from engine.hardware.backend_choice import chosen_backend
 __all__ = ["GpuPath", "Launcher", "find_gpu_path", "launcher_problem", "triton_version"]
 
 Launcher = Literal["triton", "own", ""]
+"""Launcher of kernels: Triton's compiled one, our own over the CUDA driver, or none."""
 
 PACKAGES = ("triton", "triton-windows", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
-"""Under which Triton is installed."""
+"""Names of the packages that install Triton."""
 
 GPU = "a GPU with its NVIDIA driver"
+"""Name of a missing GPU in sentences."""
 
 LAUNCHER_VARIABLE = "TANDEM_LAUNCHER"
-"""Set to "own", kernels are started without Triton's part in it; for diagnosis."""
+"""Environment variable that, set to "own", launches kernels without Triton's launcher; for
+diagnosis."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPath:
-    """How GPUs compute, or would if there were one.
+    """How GPUs of this machine compute, or would compute if there were one.
 
     Attributes:
         has_gpu: whether a model can be put on a GPU.
-        arithmetic: "kernels" of our own, or "reference": torch in F32 over dequantised weights.
-        launcher: what starts the kernels: a part of Triton that is compiled once, or our own.
-        triton: its version; "" where it is not installed.
-        torch_cuda: for which CUDA torch was built; "" for none.
-        launcher_problem: why Triton's own launcher cannot be made; "" if it can.
-        missing: what a GPU would need that is not here, in words.
-        sentence: all of it in one or two sentences.
+        arithmetic: "kernels" for our own, or "reference" for torch in F32 with dequantised weights.
+        launcher: launcher of the kernels, see `Launcher`.
+        triton: version of Triton; "" where it is not installed.
+        torch_cuda: version of CUDA that torch was built for; "" for none.
+        launcher_problem: why Triton's launcher cannot be compiled; "" if it can.
+        missing: names of what a GPU needs and is not here.
+        sentence: summary in one or two sentences.
     """
 
     has_gpu: bool
@@ -57,10 +60,10 @@ class GpuPath:
 
 
 def find_gpu_path(devices: Sequence[DeviceInfo]) -> GpuPath:
-    """Look for what GPUs need.
+    """Return how GPUs compute here, and what is missing for that.
 
     Args:
-        devices: all of this machine.
+        devices: all devices of this machine.
     """
     build, triton, problem = find_torch_build(), triton_version(), launcher_problem()
     has_gpu = any(d.kind == "cuda" and d.usable for d in devices)
@@ -86,7 +89,7 @@ def find_gpu_path(devices: Sequence[DeviceInfo]) -> GpuPath:
 
 
 def _how(is_exact: bool, triton: str, launcher: Launcher, problem: str) -> str:
-    """How the GPUs that are here compute."""
+    """Return a sentence on how the GPUs of this machine compute."""
     if is_exact:
         return "GPUs compute with PyTorch in F32, as TANDEM_BACKEND=reference asks for."
     if not triton:
@@ -104,17 +107,17 @@ def _how(is_exact: bool, triton: str, launcher: Launcher, problem: str) -> str:
 
 
 def _why_not(missing: Sequence[str]) -> str:
-    """Why no GPU is used, and what else there would have to be."""
+    """Return a sentence on why no GPU is used, and on what else is missing."""
     status, more = cuda_status(), [text for text in missing if text != GPU]
     if GPU in missing and more:
         return f"{status} For GPUs, {' and '.join(more)} would be needed, too."
-    if len(more) > 1:  # the first is what the status is about
+    if len(more) > 1:  # the status is about the first
         return f"{status} For GPUs, {' and '.join(more[1:])} would be needed, too."
     return status
 
 
 def triton_version() -> str:
-    """Of the installed Triton; "" if there is none."""
+    """Return the version of the installed Triton; "" if there is none."""
     if importlib.util.find_spec("triton") is None:
         return ""
     for package in PACKAGES:
@@ -126,15 +129,15 @@ def triton_version() -> str:
 
 
 def triton_package() -> str:
-    """What to install for Triton here."""
+    """Return the package to install for Triton on this system."""
     return "triton-windows" if sys.platform == "win32" else "triton"
 
 
 def launcher_problem() -> str:
-    """Why Triton cannot compile what it starts kernels with, as half a sentence; "" if it can.
+    """Return why Triton cannot compile its launcher, as the end of a sentence; "" if it can.
 
-    Triton writes a program in C once for each version of it; Triton for Windows brings a compiler
-    and Python's headers along.
+    Triton compiles a C program once per version of Triton. Triton for Windows brings a compiler and
+    Python's headers along.
     """
     if sys.platform == "win32":
         return ""
@@ -142,14 +145,14 @@ def launcher_problem() -> str:
     if not any(shutil.which(name) for name in (compiler, "gcc", "clang")):
         return "there is no C compiler (gcc or clang) for Triton's own launcher"
     if os.environ.get("CC") and not shutil.which(compiler):
-        return f"CC is {compiler!r}, which is no compiler for Triton's own launcher"
+        return f"CC is {compiler!r}, which is not a compiler for Triton's own launcher"
     if not (python_headers() / "Python.h").is_file():
         return f"Python.h is missing in {python_headers()} for Triton's own launcher"
     return ""
 
 
 def python_headers() -> Path:
-    """Where Triton looks for Python's own headers."""
+    """Return the folder where Triton looks for Python's headers."""
     scheme = sysconfig.get_default_scheme()
     return Path(
         sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)

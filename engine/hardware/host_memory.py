@@ -1,4 +1,4 @@
-"""Memory of the host that a GPU can read and write by itself."""
+"""Allocates pinned host memory, which a GPU can read and write by itself."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from engine.hardware.cuda_api import CudaApi
 log = logging.getLogger(__name__)
 
 PORTABLE_AND_MAPPED = 1 | 2
-"""CUDA's `cudaHostRegisterPortable` and `...Mapped`: pinned for all GPUs, and in their reach."""
+"""CUDA's `cudaHostRegisterPortable` and `...Mapped`: pinned for all GPUs, and addressable."""
 
 
 class HostTensor:
-    """Zeros in whole pages of the host, pinned as long as this object lives.
+    """A tensor of zeros in whole pages of host memory, pinned as long as this object lives.
 
-    PyTorch's own pinned memory is rounded up to a power of two and stays with the process.
+    PyTorch's own pinned memory is rounded up to a power of two, and the process keeps it.
 
     Args:
-        device: copies go to and from it; only a GPU needs pages that stay where they are.
+        device: device to copy to and from; only a GPU needs pinned pages.
 
     Attributes:
         value: the tensor.
-        is_pinned: a GPU copies without the CPU's help; if not, copies are slower.
+        is_pinned: whether the pages are pinned, so that a GPU copies without the CPU's help.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -44,10 +44,10 @@ class HostTensor:
             finalizer.atexit = False  # CUDA may have ended before
 
     def address_on(self, device: torch.device) -> int:
-        """Where kernels on a device find it; any GPU does if it is pinned.
+        """Return the address for kernels on a device; any GPU has one if the tensor is pinned.
 
         Raises:
-            EngineError: the driver knows no such place.
+            EngineError: the driver knows no such address.
         """
         address = self.value.data_ptr()
         if device.type != "cuda" or torch.version.hip:
@@ -56,7 +56,7 @@ class HostTensor:
 
 
 def _pin(held: Tensor, device: torch.device) -> bool:
-    """Whether it could be done; some systems allow little pinned memory."""
+    """Pin memory and return whether that worked; some systems allow little pinned memory."""
     with torch.cuda.device(device):  # the first GPU may be one that is not used
         code = _cuda().cudaHostRegister(held.data_ptr(), held.nbytes, PORTABLE_AND_MAPPED)
     if int(code) == 0:
@@ -68,7 +68,7 @@ def _pin(held: Tensor, device: torch.device) -> bool:
 
 
 def _cuda() -> Any:
-    """CUDA's own functions."""
+    """Return the functions of CUDA's runtime."""
     runtime: Callable[[], Any] = torch.cuda.cudart
     return runtime()
 

@@ -1,4 +1,4 @@
-"""How much memory of this process is, and was at most, in use."""
+"""Measures the memory of this process, now and at its peak."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import psutil
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""What resets the kernel's record of a process's peak, see proc(5)."""
+"""Text that resets Linux's record of the peak when written to `CLEAR`, see proc(5)."""
 
 
 class ResidentPeak:
-    """The largest growth of this process since it was made.
+    """The peak growth of this process's memory since this object was made.
 
-    Linux keeps a record of the peak, which begins anew here; elsewhere the peak is what `note` saw.
+    Linux keeps a record of the peak, which is reset here; elsewhere the peak is what `note` saw.
     """
 
     def __init__(self) -> None:
@@ -32,22 +32,22 @@ class ResidentPeak:
             self._is_recorded = True
 
     def note(self) -> None:
-        """Look now, where the system keeps no record."""
+        """Measure now, where the system keeps no record."""
         if not self._is_recorded:
             self._seen = max(self._seen, _resident_bytes())
 
     @property
     def growth(self) -> int:
-        """Bytes; at least 0."""
+        """Peak growth in bytes, at least 0."""
         if self._is_recorded:
             self._seen = max(self._seen, _recorded_peak())
         return self._seen - self._start
 
 
 def resident_bytes(address: int, n_bytes: int) -> int:
-    """How much of some memory the system has given so far; 0 where it does not tell.
+    """Return how many bytes of a memory range are resident; 0 where the system does not tell.
 
-    Memory of zeros is there only once something was written to it.
+    Pages of zeros become resident only once something is written to them.
     """
     ask = _mincore()
     first = -(-address // PAGESIZE) * PAGESIZE
@@ -61,7 +61,7 @@ def resident_bytes(address: int, n_bytes: int) -> int:
 
 @cache
 def _mincore() -> Callable[[int, int, int], int] | None:
-    """Linux's mincore(2), which knows private memory too; elsewhere it may not."""
+    """Return Linux's mincore(2), which covers private memory too; elsewhere it may not."""
     if sys.platform != "linux":
         return None
     found = ctypes.CDLL(None).mincore
@@ -76,7 +76,7 @@ def _resident_bytes() -> int:
 
 
 def _recorded_peak() -> int:
-    """The kernel's record, in bytes; 0 where it says nothing."""
+    """Return Linux's record of the peak, in bytes; 0 where there is none."""
     with suppress(OSError):
         for line in STATUS.read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):

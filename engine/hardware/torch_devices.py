@@ -1,4 +1,4 @@
-"""The devices as torch sees them: finding one, its free memory, when it is full."""
+"""Finds torch's devices, and their free memory, and frees it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from engine.errors import NoDevice
 from engine.hardware.cuda_overhead import overhead_bytes
 
 RANK_PRIORITY = -1
-"""Of streams in which ranks compute; others have 0, which is lower."""
+"""Priority of the CUDA streams in which ranks compute; other streams have 0, which is lower."""
 
 _hanging: set[torch.device] = set()
+"""GPUs whose work does not end, which nobody should wait for."""
 
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
@@ -25,10 +26,10 @@ OUT_OF_MEMORY_TEXTS = (
 
 
 def torch_device(name: str) -> torch.device:
-    """The torch device for "cpu" or "cuda:N".
+    """Return the torch device for "cpu" or "cuda:N".
 
     Raises:
-        NoDevice: it does not exist here, or torch means another GPU by that number.
+        NoDevice: it does not exist here, or torch gives that number to another GPU.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -41,13 +42,13 @@ def torch_device(name: str) -> torch.device:
 
 
 def _check_number(name: str, devices: Sequence[DeviceInfo]) -> None:
-    """Make sure that torch and NVML mean the same GPU.
+    """Check that torch and NVML give this number to the same GPU.
 
-    They do not where CUDA was started before the order of GPUs was settled, or with other variables
-    than are set now. What has a UUID of its own kind, as a part of a GPU has, cannot be compared.
+    They differ where CUDA was started before the order of GPUs was set, or with other variables
+    than now. A part of a GPU (MIG) has a UUID of another kind, which cannot be compared.
 
     Raises:
-        NoDevice: they mean different ones.
+        NoDevice: they mean different GPUs.
     """
     uuid = getattr(torch.cuda.get_device_properties(name), "uuid", None)
     meant = next((d.id for d in devices if uuid and d.uuid == f"GPU-{uuid}"), name)
@@ -55,24 +56,24 @@ def _check_number(name: str, devices: Sequence[DeviceInfo]) -> None:
         raise NoDevice(
             name,
             f"CUDA was started with GPUs in another order, in which {name} is what the driver "
-            f"calls {meant}; start anew with CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            f"calls {meant}; restart with CUDA_DEVICE_ORDER=PCI_BUS_ID",
         )
 
 
 def stream_of_rank(device: torch.device) -> torch.cuda.Stream:
-    """A stream for what a rank computes, that no copies are put into.
+    """Return a CUDA stream for a rank's kernels, which is never used for copies.
 
-    Torch has 32 streams of each priority on a GPU, and then gives the same ones once more: so
-    copies, for which streams are made all the time, have those of another priority.
+    Torch has 32 streams of each priority on a GPU and hands them out in turn. Copies, for which
+    streams are made all the time, use another priority, so they never get the same stream.
     """
     make: Callable[[torch.device, int], torch.cuda.Stream] = torch.cuda.Stream
     return make(device, RANK_PRIORITY)
 
 
 def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.device]:
-    """The torch device of each rank; a rank that holds nothing is kept off its GPU.
+    """Return the torch device of each rank; a rank that holds nothing is kept off its GPU.
 
-    Whatever is done on a GPU, be it asking for its free memory, takes hundreds of MB there.
+    Any use of a GPU, even reading its free memory, takes hundreds of MB there.
 
     Raises:
         NoDevice: one does not exist here.
@@ -87,15 +88,14 @@ def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.
 
 
 def kind_of(device: torch.device) -> str:
-    """Devices of one kind compute the same bits from the same ones."""
+    """Return the kind of a device; all of one kind compute the same bits from the same input."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
-    """Free memory of each of `devices`, with what this process holds in reserve.
+    """Return the free bytes of each device, including those that torch holds in reserve.
 
-    As it would be without CUDA's own share, which is there from the first question on and which
-    plans count.
+    CUDA's own overhead counts as free: it is there from the first use on, and plans count it.
     """
     free: dict[str, int] = {}
     for name in devices:
@@ -109,15 +109,15 @@ def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
 
 
 def leave_alone(devices: Iterable[torch.device]) -> None:
-    """Have nobody here wait for GPUs that do not come to an end."""
+    """Note GPUs whose work does not end, so that nobody waits for them."""
     _hanging.update(device for device in devices if device.type == "cuda")
 
 
 def release_reserves(devices: Sequence[torch.device]) -> None:
-    """Give freed memory back to the system; opens no GPU but these.
+    """Return freed memory to the system; use no GPU but these.
 
-    Torch frees what lies idle on all GPUs of this process at once, and waits for what these do. So
-    if one of them hangs, nothing is freed: it stays in torch's reserve, for the next model.
+    Torch frees the reserve of all GPUs of this process at once and waits for their work. So if one
+    hangs, nothing is freed: the memory stays in torch's reserve, for the next model.
     """
     for device in set(devices):
         if device.type != "cuda":
@@ -128,7 +128,7 @@ def release_reserves(devices: Sequence[torch.device]) -> None:
 
 
 def trim_heap() -> None:
-    """Give what this process has freed back to the system, where the C library keeps it."""
+    """Return heap memory that the C library holds back to the system."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
@@ -136,7 +136,7 @@ def trim_heap() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """The GNU C library's `malloc_trim`; others keep less."""
+    """Return the GNU C library's `malloc_trim`; other libraries hold back less."""
     if not sys.platform.startswith("linux"):
         return None
     found = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -148,7 +148,7 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; torch has several ways to say so."""
+    """Return whether an allocation failed, which torch reports in several ways."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(t in str(error) for t in OUT_OF_MEMORY_TEXTS)
