@@ -12,7 +12,7 @@ from engine.ops.attention import hidden
 
 if TYPE_CHECKING:
     from engine.forward.cache import LayerCache
-    from engine.layers.mixers.attention import Scores
+    from engine.forward.operands import Scores
 
 
 def serves(cache: LayerCache, scores: Scores, n_keys: int) -> bool:

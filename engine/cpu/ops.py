@@ -1,4 +1,4 @@
-"""The operations on a CPU by kernels of our own, where they serve and are faster than torch."""
+"""The operations on CPUs: our own kernels where they serve and are faster than torch."""
 
 from __future__ import annotations
 
@@ -10,38 +10,35 @@ import torch
 from torch import Tensor
 
 from engine.cpu.flash_attention import attend_fused, serves
-from engine.cpu.joined import Together
+from engine.cpu.joint_product import JointProduct
 from engine.cpu.kernels.cache_ops import MAX_TOKENS, CacheOps
-from engine.cpu.kernels.call_log import refuse_replay
 from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.routing import RoutingSteps
 from engine.cpu.weights import PlaneWeight
-from engine.ops.reference import ReferenceOps
+from engine.forward.recording import refuse_replay
+from engine.ops.composite import CompositeOps
+from engine.ops.reference import REFERENCE
 
 if TYPE_CHECKING:
     from engine.cpu.kernels.team import Team
     from engine.forward.cache import LayerCache
     from engine.forward.expert_rows import Groups
-    from engine.layers.ffn import Activation
-    from engine.layers.linear import Linear
-    from engine.layers.mixers.attention import Scores
-    from engine.layers.moe import Routing
-    from engine.layers.rope import RopeParams
+    from engine.forward.operands import Activation, RopeParams, Routing, Scores
+    from engine.forward.ops import LinearLayer
+    from engine.ops.recurrent import Chunks
 
 ANGLES = 256
 """Positions whose angles are computed at once."""
-
-EXACT = ReferenceOps()
 
 FEW_TOKENS = MAX_TOKENS
 """So many read the cache one after the other; more get it as F32 once, and torch's kernels."""
 
 
-class FastOps(ReferenceOps):
-    """For one rank, whose thread alone may call it.
+class CpuOps(CompositeOps):
+    """The operations of one rank on the CPU; only the rank's thread may call them.
 
-    Results differ from the reference in the last bits. Tensors that the kernels do not serve, such
-    as those of other types, take the way of the reference.
+    Results differ from the reference in the last bits. Tensors that no kernel serves, such as those
+    of other types, go to the reference.
 
     Args:
         team: the threads of the rank.
@@ -51,7 +48,7 @@ class FastOps(ReferenceOps):
         self._team = team
         self._steps = SmallOps(team)
         self._cache_steps = CacheOps(team)
-        self._together: dict[tuple[Linear, ...], tuple[Together | None, bool]] = {}
+        self._together: dict[tuple[LinearLayer, ...], tuple[JointProduct | None, bool]] = {}
         self._angles: dict[tuple[int, int], _Angles] = {}
         self._n_past = 0
         self._routing_steps = RoutingSteps(team)
@@ -67,7 +64,7 @@ class FastOps(ReferenceOps):
             for angles in self._angles.values():
                 angles.move(n_past)
 
-    def linears(self, x: Tensor, *layers: Linear) -> Sequence[Tensor]:
+    def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
         together, are_bare = self._joined(layers)
         if together is None or x.shape[0] > together.n_tokens:
             return super().linears(x, *layers)
@@ -76,14 +73,16 @@ class FastOps(ReferenceOps):
             return products
         return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
 
-    def gated_linears(self, act: Activation, x: Tensor, gate: Linear, up: Linear) -> Tensor:
+    def gated_linears(
+        self, act: Activation, x: Tensor, gate: LinearLayer, up: LinearLayer
+    ) -> Tensor:
         together, are_bare = self._joined((gate, up))
         kernel = self._steps.activation(act.kind, act.limit)
         if together is None or not are_bare or kernel is None or x.shape[0] > together.n_tokens:
             return super().gated_linears(act, x, gate, up)
         return together.gated(x, *kernel)
 
-    def _joined(self, layers: tuple[Linear, ...]) -> tuple[Together | None, bool]:
+    def _joined(self, layers: tuple[LinearLayer, ...]) -> tuple[JointProduct | None, bool]:
         """Their matrices in one, if that can be, and whether nothing follows the products."""
         if layers not in self._together:
             are_bare = all(layer.is_bare for layer in layers)
@@ -92,7 +91,7 @@ class FastOps(ReferenceOps):
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y = self._steps.rms_norm(x, weight, bias, eps)
-        return super().rms_norm(x, weight, bias, eps) if y is None else y
+        return REFERENCE.rms_norm(x, weight, bias, eps) if y is None else y
 
     def layer_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
@@ -102,11 +101,11 @@ class FastOps(ReferenceOps):
 
     def activate(self, act: Activation, x: Tensor) -> Tensor:
         y = self._steps.gated(act.kind, 0.0, x, None)
-        return super().activate(act, x) if y is None else y
+        return REFERENCE.activate(act, x) if y is None else y
 
     def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
         y = self._steps.gated(act.kind, act.limit, gate, up)
-        return super().gated(act, gate, up) if y is None else y
+        return REFERENCE.gated(act, gate, up) if y is None else y
 
     def assign(
         self, routing: Routing, logits: Tensor, bias: Tensor | None
@@ -116,27 +115,27 @@ class FastOps(ReferenceOps):
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
         total = self._routing_steps.sum_of_experts(y, weights, groups)
-        return super().sum_of_experts(y, weights, groups) if total is None else total
+        return REFERENCE.sum_of_experts(y, weights, groups) if total is None else total
 
     def rope_angles(
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         if positions.numel() != 1:
-            return super().rope_angles(params, factors, positions)
+            return REFERENCE.rope_angles(params, factors, positions)
         key = id(params), id(factors)
         if key not in self._angles:
-            self._angles[key] = _Angles(partial(EXACT.rope_angles, params, factors))
+            self._angles[key] = _Angles(partial(REFERENCE.rope_angles, params, factors))
             self._angles[key].move(self._n_past)
         return self._angles[key].one
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
         y = self._steps.rope(x, cos, sin, style)
-        return super().rope(x, cos, sin, style) if y is None else y
+        return REFERENCE.rope(x, cos, sin, style) if y is None else y
 
     def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         if not self._cache_steps.write(cache, k, v, start):
             refuse_replay("no kernel writes such a cache")
-            super().remember(cache, k, v, start)
+            REFERENCE.remember(cache, k, v, start)
 
     def attention(
         self,
@@ -156,7 +155,30 @@ class FastOps(ReferenceOps):
             self._team.rest()
             return attend_fused(q, cache, n_past, scores)
         refuse_replay("no kernel reads such a cache")
-        return super().attention(q, cache, n_past, scores, sinks, slopes)
+        return REFERENCE.attention(q, cache, n_past, scores, sinks, slopes)
+
+    # no kernel: torch
+
+    def concat(self, *parts: Tensor) -> Tensor:
+        return REFERENCE.concat(*parts)
+
+    def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        return REFERENCE.route(routing, logits, bias)
+
+    def l2_norm(self, x: Tensor, eps: float) -> Tensor:
+        return REFERENCE.l2_norm(x, eps)
+
+    def softplus(self, x: Tensor) -> Tensor:
+        return REFERENCE.softplus(x)
+
+    def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
+        return REFERENCE.xielu(x, positive, negative, beta, eps)
+
+    def opened(self, x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
+        return REFERENCE.opened(x, door, y, other)
+
+    def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:
+        return REFERENCE.scan_chunks(chunks, state)
 
 
 class _Angles:
@@ -185,10 +207,10 @@ class _Angles:
             one.copy_(near[index : index + 1])
 
 
-def _together(layers: Sequence[Linear]) -> Together | None:
+def _together(layers: Sequence[LinearLayer]) -> JointProduct | None:
     """Their matrices in one, if each is multiplied as any other."""
     weights = [layer.weight for layer in layers]
     planes = [weight for weight in weights if isinstance(weight, PlaneWeight)]
     if len(planes) < len(weights) or len({weight.extent for weight in planes}) > 1:
         return None
-    return Together(planes)
+    return JointProduct(planes)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.cpu.worker import Worker
+    from engine.forward.weight import Weight
     from engine.gguf import GGUFFile, TensorInfo
     from engine.layers.module import Slot
-    from engine.ops.weights import Weight
 
     Bytes = NDArray[np.uint8]
     Load = Callable[..., Weight]

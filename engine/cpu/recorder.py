@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import CallLog, current_log, logging_to, refuse_replay
+from engine.cpu.kernels.call_log import CallLog, current_log
 from engine.cpu.kernels.replay import KernelReplay
 from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.kernels.team import Team
 from engine.errors import LeftAlone
+from engine.forward.recording import recording_to, refuse_replay
 from engine.ops.replay import Again, Watching, is_allocation, is_fit, is_view
 
 aten = torch.ops.aten
@@ -51,7 +52,7 @@ class Recorder(Watching):
 
     def record(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
         """Compute a token and record it."""
-        with self, logging_to(self.log):
+        with self, recording_to(self.log):
             self._team.log_calls(self.log.address)
             try:
                 result = compute()
@@ -63,7 +64,7 @@ class Recorder(Watching):
         """Do as the last step what is not recorded but called each time."""
         self._team.log_calls(0)
         self._last = last
-        with logging_to(None):
+        with recording_to(None):
             self._result = last()
         return self._result
 

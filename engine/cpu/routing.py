@@ -19,7 +19,7 @@ from engine.ops.reference import SMALLEST_SUM
 if TYPE_CHECKING:
     from engine.cpu.kernels.isa import Isa
     from engine.cpu.kernels.team import Team
-    from engine.layers.moe import Routing
+    from engine.forward.operands import Routing
 
 SHORT = 8
 """Tokens up to which a call keeps Python's lock."""

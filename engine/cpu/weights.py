@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from engine.cpu.joined import Together
+from engine.cpu.joint_product import JointProduct
 from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.panels import quantised_bytes
 from engine.cpu.worker import Worker
 from engine.forward.expert_rows import Groups
-from engine.ops.weights import ALL, Weight, gathered_rows
+from engine.forward.weight import ALL, Weight
+from engine.ops.weights import gathered_rows
 from engine.quants.extent import BF16_CHUNK, Extent, n_tiles, token_bytes
 from engine.quants.layout import BLOCK, TILE
 
@@ -80,8 +81,8 @@ class PlaneWeight:
         return y
 
     @cached_property
-    def _alone(self) -> Together:
-        return Together([self])
+    def _alone(self) -> JointProduct:
+        return JointProduct([self])
 
     @property
     def n_pieces(self) -> int:

@@ -20,8 +20,8 @@ from engine.distributed.wire import Wire, name_of
 from engine.parallel.agreement import check_fit, check_same
 
 if TYPE_CHECKING:
-    from engine.gpu.comm.one_shot import OneShot
-    from engine.parallel.thread_comm import Group
+    from engine.forward.communicator import Group
+    from engine.forward.ops import FusedAllReduce
 
 MOST_AT_ONCE = 1 << 14
 """Numbers of a value that is sent without asking first who has one."""
@@ -114,7 +114,7 @@ class ProcessCommunicator:
         self._swap([], [(source, room)])
         return room.to(self._device)
 
-    def one_shot(self, group: Group, n: int) -> OneShot | None:
+    def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
         """No kernel reaches the memory of another process."""
         return None
 

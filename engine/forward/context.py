@@ -1,4 +1,4 @@
-"""What a block may use while it runs on one rank: the other ranks, the cache, the arithmetic."""
+"""What a layer may use during one forward pass on one rank: other ranks, cache, arithmetic."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.parallel.thread_comm import Communicator, Group
+from engine.forward.communicator import Communicator, Group
 from engine.sharding.ranges import Ranges
 
 if TYPE_CHECKING:
-    from engine.cpu.recorder import Recorder
-    from engine.forward.addend import Addend
     from engine.forward.cache import Cache
+    from engine.forward.operands import Scores
+    from engine.forward.ops import Addend, NormLayer, Ops, RopeLayer
+    from engine.forward.recording import TokenRecorder
     from engine.forward.state import KVState, RecurrentState
-    from engine.layers.mixers.attention import Scores
-    from engine.layers.norm import Norm
-    from engine.layers.rope import Rope
-    from engine.ops.reference import ReferenceOps
 
 
 class Context:
@@ -29,26 +26,27 @@ class Context:
     and the collectives run among that group.
 
     Args:
-        kinds: the kind of device of each rank, see `engine.hardware.torch_devices.kind_of`.
+        kinds: kind of each rank's device; devices of one kind round alike.
 
     Attributes:
         n_past: tokens in the cache before this pass.
-        first_logit: the first row of this pass whose logits are wanted.
-        cache: what the layers of this rank remember.
+        first_logit: first row of this pass whose logits are wanted.
+        cache: keys, values and recurrent states of this rank's layers.
         position: `n_past` in the device's memory, int64 (1,).
-        positions: of this pass's tokens, (T,).
-        directions: what is added to the residual stream after a block, by its number.
-        side: what an architecture hands its blocks beside the residual stream, for one pass.
-        recorder: what records this pass, if it is recorded.
-        is_sliced: each rank keeps its slice of the logits.
-        headed: what these were computed from, (rows, n_embd), of a pass that is, where all ranks
+        positions: positions of this pass's tokens, (T,).
+        directions: vector to add to the residual stream after a block, by the block's number.
+        side: tensors that an architecture hands its blocks beside the residual stream, for one
+            pass.
+        recorder: recorder of this pass, if it is recorded.
+        is_sliced: whether each rank keeps its slice of the logits.
+        headed: hidden state from which such slices were computed, (rows, n_embd), where all ranks
             should have the same bits of it.
     """
 
     def __init__(
         self,
         comm: Communicator,
-        ops: ReferenceOps,
+        ops: Ops,
         cache: Cache,
         device: torch.device,
         kinds: Sequence[str],
@@ -64,13 +62,13 @@ class Context:
         self._group: Group = ()
         self.positions = torch.empty(0)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
-        self.recorder: Recorder | None = None
+        self.recorder: TokenRecorder | None = None
         self.is_sliced = False
         self.headed: Tensor | None = None
         self.directions: dict[int, Tensor] = {}
         self.side: dict[str, Tensor] = {}
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
-        self._normed: tuple[Tensor, Norm, Tensor] | None = None
+        self._normed: tuple[Tensor, NormLayer, Tensor] | None = None
         self._indices: dict[tuple[int, ...], Tensor] = {}
 
     def begin(self, n_past: int, n_tokens: int, first_logit: int) -> None:
@@ -90,23 +88,27 @@ class Context:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that this rank has waited for others so far, but for repeated tokens."""
+        """Seconds that this rank has waited for others so far, replayed tokens excluded."""
         return self._comm.waited_s
 
     def owns(self, ranges: Ranges) -> bool:
-        """Whether this rank has a slice."""
+        """Return whether this rank has a slice of `ranges`."""
         return ranges.size(self.rank) > 0
 
     def join(self, group: Group) -> bool:
-        """Make `group` the current one, without a value to move; whether this rank is in it."""
+        """Make `group` the current one, without a value to move.
+
+        Returns:
+            Whether this rank is in it.
+        """
         self._group = group
         return self.rank in group
 
     def enter(self, x: Tensor | None, group: Group, n: int | None = None) -> Tensor | None:
-        """Move x (T, n) to `group` if it is not there yet; None on the ranks outside.
+        """Move x (T, n) to `group` if it is not there yet; return None on the ranks outside.
 
         Args:
-            n: see `all_reduce`.
+            n: columns of x, see `all_reduce`.
         """
         previous, self._group = self._group, group
         if group != previous and not set(group) <= set(previous):
@@ -117,19 +119,19 @@ class Context:
         return x if self.rank in group else None
 
     def steer(self, x: Tensor, layer: int) -> Tensor:
-        """Add the direction that a control vector has for `layer` to the stream behind it."""
+        """Add the control vector's direction for `layer`, if any, to the residual stream x."""
         direction = self.directions.get(layer)
         return x if direction is None else x + direction
 
     def all_reduce(
         self, x: Tensor | None, bias: Tensor | None = None, n: int | None = None
     ) -> Tensor:
-        """Sum the summands (T, n) of the group's ranks, then add `bias` once.
+        """Sum the partial sums (T, n) of the group's ranks, then add `bias` once.
 
         Every rank of the group calls it; one with an empty slice passes None.
 
         Args:
-            n: if all ranks say it, those that have nothing need not ask the others.
+            n: columns; where all ranks give it, one with nothing need not ask the others.
         """
         total = self._comm.all_reduce(x, self._group, self._shape(n))
         return total if bias is None else total + bias
@@ -137,21 +139,24 @@ class Context:
     def _shape(self, n: int | None) -> tuple[int, int] | None:
         return None if n is None else (len(self.positions), n)
 
-    def add(self, x: Tensor, addend: Addend, norm: Norm | None = None) -> Tensor:
-        """The residual stream x with what all ranks of the group add to it; all of them call it.
+    def all_reduce_add(self, x: Tensor, addend: Addend, norm: NormLayer | None = None) -> Tensor:
+        """All-reduce what the group's ranks add, and add it to the residual stream x (T, n_embd).
+
+        Every rank of the group calls it.
 
         Args:
-            norm: reads the result next, so that both may be computed at once; `normed` has it then.
+            norm: norm that reads the result next, so that both may be computed at once; `normed`
+                then has its result.
         """
         one_shot = None if addend.is_whole else self._comm.one_shot(self._group, x.numel())
         if one_shot is None and not addend.is_whole:
-            addend = addend.summed(self._comm.all_reduce(addend.summand, self._group, x.shape))
+            addend = addend.summed(self._comm.all_reduce(addend.partial, self._group, x.shape))
         x, normed = self.ops.add_norm(x, addend, norm, one_shot)
         self._normed = None if norm is None or normed is None else (x, norm, normed)
         return x
 
-    def normed(self, x: Tensor, norm: Norm) -> Tensor | None:
-        """What `add` has made of its result x for this norm, once; None for any other tensor."""
+    def normed(self, x: Tensor, norm: NormLayer) -> Tensor | None:
+        """Return `norm` of x if `all_reduce_add`, whose result x is, computed it; only once."""
         if self._normed is None or self._normed[0] is not x or self._normed[1] is not norm:
             return None
         _, _, ready = self._normed
@@ -159,7 +164,7 @@ class Context:
         return ready
 
     def agree(self, x: Tensor, ranks: Group) -> Tensor:
-        """The value of the first of `ranks`, where devices of different kinds would differ.
+        """Return the value of the first of `ranks`, where devices of different kinds would differ.
 
         Each of them has computed x from the same bits, but kinds of devices round differently, and
         a choice that depends on the last bit must be the same everywhere. All of `ranks` call it.
@@ -172,10 +177,10 @@ class Context:
         return len({self._kinds[rank] for rank in ranks}) == 1
 
     def gather(self, x: Tensor | None, alike: Tensor) -> Tensor | None:
-        """Join slices of the last dimension on the first rank of the group; None elsewhere.
+        """Join slices of the last dimension on the first rank of the group; return None elsewhere.
 
         Args:
-            alike: what all ranks of the group have computed; where they differ, one is at fault.
+            alike: tensor that all ranks of the group computed; if it differs, one is at fault.
         """
         group = self._group
         if self.is_sliced:
@@ -185,15 +190,17 @@ class Context:
             return self._comm.gather(x, group, alike)
         return self.recorder.live(lambda: self._comm.gather(x, group, alike))
 
-    def rope(self, x: Tensor, rope: Rope) -> Tensor:
+    def rope(self, x: Tensor, rope: RopeLayer) -> Tensor:
         """Rotate x (T, n_head, head_dim) by the positions of this pass."""
         return self.ropes(rope, x)[0]
 
-    def ropes(self, rope: Rope, *xs: Tensor, norms: Sequence[Norm] = ()) -> Sequence[Tensor]:
-        """The same for several, such as queries and keys.
+    def ropes(
+        self, rope: RopeLayer, *xs: Tensor, norms: Sequence[NormLayer] = ()
+    ) -> Sequence[Tensor]:
+        """Rotate several tensors, such as queries and keys, by the positions of this pass.
 
         Args:
-            norms: what each of them goes through first, if anything.
+            norms: norm of each of them before it is rotated, if any.
         """
         angles = self._angles.get(id(rope))
         if angles is None:
@@ -215,9 +222,9 @@ class Context:
         """Append k and v to the cache and attend with q; all (T, heads of this rank, head_dim).
 
         Args:
-            k: None where the layer that declared `state` is another one, which wrote already.
-            v: None where values are part of keys.
-            sinks, slopes: see `ReferenceOps.attention`.
+            k: keys; None where another layer declared `state` and wrote them already.
+            v: values; None where they are part of the keys.
+            sinks, slopes: see `Ops.attention`.
 
         Returns:
             (T, heads of this rank, head_dim_v)
@@ -228,11 +235,11 @@ class Context:
         return self.ops.new_attention(q, k, v, cache, self.n_past, scores, sinks, slopes)
 
     def index(self, numbers: tuple[int, ...]) -> Tensor:
-        """Whole numbers in the device's memory, int64 (n,): the same tensor each time."""
+        """Return whole numbers in the device's memory, int64 (n,): the same tensor each time."""
         if numbers not in self._indices:
             self._indices[numbers] = torch.tensor(numbers, device=self.device)
         return self._indices[numbers]
 
     def recurrent(self, state: RecurrentState) -> dict[str, Tensor]:
-        """The tensors that a recurrent layer declared, to be updated in place."""
+        """Return the tensors that a recurrent layer declared, to be updated in place."""
         return self.cache.recurrent(state)

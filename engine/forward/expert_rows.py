@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import refuse_replay
+from engine.forward.recording import refuse_replay
 
 
 @dataclass(frozen=True, slots=True)

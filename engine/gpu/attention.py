@@ -21,7 +21,7 @@ from engine.gpu.launch.target import KernelTarget, target_of
 
 if TYPE_CHECKING:
     from engine.forward.cache import LayerCache
-    from engine.layers.mixers.attention import Scores
+    from engine.forward.operands import Scores
 
 FEW_TOKENS = 8
 """Up to so many, the bits of a token's result do not depend on the others."""

@@ -18,8 +18,8 @@ from engine.gpu.ops import GpuOps
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
+    from engine.forward.communicator import Communicator
     from engine.models.declare import Declaration
-    from engine.parallel.thread_comm import Communicator
 
 
 class Card:

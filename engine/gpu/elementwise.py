@@ -16,9 +16,8 @@ from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.quantise import N_COUNTERS, allocate_rows_like, attach_rows
 
 if TYPE_CHECKING:
-    from engine.forward.addend import Addend
-    from engine.layers.ffn import Activation
-    from engine.layers.norm import Norm
+    from engine.forward.operands import Activation
+    from engine.forward.ops import Addend, NormLayer
 
 LONGEST_ROW = 1 << 14
 """Elements that one program holds at once: 16 for each of as many threads as there can be."""
@@ -61,16 +60,16 @@ def l2_norm(x: Tensor, eps: float) -> Tensor | None:
 
 
 def add_norm(
-    x: Tensor, addend: Addend, norm_of: Norm | None, x_bytes: int | None = None
+    x: Tensor, addend: Addend, norm_of: NormLayer | None, x_bytes: int | None = None
 ) -> tuple[Tensor, Tensor | None] | None:
     """See `ReferenceOps.add_norm`, in one kernel.
 
     Args:
         x_bytes: of a quantised activation, if few normed rows shall be rounded for products, too.
     """
-    if addend.summand is None:
+    if addend.partial is None:
         return None
-    found = add_norm_launch(x, addend.summand, addend, norm_of, x_bytes)
+    found = add_norm_launch(x, addend.partial, addend, norm_of, x_bytes)
     if found is None:
         return None
     launch(norm.add_norm, (x.numel() // x.shape[-1],), *found.arguments, num_warps=found.num_warps,
@@ -92,7 +91,7 @@ class AddNormLaunch(NamedTuple):
 
 
 def add_norm_launch(
-    x: Tensor, delta: Tensor | None, addend: Addend, norm_of: Norm | None,
+    x: Tensor, delta: Tensor | None, addend: Addend, norm_of: NormLayer | None,
     x_bytes: int | None = None, smallest: int = 1,
 ) -> AddNormLaunch | None:  # fmt: skip
     """See `add_norm`; None where its kernel does not serve.
@@ -133,7 +132,7 @@ def add_norm_launch(
     return AddNormLaunch(arguments, warps_of(size), constants, (total, y if outer else None))
 
 
-def norm_gated(x: Tensor, norm_of: Norm, act: Activation, gate: Tensor) -> Tensor | None:
+def norm_gated(x: Tensor, norm_of: NormLayer, act: Activation, gate: Tensor) -> Tensor | None:
     """See `ReferenceOps.norm_gated`."""
     if norm_of.is_absent or act.kind == "oai" or act.limit or not _is_matrix(gate):
         return None

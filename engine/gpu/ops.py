@@ -11,30 +11,30 @@ from engine.gpu import attention, elementwise, recurrent, rope, routing
 from engine.gpu.launch.graph import refuse_capture
 from engine.gpu.matmul import experts, gemv, tile_gemm
 from engine.gpu.matmul.weights import GpuPlanes
-from engine.ops.reference import ReferenceOps, normed
+from engine.ops.composite import CompositeOps
+from engine.ops.reference import REFERENCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.forward.addend import Addend
     from engine.forward.cache import LayerCache
     from engine.forward.expert_rows import Groups
-    from engine.gpu.comm.one_shot import OneShot
-    from engine.layers.ffn import Activation
-    from engine.layers.linear import ExpertLinear, Linear
-    from engine.layers.mixers.attention import Scores
-    from engine.layers.mixers.delta_net import DeltaInputs
-    from engine.layers.mixers.mamba2 import ScanInputs
-    from engine.layers.moe import Routing
-    from engine.layers.norm import Norm
-    from engine.layers.rope import RopeParams
+    from engine.forward.operands import (
+        Activation,
+        DeltaInputs,
+        RopeParams,
+        Routing,
+        ScanInputs,
+        Scores,
+    )
+    from engine.forward.ops import Addend, ExpertLayer, FusedAllReduce, LinearLayer, NormLayer
     from engine.ops.recurrent import Chunks
 
 MOST_TURNED = 2
 """Tensors that one kernel rotates."""
 
 
-class GpuOps(ReferenceOps):
+class GpuOps(CompositeOps):
     """For one rank. What no kernel serves takes the way of the reference, in torch.
 
     Nothing here reads a number of the device, so that a token can be captured in a graph; what
@@ -55,7 +55,7 @@ class GpuOps(ReferenceOps):
 
     # products
 
-    def linears(self, x: Tensor, *layers: Linear) -> Sequence[Tensor]:
+    def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
         weights = [layer.weight for layer in layers if isinstance(layer.weight, GpuPlanes)]
         if len(weights) < len(layers) or any(layer.scale is not None for layer in layers):
             return super().linears(x, *layers)
@@ -68,7 +68,9 @@ class GpuOps(ReferenceOps):
             return super().linears(x, *layers)
         return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
 
-    def gated_linears(self, act: Activation, x: Tensor, gate: Linear, up: Linear) -> Tensor:
+    def gated_linears(
+        self, act: Activation, x: Tensor, gate: LinearLayer, up: LinearLayer
+    ) -> Tensor:
         a, b = gate.weight, up.weight
         if not isinstance(a, GpuPlanes) or not isinstance(b, GpuPlanes):
             return super().gated_linears(act, x, gate, up)
@@ -79,7 +81,7 @@ class GpuOps(ReferenceOps):
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y = elementwise.rms_norm(x, weight, bias, eps)
-        return super().rms_norm(x, weight, bias, eps) if y is None else y
+        return REFERENCE.rms_norm(x, weight, bias, eps) if y is None else y
 
     def layer_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
@@ -89,42 +91,46 @@ class GpuOps(ReferenceOps):
 
     def l2_norm(self, x: Tensor, eps: float) -> Tensor:
         y = elementwise.l2_norm(x, eps)
-        return super().l2_norm(x, eps) if y is None else y
+        return REFERENCE.l2_norm(x, eps) if y is None else y
 
     def add_norm(
-        self, x: Tensor, addend: Addend, norm: Norm | None, one_shot: OneShot | None = None
+        self,
+        x: Tensor,
+        addend: Addend,
+        norm: NormLayer | None,
+        one_shot: FusedAllReduce | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if one_shot is not None:
             found = one_shot.add_norm(x, addend, norm, self._x_bytes)
             if found is not None:
                 return found
-            addend = addend.summed(one_shot.all_reduce(addend.summand, x.shape))
+            addend = addend.summed(one_shot.all_reduce(addend.partial, x.shape))
         found = elementwise.add_norm(x, addend, norm, self._x_bytes)
         return super().add_norm(x, addend, norm) if found is None else found
 
     def activate(self, act: Activation, x: Tensor) -> Tensor:
         y = elementwise.activate(act, x)
-        return super().activate(act, x) if y is None else y
+        return REFERENCE.activate(act, x) if y is None else y
 
     def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
         y = elementwise.gated(act, gate, up)
-        return super().gated(act, gate, up) if y is None else y
+        return REFERENCE.gated(act, gate, up) if y is None else y
 
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
         y = elementwise.xielu(x, positive, negative, beta, eps)
-        return super().xielu(x, positive, negative, beta, eps) if y is None else y
+        return REFERENCE.xielu(x, positive, negative, beta, eps) if y is None else y
 
     def softplus(self, x: Tensor) -> Tensor:
         y = elementwise.softplus(x)
-        return super().softplus(x) if y is None else y
+        return REFERENCE.softplus(x) if y is None else y
 
-    def norm_gated(self, x: Tensor, norm: Norm, act: Activation, gate: Tensor) -> Tensor:
+    def norm_gated(self, x: Tensor, norm: NormLayer, act: Activation, gate: Tensor) -> Tensor:
         y = elementwise.norm_gated(x, norm, act, gate)
         return super().norm_gated(x, norm, act, gate) if y is None else y
 
     def opened(self, x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
         found = elementwise.opened(x, door, y, other)
-        return super().opened(x, door, y, other) if found is None else found
+        return REFERENCE.opened(x, door, y, other) if found is None else found
 
     # recurrent layers
 
@@ -152,7 +158,7 @@ class GpuOps(ReferenceOps):
 
     def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:
         y = recurrent.scan_chunks(chunks, state)
-        return super().scan_chunks(chunks, state) if y is None else y
+        return REFERENCE.scan_chunks(chunks, state) if y is None else y
 
     # experts
 
@@ -166,9 +172,9 @@ class GpuOps(ReferenceOps):
         self,
         act: Activation,
         x: Tensor,
-        gate: ExpertLinear | None,
-        up: ExpertLinear | None,
-        down: ExpertLinear,
+        gate: ExpertLayer | None,
+        up: ExpertLayer | None,
+        down: ExpertLayer,
         groups: Groups,
         factors: Tensor | None = None,
     ) -> Tensor:
@@ -177,7 +183,7 @@ class GpuOps(ReferenceOps):
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
         total = routing.sum_of_experts(y, weights, groups)
-        return super().sum_of_experts(y, weights, groups) if total is None else total
+        return REFERENCE.sum_of_experts(y, weights, groups) if total is None else total
 
     # attention
 
@@ -187,17 +193,22 @@ class GpuOps(ReferenceOps):
         return self._angles(params, factors, positions)
 
     def ropes(
-        self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str, norms: Sequence[Norm] = ()
+        self,
+        xs: Sequence[Tensor],
+        cos: Tensor,
+        sin: Tensor,
+        style: str,
+        norms: Sequence[NormLayer] = (),
     ) -> Sequence[Tensor]:
         turned = rope.rope_all(xs, cos, sin, style, norms) if len(xs) <= MOST_TURNED else None
         if turned is None and norms:
-            return self.ropes(normed(self, xs, norms), cos, sin, style)
+            return self.ropes(self.normed(xs, norms), cos, sin, style)
         return super().ropes(xs, cos, sin, style) if turned is None else turned
 
     def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         if not attention.write(cache, k, v, self._position):
             refuse_capture("no kernel writes such a cache")
-            super().remember(cache, k, v, start)
+            REFERENCE.remember(cache, k, v, start)
 
     def attention(
         self,
@@ -211,7 +222,7 @@ class GpuOps(ReferenceOps):
         y = attention.attention(q, cache, self._position, scores, sinks, slopes)
         if y is None:
             refuse_capture("no kernel reads such a cache")
-            return super().attention(q, cache, n_past, scores, sinks, slopes)
+            return REFERENCE.attention(q, cache, n_past, scores, sinks, slopes)
         return y
 
     def new_attention(
@@ -230,3 +241,20 @@ class GpuOps(ReferenceOps):
         if y is None:
             return super().new_attention(q, k, v, cache, n_past, scores, sinks, slopes)
         return y
+
+    # no kernel: torch
+
+    def concat(self, *parts: Tensor) -> Tensor:
+        return REFERENCE.concat(*parts)
+
+    def route(
+        self, routing_: Routing, logits: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return REFERENCE.route(routing_, logits, bias)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
+        return REFERENCE.rope(x, cos, sin, style)
+
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        return ()

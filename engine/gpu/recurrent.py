@@ -17,9 +17,7 @@ from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 
 if TYPE_CHECKING:
-    from engine.layers.ffn import Activation
-    from engine.layers.mixers.delta_net import DeltaInputs
-    from engine.layers.mixers.mamba2 import ScanInputs
+    from engine.forward.operands import Activation, DeltaInputs, ScanInputs
     from engine.ops.recurrent import Chunks
 
 FEW_TOKENS = 64

@@ -15,8 +15,8 @@ from engine.gpu.launch.kernel_launch import launch
 from engine.ops.reference import frequencies
 
 if TYPE_CHECKING:
-    from engine.layers.norm import Norm
-    from engine.layers.rope import RopeParams
+    from engine.forward.operands import RopeParams
+    from engine.forward.ops import NormLayer
 
 LONGEST_HEAD = 1 << 12
 """Elements that one program holds."""
@@ -63,7 +63,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
 
 
 def rope_all(
-    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str, norms: Sequence[Norm] = ()
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str, norms: Sequence[NormLayer] = ()
 ) -> tuple[Tensor, ...] | None:
     """The same for one or two of (T, heads, head_dim), such as queries and keys, in one launch.
 
@@ -102,7 +102,7 @@ def rope_all(
     return turned
 
 
-def _weight(norm: Norm, dim: int) -> Tensor | None:
+def _weight(norm: NormLayer, dim: int) -> Tensor | None:
     """Of a norm that the kernel knows: one weight for each element of a head, no bias."""
     weight = None if norm.is_absent or norm.kind != "rms" or norm.bias is not None else norm.weight
     return weight if weight is not None and weight.shape == (dim,) and _is_plain(weight) else None

@@ -17,7 +17,7 @@ from engine.gpu.launch.target import KernelTarget, target_of
 from engine.ops.reference import SMALLEST_SUM
 
 if TYPE_CHECKING:
-    from engine.layers.moe import Routing
+    from engine.forward.operands import Routing
 
 FEW_TOKENS = 8
 """Up to so many tokens, each row is computed by itself and needs no neighbours."""

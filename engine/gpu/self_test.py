@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.errors import EngineError
 from engine.forward.cache import LayerCache
+from engine.forward.operands import Scores
 from engine.forward.state import KVState
 from engine.gpu import attention, elementwise
 from engine.gpu.launch.graph import capture
@@ -23,7 +24,6 @@ from engine.gpu.launch.launcher_choice import prepare
 from engine.gpu.loading.pack import pack
 from engine.gpu.matmul import gemv, tile_gemm
 from engine.gpu.matmul.weights import GpuPlanes
-from engine.layers.mixers.attention import Scores
 from engine.ops.attention import attend
 from engine.ops.reference import ReferenceOps
 from engine.quants.dequantise import dequantise

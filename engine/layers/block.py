@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.addend import Addend
-from engine.layers.ffn import FFN, SILU, Activation
+from engine.forward.operands import SILU, Activation, Gating, Routing
+from engine.forward.ops import Addend
+from engine.layers.ffn import FFN
 from engine.layers.mixers.attention import Attention
 from engine.layers.mixers.mixer import Mixer
 from engine.layers.module import Module
-from engine.layers.moe import Gating, MoE, Routing, add_parts
+from engine.layers.moe import MoE, add_parts, read_routing
 from engine.layers.norm import Norm, RMSNorm
 from engine.sharding.placement import Replicate
 from engine.sharding.split import BlockDims, BlockSplit
@@ -100,7 +101,7 @@ class MixerBlock(Block):
         return self.attn_norm
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return ctx.add(x, self.mix(x, ctx), self.next_norm)
+        return ctx.all_reduce_add(x, self.mix(x, ctx), self.next_norm)
 
     def mix(self, x: Tensor, ctx: Context) -> Addend:
         """What the mixer adds to the residual stream."""
@@ -156,14 +157,14 @@ class FFNBlock(Block):
 
     def routing(self) -> Routing:
         """How tokens find their experts."""
-        return Routing.read(self.hp, self.gating, normalise=self.normalises_experts)
+        return read_routing(self.hp, self.gating, normalise=self.normalises_experts)
 
     @property
     def first_norm(self) -> Norm | None:
         return self.ffn_norm
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        return ctx.add(x, self.feed(x, ctx), self.next_norm)
+        return ctx.all_reduce_add(x, self.feed(x, ctx), self.next_norm)
 
     def feed(self, x: Tensor, ctx: Context) -> Addend:
         """What the FFN adds to the residual stream."""
@@ -184,8 +185,8 @@ class TransformerBlock(FFNBlock, MixerBlock):
         return self.attn_norm
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x = ctx.add(x, self.mix(x, ctx), self.ffn_norm)
-        return ctx.add(x, self.feed(x, ctx), self.next_norm)
+        x = ctx.all_reduce_add(x, self.mix(x, ctx), self.ffn_norm)
+        return ctx.all_reduce_add(x, self.feed(x, ctx), self.next_norm)
 
 
 class ParallelBlock(TransformerBlock):
@@ -211,8 +212,8 @@ class ParallelBlock(TransformerBlock):
         fed = self.ffn(self.ffn_input(x, normed, ctx), ctx)
         addend = Addend(add_parts(mixed, fed), self.mixer.bias)
         if self.ffn.bias is None:
-            return ctx.add(x, addend, self.next_norm)
-        return ctx.add(x, addend) + self.ffn.bias
+            return ctx.all_reduce_add(x, addend, self.next_norm)
+        return ctx.all_reduce_add(x, addend) + self.ffn.bias
 
 
 class TwoNormParallelBlock(ParallelBlock):
@@ -236,8 +237,8 @@ class PostNormBlock(TransformerBlock):
         return None
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x = ctx.add(x, self.mix(x, ctx))
-        return ctx.add(x, self.feed(x, ctx))
+        x = ctx.all_reduce_add(x, self.mix(x, ctx))
+        return ctx.all_reduce_add(x, self.feed(x, ctx))
 
     def mix(self, x: Tensor, ctx: Context) -> Addend:
         return Addend(self.mixer(x, ctx), self.mixer.bias, self.attn_norm)

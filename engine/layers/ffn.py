@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from engine.forward.operands import SILU
 from engine.layers.linear import Linear
 from engine.layers.module import Module
 from engine.sharding.placement import Shard
@@ -14,29 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.forward.context import Context
+    from engine.forward.operands import Activation
 
 Group = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """What happens between the matrices.
-
-    Attributes:
-        kind: "silu"; "gelu" (tanh approximation); "relu"; "relu2" (ReLU squared); "oai": gpt-oss's
-            SiLU of 1.702 × gate times (up + 1); "sigmoid".
-        limit: the gate is kept below this and the factor within ±limit; 0 for no limits.
-    """
-
-    kind: Literal["silu", "gelu", "relu", "relu2", "oai", "sigmoid"] = "silu"
-    limit: float = 0.0
-
-
-OAI_ALPHA = 1.702
-"""Factor on the gate inside the sigmoid of "oai"."""
-
-SILU, GELU, RELU2 = Activation("silu"), Activation("gelu"), Activation("relu2")
-SIGMOID = Activation("sigmoid")
 
 
 class FFN(Module):

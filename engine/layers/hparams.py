@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from engine.errors import InvalidGGUF
+from engine.forward.operands import RopeParams, RopeStyle
 from engine.gguf.tensors import split_name
 from engine.layers.keys import Keys
-from engine.layers.rope import RopeParams, RopeStyle
+from engine.layers.rope_keys import read_rope
 
 if TYPE_CHECKING:
     from engine.gguf import GGUFFile
@@ -132,7 +133,7 @@ class HParams:
             n_swa=n_swa,
             swa=swa,
             recurrent=recurrent,
-            rope=RopeParams.read(keys, max(dims_k), traits.rope_style or "norm"),
+            rope=read_rope(keys, max(dims_k), traits.rope_style or "norm"),
             tied="output.weight" not in file.tensors,
             keys=keys,
             tensors=frozenset(file.tensors),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.forward.weight import ALL
 from engine.layers.module import Module, Slot, TensorSource
 from engine.sharding.placement import Placement, Replicate, Shard
 
@@ -12,10 +13,7 @@ if TYPE_CHECKING:
 
     from engine.forward.context import Context
     from engine.forward.expert_rows import Groups
-    from engine.ops.weights import Weight
-
-
-ALL = slice(None)
+    from engine.forward.weight import Weight
 
 
 class Linear(Module):

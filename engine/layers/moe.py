@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.ffn import FFN, SILU, Activation
+from engine.forward.operands import SILU, Activation, Gating, Routing
+from engine.layers.ffn import FFN
 from engine.layers.linear import ExpertLinear, Linear, Vector
 from engine.layers.module import Module
 from engine.sharding.placement import Replicate, Shard
@@ -18,65 +19,41 @@ if TYPE_CHECKING:
     from engine.forward.expert_rows import Groups
     from engine.layers.hparams import HParams
 
-Gating = Literal["softmax", "sigmoid", "softmax_chosen"]
 GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}
 """llama.cpp's numbers for `expert_gating_func`; 0 or no key leaves it to the architecture."""
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """How a token finds its experts and what each of them counts.
+def read_routing(hp: HParams, gating: Gating = "softmax", *, normalise: bool = True) -> Routing:
+    """Read the keys of a file; what it does not say is as the architecture has it.
 
-    Attributes:
-        n_used: experts of a token; where layers differ, the most.
-        gating: scores from the router's logits: softmax over all experts, sigmoid of each, or
-            softmax over the chosen ones only.
-        normalise: the weights of the chosen experts are divided by their sum.
-        scale: factor on the weights.
-        n_group: experts form so many groups, of which the `n_group_used` best are chosen first; a
-            group is as good as its two best experts together (DeepSeek V3).
+    Raises:
+        InvalidGGUF: the gating is unknown, or groups do not divide the experts.
     """
-
-    n_expert: int
-    n_used: int
-    gating: Gating = "softmax"
-    normalise: bool = True
-    scale: float = 1.0
-    n_group: int = 1
-    n_group_used: int = 1
-
-    @classmethod
-    def read(cls, hp: HParams, gating: Gating = "softmax", *, normalise: bool = True) -> Routing:
-        """Read the keys of a file; what it does not say is as the architecture has it.
-
-        Raises:
-            InvalidGGUF: the gating is unknown, or groups do not divide the experts.
-        """
-        keys = hp.keys
-        number = keys.integer("expert_gating_func", 0)
-        if number not in (0, *GATINGS):
-            raise keys.invalid(f"it weighs experts in an unknown way ({number})")
-        routing = cls(
-            hp.n_expert,
-            max(hp.n_expert_used),
-            GATINGS.get(number, gating),
-            keys.flag("expert_weights_norm", normalise),
-            keys.number("expert_weights_scale", 1.0) or 1.0,
-            max(keys.integer("expert_group_count", 1), 1),
-            max(keys.integer("expert_group_used_count", 1), 1),
+    keys = hp.keys
+    number = keys.integer("expert_gating_func", 0)
+    if number not in (0, *GATINGS):
+        raise keys.invalid(f"it weighs experts in an unknown way ({number})")
+    routing = Routing(
+        hp.n_expert,
+        max(hp.n_expert_used),
+        GATINGS.get(number, gating),
+        keys.flag("expert_weights_norm", normalise),
+        keys.number("expert_weights_scale", 1.0) or 1.0,
+        max(keys.integer("expert_group_count", 1), 1),
+        max(keys.integer("expert_group_used_count", 1), 1),
+    )
+    per_group, rest = divmod(routing.n_expert, routing.n_group)
+    if routing.n_group > 1 and (
+        rest
+        or per_group < 2
+        or routing.n_group_used > routing.n_group
+        or routing.n_group_used * per_group < routing.n_used
+    ):
+        raise keys.invalid(
+            f"{routing.n_used} of {routing.n_expert} experts cannot be chosen from "
+            f"{routing.n_group_used} of {routing.n_group} groups"
         )
-        per_group, rest = divmod(routing.n_expert, routing.n_group)
-        if routing.n_group > 1 and (
-            rest
-            or per_group < 2
-            or routing.n_group_used > routing.n_group
-            or routing.n_group_used * per_group < routing.n_used
-        ):
-            raise keys.invalid(
-                f"{routing.n_used} of {routing.n_expert} experts cannot be chosen from "
-                f"{routing.n_group_used} of {routing.n_group} groups"
-            )
-        return routing
+    return routing
 
 
 class SharedExpert(FFN):

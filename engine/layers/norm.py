@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.forward.context import Context
-    from engine.ops.reference import ReferenceOps
+    from engine.forward.ops import Ops
 
 
 class Norm(Module, ABC):
@@ -69,7 +69,7 @@ class Norm(Module, ABC):
         return self.apply(x, ctx.ops) if ready is None else ready
 
     @abstractmethod
-    def apply(self, x: Tensor, ops: ReferenceOps) -> Tensor:
+    def apply(self, x: Tensor, ops: Ops) -> Tensor:
         """The formula."""
 
 
@@ -78,7 +78,7 @@ class RMSNorm(Norm):
 
     kind = "rms"
 
-    def apply(self, x: Tensor, ops: ReferenceOps) -> Tensor:
+    def apply(self, x: Tensor, ops: Ops) -> Tensor:
         return ops.rms_norm(x, self.weight, self.bias, self.eps)
 
     def sharded(self, x: Tensor | None, ctx: Context) -> Tensor | None:
@@ -112,5 +112,5 @@ class LayerNorm(Norm):
 
     kind = "layer"
 
-    def apply(self, x: Tensor, ops: ReferenceOps) -> Tensor:
+    def apply(self, x: Tensor, ops: Ops) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.forward.addend import Addend
-from engine.layers.ffn import GELU
+from engine.forward.operands import GELU
+from engine.forward.ops import Addend
 from engine.layers.linear import Embedding, Linear
 from engine.layers.module import Module
 from engine.layers.norm import RMSNorm

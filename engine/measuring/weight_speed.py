@@ -17,8 +17,8 @@ from engine.cpu.large_pages import weight_memory
 from engine.cpu.packing import DTYPES
 from engine.cpu.weights import PlainWeight, PlaneWeight
 from engine.cpu.worker import Worker
+from engine.forward.weight import Weight
 from engine.gguf.types import TYPES
-from engine.ops.weights import Weight
 from engine.planning.speed.facts import WeightRate
 from engine.quants.extent import Extent
 from engine.quants.layout import LAYOUTS, TILE

@@ -10,12 +10,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.forward.operands import RopeParams
 from engine.layers.block import Block
 from engine.layers.fused import separate_gate_up, separate_qkv
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Embedding, Linear, TiedHead
 from engine.layers.module import Module, TensorSource
-from engine.layers.rope import DEFAULT_BASE, Rope, RopeParams, choose_rope_factors
+from engine.layers.rope import Rope, choose_rope_factors
+from engine.layers.rope_keys import DEFAULT_BASE
 from engine.sharding.placement import Replicate, Shard
 from engine.sharding.split import ModelSplit
 

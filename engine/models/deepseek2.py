@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from engine.forward.operands import Routing, Scores
 from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams
-from engine.layers.mixers.attention import Scores
 from engine.layers.mixers.mla import LatentAttention
 from engine.layers.mixers.temperature import Temperature
-from engine.layers.moe import Routing
+from engine.layers.moe import read_routing
 from engine.layers.rope import Rope
 from engine.models.base import CausalLM
 from engine.models.registry import register
@@ -49,7 +49,7 @@ class DeepSeek2Block(TransformerBlock):
 
     def routing(self) -> Routing:
         is_biased = self.hp.has(self.layer, "exp_probs_b.bias")
-        return Routing.read(self.hp, "sigmoid" if is_biased else "softmax", normalise=False)
+        return read_routing(self.hp, "sigmoid" if is_biased else "softmax", normalise=False)
 
 
 @register("deepseek2")

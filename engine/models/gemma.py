@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.forward.operands import GELU, RopeParams, Scores
 from engine.layers.block import SandwichBlock, TransformerBlock
-from engine.layers.ffn import GELU
 from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import Attention, QKNormAttention, Scores
-from engine.layers.rope import RopeParams
+from engine.layers.mixers.attention import Attention, QKNormAttention
 from engine.models.base import SqrtScaledLM, SwaRopeLM
 from engine.models.registry import register
 from engine.sharding.split import ModelSplit

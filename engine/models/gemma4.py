@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.addend import Addend
+from engine.forward.operands import GELU
+from engine.forward.ops import Addend
 from engine.layers.block import Block, SandwichBlock
-from engine.layers.ffn import FFN, GELU
+from engine.layers.ffn import FFN
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear, Vector
 from engine.layers.mixers.mixer import Mixer
@@ -18,7 +19,7 @@ from engine.layers.mixers.shared_kv import (
     share_caches,
 )
 from engine.layers.module import Slot, TensorSource
-from engine.layers.moe import MoE, Routing
+from engine.layers.moe import MoE, read_routing
 from engine.layers.norm import RMSNorm
 from engine.layers.per_layer import SIDE, PerLayerEmbedding, PerLayerGate, per_layer_width
 from engine.layers.rope import Rope
@@ -54,7 +55,7 @@ class Gemma4MoE(MoE):
     """Routed experts that read the residual stream itself: norms of its own, one for the router."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:
-        super().__init__(hp, split, layer, Routing.read(hp), GELU)
+        super().__init__(hp, split, layer, read_routing(hp), GELU)
         if self.shared is not None:
             raise hp.keys.invalid("its shared experts have no place beside the dense FFN")
         everyone = Replicate(split.group)
@@ -91,12 +92,14 @@ class Gemma4Block(SandwichBlock):
         return self.make_dense()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
-        x = ctx.add(x, self.mix(x, ctx), self.ffn_norm)
+        x = ctx.all_reduce_add(x, self.mix(x, ctx), self.ffn_norm)
         last = self.feed(x, ctx)
         if self.gate is not None:
-            x = ctx.add(x, last)
+            x = ctx.all_reduce_add(x, last)
             last = self.gate(x, ctx)
-        return ctx.add(x, last._replace(sum_scale=self.layer_output_scale.value), self.next_norm)
+        return ctx.all_reduce_add(
+            x, last._replace(sum_scale=self.layer_output_scale.value), self.next_norm
+        )
 
     def feed(self, x: Tensor, ctx: Context) -> Addend:
         if self.experts is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from engine.forward.operands import GELU
 from engine.layers.block import TransformerBlock
-from engine.layers.ffn import GELU
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Vector
 from engine.layers.norm import LayerNorm

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from engine.forward.operands import Activation
 from engine.layers.block import TransformerBlock
-from engine.layers.ffn import Activation
 from engine.layers.hparams import Traits
 from engine.layers.mixers.attention import SinkAttention
 from engine.models.base import CausalLM

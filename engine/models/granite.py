@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.forward.operands import Scores
 from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import Attention, Scores, SinkAttention
+from engine.layers.mixers.attention import Attention, SinkAttention
 from engine.layers.mixers.mamba2 import Mamba2
 from engine.layers.mixers.mixer import Mixer
 from engine.layers.rope import Rope
@@ -18,8 +19,8 @@ from engine.sharding.split import BlockSplit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.addend import Addend
     from engine.forward.context import Context
+    from engine.forward.ops import Addend
 
 
 class GraniteAttention(Attention):

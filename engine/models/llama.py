@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from engine.forward.operands import RELU2
 from engine.layers.block import TransformerBlock
-from engine.layers.ffn import RELU2
 from engine.layers.hparams import Traits
 from engine.models.base import CausalLM
 from engine.models.registry import register

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from engine.forward.operands import Scores
 from engine.layers.block import TransformerBlock
 from engine.layers.hparams import HParams
-from engine.layers.mixers.attention import Attention, Scores
+from engine.layers.mixers.attention import Attention
 from engine.layers.mixers.temperature import Temperature
 from engine.layers.moe import MoE
 from engine.layers.rope import Rope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.layers.ffn import RELU2
+from engine.forward.operands import RELU2
 from engine.layers.hparams import Traits
 from engine.models.base import CausalLM
 from engine.models.gpt2 import GPT2Block

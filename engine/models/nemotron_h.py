@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.forward.operands import RELU2, Activation, Routing
 from engine.layers.block import Block, FFNBlock, MixerBlock
-from engine.layers.ffn import RELU2, Activation
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear
 from engine.layers.mixers.mamba2 import Mamba2
-from engine.layers.moe import MoE, Routing
+from engine.layers.moe import MoE
 from engine.models.base import CausalLM
 from engine.models.registry import register
 from engine.sharding.placement import Replicate, Shard

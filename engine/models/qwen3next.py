@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.forward.operands import SIGMOID
 from engine.layers.block import Block, TransformerBlock
-from engine.layers.ffn import SIGMOID
 from engine.layers.hparams import HParams, Traits
 from engine.layers.linear import Linear
 from engine.layers.mixers.attention import QKNormAttention, split_heads

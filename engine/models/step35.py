@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.layers.ffn import FFN, Activation
+from engine.forward.operands import Activation, RopeParams
+from engine.layers.ffn import FFN
 from engine.layers.fused import separate
 from engine.layers.hparams import HParams, Traits
 from engine.layers.mixers.gated_attention import GatedAttention
 from engine.layers.module import TensorSource
 from engine.layers.moe import MoE
-from engine.layers.rope import RopeParams
 from engine.models.base import SwaRopeLM
 from engine.models.deepseek_moe import SigmoidRoutedBlock
 from engine.models.registry import register

@@ -16,7 +16,7 @@ from engine.forward.state import CPU_STEP, DEVICE_STEP
 
 if TYPE_CHECKING:
     from engine.forward.cache import LayerCache
-    from engine.layers.mixers.attention import Scores
+    from engine.forward.operands import Scores
 
 LOWEST = torch.finfo(torch.float32).min
 """Before the first key; infinity would make NaN of a query that sees no key of a block."""

@@ -8,52 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from engine.forward.expert_rows import Groups
+from engine.forward.weight import ALL
 from engine.gguf.types import TYPES
 from engine.quants.dequantise import dequantise
 
 CHUNK_ELEMENTS = 1 << 22
 """Packed matrices are dequantised this many elements at a time, into memory that is used again."""
 
-ALL = slice(None)
-
 _scratch = threading.local()
-
-
-class Weight(Protocol):
-    """A matrix (n_out, n_in), or one per expert."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes held."""
-        ...
-
-    def matmul(self, x: Tensor) -> Tensor:
-        """`x Wᵀ` for x (T, n_in) in F32; (T, n_out)."""
-        ...
-
-    def lookup(self, ids: Tensor) -> Tensor:
-        """Rows `ids` (T,) as (T, n_in); zeros where there is no such row."""
-        ...
-
-    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
-        """The same with one matrix per expert, for x (rows of all groups, n_in)."""
-        ...
-
-    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        """`x Wᵀ` with one matrix per head, for x (T, n_head, n_in); (T, n_head, n_out).
-
-        Args:
-            rows: the rows of each W that count.
-            transposed: `x W` instead, from (T, n_head, n_out) to (T, n_head, n_in).
-        """
-        ...
 
 
 class DenseWeight:

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import CallLog, refuse_replay
+from engine.cpu.kernels.call_log import CallLog
 from engine.cpu.kernels.small_ops import is_plain
 from engine.cpu.kernels.thread_all_reduce import ADDED, NO_NUMBERS, OTHERS_SLEEP, ThreadAllReduce
+from engine.forward.recording import refuse_replay
 
 AWAKE_TURNS = 30_000
 """How often a waiting rank looks for the others before it sleeps; about a millisecond."""

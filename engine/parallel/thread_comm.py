@@ -8,69 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import current_log, logging_to, refuse_replay
+from engine.cpu.kernels.call_log import current_log
 from engine.cpu.kernels.small_ops import is_plain
 from engine.errors import LeftAlone
+from engine.forward.recording import recording_to, refuse_replay
 from engine.parallel.agreement import check_alike, check_fit
 from engine.parallel.meeting import MOST_ADDED, AwakeMeeting, Meeting, Progress, Shown, Slice
 from engine.parallel.transfers import Mover
 
 if TYPE_CHECKING:
-    from engine.gpu.comm.one_shot import OneShot
-
-Group = tuple[int, ...]
-
-
-class Communicator(Protocol):
-    """What a model may ask of the other ranks; `None` stands for a rank that has nothing to give.
-
-    Raises:
-        CommError: a rank left, or gave what cannot be; it names that one. `LeftAlone` is one that
-            names nobody, where others tell what has happened.
-    """
-
-    rank: int
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that this rank has waited for others so far, but for repeated calls."""
-        ...
-
-    def all_reduce(
-        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
-    ) -> Tensor:
-        """Sum over the group; every member gets the result, with the same bits.
-
-        Args:
-            shape: of all values, where all members tell it.
-        """
-        ...
-
-    def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
-        """Join along the last dimension in rank order, on the first member of the group.
-
-        The others get None.
-
-        Args:
-            alike: what has the same bits on all ranks that compute as this one does, to be
-                compared where that costs little.
-        """
-        ...
-
-    def broadcast(
-        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
-    ) -> Tensor:
-        """The tensor of rank `source`, on every member of the group; `shape` as in `all_reduce`."""
-        ...
-
-    def one_shot(self, group: Group, n: int) -> OneShot | None:
-        """Where kernels sum n numbers of each member by themselves; None on all if they do not."""
-        ...
+    from engine.forward.communicator import Communicator, Group
+    from engine.forward.ops import FusedAllReduce
 
 
 class ThreadGroup:
@@ -201,7 +154,7 @@ class ThreadCommunicator:
         log = current_log()
         if log is None:
             return compute()
-        with logging_to(None):
+        with recording_to(None):
             total = compute().clone()
         if total.numel() <= MOST_ADDED and all(t is None or is_plain(t) for t in (x, total)):
             self._shared.meeting(group).note(log, group.index(self.rank), x, total)
@@ -222,7 +175,7 @@ class ThreadCommunicator:
         first, *others = (self._mover.moved(value) for value in values.values())
         return sum(others, start=first)
 
-    def one_shot(self, group: Group, n: int) -> OneShot | None:
+    def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
         return None
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:

@@ -18,8 +18,9 @@ from torch import Tensor
 from engine.cpu.packing import load_for_kernels
 from engine.cpu.worker import Worker
 from engine.errors import Cancelled, UnsupportedQuant
+from engine.forward.weight import Weight
 from engine.layers.module import Slot
-from engine.ops.weights import DenseWeight, PackedWeight, Weight
+from engine.ops.weights import DenseWeight, PackedWeight
 from engine.planning.footprint import slot_pieces
 from engine.progress import LoadProgress
 from engine.quants.dequantise import QUANTS, dequantise

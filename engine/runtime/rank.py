@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.ops import FastOps
+from engine.cpu.ops import CpuOps
 from engine.cpu.recorder import Recorder, Recording
-from engine.ops.reference import ReferenceOps
+from engine.ops.reference import REFERENCE
 from engine.planning.memory import MemoryUse
 
 if TYPE_CHECKING:
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
     from engine.cpu.worker import Worker
     from engine.forward.context import Context
+    from engine.forward.ops import Ops
+    from engine.forward.weight import Weight
     from engine.gpu.card import Card
     from engine.gpu.decode.rank_capture import Take
     from engine.gpu.decode.sampling import WordExchange
     from engine.gpu.decode.token_stream import TokenStep
     from engine.gpu.launch.graph import Captured
     from engine.models.declare import Declaration
-    from engine.ops.weights import Weight
     from engine.runtime.micro_batches import Halves
 
 
@@ -256,11 +257,11 @@ class Replay:
         return found.clone() if found is not None and found.is_cpu else found
 
 
-def make_ops(worker: Worker | None, card: Card | None = None) -> ReferenceOps:
+def make_ops(worker: Worker | None, card: Card | None = None) -> Ops:
     """The arithmetic of a rank that computes with one of them, or with neither."""
     if card is not None:
         return card.make_ops()
-    return FastOps(worker.team) if worker else ReferenceOps()
+    return CpuOps(worker.team) if worker else REFERENCE
 
 
 def bytes_of(value: Weight | Tensor) -> int:

@@ -34,8 +34,8 @@ from engine.sharding.recut import Move, next_move, runs
 
 if TYPE_CHECKING:
     from engine.cpu.worker import Worker
+    from engine.forward.weight import Weight
     from engine.gguf import GGUFFile
-    from engine.ops.weights import Weight
     from engine.runtime.rank import Rank
 
 DOING = "to split the model anew"

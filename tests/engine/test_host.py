@@ -419,13 +419,13 @@ def test_out_of_memory_ends_only_that_answer(
     desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.run(Load(LoadParams(path, ("cpu", "cpu"))))
-    from engine.cpu.ops import FastOps
+    from engine.cpu.ops import CpuOps
 
     def exhausted(*args: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
 
     with monkeypatch.context() as patch:
-        patch.setattr(FastOps, "gated", exhausted)
+        patch.setattr(CpuOps, "gated", exhausted)
         failed = desk.run(Generate(ASK, sampling=SHORT))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, OutOfDeviceMemory)

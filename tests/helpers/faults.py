@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engine.cpu.kernels.call_log import CHECKED
 from engine.cpu.kernels.replay import KernelReplay
-from engine.parallel.thread_comm import Group, ThreadCommunicator
+from engine.forward.communicator import Group
+from engine.parallel.thread_comm import ThreadCommunicator
 
 OUT = 5
 """Which argument of a meeting is the address of the sum."""

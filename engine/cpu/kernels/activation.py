@@ -9,7 +9,7 @@ from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, I32, VOID, Code, Value, function
 from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
-from engine.layers.ffn import OAI_ALPHA
+from engine.forward.operands import OAI_ALPHA
 
 KINDS = ("silu", "gelu", "relu", "relu2", "oai")
 """See `engine.layers.ffn.Activation`."""

@@ -25,7 +25,7 @@ from engine.cpu.kernels.team import Team
 
 if TYPE_CHECKING:
     from engine.forward.cache import LayerCache
-    from engine.layers.mixers.attention import Scores
+    from engine.forward.operands import Scores
 
 SHORT_READ = 1 << 18
 """Elements of the cache that are read in about 0.1 ms; for so long a call keeps Python's lock."""

@@ -10,13 +10,12 @@ for the next token, and be repeated with the old value, `refuse`s: then the log 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from engine.cpu.kernels.values import I64, Code, Value
+from engine.forward.recording import current_recording
 
 USED, ROOM, CALLS = 0, 8, 64
 """Of the memory, offsets in bytes: words noted, and how many there may be; then the calls."""
@@ -76,32 +75,10 @@ class CallLog:
             self.refusal = "a token takes too many kernels"
 
 
-class _Present(threading.local):
-    log: CallLog | None = None
-
-
-_present = _Present()
-
-
 def current_log() -> CallLog | None:
-    """The log of this thread, if what it does is being noted."""
-    return _present.log
-
-
-@contextmanager
-def logging_to(log: CallLog | None) -> Iterator[None]:
-    """Make a log that of this thread, or none for a while."""
-    before, _present.log = _present.log, log
-    try:
-        yield
-    finally:
-        _present.log = before
-
-
-def refuse_replay(reason: str) -> None:
-    """Tell that what is being computed cannot be repeated for other tokens."""
-    if (log := _present.log) is not None:
-        log.refusal = log.refusal or reason
+    """Return the log of this thread, if its kernel calls are being noted."""
+    found = current_recording()
+    return found if isinstance(found, CallLog) else None
 
 
 def emit_log(code: Code, log: Value, kernel: Value, arguments: Sequence[Value]) -> None:

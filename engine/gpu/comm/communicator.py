@@ -29,8 +29,8 @@ from engine.parallel.thread_comm import ThreadGroup
 
 if TYPE_CHECKING:
     from engine.devices.routes import Ways
+    from engine.forward.communicator import Group
     from engine.gpu.comm.one_shot import OneShot
-    from engine.parallel.thread_comm import Group
     from engine.parallel.turns import Turns
 
 log = logging.getLogger(__name__)

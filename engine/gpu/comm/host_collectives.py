@@ -10,8 +10,8 @@ from torch import Tensor
 from engine.gpu.launch.graph import host_step_value
 
 if TYPE_CHECKING:
-    from engine.gpu.comm.one_shot import OneShot
-    from engine.parallel.thread_comm import Communicator, Group
+    from engine.forward.communicator import Communicator, Group
+    from engine.forward.ops import FusedAllReduce
 
 
 class CutCommunicator:
@@ -35,7 +35,7 @@ class CutCommunicator:
             return self._inner.gather(x, group, alike)
         return host_step_value(lambda: self._inner.gather(x, group, alike))
 
-    def one_shot(self, group: Group, n: int) -> OneShot | None:
+    def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
         return self._inner.one_shot(group, n)
 
     def broadcast(

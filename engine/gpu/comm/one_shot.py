@@ -38,10 +38,9 @@ from engine.gpu.launch.target import target_of
 
 if TYPE_CHECKING:
     from engine.devices.routes import Ways
-    from engine.forward.addend import Addend
+    from engine.forward.communicator import Group
+    from engine.forward.ops import Addend, NormLayer
     from engine.hardware.host_memory import HostTensor
-    from engine.layers.norm import Norm
-    from engine.parallel.thread_comm import Group
 
 log = logging.getLogger(__name__)
 
@@ -327,7 +326,7 @@ class OneShot:
         return out
 
     def add_norm(
-        self, x: Tensor, addend: Addend, norm: Norm | None, x_bytes: int | None = None
+        self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
     ) -> tuple[Tensor, Tensor | None] | None:
         """`ReferenceOps.add_norm` of the sum of the members' summands, in one kernel.
 
@@ -338,7 +337,7 @@ class OneShot:
         Returns:
             None, on all members alike, where the kernel does not serve.
         """
-        own = None if addend.summand is None else _plain(addend.summand)
+        own = None if addend.partial is None else _plain(addend.partial)
         n = x.shape[-1]
         halves = x.numel() > MOST_IN_F32
         per = 4 if halves else 2

@@ -19,7 +19,7 @@ from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:
     from engine.devices.routes import Place
-    from engine.parallel.thread_comm import Group
+    from engine.forward.communicator import Group
 
 
 FIRST_ROUND = 1

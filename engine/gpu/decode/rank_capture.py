@@ -21,9 +21,9 @@ from engine.gpu.launch.graph import Captured, NotRepeatable
 from engine.parallel.executor import Full
 
 if TYPE_CHECKING:
+    from engine.forward.communicator import Group
     from engine.gpu.decode.sampling import WordExchange
     from engine.parallel.executor import Crew
-    from engine.parallel.thread_comm import Group
 
 
 class Unproven(NotRepeatable):

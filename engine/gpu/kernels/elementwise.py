@@ -6,7 +6,7 @@ A row has its elements side by side; sizes and strides come in units of UNIT ele
 import triton
 import triton.language as tl
 
-from engine.layers.ffn import OAI_ALPHA
+from engine.forward.operands import OAI_ALPHA
 
 ALPHA = tl.constexpr(OAI_ALPHA)
 TANH = tl.constexpr(2 * (2 / 3.141592653589793) ** 0.5)

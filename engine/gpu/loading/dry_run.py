@@ -16,12 +16,13 @@ from engine.cpu.weights import JoinedColumns
 from engine.devices.routes import Ways
 from engine.forward.cache import Cache
 from engine.forward.context import Context
-from engine.gpu.comm.one_shot import MOST_IN_F32, OneShot, OneShotGroups
+from engine.forward.weight import Weight
+from engine.gpu.comm.one_shot import MOST_IN_F32, OneShotGroups
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.gpu.launch.target import KernelTarget, use_target
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.gpu.ops import GpuOps
-from engine.ops.weights import DenseWeight, PackedWeight, Weight
+from engine.ops.weights import DenseWeight, PackedWeight
 from engine.planning.footprint import plane_parts, slot_pieces, x_bytes
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS
@@ -29,9 +30,10 @@ from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
+    from engine.forward.communicator import Group
+    from engine.forward.ops import FusedAllReduce
     from engine.layers.module import Slot
     from engine.models.declare import Declaration
-    from engine.parallel.thread_comm import Group
 
 META = torch.device("meta")
 PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
@@ -141,7 +143,7 @@ class _Alone:
         one_shot = None if shape is None else self.one_shot(group, prod(shape))
         return None if one_shot is None or shape is None else one_shot.all_reduce(x, shape)
 
-    def one_shot(self, group: Group, n: int) -> OneShot | None:
+    def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
         one_shot = None if self._one_shots is None else self._one_shots.one_shot(self.rank, group)
         return one_shot if one_shot is not None and one_shot.serves(n) else None
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from engine.forward.weight import Weight
     from engine.gguf import GGUFFile, TensorInfo
     from engine.layers.module import Slot
-    from engine.ops.weights import Weight
     from engine.sharding.placement import Slices
 
     Bytes = NDArray[np.uint8]

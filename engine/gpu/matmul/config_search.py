@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import Cancelled, EngineError
+from engine.forward.operands import Routing
 from engine.gguf import GGUFFile
 from engine.gpu.launch import configs
 from engine.gpu.launch.configs import RULES, Config, Key, config_of, key_of
@@ -30,7 +31,6 @@ from engine.gpu.matmul import experts, gemv, tile_gemm, unquantised
 from engine.gpu.matmul.tuning_report import KernelTuning, TuningProgress
 from engine.gpu.matmul.weights import GpuPlanes
 from engine.gpu.routing import DeviceGroups, assign
-from engine.layers.moe import Routing
 from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS
 

@@ -26,8 +26,8 @@ from engine.quants.layout import BLOCK
 
 if TYPE_CHECKING:
     from engine.forward.expert_rows import Groups
-    from engine.layers.ffn import Activation
-    from engine.layers.linear import ExpertLinear
+    from engine.forward.operands import Activation
+    from engine.forward.ops import ExpertLayer
 
 __all__ = ["assign", "ffn", "grouped", "sum_of_experts"]
 
@@ -41,7 +41,7 @@ UNIT = 16
 
 
 class ExpertMatrices(NamedTuple):
-    """One matrix for each expert, and what is done with its products; see `ExpertLinear`.
+    """One matrix for each expert, and what is done with its products; see `ExpertLayer`.
 
     Attributes:
         planes: uint8 (n_expert, n_tile, tile_bytes) of them; or None.
@@ -114,9 +114,9 @@ def grouped(weight: object, x: Tensor, groups: Groups) -> Tensor | None:
 def ffn(
     act: Activation,
     x: Tensor,
-    gate: ExpertLinear | None,
-    up: ExpertLinear | None,
-    down: ExpertLinear,
+    gate: ExpertLayer | None,
+    up: ExpertLayer | None,
+    down: ExpertLayer,
     groups: Groups,
     factors: Tensor | None = None,
 ) -> Tensor | None:

@@ -29,7 +29,7 @@ from engine.quants.extent import Extent, n_tiles
 from engine.quants.layout import LAYOUTS, TILE
 
 if TYPE_CHECKING:
-    from engine.layers.ffn import Activation
+    from engine.forward.operands import Activation
 
 T = TypeVar("T")
 

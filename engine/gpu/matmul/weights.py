@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.forward.weight import ALL
 from engine.gpu.matmul import (
     dequant_gemm,
     dequantise,
@@ -21,7 +22,6 @@ from engine.gpu.matmul import (
     tile_gemm,
     unquantised,
 )
-from engine.ops.weights import ALL
 
 if TYPE_CHECKING:
     from engine.forward.expert_rows import Groups

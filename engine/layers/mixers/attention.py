@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.forward.operands import Scores
 from engine.forward.state import KVState
 from engine.layers.linear import Linear, Vector
 from engine.layers.mixers.mixer import Mixer
@@ -18,28 +18,6 @@ if TYPE_CHECKING:
     from engine.forward.context import Context
     from engine.layers.hparams import HParams
     from engine.layers.rope import Rope
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """How queries and keys become weights.
-
-    Attributes:
-        scale: factor on the scores.
-        window: a query sees so many tokens, itself included; 0 for all before it.
-        chunk: a query sees only tokens of its own block of so many; 0 for all before it.
-        softcap: scores s become softcap × tanh(s / softcap); 0 for none.
-    """
-
-    scale: float
-    window: int = 0
-    chunk: int = 0
-    softcap: float = 0.0
-
-    def first_visible(self, position: int) -> int:
-        """The first position that any query from `position` on sees."""
-        first = max(0, position - self.window + 1) if self.window else 0
-        return max(first, position // self.chunk * self.chunk) if self.chunk else first
 
 
 class Attention(Mixer):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.forward.context import Context
-    from engine.layers.ffn import Activation
+    from engine.forward.operands import Activation
 
 
 class CausalConv(Module):

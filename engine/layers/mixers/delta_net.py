@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
+from engine.forward.operands import SILU, Activation, DeltaInputs
 from engine.forward.state import RecurrentState
-from engine.layers.ffn import SILU, Activation
 from engine.layers.linear import Linear, Vector
 from engine.layers.mixers.attention import split_heads
 from engine.layers.mixers.conv import CausalConv
@@ -56,37 +56,6 @@ class DeltaSizes:
                 f"the {n_value} values of its linear attention"
             )
         return cls(n_head, n_group, head_dim)
-
-
-class DeltaInputs(NamedTuple):
-    """What a layer's tokens bring to the value heads of a rank, as the projections have it.
-
-    Attributes:
-        q, k: (T, key heads of the rank, head_dim); they are brought to length one.
-        v: (T, n_head, head_dim)
-        step: what decays are made of, before bias and softplus: (T, n_head), or (T, n_head,
-            head_dim) with one per channel.
-        step_bias: the same without T.
-        rate: of forgetting, negative, (n_head,); the logarithm of a decay is a step times this.
-        beta: how much of a value replaces what its key finds, (T, n_head), before the sigmoid.
-        key_of: the key head of each value head, int64 (n_head,); None where each has its own.
-        eps: the least length that queries and keys are divided by.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    step: Tensor
-    step_bias: Tensor
-    rate: Tensor
-    beta: Tensor
-    key_of: Tensor | None
-    eps: float
-
-    @property
-    def scale(self) -> float:
-        """Of queries of length one."""
-        return float(self.q.shape[-1] ** -0.5)
 
 
 class DeltaNet(Mixer):

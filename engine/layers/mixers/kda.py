@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.forward.operands import SIGMOID, SILU, DeltaInputs
 from engine.forward.state import RecurrentState
-from engine.layers.ffn import SIGMOID, SILU
 from engine.layers.linear import Linear, Vector
 from engine.layers.mixers.attention import split_heads
 from engine.layers.mixers.conv import CausalConv
-from engine.layers.mixers.delta_net import DeltaInputs, DeltaNet, DeltaSizes
+from engine.layers.mixers.delta_net import DeltaNet, DeltaSizes
 from engine.sharding.placement import Replicate, Shard
 from engine.sharding.split import BlockSplit
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.forward.operands import SILU
 from engine.forward.state import RecurrentState
-from engine.layers.ffn import SILU
 from engine.layers.linear import Linear, Vector
 from engine.layers.mixers.conv import CausalConv
 from engine.layers.mixers.mixer import Mixer, split_last

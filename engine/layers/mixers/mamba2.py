@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
+from engine.forward.operands import SILU, ScanInputs
 from engine.forward.state import RecurrentState
-from engine.layers.ffn import SILU
 from engine.layers.linear import Linear, Vector
 from engine.layers.mixers.attention import split_heads
 from engine.layers.mixers.conv import CausalConv
@@ -54,31 +54,6 @@ class Mamba2Sizes:
                 "not fit together"
             )
         return cls(n_head, n_group, n_inner // n_head, keys.integer("ssm.state_size"))
-
-
-class ScanInputs(NamedTuple):
-    """What a layer's tokens bring to the heads of a rank, as the projections have it.
-
-    Attributes:
-        values: (T, n_head, head_dim)
-        step: what steps are made of, before bias and softplus, (T, n_head).
-        step_bias: (n_head,)
-        rate: of forgetting, negative, (n_head,).
-        b, c: what writes to states and reads them, (T, groups of the rank, n_state).
-        skip: how much of a value goes past the state, (n_head,).
-        gate: (T, n_head × head_dim); its SiLU is a factor on what is read.
-        key_of: the group of each head, int64 (n_head,); None where each has its own.
-    """
-
-    values: Tensor
-    step: Tensor
-    step_bias: Tensor
-    rate: Tensor
-    b: Tensor
-    c: Tensor
-    skip: Tensor
-    gate: Tensor
-    key_of: Tensor | None
 
 
 class Mamba2(Mixer):

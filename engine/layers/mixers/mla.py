@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.forward.operands import Scores
 from engine.forward.state import KVState
 from engine.layers.linear import HeadLinear, Linear
-from engine.layers.mixers.attention import Scores, split_heads
+from engine.layers.mixers.attention import split_heads
 from engine.layers.mixers.mixer import Mixer
 from engine.layers.module import Slot, TensorSource
 from engine.layers.norm import RMSNorm

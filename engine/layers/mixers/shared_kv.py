@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from engine.forward.operands import Scores
 from engine.forward.state import KVState
-from engine.layers.mixers.attention import Attention, Scores, split_heads
+from engine.layers.mixers.attention import Attention, split_heads
 from engine.layers.mixers.mixer import Mixer
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import Rope

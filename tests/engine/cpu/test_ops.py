@@ -5,13 +5,10 @@ import torch
 from torch import Tensor
 
 from engine.cpu.kernels.team import Team
-from engine.cpu.ops import FEW_TOKENS, FastOps
+from engine.cpu.ops import FEW_TOKENS, CpuOps
 from engine.forward.cache import LayerCache
+from engine.forward.operands import Activation, RopeParams, Routing, Scores
 from engine.forward.state import KVState
-from engine.layers.ffn import Activation
-from engine.layers.mixers.attention import Scores
-from engine.layers.moe import Routing
-from engine.layers.rope import RopeParams
 from engine.ops.reference import ReferenceOps
 from engine.sharding.ranges import Ranges
 
@@ -19,8 +16,8 @@ REFERENCE = ReferenceOps()
 
 
 @pytest.fixture(scope="module")
-def fast() -> FastOps:
-    return FastOps(Team(2))
+def fast() -> CpuOps:
+    return CpuOps(Team(2))
 
 
 def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -28,7 +25,7 @@ def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tenso
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_small_operations(fast: FastOps, dtype: torch.dtype) -> None:
+def test_small_operations(fast: CpuOps, dtype: torch.dtype) -> None:
     """F64 is nothing for the kernels."""
     x, y, w = (numbers(n, *s, dtype=dtype) for n, s in enumerate([(5, 3, 64), (5, 3, 64), (64,)]))
     cos, sin = numbers(3, 5, 1, 32, dtype=dtype), numbers(4, 5, 1, 32, dtype=dtype)
@@ -48,7 +45,7 @@ def test_small_operations(fast: FastOps, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_experts(fast: FastOps, dtype: torch.dtype) -> None:
+def test_experts(fast: CpuOps, dtype: torch.dtype) -> None:
     logits, y = numbers(1, 4, 9, dtype=dtype), numbers(2, 12, 20, dtype=dtype)
     results = []
     for ops in (fast, REFERENCE):
@@ -58,7 +55,7 @@ def test_experts(fast: FastOps, dtype: torch.dtype) -> None:
     torch.testing.assert_close(*results, rtol=2e-6, atol=2e-6)
 
 
-def test_angles_of_any_position(fast: FastOps) -> None:
+def test_angles_of_any_position(fast: CpuOps) -> None:
     """They are computed for many positions at once, and for each rotation anew."""
     plain, other = RopeParams(64, "norm", 1e4), RopeParams(64, "norm", 1e6)
     for params, factors in ((plain, None), (other, None), (plain, numbers(1, 32).abs() + 1)):
@@ -73,7 +70,7 @@ def test_angles_of_any_position(fast: FastOps) -> None:
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("n_tokens", [1, FEW_TOKENS, FEW_TOKENS + 1])
-def test_attention(fast: FastOps, kv_type: str, n_tokens: int) -> None:
+def test_attention(fast: CpuOps, kv_type: str, n_tokens: int) -> None:
     state = KVState(Ranges(((0, 6),), 6), Ranges(((0, 3),), 3), 32, 32)
     caches = [LayerCache(state, 0, 60, kv_type, torch.device("cpu")) for _ in range(2)]
     q, k, v = numbers(1, n_tokens, 6, 32), numbers(2, 40, 3, 32), numbers(3, 40, 3, 32)
@@ -86,7 +83,7 @@ def test_attention(fast: FastOps, kv_type: str, n_tokens: int) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=2e-6)
 
 
-def test_what_kernels_do_not_serve_is_written_as_well(fast: FastOps) -> None:
+def test_what_kernels_do_not_serve_is_written_as_well(fast: CpuOps) -> None:
     state = KVState(Ranges(((0, 1),), 1), Ranges(((0, 1),), 1), 8, 8)
     cache = LayerCache(state, 0, 4, "f32", torch.device("cpu"))
     k = numbers(1, 2, 1, 8, dtype=torch.float64)
@@ -100,7 +97,7 @@ def test_what_kernels_do_not_serve_is_written_as_well(fast: FastOps) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("n_past", [0, 23])
-def test_attention_of_a_prompt(fast: FastOps, scores: Scores, n_past: int) -> None:
+def test_attention_of_a_prompt(fast: CpuOps, scores: Scores, n_past: int) -> None:
     """With any mask, and by the reference where torch's kernel cannot."""
     state = KVState(Ranges(((0, 6),), 6), Ranges(((0, 3),), 3), 32, 32)
     cache = LayerCache(state, 0, 60, "f16", torch.device("cpu"))

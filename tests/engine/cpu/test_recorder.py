@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.call_log import refuse_replay
 from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.kernels.team import Team
 from engine.cpu.recorder import Recorder, Recording
+from engine.forward.recording import refuse_replay
 
 TEAM = Team(1)
 STEPS = SmallOps(TEAM)

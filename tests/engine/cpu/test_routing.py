@@ -8,7 +8,7 @@ from engine.cpu.kernels.isa import supported
 from engine.cpu.kernels.team import Team
 from engine.cpu.routing import RoutingSteps
 from engine.forward.expert_rows import Groups
-from engine.layers.moe import Routing
+from engine.forward.operands import Routing
 from engine.ops.reference import ReferenceOps
 
 REFERENCE = ReferenceOps()

@@ -14,8 +14,9 @@ from torch import Tensor
 from engine.distributed.process_comm import LEAST_SLICED, MOST_AT_ONCE, ProcessCommunicator
 from engine.distributed.wire import Parcel, Peer
 from engine.errors import CommError
+from engine.forward.communicator import Communicator
 from engine.parallel.rank_threads import RankPool
-from engine.parallel.thread_comm import Communicator, ThreadGroup
+from engine.parallel.thread_comm import ThreadGroup
 
 CPU = torch.device("cpu")
 Step = Callable[[Communicator], Tensor | None]

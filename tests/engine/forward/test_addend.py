@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from engine import load_model
-from engine.forward.addend import Addend
 from engine.forward.context import Context
+from engine.forward.ops import Addend
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.ops.reference import ReferenceOps
 from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
@@ -33,13 +33,13 @@ def norm_of(kind: type[Norm], n: int = 8) -> Norm:
 
 def test_everything_at_once(ctx: Context) -> None:
     x, delta, bias, inner = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8), norm_of(LayerNorm)
-    total = ctx.add(x, Addend(delta, bias, inner, 0.5))
+    total = ctx.all_reduce_add(x, Addend(delta, bias, inner, 0.5))
     assert torch.equal(total, x + inner(delta + bias, ctx) * 0.5)
 
 
 def test_a_norm_is_ready_once_and_only_for_the_sum(ctx: Context) -> None:
     norm, other = norm_of(RMSNorm), norm_of(RMSNorm)
-    total = ctx.add(torch.randn(3, 8), Addend(torch.randn(3, 8)), norm)
+    total = ctx.all_reduce_add(torch.randn(3, 8), Addend(torch.randn(3, 8)), norm)
     assert ctx.normed(total, other) is None
     assert ctx.normed(total.clone(), norm) is None
     ready = ctx.normed(total, norm)
@@ -54,7 +54,7 @@ def test_a_sum_is_not_reduced_again(ctx: Context, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(ctx._comm, "all_reduce", refuse)
     x, delta = torch.randn(3, 8), torch.randn(3, 8)
-    assert torch.equal(ctx.add(x, Addend(delta, is_whole=True)), x + delta)
+    assert torch.equal(ctx.all_reduce_add(x, Addend(delta, is_whole=True)), x + delta)
 
 
 def test_a_one_shot_adds_up(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +76,9 @@ def test_a_one_shot_adds_up(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ctx._comm, "all_reduce", refuse)
     monkeypatch.setattr(ctx._comm, "one_shot", one_shot)
     x, delta = torch.randn(3, 8), torch.randn(3, 8)
-    assert torch.equal(ctx.add(x, Addend(delta)), x + 3 * delta)
-    assert torch.equal(ctx.add(x, Addend(None)), x + 7)
-    assert torch.equal(ctx.add(x, Addend(delta, is_whole=True)), x + delta)
+    assert torch.equal(ctx.all_reduce_add(x, Addend(delta)), x + 3 * delta)
+    assert torch.equal(ctx.all_reduce_add(x, Addend(None)), x + 7)
+    assert torch.equal(ctx.all_reduce_add(x, Addend(delta, is_whole=True)), x + delta)
     assert asked == [24, 24]
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from engine.forward.expert_rows import Groups
+from engine.forward.operands import Routing
 from engine.layers.linear import ExpertLinear
-from engine.layers.moe import Routing
 from engine.ops.reference import ReferenceOps
 from engine.ops.weights import DenseWeight, PackedWeight
 from engine.sharding.placement import Shard

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from engine.config import KV_TYPES, LoadParams
 from engine.devices.routes import Ways
-from engine.forward.addend import Addend
 from engine.forward.cache import LayerCache
+from engine.forward.operands import Activation, DeltaInputs, Routing, ScanInputs, Scores
+from engine.forward.ops import Addend
 from engine.forward.state import KVState
 from engine.gguf import GGUFFile
 from engine.gpu import attention, elementwise, recurrent, routing
@@ -28,11 +29,6 @@ from engine.gpu.launch.target import KernelTarget, use_target
 from engine.gpu.loading.dry_run import collect_launches
 from engine.gpu.matmul import dequantise, experts, gemv, tile_gemm, unquantised
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.layers.ffn import Activation
-from engine.layers.mixers.attention import Scores
-from engine.layers.mixers.delta_net import DeltaInputs
-from engine.layers.mixers.mamba2 import ScanInputs
-from engine.layers.moe import Routing
 from engine.links.exchange import Exchange, load_pairs, store_pairs
 from engine.models.declare import declare
 from engine.ops.recurrent import Chunks, Decays

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from engine.forward.cache import LayerCache
+from engine.forward.operands import Scores
 from engine.forward.state import KVState
 from engine.gpu import attention as gpu
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.gpu.launch.target import KernelTarget, use_target
-from engine.layers.mixers.attention import Scores
 from engine.ops.attention import attend
 from engine.sharding.ranges import Ranges
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.forward.addend import Addend
+from engine.forward.operands import Activation
+from engine.forward.ops import Addend
 from engine.gpu import elementwise
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.gpu.launch.target import KernelTarget
 from engine.gpu.quantise import quantise
-from engine.layers.ffn import Activation
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.ops.reference import ReferenceOps
 from engine.quants.extent import Extent

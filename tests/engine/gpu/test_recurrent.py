@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.forward.operands import SILU, DeltaInputs, ScanInputs
 from engine.gpu import recurrent
-from engine.layers.ffn import SILU
-from engine.layers.mixers.delta_net import DeltaInputs
-from engine.layers.mixers.mamba2 import ScanInputs
 from engine.ops.recurrent import Chunks
 from engine.ops.reference import ReferenceOps
 

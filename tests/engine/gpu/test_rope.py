@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from engine.forward.operands import RopeParams
 from engine.gpu import rope as gpu
 from engine.layers.norm import RMSNorm
-from engine.layers.rope import RopeParams
 from engine.ops.reference import ReferenceOps
 from engine.sharding.placement import Replicate
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from engine.forward.expert_rows import Groups
+from engine.forward.operands import Routing
 from engine.gpu import routing
 from engine.gpu.launch.kernel_launch import intercept_launches
 from engine.gpu.routing import DeviceGroups
-from engine.layers.moe import Routing
 from engine.ops.reference import ReferenceOps
 
 EXACT = ReferenceOps()

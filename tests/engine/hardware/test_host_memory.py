@@ -10,9 +10,9 @@ import torch
 
 from engine.config import KV_TYPES
 from engine.forward.cache import Cache, HostLayerCache, LayerCache
+from engine.forward.operands import Scores
 from engine.forward.state import KVState, RecurrentState
 from engine.hardware.host_memory import HostTensor
-from engine.layers.mixers.attention import Scores
 from engine.ops.reference import ReferenceOps
 from engine.sharding.ranges import Ranges
 

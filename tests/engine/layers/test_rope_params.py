@@ -4,7 +4,7 @@ from math import log
 
 import pytest
 
-from engine.layers.rope import RopeParams
+from engine.forward.operands import RopeParams
 
 
 def params(stretch: float, *, yarn: bool = True) -> RopeParams:

@@ -21,7 +21,7 @@ from engine.config import LoadParams
 from engine.gguf import GGUFFile
 from engine.gguf.types import TYPES
 from engine.layers.keys import BOUNDS, UNPREFIXED
-from engine.layers.rope import SCALING_TYPES
+from engine.layers.rope_keys import SCALING_TYPES
 from engine.models.declare import IGNORED, declare
 from engine.models.registry import is_supported, supported_architectures
 from tests.helpers.golden import golden_models, golden_path

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from engine.layers.ffn import Activation
-from engine.layers.moe import Routing
+from engine.forward.operands import Activation, Routing
 from engine.models.apertus import Xielu, softplus
 from engine.ops.reference import ReferenceOps
 

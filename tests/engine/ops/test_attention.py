@@ -11,8 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.forward.cache import LayerCache
+from engine.forward.operands import Scores
 from engine.forward.state import CPU_STEP, KVState, Step
-from engine.layers.mixers.attention import Scores
 from engine.ops import attention
 from engine.sharding.ranges import Ranges
 

@@ -19,8 +19,8 @@ from engine.cpu.kernels.isa import ISAS, Isa, supported
 from engine.cpu.kernels.replay import KernelReplay
 from engine.cpu.kernels.team import Team
 from engine.forward.cache import LayerCache
+from engine.forward.operands import Scores
 from engine.forward.state import KVState
-from engine.layers.mixers.attention import Scores
 from engine.ops.attention import attend
 from engine.sharding.ranges import Ranges
 

@@ -7,19 +7,13 @@ import torch
 from torch import Tensor
 
 from engine.cpu.kernels import call_log as logs
-from engine.cpu.kernels.call_log import (
-    CHECKED,
-    MAX_ARGUMENTS,
-    CallLog,
-    current_log,
-    logging_to,
-    refuse_replay,
-)
+from engine.cpu.kernels.call_log import CHECKED, MAX_ARGUMENTS, CallLog, current_log
 from engine.cpu.kernels.fastcall import bind
 from engine.cpu.kernels.replay import KernelReplay
 from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.kernels.team import Team
 from engine.cpu.kernels.thread_all_reduce import ADDED, COMPLETE, ThreadAllReduce
+from engine.forward.recording import recording_to, refuse_replay
 
 
 def test_calls_are_repeated_in_their_order() -> None:
@@ -79,9 +73,9 @@ def test_a_log_that_is_full_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_refusal_counts_and_only_for_the_present_log() -> None:
     refuse_replay("nobody listens")
     log = CallLog()
-    with logging_to(log):
+    with recording_to(log):
         assert current_log() is log
-        with logging_to(None):
+        with recording_to(None):
             refuse_replay("not now")
         thread = threading.Thread(target=refuse_replay, args=("elsewhere",))
         thread.start()

@@ -10,7 +10,7 @@ from engine.cpu.kernels import fastcall
 from engine.cpu.kernels.isa import supported
 from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.kernels.team import Team
-from engine.layers.ffn import Activation
+from engine.forward.operands import Activation
 from engine.ops.reference import ReferenceOps
 
 REFERENCE = ReferenceOps()

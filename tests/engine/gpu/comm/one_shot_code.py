@@ -22,7 +22,7 @@ import torch
 import triton
 
 from engine.devices.routes import Ways
-from engine.forward.addend import Addend
+from engine.forward.ops import Addend
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.launch.compiling import compile_launch
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.devices.routes import Way, Ways
-from engine.forward.addend import Addend
+from engine.forward.ops import Addend
 from engine.gpu import elementwise
 from engine.gpu.comm import one_shot as one_shot_module
 from engine.gpu.comm import slots
@@ -119,7 +119,7 @@ def test_sum_and_norm_in_one_kernel(n: int) -> None:
             values = values_of(3, shape, empty, seed)
             found = ranks.all(
                 lambda one_shot, a=addend, o=outer, v=values: one_shot.add_norm(
-                    x, a._replace(summand=v[one_shot.seat]), o
+                    x, a._replace(partial=v[one_shot.seat]), o
                 )
             )
             wanted = elementwise.add_norm(x, addend.summed(expected(values)), outer)

@@ -10,7 +10,7 @@ import torch
 
 from engine.devices.routes import Way, Ways
 from engine.errors import CommError, EngineError
-from engine.forward.addend import Addend
+from engine.forward.ops import Addend
 from engine.gpu.comm import one_shot as one_shot_module
 from engine.gpu.comm import slots as slots_module
 from engine.gpu.comm.one_shot import OneShot, OneShotGroups

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.devices.routes import Ways
-from engine.forward.addend import Addend
+from engine.forward.ops import Addend
 from engine.gpu import elementwise
 from engine.gpu.comm.one_shot import OneShot, OneShotGroups
 from engine.layers.norm import RMSNorm

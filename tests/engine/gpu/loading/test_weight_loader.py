@@ -15,6 +15,7 @@ from engine.cpu.packing import load_for_kernels
 from engine.cpu.weights import JoinedColumns, PlainWeight, PlaneWeight
 from engine.cpu.worker import Worker
 from engine.errors import Cancelled, DeviceError
+from engine.forward.weight import Weight
 from engine.gguf.tensors import TensorInfo
 from engine.gguf.types import TYPES
 from engine.gpu.loading import staging as stages
@@ -23,7 +24,7 @@ from engine.gpu.loading.weight_loader import load_for_gpu, send_bytes, staging_f
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.hardware.host_memory import HostTensor
 from engine.layers.module import Module, Slot
-from engine.ops.weights import PackedWeight, Weight
+from engine.ops.weights import PackedWeight
 from engine.quants.layout import LAYOUTS
 from engine.runtime.loader import Progress, load_rank
 from engine.sharding.placement import Placement, Replicate, Shard

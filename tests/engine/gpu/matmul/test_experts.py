@@ -9,6 +9,8 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine.forward.expert_rows import Groups
+from engine.forward.operands import SILU, Activation
+from engine.forward.weight import Weight
 from engine.gguf.types import TYPES
 from engine.gpu import routing
 from engine.gpu.launch.kernel_launch import intercept_launches
@@ -16,10 +18,9 @@ from engine.gpu.launch.target import KernelTarget, use_target
 from engine.gpu.matmul import experts
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.gpu.routing import DeviceGroups
-from engine.layers.ffn import SILU, Activation
 from engine.layers.linear import ExpertLinear
 from engine.ops.reference import ReferenceOps
-from engine.ops.weights import DenseWeight, Weight
+from engine.ops.weights import DenseWeight
 from engine.quants.layout import LAYOUTS
 from engine.sharding.placement import Shard
 from engine.sharding.ranges import Ranges

@@ -11,13 +11,13 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
+from engine.forward.operands import GELU, RELU2, SILU, Activation
 from engine.gguf.types import TYPES
 from engine.gpu import elementwise, quantise
 from engine.gpu.launch import configs
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.gpu.launch.target import KernelTarget
 from engine.gpu.matmul import gemv
-from engine.layers.ffn import GELU, RELU2, SILU, Activation
 from engine.ops.reference import ReferenceOps
 from engine.quants.extent import Extent
 from engine.quants.layout import LAYOUTS

@@ -9,10 +9,10 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine.cpu.kernels.isa import chosen
-from engine.cpu.ops import FastOps
+from engine.cpu.ops import CpuOps
 from engine.cpu.weights import PlaneWeight
 from engine.cpu.worker import Worker
-from engine.layers.ffn import Activation
+from engine.forward.operands import Activation
 from engine.layers.linear import Linear
 from engine.quants.extent import Extent
 from engine.sharding.placement import Replicate
@@ -58,7 +58,7 @@ def numbers(n_tokens: int, seed: int = 0) -> Tensor:
 def test_products_of_several_types(worker: Worker, n_tokens: int) -> None:
     kinds = (Kind.Q4_K, Kind.Q4_K, Kind.Q6_K)
     matrices = [Matrix(k, n, worker, n) for k, n in zip(kinds, (96, 32, 40), strict=True)]
-    ops, layers = FastOps(worker.team), [matrix.linear for matrix in matrices]
+    ops, layers = CpuOps(worker.team), [matrix.linear for matrix in matrices]
     for seed in range(2):
         x = numbers(n_tokens, seed)
         for _ in range(2):  # the second time they are quantised already
@@ -86,9 +86,9 @@ def test_activations_of_other_blocks_are_quantised_anew(worker: Worker) -> None:
 @pytest.mark.parametrize("act", [Activation("silu"), Activation("oai", 0.5)], ids=str)
 def test_an_activation_between_two(worker: Worker, act: Activation, n_tokens: int) -> None:
     gate, up = Matrix(Kind.Q4_K, 200, worker, 1), Matrix(Kind.Q6_K, 200, worker, 2)
-    ops, x = FastOps(worker.team), numbers(n_tokens)
+    ops, x = CpuOps(worker.team), numbers(n_tokens)
     y = ops.gated_linears(act, x, gate.linear, up.linear)
     assert torch.equal(y, ops.gated(act, gate.product(x), up.product(x)))
     gate.linear.bias = torch.ones(200)
-    y = FastOps(worker.team).gated_linears(act, x, gate.linear, up.linear)
+    y = CpuOps(worker.team).gated_linears(act, x, gate.linear, up.linear)
     assert torch.equal(y, ops.gated(act, gate.product(x) + 1, up.product(x)))

@@ -1,0 +1,374 @@
+"""Interface to the arithmetic: the operations that layers call, and what they see of a layer.
+
+`engine.ops.reference` is the oracle in torch, `engine.cpu.ops` and `engine.gpu.ops` are the fast
+ones. None of them is below another: what all share is in `engine.ops.composite`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.cache import LayerCache
+    from engine.forward.expert_rows import Groups
+    from engine.forward.operands import (
+        Activation,
+        DeltaInputs,
+        RopeParams,
+        Routing,
+        ScanInputs,
+        Scores,
+    )
+    from engine.forward.weight import Weight
+
+
+class LinearLayer(Protocol):
+    """A linear map as operations see it; see `engine.layers.linear.Linear`."""
+
+    weight: Weight | None
+    scale: Tensor | None
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing follows the product: neither bias nor scale."""
+        ...
+
+    @property
+    def added_bias(self) -> Tensor | None:
+        """Bias to add to the product on this rank, (n_out,)."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x (T, n_in) to (T, n_out)."""
+        ...
+
+    def finish(self, y: Tensor) -> Tensor:
+        """Apply scale and bias to a product y (T, n_out)."""
+        ...
+
+
+class ExpertLayer(Protocol):
+    """One matrix per expert as operations see it; see `engine.layers.linear.ExpertLinear`."""
+
+    weight: Weight | None
+    bias: Tensor | None
+    scale: Tensor | None
+
+    def __call__(self, x: Tensor, groups: Groups) -> Tensor:
+        """Map each row of x (n_row, n_in) to (n_row, n_out) with the matrix of its expert."""
+        ...
+
+
+class NormLayer(Protocol):
+    """A norm as operations see it; see `engine.layers.norm.Norm`.
+
+    Attributes:
+        is_absent: vectors stay as they are.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    is_absent: bool
+
+    @property
+    def kind(self) -> Literal["rms", "layer"]:
+        """Formula of the norm."""
+        ...
+
+    def apply(self, x: Tensor, ops: Ops) -> Tensor:
+        """Normalise x (..., n) with operations of `ops`."""
+        ...
+
+
+class RopeLayer(Protocol):
+    """A rotation as operations see it; see `engine.layers.rope.Rope`.
+
+    Attributes:
+        params: how positions turn into angles.
+        weight: divisors of the frequencies, (n_rot / 2,), or None.
+    """
+
+    params: RopeParams
+    weight: Tensor | None
+
+
+class Addend(NamedTuple):
+    """What a part of a block adds to the residual stream: `norm(sum of partial + bias) * scale`.
+
+    `Context.all_reduce_add` adds it.
+
+    Attributes:
+        partial: this rank's partial sum, (T, n_embd); None if it has none.
+        bias: vector that is added once to the sum, (n_embd,).
+        norm: norm of the biased sum, if any.
+        is_whole: `partial` is the whole sum already, the same on all ranks.
+        sum_scale: factor on the residual stream afterwards, (1,).
+    """
+
+    partial: Tensor | None
+    bias: Tensor | None = None
+    norm: NormLayer | None = None
+    scale: float = 1.0
+    is_whole: bool = False
+    sum_scale: Tensor | None = None
+
+    def summed(self, total: Tensor) -> Addend:
+        """Return the addend with the sum of all ranks in place of the partial one."""
+        return self._replace(partial=total, is_whole=True)
+
+
+class FusedAllReduce(Protocol):
+    """An all-reduce inside a kernel, which goes on with what follows the sum."""
+
+    def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
+        """Return the sum of the members' values, with the same bits on all of them.
+
+        Args:
+            x: this rank's values, F32 of that shape; None if it has nothing to add.
+        """
+        ...
+
+    def add_norm(
+        self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Do `Ops.add_norm` of the sum of the members' partial sums in one kernel.
+
+        Args:
+            x_bytes: bytes of a quantised activation; None if the result is not quantised as well.
+
+        Returns:
+            None, on all members alike, where the kernel does not serve.
+        """
+        ...
+
+
+class Ops(Protocol):
+    """The operations of one rank. Tensors are F32 and on its device; T counts tokens."""
+
+    def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
+        """Prepare for a pass over `n_tokens` tokens after `n_past` cached ones.
+
+        Args:
+            position: `n_past` in the device's memory, int64 (1,); the same memory in each pass.
+        """
+        ...
+
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        """Memory that operations use beside what a pass allocates."""
+        ...
+
+    def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
+        """Apply several linear maps to the same x (T, n_in)."""
+        ...
+
+    def gated_linears(
+        self, act: Activation, x: Tensor, gate: LinearLayer, up: LinearLayer
+    ) -> Tensor:
+        """Return `act(gate(x)) * up(x)` for x (T, n_in)."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        """Return `x / sqrt(mean(x²) + eps) * weight + bias` over the last dimension."""
+        ...
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        """Return `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension."""
+        ...
+
+    def l2_norm(self, x: Tensor, eps: float) -> Tensor:
+        """Return `x / max(|x|, eps)` over the last dimension."""
+        ...
+
+    def add_norm(
+        self,
+        x: Tensor,
+        addend: Addend,
+        norm: NormLayer | None,
+        one_shot: FusedAllReduce | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Add to the residual stream x (T, n_embd), and normalise the result for what reads it.
+
+        Args:
+            addend: its partial sum is that of all ranks; with `one_shot`, that of this rank.
+            norm: norm that reads the result next; None if nobody knows.
+            one_shot: all-reduce that adds the ranks' partial sums.
+
+        Returns:
+            The residual stream, and the normalised one; None instead of that without a norm.
+        """
+        ...
+
+    def concat(self, *parts: Tensor) -> Tensor:
+        """Join the parts along the last dimension."""
+        ...
+
+    def activate(self, act: Activation, x: Tensor) -> Tensor:
+        """Apply the activation of a part without a gate, element by element."""
+        ...
+
+    def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
+        """Return `act(gate) * up`, element by element."""
+        ...
+
+    def softplus(self, x: Tensor) -> Tensor:
+        """Return `ln(1 + e^x)`, element by element."""
+        ...
+
+    def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
+        """Apply xIELU, element by element (see `engine.models.apertus.Xielu`)."""
+        ...
+
+    def norm_gated(self, x: Tensor, norm: NormLayer, act: Activation, gate: Tensor) -> Tensor:
+        """Return `act(gate) * norm(x)` for heads x (T, n_head, n) and gate (T, n_head × n)."""
+        ...
+
+    def opened(self, x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
+        """Return `other + sigmoid(x · door) * y`.
+
+        Args:
+            x: (T, n_in)
+            door: (n_in,)
+            y, other: (T, n)
+        """
+        ...
+
+    def causal_conv(
+        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
+        act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Convolve over time (see `engine.ops.recurrent.causal_conv`), then activate.
+
+        Args:
+            act: activation of the result, if any.
+            gates: factors on x and on the activated result, both shaped like x.
+        """
+        ...
+
+    def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
+        """Run a gated delta net over what the projections made; (T, n_head, head_dim).
+
+        Args:
+            state: (n_head, head_dim, head_dim), updated in place.
+        """
+        ...
+
+    def selective_scan(
+        self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
+        state: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Return `silu(gate) * y` with y of `engine.ops.recurrent.selective_scan` (Mamba 1).
+
+        Args:
+            step: becomes Δ by the softplus, (T, channels).
+            gate: (T, channels)
+        """
+        ...
+
+    def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
+        """Run Mamba 2 over what the projections made; (T, n_head × head_dim).
+
+        Args:
+            state: (n_head, head_dim, n_state), updated in place.
+        """
+        ...
+
+    def assign(
+        self, routing: Routing, logits: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Groups]:
+        """Choose each token's experts: weights (T, n_used), and the rows in order of experts.
+
+        Args:
+            logits: (T, n_expert)
+            bias: (n_expert,), counts in the choice but not in the weights; or None.
+        """
+        ...
+
+    def experts(
+        self,
+        act: Activation,
+        x: Tensor,
+        gate: ExpertLayer | None,
+        up: ExpertLayer | None,
+        down: ExpertLayer,
+        groups: Groups,
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        """Return `down(act(gate(x)) * up(x))` of each token's experts, (n_row, n_out).
+
+        Args:
+            x: (T, n_in)
+            gate: None for `down(act(up(x)))`.
+            up: None where `gate` has the rows of both, those of the gate first.
+            factors: factor on what each expert reads, (T, n_used), or None.
+        """
+        ...
+
+    def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
+        """Add up each token's rows of y (n_row, n), times weights (T, n_used) if any; (T, n)."""
+        ...
+
+    def rope_angles(
+        self, params: RopeParams, factors: Tensor | None, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, each (T, 1, n_rot / 2), for positions (T,)."""
+        ...
+
+    def ropes(
+        self,
+        xs: Sequence[Tensor],
+        cos: Tensor,
+        sin: Tensor,
+        style: str,
+        norms: Sequence[NormLayer] = (),
+    ) -> Sequence[Tensor]:
+        """Apply RoPE to several tensors of equal head size, (T, n_head, head_dim).
+
+        Args:
+            norms: norm of each of them before it is rotated, if any.
+        """
+        ...
+
+    def attention(
+        self,
+        q: Tensor,
+        cache: LayerCache,
+        n_past: int,
+        scores: Scores,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+    ) -> Tensor:
+        """Attend with q (T, n_head, head_dim) over the cache: causal softmax attention.
+
+        The cache holds n_past + T positions already; query t sees the first n_past + t + 1, or the
+        last of them that window and chunk let it see.
+
+        Args:
+            sinks: logits that take weight but have no value, (n_head,); or None.
+            slopes: what is taken off the scores for each token between, (n_head,) (ALiBi, arXiv
+                2108.12409); or None.
+
+        Returns:
+            (T, n_head, head_dim_v)
+        """
+        ...
+
+    def new_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        cache: LayerCache,
+        n_past: int,
+        scores: Scores,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+    ) -> Tensor:
+        """Write k and v to the cache from position n_past on, then attend as `attention`."""
+        ...

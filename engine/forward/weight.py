@@ -1,0 +1,42 @@
+"""Interface to a matrix as a rank holds it: dequantised, packed, or in planes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.forward.expert_rows import Groups
+
+ALL = slice(None)
+
+
+class Weight(Protocol):
+    """A matrix (n_out, n_in), or one per expert."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the matrix takes."""
+        ...
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Return `x Wᵀ`, (T, n_out), for x (T, n_in) in F32."""
+        ...
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Return the rows `ids` (T,) as (T, n_in); zeros where there is no such row."""
+        ...
+
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        """Multiply each row of x (rows of all groups, n_in) by the matrix of its expert."""
+        ...
+
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        """Return `x Wᵀ` with one matrix per head, (T, n_head, n_out), for x (T, n_head, n_in).
+
+        Args:
+            rows: the rows of each W that count.
+            transposed: `x W` instead, from (T, n_head, n_out) to (T, n_head, n_in).
+        """
+        ...

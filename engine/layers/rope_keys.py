@@ -1,0 +1,42 @@
+"""The `rope.*` keys of a file, read into `RopeParams`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.errors import ModelFileError
+from engine.forward.operands import RopeParams, RopeStyle
+
+if TYPE_CHECKING:
+    from engine.layers.keys import Keys
+
+SCALING_TYPES = ("none", "linear", "yarn", "longrope")
+
+DEFAULT_BASE = 10000.0
+"""The base of the frequencies where a file has none (arXiv 2104.09864)."""
+
+
+def read_rope(keys: Keys, head_dim: int, style: RopeStyle) -> RopeParams:
+    """Read the `rope.*` keys of a file.
+
+    A factor without a type means linear scaling, as in llama.cpp.
+
+    Raises:
+        ModelFileError: positions are scaled in a way that is not known here.
+    """
+    kind = keys.text("rope.scaling.type", "linear")
+    if kind not in SCALING_TYPES:
+        path = keys.meta.path
+        message = f"{path.name} scales positions by {kind[:40]!r}, which Tandem cannot do"
+        raise ModelFileError(path, f"{message} yet.", "Pick another model.")
+    factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 1.0)
+    n_ctx_train = keys.integer("context_length", 0)
+    return RopeParams(
+        n_rot=keys.integer("rope.dimension_count", head_dim),
+        style=style,
+        base=keys.number("rope.freq_base", DEFAULT_BASE),
+        scale=1.0 if kind in ("none", "longrope") or factor == 0 else 1.0 / factor,
+        yarn=kind == "yarn",
+        n_ctx_orig=keys.integer("rope.scaling.original_context_length", n_ctx_train),
+        attn_factor=keys.number("rope.scaling.attn_factor", 1.0),
+    )

@@ -1,0 +1,179 @@
+"""Operations that are made of other operations, for every implementation of `Ops`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from engine.forward.expert_rows import Groups
+from engine.forward.operands import SILU
+from engine.forward.ops import Ops
+from engine.ops import recurrent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from engine.forward.cache import LayerCache
+    from engine.forward.operands import Activation, DeltaInputs, Routing, ScanInputs, Scores
+    from engine.forward.ops import Addend, ExpertLayer, FusedAllReduce, LinearLayer, NormLayer
+
+
+class CompositeOps(Ops):
+    """The operations that call others of the same object; an implementation adds the rest.
+
+    One that has a kernel for such an operation overrides it, and falls back on this one where the
+    kernel does not serve.
+    """
+
+    @abstractmethod
+    def scan_chunks(self, chunks: recurrent.Chunks, state: Tensor) -> Tensor:
+        """Scan chunks of tokens, see `engine.ops.recurrent.scan_chunks`; any strides of state."""
+
+    @abstractmethod
+    def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return weights and numbers of each token's experts, both (T, n_used); see `Routing`.
+
+        Args:
+            logits: (T, n_expert)
+            bias: (n_expert,), counts in the choice but not in the weights; or None.
+        """
+
+    @abstractmethod
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
+        """Rotate the first elements of each head of x (T, n_head, head_dim) (arXiv 2104.09864)."""
+
+    @abstractmethod
+    def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
+        """Write k and v to the cache from position `start` on; see `LayerCache.write`."""
+
+    def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
+        return [layer(x) for layer in layers]
+
+    def gated_linears(
+        self, act: Activation, x: Tensor, gate: LinearLayer, up: LinearLayer
+    ) -> Tensor:
+        return self.gated(act, *self.linears(x, gate, up))
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        return self.rms_norm(x - x.mean(-1, keepdim=True), weight, bias, eps)
+
+    def add_norm(
+        self,
+        x: Tensor,
+        addend: Addend,
+        norm: NormLayer | None,
+        one_shot: FusedAllReduce | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        if one_shot is not None:
+            addend = addend.summed(one_shot.all_reduce(addend.partial, x.shape))
+        delta = addend.partial
+        assert delta is not None, "no rank of the group had a value"
+        if addend.bias is not None:
+            delta = delta + addend.bias
+        if addend.norm is not None and not addend.norm.is_absent:
+            delta = addend.norm.apply(delta, self)
+        if addend.scale != 1.0:
+            delta = delta * addend.scale
+        x = x + delta
+        if addend.sum_scale is not None:
+            x = x * addend.sum_scale
+        return x, None if norm is None or norm.is_absent else norm.apply(x, self)
+
+    def norm_gated(self, x: Tensor, norm: NormLayer, act: Activation, gate: Tensor) -> Tensor:
+        return self.gated(act, gate, norm.apply(x, self).flatten(1))
+
+    def causal_conv(
+        self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None,
+        act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        y = recurrent.causal_conv(x if gates is None else gates[0] * x, state, weight, bias)
+        if act is not None:
+            y = self.activate(act, y)
+        return y if gates is None else gates[1] * y
+
+    def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
+        q, k = self.l2_norm(x.q, x.eps), self.l2_norm(x.k, x.eps)
+        if x.key_of is not None:
+            q, k = q.index_select(1, x.key_of), k.index_select(1, x.key_of)
+        steps = self.softplus(x.step + x.step_bias)
+        log_decay = steps * (x.rate if steps.dim() == 2 else x.rate[:, None])
+        beta = x.beta.sigmoid()
+        q = q * x.scale
+        return recurrent.gated_delta_rule(q, k, x.v, log_decay, beta, state, self.scan_chunks)
+
+    def selective_scan(
+        self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
+        state: Tensor,
+    ) -> Tensor:  # fmt: skip
+        y = recurrent.selective_scan(x, self.softplus(step), a, b, c, d, state)
+        return self.gated(SILU, gate, y)
+
+    def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
+        dt, b, c = self.softplus(x.step + x.step_bias), x.b, x.c
+        if x.key_of is not None:
+            b, c = b.index_select(1, x.key_of), c.index_select(1, x.key_of)
+        y = recurrent.state_space_scan(
+            x.values, dt, x.rate, b, c, x.skip, state, self.scan_chunks
+        )  # fmt: skip
+        return self.gated(SILU, x.gate, y.flatten(1))
+
+    def assign(
+        self, routing: Routing, logits: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Groups]:
+        weights, chosen = self.route(routing, logits, bias)
+        chosen, place = chosen.sort(-1)
+        return weights.gather(-1, place), Groups.of(chosen)
+
+    def experts(
+        self,
+        act: Activation,
+        x: Tensor,
+        gate: ExpertLayer | None,
+        up: ExpertLayer | None,
+        down: ExpertLayer,
+        groups: Groups,
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        rows = groups.rows(x, factors)
+        ups = rows if up is None else up(rows, groups)
+        if gate is None:
+            return down(self.activate(act, ups), groups)
+        gates = gate(rows, groups)
+        if up is None:
+            gates, ups = gates.chunk(2, dim=-1)
+        return down(self.gated(act, gates, ups), groups)
+
+    def ropes(
+        self,
+        xs: Sequence[Tensor],
+        cos: Tensor,
+        sin: Tensor,
+        style: str,
+        norms: Sequence[NormLayer] = (),
+    ) -> Sequence[Tensor]:
+        return [self.rope(x, cos, sin, style) for x in self.normed(xs, norms)]
+
+    def normed(self, xs: Sequence[Tensor], norms: Sequence[NormLayer]) -> Sequence[Tensor]:
+        """Normalise each tensor with its norm, if there are norms."""
+        if not norms:
+            return xs
+        both = zip(xs, norms, strict=True)
+        return [x if norm.is_absent else norm.apply(x, self) for x, norm in both]
+
+    def new_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        cache: LayerCache,
+        n_past: int,
+        scores: Scores,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+    ) -> Tensor:
+        self.remember(cache, k, v, n_past)
+        return self.attention(q, cache, n_past, scores, sinks, slopes)
