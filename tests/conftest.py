@@ -1,9 +1,22 @@
-"""Settings of all tests: how many processes run them, and where compiled kernels are kept."""
+"""Settings of all tests: how many processes run them, and where compiled kernels are kept.
+
+A system without the libraries of Qt is told so before anything else.
+"""
 
 import os
+import sys
 import tempfile
 
 import pytest
+
+from app.process.qt_libraries import missing_qt_library
+
+try:
+    import PySide6.QtWidgets  # noqa: F401 only tried, before pytest-qt and other conftests do
+except ImportError as error:
+    if missing := missing_qt_library(error):
+        sys.exit(f"{missing} {missing.hint}")
+    raise
 
 MOST_WORKERS = 4
 """Largest number of processes that share the tests: models compute with several threads each."""

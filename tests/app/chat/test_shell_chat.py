@@ -130,7 +130,7 @@ def test_a_corrupt_chat_does_not_keep_the_window_from_opening(
     (chats_dir() / "broken.json").write_text('{"id": "broken", "title": ')
     (chats_dir() / "list.json").write_text("[1, 2]")
     shell = make_shell(model=MODEL)
-    assert banner(shell) == "2 chats could not be read and will stay as they are on disk."
+    assert banner(shell) == "2 chats could not be read. Their files will stay unchanged."
     ask(qtbot, shell, "Hi")
     assert (chats_dir() / "broken.json").exists()
 
@@ -140,7 +140,7 @@ def test_a_full_disk_is_said_once_and_the_chat_goes_on(
 ) -> None:
     shell = make_shell(model=MODEL)
 
-    def full(path: Path, value: object) -> None:
+    def full(path: Path, value: object, *, ensure_ascii: bool) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("app.chat.store.replace_json", full)
@@ -163,7 +163,7 @@ def test_an_error_while_answering_keeps_the_reply_so_far(
     assert shown(shell)[-1] == "Hello from the fake model."
 
 
-def test_a_full_context_offers_to_forget_and_goes_on_where_it_ended(
+def test_a_full_context_offers_to_drop_the_oldest_and_goes_on_where_it_ended(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
     script.reason = "context"
@@ -171,7 +171,7 @@ def test_a_full_context_offers_to_forget_and_goes_on_where_it_ended(
     ask(qtbot, shell, "Hi")
     notice = shell.window.banner.notice
     assert notice is not None
-    assert notice.action == "Forget the oldest and go on"
+    assert notice.action == "Drop the oldest and go on"
     script.answer, script.reason = " More.", "stop"
     shell.window.banner._action.click()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
