@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.cli.output import note, table
-from app.links.links import known_ways, measure_links, slot_text, way_text
+from app.links.links import known_routes, measure_links, route_text, slot_text
 from engine import (
     DeviceFacts,
     DeviceInfo,
@@ -38,7 +38,7 @@ def topology_text(topology: Topology) -> str:
 
 def ways_text(devices: Sequence[DeviceInfo], topology: Topology) -> str:
     """Return the proven routes between GPUs and their problems; "" if there are none."""
-    ways = known_ways(devices, topology, MachineFile.of_user())
+    ways = known_routes(devices, topology, MachineFile.of_user())
     rows = [
         (
             way.source, way.goal, way.small, way.large, way.record.date,
@@ -67,7 +67,7 @@ def ways_document(devices: Sequence[DeviceInfo], topology: Topology) -> list[dic
             "bytes_per_s": way.speed and way.speed.bytes_per_s,
             "problems": way.problems, **record_document(way.record),
         }
-        for way in known_ways(devices, topology, MachineFile.of_user())
+        for way in known_routes(devices, topology, MachineFile.of_user())
     ]  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def _slot(pcie: Pcie) -> str:
 
 def _way(link: Link) -> str:
     problem = f": {link.peer_problem}" if link.peer_problem and not link.n_nvlink else ""
-    return way_text(link) + problem
+    return route_text(link) + problem
 
 
 def measure(devices: Sequence[DeviceInfo]) -> None:

@@ -1,4 +1,4 @@
-"""The links between devices: what the driver says and what was measured.
+"""Links between devices, as the driver reports them and as they were measured.
 
 Imports no other subject of the app but `split`.
 """

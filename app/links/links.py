@@ -1,4 +1,7 @@
-"""What connects the devices: as the driver tells it, and as it was measured. Slow; for a thread."""
+"""Links between devices, as the driver reports them and as they were measured.
+
+Reading and measuring are slow, so the window does both on threads.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
 from typing import Final
 
-import engine  # names that need torch are resolved when they are used
+import engine  # for names that need torch, which are resolved when they are used
 from engine import (
     DeviceInfo,
     EngineError,
@@ -30,19 +33,23 @@ from engine import (
 LINK_NAMES: Final = {
     "nvlink": "NVLink", "p2p": "PCIe, directly", "host": "by the host's memory",
 }  # fmt: skip
+"""Kinds of links in words; part of the command line's JSON."""
 
 PLACES: Final = {"peer": "directly", "host": "by the host", None: "copies only"}
+"""Places that values go through, in words; part of the command line's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
-class KnownWay:
-    """How one GPU gives another its values, as was proven here.
+class KnownRoute:
+    """Route from one GPU to another, as tests on this machine found it.
 
     Attributes:
-        small, large: how kernels write few of them, and how copies bring many, in words.
-        record: what came of trying all ways.
-        speed: of those that are used; None if that was not measured.
-        problems: what is wrong or slow, as sentences.
+        source, goal: device ids of the GPU that sends and the one that receives.
+        small, large: routes of small values, which kernels write, and of large ones, which are
+            copied; in words.
+        record: results of the tests of all routes.
+        speed: speed of the routes in use; None if it was not measured.
+        problems: sentences on what is wrong or slow.
     """
 
     source: str
@@ -56,11 +63,12 @@ class KnownWay:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A device.
+    """Device in the picture.
 
     Attributes:
-        slot: "4.0 x16"; "" for the CPU, or where the driver does not tell.
-        slot_at_most: what it could be where that is more, else "".
+        device: device id.
+        slot: present state of its slot, such as "4.0 x16"; "" for the CPU or where it is unknown.
+        slot_at_most: what the slot could reach, where that is more; else "".
     """
 
     device: str
@@ -70,21 +78,23 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What connects two devices; the same one twice for ranks that share it.
+    """Link between two devices, or between ranks that share one device.
 
     Attributes:
-        kind: of the link of two GPUs; "host" for others.
-        way: in words.
-        facts: measured, or else expected.
-        detail: what both hang on, what was proven, and why there is nothing faster, in words; may
-            be empty.
-        problems: what was found to be wrong or slow, as sentences.
+        a, b: device ids; equal for ranks that share a device.
+        kind: kind of the link between two GPUs; "host" for others.
+        route: route in words.
+        facts: speed, measured or else expected.
+        is_measured: whether the speed was measured.
+        detail: sentences on what both are connected to, what was tested, and why nothing faster
+            can be used; may be empty.
+        problems: sentences on what is wrong or slow.
     """
 
     a: str
     b: str
     kind: str
-    way: str
+    route: str
     facts: LinkFacts
     is_measured: bool
     detail: str = ""
@@ -93,39 +103,40 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class LinksPicture:
-    """All devices and all pairs of them."""
+    """All devices and the links between them."""
 
     nodes: tuple[Node, ...] = ()
     edges: tuple[Edge, ...] = ()
 
 
-def known_ways(
+def known_routes(
     devices: Sequence[DeviceInfo], topology: Topology, file: MachineFile, p2p: PeerMode = "auto"
-) -> tuple[KnownWay, ...]:
-    """What was proven of the ways between GPUs; nothing of pairs that nobody has tried."""
+) -> tuple[KnownRoute, ...]:
+    """Return the tested routes between GPUs; pairs that were never tested are left out."""
     forbidden = {frozenset((link.a, link.b)) for link in topology.links if link.peer_problem}
     found = []
     for (source, goal), record in file.proofs(devices).items():
         mode: PeerMode = "off" if frozenset((source, goal)) in forbidden else p2p
-        way = chosen_way(record, mode)
+        route = chosen_way(record, mode)
         found.append(
-            KnownWay(
-                source, goal, PLACES[way.stores], PLACES[way.copies], record,
-                speed_of(record, way), link_problems(source, goal, record, mode),
+            KnownRoute(
+                source, goal, PLACES[route.stores], PLACES[route.copies], record,
+                speed_of(record, route), link_problems(source, goal, record, mode),
             )
         )  # fmt: skip
     return tuple(found)
 
 
 def read_links(devices: Sequence[DeviceInfo], rig: Rig | None = None) -> LinksPicture:
-    """What is known of the links between these devices, or between those of a simulated rig."""
+    """Return the links between these devices, or between those of a simulated rig."""
     if rig is not None:
         return links_picture(rig.devices, rig.topology, rig.links, {})
     usable = [device for device in devices if device.usable]
     file, topology = MachineFile.of_user(), read_topology()
-    ways = known_ways(usable, topology, file)
-    measured = {**file.links(usable), **{(w.source, w.goal): w.speed for w in ways if w.speed}}
-    return links_picture(usable, topology, known_links(usable, topology, file), measured, ways)
+    routes = known_routes(usable, topology, file)
+    tested = {(route.source, route.goal): route.speed for route in routes if route.speed}
+    measured = {**file.links(usable), **tested}
+    return links_picture(usable, topology, known_links(usable, topology, file), measured, routes)
 
 
 def links_picture(
@@ -133,14 +144,14 @@ def links_picture(
     topology: Topology,
     links: Links,
     measured: Mapping[tuple[str, str], LinkFacts],
-    ways: Sequence[KnownWay] = (),
+    routes: Sequence[KnownRoute] = (),
 ) -> LinksPicture:
-    """Put together what is known.
+    """Return the picture of devices and links.
 
     Args:
-        links: what is measured or expected of every pair.
-        measured: the pairs of which something was measured.
-        ways: what was proven of pairs of GPUs.
+        links: measured or expected speed of every pair.
+        measured: speeds of the pairs that were measured.
+        routes: tested routes between GPUs.
     """
     told = {(link.a, link.b): link for link in topology.links}
     ids = [device.id for device in devices]
@@ -150,7 +161,7 @@ def links_picture(
     for a, b in pairs:
         link = told.get((a, b)) or told.get((b, a))
         is_measured = frozenset((a, b)) in known
-        both = [way for way in ways if {way.source, way.goal} == {a, b}]
+        both = [route for route in routes if {route.source, route.goal} == {a, b}]
         edges.append(_edge(a, b, link, links.between(a, b), both, is_measured=is_measured))
     slots = topology.pcie
     return LinksPicture(tuple(_node(device, slots.get(device)) for device in ids), tuple(edges))
@@ -166,39 +177,39 @@ def _node(device: str, slot: Pcie | None) -> Node:
 
 
 def _edge(
-    a: str, b: str, link: Link | None, facts: LinkFacts, ways: Sequence[KnownWay],
+    a: str, b: str, link: Link | None, facts: LinkFacts, routes: Sequence[KnownRoute],
     *, is_measured: bool,
 ) -> Edge:  # fmt: skip
     if link is None:
-        way = "own memory" if a == b else "the GPU's slot"
-        return Edge(a, b, "host", way, facts, is_measured)
-    parts = [f"Both on {link.ancestor}." if link.ancestor else ""]
+        route = "own memory" if a == b else "the GPU's slot"
+        return Edge(a, b, "host", route, facts, is_measured)
+    parts = [f"Both are on {link.ancestor}." if link.ancestor else ""]
     if link.peer_problem:
-        parts.append(f"They do not reach each other: {link.peer_problem}.")
-    parts += dict.fromkeys(proof_text(way) for way in ways)
-    problems = tuple(dict.fromkeys(text for way in ways for text in way.problems))
+        parts.append(f"No direct access: {link.peer_problem}.")
+    parts += dict.fromkeys(proof_text(route) for route in routes)
+    problems = tuple(dict.fromkeys(text for route in routes for text in route.problems))
     detail = " ".join(part for part in parts if part)
-    is_direct = any("directly" in (way.small, way.large) for way in ways)
-    if ways and not is_direct:
+    is_direct = any("directly" in (route.small, route.large) for route in routes)
+    if routes and not is_direct:
         return Edge(a, b, "host", LINK_NAMES["host"], facts, is_measured, detail, problems)
-    return Edge(a, b, link.kind, way_text(link), facts, is_measured, detail, problems)
+    return Edge(a, b, link.kind, route_text(link), facts, is_measured, detail, problems)
 
 
-def proof_text(way: KnownWay) -> str:
-    """ "Small values go directly, large ones by the host; proven on 2026-03-01." """
-    if way.small == way.large:
-        return f"Values go {way.small}; proven on {way.record.date}."
-    small = "in copies" if way.small == PLACES[None] else way.small
-    return f"Small values go {small}, large ones {way.large}; proven on {way.record.date}."
+def proof_text(route: KnownRoute) -> str:
+    """Return "Small values go directly, large ones by the host; tested on 2026-03-01."."""
+    if route.small == route.large:
+        return f"Values go {route.small}; tested on {route.record.date}."
+    small = "as copies" if route.small == PLACES[None] else route.small
+    return f"Small values go {small}, large ones {route.large}; tested on {route.record.date}."
 
 
 def slot_text(generation: int, width: int) -> str:
-    """ "4.0 x16"; "?" where the driver does not tell."""
+    """Return a slot as "4.0 x16"; "?" where it is unknown."""
     return f"{generation}.0 x{width}" if generation and width else "?"
 
 
-def way_text(link: Link) -> str:
-    """ "4 × NVLink 3" or "PCIe, directly"."""
+def route_text(link: Link) -> str:
+    """Return a link as "4 × NVLink 3" or "PCIe, directly"."""
     name = LINK_NAMES[link.kind]
     if link.n_nvlink:
         version = f" {link.nvlink_version}" if link.nvlink_version else ""
@@ -211,13 +222,13 @@ def measure_links(
     say: Callable[[str], None],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Measure devices and links between them, and keep it; about a second each.
+    """Measure devices and the links between them, about a second each, and save the results.
 
-    The ways between GPUs are tried anew, whatever is known of them.
+    The routes between GPUs are tested again, even if they were tested before.
 
     Args:
-        say: told in a sentence what is measured, and what failed and is left out.
-        is_stopped: asked before each measurement.
+        say: receives a sentence on each measurement, and on each that failed and is left out.
+        is_stopped: called before each measurement; True ends the work.
     """
     file = MachineFile.of_user()
     usable = [device for device in devices if device.usable]
@@ -232,7 +243,7 @@ def measure_links(
             say(str(error))
     gpus = [device.id for device in usable if device.kind != "cpu"]
     if len(gpus) > 1 and not is_stopped():
-        _prove(gpus, say)
+        _test_routes(gpus, say)
     for a, b in combinations_with_replacement(usable, 2):
         if is_stopped():
             return
@@ -245,9 +256,9 @@ def measure_links(
             say(str(error))
 
 
-def _prove(gpus: Sequence[str], say: Callable[[str], None]) -> None:
-    """Try the ways between GPUs."""
-    say(f"Trying the ways between {', '.join(gpus)} …")
+def _test_routes(gpus: Sequence[str], say: Callable[[str], None]) -> None:
+    """Test the routes between GPUs."""
+    say(f"Testing routes between {', '.join(gpus)} …")
     try:
         for sentence in engine.prove_links(gpus).notes:
             say(sentence)

@@ -1,4 +1,4 @@
-"""Connects the page of links with the driver and with measurements, on a thread."""
+"""Connects the Links panel with the driver and with measurements, on threads."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from app.split.figures import rank_labels
 from engine import DeviceInfo, EngineError, Rig
 
 Reader = Callable[[Sequence[DeviceInfo], Rig | None], LinksPicture]
+"""Reads the links, as `read_links` does."""
 Meter = Callable[[Sequence[DeviceInfo], Callable[[str], None], Callable[[], bool]], None]
+"""Measures devices and links, as `measure_links` does."""
 
 
 class LinksPresenter(QObject):
-    """Reads the links whenever the page shows, and measures when a person asks.
+    """Reads the links whenever the panel is shown, and measures on request.
 
     Args:
-        read, measure: what takes long; replaced by tests.
+        read, measure: the slow work; replaced by tests.
     """
 
-    measured = Signal()  # predictions can be better now
+    measured = Signal()  # there are new measurements for predictions
 
     _said = Signal(str)
 
@@ -52,19 +54,20 @@ class LinksPresenter(QObject):
         panel.stop_requested.connect(self._stop.set)
 
     def set_devices(self, devices: Sequence[DeviceInfo], rig: Rig | None = None) -> None:
-        """These devices are here, or are simulated as `rig`."""
+        """Show these devices; with `rig` they are simulated."""
         self._devices, self._rig = tuple(devices), rig
         if self._panel.isVisible():
             self.refresh()
 
     @Slot()
     def refresh(self) -> None:
-        """Ask the driver again: slots change while GPUs work."""
+        """Read the links again: slots change while GPUs work."""
         devices, rig = self._devices, self._rig
         self._reader.run(lambda: self._read(devices, rig))
 
     @Slot()
     def measure(self) -> None:
+        """Measure devices and links, unless that is under way or they are simulated."""
         if self._meter.is_busy or self._rig is not None:
             return
         self._stop.clear()
@@ -73,7 +76,7 @@ class LinksPresenter(QObject):
         self._meter.run(lambda: self._measure(devices, self._said.emit, self._stop.is_set))
 
     def close(self) -> None:
-        """Stop and wait."""
+        """Stop measuring, and wait for the threads."""
         self._stop.set()
         self._reader.close()
         self._meter.close()

@@ -146,7 +146,7 @@ def _groups(evaluation: Evaluation) -> Iterator[list[int]]:
 
 def _edge_document(edge: Edge) -> dict[str, Any]:
     speeds = {"latency_s": edge.facts.latency_s, "bytes_per_s": edge.facts.bytes_per_s}
-    return {"a": edge.a, "b": edge.b, "kind": edge.kind, "way": edge.way, **speeds}
+    return {"a": edge.a, "b": edge.b, "kind": edge.kind, "way": edge.route, **speeds}
 
 
 def links_text(rig_text: str | None, evaluation: Evaluation, n_tokens: int) -> str:

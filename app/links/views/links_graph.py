@@ -1,4 +1,4 @@
-"""Devices as boxes and links as lines between them, drawn."""
+"""Graph of the links: devices as boxes, links as lines."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ from engine import LinkFacts
 
 BOX: Final = QSize(104, 40)
 MOST_LABELS: Final = 3
-"""With more lines than this, texts would cover each other; the table has them."""
+"""Number of lines with texts at most; more texts would cover each other."""
 
 SIDES: Final = 0.55
-"""How far down the outermost of several GPUs stand."""
+"""Distance of the outermost of several GPUs from the top, as a part of the height."""
 
 WIDTHS: Final = {"nvlink": 4.0, "p2p": 2.5, "host": 1.2}
-"""Of a line, the faster the thicker."""
+"""Width of a line in pixels by kind of link: the faster, the thicker."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLook:
-    """How a device is named and coloured."""
+    """Label of a device and index of its colour."""
 
     label: str
     colour: int
 
 
 class LinksGraph(QWidget):
-    """A picture only: the table below it says the same in words."""
+    """Graph of the links; the table below it has the same facts as text."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._picture = LinksPicture()
         self._looks: dict[str, NodeLook] = {}
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setAccessibleName("Picture of the links; the table below has all of it")
+        self.setAccessibleName("Graph of the links; the table below lists the same facts")
         theme_signals().changed.connect(self.update)
 
     def show_picture(self, picture: LinksPicture, looks: dict[str, NodeLook]) -> None:
+        """Draw links, with devices named and coloured by `looks`."""
         self._picture, self._looks = picture, looks
         self.updateGeometry()
         self.update()
@@ -72,14 +73,14 @@ class LinksGraph(QWidget):
             self._paint_label(painter, places, edge)
 
     def _labelled(self) -> list[Edge]:
-        """The lines with texts: all, or those between GPUs, or none."""
+        """Return the links with texts: all, or those between GPUs, or none."""
         between = [edge for edge in self._picture.edges if "cpu" not in (edge.a, edge.b)]
         alone = len(self._picture.nodes) == 1
         others = [edge for edge in self._picture.edges if alone or edge.a != edge.b]
-        return next((few for few in (others, between) if len(few) <= MOST_LABELS), [])
+        return next((shown for shown in (others, between) if len(shown) <= MOST_LABELS), [])
 
     def _places(self) -> dict[str, QPointF]:
-        """GPUs on an arc above, the CPU below them."""
+        """Return the centre of each device's box: GPUs on an arc, the CPU below them."""
         area = QRectF(self.rect()).adjusted(
             BOX.width() / 2 + 1, BOX.height() / 2 + 1, -BOX.width() / 2 - 1, -BOX.height() / 2 - 1
         )
@@ -153,28 +154,30 @@ class LinksGraph(QWidget):
 
 
 def slot_line(node: Node) -> str:
-    """ "PCIe 4.0 x16", or "1.0 x16 of 4.0 x16" where it is less than it could be."""
+    """Return a slot as "PCIe 4.0 x16", or "1.0 x16 of 4.0 x16" if it could be faster."""
     if not node.slot:
         return ""
     return f"{node.slot} of {node.slot_at_most}" if node.slot_at_most else f"PCIe {node.slot}"
 
 
 def facts_text(facts: LinkFacts, *, is_measured: bool) -> str:
-    """ "11 µs · 4.9 GB/s"; with a "~" where it is an expectation."""
+    """Return a speed as "11 µs · 4.9 GB/s", with a "~" if it is an estimate."""
     about = "" if is_measured else "~"
     return f"{about}{latency_text(facts)} · {rate_text(facts)}"
 
 
 def latency_text(facts: LinkFacts) -> str:
+    """Return a latency as "11 µs"."""
     return f"{1e6 * facts.latency_s:.0f} µs"
 
 
 def rate_text(facts: LinkFacts) -> str:
+    """Return a bandwidth as "4.9 GB/s"."""
     speed = facts.bytes_per_s / 1e9
     return f"{speed:.0f} GB/s" if speed >= 10 else f"{speed:.1f} GB/s"
 
 
 def looks_of(devices: Sequence[str], labels: Sequence[str]) -> dict[str, NodeLook]:
-    """Devices in the colours of their places in the list of all devices."""
+    """Return the look of each device; its colour is its place in the list of all devices."""
     pairs = zip(devices, labels, strict=True)
     return {device: NodeLook(label, at) for at, (device, label) in enumerate(pairs)}

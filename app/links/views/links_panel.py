@@ -1,4 +1,4 @@
-"""The page of links: a picture, a table, what exchanges cost, and a button that measures."""
+"""The Links panel: a graph, a table, the cost of communication, and a button that measures."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from app.widgets.buttons import button
 from app.widgets.controls import label
 from engine import Prediction
 
-HEADERS = ("Between", "Link", "Latency", "Speed")
+HEADERS = ("Devices", "Link", "Latency", "Bandwidth")
 TIPS = (
     "",
     "",
-    "How long two ranks need to add up what one token needs",
-    "Bytes per second of a sum in a long prompt",
+    "Time of an all-reduce between two ranks for one token",
+    "Bytes per second of an all-reduce in a long prompt",
 )
 MEASURE, STOP = "Measure", "Stop"
-EXPECTED = "~ is what is to be expected of such a link{}."
+ESTIMATED = "~ marks estimates{}."
 
 
 class LinksPanel(QWidget):
-    """Shows links; asks for them to be measured."""
+    """Shows links, and has a button to measure them."""
 
-    shown = Signal()  # what is shown may be old
+    shown = Signal()  # the panel came into view; its content may be old
     measure_requested = Signal()
     stop_requested = Signal()
 
@@ -60,8 +60,9 @@ class LinksPanel(QWidget):
         """Show links.
 
         Args:
-            devices: all devices in the order of their colours, and their names in `labels`.
-            is_simulated: they are not here, so there is nothing to measure.
+            devices: ids of all devices, in the order of their colours.
+            labels: names of `devices`.
+            is_simulated: whether the devices are simulated, so that they cannot be measured.
         """
         looks = looks_of(devices, labels)
         names = {device: look.label for device, look in looks.items()}
@@ -75,27 +76,28 @@ class LinksPanel(QWidget):
         if not self._is_measuring:
             is_guess = not all(edge.is_measured for edge in picture.edges)
             rests = [node for node in picture.nodes if node.slot_at_most]
-            expected = EXPECTED.format("" if is_simulated else "; measure to know")
-            self.set_status(f"{_rest_text(rests, names)} {expected if is_guess else ''}")
+            estimated = ESTIMATED.format("" if is_simulated else "; measure for real values")
+            self.set_status(f"{_rest_text(rests, names)} {estimated if is_guess else ''}")
 
     def set_token(self, prediction: Prediction | None) -> None:
-        """What exchanges cost one token, as predicted for the present split."""
+        """Show the predicted cost of communication per token for the present split."""
         if prediction is None or len(prediction.ranks) < 2:
-            self.cost.setText("One rank exchanges nothing.")
+            self.cost.setText("A single rank needs no communication.")
             return
         link, total = prediction.path.link_s, prediction.seconds
         part = f"{prediction.part(link):.0%}".replace("%", " %")
         self.cost.setText(
-            f"Exchanges take {part} of a token: {1000 * link:.2f} of {1000 * total:.1f} ms, "
-            "as predicted."
+            f"Communication takes {part} of a token: {1000 * link:.2f} of {1000 * total:.1f} ms "
+            "(predicted)."
         )
 
     def set_measuring(self, is_measuring: bool) -> None:
-        """The button stops what is under way."""
+        """Show whether a measurement is under way; the button then stops it."""
         self._is_measuring = is_measuring
         self._show_button()
 
     def set_status(self, text: str, *, is_error: bool = False) -> None:
+        """Show a sentence beside the button."""
         set_role(self.status, "shortage" if is_error else "muted")
         self.status.setText(text.strip())
 
@@ -107,8 +109,8 @@ class LinksPanel(QWidget):
         self.measure.setEnabled(not self._is_simulated)
         self.measure.setToolTip(
             "These devices are simulated." if self._is_simulated
-            else "About a second for each device and each pair; what GPUs send each other is tried "
-            "anew, and predictions use the results"
+            else "Takes about a second per device and per pair. Transfers between GPUs are tested "
+            "again, and predictions use the results."
         )  # fmt: skip
 
     def _fill(self, picture: LinksPicture, names: dict[str, str]) -> None:
@@ -120,7 +122,7 @@ class LinksPanel(QWidget):
                 self.table.setSpan(self._rows.rowCount() - 1, 1, 1, len(HEADERS) - 1)
         for edge in picture.edges:
             self._rows.appendRow(_edge_row(edge, names))
-        for column in (0, 2, 3):  # the link takes what is left
+        for column in (0, 2, 3):  # the column of the link takes the rest
             self.table.resizeColumnToContents(column)
 
     def _build(self) -> None:
@@ -171,17 +173,17 @@ class LinksPanel(QWidget):
 def _slot_row(node: Node, names: dict[str, str]) -> list[QStandardItem]:
     row = [QStandardItem(text) for text in (names[node.device], slot_line(node), "", "")]
     if node.slot_at_most:
-        row[1].setToolTip("The slot could be faster; that of an idle GPU rests.")
+        row[1].setToolTip("The slot could be faster; an idle GPU slows it down.")
     return row
 
 
 def _edge_row(edge: Edge, names: dict[str, str]) -> list[QStandardItem]:
     about = "" if edge.is_measured else "~ "
     ends = names[edge.a] if edge.a == edge.b else f"{names[edge.a]} – {names[edge.b]}"
-    texts = (ends, edge.way, about + latency_text(edge.facts), about + rate_text(edge.facts))
+    texts = (ends, edge.route, about + latency_text(edge.facts), about + rate_text(edge.facts))
     row = [QStandardItem(text) for text in texts]
     for item in row:
-        item.setToolTip(" ".join((f"{ends}: {edge.way}.", edge.detail, *edge.problems)).strip())
+        item.setToolTip(" ".join((f"{ends}: {edge.route}.", edge.detail, *edge.problems)).strip())
     return row
 
 
@@ -189,5 +191,5 @@ def _rest_text(rests: Sequence[Node], names: dict[str, str]) -> str:
     if not rests:
         return ""
     who = ", ".join(names[node.device] for node in rests)
-    verb = "uses" if len(rests) == 1 else "use"
-    return f"{who} {verb} less of the slot than there is, maybe as it is idle."
+    verb = "is" if len(rests) == 1 else "are"
+    return f"{who} {verb} below full slot speed, perhaps because idle."

@@ -85,7 +85,7 @@ def test_what_cannot_be_measured_is_said_and_left_out(
     assert {(found["a"], found["b"]) for found in links} == {
         ("cuda:0", "cuda:1"), ("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cpu"),
     }  # fmt: skip
-    assert outcome.err.count("Trying the ways between cuda:0, cuda:1, cuda:2 …") == 1
+    assert outcome.err.count("Testing routes between cuda:0, cuda:1, cuda:2 …") == 1
     assert "The trial of links failed." in outcome.err
 
 

@@ -15,7 +15,7 @@ from app.links.links import (
     Edge,
     LinksPicture,
     Node,
-    known_ways,
+    known_routes,
     links_picture,
     measure_links,
     read_links,
@@ -73,14 +73,14 @@ def test_a_rig_of_three_cards_has_every_pair() -> None:
     pairs = {(edge.a, edge.b): edge for edge in picture.edges}
     assert len(pairs) == 3 + 3 + 1
     assert pairs["cuda:0", "cuda:1"].kind == "host"
-    assert "do not reach each other" in pairs["cuda:0", "cuda:1"].detail
+    assert "No direct access" in pairs["cuda:0", "cuda:1"].detail
     assert pairs["cpu", "cpu"].a == pairs["cpu", "cpu"].b == "cpu"
 
 
 def test_nvlink_is_named_with_number_and_version() -> None:
     edges = read_links((), parse_rig("2xA100")).edges
     assert edges[0].kind == "nvlink"
-    assert edges[0].way == "12 × NVLink 3"
+    assert edges[0].route == "12 × NVLink 3"
 
 
 def test_a_slot_that_is_slower_than_it_could_be_is_marked() -> None:
@@ -150,13 +150,13 @@ def test_what_was_proven_of_a_link_is_told(
     file, topology = MachineFile(), Topology({}, (Link("cuda:0", "cuda:1", "p2p"),))
     file.keep_proof(pair[0], pair[1], proven(lost))
     file.keep_proof(pair[1], pair[0], proven(lost=False))
-    ways = known_ways(pair, topology, file)
+    ways = known_routes(pair, topology, file)
     measured = {(way.source, way.goal): way.speed for way in ways if way.speed}
     links = known_links(pair, topology, file)
     (edge,) = links_picture(pair, topology, links, measured, ways).edges
     assert edge.is_measured
     assert edge.facts.latency_s == (3e-5 if lost else 1e-5)
-    assert edge.detail.endswith("Values go directly; proven on 2026-03-01.")
+    assert edge.detail.endswith("Values go directly; tested on 2026-03-01.")
     assert ("Small values go by the host, large ones directly;" in edge.detail) == lost
     assert (edge.kind, len(edge.problems)) == ("p2p", int(lost))
     panel.show_picture(LinksPicture((), (edge,)), ["cuda:0", "cuda:1"], ["GPU 0", "GPU 1"])
@@ -181,10 +181,10 @@ def test_a_link_that_nothing_goes_through_directly_is_not_drawn_as_one(
             trials |= dict.fromkeys((("stores", "peer"), ("copies", "peer")), TrialRecord("wrong"))  # type: ignore[arg-type]
         for a, b in (pair, pair[::-1]):
             file.keep_proof(a, b, LinkRecord("2026-03-01", trials))
-        ways = known_ways(pair, topology, file)
+        ways = known_routes(pair, topology, file)
         assert {(way.small, way.large) for way in ways} == {("by the host", "by the host")}
         (edge,) = links_picture(pair, topology, Links({}), {}, ways).edges
-        assert (edge.kind, edge.way) == ("host", "by the host's memory")
+        assert (edge.kind, edge.route) == ("host", "by the host's memory")
         assert len(edge.problems) == (0 if problem else 4)
 
 
@@ -210,7 +210,7 @@ def test_gpus_are_tried_together_and_what_is_found_is_said(
     assert measured == [
         ("cuda:0", "cuda:1"), ("cuda:0", "cpu"), ("cuda:1", "cpu"), ("cpu", "cpu")
     ]  # fmt: skip
-    assert said[3:5] == ["Trying the ways between cuda:0, cuda:1 …", "cuda:0 is slow."]
+    assert said[3:5] == ["Testing routes between cuda:0, cuda:1 …", "cuda:0 is slow."]
     tried.clear()
     measure_links([pair[0], CPU], said.append)
     assert tried == [], "one GPU has no links"
@@ -236,7 +236,7 @@ def test_the_table_says_all_that_is_drawn(panel: LinksPanel) -> None:
         ["GPU 0 – GPU 1", "4 × NVLink 3", "6 µs", "90 GB/s"],
         ["GPU 0 – CPU", "the GPU's slot", "~ 13 µs", "~ 2.6 GB/s"],
     ]
-    assert "GPU 0 uses less of the slot" in panel.status.text()
+    assert "GPU 0 is below full slot speed" in panel.status.text()
     assert panel.table.accessibleName() == "Links"
 
 
@@ -261,9 +261,11 @@ def test_lines_and_devices_are_drawn(panel: LinksPanel, qapp: QApplication) -> N
 def test_the_cost_of_exchanges_is_told(panel: LinksPanel) -> None:
     ranks = tuple(RankTime(n, "cpu", 1, 0, 0, 0, 0, 0, 0) for n in range(2))
     panel.set_token(Prediction(1, 0.0162, ranks, Path(link_s=0.0021)))
-    assert panel.cost.text() == ("Exchanges take 13 % of a token: 2.10 of 16.2 ms, as predicted.")
+    assert panel.cost.text() == (
+        "Communication takes 13 % of a token: 2.10 of 16.2 ms (predicted)."
+    )
     panel.set_token(None)
-    assert panel.cost.text() == "One rank exchanges nothing."
+    assert panel.cost.text() == "A single rank needs no communication."
 
 
 def test_simulated_devices_cannot_be_measured(panel: LinksPanel) -> None:
