@@ -1,4 +1,4 @@
-"""What stands beside the split panel: the map of tensors, links, saved plans, the search."""
+"""Panels beside the split panel: the map of tensors, links, saved plans, the search."""
 
 from __future__ import annotations
 
@@ -24,17 +24,21 @@ from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded, Rig
 
 
 class SidePanels(QObject):
-    """The widgets beside the split panel, and what connects them with the split's session.
+    """The widgets beside the split panel, with their presenters.
 
     Args:
-        over: the widget that the dialog of the search stands over.
+        split: session of the split, which all of them show or change.
+        over: parent of the dialog of the search.
 
     Attributes:
-        find: the button that opens the search, for the foot of the split panel.
+        placement, links: panels for docks of their own.
+        plans: menu for the title of the split panel.
+        dialog: dialog of the search.
+        find: button that opens the search, for the foot of the split panel.
     """
 
     noticed = Signal(object)  # Notice
-    lost = Signal()  # the model that was loaded, by a search
+    lost = Signal()  # a search has lost the model that was loaded
 
     def __init__(
         self, split: SplitSession, client: EngineClient, over: QWidget, parent: QObject
@@ -46,7 +50,7 @@ class SidePanels(QObject):
         self._links = LinksPresenter(self.links, self)
         self._plans = PlansPresenter(self.plans, split, command_for, self)
         self.find = button("Find best split…")
-        self.find.setToolTip("Try splits for a short time, and show which one is the fastest")
+        self.find.setToolTip("Measure different splits and find the fastest")
         self.dialog = TuneDialog(over)
         self._tune = TunePresenter(self.dialog, split, client, self)
         self._applies = self._is_simulated = False
@@ -58,20 +62,21 @@ class SidePanels(QObject):
         split.pictured.connect(self._on_picture)
 
     def set_devices(self, devices: Sequence[DeviceInfo], rig: Rig | None = None) -> None:
-        """These devices are here, or are simulated as `rig`, and then nothing can be measured."""
+        """Show these devices; with `rig` they are simulated, so that nothing can be measured."""
         self._links.set_devices(devices, rig)
         self._is_simulated = rig is not None
 
     @Slot(object)
     def set_model(self, info: ModelInfo) -> None:
-        """The file that was chosen."""
+        """Offer the plans of the selected model."""
         self._plans.set_model(info)
 
     def note_answer(self, finished: Finished, loaded: ModelLoaded | None) -> None:
+        """Save the speed of an answer with the plan that is loaded."""
         self._plans.note_answer(finished, loaded)
 
     def close(self) -> None:
-        """End what goes on beside the window."""
+        """End all work on threads."""
         self._placement.close()
         self._links.close()
         self._plans.close()
@@ -80,7 +85,7 @@ class SidePanels(QObject):
 
     @Slot()
     def _apply_next(self) -> None:
-        """Use the settings of the next picture, as its button does."""
+        """Load or apply the settings once they are pictured."""
         self._applies = True
 
     @Slot(object)

@@ -1,4 +1,4 @@
-"""The map of which tensor lies on which device, and pinning parts there.
+"""The map of the model: the device of each tensor, and pins that put parts on a device.
 
 Imports no other subject of the app but `split`.
 """

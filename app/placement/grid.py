@@ -1,4 +1,4 @@
-"""The map of a model as rows and columns: which tensors share a cell, in which order; no Qt.
+"""The map of a model as rows, columns and cells of tensors; no Qt.
 
 A row is a block, a column a kind of tensor. Small tensors that every rank holds (norms, routers)
 share the last column. The ends of the model are rows of their own, above and below the blocks.
@@ -25,21 +25,24 @@ PART_TITLES: Final = {
     "output": "output head",
 }
 STEMS: Final = ("q", "k", "v", "qkv", "gate", "up", "gate_up", "down", "output")
-"""The end of a tensor's name decides its place among the tensors of a part."""
+"""Ends of tensor names, in the order of their columns within a part."""
 
 REST: Final = "norms, rest"
+"""Title of the column of tensors that every rank holds."""
 INPUT_ROW, OUTPUT_ROW = "emb", "head"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The tensors of one kind in one block.
+    """Tensors of one kind in one block.
 
     Attributes:
-        span: columns that it takes.
+        row, column: place in the map.
+        span: number of columns that the cell takes.
+        tensors: tensors of the cell.
         ranks: bytes on each rank.
-        is_shared: all ranks of the block hold all of it.
-        is_pinned: an override says where it is.
+        is_shared: whether every rank of the block holds a full copy.
+        is_pinned: whether an override decides the device.
     """
 
     row: int
@@ -52,7 +55,7 @@ class Cell:
 
     @property
     def parts(self) -> frozenset[Part]:
-        """What moves with it."""
+        """Parts that the tensors belong to, which are pinned as a whole."""
         return frozenset((t.block, t.part) for t in self.tensors if t.part)
 
 
@@ -61,9 +64,9 @@ class Grid:
     """The whole map.
 
     Attributes:
-        rows, columns: their titles.
-        cells: by row and first column.
-        n_ranks: ranks that may hold something.
+        rows, columns: titles of rows and columns.
+        cells: cells by row and first column.
+        n_ranks: number of ranks and other devices that may hold tensors.
     """
 
     rows: tuple[str, ...] = ()
@@ -73,7 +76,7 @@ class Grid:
 
 
 def grid_of(found: PlacementMap, overrides: Sequence[tuple[str, str]]) -> Grid:
-    """The tensors of a model in rows and columns."""
+    """Return the tensors of a model in rows and columns."""
     inside = [tensor for tensor in found.tensors if tensor.block is not None]
     columns = _columns(inside)
     at = {column: index for index, column in enumerate(columns)}
@@ -93,7 +96,7 @@ def grid_of(found: PlacementMap, overrides: Sequence[tuple[str, str]]) -> Grid:
 
 
 def _column(tensor: TensorPlace) -> str:
-    """What column a tensor of a block stands in: its name without "weight" or "bias"."""
+    """Return the column of a block's tensor: its name without "weight" or "bias"."""
     return tensor.stem.partition(".")[0] if tensor.part else REST
 
 
@@ -118,7 +121,7 @@ def _title(column: str) -> str:
 def _end_cells(
     row: int, tensors: Sequence[TensorPlace], n_columns: int, overrides: Sequence[tuple[str, str]]
 ) -> list[Cell]:
-    """The largest tensor takes what the others leave of a row."""
+    """Return the cells of a row at an end of the model; the largest tensor fills the row."""
     if not tensors:
         return []
     ordered = sorted(tensors, key=lambda tensor: -tensor.n_bytes)
@@ -147,13 +150,13 @@ def _cell(
 
 
 def tensor_text(tensor: TensorPlace) -> str:
-    """ "blk.3.attn_q.weight · Q4_K · 4096 × 4096 · 9.0 MiB"."""
+    """Return a tensor as "blk.3.attn_q.weight · Q4_K · 4096 × 4096 · 9.0 MiB"."""
     shape = " × ".join(map(str, tensor.shape))
     return f"{tensor.name} · {tensor.type} · {shape} · {bytes_text(tensor.n_bytes)}"
 
 
 def cell_lines(cell: Cell, most: int = 3) -> list[str]:
-    """What stands in a cell, one line a tensor; many are counted together."""
+    """Return one line per tensor of a cell, with the smallest summed up beyond `most` lines."""
     if len(cell.tensors) <= most:
         return [tensor_text(tensor) for tensor in cell.tensors]
     largest = sorted(cell.tensors, key=lambda tensor: -tensor.n_bytes)[: most - 1]
@@ -163,7 +166,7 @@ def cell_lines(cell: Cell, most: int = 3) -> list[str]:
 
 
 def ranks_text(cell: Cell, labels: Sequence[str]) -> str:
-    """Who holds how much: "GPU 0 4.5 MiB (50 %) · GPU 1 4.5 MiB (50 %)"."""
+    """Return the bytes on each rank as "GPU 0 4.5 MiB (50 %) · GPU 1 4.5 MiB (50 %)"."""
     total = max(1, sum(tensor.n_bytes for tensor in cell.tensors))
     shown = [
         f"{label} {bytes_text(n_bytes)} ({n_bytes / total:.0%})".replace("%)", " %)")
@@ -175,7 +178,7 @@ def ranks_text(cell: Cell, labels: Sequence[str]) -> str:
 
 
 def bytes_text(n_bytes: int) -> str:
-    """Also of small tensors: "512 B", "32 KiB", "9.0 MiB"."""
+    """Return a size of any magnitude: "512 B", "32 KiB", "9.0 MiB"."""
     if n_bytes < 1 << 10:
         return f"{n_bytes} B"
     if n_bytes < 1 << 20:
@@ -184,15 +187,15 @@ def bytes_text(n_bytes: int) -> str:
 
 
 def spoken_text(cell: Cell, title: str, labels: Sequence[str]) -> str:
-    """A cell in one sentence for a screen reader."""
+    """Return a cell as one sentence for a screen reader."""
     block = cell.tensors[0].block
-    where = "Ends of the model" if block is None else f"Block {block}"
+    where = "Input and output" if block is None else f"Block {block}"
     names = title if block is not None else ", ".join(tensor.name for tensor in cell.tensors)
     return f"{where}, {names}: {ranks_text(cell, labels)}"
 
 
 def parts_text(parts: Iterable[Part]) -> str:
-    """What a selection would move: "experts of 3 blocks, output head"."""
+    """Return the parts of a selection as "experts of 3 blocks, output head"."""
     counts: dict[str, int] = {}
     blocks: dict[str, int | None] = {}
     for block, part in parts:

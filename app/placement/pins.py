@@ -1,8 +1,8 @@
-"""Parts of a model that a person put on one device, as the engine's overrides say it.
+"""Pins: parts of a model that a person put on one device, as overrides of the engine.
 
-An override is (regular expression on tensor names, device or "#rank"). Those that are written here
-are recognised again; others (typed by a person, taken from a plan) are kept as they are, before
-the pins, which therefore win.
+An override is (regular expression on tensor names, device id or "#rank number"). Overrides written
+here are recognised as pins again. Others (typed by a person, taken from a plan) are kept unchanged,
+before the pins, which therefore win.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 Part = tuple[int | None, str]
-"""A block (None at the ends of the model) and a part of it, as `TensorPlace` calls them."""
+"""Block number (None at the ends of the model) and name of a part, as in `TensorPlace`."""
 
 Overrides = tuple[tuple[str, str], ...]
 
@@ -24,14 +24,16 @@ IN_BLOCK: Final[Mapping[str, str]] = {
     "experts": r"ffn_.*_exps\.",
     "shared": r"ffn_.*_shexp\.",
 }
-"""What the names of a part's tensors begin with, behind "blk.N."."""
+"""Pattern for the tensor names of a part, after "blk.N."."""
 
 AT_ENDS: Final[Mapping[str, str]] = {"embedding": r"^token_embd\.", "output": r"^output\."}
+"""Pattern for the tensor names of a part at the ends of the model."""
+
 BLOCKS: Final = re.compile(r"\^blk\\\.(\d+|\(\d+(?:\|\d+)*\))\\\.(.*)")
 
 
 def pins_of(overrides: Sequence[tuple[str, str]]) -> dict[Part, str]:
-    """The target of every part that is pinned."""
+    """Return the target of every pinned part."""
     found: dict[Part, str] = {}
     for pattern, target in overrides:
         for part in parts_of(pattern):
@@ -40,7 +42,7 @@ def pins_of(overrides: Sequence[tuple[str, str]]) -> dict[Part, str]:
 
 
 def parts_of(pattern: str) -> tuple[Part, ...]:
-    """The parts that a pattern of this module stands for; none for any other pattern."""
+    """Return the parts that a pattern of this module selects; none for any other pattern."""
     for end, written in AT_ENDS.items():
         if pattern == written:
             return ((None, end),)
@@ -56,7 +58,7 @@ def parts_of(pattern: str) -> tuple[Part, ...]:
 def with_pins(
     overrides: Sequence[tuple[str, str]], parts: Iterable[Part], target: str | None
 ) -> Overrides:
-    """The same with some parts on `target`, or, if that is None, where the split puts them."""
+    """Return the overrides with `parts` pinned to `target`, or unpinned if that is None."""
     pins = pins_of(overrides)
     for part in parts:
         pins.pop(part, None)
@@ -67,7 +69,7 @@ def with_pins(
 
 
 def is_pinned(name: str, part: Part, overrides: Sequence[tuple[str, str]]) -> bool:
-    """Whether a tensor that can be moved is where an override wants it."""
+    """Return whether an override decides the device of a tensor that can be moved."""
     return any(
         part in parts_of(pattern) or (not parts_of(pattern) and re.search(pattern, name))
         for pattern, _ in overrides
@@ -75,7 +77,7 @@ def is_pinned(name: str, part: Part, overrides: Sequence[tuple[str, str]]) -> bo
 
 
 def _written(pins: Mapping[Part, str]) -> Overrides:
-    """One override for all blocks of which the same part goes to the same place."""
+    """Return the pins as overrides, with one for all blocks whose same part has one target."""
     blocks: dict[tuple[str, str], list[int]] = defaultdict(list)
     ends: list[tuple[str, str]] = []
     for (block, part), target in pins.items():

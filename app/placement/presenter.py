@@ -1,4 +1,4 @@
-"""Connects the placement map with the split panel; maps are made on a thread."""
+"""Connects the placement map with the split; maps are made on a thread."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from app.split.settings import RankSettings, SplitSettings
 from engine import EngineError, LoadParams, PlacementMap, Planner
 
 WAIT_MS: Final = 60
-"""A drag changes the split at every frame; the map follows a little later."""
+"""Milliseconds from a change of the split to a new map: a drag changes it at every frame."""
 
 
 class MapPlanner(Protocol):
-    """What is used of `engine.Planner`."""
+    """The part of `engine.Planner` that the map uses."""
 
     def placement(self, params: LoadParams) -> PlacementMap:
-        """Raises EngineError where the split cannot be made."""
+        """Return the map of a load; raise EngineError if its split cannot be made."""
         ...
 
     def close(self) -> None: ...
 
 
 class PlacementPresenter(QObject):
-    """Shows the map of what is chosen while somebody looks, and turns pins into overrides.
+    """Shows the map of the present split while the panel is visible; turns pins into overrides.
 
     Args:
-        planner_factory: opens a model file; called on the map's thread.
+        planner_factory: opens a model file for planning; called on the map's thread.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PlacementPresenter(QObject):
         self._panel, self._split, self._factory = panel, split, planner_factory
         self._picture: SplitPicture | None = None
         self._asked: LoadParams | None = None
-        self._planner: tuple[str, MapPlanner] | None = None  # of the map's thread
+        self._planner: tuple[str, MapPlanner] | None = None  # with its path; for the map's thread
         self._job = LatestJob("tandem-map", self)
         self._job.done.connect(self._show)
         self._job.failed.connect(self._fail)
@@ -64,13 +64,13 @@ class PlacementPresenter(QObject):
 
     @Slot(object)
     def set_picture(self, picture: SplitPicture) -> None:
-        """The split panel shows this now."""
+        """Show the map of this picture of the split in a moment."""
         self._picture = picture
         if self._panel.isVisible() and not self._timer.isActive():
             self._timer.start()
 
     def close(self) -> None:
-        """Wait for a map that is being made."""
+        """Wait for a map under way, and close the model file."""
         self._timer.stop()
         self._job.close()
         if self._planner is not None:
@@ -95,7 +95,7 @@ class PlacementPresenter(QObject):
             return None
 
     def _placement(self, params: LoadParams) -> PlacementMap:
-        """On the map's thread."""
+        """Return the map of a load; called on the map's thread."""
         known = self._planner
         if known is None or known[0] != params.path:
             if known is not None:
@@ -109,7 +109,7 @@ class PlacementPresenter(QObject):
         params, placement = found
         picture = self._picture
         if picture is None or params.devices != _devices(picture.settings):
-            self._asked = None  # the picture of these settings is still to come, and asks again
+            self._asked = None  # the picture of these devices is still to come, and will ask again
             return
         look = look_of(picture, placement.devices)
         self._panel.show_map(placement, params.overrides, look, targets_of(picture))
@@ -131,7 +131,7 @@ def _devices(settings: SplitSettings) -> tuple[str, ...]:
 
 
 def look_of(picture: SplitPicture, devices: Sequence[str]) -> Look:
-    """Names and colours of the ranks of a map: those that take part, then what else has a part."""
+    """Return labels and colours of a map's ranks, then of other devices that hold tensors."""
     settings, colours = picture.settings, picture.colours
     labels = rank_labels([rank.device for rank in settings.ranks])
     others = devices[len(settings.active) :]
@@ -140,12 +140,12 @@ def look_of(picture: SplitPicture, devices: Sequence[str]) -> Look:
 
 
 def _place(ranks: Sequence[RankSettings], device: str) -> int:
-    """The first rank on a device."""
+    """Return the index of the first rank on a device."""
     return next((i for i, rank in enumerate(ranks) if rank.device == device), 0)
 
 
 def targets_of(picture: SplitPicture) -> list[PinTarget]:
-    """What parts can be pinned to: each rank that takes part, and each device that does not."""
+    """Return the targets for pins: each rank that takes part, and each device that does not."""
     settings, colours = picture.settings, picture.colours
     labels = rank_labels([rank.device for rank in settings.ranks])
     in_use = _devices(settings)

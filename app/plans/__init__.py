@@ -1,4 +1,4 @@
-"""Saved plans: the menu and what it does.
+"""Saved plans of a model: their menu and its actions.
 
 Imports no other subject of the app but `split`.
 """

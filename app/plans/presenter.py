@@ -1,4 +1,4 @@
-"""Connects the menu of plans with their store, the split panel and what is measured."""
+"""Connects the menu of plans with the plan store, the split and measured speeds."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ from engine import (
 )
 
 LEAST_TOKENS: Final = 16
-"""Of an answer whose speed says something."""
+"""Number of tokens from which the speed of an answer is kept."""
 
 
 class PlansPresenter(QObject):
-    """The plans of the model that is selected.
+    """Fills the menu with the plans of the selected model, and carries out its actions.
 
     Args:
-        command: what a person would type to load it so.
-        devices: those of this machine, now.
+        command: returns the terminal command that loads with given parameters.
+        store: opens the plan store.
+        devices: returns the devices of this machine.
     """
 
     noticed = Signal(object)  # Notice
@@ -75,12 +76,12 @@ class PlansPresenter(QObject):
         self._keys.done.connect(self._on_key)
         self._search.done.connect(self._on_fastest)
         self._notes.done.connect(lambda _: self.refresh())
-        for job in (self._search, self._notes):  # an unreadable model is told by loading it
+        for job in (self._search, self._notes):  # loading reports a model that cannot be read
             job.failed.connect(self._fail)
         self._connect()
 
     def set_model(self, info: ModelInfo) -> None:
-        """These are plans of this model from now on."""
+        """Offer the plans of this model."""
         if self._info is not None and self._info.path == info.path and self._key is not None:
             return
         self._info, self._key, self._plans = info, None, []
@@ -91,13 +92,13 @@ class PlansPresenter(QObject):
 
     @Slot()
     def show_current(self) -> None:
-        """Name the plan that the settings are, if they are one."""
+        """Show the name of the plan that the present settings match, if any."""
         if self._key is not None:
             self._menu.set_plans([self._entry(plan) for plan in self._plans], self._current())
 
     @Slot()
     def refresh(self) -> None:
-        """Read the plans again: the command line keeps some, too."""
+        """Read the plans again: the command line can save some, too."""
         if self._key is None:
             return
         self._devices = self._list_devices()
@@ -105,7 +106,7 @@ class PlansPresenter(QObject):
         self.show_current()
 
     def note_answer(self, finished: Finished, loaded: ModelLoaded | None) -> None:
-        """Give the plan that is loaded the speed of an answer."""
+        """Save the speed of an answer with the plan that is loaded."""
         key, times = self._key, finished.timings
         if key is None or loaded is None or finished.usage.completion_tokens < LEAST_TOKENS:
             return
@@ -117,12 +118,12 @@ class PlansPresenter(QObject):
             self._notes.run(lambda: store.save(key, replace(store.find(key, name), badge=badge)))
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for work under way."""
         for job in (self._keys, self._search):
             job.close()
         self._notes.close()
 
-    # what the menu asks
+    # actions of the menu
 
     def _connect(self) -> None:
         menu = self._menu
@@ -141,7 +142,7 @@ class PlansPresenter(QObject):
         menu.command_requested.connect(lambda: self._do(lambda _: self._copy()))
 
     def _do(self, action: Callable[[ModelKey], None]) -> None:
-        """What a person asked for; an error is a banner."""
+        """Carry out an action for the selected model; an error becomes a banner."""
         if self._key is None:
             return
         try:
@@ -167,7 +168,7 @@ class PlansPresenter(QObject):
         renamed = replace(SavedPlan.of(new, plan.params, ()), devices=plan.devices)
         is_other = old.casefold() != renamed.name.casefold()
         if is_other and any(p.name.casefold() == renamed.name.casefold() for p in self._plans):
-            raise EngineError(f"There is a plan '{renamed.name}' already.", "Choose another name.")
+            raise EngineError(f"A plan “{renamed.name}” already exists.", "Choose another name.")
         store.save(key, replace(renamed, badge=plan.badge))
         if is_other:
             store.delete(key, old)
@@ -180,22 +181,20 @@ class PlansPresenter(QObject):
         def restore() -> None:
             self._do(lambda _: store.save(key, plan))
 
-        self.noticed.emit(
-            Notice(f"The plan “{name}” was deleted.", action="Undo", on_action=restore)
-        )
+        self.noticed.emit(Notice(f"Plan “{name}” deleted.", action="Undo", on_action=restore))
 
     def _export(self, key: ModelKey, name: str, path: Path) -> None:
         export_plan(self._of_user().find(key, name), path)
-        self.noticed.emit(Notice(f"The plan “{name}” is in {path.name}."))
+        self.noticed.emit(Notice(f"Plan “{name}” exported to {path.name}."))
 
     def _import(self, key: ModelKey, path: Path) -> None:
         plan = import_plan(path)
         self._of_user().save(key, plan)
-        self.noticed.emit(Notice(f"The plan “{plan.name}” was added."))
+        self.noticed.emit(Notice(f"Plan “{plan.name}” imported."))
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self._command(self._split.load_params()))
-        self.noticed.emit(Notice("The command is on the clipboard."))
+        self.noticed.emit(Notice("Command copied."))
 
     @Slot()
     def _find_fastest(self) -> None:
@@ -212,7 +211,7 @@ class PlansPresenter(QObject):
     @Slot(object)
     def _on_fastest(self, plan: SavedPlan | None) -> None:
         if plan is None:
-            self._fail(EngineError("No plan fits into what is free now.", "Free some memory."))
+            self._fail(EngineError("No plan fits into the free memory.", "Free some memory."))
         else:
             self._do(lambda key: self._choose(key, plan.name))
 
@@ -231,7 +230,7 @@ class PlansPresenter(QObject):
     def _fail(self, error: EngineError) -> None:
         self.noticed.emit(Notice.of(error))
 
-    # what there is
+    # plans of the model
 
     def _of_user(self) -> PlanStore:
         if self._store is None:
@@ -253,7 +252,7 @@ class PlansPresenter(QObject):
             return ""
 
     def _name_of(self, params: LoadParams) -> str:
-        """The name of the plan that loads it so; "" if there is none."""
+        """Return the name of the plan that loads in the same way; "" if there is none."""
         n_ctx_train = self._info.n_ctx_train if self._info else 0
         for plan in self._plans:
             try:

@@ -1,4 +1,4 @@
-"""The measured search for the fastest split.
+"""The search for the fastest split by measurement.
 
 Imports no other subject of the app but `split`.
 """

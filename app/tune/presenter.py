@@ -1,4 +1,4 @@
-"""Connects the dialog that finds the best split with the engine and the split panel."""
+"""Connects the dialog of the search with the engine and the split."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ from engine import (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a search would be about.
+    """A search of which to estimate the time.
 
     Attributes:
-        free_bytes: by device, what the model that is loaded holds included.
+        params: what all runs have in common.
+        goal: name of the goal, a key of `engine.GOALS`.
+        budget_s: time limit in seconds; None leaves it to the estimate.
+        free_bytes: free memory by device, including that of the loaded model.
     """
 
     params: LoadParams
@@ -40,10 +43,11 @@ class Question:
 
 
 Answer = tuple[TuneEstimate, tuple[Region, ...]]
+"""The estimate, and the shares that do not fit."""
 
 
 def estimate(question: Question) -> Answer:
-    """What the search would do, and where it would not go; takes a moment.
+    """Return what a search would do, and which shares it would leave out; takes a moment.
 
     Raises:
         EngineError: nothing fits, or the file cannot be read.
@@ -56,23 +60,23 @@ def estimate(question: Question) -> Answer:
         return plan.estimate, tuple(plan.space.regions())
 
 
-LEFT_OUT = "Parts that are pinned to one of several ranks of a device are placed anew."
+LEFT_OUT = "Pins to one of several ranks of a device are ignored."
 
 
 def _is_of_rank(override: tuple[str, str]) -> bool:
-    """Whether it names a rank by its number, which is another one in each split."""
+    """Return whether an override names a rank by number, which differs between splits."""
     return override[1].startswith("#")
 
 
 class TunePresenter(QObject):
-    """One dialog for the window.
+    """Carries out what the dialog asks for: estimates, a search, and the use of its winner.
 
     Args:
-        estimate: what takes long; replaced by tests.
+        estimate: the slow work before a search; replaced by tests.
     """
 
-    choosing = Signal()  # the winner is about to be chosen, and is to be used
-    lost = Signal()  # the model that was loaded could not be brought back
+    choosing = Signal()  # the winner is about to become the split, and should be applied
+    lost = Signal()  # the model that was loaded could not be restored
 
     def __init__(
         self,
@@ -101,11 +105,11 @@ class TunePresenter(QObject):
 
     @Slot()
     def open(self) -> None:
-        """Show the dialog for what is chosen in the split panel."""
+        """Show the dialog for the present split."""
         self._dialog.open_for(self._split.tune_devices(), LEFT_OUT if self._has_pins() else "")
 
     def close(self) -> None:
-        """Wait for an estimate."""
+        """Wait for an estimate under way."""
         self._job.close()
 
     @Slot(str, object)
@@ -130,10 +134,10 @@ class TunePresenter(QObject):
         self._client.tune(params, goal, budget_s)
 
     def _params(self) -> LoadParams:
-        """What all trials have in common."""
+        """Return what all runs have in common."""
         params = self._split.load_params()
         if not params.path:
-            raise EngineError("There is no model to search for.", "Open one first.")
+            raise EngineError("No model is open.", "Open a model first.")
         return replace(
             params,
             devices=self._split.tune_devices(),

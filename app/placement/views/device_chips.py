@@ -1,4 +1,4 @@
-"""Devices as buttons that take what is dropped on them."""
+"""Buttons for devices, which accept dropped parts."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from app.placement.views.placement_table import dragged_parts
 from app.theme import theme, theme_signals
 
 PER_ROW = 4
+"""Number of buttons in a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinTarget:
-    """A place for pinned parts.
+    """Device or rank that parts can be pinned to.
 
     Attributes:
-        override: as the engine's overrides name it: a device, or "#rank".
-        colour: index of its device colour.
+        override: name in the engine's overrides: a device id, or "#" and a rank number.
+        label: name for the person, such as "GPU 0".
+        colour: index of the device colour.
     """
 
     override: str
@@ -38,7 +40,7 @@ class PinTarget:
 
 
 class DeviceChip(QPushButton):
-    """One device; pressed, it takes the selection, and a drop is taken as well."""
+    """Button of one target: a press pins the selection, a drop pins the dropped parts."""
 
     dropped = Signal(object)  # frozenset[Part]
 
@@ -83,9 +85,9 @@ class DeviceChip(QPushButton):
 
 
 class DeviceChips(QWidget):
-    """All targets, in rows."""
+    """Buttons of all targets, in rows."""
 
-    pressed = Signal(str)  # override target, for what is selected
+    pressed = Signal(str)  # override target for the selection
     dropped = Signal(str, object)  # override target, parts
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -96,7 +98,7 @@ class DeviceChips(QWidget):
         self._layout.setSpacing(6)
 
     def set_targets(self, targets: Sequence[PinTarget]) -> None:
-        """Offer these; nothing is made anew, and no focus lost, while they are the same."""
+        """Offer targets; while they stay the same, buttons and focus are kept."""
         if [chip.target for chip in self.chips] == list(targets):
             return
         for chip in self.chips:

@@ -1,4 +1,4 @@
-"""The page of the placement map: devices to pin to, the map, and what is pointed at."""
+"""The Map panel: devices to pin to, the map, and details of the cell pointed at."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from app.widgets.buttons import button
 from app.widgets.controls import label
 from engine import PlacementMap
 
-EMPTY = "Open a model to see on which device each of its tensors lies."
+EMPTY = "Open a model to see which device holds each tensor."
 HINT = "Select cells, rows or columns, then drag them onto a device or press its number."
 DETAIL_LINES = 4
+"""Number of lines of the details at most."""
 
 
 class PlacementPanel(QWidget):
-    """Shows where tensors lie, and asks for parts to be pinned."""
+    """Shows the map of a model; emits which parts should be pinned."""
 
     pin_requested = Signal(str, object)  # override target, frozenset[Part]
     unpin_requested = Signal(object)  # frozenset[Part]
     unpin_all_requested = Signal()
-    shown = Signal()  # what is shown may be old
+    shown = Signal()  # the panel came into view; its content may be old
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -58,8 +59,8 @@ class PlacementPanel(QWidget):
         """Show a model's map.
 
         Args:
-            look: of the ranks of `found`.
-            targets: what parts can be pinned to.
+            look: labels and colours of the ranks of `found`.
+            targets: devices and ranks that parts can be pinned to.
         """
         self._labels, self._overrides = look.labels, overrides
         self.chips.set_targets(targets)
@@ -69,7 +70,7 @@ class PlacementPanel(QWidget):
         self._show_selection()
 
     def show_problem(self, text: str, overrides: Overrides) -> None:
-        """A sentence on why the map is not that of the present settings, maybe for its pins."""
+        """Show why there is no map of the settings; pins may be the cause and can be removed."""
         self._overrides = overrides
         self.unpin_all.setVisible(bool(overrides))
         self.unpin_all.setEnabled(bool(overrides))
@@ -78,7 +79,7 @@ class PlacementPanel(QWidget):
         self.hint.show()
 
     def clear(self) -> None:
-        """There is no model."""
+        """Show that there is no model."""
         self._set_shown(False)
         set_role(self.hint, "muted")
         self.hint.setText(EMPTY)
@@ -102,7 +103,7 @@ class PlacementPanel(QWidget):
     def _show_cell(self, cell: Cell | None) -> None:
         lines = [] if cell is None else [*cell_lines(cell), ranks_text(cell, self._labels)]
         if cell is not None and cell.is_shared:
-            lines.append("Every rank of the block holds all of it.")
+            lines.append("Every rank of the block holds a full copy.")
         self.detail.setText("\n".join(lines))
 
     def _build(self) -> None:

@@ -1,4 +1,4 @@
-"""The cells of the placement map: a table model, how a cell is painted, and narrow headers."""
+"""The placement map's table: its model, the painting of cells, and narrow headers."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from app.theme import mix, theme
 
 PARTS_MIME: Final = "application/x-tandem-parts"
 SHARED_FADE: Final = 0.6
-"""What every rank holds is drawn paler, as moving it is not possible."""
+"""Fade of tensors that every rank holds: they cannot be moved."""
 
 Index = QModelIndex | QPersistentModelIndex
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How ranks are named and coloured.
+    """Labels and colours of ranks.
 
     Attributes:
-        colours: index of the device colour of every rank.
-        labels: such as "GPU 0".
+        colours: index of the device colour of each rank.
+        labels: label of each rank, such as "GPU 0".
     """
 
     colours: tuple[int, ...] = ()
@@ -52,14 +52,14 @@ class Look:
 
 
 class PlacementTable(QAbstractTableModel):
-    """Rows are blocks, columns kinds of tensors; a cell knows its tensors."""
+    """Table model of the map: rows are blocks, columns are kinds of tensors."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.grid, self.look = Grid(), Look()
 
     def set_grid(self, grid: Grid, look: Look) -> bool:
-        """Show another map; True if its rows, columns or spans are others than before."""
+        """Show another map; return whether its rows, columns or spans differ from before."""
         is_other = (grid.rows, grid.columns, _spans(grid)) != (
             self.grid.rows, self.grid.columns, _spans(self.grid),
         )  # fmt: skip
@@ -74,6 +74,7 @@ class PlacementTable(QAbstractTableModel):
         return is_other
 
     def cell(self, index: Index) -> Cell | None:
+        """Return the cell at an index; None if there is none."""
         return self.grid.cells.get((index.row(), index.column())) if index.isValid() else None
 
     # Qt
@@ -121,7 +122,7 @@ class PlacementTable(QAbstractTableModel):
 
 
 def dragged_parts(data: QMimeData) -> frozenset[Part]:
-    """What a drag out of the map carries; nothing for any other drag."""
+    """Return the parts that a drag from the map carries; none for any other drag."""
     if not data.hasFormat(PARTS_MIME):
         return frozenset()
     found = json.loads(bytes(data.data(PARTS_MIME).data()))
@@ -133,7 +134,7 @@ def _spans(grid: Grid) -> list[tuple[int, int, int]]:
 
 
 class CellPainter(QStyledItemDelegate):
-    """Draws who holds a cell: a stripe for each rank, in rank order, as wide as its part."""
+    """Draws the ranks that hold a cell: one stripe each, in rank order, as wide as its part."""
 
     def __init__(self, table: PlacementTable, parent: QObject) -> None:
         super().__init__(parent)
@@ -186,7 +187,7 @@ class CellPainter(QStyledItemDelegate):
 
 
 def _paint_pin(painter: QPainter, area: QRect) -> None:
-    """A corner that is turned up."""
+    """Draw a turned-up corner, the mark of a pin."""
     size = min(7.0, area.width() / 2, area.height() - 1.0)
     corner = QPainterPath()
     corner.moveTo(area.left(), area.top())
@@ -199,7 +200,7 @@ def _paint_pin(painter: QPainter, area: QRect) -> None:
 
 
 class NarrowHeader(QHeaderView):
-    """Titles of columns stand upright; of rows that are too low, some go without one."""
+    """Header with upright column titles; where rows are too low, only some have titles."""
 
     FONT_PIXELS = 10
     MARGIN = 6
@@ -245,7 +246,10 @@ class NarrowHeader(QHeaderView):
         painter.restore()
 
     def _is_titled(self, section: int, height: int) -> bool:
-        """Every row that is high enough, else the ends and every second, fifth or tenth block."""
+        """Return whether a row has a title: all if high enough, else the ends and some blocks.
+
+        These are every second, fifth or tenth block, as the height allows.
+        """
         step = next((n for n in (1, 2, 5) if n * height >= self.fontMetrics().height()), 10)
         if section in (0, self.count() - 1):
             return True

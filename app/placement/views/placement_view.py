@@ -1,7 +1,7 @@
 """The placement map: blocks × tensors in the colours of the devices that hold them.
 
-A `QTableView`, so that arrow keys, selections and screen readers work as in any table. It asks for
-pins; whoever holds the settings decides.
+A `QTableView`, so that arrow keys, selections and screen readers work as in any table. It only
+emits which parts should be pinned.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from app.theme import theme_signals
 
 ZOOM_STEP = 1.25
 MAX_ZOOM = 12
-"""Steps beyond the size at which all of the map fits."""
+"""Number of zoom steps at most; at zoom 0 the map fills the view."""
 
 ROW_HEIGHT = (6, 22)
 COLUMN_WIDTH = (14, 64)
-"""Pixels of a cell at zoom 0: it fills the view within these."""
+"""Least and largest size of a cell in pixels at zoom 0."""
 
 
 class PlacementView(QTableView):
-    """The map alone; see `PlacementPanel` for what stands around it."""
+    """The map as a table; `PlacementPanel` has the controls around it."""
 
     pin_requested = Signal(str, object)  # override target, parts
     unpin_requested = Signal(object)  # parts
     pointed = Signal(object)  # Cell under the mouse or with the focus, or None
-    chosen = Signal()  # another selection
+    chosen = Signal()  # the selection has changed
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -71,7 +71,7 @@ class PlacementView(QTableView):
         theme_signals().changed.connect(self.viewport().update)
 
     def show_grid(self, grid: Grid, look: Look) -> None:
-        """Show a map; the selection stays where rows and columns do."""
+        """Show a map; the selection is kept while rows and columns stay the same."""
         if self.table.set_grid(grid, look):
             self.clearSpans()
             for cell in grid.cells.values():
@@ -81,26 +81,27 @@ class PlacementView(QTableView):
         self.pointed.emit(self.table.cell(self.currentIndex()))
 
     def set_targets(self, targets: Sequence[PinTarget]) -> None:
-        """Where parts can be pinned to, by the keys 1 to 9 and by the menu."""
+        """Set what parts can be pinned to, by the keys 1 to 9 and by the menu."""
         self._targets = tuple(targets)
 
     @property
     def selected_parts(self) -> frozenset[Part]:
+        """Parts of the selected cells."""
         cells = (self.table.cell(index) for index in self.selectedIndexes())
         return frozenset(part for cell in cells if cell is not None for part in cell.parts)
 
     def pin(self, target: str) -> None:
-        """Ask for the selection to be pinned."""
+        """Emit that the selection should be pinned to `target`."""
         if self.selected_parts:
             self.pin_requested.emit(target, self.selected_parts)
 
     def unpin(self) -> None:
-        """Ask for the selection to go where the split puts it."""
+        """Emit that the selection should be unpinned, so that the split decides its place."""
         if self.selected_parts:
             self.unpin_requested.emit(self.selected_parts)
 
     def set_zoom(self, zoom: int, anchor: QPoint | None = None) -> None:
-        """Cells are drawn larger; what is at `anchor` of the view stays there."""
+        """Set the size of cells; what is at `anchor` of the view stays there."""
         zoom = min(MAX_ZOOM, max(0, zoom))
         if zoom == self.zoom:
             return
@@ -118,7 +119,7 @@ class PlacementView(QTableView):
             bar.setValue(round(place * new / max(1, old) - offset))
 
     def _resize_cells(self) -> None:
-        """Fill the view at zoom 0, and grow from there."""
+        """Set the size of cells: they fill the view at zoom 0, and grow from there."""
         grid, factor = self.table.grid, ZOOM_STEP**self.zoom
         if not grid.rows:
             return
@@ -180,7 +181,7 @@ class PlacementView(QTableView):
         menu.deleteLater()
 
     def make_menu(self) -> QMenu:
-        """What can be done with the selection."""
+        """Return the menu of the selection."""
         menu = QMenu(self)
         has_parts = bool(self.selected_parts)
         for target in self._targets:

@@ -1,4 +1,4 @@
-"""The plans of a model: a button that names the one in use, and a menu of all."""
+"""Menu of a model's saved plans, below a button that names the plan in use."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from PySide6.QtWidgets import (
 from app.widgets.controls import label
 
 NONE: Final = "Not saved"
+"""Text of the button while no plan is in use."""
 MAX_SHOWN: Final = 24
+"""Length in characters of a name on the button at most."""
 FILTER: Final = "Plans (*.json);;All files (*)"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """A plan in the menu.
+    """Plan in the menu.
 
     Attributes:
-        speed: tokens per second that were measured; 0 for none.
-        problem: why it cannot be used here and now; it is shown, but cannot be chosen.
+        name: name of the plan.
+        speed: measured speed in tokens per second; 0 if it was not measured.
+        problem: sentence on why the plan cannot be used now, which disables it; "" if it can.
     """
 
     name: str
@@ -42,12 +45,13 @@ class PlanEntry:
 
     @property
     def text(self) -> str:
+        """Name and measured speed, for a menu."""
         badge = f"\t{self.speed:.1f} tok/s" if self.speed else ""
         return self.name.replace("&", "&&") + badge
 
 
 class PlanMenu(QWidget):
-    """Says which plan a person wants, and what to do with them."""
+    """Button and menu to choose, save, rename, delete, export and import plans."""
 
     chosen = Signal(str)
     fastest_requested = Signal()
@@ -80,20 +84,20 @@ class PlanMenu(QWidget):
         self.setEnabled(False)
 
     def set_plans(self, entries: Sequence[PlanEntry], current: str) -> None:
-        """Offer these; `current` is the name of the one in use, or nothing."""
+        """Offer plans; `current` is the name of the one in use, "" if there is none."""
         self._entries, self._current = tuple(entries), current
         shown = current or NONE
         elided = shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 1] + "…"
         self.button.setText(f"{elided.replace('&', '&&')} ▾")
         self.button.setAccessibleName(f"Plan: {shown}")
-        self.button.setToolTip(shown if elided != shown else "Ways to load this model")
+        self.button.setToolTip(shown if elided != shown else "Saved plans of this model")
 
     def _on_menu(self) -> None:
         self.opened.emit()
         self.fill()
 
     def fill(self) -> None:
-        """Make the menu anew."""
+        """Fill the menu with the present plans."""
         menu = self.menu
         menu.clear()
         for entry in self._entries:
@@ -105,7 +109,7 @@ class PlanMenu(QWidget):
             action.triggered.connect(partial(self._choose, entry.name))
         if self._entries:
             fastest = menu.addAction("Fastest that fits")
-            fastest.setToolTip("By what was measured, and by the memory that is free now")
+            fastest.setToolTip("The fastest measured plan that fits into the free memory")
             fastest.triggered.connect(lambda: self.fastest_requested.emit())
             menu.addSeparator()
         menu.addAction("Save as…").triggered.connect(lambda: self._save())
@@ -117,11 +121,11 @@ class PlanMenu(QWidget):
         menu.addAction("Import…").triggered.connect(lambda: self._import())
         menu.addSeparator()
         copy = menu.addAction("Copy as command")
-        copy.setToolTip("What loads the model like this in a terminal")
+        copy.setToolTip("Copies the terminal command that loads the model this way")
         copy.triggered.connect(lambda: self.command_requested.emit())
 
     def _add_submenu(self, title: str, ask: object) -> None:
-        """One entry for each plan, the one in use first."""
+        """Add a submenu with one entry for each plan, the one in use first."""
         assert callable(ask)
         below = self.menu.addMenu(title)
         names = sorted((e.name for e in self._entries), key=lambda name: name != self._current)
@@ -139,7 +143,7 @@ class PlanMenu(QWidget):
 
     def _name(self, title: str, proposed: str) -> str:
         name, is_given = QInputDialog.getText(
-            self, title, "Name of the plan", QLineEdit.EchoMode.Normal, proposed
+            self, title, "Plan name:", QLineEdit.EchoMode.Normal, proposed
         )
         return name.strip() if is_given else ""
 
@@ -167,5 +171,5 @@ class PlanMenu(QWidget):
             self.import_requested.emit(Path(path))
 
     def focus(self) -> None:
-        """Put the keys here."""
+        """Move the keyboard focus here."""
         self.button.setFocus(Qt.FocusReason.OtherFocusReason)

@@ -1,4 +1,4 @@
-"""Find the best split: what will be tried and how long it takes, live results, the winner."""
+"""The dialog of the search for the best split: an estimate, live results, the winner."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ from engine import GOALS, EngineError, Goal, Region, Trial, TuneEstimate, TuneRe
 
 State = Literal["ready", "running", "done"]
 SHORTEST_S, LONGEST_S = 5, 3600
+"""Limits of the time limit in seconds."""
 ASK_MS: Final = 250
-SHOWN_MS: Final = 60  # the estimate would keep the first paint from Python's lock
-HEADERS = ("Split", "Prompt tok/s", "Answer tok/s", "Request tok/s")
-COUNTING: Final = "Working out what to try …"
+"""Milliseconds from a change of the time limit to a new estimate."""
+SHOWN_MS: Final = 60
+"""Milliseconds from opening to the first estimate: it holds Python's lock, which painting needs."""
+HEADERS = ("Split", "Prompt tok/s", "Answer tok/s", "Overall tok/s")
+COUNTING: Final = "Planning the search …"
 
 
 class TuneDialog(QDialog):
-    """Asks for estimates, a search and its end; shows what it is told."""
+    """Shows estimates and results of a search; emits when one should start, stop or be applied."""
 
     estimate_requested = Signal(str, object)  # goal, seconds or None
     start_requested = Signal(str, float)  # goal, seconds
@@ -66,10 +69,10 @@ class TuneDialog(QDialog):
         self._set_state("ready")
 
     def open_for(self, devices: Sequence[str], note: str = "") -> None:
-        """Begin anew for these devices, unless a search is under way.
+        """Open for a new search over these devices; a search under way is shown instead.
 
         Args:
-            note: a sentence on what the search leaves out.
+            note: sentence on what the search ignores.
         """
         if self.state != "running":
             self._devices, self._note = tuple(devices), note
@@ -83,7 +86,7 @@ class TuneDialog(QDialog):
         self.activateWindow()
 
     def show_estimate(self, estimate: TuneEstimate, regions: Sequence[Region] = ()) -> None:
-        """What a search would do; where it would not go is shaded."""
+        """Show what a search would do, with the shares that do not fit shaded."""
         self._estimate = estimate
         self.what.setText(f"{estimate_text(estimate)} {self._note}".strip())
         if not self.budget.hasFocus():
@@ -94,13 +97,13 @@ class TuneDialog(QDialog):
         self._set_state(self.state)
 
     def wait(self) -> None:
-        """The engine was asked to search."""
-        self.outcome.setText("The search begins as soon as the engine is free …")
+        """Show that a search was requested and waits for the engine."""
+        self.outcome.setText("The search starts as soon as the engine is free …")
         self.progress.setRange(0, 0)
         self._set_state("running")
 
     def begin(self, estimate: TuneEstimate) -> None:
-        """The search has begun."""
+        """Show that the search has started."""
         self._forget()
         self._estimate = estimate
         self.what.setText(f"{estimate_text(estimate)} {self._note}".strip())
@@ -109,7 +112,7 @@ class TuneDialog(QDialog):
         self._set_state("running")
 
     def add_trial(self, trial: Trial, n_done: int, n_trials: int, best: Trial | None) -> None:
-        """One more trial, or one that was repeated, with all that was measured of it."""
+        """Show a new trial, or new measurements of one that was repeated."""
         same = (at for at, known in enumerate(self._trials) if known.params == trial.params)
         at = next(same, None)
         if at is None:
@@ -125,7 +128,7 @@ class TuneDialog(QDialog):
         self.outcome.setText(text)
 
     def finish(self, result: TuneResult) -> None:
-        """The search has ended."""
+        """Show the result of the search."""
         self._result = result
         self._trials = list(result.trials)
         self._show_regions(result.regions)
@@ -136,7 +139,7 @@ class TuneDialog(QDialog):
             self.apply.setFocus()
 
     def fail(self, error: EngineError) -> None:
-        """It could not be done."""
+        """Show why an estimate or a search failed."""
         self.banner.show_notice(Notice.of(error))
         self.outcome.setText("")
         if self._estimate is None:
@@ -144,7 +147,7 @@ class TuneDialog(QDialog):
         self._set_state("ready" if not self._trials else "done")
 
     def choose(self, goal: str, budget_s: float) -> None:
-        """Set the fields, as a person would."""
+        """Set goal and time limit."""
         self.goal.setCurrentIndex(self.goal.findData(goal))
         self.budget.setValue(round(budget_s))
 
@@ -160,7 +163,7 @@ class TuneDialog(QDialog):
         self._ask.start()
 
     def _on_goal(self) -> None:
-        """Another goal takes another time, so the field starts from what it takes."""
+        """Ask for an estimate with its own time limit, as another goal takes another time."""
         self.what.setText(COUNTING)
         self._ask_anew()
 
@@ -224,20 +227,20 @@ class TuneDialog(QDialog):
         spans = [(region.start, region.stop) for region in regions]
         self.plot.show_regions(spans, first)
 
-    # what there is
+    # widgets
 
     def _make_fields(self) -> None:
         self.goal = QComboBox()
         for name, (text, tip) in GOAL_TEXTS.items():
             self.goal.addItem(text, name)
             self.goal.setItemData(self.goal.count() - 1, tip, Qt.ItemDataRole.ToolTipRole)
-        self.goal.setAccessibleName("What to be fast at")
+        self.goal.setAccessibleName("Optimise for")
         self.goal.currentIndexChanged.connect(self._on_goal)
         self.budget = QSpinBox()
         self.budget.setRange(SHORTEST_S, LONGEST_S)
         self.budget.setSuffix(" s")
         self.budget.setSingleStep(10)
-        self.budget.setAccessibleName("Seconds at most")
+        self.budget.setAccessibleName("Time limit in seconds")
         self.budget.setMinimumWidth(90)
         self.budget.valueChanged.connect(self._on_budget)
         self.what = label()
@@ -253,7 +256,7 @@ class TuneDialog(QDialog):
         self._rows.setHorizontalHeaderLabels(list(HEADERS))
         self.table = QTableView()
         self.table.setModel(self._rows)
-        self.table.setAccessibleName("Splits that were tried")
+        self.table.setAccessibleName("Tried splits")
         self.table.setShowGrid(False)
         self.table.setTabKeyNavigation(False)
         self.table.verticalHeader().hide()
@@ -280,7 +283,7 @@ class TuneDialog(QDialog):
 
     def _build(self) -> None:
         fields = QHBoxLayout()
-        for text, field in (("Fast at", self.goal), ("At most", self.budget)):
+        for text, field in (("Optimise for", self.goal), ("Time limit", self.budget)):
             caption = label(text, "muted")
             caption.setBuddy(field)
             fields.addWidget(caption)
@@ -305,15 +308,15 @@ class TuneDialog(QDialog):
         layout.addLayout(buttons)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """A search goes on only while it can be seen."""
+        """Stop the search when the dialog closes."""
         self._ask.stop()
         self._first_ask.stop()
         if self.state == "running":
             self.cancel_requested.emit()
-        event.accept()  # Qt's own would ask `reject`
+        event.accept()  # Qt's default would call `reject`
 
     def reject(self) -> None:
-        """Escape stops a search first, and closes when there is none."""
+        """Stop a search on Escape, or close if there is none."""
         if self.state == "running":
             self._on_start()
         else:

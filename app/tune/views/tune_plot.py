@@ -1,4 +1,4 @@
-"""Speeds of the splits that were tried, over the share of the first device."""
+"""Graph of the tried splits: speed by share of the first device."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ SYMBOLS: Final[dict[Shape, str]] = {"tensor": "o", "layer": "s", "groups": "t1",
 SIGNS: Final[dict[Shape, str]] = {"tensor": "●", "layer": "■", "groups": "▲", "single": "◆"}
 SIZE, BEST_SIZE = 8, 13
 SHADE: Final = 0.18
+"""Opacity of the shade over shares that do not fit."""
 
 
 class TunePlot(QWidget):
-    """Points by mode, a line through those of a tensor split, and shaded what does not fit."""
+    """Graph with a point for each trial; shares that do not fit are shaded."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -42,17 +43,17 @@ class TunePlot(QWidget):
         layout.addWidget(self.legend)
         self.setMinimumHeight(200)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
-        self.setAccessibleName("Speed over share; the table below has all of it")
+        self.setAccessibleName("Graph of speed by share; the table below lists the same trials")
         theme_signals().changed.connect(self._draw)
         self._draw()
 
     def show_points(self, points: Sequence[Point], best: int | None) -> None:
-        """Draw these trials; `best` is the index of the fastest."""
+        """Draw trials; `best` is the index of the fastest."""
         self._points, self._best = tuple(points), best
         self._draw()
 
     def show_regions(self, regions: Sequence[tuple[float, float]], first: str) -> None:
-        """Shade shares, 0 to 1, of the device called `first` that do not fit."""
+        """Shade shares that do not fit, 0 to 1, of the first device, named `first`."""
         self._regions, self._first = tuple(regions), first
         self._draw()
 
@@ -104,7 +105,7 @@ class TunePlot(QWidget):
         return made
 
     def _lines(self) -> list[Any]:
-        """Through the tensor splits, in the order of shares."""
+        """Return a line through the tensor splits, in the order of their shares."""
         line = sorted(
             (100 * p.share, p.tokens_per_s)
             for p in self._points

@@ -51,8 +51,8 @@ def test_what_it_costs_is_said_before_anything_happens(qtbot: QtBot) -> None:
     assert not dialog.start.isEnabled(), "nobody knows yet what would be done"
     dialog.show_estimate(ESTIMATE)
     assert dialog.what.text() == (
-        "Tries 4 sets of devices and modes: about 12 short runs of 1.5 s, 18 s in all, "
-        "22 s at most."
+        "Tries 4 combinations of devices and modes in about 12 runs of 1.5 s: 18 s in total, "
+        "at most 22 s."
     )
     assert dialog.budget.value() == 22
     assert dialog.start.isEnabled()
@@ -160,7 +160,7 @@ def test_nothing_that_ran_leaves_nothing_to_apply(dialog: TuneDialog) -> None:
     run(dialog)
     dialog.finish(result(TRIALS[5:], None))
     assert not dialog.apply.isEnabled()
-    assert dialog.outcome.text().startswith("Nothing could be run.")
+    assert dialog.outcome.text().startswith("No split could be run.")
 
 
 def test_opening_it_again_shows_the_search_that_runs(dialog: TuneDialog, qtbot: QtBot) -> None:
