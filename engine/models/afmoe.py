@@ -10,7 +10,7 @@ from engine.models.registry import register
 
 
 class AfmoeBlock(SandwichBlock):
-    """Each element of a head has a gate; each expert is scored by itself."""
+    """A block with a gate for each element of a head, and experts scored one by one."""
 
     mixer_type = GatedAttention
     gating = "sigmoid"
@@ -19,7 +19,7 @@ class AfmoeBlock(SandwichBlock):
 
 @register("afmoe")
 class Afmoe(EachFourthNoPELM, SqrtScaledLM):
-    """Each fourth layer sees the whole context; the embedding is multiplied by sqrt(n_embd)."""
+    """Trinity: every fourth layer sees the whole context; embedding scaled by sqrt(n_embd)."""
 
     traits = Traits(rope_style="neox", swa_period=4)
     block_type = AfmoeBlock

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Xielu:
-    """An activation with trained factors (arXiv 2411.13010).
+    """The activation xIELU with its trained factors (arXiv 2411.13010).
 
     `positive × x² + beta × x` where x > 0, else `(e^min(x, eps) - 1 - x) × negative + beta × x`.
     """
@@ -34,10 +34,10 @@ class Xielu:
 
     @classmethod
     def read(cls, hp: HParams, layer: int) -> Xielu:
-        """Those of one layer; files have the factors before softplus, which keeps them above 0.
+        """Return the factors of one layer; files store them before softplus (so they are above 0).
 
         Raises:
-            InvalidGGUF: one is missing.
+            InvalidGGUF: a factor is missing.
         """
         alpha_p, alpha_n, beta, eps = (
             hp.keys.numbers(f"xielu.{name}", hp.n_layer)[layer]
@@ -47,12 +47,12 @@ class Xielu:
 
 
 def softplus(x: float) -> float:
-    """ln(1 + e^x)."""
+    """Return ln(1 + e^x)."""
     return max(x, 0.0) + log1p(exp(-abs(x)))
 
 
 class XieluFFN(FFN):
-    """`down(xielu(up(x)))`."""
+    """The FFN `down(xielu(up(x)))`."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:
         super().__init__(hp.n_embd, hp.n_ff[layer], split.ffn, split.group, is_gated=False)
@@ -64,7 +64,7 @@ class XieluFFN(FFN):
 
 
 class ApertusBlock(TransformerBlock):
-    """Each query and key head is normalised."""
+    """Llama's block with normalised query and key heads, and xIELU."""
 
     mixer_type = QKNormAttention
 
@@ -74,7 +74,7 @@ class ApertusBlock(TransformerBlock):
 
 @register("apertus")
 class Apertus(CausalLM):
-    """arXiv 2509.14233."""
+    """Apertus (arXiv 2509.14233)."""
 
     traits = Traits(rope_style="neox")
     block_type = ApertusBlock

@@ -10,18 +10,18 @@ from engine.models.base import CausalLM
 from engine.models.registry import register
 
 N_LAYER_13B = 40
-"""No key says which of the two it is; llama.cpp, too, goes by the number of layers."""
+"""Number of layers of the 13B model; no key tells the two models apart, for llama.cpp neither."""
 
 
 class BaichuanAlibiBlock(TransformerBlock):
-    """Far keys count less."""
+    """Llama's block with ALiBi."""
 
     mixer_type = AlibiAttention
 
 
 @register("baichuan")
 class Baichuan(CausalLM):
-    """arXiv 2309.10305; the converter has permuted q and k for neighbouring rotation pairs."""
+    """Baichuan (arXiv 2309.10305); the converter permuted q and k for adjacent rotation pairs."""
 
     block_type = TransformerBlock
 

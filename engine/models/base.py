@@ -1,7 +1,7 @@
-"""What every language model has: an embedding, blocks, a last norm and an output head.
+"""Base classes of language models: an embedding, blocks, a final norm and an output head.
 
-`CausalLM` is followed by what several families do differently: which layers are recurrent, which
-rotate positions by what, and the size of embeddings.
+After `CausalLM` come variants that several families share: recurrent layers, RoPE that differs by
+layer, and scaled embeddings.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class CausalLM(Module):
     """A decoder-only language model.
 
     Attributes:
-        traits: what files of this architecture do not say.
-        block_type: the class of its blocks.
+        traits: facts of the architecture that its files do not state.
+        block_type: class of its blocks.
     """
 
     traits: ClassVar[Traits] = Traits()
@@ -61,31 +61,31 @@ class CausalLM(Module):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Correct what files of this architecture leave out or mean differently."""
+        """Return `hp` with what files of this architecture leave out or mean differently."""
         return hp
 
     @classmethod
     def block_for(cls, hp: HParams, layer: int) -> type[Block]:
-        """The class of block `layer`, where not all are alike."""
+        """Return the class of block `layer`, where not all are alike."""
         return cls.block_type
 
     def make_ropes(self) -> None:
-        """Declare further rotations than `rope_freqs`."""
+        """Declare RoPEs other than `rope_freqs`."""
 
     def rope_of(self, layer: int) -> Rope | None:
-        """The rotation of block `layer`; None where positions are not rotated."""
+        """Return the RoPE of block `layer`; None where positions are not rotated."""
         return self.rope_freqs if self.traits.rope_style else None
 
     def forward(self, ids: Tensor, ctx: Context) -> Tensor | None:
-        """Run ids (T,) after the tokens that are in the caches already.
+        """Run ids (T,) after the tokens that are already in the caches.
 
         Returns:
-            Logits (rows, n_vocab) of the rows from `ctx.first_logit` on; only on the first rank
-            of the output head, None on the others. None on all if there are no such rows.
+            Logits (rows, n_vocab) of the rows from `ctx.first_logit` on, on the first rank of the
+            output head; None on the others, and on all if there are no such rows.
         """
         x = self.embed(ids, ctx)
         for block in self.blk:
-            if not block.split.group:  # it has no part that anyone could hold
+            if not block.split.group:  # it has no part that a rank could hold
                 continue
             x = ctx.enter(x, block.split.group, self.hp.n_embd)
             if x is not None:
@@ -98,16 +98,16 @@ class CausalLM(Module):
         return ctx.gather(self.head(self.output_norm(x[ctx.first_logit :], ctx)), x)
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
-        """The residual stream (T, n_embd) of ids (T,), on the ranks that hold the embedding."""
+        """Return the hidden state (T, n_embd) of ids (T,), on the ranks that hold the embedding."""
         return self.token_embd(ids, ctx)
 
     def head(self, x: Tensor) -> Tensor:
-        """This rank's logits of x (rows, n_embd), which has passed the last norm."""
+        """Return this rank's logits of x (rows, n_embd), the output of the final norm."""
         return self.output(x)
 
     @classmethod
     def adapt(cls, source: TensorSource, hp: HParams) -> None:
-        """Show the tensors of `source` under the names that this class declares."""
+        """Rename and split tensors of `source` to those that this class declares."""
         choose_rope_factors(source, hp)
         for layer in range(hp.n_layer):
             separate_qkv(source, hp, layer)
@@ -115,11 +115,11 @@ class CausalLM(Module):
 
 
 class HybridLM(CausalLM):
-    """Some layers have a recurrent state in place of attention.
+    """A model in which some layers have a recurrent state in place of attention.
 
     Attributes:
-        block_type: of the layers with attention.
-        recurrent_type: of the others.
+        block_type: class of the blocks with attention.
+        recurrent_type: class of the other blocks.
     """
 
     recurrent_type: ClassVar[type[Block]]
@@ -130,17 +130,17 @@ class HybridLM(CausalLM):
 
 
 class SwaRopeLM(CausalLM):
-    """Layers with a window rotate by frequencies of their own, which need no stretching.
+    """A model whose layers with a sliding window have a RoPE of their own, without scaling.
 
     Attributes:
-        has_swa_base: their base is a key of its own; otherwise it is that of the other layers.
+        has_swa_base: whether that RoPE's base is a key of its own, or else the other layers' base.
     """
 
     has_swa_base: ClassVar[bool] = True
 
     @classmethod
     def swa_rope(cls, hp: HParams) -> RopeParams:
-        """The rotation of the layers with a window."""
+        """Return the RoPE of the layers with a window."""
         base = hp.rope.base
         if cls.has_swa_base:
             base = hp.keys.number("rope.freq_base_swa", DEFAULT_BASE)
@@ -149,10 +149,10 @@ class SwaRopeLM(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Both kinds of layers may have heads of their own size, which rotations must fit.
+        """Check that either RoPE fits the heads of its layers.
 
         Raises:
-            InvalidGGUF: more elements are rotated than there are.
+            InvalidGGUF: more elements are rotated than a head has.
         """
         n_rot = {True: cls.swa_rope(hp).n_rot, False: hp.rope.n_rot}
         for is_swa, head_dim in zip(hp.swa, hp.head_dim_k, strict=True):
@@ -170,14 +170,14 @@ class SwaRopeLM(CausalLM):
 
 
 class SwaOnlyRopeLM(CausalLM):
-    """Layers without a window see the whole context and do not rotate (RNoPE, arXiv 2501.18795)."""
+    """A model whose layers without a window do not rotate positions (RNoPE, arXiv 2501.18795)."""
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Make sure that there are positions at all.
+        """Check that there are layers with a window, as only these know positions.
 
         Raises:
-            InvalidGGUF: the file does not say how long the windows are.
+            InvalidGGUF: the file does not state the length of the windows.
         """
         hp.require_windows()
         return hp
@@ -187,14 +187,17 @@ class SwaOnlyRopeLM(CausalLM):
 
 
 class EachFourthNoPELM(CausalLM):
-    """Each fourth layer does not rotate, which no key says (RNoPE, arXiv 2501.18795)."""
+    """A model whose every fourth layer does not rotate positions (RNoPE, arXiv 2501.18795).
+
+    No key of the file says so.
+    """
 
     def rope_of(self, layer: int) -> Rope | None:
         return None if layer % 4 == 3 else super().rope_of(layer)
 
 
 class ScaledLM(CausalLM):
-    """The embedding and the logits are multiplied by a factor each."""
+    """A model that multiplies the embedding and the logits by a factor each."""
 
     def __init__(self, hp: HParams, split: ModelSplit) -> None:
         super().__init__(hp, split)
@@ -203,12 +206,12 @@ class ScaledLM(CausalLM):
 
     @classmethod
     def embedding_factor(cls, hp: HParams) -> float:
-        """What the embedding is multiplied by."""
+        """Return the factor on the embedding."""
         return 1.0
 
     @classmethod
     def logit_factor(cls, hp: HParams) -> float:
-        """What the logits are multiplied by."""
+        """Return the factor on the logits."""
         return 1.0
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
@@ -221,7 +224,7 @@ class ScaledLM(CausalLM):
 
 
 class SqrtScaledLM(ScaledLM):
-    """The embedding is multiplied by sqrt(n_embd) (arXiv 1706.03762)."""
+    """A model that multiplies the embedding by sqrt(n_embd) (arXiv 1706.03762)."""
 
     @classmethod
     def embedding_factor(cls, hp: HParams) -> float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class BitNetAttention(Attention):
-    """Normalises the heads' outputs together; they are cut, so every rank takes part."""
+    """Attention that normalises the outputs of all heads together, over all ranks."""
 
     n_reduce = 1
 
@@ -41,7 +41,7 @@ class BitNetAttention(Attention):
 
 
 class BitNetFFN(FFN):
-    """Normalises the gated activations."""
+    """An FFN that normalises the gated activations."""
 
     n_reduce = 1
 
@@ -56,7 +56,7 @@ class BitNetFFN(FFN):
 
 
 class BitNetBlock(TransformerBlock):
-    """Two more all_reduces of one number per token, for the sub-norms."""
+    """Llama's block with sub-norms, each with an all-reduce of one number per token."""
 
     mixer_type = BitNetAttention
 
@@ -66,7 +66,7 @@ class BitNetBlock(TransformerBlock):
 
 @register("bitnet")
 class BitNet(CausalLM):
-    """arXiv 2402.17764."""
+    """BitNet b1.58 (arXiv 2402.17764)."""
 
     traits = Traits(rope_style="neox")
     block_type = BitNetBlock

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class BloomBlock(GPT2Block):
-    """Far keys count less."""
+    """GPT-2's block with ALiBi."""
 
     mixer_type = AlibiAttention
 
 
 @register("bloom")
 class Bloom(CausalLM):
-    """arXiv 2211.05100; the embedding is normalised."""
+    """BLOOM (arXiv 2211.05100); the embedding is normalised."""
 
     traits = Traits(rope_style=None, norm_eps="layer")
     block_type = BloomBlock
@@ -43,25 +43,25 @@ class Bloom(CausalLM):
 
 
 class MPTAttention(ClampedAttention, AlibiAttention):
-    """Limited queries, keys and values; far keys count less."""
+    """Attention with ALiBi and clamped queries, keys and values."""
 
 
 class MPTBlock(GPT2Block):
-    """Has no biases as a rule."""
+    """GPT-2's block with MPT's attention, usually without biases."""
 
     mixer_type = MPTAttention
 
 
 @register("mpt")
 class MPT(CausalLM):
-    """MosaicML 2023, the models with ALiBi."""
+    """MPT (MosaicML 2023), the models with ALiBi."""
 
     traits = Traits(rope_style=None, norm_eps="layer")
     block_type = MPTBlock
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Models with learned positions instead were never published as GGUF files."""
+        """Check that the model uses ALiBi; no GGUF files of models with learned positions exist."""
         if not hp.keys.number("attention.max_alibi_bias"):
             raise hp.keys.invalid("it is an MPT model without ALiBi")
         return hp

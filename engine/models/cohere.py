@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class CommandRBlock(ParallelBlock):
-    """Norms of query and key heads only in Command R+."""
+    """A parallel block with LayerNorms; query and key heads have norms in Command R+ alone."""
 
     norm_type = LayerNorm
     mixer_type = HeadNormAttention
 
 
 class CohereLM(ScaledLM):
-    """The logits are multiplied by a factor of the file."""
+    """A model that multiplies the logits by a factor of the file."""
 
     @classmethod
     def logit_factor(cls, hp: HParams) -> float:
@@ -37,14 +37,14 @@ class CohereLM(ScaledLM):
 
 @register("command-r")
 class CommandR(CohereLM):
-    """Cohere 2024: Command R and R+, Aya 23."""
+    """Command R and R+, Aya 23 (Cohere 2024)."""
 
     traits = Traits(norm_eps="layer")
     block_type = CommandRBlock
 
 
 class Cohere2Block(ParallelBlock):
-    """No norms of heads."""
+    """A parallel block with LayerNorms, without norms of heads."""
 
     norm_type = LayerNorm
 
@@ -58,7 +58,7 @@ class Cohere2(SwaOnlyRopeLM, CohereLM):
 
 
 class AveragedMoE(MoE):
-    """The mean of the routed experts' sum and the shared expert."""
+    """Experts of which the routed sum and the shared expert are averaged."""
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         y = super().__call__(x, ctx)
@@ -66,7 +66,7 @@ class AveragedMoE(MoE):
 
 
 class Cohere2MoEBlock(ParallelBlock):
-    """Experts by sigmoid unless the file says otherwise; RMSNorms if it has an epsilon for them."""
+    """A parallel block with RMSNorms and experts, gated by sigmoid by default."""
 
     gating = "sigmoid"
     normalises_experts = False
@@ -76,14 +76,14 @@ class Cohere2MoEBlock(ParallelBlock):
 
 
 class Cohere2MoELayerNormBlock(Cohere2MoEBlock):
-    """With LayerNorms."""
+    """A parallel block with LayerNorms and experts, for files without an epsilon of RMSNorms."""
 
     norm_type = LayerNorm
 
 
 @register("cohere2moe")
 class Cohere2MoE(Cohere2):
-    """Models with routed experts; first blocks with a dense FFN know positions in any case."""
+    """Command models with routed experts; leading dense blocks always rotate positions."""
 
     traits = Traits(norm_eps="layer", swa_period=4, swa_first_full=True)
     block_type = Cohere2MoEBlock

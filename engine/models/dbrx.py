@@ -1,4 +1,4 @@
-"""DBRX: LayerNorms, limited queries, keys and values, and routed experts."""
+"""DBRX: LayerNorms, clamped queries, keys and values, and routed experts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.models.registry import register
 
 
 class DbrxBlock(TransformerBlock):
-    """Only experts, whose weights sum to 1."""
+    """A block with routed experts alone, whose weights sum to 1."""
 
     tensor_names: ClassVar = {"ffn_norm": "attn_output_norm"}
     norm_type = LayerNorm
@@ -22,7 +22,7 @@ class DbrxBlock(TransformerBlock):
 
 @register("dbrx")
 class Dbrx(CausalLM):
-    """Databricks' 132B model."""
+    """DBRX, Databricks' 132B model."""
 
     traits = Traits(rope_style="neox", norm_eps="layer")
     block_type = DbrxBlock

@@ -1,4 +1,4 @@
-"""DeciLM and Nemotron 49B to 253B: Llama of which a search has left out or replaced parts."""
+"""DeciLM and Nemotron 49B to 253B: Llama with parts left out or replaced by a search."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from engine.forward.context import Context
 
 MixerKind = Literal["attention", "linear", "none"]
+"""What a block has in the place of attention."""
 
 
 class LinearMixer(Mixer):
-    """One matrix in place of attention, cut by columns as if those were of heads."""
+    """A matrix in place of attention, whose columns are cut as if they belonged to heads."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -47,19 +48,19 @@ class LinearMixer(Mixer):
 
 
 class LinearBlock(TransformerBlock):
-    """A matrix and an FFN."""
+    """A block of a matrix and an FFN."""
 
     mixer_type = LinearMixer
 
 
 class LinearOnlyBlock(MixerBlock):
-    """A matrix and no FFN."""
+    """A block of a matrix without an FFN."""
 
     mixer_type = LinearMixer
 
 
 class EmptyBlock(Block):
-    """Nothing is left of it."""
+    """A block without any part."""
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         return x
@@ -73,22 +74,22 @@ BLOCKS: dict[tuple[MixerKind, bool], type[Block]] = {
     ("none", True): FFNBlock,
     ("none", False): EmptyBlock,
 }
-"""By what is in place of attention, and whether there is an FFN."""
+"""Classes of blocks by what is in place of attention, and whether there is an FFN."""
 
 
 @register("deci")
 class Deci(CausalLM):
-    """Puzzle (arXiv 2411.19146); the converter has permuted q and k as for Llama."""
+    """DeciLM, by Puzzle (arXiv 2411.19146); the converter permuted q and k as for Llama."""
 
     traits = Traits(is_hybrid=True)
     block_type = TransformerBlock
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Layers without key-value heads are no recurrent ones.
+        """Mark no layer as recurrent: those without key-value heads are not.
 
         Raises:
-            InvalidGGUF: there are experts, or a matrix cannot be cut into as many as heads.
+            InvalidGGUF: there are experts, or a matrix cannot be cut into as many parts as heads.
         """
         hp.refuse_experts()
         for n_head in filter(None, hp.n_head):

@@ -1,4 +1,4 @@
-"""From a file and a wish to a declared model: what the planner counts and the loader fills."""
+"""Builds the declared model (layers, tensors, placements) that planner and loader share."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A model whose tensors are found but not read.
+    """A model with its split, whose tensors are found but not read.
 
     Attributes:
-        devices: the device of each rank; what is moved may have added one without a share.
-        shares: the wanted share of each rank.
-        dims: the sizes by which each block is cut.
-        slots: every tensor of every layer, with its placement.
-        states: what the layers remember between tokens.
+        model: layers of the model.
+        hp: sizes and settings of the model.
+        split: cut of the model.
+        devices: device of each rank; moved parts may have added one without a share.
+        shares: wanted share of each rank.
+        dims: sizes by which each block is cut.
+        slots: all tensors of all layers, with their placements.
+        states: states that the layers keep between tokens.
     """
 
     model: CausalLM
@@ -47,7 +50,7 @@ class Declaration:
 
 
 def declare(file: GGUFFile, params: LoadParams) -> Declaration:
-    """Cut the model in `file` as `params` asks.
+    """Declare the model in `file`, split as `params` asks.
 
     Raises:
         ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
@@ -67,7 +70,7 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
 
 
 def read_sizes(file: GGUFFile) -> tuple[type[CausalLM], HParams]:
-    """The class of the model in `file`, and what the file says of its sizes.
+    """Return the class of the model in `file`, and its sizes as the file states them.
 
     Raises:
         ModelFileError: the architecture is unknown, or sizes contradict each other.
@@ -77,7 +80,7 @@ def read_sizes(file: GGUFFile) -> tuple[type[CausalLM], HParams]:
 
 
 def with_context(cls: type[CausalLM], hp: HParams, params: LoadParams) -> HParams:
-    """The sizes with the context that is asked for, and what the file leaves out.
+    """Return the sizes with the wanted context, and with what the file leaves out.
 
     Raises:
         ModelFileError: sizes contradict each other.
@@ -86,17 +89,17 @@ def with_context(cls: type[CausalLM], hp: HParams, params: LoadParams) -> HParam
 
 
 def block_dims(cls: type[CausalLM], hp: HParams) -> tuple[BlockDims, ...]:
-    """The sizes by which each block is cut."""
+    """Return the sizes by which each block is cut."""
     return tuple(cls.block_for(hp, layer).dims(hp, layer) for layer in range(hp.n_layer))
 
 
 def bind_model(
     file: GGUFFile, cls: type[CausalLM], hp: HParams, split: ModelSplit
 ) -> tuple[CausalLM, TensorSource, tuple[Slot, ...]]:
-    """Declare a model that is cut already and find its tensors.
+    """Declare a model of a given cut and find its tensors.
 
     Raises:
-        InvalidGGUF: one is missing or misshapen, or has no place.
+        InvalidGGUF: a tensor is missing, misshapen, or unknown to the architecture.
     """
     source = TensorSource(str(file.path), file.tensors)
     cls.adapt(source, hp)
@@ -108,25 +111,26 @@ def bind_model(
 
 
 Place = tuple[str, type[Module]]
+"""Path and class of a module within a block."""
 
 IGNORED = re.compile(
     r"rope_freqs\.weight|rope_factors_(long|short)\.weight"
     r"|.*\.(attn_rot_embd\.weight|input_scale)"
     r"|(cls|cls\.output|dense_[23])\.(weight|bias)"
 )
-"""Tensors that a model may do without.
+"""Names of tensors that a model may ignore.
 
-Tables that rotations replace, the range of activations that NVFP4 might round, and what classifiers
-and embedding models add behind the last norm.
+Tables that RoPE computes itself, ranges for rounding activations to NVFP4, and what classifiers and
+embedding models add after the final norm.
 """
 
 
 def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
-    """Make sure that the model leaves nothing out: half a model would answer nonsense.
+    """Check that the model uses all tensors: half a model would answer nonsense.
 
     Raises:
-        InvalidGGUF: names the first tensor that has no place in the architecture, or only a part
-            of which has one.
+        InvalidGGUF: a tensor, or a part of one, is unknown to the architecture; the error names
+            the first one.
     """
     for name in file.tensors:
         block = split_name(name)
@@ -145,10 +149,10 @@ def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
 
 
 def _check_alike(file: GGUFFile, model: CausalLM, slots: Sequence[Slot]) -> None:
-    """Make sure that what a file may do without is missing in all blocks of a kind or in none.
+    """Check that an optional tensor is missing in all blocks of a kind or in none.
 
     Raises:
-        InvalidGGUF: names the first tensor that one block lacks and another one has.
+        InvalidGGUF: a block lacks a tensor that another one has; the error names the first one.
     """
     found: list[set[str]] = [set() for _ in model.blk]
     for name in (slot.tensor.name for slot in slots):
@@ -165,7 +169,7 @@ def _check_alike(file: GGUFFile, model: CausalLM, slots: Sequence[Slot]) -> None
 
 
 def _layout(module: Module, name: str = "") -> list[Place]:
-    """All modules below one: a block that declares the same ones as another is of its kind."""
+    """Return all modules below one; blocks with the same ones are of one kind."""
     places: list[Place] = []
     for child_name, child in module.children():
         place = f"{name}.{child_name}"

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3 and what shares their blocks: latent attention, experts with a shared one."""
+"""DeepSeek V2, V3 and models with their blocks: latent attention, routed and shared experts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def mscale_of_all(hp: HParams) -> float:
-    """YaRN's `mscale_all_dim`, of which these files hold a tenth; 0 if they do not say."""
+    """Return YaRN's `mscale_all_dim`, of which files store a tenth; 0 if they lack it."""
     return 10 * hp.keys.number("rope.scaling.yarn_log_multiplier", 0.0)
 
 
 class DeepSeekAttention(LatentAttention):
-    """YaRN sharpens whole heads here, not only their rotated elements."""
+    """Latent attention in which YaRN sharpens whole heads, not only their rotated elements."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -43,7 +43,10 @@ class DeepSeekAttention(LatentAttention):
 
 
 class DeepSeek2Block(TransformerBlock):
-    """Files of V2 do not say how experts are weighed; those that bias the choice do it like V3."""
+    """DeepSeek's block.
+
+    Files of V2 do not state the gating of experts; files with a bias on the choice gate like V3.
+    """
 
     mixer_type = DeepSeekAttention
 
@@ -54,7 +57,10 @@ class DeepSeek2Block(TransformerBlock):
 
 @register("deepseek2")
 class DeepSeek2(CausalLM):
-    """arXiv 2405.04434 and 2412.19437; also Moonlight, Kimi K2, GLM 4.7 Flash, Mistral Large 3."""
+    """DeepSeek V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437).
+
+    Also Moonlight, Kimi K2, GLM 4.7 Flash and Mistral Large 3.
+    """
 
     block_type = DeepSeek2Block
 
@@ -66,7 +72,7 @@ class DeepSeek2(CausalLM):
 
 @register("mistral4")
 class Mistral4(DeepSeek2):
-    """The same blocks; only `mscale` is 1 whatever `mscale_all_dim` is."""
+    """Mistral 4: DeepSeek V3 with an `mscale` of 1, whatever `mscale_all_dim` is."""
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:

@@ -1,4 +1,4 @@
-"""Models with DeepSeek's experts (arXiv 2401.06066) behind attention with key-value heads."""
+"""Models with DeepSeek's experts (arXiv 2401.06066) after attention with key-value heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.models.registry import register
 
 
 class SigmoidRoutedBlock(TransformerBlock):
-    """Normalised query and key heads; each expert is scored by itself unless the file differs."""
+    """A block with normalised query and key heads, and experts gated by sigmoid by default."""
 
     mixer_type = QKNormAttention
     gating = "sigmoid"

@@ -9,6 +9,6 @@ from engine.models.registry import register
 
 @register("ernie4_5", "ernie4_5-moe")
 class Ernie45(CausalLM):
-    """Llama's blocks; a bias may count in the choice of experts, which softmax weighs."""
+    """ERNIE 4.5: Llama's blocks; experts gated by softmax, with an optional bias on the choice."""
 
     block_type = TransformerBlock

@@ -1,4 +1,4 @@
-"""EXAONE 4, with norms behind attention and FFN, and K-EXAONE with routed experts."""
+"""EXAONE 4, with norms after attention and FFN, and K-EXAONE with routed experts."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from engine.models.deepseek_moe import SigmoidRoutedBlock
 from engine.models.registry import register
 
 N_LAYER_WITH_WINDOWS = 64
-"""Of the 32B model; no key says it, and llama.cpp, too, goes by the number of layers."""
+"""Number of layers of the 32B model, the only one with windows; no key says so, as in llama.cpp."""
 
 
 class Exaone4Block(PostNormBlock):
-    """Each query and key head is normalised."""
+    """A block with norms after its parts, and normalised query and key heads."""
 
     mixer_type = QKNormAttention
 
 
 @register("exaone4")
 class Exaone4(SwaOnlyRopeLM):
-    """arXiv 2507.11407; in the 32B model, only layers with a window know positions."""
+    """EXAONE 4 (arXiv 2507.11407); in the 32B model, only layers with a window rotate positions."""
 
     traits = Traits(rope_style="neox", swa_period=4, n_swa=4096)
     block_type = Exaone4Block
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Other sizes have no windows, whatever their files say."""
+        """Drop the windows of the other sizes, which have none, whatever their files say."""
         if hp.n_layer == N_LAYER_WITH_WINDOWS:
             return super().refine(hp)
         return replace(hp, n_swa=0, swa=(False,) * hp.n_layer)
@@ -42,7 +42,7 @@ class Exaone4(SwaOnlyRopeLM):
 
 @register("exaone-moe")
 class ExaoneMoE(SwaOnlyRopeLM):
-    """K-EXAONE."""
+    """K-EXAONE, with routed experts."""
 
     traits = Traits(rope_style="neox", swa_period=4)
     block_type = SigmoidRoutedBlock

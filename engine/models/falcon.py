@@ -12,18 +12,18 @@ from engine.models.registry import register
 
 
 class FalconBlock(ParallelBlock, GPT2Block):
-    """One norm for both parts."""
+    """A parallel block with one norm for both parts."""
 
 
 class FalconTwoNormBlock(TwoNormParallelBlock, GPT2Block):
-    """The file calls the FFN's norm `attn_norm` and the attention's `attn_norm_2`."""
+    """A parallel block with two norms; files call the FFN's `attn_norm`."""
 
     tensor_names: ClassVar = {"attn_norm": "attn_norm_2", "ffn_norm": "attn_norm"}
 
 
 @register("falcon")
 class Falcon(CausalLM):
-    """arXiv 2311.16867."""
+    """Falcon 1 (arXiv 2311.16867)."""
 
     traits = Traits(rope_style="neox", norm_eps="layer")
     block_type = FalconBlock

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class FalconH1Mamba(Mamba2):
-    """Some sizes gate only and normalise nothing."""
+    """Mamba 2 whose norm some sizes lack; they only gate."""
 
     norm_is_optional = True
 
 
 class ParallelMixer(Mixer):
-    """`attention(x) + mamba(x)`: both read the same, so one all_reduce does.
+    """The mixer `attention(x) + mamba(x)`: both read the same x, so one all-reduce is enough.
 
-    The multipliers of the paper are part of the weights in files.
+    In files, the paper's multipliers are already part of the weights.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -53,14 +53,14 @@ class ParallelMixer(Mixer):
 
 
 class FalconH1Block(TransformerBlock):
-    """The FFN follows as usual."""
+    """Llama's block with attention and Mamba 2 side by side."""
 
     mixer_type = ParallelMixer
 
 
 @register("falcon-h1")
 class FalconH1(CausalLM):
-    """arXiv 2507.22448."""
+    """Falcon-H1 (arXiv 2507.22448)."""
 
     traits = Traits(rope_style="neox")
     block_type = FalconH1Block

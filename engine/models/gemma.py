@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class GemmaLM(SwaRopeLM, SqrtScaledLM):
-    """Scaled embeddings; logits may be capped.
+    """A Gemma model: scaled embedding, optionally soft-capped logits.
 
-    Norms that multiply by one plus their weight have the one added in files.
+    Its norms multiply by one plus their weight; in files the one is already added.
 
     Attributes:
-        softcap: where the file does not say, logits z become softcap × tanh(z / softcap); 0 for
-            as they are.
+        softcap: default of the cap that turns logits z into softcap × tanh(z / softcap); 0 for
+            none.
     """
 
     softcap: ClassVar[float] = 0.0
@@ -47,21 +47,21 @@ class GemmaBlock(TransformerBlock):
 
 @register("gemma")
 class Gemma(GemmaLM):
-    """arXiv 2403.08295; also CodeGemma."""
+    """Gemma 1 (arXiv 2403.08295); also CodeGemma."""
 
     traits = Traits(rope_style="neox")
     block_type = GemmaBlock
 
 
 def score_scale(hp: HParams, layer: int, n_layer_27b: int) -> float:
-    """1 / sqrt(elements of a head); only the 27B models take n_embd / n_head for those."""
+    """Return 1 / sqrt(head_dim); the 27B models alone use n_embd / n_head for head_dim."""
     if hp.n_layer == n_layer_27b:
         return float(max(hp.n_embd // hp.n_head[layer], 1) ** -0.5)
     return float(hp.head_dim_k[layer] ** -0.5)
 
 
 class Gemma2Attention(Attention):
-    """Scores are capped."""
+    """Attention with soft-capped scores."""
 
     def make_scores(self) -> Scores:
         softcap = self.hp.keys.number("attn_logit_softcapping", 50.0)
@@ -70,7 +70,7 @@ class Gemma2Attention(Attention):
 
 
 class Gemma2Block(SandwichBlock):
-    """Norms before and after each part."""
+    """A block with norms before and after each part, and soft-capped scores."""
 
     mixer_type = Gemma2Attention
     act = GELU
@@ -78,7 +78,7 @@ class Gemma2Block(SandwichBlock):
 
 @register("gemma2")
 class Gemma2(GemmaLM):
-    """arXiv 2408.00118; the first files lack caps and window, which all its models share."""
+    """Gemma 2 (arXiv 2408.00118); early files lack caps and window, which all its models share."""
 
     traits = Traits(rope_style="neox", swa_period=2, n_swa=4096)
     block_type = Gemma2Block
@@ -90,7 +90,7 @@ class Gemma2(GemmaLM):
 
 
 class Gemma3Attention(QKNormAttention):
-    """Normalised query and key heads in place of capped scores."""
+    """Attention with normalised query and key heads in place of capped scores."""
 
     def make_scores(self) -> Scores:
         scale = score_scale(self.hp, self.layer, n_layer_27b=62)
@@ -98,7 +98,7 @@ class Gemma3Attention(QKNormAttention):
 
 
 class Gemma3Block(SandwichBlock):
-    """Norms before and after each part."""
+    """A block with norms before and after each part, and of query and key heads."""
 
     mixer_type = Gemma3Attention
     act = GELU
@@ -106,7 +106,7 @@ class Gemma3Block(SandwichBlock):
 
 @register("gemma3")
 class Gemma3(GemmaLM):
-    """arXiv 2503.19786; text of its vision models, MedGemma, and Rnj-1, which has no windows."""
+    """Gemma 3 (arXiv 2503.19786), MedGemma, and Rnj-1, which has no windows; text only."""
 
     traits = Traits(rope_style="neox", swa_period=6)
     block_type = Gemma3Block

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ScaledRouter(Linear):
-    """Multiplies its input by a vector first."""
+    """A router that multiplies its input by a vector first."""
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         weight = source.get(f"{name}.weight", self.shape)
@@ -52,7 +52,7 @@ class ScaledRouter(Linear):
 
 
 class Gemma4MoE(MoE):
-    """Routed experts that read the residual stream itself: norms of its own, one for the router."""
+    """Routed experts that read the residual stream itself, with own norms, one for the router."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:
         super().__init__(hp, split, layer, read_routing(hp), GELU)
@@ -69,10 +69,10 @@ class Gemma4MoE(MoE):
 
 
 class Gemma4Block(SandwichBlock):
-    """Gemma 2's block, with an input of the layer's own added last and the sum scaled.
+    """Gemma 2's block with an input per layer that is added last, and a scaled sum.
 
-    Where there are experts, their results and those of the dense FFN have a norm each; both are
-    reduced at once.
+    Where there are experts, their output and that of the dense FFN have a norm each; one all-reduce
+    serves both.
     """
 
     mixer_type: ClassVar[type[Mixer]] = NormedAttention
@@ -116,14 +116,14 @@ class Gemma4Block(SandwichBlock):
 
 
 class Gemma4SharedBlock(Gemma4Block):
-    """Without keys and values of its own."""
+    """A block that uses the keys and values of an earlier one."""
 
     mixer_type = SharedKVAttention
 
 
 @register("gemma4")
 class Gemma4(GemmaLM):
-    """Google 2026; layers with a window have smaller heads."""
+    """Gemma 4 (Google 2026); layers with a window have smaller heads."""
 
     traits = Traits(rope_style="neox", swa_period=6)
     block_type = Gemma4Block
@@ -135,10 +135,10 @@ class Gemma4(GemmaLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Files say which layers have a window; keys and values are of one size.
+        """Check that the file states which layers have a window, and that keys and values fit.
 
         Raises:
-            InvalidGGUF: it is not so, or a layer that shares keys and values cannot.
+            InvalidGGUF: it does not, keys and values differ in size, or a layer cannot share them.
         """
         hp = super().refine(hp)
         if "attention.sliding_window_pattern" not in hp.keys:
@@ -154,7 +154,7 @@ class Gemma4(GemmaLM):
 
     @classmethod
     def adapt(cls, source: TensorSource, hp: HParams) -> None:
-        """Some files have keys and values that nothing reads, as checkpoints do."""
+        """Accept unused key and value tensors, which some files keep from their checkpoints."""
         super().adapt(source, hp)
         for layer in range(hp.n_layer):
             if kv_source(hp, layer) != layer:
@@ -162,7 +162,7 @@ class Gemma4(GemmaLM):
                 source.used |= {f"blk.{layer}.{name}.weight" for name in unread}
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
-        """Inputs of all layers go to all ranks together with the stream."""
+        """Return the hidden state; the inputs of all layers travel to all ranks with it."""
         x = super().embed(ids, ctx)
         if self.inputs is None:
             return x

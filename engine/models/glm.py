@@ -14,26 +14,26 @@ from engine.models.registry import register
 
 @register("glm4")
 class Glm4(CausalLM):
-    """arXiv 2406.12793; the biases load by themselves."""
+    """GLM 4 (arXiv 2406.12793); biases load where a file has them."""
 
     block_type = SandwichBlock
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Files of the vision models have the rotated halves apart, as M-RoPE wants them."""
+        """Use NeoX-style RoPE for the vision models, whose files store q and k as M-RoPE needs."""
         sections = hp.keys.integers("rope.dimension_sections", 2, (0, 0))
         return replace(hp, rope=replace(hp.rope, style="neox")) if all(sections) else hp
 
 
 class Glm4MoEBlock(SigmoidRoutedBlock):
-    """Some models have no norms of query and key heads (GLM 4.5 Air, Solar Open)."""
+    """A block with routed experts, in GLM 4.5 Air and Solar Open without norms of heads."""
 
     tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
 
 
 @register("glm4moe")
 class Glm4MoE(CausalLM):
-    """arXiv 2508.06471; also Solar Open."""
+    """GLM 4.5 to 4.7 (arXiv 2508.06471); also Solar Open."""
 
     traits = Traits(rope_style="neox")
     block_type = Glm4MoEBlock

@@ -1,4 +1,4 @@
-"""GPT-2 and StarCoder: LayerNorms and an FFN without gate."""
+"""GPT-2 and StarCoder: LayerNorms and an FFN without a gate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GPT2Block(TransformerBlock):
-    """The block of GPT-2 and many models after it; biases load where a file has them."""
+    """GPT-2's block, which many models share; biases load where a file has them."""
 
     norm_type = LayerNorm
     act = GELU
@@ -31,9 +31,9 @@ class GPT2Block(TransformerBlock):
 
 @register("gpt2", "starcoder")
 class GPT2(CausalLM):
-    """Radford et al. 2019; StarCoder (arXiv 2305.06161) shares one key-value head.
+    """GPT-2 (Radford et al. 2019) and StarCoder (arXiv 2305.06161), with a vector per position.
 
-    They have a learned vector per position.
+    StarCoder's heads share one key-value head.
     """
 
     traits = Traits(rope_style=None, norm_eps="layer")
@@ -46,7 +46,7 @@ class GPT2(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """There is no context beyond the last position that has a vector."""
+        """Limit the context to the positions that have a vector."""
         if not hp.n_ctx_train:
             raise hp.keys.invalid("it does not say how many positions it knows")
         return replace(hp, n_ctx=min(hp.n_ctx, hp.n_ctx_train))
@@ -58,7 +58,7 @@ class GPT2(CausalLM):
 
 @register("starcoder2")
 class StarCoder2(CausalLM):
-    """arXiv 2402.19173; llama.cpp looks past its sliding window, and so does this."""
+    """StarCoder 2 (arXiv 2402.19173), without its sliding window, as in llama.cpp."""
 
     traits = Traits(rope_style="neox", norm_eps="layer")
     block_type = GPT2Block

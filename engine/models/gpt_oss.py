@@ -1,4 +1,4 @@
-"""gpt-oss: sinks, a window on every second layer, experts with biases and clamped SwiGLU."""
+"""gpt-oss: attention sinks, a window on every second layer, experts with clamped SwiGLU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.models.registry import register
 
 
 class GptOssBlock(TransformerBlock):
-    """Tokens weigh their experts by a softmax over the chosen ones."""
+    """A block with attention sinks and experts gated by a softmax over the chosen ones."""
 
     tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
     mixer_type = SinkAttention
@@ -23,7 +23,7 @@ class GptOssBlock(TransformerBlock):
 
 @register("gpt-oss")
 class GptOss(CausalLM):
-    """arXiv 2508.10925; all biases load by themselves."""
+    """gpt-oss (arXiv 2508.10925); biases load where a file has them."""
 
     traits = Traits(rope_style="neox", swa_period=2)
     block_type = GptOssBlock

@@ -10,12 +10,12 @@ from engine.models.registry import register
 
 
 class GPTNeoXParallelBlock(TwoNormParallelBlock, GPT2Block):
-    """Attention and FFN read the same stream, each through a norm of its own."""
+    """A block whose attention and FFN read the same input, each through its own norm."""
 
 
 @register("gptneox")
 class GPTNeoX(CausalLM):
-    """arXiv 2204.06745; the file says which kind of block it has."""
+    """GPT-NeoX (arXiv 2204.06745); the file states the kind of its blocks."""
 
     traits = Traits(rope_style="neox", norm_eps="layer")
     block_type = GPT2Block

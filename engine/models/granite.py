@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class GraniteAttention(Attention):
-    """The file may set the scale of the scores."""
+    """Attention whose scale of the scores the file may set."""
 
     def make_scores(self) -> Scores:
         scores = super().make_scores()
@@ -32,11 +32,11 @@ class GraniteAttention(Attention):
 
 
 class GraniteSinkAttention(GraniteAttention, SinkAttention):
-    """With sinks."""
+    """Granite's attention with sinks."""
 
 
 class GraniteBlock(TransformerBlock):
-    """What its parts add to the residual stream is scaled."""
+    """Llama's block with a factor on what its parts add to the residual stream."""
 
     mixer_type: ClassVar[type[Mixer]] = GraniteAttention
 
@@ -46,7 +46,7 @@ class GraniteBlock(TransformerBlock):
 
     @classmethod
     def residual_default(cls, hp: HParams) -> float:
-        """The factor where the file has none."""
+        """Return the factor where the file has none."""
         return 1.0
 
     def mix(self, x: Tensor, ctx: Context) -> Addend:
@@ -57,7 +57,7 @@ class GraniteBlock(TransformerBlock):
 
 
 class GraniteLM(ScaledLM):
-    """The embedding is multiplied and the logits are divided by what the file says."""
+    """A model that multiplies the embedding and divides the logits by factors of the file."""
 
     @classmethod
     def embedding_factor(cls, hp: HParams) -> float:
@@ -69,18 +69,18 @@ class GraniteLM(ScaledLM):
 
     @classmethod
     def embedding_default(cls, hp: HParams) -> float:
-        """The factor on the embedding where the file has none."""
+        """Return the factor on the embedding where the file has none."""
         return 1.0
 
     @classmethod
     def logit_default(cls, hp: HParams) -> float:
-        """The divisor of the logits where the file has none."""
+        """Return the divisor of the logits where the file has none."""
         return 1.0
 
 
 @register("granite", "granitemoe")
 class Granite(GraniteLM):
-    """Granite 3; a file may say that positions are not rotated."""
+    """Granite 3; a file may state that positions are not rotated."""
 
     block_type = GraniteBlock
 
@@ -90,21 +90,21 @@ class Granite(GraniteLM):
 
 
 class GraniteMambaBlock(GraniteBlock):
-    """With a recurrent layer in place of attention."""
+    """Granite's block with Mamba 2 in place of attention."""
 
     mixer_type = Mamba2
 
 
 @register("granitehybrid")
 class GraniteHybrid(Granite, HybridLM):
-    """Granite 4; files of most sizes say that positions are not rotated."""
+    """Granite 4; files of most sizes state that positions are not rotated."""
 
     traits = Traits(is_hybrid=True)
     recurrent_type = GraniteMambaBlock
 
 
 class GraniteSwaBlock(GraniteBlock):
-    """Sinks in every layer."""
+    """Granite's block with attention sinks."""
 
     mixer_type = GraniteSinkAttention
 
@@ -123,7 +123,7 @@ class GraniteSwa(GraniteLM):
 
 
 class MiniCPMBlock(GraniteBlock):
-    """arXiv 2404.06395: residual branches weigh 1.4 / sqrt(layers)."""
+    """MiniCPM's block (arXiv 2404.06395): residual branches weigh 1.4 / sqrt(layers)."""
 
     @classmethod
     def residual_default(cls, hp: HParams) -> float:
@@ -132,7 +132,7 @@ class MiniCPMBlock(GraniteBlock):
 
 @register("minicpm")
 class MiniCPM(GraniteLM):
-    """Older files lack the factors; these are what all models had then."""
+    """MiniCPM; older files lack the factors, which all its models of that time share."""
 
     block_type = MiniCPMBlock
 

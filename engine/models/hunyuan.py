@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NormAfterRopeAttention(QKNormAttention):
-    """Normalises each query and key head after it is rotated instead of before."""
+    """Attention that normalises query and key heads after RoPE instead of before."""
 
     def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         q, k = Attention.rotate(self, q, k, ctx)
@@ -26,21 +26,21 @@ class NormAfterRopeAttention(QKNormAttention):
 
 
 class HunyuanBlock(TransformerBlock):
-    """Experts share what a softmax over all of them gives the chosen; one is for every token."""
+    """A block whose experts are gated by softmax and normalised, with a shared expert."""
 
     mixer_type = NormAfterRopeAttention
 
 
 @register("hunyuan-dense", "hunyuan-moe", "hunyuan_vl")
 class Hunyuan(CausalLM):
-    """arXiv 2411.02265; also the text of its vision models."""
+    """Hunyuan (arXiv 2411.02265); also the text of its vision models."""
 
     traits = Traits(rope_style="neox")
     block_type = HunyuanBlock
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Stretch the base of the frequencies, where the converter has not done so (NTK)."""
+        """Stretch RoPE's base (NTK), where the converter has not done so."""
         alpha, n_rot = hp.keys.number("rope.scaling.alpha", 0.0), hp.rope.n_rot
         if not alpha or n_rot <= 2:
             return hp

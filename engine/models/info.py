@@ -1,4 +1,4 @@
-"""What a GGUF says about itself, from the header alone: no weights are read, no torch needed."""
+"""Describes a GGUF file from its header alone, without reading weights or importing torch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,31 @@ FILE_TYPES = {
     23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
     30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
 }  # fmt: skip
-"""`general.file_type` to the name people know, from llama.cpp's `enum llama_ftype`."""
+"""Quantisation names by `general.file_type`, from llama.cpp's `enum llama_ftype`."""
 
 UNKNOWN = "unknown"
-MAX_NAME = 200
+MAX_NAME = 200  # characters of a model's name to show
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """One model file.
+    """Description of a model file.
 
     Attributes:
+        path: path of the file.
+        name: name of the model.
         architecture: `general.architecture`, or "unknown".
-        n_ctx_train: context length it was trained for.
-        quant: the file's quantisation as people name it, such as "Q4_K_M".
-        has_chat_template: whether the file carries one.
-        tensor_types: (type name, number of tensors), most used first.
+        supported: whether Tandem can run the architecture.
+        n_layer: number of layers.
+        n_embd: width of the hidden state.
+        n_head, n_head_kv: number of query and key-value heads; the largest if layers differ.
+        n_vocab: number of tokens.
+        n_ctx_train: context length that it was trained for.
+        n_params: number of parameters.
+        n_bytes: size of the file, with all its parts.
+        quant: common name of the file's quantisation, such as "Q4_K_M".
+        has_chat_template: whether the file has a chat template.
+        tensor_types: pairs of a type name and its number of tensors, most used first.
     """
 
     path: str
@@ -54,7 +63,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
-    """One tensor of a file; `shape` has the slowest dimension first."""
+    """Description of a tensor of a file; `shape` has the slowest dimension first."""
 
     name: str
     type: str
@@ -64,12 +73,17 @@ class TensorSummary:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """All of a header, for people: `metadata` is (key, short text) in file order.
+    """The whole header of a file, for people.
 
     Attributes:
-        warnings: sentences about what will be wrong with it once it is loaded.
-        problem: the sentence that loading would end in; empty if nothing is known to stop it.
-        parts: into how many pieces each part of the model can be cut; empty with a problem.
+        info: description of the model.
+        version: version of the GGUF format.
+        files: paths of all parts.
+        metadata: pairs of a key and a short text of its value, in file order.
+        tensors: tensors in file order.
+        warnings: sentences on what will be wrong with the loaded model.
+        problem: sentence with which loading would fail; empty if none is known.
+        parts: parts of the model and how finely each can be cut; empty with a problem.
     """
 
     info: ModelInfo
@@ -86,7 +100,7 @@ def inspect_model(path: str | Path) -> Inspection:
     """Read the whole header of `path` (any part of a split file).
 
     Raises:
-        ModelFileError: the file is missing or is no GGUF.
+        ModelFileError: the file is missing or is not GGUF.
     """
     from engine.text import tokenizer_warnings  # late: a window that only describes starts sooner
 
@@ -108,7 +122,7 @@ def inspect_model(path: str | Path) -> Inspection:
 
 
 def _parts(file: GGUFFile) -> tuple[str, tuple[SplitPart, ...]]:
-    """What would stop a load, or else how finely the model can be cut."""
+    """Return what would stop a load, or else how finely the model can be cut."""
     from engine.config import LoadParams
     from engine.models.declare import declare
 
@@ -120,19 +134,19 @@ def _parts(file: GGUFFile) -> tuple[str, tuple[SplitPart, ...]]:
 
 
 def read_model_info(path: str | Path) -> ModelInfo:
-    """Read the header of `path` (any part of a split file).
+    """Read the description of `path` (any part of a split file) from its header.
 
     Raises:
-        ModelFileError: the file is missing or is no GGUF.
+        ModelFileError: the file is missing or is not GGUF.
     """
     with GGUFFile.open(path) as file:
         return describe(file)
 
 
 def describe(file: GGUFFile) -> ModelInfo:
-    """The same from an open file; what its metadata does not say, or says oddly, is 0 or unknown.
+    """Return the description of an open file; what its metadata lacks or garbles is 0 or unknown.
 
-    So a file that cannot be run can still be looked at; loading it says what is wrong.
+    With that, a file that cannot be run can still be shown; loading it says what is wrong.
     """
     from engine.models.registry import is_supported
 
@@ -166,7 +180,7 @@ def _architecture(file: GGUFFile) -> str:
 
 
 def _name(file: GGUFFile) -> str:
-    """The model's name in one line of printable characters; the file's where it has none."""
+    """Return the model's name in one printable line, or the file's name if it has none."""
     name = file.meta.get("general.name")
     if not isinstance(name, str):
         return file.path.stem
@@ -175,7 +189,7 @@ def _name(file: GGUFFile) -> str:
 
 
 def _number(file: GGUFFile, key: str, default: int = 0) -> int:
-    """A count; the largest where there is one per layer, as of heads."""
+    """Return a count; the largest where there is one per layer, as for heads."""
     value = file.meta.get(key, default)
     items = value if isinstance(value, list) else [value]
     return max((item for item in items if isinstance(item, int)), default=0)

@@ -10,20 +10,20 @@ from engine.models.registry import register
 
 
 class JambaBlock(TransformerBlock):
-    """The weights of the chosen experts are not brought to a sum of 1."""
+    """Llama's block; the weights of the chosen experts are not normalised."""
 
     normalises_experts = False
 
 
 class JambaMambaBlock(JambaBlock):
-    """With a recurrent layer in place of attention."""
+    """Jamba's block with Mamba 1 in place of attention."""
 
     mixer_type = NormedMamba
 
 
 @register("jamba")
 class Jamba(HybridLM):
-    """arXiv 2403.19887; positions are not rotated."""
+    """Jamba (arXiv 2403.19887); positions are not rotated."""
 
     traits = Traits(rope_style=None, is_hybrid=True)
     block_type = JambaBlock

@@ -14,21 +14,21 @@ from engine.models.registry import register
 
 
 class KimiBlock(TransformerBlock):
-    """Experts are chosen and weighed like DeepSeek V3's."""
+    """A block of latent attention, with experts gated like DeepSeek V3's."""
 
     mixer_type: ClassVar[type[Mixer]] = LatentAttention
     gating = "sigmoid"
 
 
 class KimiLinearBlock(KimiBlock):
-    """With linear attention."""
+    """Kimi's block with linear attention (KDA) in place of latent attention."""
 
     mixer_type = KimiDeltaAttention
 
 
 @register("kimi-linear")
 class KimiLinear(HybridLM):
-    """arXiv 2510.26692."""
+    """Kimi Linear (arXiv 2510.26692)."""
 
     traits = Traits(rope_style=None, is_hybrid=True)
     block_type = KimiBlock

@@ -10,14 +10,14 @@ from engine.models.registry import register
 
 
 class LagunaBlock(SigmoidRoutedBlock):
-    """Gates are one per head (XS) or one per element (M)."""
+    """A block whose attention has a gate per head (XS) or per element (M)."""
 
     mixer_type = SoftplusGatedAttention
 
 
 @register("laguna")
 class Laguna(SwaRopeLM):
-    """Layers with a window may have more heads than others; M has no windows."""
+    """Laguna; layers with a window may have more heads than others; M has no windows."""
 
     traits = Traits(rope_style="neox", swa_period=4, swa_first_full=True)
     block_type = LagunaBlock

@@ -14,20 +14,20 @@ from engine.models.registry import register
 
 
 class LFM2Block(TransformerBlock):
-    """Each query and key head is normalised."""
+    """Llama's block with normalised query and key heads."""
 
     mixer_type = QKNormAttention
 
 
 class LFM2ConvBlock(TransformerBlock):
-    """With a convolution in place of attention."""
+    """Llama's block with a short convolution in place of attention."""
 
     mixer_type = ShortConv
 
 
 @register("lfm2", "lfm2moe")
 class LFM2(HybridLM):
-    """arXiv 2511.23404."""
+    """LFM2 (arXiv 2511.23404)."""
 
     traits = Traits(rope_style="neox", is_hybrid=True)
     block_type = LFM2Block
@@ -36,7 +36,7 @@ class LFM2(HybridLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """A window, which few files have, is one for every layer with attention."""
+        """Apply a window, which few files have, to every layer with attention."""
         n_swa = hp.keys.integer("attention.sliding_window", 0)
         swa = tuple(bool(n_swa) and not is_recurrent for is_recurrent in hp.recurrent)
         return replace(hp, n_swa=n_swa, swa=swa)

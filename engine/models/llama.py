@@ -1,4 +1,4 @@
-"""Llama and what shares its blocks: Llama 1-3, Mistral, Mixtral (routed experts), InternLM 2, …"""
+"""Llama and models with its blocks: Llama 1-3, Mistral, Mixtral (routed experts), InternLM 2, …"""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from engine.models.registry import register
 
 @register("llama", "internlm2")
 class Llama(CausalLM):
-    """arXiv 2302.13971; the converter has permuted q and k for neighbouring rotation pairs."""
+    """Llama (arXiv 2302.13971); the converter permuted q and k for adjacent rotation pairs."""
 
     block_type = TransformerBlock
 
 
 class ArceeBlock(TransformerBlock):
-    """An FFN without a gate."""
+    """Llama's block with an FFN of squared ReLU, without a gate."""
 
     act = RELU2
     is_gated = False
@@ -27,13 +27,13 @@ class ArceeBlock(TransformerBlock):
 
 @register("arcee")
 class Arcee(Llama):
-    """AFM 4.5B."""
+    """Arcee's AFM 4.5B."""
 
     block_type = ArceeBlock
 
 
 class SeedOssBlock(TransformerBlock):
-    """Llama's block; the biases load by themselves."""
+    """Llama's block with another name of the FFN's norm; biases load where a file has them."""
 
     tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
 

@@ -1,4 +1,4 @@
-"""Llama 4: rotated layers that see only a chunk of the context, among some that see all of it."""
+"""Llama 4: layers with RoPE that see a chunk of the context, among some that see all of it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ if TYPE_CHECKING:
     from engine.forward.expert_rows import Groups
 
 CHUNK = 8192
+"""Tokens of a chunk; no key says so, but all models share it."""
+
 TEMPERATURE = Temperature(0.1, 8192, offset=1)
-"""No keys say them; files are of models that share them."""
+"""Attention temperature of the layers without RoPE; no key says so, but all models share it."""
 
 N_EXPERT_WITHOUT_NORM = 128
-"""Maverick, which does not normalise its queries and keys; no key says that either."""
+"""Number of experts of Maverick, which does not normalise queries and keys; no key says so."""
 
 
 def has_chunks(hp: HParams) -> bool:
-    """Only a window of 0 says that all layers rotate and see everything (MobileLLM)."""
+    """Return whether layers with RoPE see chunks; a window of 0 says they do not (MobileLLM)."""
     return hp.keys.integer("attention.sliding_window", CHUNK) > 0
 
 
 class Llama4Attention(Attention):
-    """Rotated heads are normalised without weights, after the rotation."""
+    """Attention that normalises rotated heads, without weights, after RoPE."""
 
     def make_scores(self) -> Scores:
         is_cut = self.rope is not None and has_chunks(self.hp)
@@ -52,7 +54,7 @@ class Llama4Attention(Attention):
 
 
 class InputWeightedMoE(MoE):
-    """A token's weight for an expert is a factor on what the expert reads."""
+    """Experts whose input, not output, is multiplied by the token's weight."""
 
     def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
         y = self.mapped(x, groups, ctx, weights)
@@ -60,7 +62,7 @@ class InputWeightedMoE(MoE):
 
 
 class Llama4Block(TransformerBlock):
-    """A dense FFN, or experts that are scored one by one and a shared one."""
+    """A block with a dense FFN, or with experts gated by sigmoid and a shared one."""
 
     mixer_type = Llama4Attention
     gating = "sigmoid"
@@ -72,7 +74,7 @@ class Llama4Block(TransformerBlock):
 
 @register("llama4")
 class Llama4(EachFourthNoPELM):
-    """Scout and Maverick: each fourth layer sees all tokens and knows no positions."""
+    """Scout and Maverick: every fourth layer sees all tokens and rotates no positions."""
 
     block_type = Llama4Block
 

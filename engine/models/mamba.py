@@ -13,27 +13,27 @@ from engine.models.registry import register
 
 
 class MambaBlock(MixerBlock):
-    """Channel by channel."""
+    """A block of Mamba 1, with a state per channel."""
 
     mixer_type = Mamba
 
 
 @register("mamba")
 class MambaLM(CausalLM):
-    """arXiv 2312.00752; also Falcon Mamba."""
+    """Mamba 1 (arXiv 2312.00752); also Falcon Mamba."""
 
     traits = Traits(rope_style=None, is_hybrid=True)
     block_type: ClassVar[type[Block]] = MambaBlock
 
 
 class Mamba2Block(MixerBlock):
-    """Head by head."""
+    """A block of Mamba 2, with a state per head."""
 
     mixer_type = Mamba2
 
 
 @register("mamba2")
 class Mamba2LM(MambaLM):
-    """arXiv 2405.21060; also Codestral Mamba."""
+    """Mamba 2 (arXiv 2405.21060); also Codestral Mamba."""
 
     block_type = Mamba2Block

@@ -1,4 +1,4 @@
-"""Mellum 2: Qwen 3's blocks with experts; positions are stretched where there is no window."""
+"""Mellum 2: Qwen 3's blocks with experts; RoPE is scaled where there is no window."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.models.registry import register
 
 @register("mellum")
 class Mellum(SwaRopeLM):
-    """Of JetBrains."""
+    """JetBrains' Mellum 2."""
 
     traits = Traits(rope_style="neox", swa_period=4)
     block_type = Qwen3Block

@@ -11,20 +11,20 @@ from engine.models.registry import register
 
 
 class MiniCPM3Block(MiniCPMBlock):
-    """Its files hold the maps from latents to keys and values in one matrix."""
+    """MiniCPM's block with latent attention; files fuse its maps to keys and values."""
 
     mixer_type = LatentAttention
 
 
 @register("minicpm3")
 class MiniCPM3(MiniCPM):
-    """Its factors are MiniCPM's; files have none."""
+    """MiniCPM 3, with MiniCPM's factors, which its files lack."""
 
     traits = Traits(rope_style="neox")
     block_type = MiniCPM3Block
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Value heads divide the width evenly among them, unlike key heads."""
+        """Set the size of value heads, which unlike key heads share the width evenly."""
         value = hp.keys.integer("attention.value_length", hp.n_embd // hp.n_head[0])
         return replace(hp, head_dim_v=(value,) * hp.n_layer)

@@ -10,7 +10,7 @@ from engine.models.registry import register
 
 
 class MiniMaxM2Block(TransformerBlock):
-    """Experts by sigmoid, with a bias that counts in the choice only."""
+    """A block with experts gated by sigmoid, with a bias on their choice alone."""
 
     mixer_type = RowNormAttention
     gating = "sigmoid"
@@ -18,7 +18,7 @@ class MiniMaxM2Block(TransformerBlock):
 
 @register("minimax-m2")
 class MiniMaxM2(CausalLM):
-    """MiniMax 2025; half of each head is rotated."""
+    """MiniMax M2 (2025); half of each head is rotated."""
 
     traits = Traits(rope_style="neox")
     block_type = MiniMaxM2Block

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Mistral3Attention(Attention):
-    """Queries grow with their position where the file says so."""
+    """Attention whose queries grow with their position where the file says so."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -33,14 +33,14 @@ class Mistral3Attention(Attention):
 
 
 class Mistral3Block(TransformerBlock):
-    """Dense or with routed experts."""
+    """Llama's block, dense or with routed experts."""
 
     mixer_type = Mistral3Attention
 
 
 @register("mistral3")
 class Mistral3(CausalLM):
-    """Its files name YaRN's bounds, and `mscale_all_dim` as it is."""
+    """Ministral 3; its files state YaRN's bounds, and `mscale_all_dim` undivided."""
 
     block_type = Mistral3Block
 

@@ -10,14 +10,14 @@ from engine.models.registry import register
 
 
 class NemotronBlock(GPT2Block):
-    """Squared ReLU; the norms' weights have their one added already."""
+    """GPT-2's block with squared ReLU; in files the one of norms' weights is already added."""
 
     act = RELU2
 
 
 @register("nemotron")
 class Nemotron(CausalLM):
-    """arXiv 2402.16819."""
+    """Nemotron (arXiv 2402.16819)."""
 
     traits = Traits(rope_style="neox", norm_eps="layer")
     block_type = NemotronBlock

@@ -1,4 +1,4 @@
-"""Nemotron-H, dense and with routed experts: layers of one part each, most of them Mamba 2."""
+"""Nemotron-H, dense and with routed experts: layers of a single part, mostly Mamba 2."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class LatentMoE(MoE):
-    """Routed experts work in a narrower space; router and shared expert do not (Nemotron 3).
+    """Routed experts in a narrower space, unlike router and shared expert (Nemotron 3).
 
-    The way back is linear, so each rank takes it with its own summand.
+    The map back is linear, so each rank applies it to its own partial sum.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class LatentMoE(MoE):
 
 
 class NemotronHMambaBlock(MixerBlock):
-    """A recurrent layer."""
+    """A block of Mamba 2 alone."""
 
     mixer_type = Mamba2
 
 
 class NemotronHFFNBlock(FFNBlock):
-    """An FFN or routed experts; both square a ReLU and have no gate."""
+    """A block of an FFN or routed experts alone, with squared ReLU and no gate."""
 
     tensor_names: ClassVar = {"ffn_norm": "attn_norm"}
     act = RELU2
@@ -77,14 +77,14 @@ class NemotronHFFNBlock(FFNBlock):
 
 @register("nemotron_h", "nemotron_h_moe")
 class NemotronH(CausalLM):
-    """arXiv 2504.03624; positions are not rotated."""
+    """Nemotron-H (arXiv 2504.03624); positions are not rotated."""
 
     traits = Traits(rope_style=None, is_hybrid=True)
     block_type = MixerBlock
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """A layer without key-value heads is a recurrent one only if it has no FFN either."""
+        """Mark as recurrent the layers that have neither key-value heads nor an FFN."""
         has_ffn = [dense or routed for dense, routed in zip(hp.n_ff, hp.n_ff_exp, strict=True)]
         return replace(
             hp,

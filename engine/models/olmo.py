@@ -19,7 +19,7 @@ class BareLayerNorm(LayerNorm):
 
 
 class OlmoBlock(TransformerBlock):
-    """Norms without weights; queries, keys and values may be limited."""
+    """A block with norms without weights, and optionally clamped queries, keys and values."""
 
     norm_type = BareLayerNorm
     mixer_type = ClampedAttention
@@ -27,14 +27,14 @@ class OlmoBlock(TransformerBlock):
 
 @register("olmo")
 class Olmo(CausalLM):
-    """arXiv 2402.00838; the converter has permuted q and k for neighbouring rotation pairs."""
+    """OLMo 1 (arXiv 2402.00838); the converter permuted q and k for adjacent rotation pairs."""
 
     traits = Traits(norm_eps="layer")
     block_type = OlmoBlock
 
 
 class Olmo2Block(PostNormBlock):
-    """Norms behind attention and FFN; queries and keys normalised as whole rows."""
+    """A block with norms after attention and FFN, and of whole rows of queries and keys."""
 
     mixer_type = RowNormAttention
 
@@ -49,7 +49,7 @@ class Olmo2(SwaRopeLM):
 
 
 class OlmoeBlock(TransformerBlock):
-    """The weights of the chosen experts are not brought to a sum of 1."""
+    """Llama's block with norms of whole query and key rows; expert weights are not normalised."""
 
     mixer_type = RowNormAttention
     normalises_experts = False
@@ -57,7 +57,7 @@ class OlmoeBlock(TransformerBlock):
 
 @register("olmoe")
 class Olmoe(CausalLM):
-    """arXiv 2409.02060."""
+    """OLMoE (arXiv 2409.02060)."""
 
     traits = Traits(rope_style="neox")
     block_type = OlmoeBlock

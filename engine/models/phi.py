@@ -1,4 +1,4 @@
-"""Phi 1 to 4: GPT-NeoX's kind with one norm at first, Llama's with longer contexts later."""
+"""Phi 1 to 4: parallel blocks with one norm up to Phi 2, Llama's blocks from Phi 3 on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.models.registry import register
 
 
 class Phi2Block(ParallelBlock, GPT2Block):
-    """One norm for both parts."""
+    """A parallel block with one norm for both parts."""
 
 
 @register("phi2")
@@ -25,8 +25,8 @@ class Phi2(CausalLM):
 class Phi3(CausalLM):
     """Phi 3 to 4 (arXiv 2404.14219), dense and with routed experts.
 
-    Sliding windows are left out as in llama.cpp, because files do not tell which layers have one;
-    so is the LayerNorm of Phi 3.5 MoE, in whose place llama.cpp computes an RMSNorm with bias.
+    Sliding windows are left out as in llama.cpp, because files do not state which layers have one.
+    In place of Phi 3.5 MoE's LayerNorm stands, as in llama.cpp, an RMSNorm with bias.
     """
 
     traits = Traits(rope_style="neox")

@@ -13,7 +13,7 @@ from engine.models.registry import register
 
 @register("qwen2", "qwen2vl")
 class Qwen2(CausalLM):
-    """arXiv 2407.10671; the biases load by themselves. For text, M-RoPE is plain RoPE."""
+    """Qwen 2 (arXiv 2407.10671), with biases; for text, M-RoPE is plain RoPE."""
 
     traits = Traits(rope_style="neox")
     block_type = TransformerBlock
@@ -21,7 +21,7 @@ class Qwen2(CausalLM):
 
 @register("qwen")
 class Qwen1(Qwen2):
-    """arXiv 2309.16609; files say how many columns gate and up have together."""
+    """Qwen 1 (arXiv 2309.16609); files state the columns of gate and up together."""
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
@@ -29,7 +29,7 @@ class Qwen1(Qwen2):
 
 
 class Qwen2MoEBlock(TransformerBlock):
-    """The weights of the chosen experts are not brought to a sum of 1."""
+    """Llama's block; the weights of the chosen experts are not normalised."""
 
     normalises_experts = False
 
@@ -42,13 +42,13 @@ class Qwen2MoE(Qwen2):
 
 
 class Qwen3Block(TransformerBlock):
-    """Each query and key head is normalised."""
+    """Llama's block with normalised query and key heads."""
 
     mixer_type = QKNormAttention
 
 
 @register("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe")
 class Qwen3(Qwen2):
-    """arXiv 2505.09388."""
+    """Qwen 3 (arXiv 2505.09388)."""
 
     block_type = Qwen3Block

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class QueryGatedAttention(QKNormAttention):
-    """Each head's output is gated element by element (arXiv 2505.06708).
+    """Attention whose heads' outputs are gated element by element (arXiv 2505.06708).
 
-    The rows of `attn_q` are, head by head, a query and what its gate is made of.
+    The rows of `attn_q` are, head by head, those of the query and those of its gate.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -50,21 +50,21 @@ class QueryGatedAttention(QKNormAttention):
 
 
 class Qwen3NextBlock(TransformerBlock):
-    """The norm in front of the FFN has another name."""
+    """Llama's block with gated attention and another name of the FFN's norm."""
 
     mixer_type: ClassVar[type[Mixer]] = QueryGatedAttention
     tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
 
 
 class Qwen3NextLinearBlock(Qwen3NextBlock):
-    """With linear attention."""
+    """Qwen3-Next's block with linear attention."""
 
     mixer_type = GroupedDeltaNet
 
 
 @register("qwen3next")
 class Qwen3Next(HybridLM):
-    """Routed experts and a gated shared one in every layer."""
+    """Qwen3-Next: routed experts and a gated shared one in every layer."""
 
     traits = Traits(rope_style="neox", is_hybrid=True, recurrent_period=4)
     block_type = Qwen3NextBlock
@@ -72,13 +72,13 @@ class Qwen3Next(HybridLM):
 
 
 class Qwen35LinearBlock(Qwen3NextBlock):
-    """With the value heads in another order."""
+    """Qwen 3.5's block with linear attention, whose value heads are tiled in the file."""
 
     mixer_type = TiledDeltaNet
 
 
 @register("qwen35", "qwen35moe")
 class Qwen35(Qwen3Next):
-    """Dense or with routed experts; for text, its M-RoPE is plain RoPE."""
+    """Qwen 3.5, dense or with routed experts; for text, its M-RoPE is plain RoPE."""
 
     recurrent_type = Qwen35LinearBlock

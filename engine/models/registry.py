@@ -1,4 +1,4 @@
-"""Architectures by the name that files give them; each registers itself on import."""
+"""Registry of architectures by the names that files give them; each registers itself on import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REGISTERED: dict[str, type[CausalLM]] = {}
 
 
 def register(*architectures: str) -> Callable[[ModelType], ModelType]:
-    """Class decorator: this class runs files whose `general.architecture` is one of these."""
+    """Return a decorator that registers a class for these values of `general.architecture`."""
 
     def add(cls: ModelType) -> ModelType:
         for name in architectures:
@@ -38,22 +38,22 @@ def _import_all() -> None:
 
 
 def supported_architectures() -> list[str]:
-    """The names of all architectures that can be loaded, sorted."""
+    """Return the names of all architectures that can be loaded, sorted."""
     _import_all()
     return sorted(_REGISTERED)
 
 
 def is_supported(architecture: str) -> bool:
-    """Whether files of this architecture can be loaded."""
+    """Return whether files of this architecture can be loaded."""
     _import_all()
     return architecture in _REGISTERED
 
 
 def model_class(architecture: str, path: str) -> type[CausalLM]:
-    """The class for an architecture.
+    """Return the class of an architecture.
 
     Raises:
-        UnsupportedArchitecture: there is none; `path` is named in the message.
+        UnsupportedArchitecture: there is none; the error names `path`.
     """
     if not is_supported(architecture):
         raise UnsupportedArchitecture(path, architecture, supported_architectures())

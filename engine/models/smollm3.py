@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama's block; some layers know no positions."""
+"""SmolLM 3: Llama's block; some layers rotate no positions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from engine.models.registry import register
 
 @register("smollm3")
 class SmolLM3(EachFourthNoPELM):
-    """The converter has permuted q and k for neighbouring rotation pairs."""
+    """SmolLM 3; the converter permuted q and k for adjacent rotation pairs."""
 
     block_type = TransformerBlock

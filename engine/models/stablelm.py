@@ -1,4 +1,4 @@
-"""StableLM 1 to 2: Llama's FFN after LayerNorms; the 12B in parallel blocks."""
+"""StableLM 1 and 2: Llama's block with LayerNorms; parallel blocks in the 12B."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from engine.models.registry import register
 
 
 class StableLMBlock(TransformerBlock):
-    """Norms of query and key heads only in the 12B."""
+    """Llama's block with LayerNorms; query and key heads have norms in the 12B alone."""
 
     norm_type = LayerNorm
     mixer_type = HeadNormAttention
 
 
 class StableLMParallelBlock(ParallelBlock, StableLMBlock):
-    """One norm for both parts."""
+    """A parallel block with one norm for both parts."""
 
 
 @register("stablelm")
 class StableLM(CausalLM):
-    """arXiv 2402.17834; a block without `ffn_norm` is a parallel one."""
+    """StableLM (arXiv 2402.17834); a block without `ffn_norm` is parallel."""
 
     traits = Traits(rope_style="neox", norm_eps="layer")
     block_type = StableLMBlock

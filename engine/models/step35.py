@@ -1,4 +1,4 @@
-"""Step 3.5: attention with a gate per head, and experts whose activations are limited."""
+"""Step 3.5: attention with a gate per head, and experts with clamped activations."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from engine.models.registry import register
 
 
 class Step35Block(SigmoidRoutedBlock):
-    """Each layer has its own limits: one for routed experts, one for shared and dense ones."""
+    """A block with limits of its own: one for routed experts, one for shared and dense FFNs."""
 
     mixer_type = GatedAttention
 
     def limited(self, part: str) -> Activation:
-        """The activation of "exp" (routed) or "shexp" (shared) experts."""
+        """Return the activation of "exp" (routed) or "shexp" (shared) experts."""
         limits = self.hp.keys.numbers(f"swiglu_clamp_{part}", self.hp.n_layer, 0.0)
         return Activation("silu", limits[self.layer])
 
@@ -38,17 +38,17 @@ class Step35Block(SigmoidRoutedBlock):
 
 @register("step35")
 class Step35(SwaRopeLM):
-    """StepFun's Step 3.5 Flash and the text of 3.7; norms have their one added already."""
+    """Step 3.5 Flash and the text of 3.7; in files the one of norms' weights is already added."""
 
     traits = Traits(rope_style="neox", swa_period=4, swa_first_full=True)
     block_type = Step35Block
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Layers without a window rotate half of what the file says.
+        """Halve the rotated elements of the layers without a window.
 
         Raises:
-            InvalidGGUF: also where there are no windows.
+            InvalidGGUF: there are no windows, or a RoPE does not fit its heads.
         """
         hp.require_windows()
         return super().refine(replace(hp, rope=replace(hp.rope, n_rot=hp.rope.n_rot // 2)))
@@ -61,7 +61,7 @@ class Step35(SwaRopeLM):
 
     @classmethod
     def adapt(cls, source: TensorSource, hp: HParams) -> None:
-        """Leave out the divisors that only layers with a window would use: they are ones."""
+        """Leave out frequency divisors that only layers with a window would use: they are ones."""
         super().adapt(source, hp)
         found, n = source.tensors.get("rope_freqs.weight"), hp.rope.n_rot // 2
         if found is not None and (n_rest := found.shape[0] - n) > 0:
