@@ -1,4 +1,4 @@
-"""Work that takes too long for the window: done on a thread, the newest request first."""
+"""Work that takes too long for the GUI thread: done on another, newest request first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Work = Callable[[], object]
 
 
 class LatestJob(QObject):
-    """Does one piece of work at a time; of those that wait, only the newest is done.
+    """A worker for one job at a time; of the waiting jobs only the newest is done.
 
     Results arrive on the thread that this object lives on.
     """
@@ -40,7 +40,7 @@ class LatestJob(QObject):
         return self._is_running
 
     def run(self, work: Work) -> None:
-        """Do this next; EngineErrors that it raises are told by `failed`."""
+        """Do `work` next; `done` or, for an EngineError, `failed` reports its result."""
         with self._lock:
             self._number += 1
             self._next = self._number, work
@@ -51,13 +51,13 @@ class LatestJob(QObject):
         self._thread.start()
 
     def drop(self) -> None:
-        """Tell nothing of what was asked for until now."""
+        """Report no result of any job requested so far."""
         with self._lock:
             self._next = None
             self._dropped = self._number
 
     def close(self) -> None:
-        """Drop everything and wait for what is under way."""
+        """Drop all jobs and wait for the running one."""
         self.drop()
         if self._thread is not None:
             self._thread.join(JOIN_S)

@@ -1,8 +1,8 @@
-"""The only bridge between the engine's thread and the window.
+"""The bridge between the engine's thread and the window: the only one there is.
 
 The engine calls `_receive` on its own thread, often hundreds of times a second. It only appends to
 a queue; the first event after a pause wakes a timer of the GUI thread, which then empties the
-queue some twenty-five times a second, drops what belongs to commands that were replaced, and joins
+queue some twenty-five times a second, drops events of commands that were replaced, and joins
 the text of many tokens into one signal.
 """
 
@@ -60,10 +60,10 @@ POLL_S = 0.02
 
 
 class EngineState(Enum):
-    """What the engine is busy with; `EngineClient.model` says what it holds.
+    """The engine's present activity; `EngineClient.model` is the model it holds.
 
-    LOADING is also a model that is split anew, in the middle of an answer or not, and a search for
-    the best split.
+    LOADING includes a change of the split, in the middle of an answer or not, and a search for the
+    best split.
     """
 
     EMPTY = "empty"
@@ -74,38 +74,38 @@ class EngineState(Enum):
 
 
 class EngineClient(QObject):
-    """Commands as methods, events as signals; lives on the GUI thread.
+    """The engine as the window sees it: commands are methods, events are Qt signals.
 
     Args:
-        make_host: starts an engine that reports to the callable it is given; called by `start` or
-            by the first command, so that a window can be shown before torch takes the processor.
+        make_host: starts an engine that sends its events to the given callable; called by `start`
+            or by the first command, so that the window shows before torch takes the processor.
     """
 
     ready = Signal(object)  # EngineReady
     state_changed = Signal(object)  # EngineState
     load_progress = Signal(float)  # 0 to 1
-    load_doing = Signal(str)  # what takes time beside reading, "" for nothing
+    load_doing = Signal(str)  # present step of the load, "" while it only reads the file
     loaded = Signal(object)  # ModelLoaded
     load_failed = Signal(object)  # EngineError; Cancelled when a person stopped it
-    resplit_done = Signal(object)  # ModelResplit; `load_progress` tells how far it is
-    resplit_failed = Signal(object)  # EngineError; the old split is there unless `model` is None
-    state_progress = Signal(float)  # 0 to 1, of what is saved or loaded
+    resplit_done = Signal(object)  # ModelResplit; `load_progress` is emitted before
+    resplit_failed = Signal(object)  # EngineError; the old split is kept unless `model` is None
+    state_progress = Signal(float)  # 0 to 1, of the state that is being saved or loaded
     state_saved = Signal(object)  # StateSaved
     state_loaded = Signal(object)  # StateLoaded
-    state_failed = Signal(object)  # EngineError that ended either
+    state_failed = Signal(object)  # EngineError that ended saving or loading a state
     tune_started = Signal(object)  # TuneEstimate
     tune_progress = Signal(object)  # TuneProgress
-    tuned = Signal(object)  # TuneResult; the model of before is there again
-    tune_failed = Signal(object)  # EngineError; so it is then, unless `model` is None
+    tuned = Signal(object)  # TuneResult; the model from before the search is loaded again
+    tune_failed = Signal(object)  # EngineError; the model is loaded again unless `model` is None
     unloaded = Signal()
-    prefill = Signal(int, int)  # tokens done, of how many
-    shifted = Signal(int)  # tokens dropped
+    prefill = Signal(int, int)  # prompt tokens done, all prompt tokens
+    shifted = Signal(int)  # number of tokens dropped from a full context
     text = Signal(str)
-    rate = Signal(float)  # tokens per second, over the last second
-    token_times = Signal(object)  # TokenTimes of one token in several
+    rate = Signal(float)  # tokens per second over the last second, 0 at the end
+    token_times = Signal(object)  # TokenTimes of a sampled token
     finished = Signal(object)  # Finished
     failed = Signal(object)  # EngineError that ended a generation
-    lost = Signal()  # what has just failed has cost the model
+    lost = Signal()  # a failure has ended the loaded model
 
     _woken = Signal()
 
@@ -134,7 +134,7 @@ class EngineClient(QObject):
 
     @property
     def model(self) -> ModelLoaded | None:
-        """What is loaded; it stays while another model is being loaded."""
+        """The loaded model, if any; it stays while another model is being loaded."""
         return self._model
 
     @Slot()
@@ -149,14 +149,14 @@ class EngineClient(QObject):
         return self._host
 
     def load(self, params: LoadParams) -> None:
-        """Load a model in place of the one there is; a running answer ends first."""
+        """Load a model in place of the present one; a running answer ends first."""
         host = self._running()
         self._end_what_runs(host)
         self._load_number = host.submit(Load(params))
         self._settle()
 
     def resplit(self, params: LoadParams) -> None:
-        """Split the model anew; a running answer goes on with the new split."""
+        """Change the split of the model; a running answer goes on with the new split."""
         self._resplit_number = self._running().submit(Resplit(params))
         self._settle()
 
@@ -168,11 +168,11 @@ class EngineClient(QObject):
         self._settle()
 
     def save_state(self, path: str) -> None:
-        """Save what is in the cache, once nothing else runs."""
+        """Save the KV cache to a file, once nothing else runs."""
         self._state_numbers.add(self._running().submit(SaveState(path)))
 
     def load_state(self, path: str) -> None:
-        """Bring back what was saved, once nothing else runs."""
+        """Load the KV cache from a file of `save_state`, once nothing else runs."""
         self._state_numbers.add(self._running().submit(LoadState(path)))
 
     def generate(
@@ -182,7 +182,7 @@ class EngineClient(QObject):
         *,
         continue_last: bool = False,
     ) -> None:
-        """Answer `messages`; what an earlier answer still sends is dropped."""
+        """Answer `messages`; remaining events of an earlier answer are dropped."""
         host = self._running()
         if self._answer_number >= 0:
             host.cancel()
@@ -192,18 +192,18 @@ class EngineClient(QObject):
         self._settle()
 
     def cancel(self) -> None:
-        """Stop whatever is under way or waits; the closing signals follow."""
+        """Cancel all running and waiting commands; their closing signals follow."""
         self._running().cancel()
 
     def finish_states(self, seconds: float) -> None:
-        """Wait until what is being saved is saved, but no longer than that."""
+        """Wait until all states are saved, at most `seconds`."""
         deadline = time.monotonic() + seconds
         while self._state_numbers and time.monotonic() < deadline:
             self._drain()
             time.sleep(POLL_S)
 
     def _end_what_runs(self, host: EngineHost) -> None:
-        """But not a state that is being saved: it is of the model that is about to go."""
+        """Cancel a load or an answer, but never the saving of a state of the outgoing model."""
         if self._state in (EngineState.LOADING, EngineState.GENERATING):
             host.cancel()
 
@@ -213,7 +213,7 @@ class EngineClient(QObject):
         self._unload_number = host.submit(Unload())
 
     def shutdown(self) -> bool:
-        """End the engine within five seconds; False if it did not."""
+        """End the engine, and return whether it ended within five seconds."""
         if self._state is EngineState.CLOSED:
             return True
         ended = self._host is None or self._host.close(CLOSE_S)
@@ -267,7 +267,7 @@ class EngineClient(QObject):
         return events
 
     def _doze(self) -> None:
-        """Stop the timer unless something came in between."""
+        """Stop the timer unless an event came in between."""
         with self._lock:
             if self._queue:
                 return
@@ -300,7 +300,7 @@ class EngineClient(QObject):
             self._note_model(event)
 
     def _note_model(self, event: Event) -> None:
-        """Know what the engine holds after a command that was replaced, without telling anyone."""
+        """Update the loaded model after a command that was replaced, without a signal."""
         if isinstance(event, ModelLoaded):
             self._model = event
         elif isinstance(event, ModelResplit | Tuned):
@@ -390,12 +390,12 @@ class EngineClient(QObject):
                 self._tell_loss(event)
 
     def _tell_loss(self, event: Failed) -> None:
-        """After a failure of what leaves a model as it is, if it can."""
+        """Emit `lost` if a command that normally keeps the model has failed and cost it."""
         if event.is_model_lost:
             self.lost.emit()
 
     def _settle(self) -> None:
-        """The state that follows from what is under way and what is loaded."""
+        """Derive the state from the running commands and the loaded model."""
         if self._state is EngineState.CLOSED:
             return
         if max(self._load_number, self._resplit_number, self._tune_number) >= 0:
@@ -412,5 +412,5 @@ class EngineClient(QObject):
 
 
 def is_cancelled(error: object) -> bool:
-    """Whether an ended command was stopped by a person and needs no banner."""
+    """Return whether a person cancelled a command, which needs no banner."""
     return isinstance(error, Cancelled)

@@ -1,4 +1,4 @@
-"""Builds the application and wires its parts: the only place that knows all of them."""
+"""Builds the application and connects its parts; the only module that knows all of them."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ ENGINE_MS = 150  # the first picture comes before torch is imported
 
 
 class Shell(QObject):
-    """The running application: services, window and what connects them.
+    """The running application: services, window, presenters, and the connections between them.
 
     Args:
-        make_host: starts an engine that reports to the callable it is given.
-        rig: a machine to plan for in place of this one; nothing can be loaded then.
+        make_host: starts an engine that sends its events to the given callable.
+        rig: simulated machine to plan for in place of this one; nothing can be loaded then.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Shell(QObject):
         self._wire()
 
     def start(self) -> None:
-        """Fill the window with what was there last time and show it."""
+        """Restore the window as it was left, and show it."""
         current, window = self.settings.current, self.window
         devices = list_devices() if self._rig is None else self._rig.list_devices()
         self.split.set_devices(devices)
@@ -102,7 +102,7 @@ class Shell(QObject):
 
     @Slot()
     def close(self) -> None:
-        """Keep everything, end the engine; the window may go."""
+        """Save everything and end the engine; the window may be closed then."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -129,7 +129,7 @@ class Shell(QObject):
         self.garbage.stop()
 
     def keep(self, settings: Settings) -> None:
-        """Use other settings; they are written a moment later."""
+        """Use other settings; a timer writes them a moment later."""
         self.settings.put(settings)
         if not self._is_closed:
             self._save_timer.start()
@@ -205,7 +205,11 @@ class Shell(QObject):
         self.model_presenter.changed.connect(window.show_name)
 
     def _load_params(self) -> LoadParams:
-        """Raises EngineError where nothing can be loaded."""
+        """Return how to load the selected model.
+
+        Raises:
+            EngineError: nothing can be loaded: the machine is simulated, or has no device.
+        """
         if self._rig is not None:
             raise EngineError(SIMULATED)
         return self.split.load_params()
@@ -221,7 +225,7 @@ class Shell(QObject):
         self.split.note_answer(finished)
         self.side_panels.note_answer(finished, self.client.model)
         if rate > 0:
-            self.monitor.add_rate(rate)  # a short answer ends before the first reading
+            self.monitor.add_rate(rate)  # a short answer ends before the first reading of the rate
             self.monitor.add_rate(0.0)
 
     @Slot(str)
@@ -239,13 +243,13 @@ class Shell(QObject):
 
 
 def run_window(model_path: str | None = None, demo: bool = False, simulate: str = "") -> int:
-    """Open the window and stay until it closes; the exit status of the program.
+    """Open the window, wait until it closes, and return the program's exit status.
 
     Args:
-        simulate: a machine to plan for, such as "2x3090,1x3060"; "" is this one.
+        model_path: model to load at once; None for none.
 
     Raises:
-        EngineError: the simulated machine cannot be understood.
+        EngineError: the simulated machine is not a valid rig.
     """
     rig = parse_rig(simulate) if simulate else None
     QApplication.setHighDpiScaleFactorRoundingPolicy(

@@ -1,4 +1,4 @@
-"""The window: where everything stands, its keys, and files dropped on it."""
+"""The main window: the layout of its panels, its shortcuts, and files dropped on it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from app.widgets.tab_order import neighbour, tab_stops
 
 LAYOUT_VERSION = 1
 SIZE = QSize(1440, 900)
-FRAME = QSize(0, 40)  # what the desktop's own frame may take of the screen
+FRAME = QSize(0, 40)  # room on the screen for the desktop's own window frame
 SIDEBAR_WIDTH, SPLIT_WIDTH, MONITOR_HEIGHT = 216, 424, 190
 CENTRE_WIDTH = 360
 SUFFIX = ".gguf"
@@ -55,10 +55,10 @@ SUFFIX = ".gguf"
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """What the docks hold.
+    """The contents of the docks.
 
     Attributes:
-        plans: stands in the title of the split dock.
+        plans: menu of saved plans, in the title bar of the split dock.
     """
 
     split: QWidget
@@ -69,7 +69,7 @@ class Panels:
 
 
 class MainWindow(QMainWindow):
-    """Places the widgets; what they do is wired elsewhere."""
+    """Layout of all widgets; `app.main` connects what they do."""
 
     model_dropped = Signal(str)
     model_picked = Signal(str)
@@ -112,7 +112,7 @@ class MainWindow(QMainWindow):
 
     @Slot(bool)
     def show_chat(self, has_messages: bool) -> None:
-        """The conversation, or the start page while there is none."""
+        """Show the conversation, or the start page while there is none."""
         self._middle.setCurrentWidget(self.chat_view if has_messages else self.start_view)
 
     @Slot(bool)
@@ -122,19 +122,19 @@ class MainWindow(QMainWindow):
 
     @Slot()
     def pick_model(self) -> None:
-        """Ask for a file."""
+        """Ask for a model file."""
         path, _ = QFileDialog.getOpenFileName(
-            self, "Open a GGUF", "", f"GGUF models (*{SUFFIX});;All files (*)"
+            self, "Open model", "", f"GGUF models (*{SUFFIX});;All files (*)"
         )
         if path:
             self.model_picked.emit(path)
 
     def layout_state(self) -> tuple[str, str]:
-        """Geometry and dock layout as texts."""
+        """Return the window's geometry and dock layout as texts."""
         return _as_text(self.saveGeometry()), _as_text(self.saveState(LAYOUT_VERSION))
 
     def restore_layout(self, geometry: str, state: str) -> None:
-        """Go back to what `layout_state` gave; what does not fit is ignored."""
+        """Restore a layout of `layout_state`; parts that do not fit are ignored."""
         docks = QByteArray.fromBase64(state.encode())
         if state:  # first, as hidden panels let the window be small
             self.restoreState(docks, LAYOUT_VERSION)
@@ -218,7 +218,7 @@ class MainWindow(QMainWindow):
         models.clicked.connect(self.model_bar.open_menu)
         rail.addWidget(models)
         rail.addWidget(self._toggle("split", "Split", self.split_dock))
-        rail.addWidget(self._toggle("map", "Map of the tensors", self.placement_dock))
+        rail.addWidget(self._toggle("map", "Tensor map", self.placement_dock))
         rail.addWidget(self._toggle("links", "Links between devices", self.links_dock))
         rail.addWidget(self._toggle("monitor", "Monitor", self.monitor_dock))
         space = QWidget(rail)
@@ -229,7 +229,7 @@ class MainWindow(QMainWindow):
         self._rail = rail
 
     def _toggle(self, name: str, text: str, dock: QDockWidget) -> IconButton:
-        """A button that is down while its dock is shown."""
+        """Return a button that shows and hides a dock, checked while the dock is shown."""
         made = IconButton(name, text, self, size=20)
         made.setCheckable(True)
         action = dock.toggleViewAction()
@@ -250,7 +250,7 @@ class MainWindow(QMainWindow):
         QTimer.singleShot(0, self, self._hide_stray_tabs)  # when all have their places
 
     def _hide_stray_tabs(self) -> None:
-        """Qt forgets tab bars of an earlier layout, and shows them in a corner."""
+        """Hide tab bars of an earlier layout, which Qt leaves in a corner."""
         docks = [dock.geometry() for dock in self.findChildren(QDockWidget) if not dock.isHidden()]
         places = {(area.left(), area.width()) for area in docks}
         bars = self.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
@@ -261,8 +261,8 @@ class MainWindow(QMainWindow):
     def _make_shortcuts(self) -> None:
         self._key("Ctrl+N", "New chat", self.new_chat_requested)
         self._key("Ctrl+K", "Search chats", self._search)
-        self._key("Ctrl+O", "Open a GGUF", self.pick_model)
-        self._key("Ctrl+B", "Show or hide the chats", self._toggle_chats)
+        self._key("Ctrl+O", "Open model", self.pick_model)
+        self._key("Ctrl+B", "Show or hide chats", self._toggle_chats)
         self._key("Ctrl+R", "Regenerate", self.regenerate_requested)
         self._key("Ctrl+,", "Settings", self.toggle_settings)
         self._key("Ctrl+Q", "Quit", self.close)
@@ -296,7 +296,7 @@ class MainWindow(QMainWindow):
         self._name_tabs()
 
     def focusNextPrevChild(self, forward: bool) -> bool:  # noqa: N802 Qt
-        """Go by the place on screen: messages and device rows come and go."""
+        """Move the focus by the places on screen, as messages and device rows come and go."""
         right = (self.split_dock, self.placement_dock, self.links_dock, self.settings_dock)
         docks = (*right, self.monitor_dock)
         tabs = self.findChildren(QTabBar)
@@ -340,13 +340,13 @@ class MainWindow(QMainWindow):
 
 
 def dropped_model(data: QMimeData) -> str:
-    """The first local .gguf among dropped files, or nothing."""
+    """Return the first local .gguf among dropped files; "" if there is none."""
     paths = (url.toLocalFile() for url in data.urls() if url.isLocalFile())
     return next((path for path in paths if path.lower().endswith(SUFFIX)), "")
 
 
 def _scroll_to(widget: QWidget) -> None:
-    """Bring a widget into view in all that scrolls around it."""
+    """Scroll all areas around a widget so that it is visible."""
     around = widget.parentWidget()
     while around is not None:
         if isinstance(around, QScrollArea) and around.isAncestorOf(widget):
@@ -359,7 +359,7 @@ def _as_text(data: QByteArray) -> str:
 
 
 class _DropHint(QLabel):
-    """Covers the window while a model hovers over it."""
+    """Cover of the window while a model file is dragged over it."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent, alignment=Qt.AlignmentFlag.AlignCenter)

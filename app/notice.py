@@ -1,4 +1,4 @@
-"""A sentence for a person, with at most one thing to do about it."""
+"""Notices: sentences for the banner, each with at most one button."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from engine import EngineError
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What a banner shows.
+    """The contents of a banner.
 
     Attributes:
-        hint: what to do about it, in words; may be empty.
-        action: the text of a button that calls `on_action`; no button when empty.
+        hint: what to do about it; may be empty.
+        action: text of a button that calls `on_action`; no button if empty.
     """
 
     text: str

@@ -1,6 +1,6 @@
-"""What a person chose, kept over restarts: one frozen dataclass in one JSON file.
+"""Settings that survive a restart: one frozen dataclass in one JSON file.
 
-Reading never fails: a value of the wrong kind becomes its default, a broken file is set aside, and
+Reading never fails: a value of the wrong type becomes its default, a broken file is set aside, and
 keys of a newer version are kept as they are.
 """
 
@@ -31,13 +31,13 @@ def _option(default: object, title: str, choices: tuple[str, ...] = ()) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that is remembered.
+    """All settings.
 
     Attributes:
-        sampling: changed fields of `SamplingParams` by name.
-        plans: split settings by model path, in the split panel's own form.
-        chat_cache_gib: disk that computed chats may take; 0 for none.
-        geometry, window_state: Qt's window layout, base64.
+        sampling: fields of `SamplingParams` that differ from the default, by name.
+        plans: split settings by model path, in the form of `app.split`.
+        chat_cache_gib: most disk space for KV caches of chats, in GiB; 0 for no caches.
+        geometry, window_state: Qt's window layout, in base64.
         unknown: keys of other versions, written back untouched.
     """
 
@@ -46,23 +46,23 @@ class Settings:
     sampling: Mapping[str, Any] = _option({}, "Sampling")
     recent_models: tuple[str, ...] = _option((), "Recent models")
     plans: Mapping[str, Any] = _option({}, "Split of each model")
-    chat_cache_gib: int = _option(4, "Disk for caches of chats, GiB")
+    chat_cache_gib: int = _option(4, "Disk space for chat caches, GiB")
     last_chat: str = _option("", "Chat that was open")
     geometry: str = _option("", "Window geometry")
     window_state: str = _option("", "Window layout")
     unknown: Mapping[str, Any] = _option({}, "Kept for other versions")
 
     def with_recent(self, path: str) -> Settings:
-        """The same with `path` first among the recent models."""
+        """Return a copy with `path` first among the recent models."""
         others = tuple(p for p in self.recent_models if p != path)
         return replace(self, recent_models=(path, *others)[:MAX_RECENT])
 
     def with_plan(self, path: str, plan: Mapping[str, Any]) -> Settings:
-        """The same with another split for the model at `path`."""
+        """Return a copy with another split for the model at `path`."""
         return replace(self, plans={**self.plans, path: plan})
 
     def sampling_params(self) -> SamplingParams:
-        """What is stored as sampling, without what the engine would not accept."""
+        """Return the stored sampling parameters, without values that the engine refuses."""
         accepted: dict[str, Any] = {}
         for name, value in self.sampling.items():
             try:
@@ -75,14 +75,14 @@ class Settings:
 
 
 def changed_sampling(params: SamplingParams) -> dict[str, Any]:
-    """The fields that differ from the defaults."""
+    """Return the fields that differ from the defaults."""
     default = SamplingParams()
     names = (spec.name for spec in fields(SamplingParams))
     return {n: getattr(params, n) for n in names if getattr(params, n) != getattr(default, n)}
 
 
 def parse_settings(data: Mapping[str, Any]) -> Settings:
-    """Settings from JSON; what does not fit is replaced by its default."""
+    """Return settings from JSON data; invalid values become their default."""
     known = {spec.name: spec for spec in fields(Settings) if spec.name != "unknown"}
     values: dict[str, Any] = {}
     for name, spec in known.items():
@@ -96,7 +96,7 @@ def parse_settings(data: Mapping[str, Any]) -> Settings:
 
 
 def _fitting(value: object, default: object) -> object | None:
-    """`value` in the kind of `default`, or None."""
+    """Return `value` in the type of `default`; None if it has another type."""
     if isinstance(default, tuple):
         fits = isinstance(value, list) and all(isinstance(v, str) for v in value)
         return tuple(value) if fits and isinstance(value, list) else None
@@ -104,7 +104,7 @@ def _fitting(value: object, default: object) -> object | None:
 
 
 class SettingsStore:
-    """The settings in use and the file they live in."""
+    """The settings in use and their file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -115,7 +115,7 @@ class SettingsStore:
         self.current = settings
 
     def save(self) -> bool:
-        """Write the file if anything changed; False if it could not be written."""
+        """Write the file if anything changed; return whether the settings are on disk."""
         if self.current == self._saved:
             return True
         data = asdict(self.current)

@@ -1,8 +1,8 @@
-"""Colours, fonts and icons: the only file of the app that knows a colour.
+"""Colours, fonts and icons: the only module of the app that names a colour.
 
-`apply_theme` dresses the application; widgets that paint themselves ask `theme()` and repaint on
-`theme_signals().changed`. A widget says what it is through the dynamic property `role`, and
-`resources/style.qss` says how that looks.
+`apply_theme` sets the application's palette and style sheet; widgets that paint themselves use
+`theme()` and repaint on `theme_signals().changed`. The dynamic property `role` selects a widget's
+rules in `resources/style.qss`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ FONT_FAMILY: Final = "Inter"
 FONT_PIXELS: Final = 13
 ICON_SIZES: Final = (16, 20, 24, 32, 48)
 INDICATORS: Final = {"chevron-up": "muted", "chevron-down": "muted", "check": "on_accent"}
-"""Icons that the style sheet shows as images, with the theme colour of each."""
+"""Icons that the style sheet shows as images, with each one's theme colour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Colours as "#rrggbb".
+    """A palette of colours as "#rrggbb".
 
     Attributes:
-        window: behind the chat, the lowest layer; `surface` side panels; `raised` cards, buttons.
+        window: background of the chat, the lowest layer.
+        surface: background of side panels.
+        raised: background of cards and buttons.
         on_accent: text on the accent colour or on a device colour.
         devices: one colour per device, used wherever that device shows.
     """
@@ -68,7 +70,7 @@ class Theme:
         return QColor(self.window).lightness() < 128
 
     def device_colour(self, index: int) -> str:
-        """The colour of the device with this position in the device list."""
+        """Return the colour of the device at this position of the device list."""
         return self.devices[index % len(self.devices)]
 
 
@@ -114,13 +116,13 @@ THEMES: Final = {"dark": DARK, "light": LIGHT}
 
 
 class ThemeSignals(QObject):
-    """`changed` is emitted after another theme was applied."""
+    """Signal of the theme: `changed` is emitted after another one was applied."""
 
     changed = Signal()
 
 
 class _Current:
-    """The one piece of state: what the person chose and what that is now."""
+    """The chosen appearance (light, dark, system) and the theme it resolves to."""
 
     choice = "system"
     theme = DARK
@@ -128,7 +130,7 @@ class _Current:
 
 
 def theme() -> Theme:
-    """The theme in use."""
+    """Return the theme in use."""
     return _Current.theme
 
 
@@ -138,7 +140,7 @@ def theme_signals() -> ThemeSignals:
 
 
 def apply_theme(app: QApplication, choice: str) -> None:
-    """Dress `app` in "dark", "light" or whatever the desktop prefers ("system")."""
+    """Apply the theme "dark", "light" or, for "system", the one that the desktop prefers."""
     _Current.choice = choice if choice in THEMES else "system"
     if not _Current.is_following:
         _Current.is_following = True
@@ -150,7 +152,7 @@ def apply_theme(app: QApplication, choice: str) -> None:
 
 @cache
 def mix(first: str, second: str, weight: float) -> str:
-    """`first` with `weight` (0 to 1) of `second` stirred in."""
+    """Return a mixture of two colours; `weight` (0 to 1) is the part of `second`."""
     a, b = QColor(first), QColor(second)
     parts = zip((a.red(), a.green(), a.blue()), (b.red(), b.green(), b.blue()), strict=True)
     return QColor(*(round(x + (y - x) * weight) for x, y in parts)).name()
@@ -166,7 +168,7 @@ def set_role(widget: QWidget, role: str) -> None:
 
 
 def icon(name: str, colour: str | None = None) -> QIcon:
-    """A line icon of `resources/icons` in `colour`, by default the theme's text colour."""
+    """Return an icon of `resources/icons` in `colour`, by default the theme's text colour."""
     return _icon(name, colour or theme().text, theme().muted)
 
 
@@ -216,7 +218,7 @@ def _system_theme() -> Theme:
 
 
 def _base_font() -> QFont:
-    """Inter with digits of equal width, so that changing numbers do not wobble."""
+    """Return Inter with digits of equal width, so that changing numbers do not wobble."""
     for file in sorted((RESOURCES / "fonts").glob("*.otf")):
         if QFontDatabase.addApplicationFont(str(file)) < 0:
             log.warning("the font %s cannot be loaded", file.name)
@@ -279,7 +281,7 @@ def _style_sheet(colours: Theme) -> str:
 
 
 def _device_rules(colours: Theme) -> list[str]:
-    """Sliders with the dynamic property `device` are filled in that device's colour."""
+    """Return rules that fill sliders with the property `device` in that device's colour."""
     return [
         f'QSlider[device="{i}"]::sub-page:horizontal:enabled {{ background: {colour}; }}'
         for i, colour in enumerate(colours.devices)
@@ -288,7 +290,7 @@ def _device_rules(colours: Theme) -> list[str]:
 
 @cache
 def _indicator_folder() -> QTemporaryDir:
-    """Style sheets take images only from files, so coloured copies live here until the app ends."""
+    """Make the folder of coloured icons: style sheets take images only from files."""
     folder = QTemporaryDir()
     QDir.setSearchPaths("indicators", [folder.path()])
     return folder

@@ -1,4 +1,4 @@
-"""How fast tokens come."""
+"""The generation rate shown while an answer is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ RATE_WINDOW_S = 1.0
 
 
 class TokenRate:
-    """Tokens per second over a short window."""
+    """Meter of tokens per second over a short window."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -21,7 +21,7 @@ class TokenRate:
             self._n_tokens += n_tokens
 
     def due(self) -> float | None:
-        """The rate when a window is full, else None."""
+        """Return the rate if the window is full, else None."""
         if self._since is None:
             return None
         seconds = time.perf_counter() - self._since

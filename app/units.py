@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GIB: Final = 1 << 30
 
 
 def size_text(n_bytes: float) -> str:
-    """Bytes in the largest unit that leaves a whole number: "13.3 GiB", "214 MiB", "0 MiB"."""
+    """Return bytes with their unit: "13.3 GiB", "214 MiB", "0 MiB"."""
     size = abs(n_bytes)
     if size >= GIB:
         return f"{n_bytes / GIB:.1f} GiB"
@@ -20,7 +20,7 @@ def size_text(n_bytes: float) -> str:
 
 
 def use_text(used: float, total: float, free: float) -> str:
-    """How a device is filled: "13.3 of 24.0 GiB here · 9.6 free"; below 0 is "1.8 short"."""
+    """Return a device's use: "13.3 of 24.0 GiB here · 9.6 free"; negative `free` is "1.8 short"."""
     if free < 0:
         return f"{size_text(used)} of {size_text(total)} · {size_text(-free)} short"
     if used >= GIB and total >= GIB:
@@ -29,12 +29,12 @@ def use_text(used: float, total: float, free: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """A share of 0 to 1 as "45.8"."""
+    """Return a share of 0 to 1 as "45.8"."""
     return f"{100 * share:.1f}"
 
 
 def signed_percent_text(ratio: float) -> str:
-    """A deviation as "+1.2 %", "−0.4 %" or "0.0 %"."""
+    """Return a deviation as "+1.2 %", "−0.4 %" or "0.0 %"."""
     text = f"{abs(100 * ratio):.1f} %"
     if text == "0.0 %":
         return text
@@ -42,17 +42,17 @@ def signed_percent_text(ratio: float) -> str:
 
 
 def context_text(n_tokens: int) -> str:
-    """A context length: "512", "4k", "128k"."""
+    """Return a context length as "512", "4k" or "128k"."""
     return f"{n_tokens // 1024}k" if n_tokens >= 1024 and n_tokens % 1024 == 0 else str(n_tokens)
 
 
 def rate_text(per_s: float) -> str:
-    """Tokens per second with three digits: "6.25", "61.8", "1240"."""
+    """Return tokens per second with three digits: "6.25", "61.8", "1240"."""
     if per_s >= 100:
         return f"{per_s:.0f}"
     return f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"
 
 
 def tokens_text(n_tokens: int) -> str:
-    """A number of tokens with its thousands apart: "53 760 tokens"."""
+    """Return a number of tokens with grouped digits: "53 760 tokens"."""
     return f"{n_tokens:,} tokens".replace(",", "\u202f")

@@ -1,4 +1,4 @@
-"""Conversations: their data, files, session and presenter.
+"""Conversations: their data, files, session, presenter and views.
 
 Imports no other subject of the app.
 """

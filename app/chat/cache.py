@@ -1,8 +1,8 @@
-"""What the engine has computed of a chat, kept on disk: one opened again goes on at once.
+"""The KV caches of chats on disk, so that a chat that is opened again goes on at once.
 
-The engine holds the keys and values of one chat at a time. Before another one is answered, or the
-model goes, those of the last one are written to a file; before a chat is answered that has a file,
-it is read back. What is missing, old or broken only costs time: the engine computes it again.
+The engine holds the KV cache of one chat at a time. It is written to a file before another chat is
+answered or the model is unloaded, and read back before the chat is answered again. A file that is
+missing, old or broken only costs time: the engine computes the cache again.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from engine import EngineError, Finished, ModelLoaded, StateFileError, StateSave
 log = logging.getLogger(__name__)
 
 MIN_TOKENS = 128
-"""Fewer are computed in less time than it takes to read them."""
+"""Smallest chat worth a file, in tokens: fewer are computed faster than they are read."""
 
 GIB = 1 << 30
 LAST_S = 3.0
-"""How long the window waits for the last file when it closes."""
+"""Longest wait for the last file when the window closes, in seconds."""
 
 SUFFIX = ".safetensors"
 
 
 class ChatCache(QObject):
-    """Files of one folder, which never has more than `max_bytes`; the oldest go first.
+    """The cache files of one folder; the oldest are deleted first.
 
     Args:
-        max_bytes: 0 for no files at all.
+        max_bytes: most bytes of all files together; 0 for no files.
     """
 
     def __init__(self, folder: Path, client: EngineClient, max_bytes: int, parent: QObject) -> None:
         super().__init__(parent)
         self._folder, self._client, self._max_bytes = folder, client, max_bytes
-        self._chat = ""  # whose tokens the engine holds
+        self._chat = ""  # id of the chat whose KV cache the engine holds
         self._n_tokens = 0
         self._is_saved = True
         client.loaded.connect(self._forget)
@@ -50,7 +50,7 @@ class ChatCache(QObject):
         client.state_failed.connect(self._on_state_failed)
 
     def enter(self, chat_id: str) -> None:
-        """A chat is about to be answered: have the engine hold what is known of it."""
+        """Load the cache of a chat that is about to be answered, if there is a file."""
         if chat_id == self._chat:
             self._is_saved = False
             return
@@ -62,7 +62,7 @@ class ChatCache(QObject):
         self._chat, self._n_tokens, self._is_saved = chat_id, 0, False
 
     def leave(self) -> None:
-        """The engine is about to do something else: write what it holds, unless it is written."""
+        """Save the engine's cache, unless it is saved, before the engine does something else."""
         path = self._path(self._chat)
         if path is None or self._is_saved or self._n_tokens < MIN_TOKENS:
             return
@@ -77,12 +77,12 @@ class ChatCache(QObject):
         self._client.save_state(str(path))
 
     def close(self) -> None:
-        """Write the last one, as far as there is time for it."""
+        """Save the last cache, as far as there is time for it."""
         self.leave()
         self._client.finish_states(LAST_S)
 
     def delete(self, chat_id: str) -> None:
-        """Nothing stays of a chat."""
+        """Delete all cache files of a chat."""
         for path in self._files():
             if path.name.startswith(f"{chat_id}-"):
                 _remove(path)
@@ -90,14 +90,14 @@ class ChatCache(QObject):
             self._chat = ""
 
     def _path(self, chat_id: str) -> Path | None:
-        """The file of a chat for the model that is loaded; None where there is to be none."""
+        """Return the file of a chat's cache with the loaded model; None if there is to be none."""
         model = self._client.model
         if not chat_id or model is None or not model.model_hash or not self._max_bytes:
             return None
         return self._folder / f"{chat_id}-{model.model_hash[:16]}{SUFFIX}"
 
     def _n_bytes(self) -> int:
-        """About so many bytes the file will have."""
+        """Estimate the size of the file, in bytes."""
         model = self._client.model
         if model is None:
             return 0
@@ -119,7 +119,7 @@ class ChatCache(QObject):
 
     @Slot(object)
     def _on_failed(self, _: EngineError) -> None:
-        self._n_tokens = 0  # what is in the cache is not known
+        self._n_tokens = 0  # the contents of the cache are not known
 
     @Slot(object)
     def _on_saved(self, saved: StateSaved) -> None:
@@ -134,7 +134,7 @@ class ChatCache(QObject):
 
     @Slot(object)
     def _on_state_failed(self, error: EngineError) -> None:
-        """A file that is of no use goes, so that it is not tried again."""
+        """Delete a file that cannot be used, so that it is not tried again."""
         log.info("the cache of a chat is not used: %s", error)
         if isinstance(error, StateFileError):
             _remove(Path(error.path))
@@ -161,7 +161,7 @@ def _size(path: Path) -> int:
 
 
 def _touch(path: Path) -> None:
-    """Used again, so that it is not the oldest."""
+    """Mark a file as used now, so that it is not the oldest."""
     try:
         os.utime(path)
     except OSError as error:

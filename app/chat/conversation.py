@@ -1,4 +1,4 @@
-"""One conversation: its turns, its title, its JSON form and what of it a model is given."""
+"""A conversation: its turns, title, JSON form, and the prompt made of it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class AnswerStats:
-    """What is shown below an answer.
+    """Figures shown below an answer.
 
     Attributes:
-        context_tokens: how many tokens of the context the conversation took afterwards.
+        reason: reason why the answer ended.
+        n_tokens: number of generated tokens.
+        tokens_per_s: generation rate.
+        first_token_s: time until the first token, in seconds.
+        context_tokens: number of context tokens that the conversation filled afterwards.
     """
 
     reason: str
@@ -44,12 +48,14 @@ class AnswerStats:
 
 @dataclass(slots=True)
 class Message:
-    """One turn; `role` is "user" or "assistant".
+    """A turn of a conversation.
 
     Attributes:
-        stats: None for a person's turn and while an answer is being written.
+        role: "user" or "assistant".
+        content: text of the turn; of an answer with its thought block.
+        stats: figures of an answer; None for a person's turn and while an answer is being written.
         thought_s: seconds that the model spent inside its thought block.
-        problem: the sentence shown below an answer that ended in an error.
+        problem: sentence shown below an answer that ended in an error.
     """
 
     role: str
@@ -61,7 +67,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A text taken apart: `thought` is None when there is none, `is_open` while it goes on."""
+    """An answer split into its thought (None for none, `is_open` if not finished) and its text."""
 
     thought: str | None
     answer: str
@@ -71,8 +77,8 @@ class Thought:
 def split_thought(text: str) -> Thought:
     """Separate a leading thought block from the answer.
 
-    Some templates open the block in the prompt, so that only its end is in the text. The start of a
-    tag is held back until it can be told, but for "<", which may be a whole answer.
+    Some templates open the block in the prompt, so that the text has only its end. The start of a
+    tag is held back until it is complete, except for "<", which may be a whole answer.
     """
     start = text.lstrip()
     if start != "<" and len(start) < len(THINK_OPEN) and THINK_OPEN.startswith(start):
@@ -87,7 +93,7 @@ def split_thought(text: str) -> Thought:
 
 @dataclass(slots=True)
 class Conversation:
-    """A chat. Times are seconds since the epoch."""
+    """A chat; its times are seconds since the epoch."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     title: str = ""
@@ -106,7 +112,7 @@ class Conversation:
         return self.title or "New chat"
 
     def add(self, message: Message) -> Message:
-        """Append a turn; the first one names the chat."""
+        """Append a turn and return it; the first one names the chat."""
         self.messages.append(message)
         self.updated = time.time()
         if not self.title and message.role == "user":
@@ -118,10 +124,10 @@ class Conversation:
         del self.messages[n_messages:]
 
     def prompt(self, *, continue_last: bool = False) -> tuple[ChatMessage, ...]:
-        """The turns for the model: system prompt first, thoughts and empty answers left out.
+        """Return the turns for the model: system prompt first, without thoughts and empty answers.
 
-        Questions without an answer between them become one turn, as many templates refuse two.
-        With `continue_last` the last answer stands as it was written, thought and all.
+        Messages without an answer between them become one turn, as many templates refuse two in a
+        row. With `continue_last` the last answer stays as it was written, with its thought.
         """
         turns = [ChatMessage("system", self.system_prompt)] if self.system_prompt.strip() else []
         for index, message in enumerate(self.messages, 1):
@@ -136,7 +142,7 @@ class Conversation:
         return tuple(turns)
 
     def matches(self, words: str) -> bool:
-        """Whether title or text contain every word of a search, whatever the case."""
+        """Return whether title or text contain every word of a search, ignoring case."""
         if not (wanted := words.casefold().split()):
             return True  # no reason to read a long chat
         text = "\n".join([self.title, *(m.content for m in self.messages)]).casefold()
@@ -144,7 +150,7 @@ class Conversation:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that the last answer left in the context; 0 when unknown."""
+        """Number of context tokens after the last answer; 0 if unknown."""
         known = (m.stats.context_tokens for m in reversed(self.messages) if m.stats)
         return next(known, 0)
 
@@ -153,7 +159,7 @@ class Conversation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Conversation:
-        """Rebuild a chat.
+        """Return the chat stored by `to_json`.
 
         Raises:
             ValueError: the data is not a chat.
@@ -173,7 +179,7 @@ class Conversation:
 
 
 def title_from(text: str) -> str:
-    """A short title out of a first message: its first line, cut between words."""
+    """Return a short title from a first message: its first line, cut between words."""
     line = " ".join(text.strip().partition("\n")[0].split())
     if len(line) <= TITLE_LENGTH:
         return line
@@ -187,7 +193,7 @@ def _text(value: object) -> str:
 
 
 def _time(value: Any) -> float:
-    """Seconds that a date can be made of, in every time zone."""
+    """Return seconds that can be turned into a date in every time zone."""
     seconds = float(value)
     if not 0.0 <= seconds <= LAST_SECOND:  # false for NaN, too
         raise ValueError(f"no time: {value!r}")

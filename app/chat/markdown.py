@@ -1,9 +1,9 @@
-"""Markdown as a list of pieces that a view can write without ever touching HTML.
+"""A Markdown parser for views that write pieces of text and never touch HTML.
 
-CommonMark with tables and strikethrough. HTML in the text stays text, images become their
-description and address, and link reference definitions are left as they are, so that every
-top-level block means the same on its own. That makes streaming exact: `MarkdownStream` hands out
-each block once, when no later line can change it, and re-reads only the rest.
+The dialect is CommonMark with tables and strikethrough. HTML stays text, images become their
+description and address, and link reference definitions stay text, too, so that every top-level
+block means the same on its own. That makes streaming exact: `MarkdownStream` returns each block
+once, when no later line can change it, and parses only the rest again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPENED_SCHEMES = ("http", "https")
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """A run of text in one style; `href` is an http(s) address or empty."""
+    """A run of text in one style; `href` is an http(s) address or ""."""
 
     text: str
     bold: bool = False
@@ -34,10 +34,12 @@ class TextLine:
     """A paragraph, heading or list item.
 
     Attributes:
-        heading: 1 to 6, or 0.
-        marker: what stands before a list item, such as "•" or "3.".
-        indent: list depth; quote: depth of block quotes.
-        tight: follows the line before without a gap.
+        spans: text of the line.
+        heading: level of a heading, 1 to 6; 0 for other lines.
+        marker: bullet or number of a list item, such as "•" or "3."; "" for other lines.
+        indent: depth of lists around the line.
+        quote: depth of block quotes around the line.
+        tight: whether the line follows the previous one without a gap.
     """
 
     spans: tuple[TextSpan, ...]
@@ -50,7 +52,7 @@ class TextLine:
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
-    """A code block; `language` as written after the fence, may be empty."""
+    """A code block; `language` is the word after the fence, may be ""."""
 
     text: str
     language: str = ""
@@ -58,7 +60,7 @@ class CodeBlock:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells, the header first; `aligns` is "left", "center" or "right" per column."""
+    """A table: rows of cells, header first; `aligns` has "left", "center" or "right" per column."""
 
     rows: tuple[tuple[tuple[TextSpan, ...], ...], ...]
     aligns: tuple[str, ...]
@@ -82,7 +84,7 @@ _BLOCKS = _parser().disable("inline")
 
 
 def parse(text: str) -> list[Piece]:
-    """The pieces of a whole text."""
+    """Return the pieces of a complete text."""
     builder = _Builder()
     for token in _INLINE.parse(_normal(text)):
         builder.take(token)
@@ -90,7 +92,7 @@ def parse(text: str) -> list[Piece]:
 
 
 class MarkdownStream:
-    """A text that grows at its end."""
+    """Parser of a text that grows at its end."""
 
     def __init__(self) -> None:
         self._tail = ""
@@ -105,11 +107,11 @@ class MarkdownStream:
         return parse(done) if done else []
 
     def tail(self) -> list[Piece]:
-        """The pieces that more text may still change."""
+        """Return the pieces that more text may still change."""
         return parse(self._tail)
 
     def _tail_start(self) -> int:
-        """Where the last top-level block begins, judged by complete lines only."""
+        """Return the offset of the last top-level block, looking at complete lines only."""
         complete = self._tail[: self._tail.rfind("\n") + 1]
         starts = [t.map[0] for t in _BLOCKS.parse(complete) if t.level == 0 and t.map]
         if len(starts) < 2:
@@ -135,7 +137,7 @@ class _List:
 
 @dataclass(slots=True)
 class _Builder:
-    """Walks the token list and keeps what the next line needs to know."""
+    """Builder of pieces from tokens, with the state that the next line depends on."""
 
     pieces: list[Piece] = field(default_factory=list)
     lists: list[_List] = field(default_factory=list)
@@ -248,7 +250,7 @@ _BREAKS = {"softbreak", "hardbreak"}
 
 
 def _spans(tokens: list[Token]) -> tuple[TextSpan, ...]:
-    """The styled runs of one paragraph; a line break in the text is one on screen."""
+    """Return the styled runs of one paragraph, with its line breaks kept."""
     spans: list[TextSpan] = []
     style = TextSpan("")
     for token in tokens:
@@ -274,7 +276,7 @@ def _spans(tokens: list[Token]) -> tuple[TextSpan, ...]:
 
 
 def _joined(spans: list[TextSpan]) -> tuple[TextSpan, ...]:
-    """The same with neighbours of one style made one."""
+    """Join neighbouring spans of equal style."""
     result: list[TextSpan] = []
     for span in spans:
         if result and replace(result[-1], text="") == replace(span, text=""):
@@ -285,7 +287,7 @@ def _joined(spans: list[TextSpan]) -> tuple[TextSpan, ...]:
 
 
 def _image(token: Token, style: TextSpan) -> list[TextSpan]:
-    """An image is never fetched: its description and its address stand for it."""
+    """Return the description and address of an image, which is never fetched."""
     source = str(token.attrGet("src") or "")
     address = replace(style, text=source, href=style.href or _opened(source))
     if not token.content:
@@ -295,7 +297,7 @@ def _image(token: Token, style: TextSpan) -> list[TextSpan]:
 
 
 def _opened(address: str) -> str:
-    """`address` if a click may open it, else nothing."""
+    """Return `address` if a click may open it, else ""."""
     try:
         return address if urlsplit(address).scheme.lower() in OPENED_SCHEMES else ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""Connects the chats with the widgets that show and change them."""
+"""The presenter of the chats: connects their session with their views."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class ChatViews:
 
 
 class ChatPresenter(QObject):
-    """Connects one `ChatSession` with its views.
+    """Connection of one `ChatSession` with its views.
 
     Args:
-        keep: stores settings and sees to it that they are written.
+        keep: stores settings and has them written.
     """
 
     noticed = Signal(object)  # Notice
@@ -65,14 +65,14 @@ class ChatPresenter(QObject):
         self._wire_composer()
 
     def start(self) -> None:
-        """Show the chats, the last one open."""
+        """Show the chats, with the last one open."""
         current = self._settings.current
         self._views.sampling.set_params(current.sampling_params())
         self._show_sampling_summary()
         self._session.start(current.last_chat, current.system_prompt)
 
     def flush(self) -> None:
-        """Take over what is being typed, before a chat is left or the window closes."""
+        """Store typed text at once, before a chat is left or the window closes."""
         self._views.composer.flush_draft()
         self._views.sampling.flush_prompt()
 
@@ -94,14 +94,14 @@ class ChatPresenter(QObject):
 
     @Slot(str)
     def send(self, text: str) -> None:
-        """Ask; a text that cannot be sent now stays in the composer."""
+        """Send a message; a text that cannot be sent now stays in the composer."""
         self._views.sampling.flush_prompt()
         if self._session.send(text):
             self._views.composer.set_text("")
 
     @Slot(int, str)
     def edit(self, index: int, text: str) -> None:
-        """Ask another question instead; what cannot be sent now joins the draft."""
+        """Send a changed message in place of an old one; add it to the draft if that fails."""
         self.flush()
         if not self._session.edit(index, text):
             draft = "\n\n".join(
@@ -112,7 +112,7 @@ class ChatPresenter(QObject):
 
     @Slot()
     def show_context(self) -> None:
-        """How full the context of the loaded model is with the open chat."""
+        """Show how much of the model's context the open chat fills."""
         model = self._client.model
         used = self._session.current.context_tokens
         self._views.composer.set_context(used, model.n_ctx if model else 0)
@@ -137,7 +137,6 @@ class ChatPresenter(QObject):
         session.answer_text.connect(view.grow)
         session.answer_closed.connect(view.close_answer)
         session.answer_closed.connect(self.show_context)
-
         client.prefill.connect(self._on_prefill)
         client.rate.connect(self._on_rate)
         client.shifted.connect(self._on_shifted)
@@ -148,7 +147,6 @@ class ChatPresenter(QObject):
         composer.sent.connect(self.send)
         composer.stop_requested.connect(session.stop)
         composer.draft_changed.connect(session.set_draft)
-
         panel.sampling_changed.connect(self._on_sampling)
         panel.prompt_changed.connect(session.set_system_prompt)
         panel.prompt_default_requested.connect(self._keep_prompt)
@@ -189,7 +187,7 @@ class ChatPresenter(QObject):
 
     @Slot(int)
     def _on_shifted(self, n_dropped: int) -> None:
-        text = f"The context was full: the oldest {n_dropped} tokens are forgotten."
+        text = f"The context was full: the oldest {n_dropped} tokens were dropped."
         self.noticed.emit(Notice(text))
 
     @Slot(object)
@@ -205,4 +203,4 @@ class ChatPresenter(QObject):
     @Slot(str)
     def _keep_prompt(self, text: str) -> None:
         self._keep(replace(self._settings.current, system_prompt=text))
-        self.noticed.emit(Notice("New chats begin with this system prompt."))
+        self.noticed.emit(Notice("New chats will start with this system prompt."))

@@ -1,4 +1,4 @@
-"""The chats of a person and the answer that is being written: what the window shows and changes.
+"""The session of the chats: all chats, the open one, and the answer that is being written.
 
 Knows the engine client and the store, no widget. One answer is written at a time; it goes on when
 another chat is opened.
@@ -23,22 +23,22 @@ CANCELLED = AnswerStats("cancelled", 0, 0.0, 0.0, 0)
 
 
 class ChatSession(QObject):
-    """All chats, the open one, and the answer under way.
+    """All chats, the open one, and the running answer.
 
     Args:
-        sampling: asked for at the start of each answer.
-        allow_shift: makes later answers forget old messages when the context is full.
+        sampling: returns the sampling parameters; called at the start of each answer.
+        allow_shift: makes later answers drop old messages when the context is full.
     """
 
     chats_changed = Signal()
     opened = Signal(object)  # Conversation
     message_added = Signal(int)  # index in the open chat
-    messages_cut = Signal(int)  # how many are left in the open chat
-    answer_text = Signal(str)  # more of the open chat's last message
+    messages_cut = Signal(int)  # number of messages left in the open chat
+    answer_text = Signal(str)  # text added to the open chat's last message
     answer_closed = Signal(int)  # index in the open chat
     busy_changed = Signal(bool)
     draft_restored = Signal(str)
-    answering = Signal(str)  # id of the chat, before the engine is asked
+    answering = Signal(str)  # id of the chat, before the engine starts to answer
     deleted = Signal(str)
     noticed = Signal(object)  # Notice
 
@@ -65,7 +65,7 @@ class ChatSession(QObject):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is being written, in whatever chat."""
+        """Whether an answer is being written, in any chat."""
         return self._answering is not None
 
     @property
@@ -78,14 +78,14 @@ class ChatSession(QObject):
         """Read the chats and open the one with `last_id`, or a new one."""
         self.chats = self._store.load()
         if n := self._store.n_unreadable:
-            chats = "1 chat" if n == 1 else f"{n} chats"
-            self._notice(f"{chats} could not be read and will stay as they are on disk.")
+            chats, files = ("1 chat", "Its file") if n == 1 else (f"{n} chats", "Their files")
+            self._notice(f"{chats} could not be read. {files} will stay unchanged.")
         last = next((chat for chat in self.chats if chat.id == last_id), None)
         self._open(last or Conversation(system_prompt=system_prompt))
         self.chats_changed.emit()
 
     def new_chat(self, system_prompt: str) -> None:
-        """Open an empty chat; an empty one that is open already stays."""
+        """Open an empty chat, unless the open one is empty."""
         if not self.current.is_empty or self.current.draft:
             self._open(Conversation(system_prompt=system_prompt))
             self.chats_changed.emit()
@@ -103,7 +103,7 @@ class ChatSession(QObject):
             self.chats_changed.emit()
 
     def delete(self, chat_id: str, system_prompt: str) -> None:
-        """Remove a chat; the banner brings it back."""
+        """Delete a chat; a notice offers to undo it."""
         chat = self._find(chat_id)
         if chat is None:
             return
@@ -135,7 +135,7 @@ class ChatSession(QObject):
         self.current.system_prompt = text
 
     def save_current(self) -> None:
-        """Write the open chat if there is anything in it, or was."""
+        """Save the open chat, unless it is and always was empty."""
         chat = self.current
         if not chat.is_empty or chat.draft.strip() or chat in self.chats:
             self._save(chat)
@@ -143,7 +143,7 @@ class ChatSession(QObject):
     # answers
 
     def send(self, text: str) -> bool:
-        """Ask; False leaves the text to the composer, a notice says why."""
+        """Send a message; return False, and say why in a notice, if that is not possible now."""
         if not text.strip() or not self._may_answer():
             return False
         self.current.draft = ""
@@ -151,7 +151,7 @@ class ChatSession(QObject):
         return True
 
     def regenerate(self) -> None:
-        """Write the last answer anew."""
+        """Replace the last answer by a new one."""
         n_kept = len(self.current.messages)
         while n_kept and self.current.messages[n_kept - 1].role == "assistant":
             n_kept -= 1
@@ -160,7 +160,7 @@ class ChatSession(QObject):
             self._answer()
 
     def edit(self, index: int, text: str) -> bool:
-        """Replace a person's turn and what followed it, and ask again; False as for `send`."""
+        """Replace a message and all that followed it; return False as `send` does."""
         if not text.strip() or not self._may_answer():
             return False
         self._cut(index)
@@ -168,7 +168,7 @@ class ChatSession(QObject):
         return True
 
     def go_on(self) -> None:
-        """Write on where the last answer ended."""
+        """Continue the last answer where it ended."""
         messages = self.current.messages
         if not messages or messages[-1].role != "assistant" or not self._may_answer():
             return
@@ -183,7 +183,7 @@ class ChatSession(QObject):
             self._client.cancel()
 
     def close(self) -> None:
-        """Keep what there is; the engine is gone or about to go."""
+        """Save everything, before or after the engine ends."""
         if self._answering is not None:
             self._close_answer(CANCELLED)
         self.save_current()
@@ -210,7 +210,7 @@ class ChatSession(QObject):
 
     def _may_answer(self) -> bool:
         is_loading = self._client.state is EngineState.LOADING
-        if self._client.model is None or is_loading:  # to stop the answer would stop the loading
+        if self._client.model is None or is_loading:  # stopping the answer would stop the loading
             why = "The model is still loading" if is_loading else "No model is loaded yet"
             self._notice(f"{why}, so the message stays here as a draft.")
             return False
@@ -290,7 +290,7 @@ class ChatSession(QObject):
             self.noticed.emit(Notice.of(error))
 
     def _offer_shift(self, chat: Conversation, sentence: str, then: Callable[[], None]) -> None:
-        def forget_and_go_on() -> None:
+        def drop_and_go_on() -> None:
             self._allow_shift()
             self.open_chat(chat.id)  # a person may look at another one by now
             if self.current is chat:
@@ -299,15 +299,15 @@ class ChatSession(QObject):
         self.noticed.emit(
             Notice(
                 sentence,
-                "Forgetting the oldest messages makes room; the system prompt stays.",
+                "Dropping the oldest messages makes room; the system prompt stays.",
                 "warning",
-                "Forget the oldest and go on",
-                forget_and_go_on,
+                "Drop the oldest and go on",
+                drop_and_go_on,
             )
         )
 
     def _close_answer(self, stats: AnswerStats | None) -> None:
-        """The answer is complete, stopped or broken; what there is of it is kept."""
+        """Save the answer, complete or not, and end it."""
         chat, self._answering = self._answering, None
         if chat is None:
             return
@@ -332,7 +332,7 @@ class ChatSession(QObject):
             self._store.save(chat)
         except ChatConflict as conflict:
             chat.id = uuid.uuid4().hex
-            self._notice(f"{conflict} Both versions are kept; this is a new chat now.")
+            self._notice(f"{conflict} Both versions are kept; this one is a new chat now.")
             self._save(chat)
             self.chats_changed.emit()
         except ChatStoreError as error:

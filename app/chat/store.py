@@ -1,4 +1,4 @@
-"""Chats on disk: one JSON file each, replaced as a whole.
+"""The files of the chats: one JSON file each, replaced as a whole.
 
 A file that cannot be read is left alone and counted; it never keeps the window from opening.
 Several windows may share the folder: a chat that did not change here is not written, and one that
@@ -23,26 +23,26 @@ SAFE_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 
 class ChatStoreError(Exception):
-    """A chat could not be written; the text is a sentence for a person."""
+    """A failure to save or delete a chat; its text is a sentence for a person."""
 
 
 class ChatConflict(ChatStoreError):
-    """The file is not as this window left it."""
+    """A chat's file that another window has changed or deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A chat as it was read or written last; `stamp` is None where there was no file."""
+    """A chat as it was last read or written; `stamp` is None if there was no file."""
 
     digest: bytes
     stamp: tuple[int, int] | None
 
 
 class ChatStore:
-    """The chats below one folder.
+    """The chats of one folder.
 
     Attributes:
-        n_unreadable: files that the last `load` had to skip.
+        n_unreadable: number of files that the last `load` skipped.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class ChatStore:
         self._known: dict[str, _Known] = {}
 
     def load(self) -> list[Conversation]:
-        """All chats that can be read, newest first."""
+        """Return all chats that can be read, newest first."""
         chats, self.n_unreadable = [], 0
         for path in self._files():
             try:
@@ -62,7 +62,7 @@ class ChatStore:
         return sorted(chats, key=lambda chat: chat.updated, reverse=True)
 
     def save(self, chat: Conversation) -> None:
-        """Write one chat if it differs from what was read or written last.
+        """Write one chat if it differs from its last read or written version.
 
         Raises:
             ChatConflict: another window has written it since then, or deleted it.
@@ -84,7 +84,7 @@ class ChatStore:
             ) from error
 
     def delete(self, chat_id: str) -> None:
-        """Remove one chat; one that is not there is fine.
+        """Delete one chat, if there is one.
 
         Raises:
             ChatStoreError: the file cannot be removed.
@@ -125,7 +125,7 @@ def _digest(chat: Conversation) -> bytes:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is replaced."""
+    """Return modification time and inode, which change when a file is replaced."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The model in use: its session and presenter.
+"""The model in use: its session, presenter and views.
 
 Imports no other subject of the app but `split`.
 """

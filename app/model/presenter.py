@@ -1,4 +1,4 @@
-"""Connects the model that is chosen with the widgets that show and change it."""
+"""The presenter of the model in use: connects its session with its views and the split."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ModelViews:
 
 
 class ModelPresenter(QObject):
-    """Connects one `ModelSession` with its views and the split.
+    """Connection of one `ModelSession` with its views and the split.
 
     Args:
-        keep: stores settings and sees to it that they are written.
+        keep: stores settings and has them written.
     """
 
     changed = Signal(str)  # name of the loaded model, "" for none
@@ -52,7 +52,7 @@ class ModelPresenter(QObject):
         self._wire_results()
 
     def start(self) -> None:
-        """Show what can be opened."""
+        """Show the models that can be opened."""
         self._show()
 
     @Slot()
@@ -100,7 +100,7 @@ class ModelPresenter(QObject):
 
     @Slot(object)
     def _on_suggested(self, choice: Choice) -> None:
-        """Nobody has chosen how to split this model yet."""
+        """Suggest a split, unless somebody has already chosen one for this model."""
         if not isinstance(self._settings.current.plans.get(choice.params.path), dict):
             self._split.suggest(choice)
 
@@ -122,7 +122,7 @@ class ModelPresenter(QObject):
 
     @Slot(object)
     def _on_kept(self, loaded: ModelLoaded) -> None:
-        """It could not be split anew: the panel shows the split that there is."""
+        """Show the old split in the panel, as the new one could not be applied."""
         self._split.choose(loaded.params)
         self._on_loaded(loaded)
 

@@ -1,4 +1,4 @@
-"""From a path to a model that answers: look at it, load it, keep the old one if that fails."""
+"""The model in use, from opening its file to loading it; a failed load keeps the old model."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ JOIN_S = 5.0
 
 
 class ModelSession(QObject):
-    """The model that was chosen and what became of it.
+    """The selected model file and the state of its load.
 
     Args:
-        plan: how to load what is selected, asked for when loading starts.
-        suggest: asked when a file is opened; what it gives finds out, on a thread, how to load a
-            model that nobody has chosen a split for.
+        plan: returns how to load the selected model; called when loading starts.
+        suggest: called when a file is opened; returns a function that chooses, on another thread,
+            how to load a model for which nobody has chosen a split.
     """
 
     selected = Signal(object)  # ModelInfo
-    suggested = Signal(object)  # Choice of how to load it, before it is loaded
+    suggested = Signal(object)  # Choice of how to load the model, before it is loaded
     loading = Signal(object)  # ModelInfo
-    applying = Signal(object)  # ModelInfo of the model that is being split anew
-    kept = Signal(object)  # ModelLoaded that could not be split anew and answers as before
-    replacing = Signal()  # what is loaded is about to go
+    applying = Signal(object)  # ModelInfo of the loaded model, whose split is being changed
+    kept = Signal(object)  # ModelLoaded whose split could not be changed, ready as before
+    replacing = Signal()  # the loaded model is about to be unloaded
     progressed = Signal(float)  # 0 to 1
-    doing = Signal(str)  # what takes time beside reading the file
+    doing = Signal(str)  # present step of the load, "" while it only reads the file
     loaded = Signal(object)  # ModelLoaded
     emptied = Signal(object)  # ModelInfo that could be loaded again, or None
     noticed = Signal(object)  # Notice
@@ -70,11 +70,11 @@ class ModelSession(QObject):
 
     @property
     def info(self) -> ModelInfo | None:
-        """The file that was chosen last."""
+        """The header of the last selected file, if any."""
         return self._info
 
     def open(self, path: str) -> None:
-        """Look at a file and load it; the window goes on meanwhile."""
+        """Read a file's header on a thread, then load the model."""
         self._number += 1
         number, suggest = self._number, self._suggest()
 
@@ -88,7 +88,7 @@ class ModelSession(QObject):
 
     @Slot()
     def load(self) -> None:
-        """Load what is selected, in the way that is planned now."""
+        """Load the selected model with the present plan."""
         if self._info is None:
             return
         try:
@@ -101,7 +101,7 @@ class ModelSession(QObject):
         self.loading.emit(self._info)
 
     def apply(self, params: LoadParams) -> None:
-        """Split the loaded model anew; the chat goes on."""
+        """Change the split of the loaded model; the chat goes on."""
         if self._client.model is not None:
             self._client.resplit(params)
             self.applying.emit(self._client.model.info)
@@ -117,7 +117,7 @@ class ModelSession(QObject):
         self._client.unload()
 
     def close(self) -> None:
-        """Wait for a header that is being read."""
+        """Wait for the thread that reads a header."""
         self._number += 1
         if self._reader is not None:
             self._reader.join(JOIN_S)
@@ -163,7 +163,7 @@ class ModelSession(QObject):
     def _on_resplit_failed(self, error: EngineError) -> None:
         model = self._client.model
         if not is_cancelled(error):
-            kept = "It is split as before." if model else ""
+            kept = "The old split is kept." if model else ""
             self.noticed.emit(Notice(error.message, f"{error.hint} {kept}".strip(), "error"))
         if model is not None:
             self.kept.emit(model)
@@ -171,7 +171,7 @@ class ModelSession(QObject):
             self.emptied.emit(self._info)
 
     def _explained(self, error: EngineError) -> Notice:
-        """The error, and that what was loaded before still is."""
+        """Return an error's notice, which says whether the previous model is still loaded."""
         model = self._client.model
         if model is None:
             return Notice.of(error)
@@ -180,7 +180,7 @@ class ModelSession(QObject):
 
     @Slot()
     def _on_unloaded(self) -> None:
-        if self._client.state is not EngineState.LOADING:  # its outcome will say what there is
+        if self._client.state is not EngineState.LOADING:  # the load's own events will follow
             self.emptied.emit(self._info)
 
 

@@ -1,4 +1,4 @@
-"""Live figures: memory, load, tokens per second, and where a token's time goes.
+"""The monitor: memory, load, tokens per second, and how ranks spend a token's time.
 
 Imports no other subject of the app but `split`.
 """

@@ -1,4 +1,4 @@
-"""Brings the readings of the monitor thread to the GUI thread."""
+"""The bridge from the monitor's thread to the GUI thread."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ DEFAULT_INTERVAL_S = 1.0
 
 
 class DevicePoller(QObject):
-    """Emits the state of all devices now and then.
+    """Source of regular snapshots of all devices.
 
-    The devices are read on a thread of the engine's monitor; a driver that takes its time never
-    keeps the window waiting. Slots of objects that live on the GUI thread run there.
+    The devices are read on a thread of the engine's monitor, so that a slow driver never
+    blocks the window. Slots of objects that live on the GUI thread run there.
 
     Args:
         interval_s: seconds between two readings.
@@ -33,13 +33,13 @@ class DevicePoller(QObject):
         return self._monitor is not None
 
     def start(self) -> None:
-        """Begin to read; nothing happens where that is so already."""
+        """Start reading, unless it has started."""
         if self._monitor is None:
             self._monitor = DeviceMonitor()
             self._monitor.start(self.snapshots.emit, self._interval_s)
 
     def stop(self) -> None:
-        """End the thread, wait for it, and let go of the driver."""
+        """End the thread, wait for it, and release the driver."""
         monitor, self._monitor = self._monitor, None
         if monitor is not None:
             monitor.close()

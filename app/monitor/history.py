@@ -1,4 +1,4 @@
-"""The last minutes of a few numbers, in arrays that are made once."""
+"""The last minutes of a few time series, in arrays allocated once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Floats = npt.NDArray[np.float64]
 
 
 class SeriesHistory:
-    """Times and one value per series, the newest `capacity` of them.
+    """The newest `capacity` entries: a time, and one value per series.
 
-    Every entry is stored twice, `capacity` apart, so that the newest entries always lie in one
+    Every entry is stored twice, `capacity` apart, so that the newest entries are always contiguous
     piece and are handed out as views.
     """
 
@@ -27,7 +27,7 @@ class SeriesHistory:
         return tuple(self._values)
 
     def append(self, time_s: float, values: dict[str, float]) -> None:
-        """Add an entry; series without a value get NaN, new ones were NaN until now."""
+        """Add an entry; series without a value get NaN, new series NaN for the past."""
         for name in values.keys() - self._values.keys():
             self._values[name] = np.full(2 * self._capacity, np.nan)
         slot = self._end % self._capacity
@@ -39,15 +39,15 @@ class SeriesHistory:
         self._length = min(self._length + 1, self._capacity)
 
     def times(self, since_s: float) -> Floats:
-        """Times from `since_s` on, oldest first; a view."""
+        """Return the times from `since_s` on, oldest first, as a view."""
         return self._times[self._window(since_s)]
 
     def values(self, name: str, since_s: float) -> Floats:
-        """Values of a series at `times(since_s)`; a view."""
+        """Return the values of a series at `times(since_s)`, as a view."""
         return self._values[name][self._window(since_s)]
 
     def last(self, name: str) -> float:
-        """The newest value; NaN where there is none."""
+        """Return the newest value; NaN if there is none."""
         if not self._length or name not in self._values:
             return float("nan")
         return float(self._values[name][(self._end - 1) % self._capacity])

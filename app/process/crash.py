@@ -1,4 +1,4 @@
-"""What happens when the window has a bug: it goes to the log and is said, and the window stays."""
+"""Uncaught exceptions of the window: logged and shown in the banner; the window stays open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVELS = {
 
 
 class CrashReporter(QObject):
-    """Catches what nobody caught, on any thread, until `uninstall`."""
+    """Handler of uncaught exceptions on all threads, from `install` until `uninstall`."""
 
     noticed = Signal(object)  # Notice
 

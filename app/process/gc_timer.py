@@ -1,4 +1,4 @@
-"""Collect Python's garbage on the GUI thread only, in small steps.
+"""Garbage collection on the GUI thread only, in small steps.
 
 Automatic collection runs on whichever thread allocates: it would delete widgets on the engine's
 thread, and a full pass over all of torch's objects would stop both threads at once.
@@ -16,10 +16,10 @@ THRESHOLDS = (2000, 10, 20)
 
 
 class GarbageCollector(QObject):
-    """Replaces automatic collection until `stop`.
+    """Replacement of Python's automatic garbage collection, from `start` until `stop`.
 
     Args:
-        is_idle: whether a full pass, which takes longer, may run now.
+        is_idle: returns whether a full pass, which takes longer, may run now.
     """
 
     def __init__(self, is_idle: Callable[[], bool], parent: QObject) -> None:
@@ -38,7 +38,7 @@ class GarbageCollector(QObject):
 
     @Slot()
     def settle(self) -> None:
-        """Leave all that exists now out of later passes: imported modules never die."""
+        """Exclude all present objects from later passes: imported modules never die."""
         gc.freeze()
 
     @Slot()

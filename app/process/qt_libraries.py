@@ -1,4 +1,4 @@
-"""What to say where the system lacks a library that Qt links against."""
+"""The error message for a system that lacks a library of Qt."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import shutil
 from engine import EngineError
 
 DEBIAN_PACKAGES = "libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 libglib2.0-0"
-"""Debian's names of all system libraries that Qt needs without a display."""
+"""Debian packages of all system libraries that Qt needs without a display."""
 
 MISSING = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
 
 
 class MissingQtLibrary(EngineError):
-    """A system library of Qt is missing, so there can be no window."""
+    """A missing system library of Qt, without which there is no window."""
 
 
 def missing_qt_library(error: ImportError) -> MissingQtLibrary | None:
-    """Return the sentence about the library that `error` names; None if it names none."""
+    """Return the error to report for an import that failed; None if no library is missing."""
     found = MISSING.search(str(error))
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Small widgets that several subjects use.
+"""Small widgets that several subjects share.
 
 Imports no subject of the app.
 """

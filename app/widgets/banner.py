@@ -1,4 +1,4 @@
-"""A line inside the window that says what happened and offers at most one thing to do."""
+"""The banner: a notice inside the window, with at most one button."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROLES = {"info": "", "warning": "warn", "error": "danger"}
 
 
 class Banner(QFrame):
-    """Shows one notice at a time; a plain piece of information leaves on its own."""
+    """Banner that shows one notice at a time; mere information disappears after a while."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

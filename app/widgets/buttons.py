@@ -1,4 +1,4 @@
-"""Buttons with an icon that follows the theme, and the accessible name that an icon needs."""
+"""Buttons, among them icon buttons that follow the theme and have an accessible name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from app.theme import icon, theme, theme_signals
 
 
 class IconButton(QToolButton):
-    """A flat button that shows only an icon; its text is read out and shown as tool tip.
+    """A flat button with only an icon; its text is its accessible name and tool tip.
 
     Args:
-        is_muted: drawn in the quiet colour until it is checked.
+        is_muted: whether to draw the icon in the muted colour until it is checked.
     """
 
     def __init__(
@@ -51,8 +51,10 @@ class IconButton(QToolButton):
 
 
 class HoverButton(IconButton):
-    """Stays in the tab order but shows its icon only while its message is pointed at or it has
-    the focus."""
+    """Button of a message, visible while the mouse is over the message or the button has focus.
+
+    It stays in the tab order all the time.
+    """
 
     def __init__(self, name: str, text: str, parent: QWidget | None = None) -> None:
         self._is_shown = False
@@ -80,7 +82,7 @@ class HoverButton(IconButton):
 
 
 def button(text: str, role: str = "", name: str = "") -> QPushButton:
-    """A push button in one of the style sheet's roles."""
+    """Return a push button in one of the style sheet's roles."""
     made = QPushButton(text)
     if role:
         made.setProperty("role", role)

@@ -1,4 +1,4 @@
-"""Small controls that Qt does not have: a switch, an elided label, fields deaf to the wheel."""
+"""Small controls that Qt lacks: a switch, an elided label, fields that ignore the wheel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.theme import mix, theme
 
 
 def label(text: str = "", role: str | None = None) -> QLabel:
-    """A label with a role of the style sheet; model texts are never read as HTML."""
+    """Return a plain-text label in a role of the style sheet; it never interprets HTML."""
     result = QLabel(text)
     result.setTextFormat(Qt.TextFormat.PlainText)
     if role:
@@ -29,7 +29,7 @@ def label(text: str = "", role: str | None = None) -> QLabel:
 
 
 def line() -> QWidget:
-    """A thin horizontal line."""
+    """Return a thin horizontal line."""
     result = QWidget()
     result.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
     result.setProperty("role", "line")
@@ -46,13 +46,13 @@ class _WheelBlocker(QObject):
 
 
 def ignore_wheel(widget: QWidget) -> None:
-    """Let the wheel scroll the panel unless the field has the focus."""
+    """Make the wheel scroll the panel unless the field has the focus."""
     widget.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
     widget.installEventFilter(_WheelBlocker(widget))
 
 
 class _MarginKeeper(QObject):
-    """Takes the room of a scroll bar out of a margin, so that nothing moves when it shows."""
+    """Filter that shrinks a margin by a scroll bar's width, so that nothing moves when it shows."""
 
     def __init__(self, bar: QScrollBar, layout: QLayout) -> None:
         super().__init__(bar)
@@ -70,12 +70,12 @@ class _MarginKeeper(QObject):
 
 
 def keep_margin(scroll: QScrollArea, layout: QLayout) -> None:
-    """Let `layout` keep its right margin whether or not the scroll bar shows."""
+    """Keep the right edge of `layout` in place whether or not the scroll bar shows."""
     _MarginKeeper(scroll.verticalScrollBar(), layout)
 
 
 def show_number(field: QSpinBox | QDoubleSpinBox, value: float) -> None:
-    """Show a value without announcing it, and without touching a text that is being typed."""
+    """Show a value without a signal, and without changing a text that is being typed."""
     with QSignalBlocker(field):
         if isinstance(field, QSpinBox):
             if field.value() != round(value):
@@ -85,7 +85,7 @@ def show_number(field: QSpinBox | QDoubleSpinBox, value: float) -> None:
 
 
 class Switch(QAbstractButton):
-    """An on/off switch; checked is on."""
+    """An on/off switch; checked means on."""
 
     WIDTH, HEIGHT = 28, 16
 
@@ -118,7 +118,7 @@ class Switch(QAbstractButton):
 
 
 class ColourDot(QWidget):
-    """The colour of a device."""
+    """A dot in the colour of a device."""
 
     SIZE = 9
 
@@ -136,7 +136,7 @@ class ColourDot(QWidget):
 
 
 class ElidedLabel(QLabel):
-    """One line that ends in "…" where the room does; the tool tip has all of it."""
+    """A label that ends in "…" if its text does not fit; the tool tip has the whole text."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""A dock with a quiet title: its name, a button to detach it and one to close it."""
+"""A dock with a plain title bar: its name, a button to detach it and one to close it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from app.widgets.buttons import IconButton
 
 
 class Dock(QDockWidget):
-    """Holds one panel; dragged by its title, detached by its button or a double click.
+    """A dock for one panel, moved by its title, detached by its button or a double click.
 
     Args:
-        beside: stands in the title, right of the name.
+        beside: widget in the title bar, right of the name.
     """
 
     closed = Signal()

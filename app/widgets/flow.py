@@ -1,4 +1,4 @@
-"""Widgets in lines that break as text does."""
+"""A box of widgets in lines that wrap as text does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GAP = 6
 
 
 class FlowBox(QWidget):
-    """Its widgets at their preferred size, as many in a line as there is room for."""
+    """Box of widgets at their preferred size, as many in a line as fit."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -22,7 +22,7 @@ class FlowBox(QWidget):
         self.setSizePolicy(policy)
 
     def set_widgets(self, widgets: Sequence[QWidget]) -> None:
-        """Show these in place of those there were."""
+        """Replace the widgets."""
         for old in self._widgets:
             old.hide()
             old.deleteLater()
@@ -54,7 +54,7 @@ class FlowBox(QWidget):
             widget.setGeometry(place)
 
     def _places(self, width: int) -> list[QRect]:
-        """Where each widget goes; one wider than the room is cut to it."""
+        """Return the place of each widget; one wider than the box is cut to its width."""
         x = y = line = 0
         places = []
         for widget in self._widgets:

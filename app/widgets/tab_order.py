@@ -1,4 +1,4 @@
-"""The order in which Tab goes through the window: as it is read, not as it was built."""
+"""The tab order of the window: as it is read, not as it was built."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QScrollArea, QWidget
 
 LINE_PIXELS = 10
-"""Widgets whose middles are this close to each other stand on one line."""
+"""Largest distance between the middles of widgets on one line."""
 
 
 def tab_stops(regions: Iterable[QWidget]) -> list[QWidget]:
-    """The widgets that Tab stops at: region by region, in each by lines from the top."""
+    """Return the widgets that Tab stops at: region by region, in each by lines from the top."""
     return [stop for region in regions for stop in _stops_in(region)]
 
 
 def neighbour(stops: Sequence[QWidget], now: QWidget | None, *, forward: bool) -> QWidget | None:
-    """The stop after or before `now`, round the ends; None if there is none."""
+    """Return the stop after or before `now`, wrapping around; None if there are no stops."""
     if not stops:
         return None
     if now not in stops:
@@ -26,7 +26,7 @@ def neighbour(stops: Sequence[QWidget], now: QWidget | None, *, forward: bool) -
 
 
 def _stops_in(region: QWidget) -> list[QWidget]:
-    """What scrolls takes one place among its neighbours, however far it is scrolled."""
+    """Return the stops of a region; a scroll area keeps its place however far it is scrolled."""
     found = region.findChildren(QScrollArea)
     areas = [area for area in found if not _is_inside(area, found)]
     stops = [
@@ -72,5 +72,5 @@ def _by_lines(widgets: Iterable[QWidget], region: QWidget) -> list[QWidget]:
 
 
 def _anchor(widget: QWidget) -> QPoint:
-    """The middle of the left side, or of something high that of its first line."""
+    """Return the middle of the left edge, or of the first line of a high widget."""
     return QPoint(0, min(widget.height() // 2, 2 * LINE_PIXELS))

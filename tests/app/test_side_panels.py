@@ -181,7 +181,7 @@ def test_the_rail_opens_the_map_and_the_links(
     shell = make_shell(model=path)
     window, side_panels = shell.window, shell.side_panels
     assert not side_panels.placement.isVisible()
-    rail(shell, "Map of the tensors").click()
+    rail(shell, "Tensor map").click()
     qtbot.waitUntil(lambda: side_panels.placement.view.isVisible())
     assert side_panels.placement.view.table.grid.rows == ("emb", "0", "1", "head")
     rail(shell, "Links between devices").click()
@@ -199,7 +199,7 @@ def test_pinning_changes_the_split_and_can_be_undone(
 ) -> None:
     shell = make_shell(model=str(tiny_gguf(tmp_path / "m.gguf", n_layer=2)))
     shell.split_panel.cpu_ranks.setValue(2)
-    rail(shell, "Map of the tensors").click()
+    rail(shell, "Tensor map").click()
     panel = shell.side_panels.placement
     qtbot.waitUntil(lambda: len(panel.chips.chips) == 2)
     panel.pin_requested.emit("#1", frozenset({(0, "ffn")}))

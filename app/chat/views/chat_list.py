@@ -29,7 +29,7 @@ MIN_WIDTH = 144
 
 
 class ChatList(QWidget):
-    """Knows the chats it was given; changes nothing itself."""
+    """List of the chats with a search field; it only asks for changes and makes none."""
 
     new_requested = Signal()
     chosen = Signal(str)
@@ -48,7 +48,7 @@ class ChatList(QWidget):
         self.search.setClearButtonEnabled(True)
         self.search.setPlaceholderText("Search chats    Ctrl K")
         self.search.setAccessibleName("Search chats")
-        self.search.setToolTip("Enter opens the first that is found, Esc leaves the search")
+        self.search.setToolTip("Enter opens the first match, Esc leaves the search")
         self.search.setMinimumHeight(32)
         self.search.returnPressed.connect(self._choose_first)
         self.search.escaped.connect(self._leave_search)
@@ -66,7 +66,7 @@ class ChatList(QWidget):
         self.list.delete_pressed.connect(self._delete_selected)
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.list.customContextMenuRequested.connect(self._open_menu)
-        self._nothing = QLabel("No chat has these words.", self, wordWrap=True)
+        self._nothing = QLabel("No chats match.", self, wordWrap=True)
         self._nothing.setProperty("role", "muted")
         layout = QVBoxLayout(self)
         layout.setContentsMargins(12, 12, 12, 8)
@@ -79,12 +79,12 @@ class ChatList(QWidget):
         self.refresh()
 
     def set_chats(self, chats: Sequence[Conversation], current: str) -> None:
-        """Show the chats, the open one selected."""
+        """Show the chats, with the open one selected."""
         self._chats, self._current = chats, current
         self.refresh()
 
     def shown_titles(self) -> list[str]:
-        """All rows from the top, headings in capitals."""
+        """Return the texts of all rows from the top, headings in capitals."""
         return [self.list.item(row).text() for row in range(self.list.count())]
 
     @Slot()
@@ -132,7 +132,7 @@ class ChatList(QWidget):
     @Slot(QListWidgetItem)
     def _on_edited(self, item: QListWidgetItem) -> None:
         chat_id, title = item.data(ID), item.text()
-        # the list is filled anew by the receiver; not from inside the item's own signal
+        # the receiver fills the list again, which must not happen inside the item's own signal
         QTimer.singleShot(0, self, lambda: self._rename(chat_id, title))
 
     def _rename(self, chat_id: str, title: str) -> None:
@@ -163,7 +163,7 @@ class ChatList(QWidget):
 
 
 class _Search(QLineEdit):
-    """Says when Esc is pressed."""
+    """Search field that reports Esc."""
 
     escaped = Signal()
 
@@ -175,7 +175,7 @@ class _Search(QLineEdit):
 
 
 class _List(QListWidget):
-    """F2 renames, Del deletes."""
+    """List whose F2 key renames and Del key deletes."""
 
     delete_pressed = Signal()
 
@@ -194,7 +194,7 @@ class _List(QListWidget):
 
 
 def day_group(when: float, today: date) -> str:
-    """The heading for a chat that was last changed `when` (seconds since the epoch)."""
+    """Return the heading for a chat last changed at `when` (seconds since the epoch)."""
     day = date.fromtimestamp(when) if when >= 0 else date.min
     if day >= today:
         return "TODAY"

@@ -1,6 +1,6 @@
-"""The turns of the open chat in a scrolling column that follows an answer as it grows.
+"""The turns of the open chat, in a scrolling column that follows an answer as it grows.
 
-Long chats open with their last turns; earlier ones are made when a person asks for them, so that
+Long chats open with their last turns; earlier ones are created on request, so that
 opening costs the same for every chat.
 """
 
@@ -22,7 +22,7 @@ STICKY_PIXELS = 48
 
 
 class ChatView(QScrollArea):
-    """Shows one conversation; indices count all its turns, shown or not."""
+    """View of one conversation; indices count all its turns, shown or not."""
 
     resend_requested = Signal(int, str)
     regenerate_requested = Signal()
@@ -64,7 +64,7 @@ class ChatView(QScrollArea):
         return self._views
 
     def show_chat(self, chat: Conversation, *, is_answering: bool = False) -> None:
-        """Replace what is shown; the last turn is still growing if `is_answering`."""
+        """Show another chat, whose last turn is still growing if `is_answering`."""
         for view in self._views:
             self._remove(view)
         self._views = []
@@ -82,7 +82,7 @@ class ChatView(QScrollArea):
         QTimer.singleShot(0, self, self.scroll_to_end)
 
     def add_message(self, index: int) -> None:
-        """Show the turn that was added at the end; an answer starts out growing."""
+        """Show the turn added at the end; an answer is growing at first."""
         view = self._make(index)
         self._views.append(view)
         self._layout.insertWidget(self._layout.count() - 1, view)
@@ -99,12 +99,12 @@ class ChatView(QScrollArea):
         self._mark_last()
 
     def grow(self) -> None:
-        """The last answer has more text."""
+        """Show the text added to the last answer."""
         if (view := self.last_answer()) is not None:
             view.grow()
 
     def set_status(self, text: str) -> None:
-        """What the engine is doing for the answer that is growing."""
+        """Show the engine's present step below the growing answer."""
         if (view := self.last_answer()) is not None:
             view.set_status(text)
 
@@ -121,12 +121,12 @@ class ChatView(QScrollArea):
 
     @Slot()
     def refresh(self, *, is_answering: bool = False) -> None:
-        """Write everything again, as after a change of theme."""
+        """Rebuild the view, as after a change of the theme."""
         self.show_chat(self._chat, is_answering=is_answering)
 
     @Slot()
     def show_earlier(self) -> None:
-        """Show more turns above, keeping the place."""
+        """Show more turns above, without moving the visible ones."""
         bar = self.verticalScrollBar()
         from_end = bar.maximum() - bar.value()
         self._is_following = False

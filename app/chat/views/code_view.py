@@ -1,4 +1,4 @@
-"""A code block: its language, a copy button and coloured text that may grow."""
+"""The view of a code block: its language, a copy button and coloured text that may grow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COPIED_MS = 1500
 
 
 class CodeView(QFrame):
-    """Shows one `CodeBlock`; `set_code` with a longer version of it only touches the new lines."""
+    """View of one `CodeBlock`; `set_code` with a longer version changes only the new lines."""
 
     def __init__(self, code: CodeBlock, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -95,7 +95,7 @@ class CodeView(QFrame):
         cursor.insertText(text[len(old) :])
 
     def _colour(self, formats: list[Ranges]) -> None:
-        """Apply the formats of the lines where they changed."""
+        """Apply the formats of lines whose formats changed."""
         document = self._text.document()
         for number, ranges in enumerate(formats):
             if number < len(self._formats) - 1 and self._formats[number] == ranges:
@@ -108,7 +108,7 @@ class CodeView(QFrame):
 
 
 class _CodeText(QPlainTextEdit):
-    """Read-only, never wrapped, as high as its lines."""
+    """Read-only text, never wrapped, as high as its lines."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""Where a person writes: the text, how full the context is, and one button to send or stop."""
+"""The message field, with the gauge of the context and one button to send or stop."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from app.theme import set_role, theme, theme_signals
 from app.widgets.buttons import button
 
 DRAFT_MS = 500
-COMPACT_WIDTH = 360  # narrower, and only the ring of the context shows
+COMPACT_WIDTH = 360  # below this width the gauge of the context shows only its ring
 WARN_SHARE, DANGER_SHARE = 0.8, 0.95
 
 
 class Composer(QFrame):
-    """Enter sends, Shift+Enter starts a line, Esc stops."""
+    """Field for a message: Enter sends it, Shift+Enter starts a line."""
 
     sent = Signal(str)
     stop_requested = Signal()
@@ -70,7 +70,7 @@ class Composer(QFrame):
         self._update_button()
 
     def set_busy(self, busy: bool) -> None:
-        """Whether an answer is being written, so that the button stops it."""
+        """Set whether an answer is being written, which the button then stops."""
         self._is_busy = busy
         self._update_button()
 
@@ -120,7 +120,7 @@ class Composer(QFrame):
 
 
 class ContextGauge(QWidget):
-    """A ring and a percentage: how much of the context the conversation takes."""
+    """Gauge of the context: a percentage and a ring for the part that the conversation fills."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -135,7 +135,7 @@ class ContextGauge(QWidget):
         self.set_use(0, 0)
 
     def set_use(self, used: int, size: int) -> None:
-        """Tokens used, of how many; hidden when there is no context yet."""
+        """Show `used` of `size` tokens; hide the gauge while `size` is 0."""
         share = min(used / size, 1.0) if size else 0.0
         text = f"context {share:.0%}".replace("%", " %")
         self._label.setText(text)

@@ -1,4 +1,4 @@
-"""A text field that is as high as its text: Enter submits, Shift+Enter starts a line."""
+"""A text field as high as its text; Enter submits it, Shift+Enter starts a line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TEXT_PIXELS = 14
 
 
 class GrowingEdit(QPlainTextEdit):
-    """Grows from one line to twelve, then scrolls."""
+    """Text field that grows from one line to twelve, then scrolls."""
 
     submitted = Signal()
     focus_changed = Signal()
@@ -55,7 +55,7 @@ class GrowingEdit(QPlainTextEdit):
             super().keyPressEvent(event)
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:  # noqa: N802 Qt
-        """Files go to the window, which opens them."""
+        """Refuse files, which the window opens instead."""
         return not source.hasUrls() and super().canInsertFromMimeData(source)
 
     def focusInEvent(self, event: QFocusEvent) -> None:

@@ -1,4 +1,4 @@
-"""Colours for code: pygments says what a word is, the theme what colour that has."""
+"""Syntax colours: pygments classifies the words, the theme gives each class a colour."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from app.theme import Theme
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
 
-MAX_CHARACTERS = 20_000  # beyond this, colouring would be felt as a pause
+MAX_CHARACTERS = 20_000  # colouring a longer text would be felt as a pause
 
 Ranges = list[QTextLayout.FormatRange]
 
 
 def highlight(code: str, language: str, colours: Theme) -> list[Ranges]:
-    """Formats for each line of `code`; none for an unknown language or a very long text."""
+    """Return the formats of each line of `code`; none for an unknown language or a long text."""
     lines: list[Ranges] = [[] for _ in range(code.count("\n") + 1)]
     lexer = _lexer(language.lower()) if len(code) <= MAX_CHARACTERS else None
     if lexer is None:

@@ -1,4 +1,4 @@
-"""The text of an answer as a column of prose and code, which grows while it is written."""
+"""The text of an answer: a column of prose and code that grows while it is written."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from app.chat.views.code_view import CodeView
 from app.chat.views.prose_view import START, Mark, ProseView
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.04, 0.25
-SHARE_OF_TIME = 0.03  # of one core that showing an answer may take from the engine
+SHARE_OF_TIME = 0.03  # part of one core that showing an answer may take from the engine
 SMOOTHING = 0.3
 
 
 @dataclass(slots=True)
 class _Shown:
-    """A piece on screen that may still change, and what there was before it was written.
+    """A piece on screen that may still change, and the state before it was written.
 
     Attributes:
-        n_views: number of views.
-        mark: end of the last of them, if that is prose.
+        piece: piece as it was written last.
+        n_views: number of views before the piece.
+        mark: end of the last view before the piece, if that view is prose.
     """
 
     piece: Piece
@@ -32,7 +33,7 @@ class _Shown:
 
 
 class MessageBody(QWidget):
-    """Shows markdown. What is complete is written once; of the rest only what changed."""
+    """View of Markdown; complete pieces are written once, of the rest only changes."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -44,13 +45,13 @@ class MessageBody(QWidget):
         self._views: list[ProseView | CodeView] = []
         self._open: list[_Shown] = []  # the pieces at the end that are not complete
         self._due_at = 0.0
-        self._cost_s = 0.0  # of one showing, painting included
+        self._cost_s = 0.0  # CPU time of one update, painting included
         self._cpu_s = time.thread_time()
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.flush)
 
     def append(self, text: str) -> None:
-        """Add text; it shows at once or, when showing is slow, after a pause in proportion."""
+        """Add text, shown at once or after a pause in proportion to the cost of an update."""
         self._pending += text
         wait_s = self._due_at - time.perf_counter()
         if wait_s <= 0:
@@ -68,7 +69,7 @@ class MessageBody(QWidget):
 
     @Slot()
     def flush(self) -> None:
-        """Show all that was added."""
+        """Show all added text now."""
         self._timer.stop()
         if not self._pending:
             return
@@ -79,26 +80,26 @@ class MessageBody(QWidget):
         del self._open[: len(complete)]
 
     def pieces_shown(self) -> list[str]:
-        """What stands on screen, view by view (for tests and for copying)."""
+        """Return the text on screen, view by view."""
         return [
             view.code if isinstance(view, CodeView) else view.document().toPlainText()
             for view in self._views
         ]
 
     def _measure(self) -> None:
-        """Set the next showing by what this thread computed since the last one.
+        """Schedule the next update by the CPU time that this thread spent since the last one.
 
-        Laying out and painting happen later, in Qt; only the thread's own clock sees all of it.
+        Qt lays out and paints later, so only the thread's own clock sees the whole cost.
         """
         cpu_s, now = time.thread_time(), time.perf_counter()
-        if now < self._due_at + MAX_PAUSE_S:  # a showing just before, so it is what cost this
+        if now < self._due_at + MAX_PAUSE_S:  # updates follow closely, so the time is their cost
             self._cost_s += SMOOTHING * (cpu_s - self._cpu_s - self._cost_s)
         self._cpu_s = cpu_s
         pause_s = min(max(MIN_PAUSE_S, self._cost_s / SHARE_OF_TIME), MAX_PAUSE_S)
         self._due_at = now + pause_s
 
     def _show(self, pieces: list[Piece]) -> None:
-        """Turn the open pieces on screen into `pieces`, writing no more than needed."""
+        """Replace the open pieces on screen by `pieces`, writing no more than needed."""
         n_same = 0
         for old, new in zip(self._open, pieces, strict=False):
             if old.piece != new:
@@ -112,7 +113,7 @@ class MessageBody(QWidget):
             self._write(piece)
 
     def _extend(self, shown: _Shown, new: Piece) -> bool:
-        """Make the last piece on screen longer in place, if `new` is only that."""
+        """Extend the last piece on screen in place, if `new` only adds to it; return whether."""
         view = self._views[-1]
         if isinstance(view, CodeView) and isinstance(new, CodeBlock):
             view.set_code(new)
@@ -124,7 +125,7 @@ class MessageBody(QWidget):
         return True
 
     def _take_back(self, n_kept: int, following: Piece | None) -> None:
-        """Remove the open pieces but the first; a view that `following` can use is emptied."""
+        """Remove all but the first open pieces; a view that `following` can use is emptied."""
         if n_kept == len(self._open):
             return
         first = self._open[n_kept]
@@ -168,7 +169,7 @@ class MessageBody(QWidget):
 
 
 def _added(old: Piece, new: Piece) -> tuple[TextSpan, ...] | None:
-    """What `new` has behind `old`, if it is the same line grown at its end."""
+    """Return the spans that `new` adds to `old`; None unless it is the same line, longer."""
     if not isinstance(old, TextLine) or not isinstance(new, TextLine):
         return None
     if replace(old, spans=()) != replace(new, spans=()) or len(new.spans) < len(old.spans):

@@ -1,4 +1,4 @@
-"""One turn of a chat: a person's bubble, or an answer with its thought, text and footer."""
+"""The views of a turn: a person's bubble, or an answer with its thought, text and footer."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from app.widgets.controls import ElidedLabel
 
 REASONS = {
     "stop": "end of turn",
-    "length": "length limit",
+    "length": "max tokens",
     "context": "context full",
     "cancelled": "stopped",
 }
 
 
 def footer_text(stats: AnswerStats) -> str:
-    """Such as "61.8 tok/s · 412 tokens · 0.31 s to first token · end of turn"."""
+    """Return a footer like "61.8 tok/s · 412 tokens · 0.31 s to first token · end of turn"."""
     tokens = "1 token" if stats.n_tokens == 1 else f"{stats.n_tokens} tokens"
     parts = [f"{stats.tokens_per_s:.1f} tok/s"] if stats.tokens_per_s > 0 else []
     if stats.n_tokens:
@@ -42,7 +42,7 @@ def footer_text(stats: AnswerStats) -> str:
 
 
 class MessageView(QWidget):
-    """What every turn has; `message` is the chat's own object."""
+    """Base of the views of a turn; `message` is the chat's own object."""
 
     def __init__(self, message: Message, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -56,7 +56,7 @@ class MessageView(QWidget):
 
     @property
     def copied_text(self) -> str:
-        """What the copy button takes."""
+        """The text that the copy button copies."""
         return self.message.content
 
     @Slot()
@@ -75,7 +75,7 @@ class MessageView(QWidget):
 
 
 class UserView(MessageView):
-    """A bubble on the right; turns into an editor."""
+    """View of a person's turn: a bubble on the right that can turn into an editor."""
 
     resent = Signal(str)
 
@@ -146,7 +146,7 @@ class UserView(MessageView):
 
 
 class _Editor(QFrame):
-    """The text of a turn to be changed: Enter sends, Esc gives up."""
+    """Editor of a turn: Enter sends it again, Esc cancels."""
 
     accepted = Signal(str)
     cancelled = Signal()
@@ -186,7 +186,7 @@ class _Editor(QFrame):
 
 
 class AnswerView(MessageView):
-    """An answer that may still be growing."""
+    """View of an answer that may still be growing."""
 
     regenerate_requested = Signal()
 
@@ -228,15 +228,15 @@ class AnswerView(MessageView):
         return split_thought(self.message.content).answer
 
     def grow(self) -> None:
-        """Show what was added to the message."""
+        """Show the text added to the message."""
         self._show()
 
     def set_status(self, text: str) -> None:
-        """What happens before and while the answer is written."""
+        """Show the engine's present step below the answer."""
         self._status.set_full_text(text)
 
     def close_answer(self) -> None:
-        """Nothing more is coming: show the footer."""
+        """Show the footer of the answer, which is complete."""
         self._show()
         self.body.flush()
         message = self.message
@@ -247,7 +247,7 @@ class AnswerView(MessageView):
         self._thought.close_thought(message.thought_s)
 
     def set_last(self, is_last: bool) -> None:
-        """Only the last answer can be written anew."""
+        """Offer "Regenerate" on the last answer only."""
         self._again.setVisible(is_last)
 
     def _show(self) -> None:
@@ -264,7 +264,7 @@ class AnswerView(MessageView):
 
 
 class _ThoughtView(QFrame):
-    """The model's thought, folded away."""
+    """View of the model's thought, folded at first."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)

@@ -1,7 +1,7 @@
-"""Formatted text of a message, written with a cursor: no HTML is parsed anywhere.
+"""The formatted text of a message, written with a cursor: no HTML is parsed anywhere.
 
-The text can grow at its end: everything behind a mark is taken back and written again, what stands
-before it is never touched or laid out a second time.
+The text can grow at its end: everything behind a mark is removed and written again; the text before
+it is never touched or laid out a second time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Written = TextLine | Table | Rule
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place to return to: everything behind `position` is not final."""
+    """A position in the text to return to; everything behind it is not final."""
 
     position: int
     is_fresh: bool
@@ -55,12 +55,12 @@ START = Mark(0, is_fresh=True)
 
 
 class ProseView(QTextBrowser):
-    """As high as its text; selectable by mouse and keyboard."""
+    """Text view as high as its text, selectable by mouse and keyboard."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._is_fresh = True  # the last block is there but unused
-        self._base = QTextCharFormat()  # of the last line
+        self._is_fresh = True  # the last block exists but is unused
+        self._base = QTextCharFormat()  # format of the last line's plain words
         self._bars: _QuoteBars | None = None
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setStyleSheet("background: transparent; border: none; padding: 0;")
@@ -80,7 +80,7 @@ class ProseView(QTextBrowser):
         document.documentLayout().documentSizeChanged.connect(self._fit)
 
     def write(self, pieces: list[Written]) -> None:
-        """Write pieces behind what there is."""
+        """Append pieces."""
         cursor = QTextCursor(self.document())
         cursor.beginEditBlock()
         for piece in pieces:
@@ -94,7 +94,7 @@ class ProseView(QTextBrowser):
         cursor.endEditBlock()
 
     def extend(self, spans: tuple[TextSpan, ...]) -> None:
-        """Make the last line longer."""
+        """Append spans to the last line."""
         cursor = QTextCursor(self.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
         cursor.beginEditBlock()
@@ -109,7 +109,7 @@ class ProseView(QTextBrowser):
         return Mark(self.document().characterCount() - 1, self._is_fresh)
 
     def truncate(self, mark: Mark) -> None:
-        """Take back what was written since `mark`."""
+        """Remove the text written since `mark`."""
         cursor = QTextCursor(self.document())
         cursor.setPosition(mark.position)
         cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
@@ -133,7 +133,7 @@ class ProseView(QTextBrowser):
         insert_spans(cursor, line.spans, base)
 
     def _base_format(self, line: TextLine) -> QTextCharFormat:
-        """How the plain words of a line look."""
+        """Return the format of a line's plain words."""
         base = QTextCharFormat()
         if line.heading:
             font = QFont(self.document().defaultFont())
@@ -199,9 +199,9 @@ class ProseView(QTextBrowser):
     # Qt
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Nothing is ever fetched on behalf of a text, neither from the net nor from the disk.
+        """Return nothing, as no text may fetch anything, neither from the net nor from the disk.
 
-        Empty rather than None, after which Qt would read a local file itself.
+        It is empty rather than None, after which Qt would read a local file itself.
         """
         return QByteArray()
 
@@ -218,10 +218,10 @@ class ProseView(QTextBrowser):
 
 
 class _QuoteBars(QWidget):
-    """Draws a bar beside quoted text.
+    """Bars beside quoted text.
 
-    Lies over the text and exists only where there is a quote: a paint method in the text's own
-    class would make Python take part in every repaint of an answer.
+    The widget lies over the text and exists only if there is a quote: a paint method in the text's
+    own class would make Python take part in every repaint of an answer.
     """
 
     def __init__(self, view: ProseView) -> None:
@@ -249,7 +249,7 @@ class _QuoteBars(QWidget):
 
 @Slot(QUrl)
 def open_link(url: QUrl) -> None:
-    """Hand an address that was clicked to the browser; nothing but http and https."""
+    """Open a clicked address in the browser, if it is http or https."""
     if url.scheme() in ("http", "https"):
         QDesktopServices.openUrl(url)
 
@@ -285,7 +285,7 @@ def _aligned(align: str) -> QTextBlockFormat:
 
 
 def _flat() -> QTextBlockFormat:
-    """Qt puts an empty block behind a table; this one takes no room until it is used."""
+    """Return a format without height, for the empty block that Qt puts behind a table."""
     block = QTextBlockFormat()
     block.setLineHeight(1, QTextBlockFormat.LineHeightTypes.FixedHeight.value)
     return block

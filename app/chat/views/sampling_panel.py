@@ -1,6 +1,6 @@
-"""Settings of the chat: system prompt, sampling, appearance.
+"""The settings panel: system prompt, sampling and appearance.
 
-The sampling fields are made from the metadata of `SamplingParams`, so that a new one appears here
+The sampling fields come from the metadata of `SamplingParams`, so that a new one appears here
 by being declared there.
 """
 
@@ -38,7 +38,7 @@ INT_MAX = 2**31 - 1
 
 
 class SamplingPanel(QScrollArea):
-    """Shows and changes a `SamplingParams` and a system prompt."""
+    """Panel that edits a `SamplingParams`, a system prompt and the appearance."""
 
     sampling_changed = Signal(object)  # SamplingParams
     prompt_changed = Signal(str)
@@ -78,7 +78,7 @@ class SamplingPanel(QScrollArea):
         return self._params
 
     def set_params(self, params: SamplingParams) -> None:
-        """Show other values without reporting them."""
+        """Show other values without a signal."""
         self._params = params
         for name, row in self._rows.items():
             row.show_value(getattr(params, name))
@@ -95,13 +95,13 @@ class SamplingPanel(QScrollArea):
         self._theme.setCurrentIndex(THEMES.index(choice))
 
     def set_field(self, name: str, value: object) -> None:
-        """Change one sampling field as if a person had."""
+        """Change one sampling field as if a person had done it."""
         self._rows[name].show_value(value)
         self._on_field(name, value)
 
     @Slot()
     def reset(self) -> None:
-        """Back to the defaults."""
+        """Set all sampling fields to their defaults."""
         self.set_params(SamplingParams())
         self.sampling_changed.emit(self._params)
 
@@ -183,7 +183,7 @@ class SamplingPanel(QScrollArea):
 
 
 class _Row:
-    """The label and the editor of one field."""
+    """Label and editor of one field."""
 
     def __init__(self, spec: Field[Any], on_change: Callable[[str, object], None]) -> None:
         meta = spec.metadata
@@ -204,7 +204,7 @@ class _Row:
         self.editor.blockSignals(False)
 
     def mark(self, *, is_changed: bool) -> None:
-        """A changed value has a dot and stands in the text colour."""
+        """Show whether the value differs from the default: with a dot and in the text colour."""
         self.label.setText(f"● {self._title}" if is_changed else self._title)
         set_role(self.label, "" if is_changed else "muted")
 
@@ -214,7 +214,7 @@ OnChange = Callable[[object], None]
 
 
 def _editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, Setter]:
-    """The widget that fits a field, and how to show a value in it."""
+    """Return the editor for a field, and the function that shows a value in it."""
     if meta.get("choices"):
         return _choice_editor(meta, on_change)
     if meta["kind"] is bool:
@@ -238,13 +238,13 @@ def _choice_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidge
 
 def _texts_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
     line = QLineEdit()
-    line.setPlaceholderText("separated by ;")
+    line.setPlaceholderText("separate with ;")
     line.textEdited.connect(lambda text: on_change(tuple(t for t in text.split(";") if t)))
     return line, lambda value: line.setText(";".join(value))
 
 
 def _large_number_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
-    """For a number beyond what a spin box holds; empty is None."""
+    """Return an editor for numbers too large for a spin box; an empty one is None."""
     line = QLineEdit()
     line.setPlaceholderText("random")
 

@@ -1,4 +1,4 @@
-"""The line above the chat: which model there is, what it takes, and how to change that."""
+"""The bar above the chat: the model's name and facts, its load, and the menu to open others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRESS_WIDTH = 180
 
 
 class ModelBar(QFrame):
-    """Shows a `ModelInfo`, a load under way, or a `ModelLoaded`."""
+    """Bar that shows a `ModelInfo`, a running load, or a `ModelLoaded`."""
 
     open_requested = Signal()
     demo_requested = Signal()
@@ -63,9 +63,9 @@ class ModelBar(QFrame):
         self.refresh()
 
     def set_menu(self, recent: tuple[str, ...], *, has_demo: bool) -> None:
-        """Fill the menu with what can be opened."""
+        """Fill the menu with the models that can be opened."""
         self.menu.clear()
-        opened = self.menu.addAction("Open a GGUF…\tCtrl+O")  # the window owns the key
+        opened = self.menu.addAction("Open model…\tCtrl+O")  # the window owns the key
         opened.triggered.connect(self.open_requested)
         if has_demo:
             demo = self.menu.addAction("Demo model")
@@ -81,12 +81,12 @@ class ModelBar(QFrame):
         self.menu.setToolTipsVisible(True)
 
     def show_empty(self) -> None:
-        """There is no model."""
+        """Show that no model is selected."""
         self._set_name("Select a model")
         self._show(pills=0, button_text="")
 
     def show_selected(self, info: ModelInfo) -> None:
-        """A file was looked at and can be loaded."""
+        """Show a selected model that can be loaded."""
         self._set_info(info)
         self._show(pills=1, button_text="Load")
         self._on_press = self.load_requested
@@ -104,12 +104,12 @@ class ModelBar(QFrame):
         self._percent.setText(f"{share:.0%}".replace("%", " %"))
 
     def set_doing(self, text: str) -> None:
-        """Show what takes time beside reading the file, "" for nothing."""
+        """Show the present step of a load; "" leaves the percentage."""
         if text:
             self._percent.setText(text)
 
     def show_loaded(self, loaded: ModelLoaded) -> None:
-        """The model answers."""
+        """Show the loaded model."""
         self._set_info(loaded.info)
         self._context.setText(f"{short_count(loaded.n_ctx)} context · KV {loaded.params.kv_type}")
         self._set_loaded_text(loaded.params)
@@ -159,7 +159,7 @@ class ModelBar(QFrame):
         self._fit()
 
     def _fit(self) -> None:
-        """Share out the room: the button, the progress, the name, then the pills."""
+        """Divide the width: first the button, then progress, name and pills."""
         left = self.width() - MARGINS - self._button.sizeHint().width()
         if not self._progress.isHidden():
             self._progress.setFixedWidth(min(PROGRESS_WIDTH, self.width() // 4))
@@ -176,7 +176,7 @@ class ModelBar(QFrame):
         self._name.setText(metrics.elidedText(self._full_name, elide, width - frame))
 
     def _fit_pills(self, left: int) -> None:
-        """Show as many pills as there is room for, the least telling ones last."""
+        """Show as many pills as fit, the most important first."""
         wanted = (self._size, self._loaded, self._context)[: self._n_pills]
         for pill in (self._size, self._loaded, self._context):
             left -= pill.sizeHint().width() + SPACING
@@ -198,7 +198,7 @@ class ModelBar(QFrame):
 
 
 class _Menu(QMenu):
-    """Opens from left to right below a button whose own contents run the other way."""
+    """Menu with left-to-right contents, below a button whose contents run right to left."""
 
     def __init__(self, owner: QToolButton, parent: QWidget) -> None:
         super().__init__(parent)
@@ -211,7 +211,7 @@ class _Menu(QMenu):
 
 
 def short_bytes(n_bytes: int) -> str:
-    """Decimal units, as file managers and download pages count."""
+    """Return bytes in decimal units, as file managers and download pages count."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if n_bytes >= size:
             return f"{n_bytes / size:.1f} {unit}"
@@ -219,5 +219,5 @@ def short_bytes(n_bytes: int) -> str:
 
 
 def short_count(n_tokens: int) -> str:
-    """ "32k" for 32768."""
+    """Return a number of tokens such as "32k" for 32768."""
     return f"{n_tokens // 1024}k" if n_tokens >= 1024 and n_tokens % 1024 == 0 else str(n_tokens)

@@ -1,4 +1,4 @@
-"""What fills the middle while there is nothing to read: how to begin."""
+"""The start page, shown in place of an empty chat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 320
 
 
 class StartView(QWidget):
-    """Offers to open a model, or says that the loaded one is waiting."""
+    """Page that offers models to open, or says that the loaded one is ready."""
 
     open_requested = Signal()
     demo_requested = Signal()
@@ -24,7 +24,7 @@ class StartView(QWidget):
         super().__init__(parent)
         self._title = _centred("", "title")
         self._text = _centred("", "muted")
-        self._open = button("Open a GGUF…", "primary")
+        self._open = button("Open model…", "primary")
         self._open.clicked.connect(self.open_requested)
         self._demo = button("Try the demo model")
         self._demo.clicked.connect(self.demo_requested)
@@ -48,7 +48,7 @@ class StartView(QWidget):
         self.show_state("", recent=(), has_demo=False)
 
     def show_state(self, model: str, *, recent: tuple[str, ...], has_demo: bool) -> None:
-        """Without a `model` offer some, with one say that it is ready."""
+        """Show that `model` is ready, or offer models to open if it is ""."""
         is_ready = bool(model)
         self._title.setText(f"{model} is ready" if is_ready else "Welcome to Tandem")
         self._text.setText(

@@ -1,4 +1,4 @@
-"""One small graph over the last two minutes."""
+"""A small graph of the last two minutes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.widgets.controls import label
 
 WINDOW_S: Final = 120.0
 Y_PADDING: Final = 0.08
-"""Room above and below the scale, as a part of it, for half a line of text."""
+"""Room above and below the scale for half a line of text, as a part of the scale."""
 AXIS_WIDTH: Final = 34
 MANY: Final = 4
 DOTTED: Final = '<span style="color:{colour}">●</span> {number}'
@@ -25,10 +25,10 @@ COLOURED: Final = '<span style="color:{colour}">{number}</span>'
 
 
 class HistoryPlot(QWidget):
-    """A title, the latest values in words, and curves from two minutes ago until now.
+    """A title, the latest values as text, and curves of the last two minutes.
 
     Args:
-        unit: of the values, such as "GiB".
+        unit: unit of the values, such as "GiB".
         top: upper end of the scale; None follows the data.
     """
 
@@ -55,13 +55,13 @@ class HistoryPlot(QWidget):
         self.apply_theme()
 
     def link_x(self, other: HistoryPlot) -> None:
-        """Show the same time as `other`."""
+        """Show the same time range as `other`."""
         self.plot.setXLink(other.plot)
 
     def show_history(
         self, history: SeriesHistory, colours: Mapping[str, int], now_s: float
     ) -> None:
-        """Draw the series named in `colours` (index of a device colour by name)."""
+        """Draw the series of `colours`, which maps their names to indices of device colours."""
         since = now_s - WINDOW_S
         x = history.times(since) - now_s
         highest = 0.0
@@ -78,7 +78,7 @@ class HistoryPlot(QWidget):
         self._top = top
 
     def set_marks(self, ages_s: Sequence[float]) -> None:
-        """Dotted vertical lines so many seconds ago."""
+        """Draw dotted vertical lines at these ages, in seconds."""
         while len(self._marks) > len(ages_s):
             self.plot.removeItem(self._marks.pop())
         while len(self._marks) < len(ages_s):
@@ -89,7 +89,7 @@ class HistoryPlot(QWidget):
             mark.setValue(-age)
 
     def set_latest(self, values: Sequence[tuple[str, int, str]]) -> None:
-        """Show the newest values as text, many of them without dots.
+        """Show the newest values as text, without dots if there are many.
 
         Args:
             values: (name, index of its device colour, number as text).
@@ -106,7 +106,7 @@ class HistoryPlot(QWidget):
         self.setToolTip(spoken)
 
     def apply_theme(self) -> None:
-        """Take the colours of the current theme."""
+        """Use the colours of the current theme."""
         colours = theme()
         self.plot.getAxis("left").setTextPen(QColor(colours.muted))
         self.plot.getAxis("left").setTickPen(QColor(colours.muted))
@@ -153,7 +153,7 @@ class HistoryPlot(QWidget):
 
 
 def lay_out(host: QWidget, title: str, latest: QWidget, picture: QWidget) -> None:
-    """Put a title, the latest values, what is drawn and its time below each other."""
+    """Lay out a title, the latest values, a graph and its time axis."""
     header = QHBoxLayout()
     header.addWidget(label(title, "heading"))
     header.addWidget(latest, 1)
@@ -167,7 +167,7 @@ def lay_out(host: QWidget, title: str, latest: QWidget, picture: QWidget) -> Non
 
 
 def time_labels() -> QHBoxLayout:
-    """What stands below a graph of the last two minutes."""
+    """Return the labels of a two-minute time axis."""
     row = QHBoxLayout()
     row.setContentsMargins(AXIS_WIDTH, 0, 0, 0)
     sides = (Qt.AlignmentFlag.AlignLeft, Qt.AlignmentFlag.AlignHCenter, Qt.AlignmentFlag.AlignRight)

@@ -1,7 +1,7 @@
-"""Memory, load, speed and what ranks spend their time with, over the last two minutes.
+"""Graphs of the last two minutes: memory, load, speed, and how ranks spend their time.
 
-The window shares its interpreter with the engine, so drawing is paid for in tokens: everything is
-drawn once per reading of the devices, and not at all while the panel is hidden.
+The window shares its interpreter with the engine, so drawing slows generation down: everything is
+drawn once per snapshot of the devices, and not at all while the panel is hidden.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from engine import DeviceSnapshot, TokenTimes
 CAPACITY: Final = 512
 RATE: Final = "rate"
 RATE_FADES_S: Final = 1.5
-"""A rate older than this is over: the engine reports several times a second while it runs."""
+"""Age at which a rate no longer counts, in seconds; a running engine reports more often."""
 
 
 class MonitorPanel(QWidget):
-    """Graphs with one time axis; fed with snapshots, rates, message marks and times of tokens.
+    """Graphs on one time axis, fed with snapshots, rates, message marks and token times.
 
-    The timeline of ranks shows once there is one.
+    The timeline of the ranks shows as soon as it has data.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -55,7 +55,7 @@ class MonitorPanel(QWidget):
         theme_signals().changed.connect(self._on_theme)
 
     def add_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
-        """Add one reading of all devices, and draw."""
+        """Add a snapshot of all devices, and draw."""
         if not snapshots:
             return
         self._now_s = snapshots[0].time_s
@@ -74,27 +74,27 @@ class MonitorPanel(QWidget):
             self._draw()
 
     def add_rate(self, tokens_per_s: float) -> None:
-        """The speed at this moment, 0 at the end; it is drawn with the next reading."""
+        """Add the present rate, 0 at the end; it is drawn with the next snapshot."""
         self._has_ended = tokens_per_s <= 0
         if not self._has_ended:
             self._rate, self._rate_s = tokens_per_s, time.monotonic()
 
     def set_ranks(self, devices: Sequence[str]) -> None:
-        """The device of every rank of the model that is loaded now; none without a model."""
+        """Show the ranks of the loaded model, given by their devices; none without a model."""
         self._ranks = tuple(devices)
         self.timeline.set_ranks(rank_labels(devices))
         self.timeline.hide()
 
     def add_times(self, times: TokenTimes) -> None:
-        """What the ranks did while one token was computed; drawn with the next reading."""
+        """Add the ranks' times of one token; they are drawn with the next snapshot."""
         self.timeline.add(time.monotonic(), times)
 
     def mark_message(self) -> None:
-        """Mark this moment with a line."""
+        """Mark the present moment with a line."""
         self._marks.append(time.monotonic())
 
     def _take_rate(self) -> float:
-        """The speed since the last reading, also of an answer that ended in between."""
+        """Return the rate since the last snapshot, even if the answer has ended since."""
         rate = self._rate if self._now_s - self._rate_s <= RATE_FADES_S else 0.0
         if self._has_ended:
             self._rate = 0.0

@@ -1,6 +1,6 @@
-"""A strip for each rank: which part of its time it computed, waited for others, or did neither.
+"""A strip per rank: the part of its time that it computed, waited for others, or did neither.
 
-A good split keeps all strips full of computing: who waits has too small a share.
+A good split keeps all ranks computing: a rank that waits has too small a share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine import TokenTimes
 
 CAPACITY: Final = 4096
 BIN_PIXELS: Final = 3
-"""What is drawn at once is the mean over so many pixels."""
+"""Width of one bin, in pixels; the mean of its values is drawn."""
 
 GAP: Final = 3
 MAX_STRIP: Final = 22
@@ -30,7 +30,7 @@ TITLE: Final = "Computing"
 
 
 class TimelinePlot(QWidget):
-    """Fed with the times of tokens; draws the last two minutes of every rank."""
+    """Graph of how every rank spent the last two minutes, fed with token times."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -49,12 +49,12 @@ class TimelinePlot(QWidget):
         return self._last is not None
 
     def set_ranks(self, labels: Sequence[str]) -> None:
-        """The ranks of another model or split; what there was belongs to others."""
+        """Start again with the ranks of another model or split."""
         self._labels = tuple(labels)
         self._history, self._last = SeriesHistory(CAPACITY), None
 
     def add(self, now_s: float, times: TokenTimes) -> None:
-        """Note one token; times of other ranks than there are now come too late."""
+        """Add the times of one token; late ones, of an earlier split, are ignored."""
         if len(times.ranks) != len(self._labels) or times.seconds <= 0:
             return
         values: dict[str, float] = {}
@@ -65,10 +65,11 @@ class TimelinePlot(QWidget):
         self._last = times
 
     def show_until(self, now_s: float, colours: Sequence[int]) -> None:
-        """Draw.
+        """Draw the two minutes until `now_s`.
 
         Args:
-            colours: index of the device colour of each rank.
+            now_s: end of the time axis, in seconds.
+            colours: index of each rank's device colour.
         """
         self.strips.show_history(self._history, self._labels, colours, now_s)
         self._show_latest(colours)
@@ -86,7 +87,7 @@ class TimelinePlot(QWidget):
             spoken.append(f"{name} computes {computed:.0%} and waits {waited:.0%}")
         self.latest.setText("&nbsp;&nbsp; ".join(texts))
         text = ", ".join(spoken).replace("%", " %")
-        milliseconds = f"{1000 * times.seconds:.1f} ms a token"
+        milliseconds = f"{1000 * times.seconds:.1f} ms per token"
         self.setAccessibleDescription(f"{milliseconds}: {text}")
         self.setToolTip(
             f"{milliseconds}: {text}\nFull colour: computing. Pale: waiting. Empty: neither."
@@ -94,7 +95,7 @@ class TimelinePlot(QWidget):
 
 
 class _Strips(QWidget):
-    """Paints; all values are parts of a token's time, 0 to 1."""
+    """The painted strips; all values are parts of a token's time, 0 to 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +151,7 @@ class _Strips(QWidget):
 
 
 def binned(places: Floats, values: Floats, n_bins: int) -> Floats:
-    """The mean of the values in each of `n_bins` equal parts of 0 to 1; NaN where there is none."""
+    """Return the mean value in each of `n_bins` equal parts of 0 to 1; NaN for empty ones."""
     at = np.minimum((places * n_bins).astype(int), n_bins - 1)
     counts = np.bincount(at, minlength=n_bins)
     sums = np.bincount(at, weights=values, minlength=n_bins)

@@ -58,7 +58,7 @@ def test_a_draft_that_was_taken_back_stays_away(qtbot: QtBot, make_shell: MakeSh
     assert make_shell().window.composer.text == ""
 
 
-def test_forgetting_the_oldest_goes_on_in_the_chat_that_was_full(
+def test_dropping_the_oldest_goes_on_in_the_chat_that_was_full(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
     """A person may have opened another chat before pressing the button."""

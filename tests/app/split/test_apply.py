@@ -135,7 +135,7 @@ def test_a_split_that_fails_comes_back(
         assert banner(shell).startswith("GPU 1 is full.")
         notice = shell.window.banner.notice
         assert notice is not None
-        assert notice.hint == "Give it less. It is split as before."
+        assert notice.hint == "Give it less. The old split is kept."
 
 
 def test_a_model_that_is_lost_while_it_is_split_can_be_loaded_again(
