@@ -25,7 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 Overflow = Literal["stop", "shift"]
-"""What happens when the context is full: the answer ends, or the oldest messages are dropped."""
+"""Action when the context is full: end the answer, or drop the oldest messages."""
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 """Types in which keys and values can be stored."""
@@ -34,7 +34,7 @@ SPLIT_MODES = ("tensor", "layer", "groups")
 """Ways to split a model over ranks, see `LoadParams.split_mode`."""
 
 PeerMode = Literal["auto", "off", "on"]
-"""Whether GPUs access each other's memory, see `LoadParams.p2p`."""
+"""Setting of direct access between GPUs' memories, see `LoadParams.p2p`."""
 
 PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
 DEFAULT_CONTEXT = 2048

@@ -184,7 +184,7 @@ class CommError(DeviceError):
 
     Args:
         rank: rank that is to blame, rather than the one that noticed.
-        problem: what that rank did, as the end of a sentence without its full stop.
+        problem: fault of that rank as the end of a sentence, without its full stop.
         device: device of that rank, such as "cuda:1"; "" where that is unknown.
     """
 

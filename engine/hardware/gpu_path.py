@@ -36,7 +36,7 @@ diagnosis."""
 
 @dataclass(frozen=True, slots=True)
 class GpuPath:
-    """How GPUs of this machine compute, or would compute if there were one.
+    """The way in which GPUs of this machine compute, or would compute if there were one.
 
     Attributes:
         has_gpu: whether a model can be put on a GPU.

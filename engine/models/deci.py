@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine.forward.context import Context
 
 MixerKind = Literal["attention", "linear", "none"]
-"""What a block has in the place of attention."""
+"""Kind of the part of a block that stands in the place of attention."""
 
 
 class LinearMixer(Mixer):

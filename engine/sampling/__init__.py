@@ -1,4 +1,4 @@
-"""From logits to one token, on the host: steps, the draw, candidates of a slice.
+"""Samples the next token from logits on the host: filter steps, the draw, slices of a vocabulary.
 
 Imports no torch, and of the engine only `config` and `errors`.
 """

@@ -1,4 +1,4 @@
-"""Interface of what samples tokens where they are computed, without logits for the host."""
+"""Interface of sampling on the device, where tokens are computed, without logits for the host."""
 
 from __future__ import annotations
 
@@ -12,48 +12,53 @@ if TYPE_CHECKING:
     from engine.sampling.sampler import Sampler
 
 Logits = NDArray[np.float32]
+"""Logits as an array of the host."""
 
 
 class TokenSource(Protocol):
-    """Draws tokens where they are computed, and may be some tokens ahead of who reads them.
+    """Sampler of tokens on the device, which may run some tokens ahead of their reader.
 
-    A runtime that can has one, as its `stream`. Whoever uses the cache otherwise stops it first.
+    A runtime that can sample there has one, as its `stream`. Whoever else uses the cache must stop
+    it first.
 
     Attributes:
-        waited_s: seconds so far in which the host did nothing but wait for the device.
+        waited_s: total time in which the host only waited for the device, in seconds.
     """
 
     waited_s: float
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
-        """Draw as `sampler` would from now on; False if that has to draw by itself.
+        """Sample as `sampler` would from now on; return False where the host must sample.
 
-        It is asked before each token.
+        Called before each token.
 
         Args:
-            never: tokens that must not come.
+            sampler: settings, history and random numbers.
+            never: ids of tokens that must not come.
         """
         ...
 
     def next(self, token: int, n_past: int, n_left: int) -> int | Logits | None:
-        """Compute a token after `n_past` cached ones, and draw the one behind it.
+        """Run a token after `n_past` cached ones, and sample the next one.
 
-        Its random number is taken from the sampler, which has accepted `token` before.
+        The random number is taken from the sampler, which has already accepted `token`.
 
         Args:
-            n_left: how many tokens may still be drawn, with this one; and no more are computed.
+            token: id of the token to run.
+            n_past: number of cached tokens before it.
+            n_left: number of tokens that may still be sampled, with this one; no more are computed.
 
         Returns:
-            The token that was drawn; or logits (n_vocab,), from which `sampler` has to draw; or
-            None if those are lost as well, and states hold what cannot be told.
+            The sampled token; or logits (n_vocab,), from which `sampler` must sample; or None if
+            these are lost too and the content of the states is unknown.
         """
         ...
 
     def stop(self) -> Sequence[int]:
-        """Wait until nothing is computed any more.
+        """Wait until the device has finished all tokens.
 
         Returns:
-            What was computed behind the token that `next` was called for last, if that cannot be
-            undone: the cache holds these tokens now. None where it can rewind.
+            Tokens that were run after the last one given to `next` and cannot be undone, so that
+            the cache holds them; none where the cache can rewind.
         """
         ...
