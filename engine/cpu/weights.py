@@ -58,7 +58,7 @@ class PlaneWeight:
         self._planes = planes.data_ptr(), tile_bytes, extent.n_blocks, extent.skip
         per_thread = n_tiles(n_rows) // (2 * worker.n_threads)
         self.n_tiles_per_piece = max(1, min(PIECE_BYTES // tile_bytes, per_thread))
-        group = chosen().n_tokens
+        group = chosen().tile_tokens
         per_token = extent.n_blocks * token_bytes(worker.x_bytes)
         self.n_tokens_per_pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
 

@@ -178,7 +178,7 @@ class AwakeMeeting(Meeting):
     def note(self, log: CallLog, seat: int, x: Tensor | None, out: Tensor) -> None:
         shown = 0 if x is None else x.data_ptr(), out.numel(), out.data_ptr()
         log.kept.append(out)
-        self._board.note(log, seat, *shown, AWAKE_TURNS, partial(self._finish_again, seat, shown))
+        self._board.record(log, seat, *shown, AWAKE_TURNS, partial(self._finish_again, seat, shown))
 
     def _next_round(self, seat: int) -> int:
         return self._round(seat) + 1  # where repeated calls count as well
@@ -234,5 +234,5 @@ class AwakeMeeting(Meeting):
                 board.count_asleep(seat, number, -1)
 
     def _break(self) -> None:
-        self._board.break_off()
+        self._board.abort()
         super()._break()

@@ -140,7 +140,7 @@ def activations(
 ) -> NDArray[np.float64]:
     """What the bytes of panels stand for, (tokens, columns), as `cpu.kernels.panels` has it."""
     x = np.empty((n_tokens, n_blocks, 32))
-    token, size, per_token = 0, isa.n_tokens, 32 * x_bytes + 20
+    token, size, per_token = 0, isa.tile_tokens, 32 * x_bytes + 20
     while token < n_tokens:
         while size > n_tokens - token:
             size //= 2

@@ -1,6 +1,6 @@
-"""Kernels for the CPU: LLVM code made for this processor when a model is loaded.
+"""Kernels of the CPU: LLVM IR, written for this processor and compiled when a model is loaded.
 
-From below: `values` and `isa` write single operations, `jit` compiles them and keeps the result,
-`team` runs a kernel on several threads. `layout` and `pack` say how quantised matrices lie in
-memory, the other modules are the kernels.
+From the bottom up: `values` writes single instructions and `isa` those that differ between
+processors, `jit` compiles, `fastcall` calls from Python, `team` shares work among threads. The
+other modules are the kernels. Imports nothing of GPUs.
 """

@@ -1,4 +1,4 @@
-"""`act(gate) × up`, element by element."""
+"""Activations, gated or not: `act(gate) × up` or `act(gate)`, element by element."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 from engine.forward.operands import OAI_ALPHA
 
 KINDS = ("silu", "gelu", "relu", "relu2", "oai")
-"""See `engine.layers.ffn.Activation`."""
+"""Activations, see `engine.layers.ffn.Activation`."""
 
 ARGUMENTS = ("gate", "gate_stride", "up", "up_stride", "n_rows", "n", "limit", "out")
-"""Of one call: gate and up are F32, (n_rows, n), with strides in bytes; out is the same without
-gaps. up is 0 where there is none. limit: the bits of an F32, infinite for none."""
+"""Arguments of the kernels. gate and up are F32, (n_rows, n), with strides in bytes; out has their
+shape, contiguous. up is 0 for an activation without a gate. limit: the bits of an F32, infinity for
+none."""
 
 GELU_SCALE, GELU_CUBE = 0.7978845608028654, 0.044715
 """√(2 / π), and the factor of x³ in GELU's tanh form (arXiv 1606.08415)."""
 
 COLUMNS = 4096
-"""Of one piece."""
+"""Largest number of columns of a piece."""
 
 
 def build(module: ir.Module) -> None:
-    """A function `kind(team, *ARGUMENTS)` for each kind."""
+    """Write a kernel `kind(team, *ARGUMENTS)` for each activation."""
     add_run(module)
     for kind in KINDS:
         _add_row(module, kind)
@@ -40,15 +41,15 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, kind: str, given: Named, index: Value) -> None:
-    """Some columns of a row."""
+    """Write a piece: some columns of a row."""
     n = given["n"]
     per_row = ceil_div(n, COLUMNS)
     row, first = index // per_row, index % per_row * COLUMNS
     gate = given["gate"] + row * given["gate_stride"] + first * 4
     up = given["up"] + row * given["up_stride"] + first * 4
     out = given["out"] + (row * n + first) * 4
-    count = code.least(n - first, code.number(COLUMNS))
-    with code.either(given["up"].equals(0)) as (alone, both):
+    count = code.min_signed(n - first, code.number(COLUMNS))
+    with code.if_else(given["up"].equals(0)) as (alone, both):
         with alone:
             code.call(f"{kind}_alone", VOID, gate, count, out)
         with both:
@@ -56,7 +57,7 @@ def _emit_piece(code: Code, kind: str, given: Named, index: Value) -> None:
 
 
 def _add_row(module: ir.Module, kind: str) -> None:
-    """`kind_alone(gate, n, out)` and `kind_both(gate, up, n, limit, out)`."""
+    """Write `kind_alone(gate, n, out)` and `kind_both(gate, up, n, limit, out)`."""
     code, (gate, n, out) = function(module, f"{kind}_alone", 3)
     code.builder.function.linkage = "internal"
     for_each_vector(
@@ -65,10 +66,10 @@ def _add_row(module: ir.Module, kind: str) -> None:
     code.builder.ret_void()
     code, (gate, up, n, bits, out) = function(module, f"{kind}_both", 5)
     code.builder.function.linkage = "internal"
-    limit = code.spread(bits.to(I32).bits(F32))
+    limit = code.splat(bits.to(I32).bitcast(F32))
 
     def below(x: Value) -> Value:
-        """At most the limit; NaN stays."""
+        """Return x, at most the limit; NaN stays."""
         return code.where(x > limit, limit, x)
 
     def emit(lanes: SimdLanes) -> None:
@@ -86,7 +87,7 @@ def _add_row(module: ir.Module, kind: str) -> None:
 
 
 def activated(code: Code, kind: str, x: Value) -> Value:
-    """act(x)."""
+    """Return act(x)."""
     if kind == "silu":
         return over_one_plus_exp(code, x, x * -1.0)
     if kind == "oai":
@@ -94,10 +95,10 @@ def activated(code: Code, kind: str, x: Value) -> Value:
     if kind == "gelu":  # (1 + tanh u) / 2 is 1 / (1 + exp(-2u))
         cubic = code.fma(x * x * x, code.constant(x.kind, GELU_CUBE), x)
         return over_one_plus_exp(code, x, cubic * (-2 * GELU_SCALE))
-    positive = code.largest(x, code.constant(x.kind, 0.0))
+    positive = code.maximum(x, code.constant(x.kind, 0.0))
     return positive * positive if kind == "relu2" else positive
 
 
 def over_one_plus_exp(code: Code, x: Value, exponent: Value) -> Value:
-    """x / (1 + exp(exponent))."""
+    """Return x / (1 + exp(exponent))."""
     return x / (maths.exp(code, exponent) + 1.0)

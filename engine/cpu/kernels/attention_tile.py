@@ -1,7 +1,8 @@
-"""The parts of attention: a few query heads and a block of positions of their key-value head.
+"""The steps of attention over a block of positions: scores, softmax, weighted sum of values.
 
-Heads are taken together in tiles that fit the registers, so that each key and value is decoded for
-all of them at once. The sum for one head and position is made in the same order in every tile.
+Query heads of one key-value head are computed in tiles that fit the registers, so that each key and
+value is decoded once for all of them. The sum for one head and position is made in the same order
+in tiles of every size.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ from engine.cpu.kernels.values import (  # fmt: skip
 )
 
 BLOCK = 64
-"""Positions whose scores are held at once; the scores of a head are so many floats."""
+"""Positions of a block, and floats that the scores of a head take."""
 
 LARGEST, SUM, FACTOR = 0, 4, 8
-"""Offsets in what is kept of a head: its largest score, the sum of the weights relative to that,
-and what the values so far are multiplied with."""
+"""Byte offsets in a head's state: the largest score so far, the sum of the weights relative to it,
+and the factor by which the values so far are to be rescaled."""
 
 STATE_BYTES = 64
+"""Size of a head's state, in bytes."""
+
 MINUS_INFINITY = float("-inf")
 
 
 def add_parts(module: ir.Module, isa: Isa, kv_type: str) -> None:
-    """`scores`, `soften` and `gather`, described where they are written."""
+    """Write `scores`, `soften` and `gather`: see the functions below that write them."""
     for size in sizes(isa):
         _add_dots(module, isa, kv_type, size)
         _add_gather(module, isa, kv_type, size)
@@ -56,12 +59,12 @@ def add_parts(module: ir.Module, isa: Isa, kv_type: str) -> None:
 
 
 def sizes(isa: Isa) -> tuple[int, ...]:
-    """How many heads are taken together, most first."""
-    return (4, 2, 1) if isa.n_tokens >= 8 else (2, 1)
+    """Return the numbers of heads of a tile, largest first."""
+    return (4, 2, 1) if isa.tile_tokens >= 8 else (2, 1)
 
 
 def for_heads(code: Code, isa: Isa, n: Value, body: Callable[[int, Value], object]) -> None:
-    """Write a loop over n heads, as many together as there are."""
+    """Write a loop over n heads, in the largest tiles that they fill."""
     most, *fewer = sizes(isa)
     with code.loop(code.number(0), n - n % most, most) as head:
         body(most, head)
@@ -71,14 +74,14 @@ def for_heads(code: Code, isa: Isa, n: Value, body: Callable[[int, Value], objec
 
 
 def _add_scores(module: ir.Module, isa: Isa) -> None:
-    """`scores(n, q, head_dim, k, stride, count, ahead, ahead_stride, out)`.
+    """Write `scores(n, q, head_dim, k, stride, count, ahead, ahead_stride, out)`.
 
-    q·k for n heads and `count` positions; rows `ahead` are asked for meanwhile.
+    Computes q·k for n heads and `count` positions, and prefetches the rows at `ahead` meanwhile.
     """
     code, (n, q, dim, k, stride, count, ahead, ahead_stride, out) = function(module, "scores", 9)
     code.builder.function.linkage = "internal"
     with code.loop(code.number(0), count, LANES) as near:
-        stop = code.least(near + LANES, count)
+        stop = code.min_signed(near + LANES, count)
         with code.loop(near * ahead_stride, stop * ahead_stride, 64) as at:
             code.prefetch(ahead + at)
 
@@ -94,20 +97,20 @@ def _add_scores(module: ir.Module, isa: Isa) -> None:
 
 
 def _n_sums(isa: Isa) -> int:
-    """Of 16 lanes each, that a tile of scores adds up at once."""
+    """Return the number of vectors that a tile of scores sums up at once."""
     return sizes(isa)[0] ** 2
 
 
 def _add_dots(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
-    """`dots_m(q, head_dim, k, stride, last, out)`: q·k for m heads and neighbouring positions.
+    """Write `dots_m(q, head_dim, k, stride, last, out)`: q·k for m heads and adjacent positions.
 
-    Positions beyond the `last` are not read; what stands in `out` for them means nothing.
+    Positions after the `last` are not read; their results in `out` mean nothing.
     """
     code, (q, dim, k, stride, last, out) = function(module, f"dots_{size}", 6)
     code.builder.function.linkage = "internal"
-    cells = CODECS[kv_type](code, isa)
+    codec = CODECS[kv_type](code, isa)
     n_positions = _n_sums(isa) // size
-    rows = [k + code.least(code.number(n), last) * stride for n in range(n_positions)]
+    rows = [k + code.min_signed(code.number(n), last) * stride for n in range(n_positions)]
     zero = code.constant(FLOATS, 0.0)
     sums = [[code.variable(zero) for _ in rows] for _ in range(size)]
 
@@ -116,27 +119,27 @@ def _add_dots(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
             for key, total in zip(keys, row, strict=True):
                 total.set(code.fma(query, key, total.get()))
 
-    n_units = dim // cells.width
+    n_units = dim // codec.width
     with code.loop(code.number(0), n_units) as unit:
-        keys = [cells.read(row + unit * cells.n_bytes) for row in rows]
-        for part in range(cells.width // LANES):
-            at = q + unit * (4 * cells.width) + 64 * part
+        keys = [codec.read(row + unit * codec.n_bytes) for row in rows]
+        for part in range(codec.width // LANES):
+            at = q + unit * (4 * codec.width) + 64 * part
             queries = [code.load(at + dim * (4 * head), FLOATS) for head in range(size)]
             add(queries, [key[part] for key in keys])
-    if isinstance(cells, PlainCodec):
+    if isinstance(codec, PlainCodec):
         with code.when(dim % LANES > 0):
             left, at = dim % LANES, q + n_units * (4 * LANES)
             queries = [code.load_part(at + dim * (4 * h), FLOATS, left) for h in range(size)]
-            add(queries, [cells.read_part(row + n_units * cells.n_bytes, left) for row in rows])
+            add(queries, [codec.read_part(row + n_units * codec.n_bytes, left) for row in rows])
     totals = sums_of([total.get() for row in sums for total in row])
     for head in range(size):
-        mine = totals.pick(range(head * n_positions, (head + 1) * n_positions))
+        mine = totals.shuffle(range(head * n_positions, (head + 1) * n_positions))
         code.store(mine, out + head * (4 * BLOCK))
     code.builder.ret_void()
 
 
 def sums_of(vectors: Sequence[Value]) -> Value:
-    """The sums over the lanes of each vector, each in the same order; 1, 2, 4, … vectors."""
+    """Return the sum over the lanes of each of 1, 2, 4, … vectors, each in the same order."""
     n_groups = 1
     while len(vectors) > 1:
         vectors = [
@@ -150,7 +153,7 @@ def sums_of(vectors: Sequence[Value]) -> Value:
 
 
 def _folded(a: Value, b: Value | None, n_groups: int) -> Value:
-    """Add the halves of each group of lanes, those of b behind those of a."""
+    """Add the two halves of each group of lanes; the results of b follow those of a."""
     n = a.kind.count
     size = n // n_groups
     starts = range(0, n if b is None else 2 * n, size)
@@ -158,55 +161,55 @@ def _folded(a: Value, b: Value | None, n_groups: int) -> Value:
         [start + lane for start in starts for lane in part]
         for part in (range(size // 2), range(size // 2, size))
     )
-    return a.pick(low, b) + a.pick(high, b)
+    return a.shuffle(low, b) + a.shuffle(high, b)
 
 
 def _add_soften(module: ir.Module) -> None:
-    """`soften(x, count, distance, scale, softcap, slope, state, is_first)`.
+    """Write `soften(x, count, distance, scale, softcap, slope, state, is_first)`: online softmax.
 
-    Makes weights of scores. x holds q·k of one head; distance is from the query to the first of the
-    positions. scale, softcap and slope are the bits of F32. The state of the head is updated.
+    Replaces the scores x of one head (q·k) by weights and updates the head's state. `distance` is
+    the first position minus that of the query. scale, softcap and slope are the bits of F32.
     """
     code, (x, count, distance, *factors, state, is_first) = function(module, "soften", 8)
     code.builder.function.linkage = "internal"
-    scale, softcap, slope = (factor.to(I32).bits(F32) for factor in factors)
+    scale, softcap, slope = (factor.to(I32).bitcast(F32) for factor in factors)
     lowest = code.constant(FLOATS, MINUS_INFINITY)
     top = code.variable(lowest)
     with code.loop(code.number(0), count, LANES) as index:
-        score = code.variable(code.load(x + index * 4, FLOATS) * code.spread(scale))
+        score = code.variable(code.load(x + index * 4, FLOATS) * code.splat(scale))
         with code.when(softcap > 0.0):
-            cap = code.spread(softcap)
+            cap = code.splat(softcap)
             score.set(cap * maths.tanh(code, score.get() / cap))
-        places = code.table(FLOATS, range(LANES)) + code.spread((distance + index).to(F32))
-        sloped = code.fma(places, code.spread(slope), score.get())
-        sloped = code.where(code.first(count - index), sloped, lowest)
+        places = code.vector_of(FLOATS, range(LANES)) + code.splat((distance + index).to(F32))
+        sloped = code.fma(places, code.splat(slope), score.get())
+        sloped = code.where(code.lane_mask(count - index), sloped, lowest)
         code.store(sloped, x + index * 4)
-        top.set(code.largest(top.get(), sloped))
+        top.set(code.maximum(top.get(), sloped))
     zero, least = code.constant(F32, 0.0), code.constant(F32, MINUS_INFINITY)
     fresh = is_first.differs(0)
     before = code.where(fresh, least, code.load(state + LARGEST, F32))
-    largest = code.largest(code.reduced("max", top.get()), before)
+    largest = code.maximum(code.reduce("max", top.get()), before)
     base = code.where(largest > least, largest, zero)
     total = code.variable(code.constant(FLOATS, 0.0))
     with code.loop(code.number(0), count, LANES) as index:
-        weights = maths.exp(code, code.load(x + index * 4, FLOATS) - code.spread(base))
+        weights = maths.exp(code, code.load(x + index * 4, FLOATS) - code.splat(base))
         code.store(weights, x + index * 4)
         total.set(total.get() + weights)
     factor = maths.exp(code, before - base)
     so_far = code.where(fresh, zero, code.load(state + SUM, F32) * factor)
     code.store(largest, state + LARGEST)
-    code.store(so_far + code.reduced("add", total.get()), state + SUM)
+    code.store(so_far + code.reduce("add", total.get()), state + SUM)
     code.store(factor, state + FACTOR)
     code.builder.ret_void()
 
 
 def _add_gather(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
-    """`gather_m(weights, count, v, stride, ahead, ahead_stride, head_dim, offset, row, …)`.
+    """Write `gather_m(weights, count, v, stride, ahead, ahead_stride, head_dim, offset, row, …)`.
 
-    And `row_bytes, is_first`. Adds weights times values of `count` positions to the rows of m
-    heads, `row_bytes` apart, after multiplying these with the factors in their states, `offset`
-    bytes behind each row. At first, what is in the rows does not count. Rows `ahead` are asked for
-    meanwhile.
+    Its last arguments are `row_bytes, is_first`. Rescales the sums of m heads by the factors in
+    their states and adds weights × values of `count` positions. The sums are rows `row_bytes`
+    apart, each with its state `offset` bytes on; if `is_first`, they start from zero. The cache's
+    rows at `ahead` are prefetched meanwhile.
     """
     code, arguments = function(module, f"gather_{size}", 11)
     weights, count, v, stride, ahead, ahead_stride, dim, offset, row, row_bytes, is_first = (
@@ -214,32 +217,32 @@ def _add_gather(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
     )
     state = row + offset
     code.builder.function.linkage = "internal"
-    cells = CODECS[kv_type](code, isa)
+    codec = CODECS[kv_type](code, isa)
     fresh = is_first.differs(0)
 
     def columns(start: Value, n_units: int, left: Value | None = None) -> None:
-        column = start // cells.width * cells.n_bytes
+        column = start // codec.width * codec.n_bytes
         places, next_places = v + column, ahead + column
         goals = [row + row_bytes * head + start * 4 for head in range(size)]
-        sums = _begun(code, fresh, goals, state, row_bytes, n_units * cells.width // LANES)
+        sums = _begun(code, fresh, goals, state, row_bytes, n_units * codec.width // LANES)
         with code.loop(code.number(0), count) as position:
-            for at in range(0, n_units * cells.n_bytes, 64):
+            for at in range(0, n_units * codec.n_bytes, 64):
                 code.prefetch(next_places + position * ahead_stride + at)
-            values = _values(cells, places + position * stride, n_units, left)
+            values = _values(codec, places + position * stride, n_units, left)
             for head, totals in enumerate(sums):
                 weight = code.load(weights + head * (4 * BLOCK) + position * 4, F32)
                 for total, value in zip(totals, values, strict=True):
-                    total.set(code.fma(code.spread(weight), value, total.get()))
+                    total.set(code.fma(code.splat(weight), value, total.get()))
         for goal, totals in zip(goals, sums, strict=True):
             for n, total in enumerate(totals):
                 code.store(total.get(), goal + 64 * n)
 
     wide = sizes(isa)[0] * LANES
     with code.loop(code.number(0), dim - dim % wide, wide) as start:
-        columns(start, wide // cells.width)
-    with code.loop(dim - dim % wide, dim - dim % cells.width, cells.width) as start:
+        columns(start, wide // codec.width)
+    with code.loop(dim - dim % wide, dim - dim % codec.width, codec.width) as start:
         columns(start, 1)
-    if isinstance(cells, PlainCodec):
+    if isinstance(codec, PlainCodec):
         with code.when(dim % LANES > 0):
             columns(dim - dim % LANES, 1, dim % LANES)
     code.builder.ret_void()
@@ -248,19 +251,20 @@ def _add_gather(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
 def _begun(
     code: Code, fresh: Value, goals: Sequence[Value], state: Value, row_bytes: Value, n: int
 ) -> list[list[Variable]]:
-    """For each head what its row holds at `goals`, n vectors, times its factor; or zeros."""
+    """Return the sums to start from: each head's n vectors at its goal, rescaled, or zeros."""
     zero = code.constant(FLOATS, 0.0)
     sums = []
     for head, goal in enumerate(goals):
-        factor = code.spread(code.load(state + row_bytes * head + FACTOR, F32))
+        factor = code.splat(code.load(state + row_bytes * head + FACTOR, F32))
         parts = [code.load(goal + 64 * part, FLOATS) * factor for part in range(n)]
         sums.append([code.variable(code.where(fresh, zero, part)) for part in parts])
     return sums
 
 
-def _values(cells: CacheCodec, address: Value, n_units: int, left: Value | None) -> list[Value]:
-    if left is not None and isinstance(cells, PlainCodec):
-        return [cells.read_part(address, left)]
+def _values(codec: CacheCodec, address: Value, n_units: int, left: Value | None) -> list[Value]:
+    """Read adjacent values of the cache as F32: n units, or the first `left` elements of one."""
+    if left is not None and isinstance(codec, PlainCodec):
+        return [codec.read_part(address, left)]
     return [
-        value for unit in range(n_units) for value in cells.read(address + unit * cells.n_bytes)
+        value for unit in range(n_units) for value in codec.read(address + unit * codec.n_bytes)
     ]

@@ -1,8 +1,8 @@
-"""How keys and values lie in the cache: rows of F32, F16 or BF16, or of GGML blocks.
+"""The types of the KV cache, read and written: rows of F32, F16 or BF16, or of GGML blocks.
 
-A block has 32 elements: an F16 scale d, then whole numbers q. In Q8_0 they are signed bytes,
-x = d q; in Q4_0 nibbles, x = d (q - 8), of which byte j holds element j (low) and j + 16 (high).
-Blocks are written bit-equal to the gguf package.
+A block has 32 elements: an F16 scale d, then integers q. In Q8_0 they are signed bytes, x = d q; in
+Q4_0 nibbles, x = d (q - 8), and byte j holds elements j (low nibble) and j + 16 (high nibble).
+Blocks are written with the bits that the gguf package writes.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from engine.cpu.kernels.values import F32, FLOATS, I8, I16, INTS, LANES, Code, V
 
 BYTES, HALVES = vector(I8), vector(I16)
 HALF_BITS = 0x3F000000
-"""Of the F32 0.5, whose last bit is worth as much as that of the smallest F16 numbers."""
+"""Bits of the F32 0.5, whose last bit is worth as much as that of subnormal F16 numbers."""
 
 SMALLEST_NORMAL = 0x38800000
-"""The bits of the F32 from which on F16 have all their digits."""
+"""Bits of the smallest normal F16 number, as F32."""
 
 INFINITE, NO_NUMBER = 0x7C00, 0x7E00
-"""As F16."""
+"""Bits of infinity and NaN, as F16."""
 
 
 class CacheCodec(ABC):
     """Reads and writes one type of the cache.
 
     Attributes:
-        width: elements that are read and written at once, 16 or 32.
-        n_bytes: of these.
+        width: number of elements read or written at once, 16 or 32.
+        n_bytes: size of these in the cache, in bytes.
     """
 
     width: ClassVar[int]
@@ -43,15 +43,15 @@ class CacheCodec(ABC):
 
     @abstractmethod
     def read(self, address: Value) -> list[Value]:
-        """`width` elements as F32, 16 in each vector."""
+        """Read `width` elements as F32, 16 in each vector."""
 
     @abstractmethod
     def write(self, values: Sequence[Value], address: Value) -> None:
-        """The reverse."""
+        """Write `width` elements, given as F32, 16 in each vector."""
 
 
 class PlainCodec(CacheCodec):
-    """Numbers side by side, F32; a row may end anywhere."""
+    """F32 numbers side by side, and the base of F16 and BF16; a row may have any length."""
 
     width = LANES
     n_bytes = 4 * LANES
@@ -61,20 +61,22 @@ class PlainCodec(CacheCodec):
         return [self._floats(self.code.load(address, self.kind))]
 
     def read_part(self, address: Value, n: Value) -> Value:
-        """The first n of 16 elements, then zeros."""
+        """Read the first n of 16 elements, zeros after them."""
         return self._floats(self.code.load_part(address, self.kind, n))
 
     def write(self, values: Sequence[Value], address: Value) -> None:
         self.code.store(self._held(values[0]), address)
 
     def write_part(self, value: Value, address: Value, n: Value) -> None:
-        """The first n of 16 elements."""
+        """Write the first n of 16 elements."""
         self.code.store_part(self._held(value), address, n)
 
     def _floats(self, held: Value) -> Value:
+        """Convert from the cache's type to F32."""
         return held
 
     def _held(self, floats: Value) -> Value:
+        """Convert from F32 to the cache's type."""
         return floats
 
 
@@ -85,30 +87,30 @@ class F16Codec(PlainCodec):
     kind = HALVES
 
     def _floats(self, held: Value) -> Value:
-        return self.isa.halves(self.code, held)
+        return self.isa.f16_to_f32(self.code, held)
 
     def _held(self, floats: Value) -> Value:
         return f32_to_f16(self.code, floats)
 
 
 class BF16Codec(PlainCodec):
-    """The upper halves of F32 numbers."""
+    """BF16 numbers: the upper halves of F32."""
 
     n_bytes = 2 * LANES
     kind = HALVES
 
     def _floats(self, held: Value) -> Value:
-        return (held.to(INTS, signed=False) << 16).bits(FLOATS)
+        return (held.to(INTS, signed=False) << 16).bitcast(FLOATS)
 
     def _held(self, floats: Value) -> Value:
-        bits = floats.bits(INTS)
+        bits = floats.bitcast(INTS)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # ties to even
         is_number = floats.equals(floats)
         return self.code.where(is_number, rounded, self.code.constant(INTS, 0x7FC0)).to(HALVES)
 
 
 class Q8Codec(CacheCodec):
-    """Q8_0."""
+    """Q8_0 blocks."""
 
     width = 32
     n_bytes = 34
@@ -120,16 +122,16 @@ class Q8Codec(CacheCodec):
 
     def write(self, values: Sequence[Value], address: Value) -> None:
         code = self.code
-        largest = code.reduced("max", code.largest(*(code.unary("fabs", x) for x in values)))
+        largest = code.reduce("max", code.maximum(*(code.unary("fabs", x) for x in values)))
         scale = largest / code.constant(F32, 127.0)
         write_scale(code, scale, address)
-        factor = code.spread(inverse(code, scale))
+        factor = code.splat(inverse(code, scale))
         for n, value in enumerate(values):
             code.store(rounded(code, value * factor).to(BYTES), address + 2 + LANES * n)
 
 
 class Q4Codec(CacheCodec):
-    """Q4_0."""
+    """Q4_0 blocks."""
 
     width = 32
     n_bytes = 18
@@ -143,53 +145,53 @@ class Q4Codec(CacheCodec):
         code = self.code
         scale = self._extreme(values) * (-1 / 8)
         write_scale(code, scale, address)
-        factor = code.spread(inverse(code, scale))
+        factor = code.splat(inverse(code, scale))
         numbers = ((value * factor + 8.5).to(INTS) for value in values)
         low, high = (code.where(n > 15, code.constant(INTS, 15), n) for n in numbers)
         code.store((low | (high << 4)).to(BYTES), address + 2)
 
     def _extreme(self, values: Sequence[Value]) -> Value:
-        """The first of the numbers that are farthest from 0."""
+        """Return the number of largest size, the first where several are equally large."""
         code = self.code
         sizes = [code.unary("fabs", value) for value in values]
-        largest = code.reduced("max", code.largest(*sizes))
-        spread, none = code.spread(largest), code.constant(FLOATS, 2.0 * LANES)
-        numbers = [code.table(FLOATS, range(n, n + LANES)) for n in (0, LANES)]
+        largest = code.reduce("max", code.maximum(*sizes))
+        spread, none = code.splat(largest), code.constant(FLOATS, 2.0 * LANES)
+        numbers = [code.vector_of(FLOATS, range(n, n + LANES)) for n in (0, LANES)]
         low, high = (
             code.where(size.equals(spread), number, none)
             for size, number in zip(sizes, numbers, strict=True)
         )
-        place = code.spread(code.reduced("min", code.smallest(low, high)))
+        place = code.splat(code.reduce("min", code.minimum(low, high)))
         low, high = (
             code.where(number.equals(place), value, code.constant(FLOATS, -0.0))
             for value, number in zip(values, numbers, strict=True)
         )
-        return code.where(largest.equals(largest), code.reduced("add", low + high), largest)
+        return code.where(largest.equals(largest), code.reduce("add", low + high), largest)
 
 
 CODECS: Mapping[str, type[CacheCodec]] = {
     "f32": PlainCodec, "f16": F16Codec, "bf16": BF16Codec, "q8_0": Q8Codec, "q4_0": Q4Codec,
 }  # fmt: skip
-"""By the type of the cache."""
+"""Codec of each type of the cache."""
 
 
-def scale_at(cells: CacheCodec, address: Value) -> Value:
-    """A block's scale in all lanes."""
-    return cells.isa.halves(cells.code, cells.code.spread(cells.code.load(address, I16)))
+def scale_at(codec: CacheCodec, address: Value) -> Value:
+    """Load a block's scale as F32, in all lanes."""
+    return codec.isa.f16_to_f32(codec.code, codec.code.splat(codec.code.load(address, I16)))
 
 
 def write_scale(code: Code, scale: Value, address: Value) -> None:
-    """Write a block's scale as F16."""
+    """Store a block's scale as F16."""
     code.store(f32_to_f16(code, scale), address)
 
 
 def inverse(code: Code, scale: Value) -> Value:
-    """1 / scale, or 0."""
+    """Return 1 / scale, 0 where the scale is 0."""
     return code.where(scale.equals(0.0), scale, code.constant(F32, 1.0) / scale)
 
 
 def rounded(code: Code, x: Value) -> Value:
-    """The nearest whole numbers of floats, halves away from zero."""
+    """Round floats to the nearest integers, halves away from zero."""
     size = code.unary("fabs", x)
     whole = size.to(INTS)
     whole = whole + ((size - whole.to(FLOATS)) * 2.0).to(INTS)
@@ -197,12 +199,12 @@ def rounded(code: Code, x: Value) -> Value:
 
 
 def f32_to_f16(code: Code, x: Value) -> Value:
-    """F32 as F16 (in i16), the nearest, ties to even; infinite from 65520 on."""
+    """Convert F32 to F16 (as i16), ties to even; infinite from 65520 on."""
     ints, half = ints_like(x.kind), ints_like(x.kind, I16)
-    bits = x.bits(ints)
+    bits = x.bitcast(ints)
     size = bits & 0x7FFFFFFF
     normal = ((size + 0xFFF + ((size >> 13) & 1)) >> 13) - (112 << 10)
-    tiny = (size.bits(x.kind) + 0.5).bits(ints) - HALF_BITS
+    tiny = (size.bitcast(x.kind) + 0.5).bitcast(ints) - HALF_BITS
     result = code.where(size < SMALLEST_NORMAL, tiny, normal)
     result = code.where(result > INFINITE, code.constant(ints, INFINITE), result)
     result = code.where(x.equals(x), result, code.constant(ints, NO_NUMBER))

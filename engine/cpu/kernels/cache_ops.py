@@ -1,7 +1,7 @@
-"""The kernels that write and read the cache of keys and values, for torch tensors.
+"""Writes to the KV cache and attention over it, on torch tensors.
 
-As in `engine.cpu.kernels.small_ops`, they answer None or False where tensors are none that they
-serve.
+As in `engine.cpu.kernels.small_ops`, methods return None or False where the kernels do not take the
+tensors.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ if TYPE_CHECKING:
     from engine.forward.operands import Scores
 
 SHORT_READ = 1 << 18
-"""Elements of the cache that are read in about 0.1 ms; for so long a call keeps Python's lock."""
+"""Largest number of elements of the cache, read in about 0.1 ms, for which a call keeps Python's
+lock."""
 
 MAX_TOKENS = 8
-"""That attention takes at once."""
+"""Largest number of tokens of a call of attention."""
 
 DTYPES = {
     "f32": F32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
     "q4_0": torch.uint8,
 }  # fmt: skip
+"""Torch type that holds each type of the cache."""
 
 
 @cache
 def _kernels(isa_name: str, kv_type: str) -> tuple[BoundKernel, BoundKernel]:
-    """Writing and attention for a type of the cache, compiled once for each kind of processor."""
+    """Compile the write and attention for an instruction set and a type of the cache."""
     isa = next(isa for isa in supported() if isa.name == isa_name)
     found = []
     for name, module in (("store", cache_write), ("attend", attention)):
@@ -52,13 +54,13 @@ def _kernels(isa_name: str, kv_type: str) -> tuple[BoundKernel, BoundKernel]:
 
 
 class CacheTensor:
-    """Keys or values of one layer: (n_kv, n_ctx, head_dim).
+    """The keys or the values of one layer, (n_kv, n_ctx, head_dim), as kernels address them.
 
     Attributes:
-        n_kv, n_ctx, head_dim: the shape.
-        address: of the first.
+        n_kv, n_ctx, head_dim: numbers of key-value heads, of positions, and of elements of a head.
+        address: address of the first element.
         stride, head_stride: bytes from position to position and from head to head.
-        fits: their numbers lie side by side, as their type wants it.
+        fits: whether the kernels can read it: on the CPU, in the type's layout, rows contiguous.
     """
 
     def __init__(self, held: Tensor, kv_type: str) -> None:
@@ -78,11 +80,13 @@ class CacheTensor:
 
 
 class CacheLayer:
-    """What calls need to know of a layer's cache, gathered once.
+    """The KV cache of one layer as kernels address it, prepared once.
 
     Attributes:
-        is_served: by these kernels.
-        heads: by the number of query heads, what attention needs to know of them.
+        k, v: keys and values.
+        is_served: whether the kernels can read both.
+        store, attend: the kernels for the cache's type.
+        heads: groups of query heads, by the number of query heads; None where they do not fit.
     """
 
     def __init__(self, held: LayerCache, isa_name: str) -> None:
@@ -94,12 +98,12 @@ class CacheLayer:
         self.heads: dict[int, HeadGroups | None] = {}
 
     def is_of(self, held: LayerCache) -> bool:
-        """Whether the memory is still the same."""
+        """Return whether the layer's cache still has the same tensors."""
         k, v = self._tensors
         return k is held.k and v is held.v
 
     def make_heads(self, n_heads: int) -> HeadGroups | None:
-        """None if the cache is not for so many heads."""
+        """Group n query heads by key-value head; None if the cache is not for so many."""
         n_kv, rows = self.k.n_kv, self._head_map
         if rows is None and n_heads % n_kv == 0:
             rows = [head * n_kv // n_heads for head in range(n_heads)]
@@ -109,15 +113,16 @@ class CacheLayer:
 
 
 class HeadGroups:
-    """The query heads of a layer.
+    """The query heads of a layer, in groups that share a key-value head.
 
     Args:
-        rows: for each of them the head of k and v that it uses.
+        k, v: keys and values.
+        rows: index of the key-value head of each query head.
 
     Attributes:
-        places: the arguments of `attend` from `k` to `head_dim_v`.
-        cut: those from `groups` to `n_heads`.
-        work_bytes: memory that attention needs for the whole context.
+        places: arguments of `attend` from `k` to `head_dim_v`.
+        cut: arguments of `attend` from `groups` to `n_heads`.
+        work_bytes: scratch memory of attention over the whole context, in bytes.
     """
 
     def __init__(self, k: CacheTensor, v: CacheTensor, rows: Sequence[int]) -> None:
@@ -131,7 +136,7 @@ class HeadGroups:
 
 
 def _groups(rows: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Neighbouring query heads that use the same key-value head: it, the first, how many."""
+    """Group adjacent query heads of one key-value head: that head, the first of them, how many."""
     groups: list[tuple[int, int, int]] = []
     head = 0
     for row, members in groupby(rows):
@@ -143,10 +148,11 @@ def _groups(rows: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 class CacheOps:
-    """The kernels, run by one team.
+    """The operations on the KV cache, computed by one team.
 
     Args:
-        isa: of the code; the best of this processor if None.
+        team: threads that compute.
+        isa: instruction set of the kernels; None for the best of this processor.
     """
 
     def __init__(self, team: Team, isa: Isa | None = None) -> None:
@@ -161,17 +167,17 @@ class CacheOps:
 
     @property
     def memory(self) -> Tensor:
-        """What calls have written to beside their results."""
+        """Scratch memory that calls write to."""
         return self._work
 
     def move(self, n_past: int) -> None:
-        """Say where a token is for which calls are repeated."""
+        """Set the position of the token that recorded calls are replayed for."""
         self._position_word[0] = n_past
         for spans in self._spans.values():
             spans.set(n_past, 1)
 
     def write(self, held: LayerCache, k: Tensor, v: Tensor | None, start: int) -> bool:
-        """See `LayerCache.write`; whether it was done."""
+        """Write keys and values as `LayerCache.write` does; return whether the kernels could."""
         layer = self._layer(held)
         first = _writing(k, layer.k, start)
         second = () if v is None else _writing(v, layer.v, start)
@@ -191,7 +197,7 @@ class CacheOps:
         self, q: Tensor, held: LayerCache, n_past: int, scores: Scores,
         sinks: Tensor | None, slopes: Tensor | None,
     ) -> Tensor | None:  # fmt: skip
-        """See `ReferenceOps.attention`; one of up to `MOST_TOKENS` tokens after the other."""
+        """Compute `ReferenceOps.attention` for up to `MAX_TOKENS` tokens, one after the other."""
         layer = self._layer(held)
         n_tokens, n_heads, head_dim = q.shape
         if n_heads not in layer.heads:
@@ -222,6 +228,7 @@ class CacheOps:
         return out
 
     def _spans_of(self, scores: Scores) -> VisibleSpans:
+        """Return the spans of a window and chunk, made at their first use."""
         key = scores.window, scores.chunk
         spans = self._spans.get(key)
         if spans is None:
@@ -229,19 +236,20 @@ class CacheOps:
         return spans
 
     def _layer(self, held: LayerCache) -> CacheLayer:
+        """Return a layer's cache as prepared, anew if its tensors have changed."""
         layer = self._layers.get(held)
         if layer is None or not layer.is_of(held):
             layer = self._layers[held] = CacheLayer(held, self._isa_name)
         return layer
 
     def _memory(self, n_bytes: int) -> int:
-        """The address of so much memory, whose contents the next call changes."""
+        """Return the address of `n_bytes` of scratch memory, which the next call overwrites."""
         if self._work.numel() < n_bytes:
             self._work = torch.empty(n_bytes, dtype=torch.uint8)
         return self._work.data_ptr()
 
     def _fitting(self, layer: CacheLayer, n_positions: int) -> Kernel:
-        """The function for so many positions; helpers that sleep are called if they are many."""
+        """Return the binding of attention for so many positions; wake the workers if many."""
         k, v = layer.k, layer.v
         if n_positions * k.n_kv * (k.head_dim + v.head_dim) <= SHORT_READ:
             return layer.attend.with_gil
@@ -250,11 +258,11 @@ class CacheOps:
 
 
 class VisibleSpans:
-    """The positions that tokens see, for layers that are alike in that.
+    """The positions that tokens attend to, for all layers with one window and chunk.
 
     Attributes:
-        addresses: for each of up to `MOST_TOKENS` tokens, where the first position stands and the
-            one after the last.
+        addresses: for each of `MAX_TOKENS` tokens, the address of two integers: the first visible
+            position, and the one after the last.
     """
 
     def __init__(self, scores: Scores) -> None:
@@ -265,14 +273,14 @@ class VisibleSpans:
         self.addresses = [start + step * n for n in range(MAX_TOKENS)]
 
     def set(self, n_past: int, n_tokens: int) -> None:
-        """Write those of tokens after `n_past` others."""
+        """Set the spans of `n_tokens` tokens that follow `n_past` others."""
         for n in range(n_tokens):
             self._words[2 * n] = self._scores.first_visible(n_past + n)
             self._words[2 * n + 1] = n_past + n + 1
 
 
 def _writing(x: Tensor, cells: CacheTensor, start: int) -> tuple[int, ...] | None:
-    """The arguments of `store` for x, if it fits."""
+    """Return the arguments of `store` for x from position `start` on, None if it does not fit."""
     rows = row_layout(x)
     if rows is None or rows[3:] != (cells.n_kv, cells.head_dim):
         return None
@@ -282,7 +290,7 @@ def _writing(x: Tensor, cells: CacheTensor, start: int) -> tuple[int, ...] | Non
 
 
 def _address(vector: Tensor | None, n: int) -> int | None:
-    """Of n numbers; 0 for none."""
+    """Return the address of n F32 numbers, 0 if there are none, None if they do not fit."""
     if vector is None:
         return 0
     return vector.data_ptr() if is_plain(vector) and vector.shape == (n,) else None

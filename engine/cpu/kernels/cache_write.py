@@ -1,4 +1,4 @@
-"""Keys or values into the cache, in its own type."""
+"""Writes keys or values into the KV cache, converted to its type."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ ARGUMENTS = (
     "x", "token_stride", "head_stride", "n_tokens", "n_heads", "n", "cells", "cells_token_stride",
     "cells_head_stride", "position",
 )  # fmt: skip
-"""Of one call: x is F32, (n_tokens, n_heads, n), with strides in bytes; `cells` is where the first
-head of position 0 goes, and `position` the address of the first token's. For types of blocks, n is
-a multiple of 32."""
+"""Arguments of the kernel. x is F32, (n_tokens, n_heads, n), with strides in bytes; `cells` is the
+address of position 0 and head 0 in the cache, `position` the address of the first token's position.
+For block types, n is a multiple of 32."""
 
 
 def build(module: ir.Module, isa: Isa, kv_type: str) -> None:
-    """`store(team, *ARGUMENTS)`."""
+    """Write `store(team, *ARGUMENTS)` for a type of the cache."""
     add_run(module)
     _add_row(module, isa, kv_type)
     with piece(module, "store", ARGUMENTS) as (code, given, index):
         per_piece = rows_per_piece(code, given["n_heads"] * given["n"])
-        stop = code.least((index + 1) * per_piece, given["n_tokens"])
+        stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])
         start = code.load(given["position"], I64)
         tokens = code.loop(index * per_piece, stop)
         with tokens as token, code.loop(code.number(0), given["n_heads"]) as head:
@@ -41,18 +41,18 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _add_row(module: ir.Module, isa: Isa, kv_type: str) -> None:
-    """`row(x, n, cells)`: one head of one token."""
+    """Write `row(x, n, cells)`: stores one head of one token."""
     code, (x, n, place) = function(module, "row", 3)
     code.builder.function.linkage = "internal"
-    cells = CODECS[kv_type](code, isa)
-    n_units = n // cells.width
+    codec = CODECS[kv_type](code, isa)
+    n_units = n // codec.width
     with code.loop(code.number(0), n_units) as unit:
-        at = x + unit * (4 * cells.width)
-        values = [code.load(at + 4 * n, FLOATS) for n in range(0, cells.width, 16)]
-        cells.write(values, place + unit * cells.n_bytes)
-    if isinstance(cells, PlainCodec):
-        with code.when(n % cells.width > 0):
-            left = n % cells.width
-            value = code.load_part(x + n_units * (4 * cells.width), FLOATS, left)
-            cells.write_part(value, place + n_units * cells.n_bytes, left)
+        at = x + unit * (4 * codec.width)
+        values = [code.load(at + 4 * n, FLOATS) for n in range(0, codec.width, 16)]
+        codec.write(values, place + unit * codec.n_bytes)
+    if isinstance(codec, PlainCodec):
+        with code.when(n % codec.width > 0):
+            left = n % codec.width
+            value = code.load_part(x + n_units * (4 * codec.width), FLOATS, left)
+            codec.write_part(value, place + n_units * codec.n_bytes, left)
     code.builder.ret_void()

@@ -1,11 +1,11 @@
-"""What kernels were called with, noted while a token is computed, so that it can be repeated.
+"""The log of kernel calls that is recorded while a token is computed, for replays.
 
-Every call from Python passes through a stub (`cpu.kernels.fastcall`), which notes it where the
-team's word `LOG` is the address of a log. A call is noted as the kernel's address, the number of
-its arguments, and these: 64-bit integers all of them.
+Every call from Python passes through a stub (`cpu.kernels.fastcall`), which records it where the
+team's word `LOG` is the address of a log. A call is recorded as 64-bit integers: the kernel's
+address, the number of its arguments, and the arguments.
 
-Not all that a token takes is a kernel. Whoever computes something that would come out differently
-for the next token, and be repeated with the old value, `refuse`s: then the log is of no use.
+A token takes more than kernels. Code that computes a value which would differ for the next token,
+while a replay would use the old one, calls `refuse_replay`; the log is then of no use.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from engine.cpu.kernels.values import I64, Code, Value
 from engine.forward.recording import current_recording
 
 USED, ROOM, CALLS = 0, 8, 64
-"""Of the memory, offsets in bytes: words noted, and how many there may be; then the calls."""
+"""Byte offsets in a log's memory: number of words recorded, largest number of them, the calls."""
 
 CHECKED = 1 << 32
-"""Added to the number of arguments of a call after which a repetition may have to stop: its first
-argument is a seat of `engine.cpu.kernels.thread_all_reduce`."""
+"""Flag in the number of arguments: a replay may have to stop after this call, an all-reduce, whose
+first argument is a seat of `engine.cpu.kernels.thread_all_reduce`."""
 
 MAX_ARGUMENTS = 26
-"""Of a kernel that can be repeated."""
+"""Largest number of arguments of a kernel that can be replayed."""
 
 MAX_WORDS = 1 << 18
-"""Of a log: more than any known model's token takes, in memory that is given back afterwards."""
+"""Capacity of a log, in words: more than any known model's token takes."""
 
 Finish = Callable[[], None]
+"""Function that completes a call in Python where a replay had to stop."""
 
 
 class CallLog:
-    """Calls of kernels, in order.
+    """Recorded calls of kernels, in order.
 
     Attributes:
-        refusal: why they cannot be repeated; "" if they can.
-        finishes: what is to be done where a repetition stops, by the place of the call in `words`.
-        kept: what calls point to and nobody else keeps.
+        address: address of the log's memory.
+        refusal: why the calls cannot be replayed; "" if they can.
+        finishes: functions to call where a replay stops, by the call's index in `words`.
+        kept: objects that hold memory which the calls point to.
     """
 
     def __init__(self) -> None:
@@ -52,16 +54,16 @@ class CallLog:
 
     @property
     def n_used(self) -> int:
-        """Words noted so far."""
+        """Number of words recorded so far."""
         return int(self._memory[USED // 8])
 
     @property
     def words(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """A copy of the calls."""
+        """Copy of the recorded words."""
         return self._memory[CALLS // 8 :][: self.n_used].copy()
 
     def add_checked(self, kernel: int, arguments: Sequence[int], finish: Finish) -> None:
-        """Note a call after which a repetition may stop; `finish` then does what is left of it."""
+        """Record a call after which a replay may stop; `finish` then does what is left of it."""
         start, words = self.n_used, (kernel, CHECKED + len(arguments), *arguments)
         self._memory[USED // 8] += len(words)
         if self.n_used > MAX_WORDS:
@@ -70,19 +72,19 @@ class CallLog:
         self.finishes[start] = finish
 
     def check_room(self) -> None:
-        """Refuse if there were more calls than are noted."""
+        """Refuse the replay if there were more calls than the log can hold."""
         if self.n_used > MAX_WORDS:
             self.refusal = "a token takes too many kernels"
 
 
 def current_log() -> CallLog | None:
-    """Return the log of this thread, if its kernel calls are being noted."""
+    """Return the log that this thread records its kernel calls in, None if it does not."""
     found = current_recording()
     return found if isinstance(found, CallLog) else None
 
 
 def emit_log(code: Code, log: Value, kernel: Value, arguments: Sequence[Value]) -> None:
-    """Write the code that notes a call, if `log` is not 0."""
+    """Write the code that records a call, if `log` is not 0."""
     with code.when(log.differs(0)):
         used = code.load(log + USED, I64)
         words = [kernel, code.number(len(arguments)), *arguments]

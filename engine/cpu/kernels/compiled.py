@@ -1,6 +1,7 @@
-"""The kernels as Python functions, compiled when first asked for, once for all models.
+"""Compiled kernels as Python functions, each compiled at its first use, once for all models.
 
-`x_bytes`, where it occurs, is how many bytes an activation has: see `engine.cpu.kernels.panels`.
+`type_number` is the number of a GGML type; `x_bytes` the number of bytes of a quantised activation
+(`engine.cpu.kernels.panels`).
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from engine.quants.layout import LAYOUTS
 
 
 def callable_at(address: int, arguments: Iterable[str]) -> Kernel:
-    """A kernel that takes a team and 64-bit integers; other threads run while it does."""
+    """Bind a kernel of a team and these arguments; a call releases Python's lock."""
     return bind(address, 1 + len(tuple(arguments)), holds_gil=False)
 
 
 @cache
 def quantise_address(x_bytes: int) -> int:
-    """Of the kernel in `engine.cpu.kernels.panels`."""
+    """Return the address of the kernel of `panels`."""
     isa = chosen()
     found = jit.addresses_by_source(
         f"panels-{x_bytes}", isa, ["quantise"], lambda m: panels.build(m, isa, x_bytes)
@@ -41,52 +42,54 @@ def quantise_address(x_bytes: int) -> int:
 
 
 def quantise(x_bytes: int) -> Kernel:
-    """See `engine.cpu.kernels.panels`."""
+    """Return the kernel of `panels` that quantises activations into panels."""
     return callable_at(quantise_address(x_bytes), panels.ARGUMENTS)
 
 
 @cache
 def _product(type_number: int, x_bytes: int) -> dict[str, int]:
+    """Compile `quantised_gemm` and return the addresses of its functions."""
     isa, layout = chosen(), LAYOUTS[type_number]
 
     def build(module: ir.Module) -> None:
         quantised_gemm.build(module, isa, layout, x_bytes)
 
     names = ["multiply", "multiply_piece"]
-    return jit.addresses_by_source(f"product-{type_number}-{x_bytes}", isa, names, build)
+    return jit.addresses_by_source(f"quantised-gemm-{type_number}-{x_bytes}", isa, names, build)
 
 
 @cache
 def multiply(type_number: int, x_bytes: int) -> Kernel:
-    """See `engine.cpu.kernels.quantised_gemm`."""
+    """Return the kernel of `quantised_gemm` that multiplies by a matrix of a GGML type."""
     return callable_at(_product(type_number, x_bytes)["multiply"], quantised_gemm.ARGUMENTS)
 
 
 def multiply_piece(type_number: int, x_bytes: int) -> int:
-    """The address of a piece of that kernel, for `multiply_all`."""
+    """Return the address of the function of one piece of `multiply`, for `multiply_all`."""
     return _product(type_number, x_bytes)["multiply_piece"]
 
 
 @cache
-def _together() -> dict[str, int]:
-    return jit.addresses_by_source("together", chosen(), fused_gemv.NAMES, fused_gemv.build)
+def _fused() -> dict[str, int]:
+    """Compile `fused_gemv` and return the addresses of its functions."""
+    return jit.addresses_by_source("fused-gemv", chosen(), fused_gemv.NAMES, fused_gemv.build)
 
 
 @cache
 def multiply_all() -> Kernel:
-    """See `engine.cpu.kernels.fused_gemv`."""
-    return callable_at(_together()["multiply_all"], fused_gemv.ARGUMENTS)
+    """Return the kernel of `fused_gemv` that multiplies the same tokens by several matrices."""
+    return callable_at(_fused()["multiply_all"], fused_gemv.ARGUMENTS)
 
 
 @cache
 def multiply_gated() -> Kernel:
-    """See `engine.cpu.kernels.fused_gemv`."""
-    return callable_at(_together()["multiply_gated"], fused_gemv.GATED)
+    """Return the kernel of `fused_gemv` that multiplies by gate and up, then activates."""
+    return callable_at(_fused()["multiply_gated"], fused_gemv.GATED)
 
 
 @cache
 def quantise_groups(x_bytes: int) -> Kernel:
-    """See `engine.cpu.kernels.experts`."""
+    """Return the kernel of `experts` that quantises each expert's rows."""
     isa, name = chosen(), "quantise_groups"
 
     def build(module: ir.Module) -> None:
@@ -98,7 +101,7 @@ def quantise_groups(x_bytes: int) -> Kernel:
 
 @cache
 def multiply_groups(type_number: int, x_bytes: int) -> Kernel:
-    """See `engine.cpu.kernels.experts`."""
+    """Return the kernel of `experts` that multiplies rows by the matrices of their experts."""
     isa, layout, name = chosen(), LAYOUTS[type_number], "multiply_groups"
 
     def build(module: ir.Module) -> None:
@@ -110,27 +113,28 @@ def multiply_groups(type_number: int, x_bytes: int) -> Kernel:
 
 @cache
 def _rows(type_number: int) -> dict[str, int]:
+    """Compile `dequantise` and return the addresses of its functions."""
     isa, layout, names = chosen(), LAYOUTS[type_number], ["lookup", "bf16_rows"]
     return jit.addresses_by_source(
-        f"rows-{type_number}", isa, names, lambda m: dequantise.build(m, isa, layout)
+        f"dequantise-{type_number}", isa, names, lambda m: dequantise.build(m, isa, layout)
     )
 
 
 @cache
 def lookup(type_number: int) -> Kernel:
-    """See `engine.cpu.kernels.dequantise`."""
+    """Return the kernel of `dequantise` that dequantises single rows."""
     return callable_at(_rows(type_number)["lookup"], dequantise.LOOKUP)
 
 
 @cache
 def bf16_rows(type_number: int) -> Kernel:
-    """See `engine.cpu.kernels.dequantise`."""
+    """Return the kernel of `dequantise` that dequantises tiles of rows to BF16."""
     return callable_at(_rows(type_number)["bf16_rows"], dequantise.BF16_ROWS)
 
 
 @cache
 def pack_rows(type_number: int) -> Kernel:
-    """See `engine.cpu.kernels.pack`."""
+    """Return the kernel of `pack` that packs rows of a file into planes."""
     found = jit.addresses_by_source(
         f"pack-{type_number}", chosen(), ["pack"], lambda m: pack.build(m, type_number)
     )
@@ -139,9 +143,9 @@ def pack_rows(type_number: int) -> Kernel:
 
 @cache
 def multiply_plain(kind: str) -> Kernel:
-    """See `engine.cpu.kernels.float_gemv`."""
+    """Return the kernel of `float_gemv` that multiplies by an unquantised matrix."""
     isa = chosen()
     found = jit.addresses_by_source(
-        f"plain-{kind}", isa, ["multiply"], lambda m: float_gemv.build(m, isa, kind)
+        f"float-gemv-{kind}", isa, ["multiply"], lambda m: float_gemv.build(m, isa, kind)
     )
     return callable_at(found["multiply"], float_gemv.ARGUMENTS)

@@ -1,7 +1,7 @@
-"""Rows of planes as numbers again: for looking up tokens, and for matrix products of torch.
+"""Dequantises rows of planes: for embedding look-ups, and for matrix products of torch.
 
-The same roundings as in `engine.quants`: scale × q, then the minimum; so F32 rows are bit-equal to
-the dequantised file.
+Numbers are rounded as in `engine.quants`: scale × q, then the minimum. So F32 rows are bit-equal to
+those of the dequantised file.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from engine.cpu.kernels.values import F32, FLOATS, I64, INTS, LANES, Value, vect
 from engine.quants.layout import BLOCK, SUPER, TILE, Layout
 
 LOOKUP = ("planes", "tile_bytes", "n_blocks", "skip", "n_rows", "ids", "n_ids", "out", "out_stride")
-"""ids are 64-bit row numbers; out is F32, (n_ids, 32 × n_blocks), rows `out_stride` bytes apart:
-zeros where there is no such row."""
+"""Arguments of `lookup`. ids are 64-bit row numbers; out is F32, (n_ids, 32 × n_blocks), rows
+`out_stride` bytes apart: zeros where there is no such row."""
 
 BF16_ROWS = ("planes", "tile_bytes", "n_blocks", "skip", "first_tile", "n_tile", "out")
-"""out is BF16, (16 × n_tile, 32 × n_blocks), without gaps; rounded to the nearest."""
+"""Arguments of `bf16_rows`. out is BF16, (16 × n_tile, 32 × n_blocks), contiguous, rounded to the
+nearest."""
 
 
 def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
-    """`lookup(team, *LOOKUP)` and `bf16_rows(team, *BF16_ROWS)`."""
+    """Write `lookup(team, *LOOKUP)` and `bf16_rows(team, *BF16_ROWS)`."""
     add_run(module)
     with piece(module, "lookup", LOOKUP) as (code, given, index):
         _emit_lookup(TileReader(code, isa, layout), given, index)
@@ -37,7 +38,7 @@ def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
 def _tile_at(
     layout: Layout, planes: Value, n_blocks: Value, skip: Value, block: Value
 ) -> TileAddresses:
-    """Where block `block` of a tile lies."""
+    """Return the addresses of a block of the tile at `planes`."""
     high, scales, supers = layout.starts(planes, n_blocks)
     return TileAddresses(
         planes + block * layout.low_bytes, high + block * layout.high_bytes,
@@ -46,23 +47,23 @@ def _tile_at(
 
 
 def _columns(reader: TileReader, tile: TileAddresses) -> list[Value]:
-    """32 columns of 16 rows each, F32."""
+    """Dequantise a block: 32 columns of 16 rows each, F32."""
     layout = reader.layout
     scales, added = reader.scales(tile)
     columns = []
-    is_signed = reader.isa.signed_bytes and (bool(layout.table) or layout.low == 8)
+    is_signed = reader.isa.signed_weights and (bool(layout.table) or layout.low == 8)
     for number, line in enumerate(reader.lines(tile, ahead=False)):
         sub = number * len(scales) // 8
         for n in range(4):
-            byte = line.bits(vector(line.kind.element, TILE)) >> (8 * n)
-            whole = byte.to(BYTES).to(INTS) if is_signed else (byte & 255) - reader.zero
+            byte = line.bitcast(vector(line.kind.element, TILE)) >> (8 * n)
+            whole = byte.to(BYTES).to(INTS) if is_signed else (byte & 255) - reader.zero_point
             value = whole.to(FLOATS) * scales[sub]
             columns.append(value + added[sub] if layout.has_minimum else value)
     return columns
 
 
 def _emit_lookup(reader: TileReader, given: Named, index: Value) -> None:
-    """One row."""
+    """Write a piece of `lookup`: one row."""
     code, layout = reader.code, reader.layout
     planes, tile_bytes, n_blocks, skip, n_rows, ids, _, out, stride = given.values()
     row = code.load(ids + index * 8, I64)
@@ -72,7 +73,7 @@ def _emit_lookup(reader: TileReader, given: Named, index: Value) -> None:
             code.store(nothing, out + index * stride + column * 4)
         code.builder.ret_void()
     start, lane = planes + row // TILE * tile_bytes, row % TILE
-    buffer = code.buffer(FLOATS, BLOCK)
+    buffer = code.stack_buffer(FLOATS, BLOCK)
     with code.loop(code.number(0), n_blocks) as block:
         tile = _tile_at(layout, start, n_blocks, skip, block)
         for n, column in enumerate(_columns(reader, tile)):
@@ -83,7 +84,7 @@ def _emit_lookup(reader: TileReader, given: Named, index: Value) -> None:
 
 
 def _emit_bf16(reader: TileReader, given: Named, index: Value) -> None:
-    """The rows of one tile."""
+    """Write a piece of `bf16_rows`: the rows of one tile."""
     code, layout = reader.code, reader.layout
     planes, tile_bytes, n_blocks, skip, first, _, out = given.values()
     start = planes + (first + index) * tile_bytes
@@ -97,19 +98,19 @@ def _emit_bf16(reader: TileReader, given: Named, index: Value) -> None:
 
 
 def _bf16_pair(first: Value, second: Value) -> Value:
-    """Two columns as BF16 in 32 bits, the first one below; rounded to the nearest, ties to even."""
+    """Round two columns to BF16, ties to even; the first is the lower half of each i32."""
     low, high = (rounded_bf16(v) for v in (first, second))
     return (low >> 16) | (high & -65536)
 
 
 def rounded_bf16(value: Value) -> Value:
-    """Floats as 32-bit integers whose upper half is the nearest BF16; NaN may become infinite."""
-    bits = value.bits(vector(INTS.element, value.kind.count))
+    """Return i32 whose upper halves are floats rounded to BF16; NaN may become infinite."""
+    bits = value.bitcast(vector(INTS.element, value.kind.count))
     return bits + ((bits >> 16) & 1) + 0x7FFF
 
 
 def transposed(rows: list[Value]) -> list[Value]:
-    """16 vectors of 16 elements, rows for columns: halves are exchanged, then quarters, …"""
+    """Transpose 16 vectors of 16 elements, in four steps of exchanges between pairs of vectors."""
     rows = list(rows)
     for step in (1, 2, 4, 8):
         for n in range(TILE):
@@ -117,8 +118,8 @@ def transposed(rows: list[Value]) -> list[Value]:
                 continue
             a, b = rows[n], rows[n + step]
             lanes = range(TILE)
-            rows[n] = a.pick([TILE + i - step if i & step else i for i in lanes], b)
-            rows[n + step] = a.pick([TILE + i if i & step else i + step for i in lanes], b)
+            rows[n] = a.shuffle([TILE + i - step if i & step else i for i in lanes], b)
+            rows[n + step] = a.shuffle([TILE + i if i & step else i + step for i in lanes], b)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Sums and products of two vectors, element by element."""
+"""Element-wise sum and product of two vectors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 NAMES = ("add", "multiply")
 
 ARGUMENTS = ("x", "y", "n", "out")
-"""Of one call: n F32 numbers each."""
+"""Arguments of both kernels: x, y and out have n F32 numbers each."""
 
 PER_PIECE = 16384
+"""Elements of a piece."""
 
 
 def build(module: ir.Module) -> None:
-    """`add(team, *ARGUMENTS)` and `multiply(team, *ARGUMENTS)`."""
+    """Write `add(team, *ARGUMENTS)` and `multiply(team, *ARGUMENTS)`."""
     add_run(module)
     for name in NAMES:
         with piece(module, name, ARGUMENTS) as (code, given, index):
@@ -31,10 +32,11 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, name: str, given: Named, start: Value) -> None:
+    """Write a piece: up to `PER_PIECE` elements from index `start` on."""
     x, y, out = (given[name] + start * 4 for name in ("x", "y", "out"))
 
     def compute(lanes: SimdLanes) -> None:
         a, b = lanes.load(x), lanes.load(y)
         lanes.store(a + b if name == "add" else a * b, out)
 
-    for_each_vector(code, code.least(given["n"] - start, code.number(PER_PIECE)), compute)
+    for_each_vector(code, code.min_signed(given["n"] - start, code.number(PER_PIECE)), compute)

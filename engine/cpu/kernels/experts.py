@@ -1,20 +1,19 @@
-"""Products of many rows with the matrices of their experts, all in one job.
+"""Grouped GEMM for mixtures of experts: each row times the matrix of its expert, all in one job.
 
-Rows lie in groups, one for each expert that is used: `forward.expert_rows.Groups` says how. A group
-has panels of its own, as if its rows were all there are; they begin where as many bytes lie before
-them as its first row has rows before it. So each row's result has the bits that
-`engine.cpu.kernels.quantised_gemm` gives it, and of experts that nobody goes to no weight is read.
+Rows are sorted into groups, one for each expert in use (`forward.expert_rows.Groups`). A group is
+packed into panels of its own, as if there were no other rows, at the offset of its first row. So
+each row's result has the bits that `engine.cpu.kernels.quantised_gemm` gives it. Weights of experts
+without rows are not read.
 
     table = groups.table.data_ptr(), len(groups.table)
     quantise_groups(team, x, x_stride, n_blocks, panels, *table)
     multiply_groups(team, planes, expert_bytes, tile_bytes, n_blocks, skip, panels, row_bytes,
                     out, out_stride, n_rows, n_tile, tiles_per_piece, tokens_per_pass, *table)
 
-x is (n_row, 32 × n_blocks) F32 with rows `x_stride` bytes apart, `panels` an address with room for
-`quantised_bytes(n_row, n_blocks, x_bytes)`, out (n_row, n_rows) F32 with rows `out_stride` bytes
-apart; `row_bytes` is `quantised_bytes(1, n_blocks, x_bytes)`. Where all groups have the same single
-row (one token and its experts), that row alone is quantised, by `quantise` with one token, and
-`row_bytes` is 0.
+x is (n_row, 32 × n_blocks) F32 with rows `x_stride` bytes apart; `panels` is the address of
+`quantised_bytes(n_row, n_blocks, x_bytes)` bytes; out is (n_row, n_rows) F32 with rows `out_stride`
+bytes apart; `row_bytes` is `quantised_bytes(1, n_blocks, x_bytes)`. Where all groups have the same
+single row (one token and its experts), `quantise` packs that row alone, and `row_bytes` is 0.
 """
 
 from __future__ import annotations
@@ -31,22 +30,23 @@ from engine.quants.extent import token_bytes
 from engine.quants.layout import TILE, Layout
 
 ENTRY_BYTES = 24
-"""Of the table, for each group: its expert, its first row, how many rows; 64-bit integers."""
+"""Size of the table's entry of a group: its expert, first row and number of rows, 64-bit each."""
 
 QUANTISE = ("x", "x_stride", "n_blocks", "panels", "table", "n_group")
+"""Arguments of `quantise_groups`."""
 
 MULTIPLY = (
     "planes", "expert_bytes", "tile_bytes", "n_blocks", "skip", "panels", "row_bytes", "out",
     "out_stride", "n_rows", "n_tile", "tiles_per_piece", "tokens_per_pass", "table", "n_group",
 )  # fmt: skip
-"""`expert_bytes` lie between the planes of one expert and the next. A piece is some tiles of one
-expert for as many of its rows as stay in a core's cache; `tokens_per_pass` is a multiple of
-`Isa.n_tokens`."""
+"""Arguments of `multiply_groups`. The planes of experts are `expert_bytes` apart. A piece is
+`tiles_per_piece` tiles of one expert times up to `tokens_per_pass` of its rows, whose panels stay
+in a core's cache; that number is a multiple of `Isa.tile_tokens`."""
 
 
 def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
-    """`quantise_groups(team, *QUANTISE)`."""
-    name, size = "quantise_groups", isa.n_tokens
+    """Write `quantise_groups(team, *QUANTISE)`."""
+    name, size = "quantise_groups", isa.tile_tokens
     add_run(module)
     add_some_tokens(module, isa, x_bytes)
     with piece(module, name, QUANTISE) as (code, named, index):
@@ -58,7 +58,7 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
 
 
 def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
-    """`multiply_groups(team, *MULTIPLY)`."""
+    """Write `multiply_groups(team, *MULTIPLY)` for matrices of one layout."""
     name = "multiply_groups"
     add_run(module)
     add_rows(module, isa, layout, x_bytes)
@@ -72,16 +72,16 @@ def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1
 
 
 def _n_runs(named: Named) -> Value:
-    """Pieces that the tiles of a matrix are cut into."""
+    """Return the number of pieces that the tiles of a matrix are split into."""
     return ceil_div(named["n_tile"], named["tiles_per_piece"])
 
 
 def _add_piece(code: Code, named: Named, index: Value) -> None:
-    """Some tiles of one expert times some of its rows."""
+    """Write a piece: some tiles of one expert times some of its rows."""
     n_runs = _n_runs(named)
     expert, first, n = _part(code, named, named["tokens_per_pass"], index // n_runs)
     first_tile = index % n_runs * named["tiles_per_piece"]
-    last_tile = code.least(first_tile + named["tiles_per_piece"], named["n_tile"])
+    last_tile = code.min_signed(first_tile + named["tiles_per_piece"], named["n_tile"])
     planes = named["planes"] + expert * named["expert_bytes"]
     panels = named["panels"] + first * named["row_bytes"]
     out = named["out"] + first * named["out_stride"]
@@ -93,7 +93,7 @@ def _add_piece(code: Code, named: Named, index: Value) -> None:
 
 
 def _n_parts(code: Code, named: Named, size: Value) -> Value:
-    """How many parts of at most `size` rows all groups have together."""
+    """Return the number of parts of at most `size` rows that all groups are split into."""
     total = code.variable(code.number(0))
     with code.loop(code.number(0), named["n_group"]) as group:
         n = code.load(named["table"] + group * ENTRY_BYTES + 16, I64)
@@ -102,13 +102,13 @@ def _n_parts(code: Code, named: Named, size: Value) -> Value:
 
 
 def _part(code: Code, named: Named, size: Value, number: Value) -> tuple[Value, Value, Value]:
-    """The expert, the first row and the number of rows of one of these parts."""
+    """Return the expert, the first row and the number of rows of a part, by its number."""
     left, entry = code.variable(number), code.variable(named["table"])
     with code.forever() as leave:
         n_parts = ceil_div(code.load(entry.get() + 16, I64), size)
         leave(left.get() < n_parts)
         left.set(left.get() - n_parts)
         entry.set(entry.get() + ENTRY_BYTES)
-    expert, first, n = code.listed(entry.get(), 3)
+    expert, first, n = code.load_array(entry.get(), 3)
     begin = left.get() * size
-    return expert, first + begin, code.least(n - begin, size)
+    return expert, first + begin, code.min_signed(n - begin, size)

@@ -1,10 +1,10 @@
-"""Functions that Python calls in a sixth of the time that ctypes takes, which some kernels last.
+"""Binds kernels as Python functions that are called in a sixth of the time that ctypes takes.
 
-CPython calls a "fastcall" function with a list of objects. A stub is compiled for each number of
-arguments, which makes 64-bit integers of them and calls a kernel. It learns which kernel, and where
-the interpreter's own functions are, from the bytes object that it is bound to, so that its code is
-the same in every process and can be kept on disk. It also adds up how long a team's kernels take,
-and notes them where they are to be repeated.
+Some kernels take no longer than a call by ctypes. CPython calls a "fastcall" function with an array
+of objects. A stub is compiled for each number of arguments; it converts them to 64-bit integers and
+calls a kernel. It finds the addresses of the kernel and of the interpreter's functions in the bytes
+object that it is bound to, so that its code is the same in every process and can be cached on disk.
+It also adds up the time that a team's kernels take, and records calls for a replay.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from engine.cpu.kernels.timestamp_counter import now
 from engine.cpu.kernels.values import I32, I64, VOID, Code, Value, function
 
 Kernel = Callable[..., None]
+"""Python function of integers: a team's address, then the kernel's arguments."""
 
 BYTES_START = bytes.__basicsize__ - 1
-"""Where a bytes object has its bytes."""
+"""Offset of the bytes in a bytes object."""
 
 METH_FASTCALL = 0x80
-NEEDS = (
+"""CPython's flag of functions called in this way."""
+
+INTERPRETER = (
     "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_BadArgument", "PyEval_SaveThread",
     "PyEval_RestoreThread", "PyLong_FromLong",
 )  # fmt: skip
-"""Of the interpreter, in the order in which a stub finds them, after the kernel."""
+"""The interpreter's functions that a stub calls; their addresses follow the kernel's, in order."""
 
 
 class _Method(ctypes.Structure):
@@ -52,18 +55,21 @@ _methods: list[_Method] = []  # functions refer to them as long as they live
 
 
 def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
-    """A kernel as a Python function of so many integers.
+    """Bind a kernel as a Python function of `n_arguments` integers.
 
     Args:
-        address: of a function of 64-bit integers, first a team's address, that returns nothing.
-        holds_gil: other Python threads wait meanwhile; for what takes a few microseconds.
+        address: address of a function of 64-bit integers that returns nothing; the first is the
+            address of a team.
+        n_arguments: number of arguments, with the team.
+        holds_gil: whether a call keeps Python's lock; for kernels of a few microseconds.
 
     Returns:
         A function; it raises TypeError or OverflowError where an argument is no 64-bit integer.
     """
-    assert n_arguments <= MAX_ARGUMENTS, "it could not be repeated"
-    places = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in NEEDS)
-    known = struct.pack(f"{1 + len(NEEDS)}q", address, *places)
+    assert n_arguments <= MAX_ARGUMENTS, "it could not be replayed"
+    found = (getattr(ctypes.pythonapi, name) for name in INTERPRETER)
+    places = (ctypes.cast(function, ctypes.c_void_p).value for function in found)
+    known = struct.pack(f"{1 + len(INTERPRETER)}q", address, *places)
     method = _Method(b"kernel", _stub(n_arguments, holds_gil), METH_FASTCALL, None)
     _methods.append(method)
     make = ctypes.pythonapi["PyCFunction_NewEx"]
@@ -97,6 +103,7 @@ def bind_both(address: int, n_arguments: int) -> BoundKernel:
 
 @cache
 def _stub(n_arguments: int, holds_gil: bool) -> int:
+    """Compile the stub for a number of arguments and return its address."""
     return jit.addresses_by_source(
         f"call-{n_arguments}-{'held' if holds_gil else 'free'}",
         chosen(),
@@ -106,15 +113,15 @@ def _stub(n_arguments: int, holds_gil: bool) -> int:
 
 
 def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
-    """`call(known, objects, n)`, which returns an int object, or 0 where an error is set."""
+    """Write `call(known, objects, n)`: returns an int object, or 0 where it has set an error."""
     code, (known, objects, n) = function(module, "call", 3, I64)
-    kernel, as_int, failed, refuse, let_go, take_again, new_int = code.listed(
-        known + BYTES_START, 1 + len(NEEDS)
+    kernel, as_int, failed, refuse, let_go, take_again, new_int = code.load_array(
+        known + BYTES_START, 1 + len(INTERPRETER)
     )
     with code.when(n.differs(n_arguments)):
         code.call_at(refuse, I32)
         code.builder.ret(code.number(0).raw)
-    items = code.listed(objects, n_arguments)
+    items = code.load_array(objects, n_arguments)
     numbers = [code.call_at(as_int, I64, item) for item in items]
     with code.when(code.call_at(failed, I64).differs(0)):
         code.builder.ret(code.number(0).raw)
@@ -129,7 +136,7 @@ def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
 
 
 def _run(code: Code, kernel: Value, numbers: list[Value]) -> None:
-    """Call a kernel and add the time that it takes to its team's."""
+    """Write the call of a kernel; the time that it takes is added to its team's."""
     begun, so_far = now(code), numbers[0] + TICKS
     code.call_at(kernel, VOID, *numbers)
     code.store(code.load(so_far, I64) + (now(code) - begun), so_far)

@@ -1,7 +1,7 @@
-"""Products of matrices in F16, BF16 or F32 with a few tokens; weights as in the file, sums in F32.
+"""GEMV with unquantised matrices: F16, BF16 or F32 weights as in the file, sums in F32.
 
-Each result is two running sums of 16 lanes, added in a fixed order, then what is left of the
-columns one by one: the same for a token in whatever group it is computed.
+Each result is the sum of two vectors of 16 partial sums, added in a fixed order, then of the last
+columns one by one. So a token's bits do not depend on the tokens computed with it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ from engine.cpu.kernels.values import (
 )
 
 N_SUMS = 2
+"""Vectors of partial sums of one result."""
+
 STEP = N_SUMS * LANES
+"""Columns of one step."""
+
 AHEAD = 16384
+"""Distance at which weights are prefetched, in bytes."""
 
 SIZES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4}
-"""Bytes of a weight."""
+"""Bytes of a weight, by type."""
 
 ARGUMENTS = (
     "w",
@@ -46,14 +51,14 @@ ARGUMENTS = (
     "out_stride",
     "rows_per_piece",
 )
-"""w is (n_rows, n_columns), x (n_tokens, n_columns) F32, out (n_tokens, n_rows) F32; strides are
-the bytes from row to row."""
+"""Arguments of the kernel. w is (n_rows, n_columns), x (n_tokens, n_columns) F32, out (n_tokens,
+n_rows) F32; strides are bytes from row to row."""
 
 
 def build(module: ir.Module, isa: Isa, kind: str) -> None:
-    """`multiply(team, *ARGUMENTS)` for weights of one kind, a key of `SIZES`."""
+    """Write `multiply(team, *ARGUMENTS)` for weights of one type, a key of `SIZES`."""
     add_run(module)
-    for n_tokens, n_rows in _groups(isa):
+    for n_tokens, n_rows in _tiles(isa):
         for count in {n_rows, 1}:
             _add_block(module, isa, kind, count, n_tokens)
     with piece(module, "multiply", ARGUMENTS) as (code, given, index):
@@ -63,23 +68,23 @@ def build(module: ir.Module, isa: Isa, kind: str) -> None:
     )
 
 
-def _groups(isa: Isa) -> tuple[tuple[int, int], ...]:
-    """How many tokens and rows go at once, as many as the registers hold sums for."""
-    return ((4, 2), (1, 4)) if isa.n_tokens >= 8 else ((2, 1), (1, 2))
+def _tiles(isa: Isa) -> tuple[tuple[int, int], ...]:
+    """Return the numbers of tokens and rows of a tile; the registers hold its sums."""
+    return ((4, 2), (1, 4)) if isa.tile_tokens >= 8 else ((2, 1), (1, 2))
 
 
 def _weights(code: Code, isa: Isa, kind: str, address: Value, n: int) -> Value:
-    """n weights as F32."""
+    """Load n weights as F32."""
     if kind == "f32":
         return code.load(address, vector(F32, n))
     bits = code.load(address, vector(I16, n))
     if kind == "f16":
-        return isa.halves(code, bits)
-    return (bits.to(vector(I32, n), signed=False) << 16).bits(vector(F32, n))
+        return isa.f16_to_f32(code, bits)
+    return (bits.to(vector(I32, n), signed=False) << 16).bitcast(vector(F32, n))
 
 
 def _add_block(module: ir.Module, isa: Isa, kind: str, n_rows: int, n_tokens: int) -> None:
-    """`block_r_m(w, w_stride, n_columns, x, x_stride, out, out_stride)`: r rows times m tokens."""
+    """Write `block_r_m(w, w_stride, n_columns, x, x_stride, out, out_stride)`: r rows, m tokens."""
     code, (w, w_stride, n_columns, x, x_stride, out, stride) = function(
         module, f"block_{n_rows}_{n_tokens}", 7
     )
@@ -116,17 +121,18 @@ def _add_block(module: ir.Module, isa: Isa, kind: str, n_rows: int, n_tokens: in
 
 
 def _added(code: Code, sums: list[Variable]) -> Value:
+    """Add up the partial sums of a result."""
     a, b = (total.get() for total in sums)
-    return code.reduced("add", a + b)
+    return code.reduce("add", a + b)
 
 
 def _emit_piece(code: Code, isa: Isa, given: Named, index: Value) -> None:
-    """Some rows times all tokens."""
+    """Write a piece: some rows times all tokens."""
     w, w_stride, x, x_stride = (given[name] for name in ("w", "w_stride", "x", "x_stride"))
     n_columns, n_tokens = given["n_columns"], given["n_tokens"]
     out, stride = given["out"], given["out_stride"]
     first = index * given["rows_per_piece"]
-    last = code.least(first + given["rows_per_piece"], given["n_rows"])
+    last = code.min_signed(first + given["rows_per_piece"], given["n_rows"])
 
     def rows(
         first: Value, last: Value, n_row: int, tokens: tuple[Value, Value], n_token: int
@@ -138,10 +144,10 @@ def _emit_piece(code: Code, isa: Isa, given: Named, index: Value) -> None:
             )  # fmt: skip
 
     begin: Value = code.number(0)
-    for n_token, n_row in _groups(isa):
+    for n_token, n_row in _tiles(isa):
         end = begin + (n_tokens - begin) // n_token * n_token
-        together = first + (last - first) // n_row * n_row
-        rows(first, together, n_row, (begin, end), n_token)
+        whole_tiles = first + (last - first) // n_row * n_row
+        rows(first, whole_tiles, n_row, (begin, end), n_token)
         if n_row > 1:
-            rows(together, last, 1, (begin, end), n_token)
+            rows(whole_tiles, last, 1, (begin, end), n_token)
         begin = end

@@ -1,7 +1,6 @@
-"""Several matrices times the same few tokens as one job: the threads need not wait in between.
+"""Several matrices times the same few tokens in one job, so that threads do not wait in between.
 
-The tokens are quantised before, where they are not yet. An activation may follow that makes one of
-two products.
+The tokens are quantised first, unless they are already. For gate and up, the activation follows.
 """
 
 from __future__ import annotations
@@ -14,24 +13,27 @@ from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import I64, VOID, Value, function
 
 JOB = ("task", "arguments", "n_piece")
-"""Of one product, 64-bit integers: the address of its kernel's task, of its arguments
-(`engine.cpu.kernels.quantised_gemm`), and how many pieces it has."""
+"""The entry of one product, 64-bit integers: address of the function of its pieces, address of its
+arguments (`engine.cpu.kernels.quantised_gemm`), number of its pieces."""
 
 JOB_BYTES = 8 * len(JOB)
+"""Size of an entry."""
+
 NAMES = ("multiply_all", "multiply_gated")
 
 ARGUMENTS = ("jobs", "n_job", "quantise", *QUANTISE, "out", "out_stride")
-"""Of one call. `quantise`: the address of that kernel, or 0 where the panels are there already, and
-then its arguments. Results of all jobs are written side by side into rows `out_stride` bytes apart.
-Panels and results are entered into the jobs' arguments here."""
+"""Arguments of `multiply_all`. `quantise`: address of the kernel that makes the panels, 0 where
+they exist; its arguments follow. The results of all products lie side by side in rows `out_stride`
+bytes apart. The kernel enters panels and results into the arguments of the products."""
 
 GATED = ("activation", "limit", "result", *ARGUMENTS)
-"""Of a call with two jobs of equally many rows, gate and up. `activation`: the address of a kernel
-of `engine.cpu.kernels.activation`, then its limit and, without gaps, its result."""
+"""Arguments of `multiply_gated`, which has two products of equally many rows, gate and up.
+`activation`: address of a kernel of `engine.cpu.kernels.activation`; `limit`: its limit; `result`:
+address of its contiguous result."""
 
 
 def build(module: ir.Module) -> None:
-    """`multiply_all(team, *ARGUMENTS)` and `multiply_gated(team, *GATED)`."""
+    """Write `multiply_all(team, *ARGUMENTS)` and `multiply_gated(team, *GATED)`."""
     add_run(module)
     _add_piece(module)
     code, (team, *values) = function(module, "multiply_all", 1 + len(ARGUMENTS))
@@ -40,18 +42,19 @@ def build(module: ir.Module) -> None:
         code.call_at(given["quantise"], VOID, team, *(given[name] for name in QUANTISE))
     total, out = code.variable(code.number(0)), code.variable(given["out"])
     with code.loop(code.number(0), given["n_job"]) as job:
-        _, arguments, n_piece = code.listed(given["jobs"] + job * JOB_BYTES, len(JOB))
+        _, arguments, n_piece = code.load_array(given["jobs"] + job * JOB_BYTES, len(JOB))
         for name in ("panels", "n_tokens", "out_stride"):
             code.store(given[name], _place(arguments, name))
         code.store(out.get(), _place(arguments, "out"))
         out.set(out.get() + code.load(_place(arguments, "n_rows"), I64) * 4)
         total.set(total.get() + n_piece)
-    code.call("run", VOID, team, code.address("piece"), given["jobs"], total.get())
+    code.call("run", VOID, team, code.function_address("piece"), given["jobs"], total.get())
     code.builder.ret_void()
     _add_gated(module)
 
 
 def _add_gated(module: ir.Module) -> None:
+    """Write `multiply_gated`."""
     code, (team, *values) = function(module, "multiply_gated", 1 + len(GATED))
     given = dict(zip(GATED, values, strict=True))
     code.call("multiply_all", VOID, team, *(given[name] for name in ARGUMENTS))
@@ -65,11 +68,12 @@ def _add_gated(module: ir.Module) -> None:
 
 
 def _place(arguments: Value, name: str) -> Value:
+    """Return the address of one of a product's arguments."""
     return arguments + 8 * MULTIPLY.index(name)
 
 
 def _add_piece(module: ir.Module) -> None:
-    """`piece(jobs, index)`: the index counts the pieces of all jobs one after another."""
+    """Write `piece(jobs, index)`: one piece; the index counts the pieces of all products."""
     code, (jobs, index) = function(module, "piece", 2)
     entry, left = code.variable(jobs), code.variable(index)
     with code.forever() as leave:
@@ -77,6 +81,6 @@ def _add_piece(module: ir.Module) -> None:
         leave(left.get() < n_piece)
         left.set(left.get() - n_piece)
         entry.set(entry.get() + JOB_BYTES)
-    task, arguments, _ = code.listed(entry.get(), len(JOB))
+    task, arguments, _ = code.load_array(entry.get(), len(JOB))
     code.call_at(task, VOID, arguments, left.get())
     code.builder.ret_void()

@@ -1,7 +1,7 @@
-"""What differs between processors: how bytes are multiplied and looked up, and what LLVM may use.
+"""Instruction sets: byte products, table lookups and F16 conversion, and the features LLVM may use.
 
-Every kind of processor has a class; `chosen` finds the best one here. `TANDEM_CPU` names another,
-which tests do to try the lesser ones; one that this processor lacks is refused.
+Every instruction set has a class; `chosen` finds the best one of this processor. `TANDEM_CPU` names
+another, which tests do to try the lesser ones; one that this processor lacks is refused.
 """
 
 from __future__ import annotations
@@ -35,75 +35,75 @@ from engine.cpu.kernels.values import (
 from engine.errors import EngineError
 
 LARGEST_ACTIVATION = 127
-"""Activations are -127 … 127."""
+"""Largest size of a quantised activation: bytes from -127 to 127."""
 
 
 class Isa:
-    """Plain operations that LLVM has on every processor.
+    """The baseline: operations that LLVM has on every processor.
 
     Attributes:
-        name: for `TANDEM_CPU`.
-        cpu: LLVM's name of what it may use; "" for what all processors of the family have.
-        features: what LLVM shall use beyond or without, in its own words.
-        needs: what LLVM must find in a processor: all that it may use.
-        signed_bytes: weights of eight bits are multiplied as signed numbers; else as unsigned ones.
-        n_tokens: how many tokens a matrix is multiplied with at once at most, a power of two; what
-            the registers hold.
-        part: bytes of a register.
+        name: the value of `TANDEM_CPU` that selects it.
+        cpu: LLVM's name of the target CPU; "" for what all processors of the family have.
+        features: LLVM's feature string, added to the target CPU.
+        needs: LLVM's names of the features that a processor must have.
+        signed_weights: whether eight-bit weights are multiplied as signed numbers.
+        tile_tokens: largest number of tokens of a tile, a power of two; limited by the registers.
+        register_bytes: size of a SIMD register, in bytes.
     """
 
     name: ClassVar[str] = "generic"
     cpu: ClassVar[str] = ""
     features: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()
-    signed_bytes: ClassVar[bool] = False
-    n_tokens: ClassVar[int] = 4
-    part: ClassVar[int] = 16
+    signed_weights: ClassVar[bool] = False
+    tile_tokens: ClassVar[int] = 4
+    register_bytes: ClassVar[int] = 16
 
     def dots(
         self, code: Code, lines: Sequence[Value], x: Sequence[Sequence[Value]], largest: int
     ) -> list[Value]:
-        """Sums of lines of weights times activations: for each token 16 × i32, one for each row.
+        """Return dot products of 16 rows with each token: 16 × i32 per token, one for each row.
 
         Args:
-            lines: 64 bytes each, four of every row.
-            x: for each token what the lines are multiplied with: i32 of four signed bytes.
-            largest: weights are 0 … largest; if it is negative, they are signed, up to -largest.
+            lines: weights, 64 bytes each: four columns of 16 rows.
+            x: for each token one i32 for each line, which holds four signed bytes.
+            largest: largest weight, where weights are unsigned; minus the largest size, where they
+                are signed.
         """
-        zero = code.constant(vector(I32, self.part // 4), 0)
-        totals = [[zero] * len(self._parts) for _ in x]
+        zero = code.constant(vector(I32, self.register_bytes // 4), 0)
+        totals = [[zero] * len(self._registers) for _ in x]
         for number, line in enumerate(lines):
-            weights = [line.pick(part) for part in self._parts]
+            weights = [line.shuffle(part) for part in self._registers]
             for token, numbers in enumerate(x):
-                spread = code.spread(numbers[number], self.part // 4)
+                spread = code.splat(numbers[number], self.register_bytes // 4)
                 totals[token] = [
-                    self._add(code, total, part, spread)
+                    self._multiply_add(code, total, part, spread)
                     for total, part in zip(totals[token], weights, strict=True)
                 ]
         return [concatenated(total) for total in totals]
 
     @property
-    def _parts(self) -> list[range]:
-        """Which bytes of a line go to which register."""
-        return [range(n, n + self.part) for n in range(0, 4 * LANES, self.part)]
+    def _registers(self) -> list[range]:
+        """Byte indices of a line, one range for each SIMD register that it fills."""
+        return [range(n, n + self.register_bytes) for n in range(0, 4 * LANES, self.register_bytes)]
 
-    def _add(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
-        """A register's total plus its weights times activations, which are as long as the total.
+    def _multiply_add(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
+        """Return total + weights × x for one register: sums of four byte products in each i32.
 
-        Bytes 0 and 2 of each row first, then 1 and 3, so that the sum of two products is in place.
+        Bytes 0 and 2 of each row come first, then 1 and 3, so that no sum has to be moved.
         """
-        kind = vector(I16, self.part // 2)
-        w, v = weights.bits(kind), x.bits(kind)
+        kind = vector(I16, self.register_bytes // 2)
+        w, v = weights.bitcast(kind), x.bitcast(kind)
         for weight, number in ((w & 255, v << 8), (w >> 8, v)):
             number = Value(code, code.builder.ashr(number.raw, code.constant(kind, 8).raw))
-            wide = vector(I32, self.part // 2)
+            wide = vector(I32, self.register_bytes // 2)
             products = weight.to(wide) * number.to(wide)
-            even, odd = (range(n, self.part // 2, 2) for n in range(2))
-            total = total + (products.pick(even) + products.pick(odd))
+            even, odd = (range(n, self.register_bytes // 2, 2) for n in range(2))
+            total = total + (products.shuffle(even) + products.shuffle(odd))
         return total
 
-    def lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
-        """For each of 64 bytes below 16, the entry of a table of 16 bytes."""
+    def table_lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
+        """Return the table's entry for each of 64 indices; the table has 16 bytes."""
         zero, entries = code.constant(LINE, 0), [code.constant(LINE, entry) for entry in table]
         for bit in (1, 2, 4, 8):
             is_set = code.where((indices & bit).equals(0), zero, zero ^ -1)
@@ -111,21 +111,21 @@ class Isa:
             entries = [((even ^ odd) & is_set) ^ even for even, odd in pairs]
         return entries[0]
 
-    def halves(self, code: Code, bits: Value) -> Value:
-        """F16 numbers (as i16) as F32, by the exponent's own arithmetic; infinities excepted."""
+    def f16_to_f32(self, code: Code, bits: Value) -> Value:
+        """Convert F16 (as i16) to F32 by arithmetic on the exponent; infinities come out finite."""
         wide = bits.to(vector(I32, bits.kind.count), signed=False)
         kind = vector(F32, bits.kind.count)
-        size = ((wide & 0x7FFF) << 13).bits(kind) * 2.0**112
-        return (size.bits(wide.kind) | ((wide & 0x8000) << 16)).bits(kind)
+        size = ((wide & 0x7FFF) << 13).bitcast(kind) * 2.0**112
+        return (size.bitcast(wide.kind) | ((wide & 0x8000) << 16)).bitcast(kind)
 
 
 class Sse4(Isa):
-    """Pairs of bytes are multiplied and added in 16 bits, which may not overflow."""
+    """SSE4.1: 16-byte registers, `pmaddubsw` products of byte pairs, whose 16-bit sums must fit."""
 
     name = "sse4"
     cpu = "x86-64-v2"
     needs: ClassVar[tuple[str, ...]] = ("ssse3", "sse4.1", "sse4.2", "popcnt", "cx16", "sahf")
-    signed_bytes = True
+    signed_weights = True
 
     sign: ClassVar[str] = "llvm.x86.ssse3.psign.b.128"
     add_pairs: ClassVar[str] = "llvm.x86.ssse3.pmadd.ub.sw.128"
@@ -142,12 +142,12 @@ class Sse4(Isa):
             )
             for n in range(0, len(lines), n_fit)
         ]
-        ones = code.constant(vector(I16, self.part // 2), 1)
+        ones = code.constant(vector(I16, self.register_bytes // 2), 1)
         results = []
         for token in range(len(x)):
             total = code.constant(INTS, 0)
             for group in groups:
-                kind = vector(I32, self.part // 4)
+                kind = vector(I32, self.register_bytes // 4)
                 sums = [code.call(self.widen, kind, pairs, ones) for pairs in group[token]]
                 total = total + concatenated(sums)
             results.append(total)
@@ -156,67 +156,71 @@ class Sse4(Isa):
     def _short_dots(
         self, code: Code, lines: Sequence[Value], x: Sequence[Sequence[Value]], is_signed: bool
     ) -> list[list[Value]]:
-        """For each token and register the sums of even and odd bytes, in 16 bits."""
-        zero = code.constant(vector(I16, self.part // 2), 0)
-        totals = [[zero] * len(self._parts) for _ in x]
+        """Return sums of byte pairs in 16 bits, for each token and register."""
+        zero = code.constant(vector(I16, self.register_bytes // 2), 0)
+        totals = [[zero] * len(self._registers) for _ in x]
         for number, line in enumerate(lines):
-            for n, part in enumerate(self._parts):
-                weights = size = line.pick(part)
+            for n, part in enumerate(self._registers):
+                weights = size = line.shuffle(part)
                 if is_signed:  # |w| ≤ 128 is unsigned; its sign moves to x
                     yes = code.constant(I1, 0)
-                    size = code.call(f"llvm.abs.v{self.part}i8", weights.kind, weights, yes)
+                    size = code.call(
+                        f"llvm.abs.v{self.register_bytes}i8", weights.kind, weights, yes
+                    )
                 for token, numbers in enumerate(x):
-                    v = code.spread(numbers[number], self.part // 4).bits(weights.kind)
+                    v = code.splat(numbers[number], self.register_bytes // 4).bitcast(weights.kind)
                     if is_signed:
                         v = code.call(self.sign, v.kind, v, weights)
                     pairs = code.call(self.add_pairs, zero.kind, size, v)
                     totals[token][n] = totals[token][n] + pairs
         return totals
 
-    def lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
-        entries = code.table(vector(I8, self.part), list(table) * (self.part // 16))
+    def table_lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
+        entries = code.vector_of(
+            vector(I8, self.register_bytes), list(table) * (self.register_bytes // 16)
+        )
         found = [
-            code.call(self.shuffle, entries.kind, entries, indices.pick(part))
-            for part in self._parts
+            code.call(self.shuffle, entries.kind, entries, indices.shuffle(part))
+            for part in self._registers
         ]
         return concatenated(found)
 
 
 class Avx2(Sse4):
-    """The same in registers of 32 bytes."""
+    """AVX2: 32-byte registers, `vpmaddubsw` products, F16 conversion in hardware."""
 
     name = "avx2"
     cpu = "x86-64-v3"
     needs = (*Sse4.needs, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
-    part = 32
+    register_bytes = 32
 
     sign = "llvm.x86.avx2.psign.b"
     add_pairs = "llvm.x86.avx2.pmadd.ub.sw"
     widen = "llvm.x86.avx2.pmadd.wd"
     shuffle = "llvm.x86.avx2.pshuf.b"
 
-    def halves(self, code: Code, bits: Value) -> Value:
+    def f16_to_f32(self, code: Code, bits: Value) -> Value:
         n = bits.kind.count
-        return bits.bits(vector(F16, n)).to(vector(F32, n))
+        return bits.bitcast(vector(F16, n)).to(vector(F32, n))
 
 
 class AvxVnni(Avx2):
-    """Four bytes are multiplied and added in 32 bits at once, for eight rows."""
+    """AVX-VNNI: `vpdpbusd` adds four byte products to an i32, for eight rows at once."""
 
     name = "avxvnni"
     features = "+avxvnni"
     needs = (*Avx2.needs, "avxvnni")
-    signed_bytes = False
+    signed_weights = False
     dots = Isa.dots
 
     instruction: ClassVar[str] = "llvm.x86.avx512.vpdpbusd.256"
 
-    def _add(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
-        return code.call(self.instruction, total.kind, total, weights.bits(total.kind), x)
+    def _multiply_add(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
+        return code.call(self.instruction, total.kind, total, weights.bitcast(total.kind), x)
 
 
 class Avx512(AvxVnni):
-    """The same for sixteen rows."""
+    """AVX-512 with VNNI: 64-byte registers, `vpdpbusd` for sixteen rows at once."""
 
     name = "avx512"
     cpu = "x86-64-v4"
@@ -224,67 +228,70 @@ class Avx512(AvxVnni):
     needs = (
         *Avx2.needs, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni",
     )  # fmt: skip
-    n_tokens = 8
-    part = 64
+    tile_tokens = 8
+    register_bytes = 64
 
     instruction = "llvm.x86.avx512.vpdpbusd.512"
     shuffle = "llvm.x86.avx512.pshuf.b.512"
 
 
 class Neon(Isa):
-    """Four signed bytes are multiplied and added in 32 bits, for four rows."""
+    """ARM NEON with dot products: `sdot` adds four signed byte products, for four rows at once."""
 
     name = "neon"
     features = "+neon,+dotprod"
     needs = ("dotprod",)
-    signed_bytes = True
+    signed_weights = True
 
-    def _add(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
+    def _multiply_add(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
         name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-        return code.call(name, total.kind, total, weights, x.bits(weights.kind))
+        return code.call(name, total.kind, total, weights, x.bitcast(weights.kind))
 
-    def lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
-        entries = code.table(vector(I8, 16), table)
+    def table_lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
+        entries = code.vector_of(vector(I8, 16), table)
         name = "llvm.aarch64.neon.tbl1.v16i8"
         return concatenated(
-            [code.call(name, entries.kind, entries, indices.pick(part)) for part in self._parts]
+            [
+                code.call(name, entries.kind, entries, indices.shuffle(part))
+                for part in self._registers
+            ]
         )
 
-    def halves(self, code: Code, bits: Value) -> Value:
+    def f16_to_f32(self, code: Code, bits: Value) -> Value:
         n = bits.kind.count
-        return bits.bits(vector(F16, n)).to(vector(F32, n))
+        return bits.bitcast(vector(F16, n)).to(vector(F32, n))
 
 
 def concatenated(parts: Sequence[Value]) -> Value:
-    """Vectors one behind the other; 1, 2 or 4 of them."""
+    """Return one vector of all elements of 1, 2 or 4 vectors, in order."""
     while len(parts) > 1:
         n = parts[0].kind.count
-        parts = [parts[i].pick(range(2 * n), parts[i + 1]) for i in range(0, len(parts), 2)]
+        parts = [parts[i].shuffle(range(2 * n), parts[i + 1]) for i in range(0, len(parts), 2)]
     return parts[0]
 
 
 ISAS: tuple[type[Isa], ...] = (Avx512, AvxVnni, Avx2, Sse4, Neon, Isa)
-"""Best first."""
-
+"""Known instruction sets, best first."""
 
 CPU_FACTS = Path("/proc/cpuinfo")
+"""Linux's description of the processor."""
 
 
 def supported() -> tuple[Isa, ...]:
-    """The kinds that this processor can do, best first."""
+    """Return the instruction sets that this processor has, best first."""
     found = llvm.get_host_cpu_features()
-    if platform.machine().lower() in ("arm64", "aarch64") and _multiplies_bytes():
+    if platform.machine().lower() in ("arm64", "aarch64") and _has_dot_products():
         found["dotprod"] = True
     return tuple(kind() for kind in ISAS if all(found.get(need) for need in kind.needs))
 
 
-def _multiplies_bytes() -> bool:
-    """Whether an ARM processor has SDOT, by what the system says; not every LLVM asks for it."""
+def _has_dot_products() -> bool:
+    """Ask the system whether an ARM processor has `sdot`; not every LLVM finds it out."""
     if sys.platform == "win32":
         dot_product = 43  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
         return bool(ctypes.WinDLL("kernel32").IsProcessorFeaturePresent(dot_product))
     if sys.platform == "darwin":
-        return True  # all of Apple's do
+        return True  # all of Apple's have it
     with suppress(OSError):
         return "asimddp" in CPU_FACTS.read_text(errors="replace").split()
     return False
@@ -292,10 +299,10 @@ def _multiplies_bytes() -> bool:
 
 @cache
 def chosen() -> Isa:
-    """The kind that kernels are made for.
+    """Return the instruction set that kernels are compiled for.
 
     Raises:
-        EngineError: `TANDEM_CPU` names none, or one that this processor is not.
+        EngineError: `TANDEM_CPU` names none that this processor has.
     """
     wanted, here = os.environ.get("TANDEM_CPU", ""), supported()
     if not wanted:

@@ -1,4 +1,4 @@
-"""From LLVM code to functions that Python can call; what was compiled once is kept on disk."""
+"""Compiles LLVM IR to native functions, with a cache of object code on disk."""
 
 from __future__ import annotations
 
@@ -22,24 +22,29 @@ from engine.cpu.kernels.isa import Isa
 from engine.files import user_folder
 
 Build = Callable[[ir.Module], None]
+"""Function that writes a module's IR."""
 
 REVISION = 1
-"""To be raised when the same text shall become other code."""
+"""Number in all cache keys; raised when compiling the same IR in another way."""
+
+SOURCES_ELSEWHERE = ("forward/operands.py", "quants/extent.py", "quants/layout.py")
+"""Files of the engine outside this package whose constants and formulas stand in the IR."""
 
 _lock = threading.Lock()
 _engines: list[Any] = []  # compiled code lives as long as the program
 
 
 def addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[str, int]:
-    """Compile a module, or find it compiled on disk.
+    """Compile a module, or load it from the disk cache under a hash of its IR.
 
     Args:
-        name: of the module, for people who look at the files.
-        names: the functions wanted.
-        build: writes the module; must give the same text each time.
+        name: name of the module, for people who look at the files.
+        isa: instruction set to compile for.
+        names: names of the wanted functions.
+        build: function that writes the module; the same IR each time.
 
     Returns:
-        The address of each function.
+        The address of each wanted function.
     """
     with _lock:
         machine = _machine(isa)
@@ -49,10 +54,10 @@ def addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[s
 
 
 def addresses_by_source(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[str, int]:
-    """The same for a module of this package, which its name tells from all others of it.
+    """Compile a module, or load it from the disk cache under a hash of the package's source.
 
-    What is on disk is then found by the package's source, without writing the module anew, which
-    takes longer than to load it.
+    For modules of this package, each with a name of its own. A cached module's IR is not written at
+    all, which would take longer than to load it.
     """
     sources = _sources()
     if not sources:
@@ -66,17 +71,20 @@ def addresses_by_source(name: str, isa: Isa, names: Iterable[str], build: Build)
 
 @cache
 def _sources() -> str:
-    """Return a hash of all sources that shape the code; empty where they are not installed."""
-    quants = Path(__file__).parents[2] / "quants"
-    files = [*sorted(Path(__file__).parent.glob("*.py")), *sorted(quants.glob("*.py"))]
+    """Return a hash of the source files that IR depends on; "" where they are not installed."""
+    package = Path(__file__).parent
+    files = sorted(package.glob("*.py"))
+    if not files:
+        return ""
+    files += [package.parents[1] / name for name in SOURCES_ELSEWHERE]
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
-    return digest.hexdigest() if files else ""
+    return digest.hexdigest()
 
 
 def _stored(name: str, make: Callable[[], bytes]) -> bytes:
-    """Compiled code from disk, or made and kept there."""
+    """Read object code from the disk cache, or make it and store it there."""
     folder = cache_folder()
     path = folder / f"{name}.o" if folder else None
     code = _read(path) if path else None
@@ -88,7 +96,7 @@ def _stored(name: str, make: Callable[[], bytes]) -> bytes:
 
 
 def cache_folder() -> Path | None:
-    """Where compiled kernels are kept: `TANDEM_KERNEL_CACHE`, or the user's cache folder.
+    """Return the folder of the disk cache: `TANDEM_KERNEL_CACHE`, or in the user's cache folder.
 
     None if there is no such folder: some containers run as a user without a home.
     """
@@ -99,19 +107,19 @@ def cache_folder() -> Path | None:
 
 
 def assembly(isa: Isa, build: Build, triple: str = "") -> str:
-    """What a module becomes, in the processor's own language; for tests and for people."""
+    """Return the assembly of a compiled module, for tests and for people."""
     machine = _machine(isa, triple)
     return str(machine.emit_assembly(_optimised(_text("shown", build, machine), machine)))
 
 
 def object_file(isa: Isa, build: Build, triple: str = "") -> bytes:
-    """What a module becomes for any linker, also another system's; for tests."""
+    """Return the object file of a compiled module, also for another system; for tests."""
     machine = _machine(isa, triple)
     return _compile(_text("shown", build, machine), machine)
 
 
 def _machine(isa: Isa, triple: str = "") -> Any:
-    """What LLVM makes code for."""
+    """Return LLVM's target machine for an instruction set, on this system or on `triple`."""
     if triple:
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
@@ -128,10 +136,10 @@ def _machine(isa: Isa, triple: str = "") -> Any:
 
 
 def _target(triple: str) -> tuple[str, str]:
-    """What LLVM shall take a system for, and a feature or "".
+    """Return the triple to compile for, and a feature string or ""; on Windows, ELF replaces COFF.
 
-    Its linker in memory cannot do Windows' own format. On ARM functions are called there as on
-    Linux, but for register x18; LLVM 22 cannot compile all kernels for Windows on ARM in ELF.
+    LLVM's in-memory linker cannot load COFF. Windows on ARM is compiled as Linux, because LLVM 22
+    cannot compile all kernels for it in ELF; calls are the same but for register x18.
     """
     if "windows" not in triple:
         return triple, ""
@@ -141,7 +149,7 @@ def _target(triple: str) -> tuple[str, str]:
 
 
 def _know_windows() -> None:
-    """Tell LLVM where Windows has what functions with more than 4 KiB of variables call."""
+    """Tell LLVM the address of `__chkstk`, which Windows functions with large frames call."""
     if sys.platform == "win32":
         function = ctypes.WinDLL("ntdll").__chkstk
         llvm.add_symbol("__chkstk", ctypes.cast(function, ctypes.c_void_p).value)
@@ -174,7 +182,7 @@ def _digest(text: str, isa: Isa) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """What is kept under a name, if it is whole: a hash of the code stands before it."""
+    """Read object code from a file and check its hash; None if it is missing or damaged."""
     try:
         stored = path.read_bytes()
     except OSError:
@@ -184,7 +192,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, code: bytes) -> None:
-    """Keep compiled code; another program may do so at the same time. A full disk does no harm."""
+    """Store object code in a file atomically; a full disk is ignored."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
@@ -197,7 +205,7 @@ def _write(path: Path, code: bytes) -> None:
 
 
 def _link(code: bytes, machine: Any, names: Iterable[str]) -> dict[str, int]:
-    """Put compiled code into memory where it can be called."""
+    """Load object code into executable memory and return the addresses of functions."""
     empty = llvm.parse_assembly("")
     engine = llvm.create_mcjit_compiler(empty, machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))

@@ -1,4 +1,4 @@
-"""exp and tanh of F32 numbers or vectors, with an error of at most 2e-7 of the result."""
+"""exp, sigmoid and tanh of F32 numbers or vectors; relative error of exp and tanh at most 2e-7."""
 
 from __future__ import annotations
 
@@ -12,63 +12,67 @@ from engine.cpu.kernels.values import I32, Code, Value, vector
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440054690583e-4
-"""Their sum is ln 2; the first has so few bits that its multiples by exponents are exact."""
+"""Two parts of ln 2; the first has so few bits that its products with exponents are exact."""
 
 ROUNDER = 1.5 * 2.0**23
-"""Added to a float of less than 2²², it leaves a whole number in the last bits."""
+"""Number that rounds a float below 2²² when added to it: the integer is in the last bits."""
 
 EXP_LEAST, EXP_MOST = -105.0, 90.0
-"""Beyond these, exp is 0 and infinite."""
+"""Bounds beyond which exp is 0 and infinite."""
 
 EXP_TERMS = (
     0.4999999403953552, 0.16666515171527863, 0.04166845604777336, 0.008369418792426586,
     0.0013813144760206342,
 )  # fmt: skip
-"""Of the polynomial p for which 1 + r + r² p(r) is nearest to exp within ±ln 2 / 2 (minimax)."""
+"""Coefficients of the polynomial p for which 1 + r + r² p(r) is nearest to exp within ±ln 2 / 2
+(minimax)."""
 
 TANH_BORDER = 0.625
+"""Size below which tanh is a polynomial; beyond, it is computed from exp."""
+
 TANH_TERMS = (
     -0.3333328068256378, 0.13331373035907745, -0.0537336990237236, 0.020618626847863197,
     -0.005681286100298166,
 )  # fmt: skip
-"""Of the polynomial p for which x + x³ p(x²) is nearest to tanh below the border (minimax)."""
+"""Coefficients of the polynomial p for which x + x³ p(x²) is nearest to tanh below the border
+(minimax)."""
 
 
 def ints_like(kind: Any, element: Any = I32) -> Any:
-    """The integers as many as there are floats of a kind."""
+    """Return the integer type with as many elements as a float type has."""
     return vector(element, kind.count) if isinstance(kind, ir.VectorType) else element
 
 
 def exp(code: Code, x: Value) -> Value:
-    """e to the power of x; 0 and infinity for large |x|, NaN for NaN.
+    """Return e to the power of x; 0 and infinity for large |x|, NaN for NaN.
 
     x is n ln 2 + r, so that the result is 2ⁿ times a polynomial of r. The power of two is applied
     in two halves, since a float may not hold the whole.
     """
     kind = x.kind
     ints = ints_like(kind)
-    x = code.smallest(x, code.constant(kind, EXP_MOST))
-    x = code.largest(x, code.constant(kind, EXP_LEAST))
+    x = code.minimum(x, code.constant(kind, EXP_MOST))
+    x = code.maximum(x, code.constant(kind, EXP_LEAST))
     rounder = code.constant(kind, ROUNDER)
     shifted = code.fma(x, code.constant(kind, LOG2_E), rounder)
-    whole, n = shifted - rounder, shifted.bits(ints) - rounder.bits(ints)
+    whole, n = shifted - rounder, shifted.bitcast(ints) - rounder.bitcast(ints)
     r = code.fma(whole, code.constant(kind, -LN2_HIGH), x)
     r = code.fma(whole, code.constant(kind, -LN2_LOW), r)
     result = code.fma(_polynomial(code, r, EXP_TERMS), r * r, r) + 1.0
     half = ((n + 1024) >> 1) - 512
     for exponent in (half, n - half):
-        result = result * ((exponent + 127) << 23).bits(kind)
+        result = result * ((exponent + 127) << 23).bitcast(kind)
     return result
 
 
 def sigmoid(code: Code, x: Value) -> Value:
-    """1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-x))."""
     one = code.constant(x.kind, 1.0)
     return one / (exp(code, x * -1.0) + one)
 
 
 def tanh(code: Code, x: Value) -> Value:
-    """The hyperbolic tangent; NaN for NaN."""
+    """Return the hyperbolic tangent; NaN for NaN."""
     square = x * x
     small = code.fma(_polynomial(code, square, TANH_TERMS), square * x, x)
     size = code.unary("fabs", x)
@@ -79,6 +83,6 @@ def tanh(code: Code, x: Value) -> Value:
 
 
 def _polynomial(code: Code, x: Value, terms: Sequence[float]) -> Value:
-    """terms[0] + terms[1] x + …"""
+    """Return terms[0] + terms[1] x + …, by Horner's rule."""
     values = (code.constant(x.kind, term) for term in reversed(terms))
     return reduce(lambda total, term: code.fma(total, x, term), values)

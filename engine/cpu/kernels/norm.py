@@ -1,4 +1,4 @@
-"""Norms of rows: `y = x / sqrt(mean(x²) + eps) × weight + bias`; LayerNorm first centres x.
+"""RMSNorm and LayerNorm of rows: `y = x / sqrt(mean(x²) + eps) × weight + bias`, LayerNorm centred.
 
 Sums are made in four vectors, always in the same order.
 """
@@ -20,15 +20,16 @@ ARGUMENTS = (
     "x", "token_stride", "head_stride", "n_tokens", "n_heads", "n", "weight", "bias",
     "weight_stride", "eps", "out",
 )  # fmt: skip
-"""Of one norm. x is F32, (n_tokens, n_heads, n), with strides in bytes; out is the same without
-gaps. weight and bias are (n,) F32, or 0 for none; with a stride, each head has its own. eps: the
-bits of an F32."""
+"""Arguments of both kernels. x is F32, (n_tokens, n_heads, n), with strides in bytes; out has its
+shape, contiguous. weight and bias are (n,) F32, or 0 for none; with a `weight_stride` (bytes), each
+head has its own. eps: the bits of an F32."""
 
 Term = Callable[[Value], Value]
+"""Function of elements, to be summed."""
 
 
 def build(module: ir.Module) -> None:
-    """`rms_norm(team, *ARGUMENTS)` and `layer_norm(team, *ARGUMENTS)`."""
+    """Write `rms_norm(team, *ARGUMENTS)` and `layer_norm(team, *ARGUMENTS)`."""
     add_run(module)
     for name in NAMES:
         _add_row(module, name, is_centred=name == "layer_norm")
@@ -43,10 +44,10 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
-    """All heads of some tokens."""
+    """Write a piece: all heads of some tokens."""
     n, n_heads = given["n"], given["n_heads"]
     per_piece = rows_per_piece(code, n_heads * n)
-    stop = code.least((index + 1) * per_piece, given["n_tokens"])
+    stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])
     none = code.number(0)
     with code.loop(index * per_piece, stop) as token, code.loop(none, n_heads) as head:
         x = given["x"] + token * given["token_stride"] + head * given["head_stride"]
@@ -56,12 +57,12 @@ def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
 
 
 def _add_row(module: ir.Module, name: str, *, is_centred: bool) -> None:
-    """`name_row(x, n, weight, bias, offset, eps, out)`: one vector; weights begin at an offset."""
+    """Write `name_row(x, n, weight, bias, offset, eps, out)`: one row; offset of its weights."""
     code, (x, n, weight, bias, offset, eps, out) = function(module, f"{name}_row", 7)
     code.builder.function.linkage = "internal"
     count = n.to(F32)
     zero = code.constant(F32, 0.0)
-    centre = code.spread(_sum(code, x, n, lambda v: v) / count if is_centred else zero)
+    centre = code.splat(_sum(code, x, n, lambda v: v) / count if is_centred else zero)
 
     def centred(v: Value) -> Value:
         return v - centre if is_centred else v
@@ -69,8 +70,8 @@ def _add_row(module: ir.Module, name: str, *, is_centred: bool) -> None:
     def square(v: Value) -> Value:
         return centred(v) * centred(v)
 
-    root = code.unary("sqrt", _sum(code, x, n, square) / count + eps.to(I32).bits(F32))
-    factor = code.spread(code.constant(F32, 1.0) / root)
+    root = code.unary("sqrt", _sum(code, x, n, square) / count + eps.to(I32).bitcast(F32))
+    factor = code.splat(code.constant(F32, 1.0) / root)
 
     def finish(lanes: SimdLanes) -> None:
         y = code.variable(centred(lanes.load(x)) * factor)
@@ -85,7 +86,7 @@ def _add_row(module: ir.Module, name: str, *, is_centred: bool) -> None:
 
 
 def _sum(code: Code, x: Value, n: Value, term: Term) -> Value:
-    """The sum of a term for each element of a row."""
+    """Return the sum over a row of a function of its elements."""
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(4)]
 
     def add(lanes: SimdLanes, total: Variable = sums[0]) -> None:
@@ -97,4 +98,4 @@ def _sum(code: Code, x: Value, n: Value, term: Term) -> Value:
             add(SimdLanes(code, index + part * LANES), total)
     for_each_vector(code, n, add, whole)
     first, second, third, fourth = (total.get() for total in sums)
-    return code.reduced("add", (first + second) + (third + fourth))
+    return code.reduce("add", (first + second) + (third + fourth))

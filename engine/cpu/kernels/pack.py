@@ -1,8 +1,7 @@
-"""From the blocks of a file to planes, exactly: the same bits in another order.
+"""Packs the blocks of a file into planes: the same bits in another order.
 
-One function of a source says where in a row's block the codes of 32 columns lie, others where its
-scales do. All byte offsets and bit positions are those of GGML's block structures
-(`ggml-common.h`).
+For each GGML type, a `BlockReader` reads the codes and the scales of 32 columns from a block. Byte
+offsets and bit positions are those of GGML's block structures (`ggml-common.h`).
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ HALF = vector(I8, BLOCK // 2)
 
 @dataclass(frozen=True, slots=True)
 class BlockColumns:
-    """Where in a file 32 columns of a row lie.
+    """32 columns of a row within a block of the file.
 
     Attributes:
-        block: address of the block of the file.
-        index: which 32 columns of it.
+        code: builder of the function that reads them.
+        block: address of the block.
+        index: index of the 32 columns in the block.
     """
 
     code: Code
@@ -36,32 +36,34 @@ class BlockColumns:
     index: Value
 
     def bytes(self, offset: Value | int, kind: object = HALF) -> Value:
+        """Load a value from an offset in the block, 16 bytes by default."""
         return self.code.load(self.block + offset, kind)
 
     def byte(self, offset: Value | int) -> Value:
-        """One byte as an unsigned 64-bit number."""
+        """Load one byte as an unsigned 64-bit number."""
         return self.code.load(self.block + offset, I8).to(I64, signed=False)
 
     def shifted(self, codes: Value, shift: Value, mask: int) -> Value:
-        """Some bits of each byte."""
-        by = self.code.spread(shift.to(I8), codes.kind.count)
+        """Shift each byte right and mask it."""
+        by = self.code.splat(shift.to(I8), codes.kind.count)
         return (codes >> by) & mask
 
 
 Read = Callable[[BlockColumns], Value]
+"""Function that reads one part of 32 columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockReader:
-    """Where a type keeps what the planes hold.
+    """The structure of a GGML type's blocks.
 
     Attributes:
-        type_size: bytes of a block.
-        n_blocks: 32 columns that a block has.
-        low: of 32 columns: 32 bytes; or 16 bytes with two codes each, as in the plane.
-        high: 32 bytes, or None.
-        scales: the bytes of the plane for one row, as 64-bit numbers in the order of their parts.
-        supers: offsets of the F16 factors.
+        type_size: size of a block, in bytes.
+        n_blocks: number of 32-column parts of a block.
+        low: reads the low bits of the codes: 32 bytes, or 16 with two codes each as in the plane.
+        scales: reads a row's entries in the plane of scales, as 64-bit numbers.
+        high: reads the high bits of the codes, 32 bytes; None if there are none.
+        supers: byte offsets of the F16 factors.
     """
 
     type_size: int
@@ -73,26 +75,28 @@ class BlockReader:
 
 
 def _at(offset: int, kind: object = HALF) -> Read:
+    """Read bytes at a fixed offset."""
     return lambda place: place.bytes(offset, kind)
 
 
 def _high_bits(offset: int) -> Read:
-    """Bit c of a 32-bit number belongs to column c."""
+    """Read one bit for each column from a 32-bit number: bit c for column c."""
 
     def read(place: BlockColumns) -> Value:
-        bits = place.code.spread(place.bytes(offset, I32), BLOCK)
-        numbers = place.code.table(vector(I32, BLOCK), range(BLOCK))
+        bits = place.code.splat(place.bytes(offset, I32), BLOCK)
+        numbers = place.code.vector_of(vector(I32, BLOCK), range(BLOCK))
         return ((bits >> numbers) & 1).to(CODES)
 
     return read
 
 
 def _halves(*offsets: int) -> Callable[[BlockColumns], list[Value]]:
+    """Read F16 scales at fixed offsets."""
     return lambda place: [place.bytes(at, I16).to(I64, signed=False) for at in offsets]
 
 
 def _nibbles_k(offset: int) -> Read:
-    """Two blocks share 32 bytes."""
+    """Read nibbles; two parts of 32 columns share 32 bytes."""
 
     def read(place: BlockColumns) -> Value:
         codes = place.bytes(place.index // 2 * 32 + offset, CODES)
@@ -102,7 +106,7 @@ def _nibbles_k(offset: int) -> Read:
 
 
 def _two_bits(offset: int) -> Read:
-    """Four blocks share 32 bytes."""
+    """Read two-bit codes; four parts of 32 columns share 32 bytes."""
 
     def read(place: BlockColumns) -> Value:
         codes = place.bytes(place.index // 4 * 32 + offset, CODES)
@@ -112,18 +116,19 @@ def _two_bits(offset: int) -> Read:
 
 
 def _one_bit(offset: int) -> Read:
-    """Eight blocks share 32 bytes."""
+    """Read one-bit codes; eight parts of 32 columns share 32 bytes."""
     return lambda place: place.shifted(place.bytes(offset, CODES), place.index, 1)
 
 
 def _low_q6(place: BlockColumns) -> Value:
+    """Read the low nibbles of Q6_K; parts 0 and 2 of a half block share 32 bytes, as do 1 and 3."""
     half, part = place.index // 4, place.index % 4
     codes = place.bytes(half * 64 + part % 2 * 32, CODES)
     return place.shifted(codes, part // 2 * 4, 15)
 
 
 def _scales_k(place: BlockColumns) -> list[Value]:
-    """Scale and minimum of Q4_K and Q5_K: six bits each, the upper two of the last four apart."""
+    """Read scale and minimum of Q4_K and Q5_K, six bits each; two are apart in the last four."""
     low, index = place.index % 4 + 4, place.index
     scale, minimum, rest = place.byte(low), place.byte(low + 4), place.byte(low + 8)
     is_last = index >= 4
@@ -135,12 +140,12 @@ def _scales_k(place: BlockColumns) -> list[Value]:
 
 
 def _pair(offset: int) -> Callable[[BlockColumns], list[Value]]:
-    """A byte for each 16 columns."""
+    """Read one byte of scale for each 16 columns."""
     return lambda place: [place.byte(place.index * 2 + (offset + n)) for n in range(2)]
 
 
 def _scales_q3(place: BlockColumns) -> list[Value]:
-    """Six bits each, counted from 32: four in 8 bytes, then two in 4 bytes."""
+    """Read the scales of Q3_K: six bits each, minus 32; four are in 8 bytes, two in 4 bytes."""
     scales = []
     for n in range(2):
         number = place.index * 2 + n
@@ -151,14 +156,14 @@ def _scales_q3(place: BlockColumns) -> list[Value]:
 
 
 def _scales_iq4_xs(place: BlockColumns) -> list[Value]:
-    """Six bits each, counted from 32: two in a 16-bit number, four in 4 bytes."""
+    """Read the scale of IQ4_XS: six bits, minus 32; four are in 4 bytes, two in a 16-bit number."""
     low = (place.byte(place.index // 2 + 4) >> (place.index % 2 * 4)) & 15
     high = (place.bytes(2, I16).to(I64, signed=False) >> (place.index * 2)) & 3
     return [(low | (high << 4)) - 32]
 
 
 def _coded(layout: Layout) -> BlockReader:
-    """32 bytes of codes, then the scales as the plane has them."""
+    """Return the structure of rows from `engine.quants.codes`: 32 bytes of codes, then scales."""
     size, kind = (4, I32) if layout.scale == "f32" else (2, I16)
     places = range(BLOCK, BLOCK + size * (BLOCK // layout.sub), size)
 
@@ -192,17 +197,18 @@ BLOCK_READERS: Mapping[int, BlockReader] = {
     Kind.MXFP4: BlockReader(17, 1, _at(1), lambda place: [place.byte(0)]),
     **{number: _coded(layout) for number, layout in CODED.items()},
 }
+"""Structure of each GGML type's blocks."""
 
 ARGUMENTS = (
     "raw", "row_bytes", "n_rows", "goal_row", "first", "n_blocks", "planes", "tile_bytes",
 )  # fmt: skip
-"""`raw` is the first wanted row in the file, rows `row_bytes` apart; of each, `n_blocks` blocks of
-32 columns from block `first` on. The first row becomes row `goal_row` of the planes, whose tiles
-are `tile_bytes` apart."""
+"""Arguments of the kernel. `raw` is the address of the first wanted row in the file, with rows
+`row_bytes` apart; of each, `n_blocks` blocks of 32 columns from block `first` on are packed. The
+first row becomes row `goal_row` of the planes, whose tiles are `tile_bytes` apart."""
 
 
 def build(module: ir.Module, type_number: int) -> None:
-    """`pack(team, *ARGUMENTS)`; all other rows of the tiles it touches are left as they are."""
+    """Write `pack(team, *ARGUMENTS)`; other rows of the tiles are left as they are."""
     add_run(module)
     with piece(module, "pack", ARGUMENTS) as (code, given, index):
         _emit_tile(code, LAYOUTS[type_number], BLOCK_READERS[type_number], given, index)
@@ -212,14 +218,14 @@ def build(module: ir.Module, type_number: int) -> None:
 
 
 def _emit_tile(code: Code, layout: Layout, source: BlockReader, given: Named, index: Value) -> None:
-    """The rows of one tile, the first one that gets any being 0."""
+    """Write a piece: the rows of one tile; tile 0 holds row `goal_row`."""
     raw, row_bytes, n_rows, goal_row, first, n_blocks, planes, tile_bytes = given.values()
     tile_number = goal_row // TILE + index
     begin = tile_number * TILE - goal_row  # of the tile, counted in rows of `raw`
     begin_here = code.where(begin < 0, code.number(0), begin)
     tile = planes + tile_number * tile_bytes
     high, scales, supers = layout.starts(tile, n_blocks)
-    with code.loop(begin_here, code.least(n_rows, begin + TILE)) as raw_row:
+    with code.loop(begin_here, code.min_signed(n_rows, begin + TILE)) as raw_row:
         row, start = raw_row - begin, raw + raw_row * row_bytes
         with code.loop(code.number(0), n_blocks) as block:
             whole = first + block
@@ -241,10 +247,10 @@ def _emit_tile(code: Code, layout: Layout, source: BlockReader, given: Named, in
 
 
 def _store_low(layout: Layout, codes: Value, goal: Value) -> None:
-    """Codes of one row to the lines of a block."""
+    """Store the low bits of one row's codes in the lines of a block."""
     if layout.low == 4:
         if codes.kind.count == BLOCK:
-            codes = codes.pick(range(16)) | (codes.pick(range(16, 32)) << 4)
+            codes = codes.shuffle(range(16)) | (codes.shuffle(range(16, 32)) << 4)
         _store_words(codes, goal)
     elif layout.low == 2:
         _store_lines(codes, 2, goal)
@@ -253,8 +259,8 @@ def _store_low(layout: Layout, codes: Value, goal: Value) -> None:
 
 
 def _store_lines(codes: Value, n_bits: int, goal: Value) -> None:
-    """32 small codes, those of 8 / n_bits lines in one."""
-    words, per_line = codes.bits(vector(I32, 8)), 8 // n_bits
+    """Store 32 codes of `n_bits` bits; each stored line has those of 8 / n_bits lines."""
+    words, per_line = codes.bitcast(vector(I32, 8)), 8 // n_bits
     for line in range(n_bits):
         word = words[line * per_line]
         for n in range(1, per_line):
@@ -263,13 +269,14 @@ def _store_lines(codes: Value, n_bits: int, goal: Value) -> None:
 
 
 def _store_words(codes: Value, goal: Value) -> None:
-    """Each four bytes to a line of their own."""
-    words = codes.bits(vector(I32, codes.kind.count // 4))
+    """Store each four bytes in a line of their own."""
+    words = codes.bitcast(vector(I32, codes.kind.count // 4))
     for n in range(words.kind.count):
         codes.code.store(words[n], goal + 64 * n)
 
 
 def _store_scales(layout: Layout, numbers: list[Value], scales: Value, row: Value) -> None:
+    """Store one row's scales in the plane of scales."""
     kind = {"f32": I32, "f16": I16, "f16_min": I16}.get(layout.scale, I8)
     size = kind.width // 8
     for part, number in enumerate(numbers):

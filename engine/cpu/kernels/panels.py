@@ -1,13 +1,13 @@
-"""Activations as the products read them: whole numbers in blocks of 32, with scales and sums.
+"""Panels: activations quantised and packed for the products, in blocks of 32 columns.
 
-Tokens go in groups that are multiplied at once. A group of m tokens is a panel; for each block of
-32 columns it holds m × 32 bytes, m pairs of scales for 16 of them, m sums of 32 numbers (of what
-the bytes stand for), m pairs of sums of 16, all F32. So a panel is read from front to back, and
-each token takes equally many bytes per block in whatever group it is.
+Tokens are multiplied in groups; a group of m tokens is packed into one panel. For each block of 32
+columns a panel holds m × 32 bytes, then, all F32: m pairs of scales (one for each 16 columns), m
+sums of 32 dequantised numbers, m pairs of sums of 16. So a panel is read from front to back, and a
+token takes equally many bytes per block in a group of any size.
 
-An activation is one signed byte, or two where a small error can have large consequences: where a
-router sends tokens to experts. Then m × 32 bytes that count 255 each stand before those that count
-1; both are within ±127, so that the same instructions multiply them.
+An activation is one signed byte, or two where a small error can have large consequences: in models
+whose router sends tokens to experts. Then m × 32 high bytes, worth 255 each, stand before the low
+bytes; both are within ±127, so that the same instructions multiply them.
 """
 
 from __future__ import annotations
@@ -24,72 +24,86 @@ from engine.quants.extent import token_bytes
 from engine.quants.layout import BLOCK
 
 BASE = 255
-"""What the first of two bytes counts."""
+"""Value of the high byte's unit, where an activation has two bytes."""
 
 LARGEST = {1: 127, 2: 127 * BASE + 127}
-"""The largest whole number, by the bytes of each."""
+"""Largest quantised activation, by its number of bytes."""
 
 TINY = 2.0**-100
-"""Blocks of smaller numbers count as zeros; 127 divided by them might be infinite."""
+"""Size below which numbers are quantised to zero; 127 divided by them might be infinite."""
 
 ROUNDER, ROUNDER_BITS = 1.5 * 2.0**23, 0x4B400000
-"""A float whose last bit counts 1, and its bits: adding it rounds to the nearest, ties to even, and
-leaves the whole number in the low bits, on all processors alike."""
+"""A float whose last bit is worth 1, and its bits. Adding it rounds to the nearest integer, ties to
+even, and leaves the integer in the low bits, on all processors alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class PanelOffsets:
-    """Offsets in a block of `n_tokens` tokens."""
+    """Byte offsets in one block of a panel.
+
+    Attributes:
+        n_tokens: number of tokens of the panel.
+        x_bytes: number of bytes of an activation, 1 or 2.
+    """
 
     n_tokens: int
     x_bytes: int
 
     @property
     def n_bytes(self) -> int:
+        """Size of a block."""
         return self.n_tokens * token_bytes(self.x_bytes)
 
     def numbers(self, token: int, part: int = 0) -> int:
+        """Return the offset of a token's bytes; part 0 is the high bytes where there are two."""
         return (part * self.n_tokens + token) * BLOCK
 
     def scale(self, token: int, half: int) -> int:
-        return self._behind(0) + 8 * token + 4 * half
+        """Return the offset of the scale of 16 columns."""
+        return self._after_numbers(0) + 8 * token + 4 * half
 
     def sum(self, token: int) -> int:
-        return self._behind(8) + 4 * token
+        """Return the offset of the sum of 32 columns."""
+        return self._after_numbers(8) + 4 * token
 
     def half_sum(self, token: int, half: int) -> int:
-        return self._behind(12) + 8 * token + 4 * half
+        """Return the offset of the sum of 16 columns."""
+        return self._after_numbers(12) + 8 * token + 4 * half
 
-    def _behind(self, n_bytes: int) -> int:
-        """Where so many bytes of each token lie behind its numbers."""
+    def _after_numbers(self, n_bytes: int) -> int:
+        """Return the offset of what follows the numbers and `n_bytes` more of each token."""
         return self.n_tokens * (self.x_bytes * BLOCK + n_bytes)
 
 
 def quantised_bytes(n_tokens: int, n_blocks: int, x_bytes: int = 1) -> int:
-    """Memory for the panels of some tokens."""
+    """Return the size of the panels of `n_tokens` tokens, in bytes."""
     return n_tokens * n_blocks * token_bytes(x_bytes)
 
 
 ARGUMENTS = ("x", "x_stride", "n_tokens", "n_blocks", "panels")
-"""Of a quantisation: x is F32, (n_tokens, 32 × n_blocks), with rows `x_stride` bytes apart."""
+"""Arguments of the kernel: x is F32, (n_tokens, 32 × n_blocks), with rows `x_stride` bytes apart;
+`panels` is the address of `quantised_bytes`."""
 
 
 def build(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
-    """`quantise(team, *ARGUMENTS)`; few tokens are done by the caller alone."""
+    """Write `quantise(team, *ARGUMENTS)`; the calling thread packs one panel's tokens alone."""
     add_run(module)
     add_some_tokens(module, isa, x_bytes)
     with piece(module, "quantise", ARGUMENTS) as (code, given, index):
-        first, stride = index * isa.n_tokens, given["x_stride"]
-        n = code.least(given["n_tokens"] - first, code.number(isa.n_tokens))
+        first, stride = index * isa.tile_tokens, given["x_stride"]
+        n = code.min_signed(given["n_tokens"] - first, code.number(isa.tile_tokens))
         goal = given["panels"] + first * given["n_blocks"] * token_bytes(x_bytes)
         code.call(
             "some_tokens", VOID, given["x"] + first * stride, stride, n, given["n_blocks"], goal
         )
-    add_kernel(module, "quantise", ARGUMENTS, lambda _, g: ceil_div(g["n_tokens"], isa.n_tokens))
+    add_kernel(module, "quantise", ARGUMENTS, lambda _, g: ceil_div(g["n_tokens"], isa.tile_tokens))
 
 
 def add_some_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
-    """`some_tokens(x, x_stride, n, n_blocks, panels)`: n ≤ `isa.n_tokens`, in one panel or more."""
+    """Write `some_tokens(x, x_stride, n, n_blocks, panels)`: packs up to `isa.tile_tokens` tokens.
+
+    One panel for each bit set in n, the largest first.
+    """
     _add_token(module, x_bytes)
     code, (x, stride, n, n_blocks, panels) = function(module, "some_tokens", 5)
     code.builder.function.linkage = "internal"
@@ -102,7 +116,7 @@ def add_some_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
             code.call("token", VOID, row, n_blocks, panel, code.number(size), t)
         token.set(first + size)
 
-    size = isa.n_tokens
+    size = isa.tile_tokens
     while size:
         with code.when((n & size) > 0):
             group(size)
@@ -111,7 +125,7 @@ def add_some_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
 
 
 def _add_token(module: ir.Module, x_bytes: int = 1) -> None:
-    """`token(x, n_blocks, panel, n, t)`: token t of a group of n."""
+    """Write `token(x, n_blocks, panel, n, t)`: packs token t of a panel of n."""
     code, (x, n_blocks, panel, n, t) = function(module, "token", 5)
     code.builder.function.linkage = "internal"
     with code.loop(code.number(0), n_blocks) as index:
@@ -124,34 +138,34 @@ def _add_token(module: ir.Module, x_bytes: int = 1) -> None:
             for part, bytes_ in enumerate(_bytes(whole, x_bytes)):
                 code.store(bytes_, numbers + n * (part * BLOCK) + 16 * half)
             code.store(scale, behind + t * 8 + 4 * half)
-            sums.append(code.reduced("add", _integers(whole)).to(F32) * scale)
+            sums.append(code.reduce("add", _integers(whole)).to(F32) * scale)
             code.store(sums[half], behind + n * 12 + t * 8 + 4 * half)
         code.store(sums[0] + sums[1], behind + n * 8 + t * 4)
     code.builder.ret_void()
 
 
 def _rounded(values: Value, largest: int) -> tuple[Value, Value]:
-    """The nearest whole numbers within ±largest on a common scale (as `_whole` gives them)."""
+    """Quantise 16 numbers to integers within ±largest, as `_whole` returns them, and a scale."""
     code = values.code
-    size = code.reduced("max", code.unary("fabs", values))
+    size = code.reduce("max", code.unary("fabs", values))
     inverse = code.constant(F32, float(largest)) / size
     inverse = code.where(size < TINY, code.constant(F32, 0.0), inverse)
     scale = size * (1 / largest) + (size - size)  # NaN where the largest is infinite
-    return _whole(values * code.spread(inverse)), scale
+    return _whole(values * code.splat(inverse)), scale
 
 
 def _whole(values: Value) -> Value:
-    """The nearest whole numbers plus `ROUNDER`, ties to even."""
+    """Return the nearest integers, ties to even, with `ROUNDER` added."""
     return values + ROUNDER
 
 
 def _integers(whole: Value) -> Value:
-    """What `_whole` gave, as integers."""
-    return whole.bits(INTS) - ROUNDER_BITS
+    """Convert a result of `_whole` to integers."""
+    return whole.bitcast(INTS) - ROUNDER_BITS
 
 
 def _bytes(whole: Value, x_bytes: int = 1) -> list[Value]:
-    """Whole numbers as one or two signed bytes each, the one that counts more first."""
+    """Split a result of `_whole` into signed bytes: one each, or the high ones and the low ones."""
     kind = vector(I8)
     if x_bytes == 1:
         return [_integers(whole).to(kind)]

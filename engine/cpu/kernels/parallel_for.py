@@ -1,4 +1,4 @@
-"""How a kernel is cut into pieces: functions that each do one, and one that has them all done."""
+"""Parallel loops: kernels are split into pieces, which the threads of a team take in turn."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from llvmlite import ir
 from engine.cpu.kernels.values import VOID, Code, Value, function
 
 PIECE_ELEMENTS = 16384
-"""What one thread does alone in less time than it takes to share."""
+"""Elements of a piece of simple arithmetic; for fewer, sharing takes longer than it saves."""
 
 Named = Mapping[str, Value]
+"""A kernel's arguments by name."""
 
 
 @contextmanager
 def piece(
     module: ir.Module, name: str, arguments: Sequence[str]
 ) -> Iterator[tuple[Code, Named, Value]]:
-    """Begin `name_piece(list, index)`: its code, the arguments by name, and which piece it does."""
+    """Begin `name_piece(arguments, index)`; yields its code, the arguments, the piece's index."""
     code, (place, index) = function(module, f"{name}_piece", 2)
-    named = dict(zip(arguments, code.listed(place, len(arguments)), strict=True))
+    named = dict(zip(arguments, code.load_array(place, len(arguments)), strict=True))
     yield code, named, index
     code.builder.ret_void()
 
@@ -29,31 +30,31 @@ def piece(
 def add_kernel(
     module: ir.Module, name: str, arguments: Sequence[str], n_pieces: Callable[[Code, Named], Value]
 ) -> None:
-    """`name(team, *arguments)` does all pieces; a single one without the team.
+    """Write `name(team, *arguments)`: does all pieces of a kernel; a single one without the team.
 
-    The module has `add_run` and the pieces already.
+    `add_run` and the function of the pieces must be in the module already.
     """
     code, (team, *values) = function(module, name, 1 + len(arguments))
-    place = code.kept(values)
+    place = code.stack_array(values)
     n = n_pieces(code, dict(zip(arguments, values, strict=True)))
     share(code, name, team, place, n)
     code.builder.ret_void()
 
 
 def share(code: Code, name: str, team: Value, place: Value, n: Value) -> None:
-    """Have n pieces done."""
+    """Write the call that does n pieces; `place` is the address of the arguments."""
     task = f"{name}_piece"
     with code.when(n.equals(1)):
         code.call(task, VOID, place, code.number(0))
     with code.when(n > 1):
-        code.call("run", VOID, team, code.address(task), place, n)
+        code.call("run", VOID, team, code.function_address(task), place, n)
 
 
 def rows_per_piece(code: Code, elements: Value) -> Value:
-    """How many rows of so many elements make a piece."""
+    """Return the number of rows of so many elements that make a piece."""
     return code.number(PIECE_ELEMENTS) // (elements + 1) + 1
 
 
 def ceil_div(a: Value, b: Value | int) -> Value:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return (a + b - 1) // b

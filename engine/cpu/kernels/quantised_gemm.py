@@ -1,9 +1,9 @@
-"""Products of quantised matrices with a few or many tokens, in whole numbers where that is exact.
+"""GEMV and GEMM with quantised matrices: integer dot products within blocks, F32 sums across them.
 
 Within a block of 32 columns (or a sub-block of 16), weights are small integers q on a scale, and
-activations are bytes on a scale d, so that `Σ w x = scale × d × Σ q x - minimum × Σ x`: an integer
-sum, exact, and two floating-point steps for each. All further rounding is F32's. A token's result
-is the same in whatever group it is computed.
+activations are bytes on a scale d, so that `Σ w x = scale × d × Σ q x - minimum × Σ x`: an exact
+integer sum and two floating-point steps. All further rounding is F32's. A token's bits do not
+depend on the tokens computed with it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,24 @@ from engine.quants.extent import token_bytes
 from engine.quants.layout import BLOCK, SUPER, TILE, Layout
 
 AHEAD = 16384
-"""Bytes that a plane's weights are asked for before they are needed."""
+"""Distance at which a plane's weights are prefetched, in bytes."""
 
 LINE_COLUMNS = 4
+"""Columns of a line of weights."""
+
 BYTES, HALVES = vector(I8, TILE), vector(I16, TILE)
 
 
 @dataclass(frozen=True, slots=True)
 class TileAddresses:
-    """Where the planes of 16 rows lie, as addresses, for the block that is worked on."""
+    """Addresses of one block of 16 rows in each plane.
+
+    Attributes:
+        low: low bits of the codes.
+        high: high bits of the codes.
+        scales: scales, and minima where there are any.
+        supers: F16 factors of the scales.
+    """
 
     low: Value
     high: Value
@@ -53,7 +62,7 @@ class TileAddresses:
 
 
 class TileReader:
-    """Reads one block of 16 rows."""
+    """Decodes one block of 16 rows from the planes."""
 
     def __init__(self, code: Code, isa: Isa, layout: Layout) -> None:
         self.code = code
@@ -61,10 +70,11 @@ class TileReader:
         self.layout = layout
 
     def lines(self, tile: TileAddresses, *, ahead: bool) -> list[Value]:
-        """The eight lines of weights, each 16 rows × 4 bytes as integers of 32 bits.
+        """Decode the eight lines of a block: each 16 rows × 4 columns, as i32 of four bytes.
 
         Args:
-            ahead: ask for what comes later.
+            tile: addresses of the block.
+            ahead: whether to prefetch later blocks.
         """
         layout, code = self.layout, self.code
         if ahead:
@@ -83,18 +93,19 @@ class TileReader:
             lines = self._with_high(lines, tile)
         if layout.table:
             lines = [self._looked_up(line) for line in lines]
-        elif layout.low == 8 and not self.isa.signed_bytes:
+        elif layout.low == 8 and not self.isa.signed_weights:
             lines = [line ^ 0x80808080 for line in lines]
         return lines
 
     def _part(self, stored: Value, n_bits: int, shift: int) -> Value:
-        """Some bits of every byte."""
+        """Extract `n_bits` bits of every byte, from bit `shift` on."""
         if n_bits == 8:
             return stored
         mask = ((1 << n_bits) - 1) * 0x01010101
         return ((stored >> shift) if shift else stored) & mask
 
     def _with_high(self, lines: list[Value], tile: TileAddresses) -> list[Value]:
+        """Put the high bits of the codes above the low bits in `lines`."""
         n_bits, low = self.layout.high, self.layout.low
         per_line = 8 // n_bits
         stored = [self.code.load(tile.high + 64 * n, INTS) for n in range(n_bits)]
@@ -108,67 +119,70 @@ class TileReader:
         return result
 
     def _looked_up(self, line: Value) -> Value:
-        table = [value + self.zero for value in self.layout.table]
+        """Replace codes by the values of the layout's table."""
+        table = [value + self.zero_point for value in self.layout.table]
         table = [value - 256 if value > 127 else value for value in table]
-        return self.isa.lookup(self.code, table, line.bits(LINE)).bits(INTS)
+        return self.isa.table_lookup(self.code, table, line.bitcast(LINE)).bitcast(INTS)
 
     @property
-    def zero(self) -> int:
-        """What must be taken off the lines' numbers."""
-        if self.isa.signed_bytes or self.layout.zero:
+    def zero_point(self) -> int:
+        """Number to subtract from the bytes of `lines`."""
+        if self.isa.signed_weights or self.layout.zero:
             return self.layout.zero
         if self.layout.table:
             return -min(self.layout.table)
         return 128 if self.layout.low == 8 else 0
 
     @property
-    def largest(self) -> int:
-        """Size of the largest weight as `Isa.dots` wants it."""
+    def largest_weight(self) -> int:
+        """Argument `largest` of `Isa.dots`."""
         layout = self.layout
         if not layout.table and layout.low < 8:
             return int((1 << (layout.low + layout.high)) - 1)
-        if not self.isa.signed_bytes:
+        if not self.isa.signed_weights:
             return 255
         return -max(map(abs, layout.table), default=128)
 
     def scales(self, tile: TileAddresses) -> tuple[list[Value], list[Value]]:
-        """Scales of the sub-blocks, and what is added for each unit of Σ x; F32 for 16 rows.
+        """Load the scales of the sub-blocks and the factors of Σ x, in F32 for 16 rows.
 
-        The second list is empty where nothing is added.
+        The second list is empty where no multiple of Σ x is added.
         """
         layout, code = self.layout, self.code
         if layout.scale == "f16_min":
             scale, minimum = (
-                self.isa.halves(code, code.load(tile.scales + at, HALVES)) for at in (0, 32)
+                self.isa.f16_to_f32(code, code.load(tile.scales + at, HALVES)) for at in (0, 32)
             )
             return [scale], [minimum]
         if layout.has_supers:
             scales, added = self._super_scales(tile)
         else:
             scales, added = [self._own_scale(tile, n) for n in range(BLOCK // layout.sub)], []
-        if self.zero:
-            added = [scale * float(-self.zero) for scale in scales]
+        if self.zero_point:
+            added = [scale * float(-self.zero_point) for scale in scales]
         return scales, added
 
     def _own_scale(self, tile: TileAddresses, sub: int) -> Value:
+        """Load a sub-block's scale, of a type without factors: F16, F32 or an exponent."""
         code = self.code
         if self.layout.scale == "f16":
-            return self.isa.halves(code, code.load(tile.scales + 32 * sub, HALVES))
+            return self.isa.f16_to_f32(code, code.load(tile.scales + 32 * sub, HALVES))
         if self.layout.scale == "f32":
             return code.load(tile.scales + 64 * sub, FLOATS)
         exponent = code.load(tile.scales + 16 * sub, BYTES).to(INTS, signed=False)
         tiny = code.constant(INTS, 0x00200000) << exponent
-        return code.where(exponent < 2, tiny, (exponent - 1) << 23).bits(FLOATS)
+        return code.where(exponent < 2, tiny, (exponent - 1) << 23).bitcast(FLOATS)
 
     def _super_scales(self, tile: TileAddresses) -> tuple[list[Value], list[Value]]:
+        """Load the scales and the negated minima (if any) of the sub-blocks, times F16 factors."""
         layout, code = self.layout, self.code
         subs = range(BLOCK // layout.sub)
-        factor = self.isa.halves(code, code.load(tile.supers, HALVES))
+        factor = self.isa.f16_to_f32(code, code.load(tile.supers, HALVES))
         stored = [code.load(tile.scales + 16 * n, BYTES) for n in subs]
         if layout.scale == "super":
             signed = layout.signed_scale
             return [factor * s.to(INTS, signed=signed).to(FLOATS) for s in stored], []
-        minimum = self.isa.halves(code, code.load(tile.supers + 32, HALVES)) * -1.0
+        minimum = self.isa.f16_to_f32(code, code.load(tile.supers + 32, HALVES)) * -1.0
         if layout.scale == "super_nibbles":
             wide = [s.to(INTS, signed=False) for s in stored]
             scales, minima = [w & 15 for w in wide], [w >> 4 for w in wide]
@@ -186,13 +200,13 @@ def add_block(
     offsets: PanelOffsets,
     sums: list[Variable],
 ) -> None:
-    """Add what 32 columns give for 16 rows and some tokens."""
+    """Add the products of one block, 16 rows × 32 columns, with a panel's tokens to their sums."""
     code = reader.code
     lines = reader.lines(tile, ahead=len(sums) == 1)
     scales, added = reader.scales(tile)
     first, second = (_half_sums(reader, lines, panel, offsets, half) for half in range(2))
     for token, total in enumerate(sums):
-        d = [code.spread(code.load(panel + offsets.scale(token, half), F32)) for half in range(2)]
+        d = [code.splat(code.load(panel + offsets.scale(token, half), F32)) for half in range(2)]
         if len(scales) == 1:
             both = code.fma(second[token], d[1], first[token] * d[0])
             total.set(code.fma(scales[0], both, total.get()))
@@ -201,22 +215,22 @@ def add_block(
             total.set(code.fma(scales[1], second[token] * d[1], total.get()))
         for sub, number in enumerate(added):
             place = offsets.sum(token) if len(added) == 1 else offsets.half_sum(token, sub)
-            x_sum = code.spread(code.load(panel + place, F32))
+            x_sum = code.splat(code.load(panel + place, F32))
             total.set(code.fma(number, x_sum, total.get()))
 
 
 def _half_sums(
     reader: TileReader, lines: list[Value], panel: Value, offsets: PanelOffsets, half: int
 ) -> list[Value]:
-    """For each token, the whole numbers' products with 16 columns of 16 rows, as F32."""
+    """Return the integer dot products of 16 rows × 16 columns with each token, as F32."""
     code = reader.code
     lines = lines[4 * half : 4 * half + 4]
-    weights = [line.bits(LINE) for line in lines]
+    weights = [line.bitcast(LINE) for line in lines]
     totals: list[Value] = []
     for part in range(offsets.x_bytes):
         at = [panel + (offsets.numbers(t, part) + 16 * half) for t in range(offsets.n_tokens)]
         x = [[code.load(a + LINE_COLUMNS * n, I32) for n in range(4)] for a in at]
-        sums = reader.isa.dots(code, weights, x, reader.largest)
+        sums = reader.isa.dots(code, weights, x, reader.largest_weight)
         if totals:
             sums = [(t << 8) - t + s for t, s in zip(totals, sums, strict=True)]  # t × BASE + s
         totals = sums
@@ -224,9 +238,9 @@ def _half_sums(
 
 
 def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes: int = 1) -> str:
-    """`tile_m(planes, n_blocks, skip, panel, out, out_stride)`: 16 rows times m tokens.
+    """Write `tile_m(planes, n_blocks, skip, panel, out, out_stride)`: 16 rows times m tokens.
 
-    Token t's results go to `out + t × out_stride`, 16 F32 each.
+    Token t's results go to `out + t × out_stride`, 16 F32 each. Returns the function's name.
     """
     name = f"tile_{n_tokens}"
     code, (planes, n_blocks, skip, panel, out, stride) = function(module, name, 6)
@@ -264,13 +278,13 @@ ARGUMENTS = (
     "planes", "tile_bytes", "n_blocks", "skip", "panels", "n_tokens", "out", "out_stride", "n_rows",
     "n_tile", "tiles_per_piece", "tokens_per_pass",
 )  # fmt: skip
-"""Of one product. `out` is (n_tokens, n_rows) F32 with rows `out_stride` bytes apart; a piece of
-the job is some tiles and some tokens, as many as stay in a core's cache; `tokens_per_pass` is a
-multiple of full groups."""
+"""Arguments of the kernel. `out` is (n_tokens, n_rows) F32 with rows `out_stride` bytes apart. A
+piece is `tiles_per_piece` tiles times up to `tokens_per_pass` tokens, whose panels stay in a core's
+cache; that number is a multiple of `Isa.tile_tokens`."""
 
 
 def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
-    """`multiply(team, *ARGUMENTS)`."""
+    """Write `multiply(team, *ARGUMENTS)` for matrices of one layout."""
     add_run(module)
     add_rows(module, isa, layout, x_bytes)
     with piece(module, "multiply", ARGUMENTS) as (code, named, index):
@@ -279,12 +293,12 @@ def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None
 
 
 def _sizes(isa: Isa) -> list[int]:
-    """Tokens per group, largest first."""
-    return [1 << n for n in reversed(range(isa.n_tokens.bit_length()))]
+    """Return the numbers of tokens of a panel, largest first."""
+    return [1 << n for n in reversed(range(isa.tile_tokens.bit_length()))]
 
 
 def _n_runs(named: Named) -> Value:
-    """Pieces that the tiles are cut into."""
+    """Return the number of pieces that the tiles are split into."""
     return ceil_div(named["n_tile"], named["tiles_per_piece"])
 
 
@@ -293,12 +307,12 @@ def _n_pieces(code: Code, named: Named) -> Value:
 
 
 def _emit_piece(code: Code, named: Named, index: Value, x_bytes: int) -> None:
-    """Some tiles for some tokens."""
+    """Write a piece: some tiles times some tokens."""
     n_runs = _n_runs(named)
     first_tile = index % n_runs * named["tiles_per_piece"]
-    last_tile = code.least(first_tile + named["tiles_per_piece"], named["n_tile"])
+    last_tile = code.min_signed(first_tile + named["tiles_per_piece"], named["n_tile"])
     first_token = index // n_runs * named["tokens_per_pass"]
-    last_token = code.least(first_token + named["tokens_per_pass"], named["n_tokens"])
+    last_token = code.min_signed(first_token + named["tokens_per_pass"], named["n_tokens"])
     panels = named["panels"] + first_token * named["n_blocks"] * token_bytes(x_bytes)
     out = named["out"] + first_token * named["out_stride"]
     with code.loop(first_tile, last_tile) as tile:
@@ -311,7 +325,10 @@ def _emit_piece(code: Code, named: Named, index: Value, x_bytes: int) -> None:
 
 
 def add_rows(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
-    """`rows(planes, n_blocks, skip, panels, n_tokens, out, out_stride, rows_left)`: of one tile."""
+    """Write `rows(planes, n_blocks, skip, panels, n_tokens, out, out_stride, rows_left)`: one tile.
+
+    Computes all panels' tokens; if fewer than 16 rows are left, only those are written to `out`.
+    """
     sizes = _sizes(isa)
     for size in sizes:
         add_tile(module, isa, layout, size, x_bytes)

@@ -1,4 +1,4 @@
-"""Calls of kernels again, as noted in a log, without Python between them."""
+"""Replays recorded calls of kernels, without Python between them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from engine.cpu.kernels.timestamp_counter import now
 from engine.cpu.kernels.values import I64, VOID, function
 
 ARGUMENTS = ("calls", "place", "stop")
-"""calls: the words of a log. `place` is the address of one of two words: from which word on, and
-after the call at which word it stopped. `stop`: up to which word."""
+"""Arguments of the kernel. calls: address of a log's words. place: address of a word index: where
+to start, and on return the call after which the replay stopped. stop: index of the word to stop
+at."""
 
 
 def build(module: ir.Module) -> None:
-    """`replay(team, *ARGUMENTS)`."""
+    """Write `replay(team, *ARGUMENTS)`."""
     code, (team, calls, place, stop) = function(module, "replay", 1 + len(ARGUMENTS))
     at = code.variable(code.load(place, I64))
     with code.forever() as leave:
         leave(at.get() >= stop)
         here = calls + at.get() * 8
-        kernel, count, first = code.listed(here, 3)
+        kernel, count, first = code.load_array(here, 3)
         n = count & (CHECKED - 1)
         begun = now(code)
         for number in range(1, MAX_ARGUMENTS + 1):
             with code.when(n.equals(number)):
-                code.call_at(kernel, VOID, *code.listed(here + 16, number))
+                code.call_at(kernel, VOID, *code.load_array(here + 16, number))
         with code.when(count >= CHECKED):
             so_far = team + WAITED
             code.store(code.load(so_far, I64) + (now(code) - begun), so_far)
@@ -48,14 +49,15 @@ def build(module: ir.Module) -> None:
 
 @cache
 def _kernel() -> Kernel:
+    """Compile the kernel; calls release Python's lock."""
     address = jit.addresses_by_source("replay", chosen(), ["replay"], build)["replay"]
     return bind(address, 1 + len(ARGUMENTS), holds_gil=False)
 
 
 class KernelReplay:
-    """The calls in a log, to be repeated any number of times.
+    """Recorded calls that can be replayed any number of times.
 
-    All that they point to must stay where it is.
+    All memory that they point to must stay where it is.
     """
 
     def __init__(self, log: CallLog, team: Team) -> None:
@@ -67,10 +69,10 @@ class KernelReplay:
         self._run = _kernel()
 
     def run(self, start: int, stop: int) -> None:
-        """Repeat the calls from word `start` up to word `stop`.
+        """Replay the calls from word `start` up to word `stop`.
 
         Raises:
-            threading.BrokenBarrierError: others that take part have gone.
+            threading.BrokenBarrierError: another rank of an all-reduce is gone.
         """
         calls, place = self._addresses
         self._place[0] = start

@@ -1,4 +1,4 @@
-"""Rotary positions (arXiv 2104.09864): a pair (a, b) becomes (a cos - b sin, a sin + b cos)."""
+"""Rotary position embedding (arXiv 2104.09864): (a, b) becomes (a cos - b sin, a sin + b cos)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from engine.cpu.kernels.values import LANES, VOID, Code, Value, function
 from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 
 STYLES = ("norm", "neox")
-"""How elements are paired: see `engine.layers.rope`."""
+"""Styles of pairing elements, see `engine.layers.rope`."""
 
 ARGUMENTS = (
     "x", "token_stride", "head_stride", "n_tokens", "n_heads", "head_dim", "n_pairs", "cos", "sin",
     "out",
 )  # fmt: skip
-"""Of one call: x is F32, (n_tokens, n_heads, head_dim), with strides in bytes; out is the same
-without gaps. cos and sin are (n_tokens, n_pairs). Elements behind the pairs stay as they are."""
+"""Arguments of the kernels. x is F32, (n_tokens, n_heads, head_dim), with strides in bytes; out has
+its shape, contiguous. cos and sin are (n_tokens, n_pairs). Elements after the pairs are copied."""
 
 EVENS, ODDS = range(0, 2 * LANES, 2), range(1, 2 * LANES, 2)
-TURNS = [n // 2 + n % 2 * LANES for n in range(2 * LANES)]
-"""Elements of two vectors, one from each in turn."""
+"""Indices of the even and the odd elements of two vectors."""
+
+INTERLEAVED = [n // 2 + n % 2 * LANES for n in range(2 * LANES)]
+"""Indices that interleave the elements of two vectors."""
 
 
 def build(module: ir.Module) -> None:
-    """A function `style(team, *ARGUMENTS)` for each style."""
+    """Write a kernel `style(team, *ARGUMENTS)` for each style."""
     add_run(module)
     for style in STYLES:
         _add_head(module, style)
@@ -40,10 +42,10 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, style: str, given: Named, index: Value) -> None:
-    """All heads of some tokens."""
+    """Write a piece: all heads of some tokens."""
     n_heads, head_dim, n_pairs = given["n_heads"], given["head_dim"], given["n_pairs"]
     per_piece = rows_per_piece(code, n_heads * head_dim)
-    stop = code.least((index + 1) * per_piece, given["n_tokens"])
+    stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])
     with code.loop(index * per_piece, stop) as token:
         angles = [given[name] + token * n_pairs * 4 for name in ("cos", "sin")]
         with code.loop(code.number(0), n_heads) as head:
@@ -53,27 +55,27 @@ def _emit_piece(code: Code, style: str, given: Named, index: Value) -> None:
 
 
 def _add_head(module: ir.Module, style: str) -> None:
-    """`style_head(x, head_dim, n_pairs, cos, sin, out)`."""
+    """Write `style_head(x, head_dim, n_pairs, cos, sin, out)`: rotates one head of one token."""
     code, (x, head_dim, n_pairs, cos, sin, out) = function(module, f"{style}_head", 6)
     code.builder.function.linkage = "internal"
 
-    def turn(lanes: SimdLanes) -> None:
+    def rotate(lanes: SimdLanes) -> None:
         c, s = lanes.load(cos), lanes.load(sin)
         low, high = lanes.doubled()
         if style == "norm":
             both = low.load(x), high.load(x)
-            a, b = (both[0].pick(part, both[1]) for part in (EVENS, ODDS))
+            a, b = (both[0].shuffle(part, both[1]) for part in (EVENS, ODDS))
         else:
             a, b = lanes.load(x), lanes.load(x + n_pairs * 4)
         first, second = code.fma(a, c, b * s * -1.0), code.fma(a, s, b * c)
         if style == "norm":
-            low.store(first.pick(TURNS[:LANES], second), out)
-            high.store(first.pick(TURNS[LANES:], second), out)
+            low.store(first.shuffle(INTERLEAVED[:LANES], second), out)
+            high.store(first.shuffle(INTERLEAVED[LANES:], second), out)
         else:
             lanes.store(first, out)
             lanes.store(second, out + n_pairs * 4)
 
-    for_each_vector(code, n_pairs, turn)
+    for_each_vector(code, n_pairs, rotate)
     rest = n_pairs * 8
     for_each_vector(
         code, head_dim - n_pairs * 2, lambda lanes: lanes.store(lanes.load(x + rest), out + rest)

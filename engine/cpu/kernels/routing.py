@@ -1,7 +1,7 @@
-"""How tokens find their experts, and the sum of what these make of them (`engine.layers.moe`).
+"""Routing of tokens to experts, and the weighted sum of the experts' results (`engine.layers.moe`).
 
-Numbers are compared as integers in the same order, the least of which marks what was taken already:
-so not-a-numbers find distinct experts too. Of equal ones, the first counts.
+Scores are compared as integer keys in the same order; the least key marks experts that were chosen
+already. So NaNs choose distinct experts too. Of equal scores, the first wins.
 """
 
 from __future__ import annotations
@@ -36,29 +36,33 @@ from engine.cpu.kernels.values import (  # fmt: skip
 from engine.cpu.kernels.vector_loop import SimdLanes, for_each_vector
 
 GATINGS = ("softmax", "sigmoid", "softmax_chosen")
+"""Functions that make scores of logits, see `engine.layers.moe`; the last one is applied to the
+chosen experts' logits alone."""
 
 ASSIGN = (
     "logits", "n_token", "n_expert", "n_used", "bias", "normalise", "scale", "smallest", "n_group",
     "n_group_used", "weights", "chosen", "table", "expert_of", "pair_of", "row_of", "n_found",
 )  # fmt: skip
-"""logits are F32, (n_token, n_expert); bias (n_expert,), or 0 for none; `normalise` is 0 or 1;
-scale and smallest, the least that weights are divided by, are the bits of an F32. weights are F32,
-(n_token, n_used), in ascending order of experts, as `chosen` is. From there on: as in
-`engine.forward.expert_rows.Groups`, and where to write how many experts were found."""
+"""Arguments of the routing kernels. logits are F32, (n_token, n_expert); bias (n_expert,), or 0
+for none; `normalise` is 0 or 1; scale and smallest (the least sum that weights are divided by) are
+the bits of an F32. weights are F32, (n_token, n_used), in ascending order of experts, as `chosen`
+is. The next ones are as in `engine.forward.expert_rows.Groups`; n_found is the address for the
+number of experts in use."""
 
 SUM = ("y", "y_stride", "weights", "row_of", "n_token", "n_used", "n", "out")
-"""y is F32, (n_row, n) with a stride in bytes; weights (n_token, n_used), or 0 for none; row_of
-says which rows of y are added up for a token; out is F32, (n_token, n)."""
+"""Arguments of `sum_of_experts`. y is F32, (n_row, n) with a stride in bytes; weights (n_token,
+n_used), or 0 for none; row_of holds the rows of y that are added up for each token; out is F32,
+(n_token, n)."""
 
 TAKEN, OUT_OF_REACH = -(1 << 31), 1 - (1 << 31)
-"""Keys below those of all numbers."""
+"""Keys of experts that were chosen and that must not be; below those of all numbers."""
 
 MAX_EXPERTS = 4096
-"""Lists of so many are kept on the stack."""
+"""Largest number of experts; arrays of that length are kept on the stack."""
 
 
 def build(module: ir.Module) -> None:
-    """`gating(team, *ASSIGN)` for each gating, and `sum_of_experts(team, *SUM)`."""
+    """Write `gating(team, *ASSIGN)` for each gating, and `sum_of_experts(team, *SUM)`."""
     add_run(module)
     _add_take(module)
     _add_best_groups(module)
@@ -74,50 +78,52 @@ def build(module: ir.Module) -> None:
 
 
 def _key(code: Code, x: Value) -> Value:
-    """An integer for each float, in the same order, not-a-numbers last."""
+    """Return integer keys in the order of the floats x, NaNs below or above all numbers by sign."""
     kind = INTS if isinstance(x.kind, ir.VectorType) else I32
-    bits = x.bits(kind)
+    bits = x.bitcast(kind)
     key = code.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     least = code.constant(kind, OUT_OF_REACH + 1)
     return code.where(key < least, least, key)
 
 
 def _number(code: Code, key: Value) -> Value:
-    """The float that a key stands for."""
-    return code.where(key < 0, key ^ 0x7FFFFFFF, key).bits(F32)
+    """Return the float that a key stands for."""
+    return code.where(key < 0, key ^ 0x7FFFFFFF, key).bitcast(F32)
 
 
 def _list(code: Code, n: Value) -> Value:
-    """The address of room for n numbers of 32 bits and those up to a multiple of 16."""
+    """Reserve n numbers of 32 bits on the stack, rounded up to 16, and return their address."""
     place = code.builder.alloca(I8, (_padded(n) * 4).raw)
     return Value(code, code.builder.ptrtoint(place, I64))
 
 
 def _padded(n: Value) -> Value:
+    """Return n, rounded up to a multiple of 16."""
     return (n + (LANES - 1)) // LANES * LANES
 
 
 def _internal(module: ir.Module, name: str, n: int, result: Any = VOID) -> tuple[Code, list[Value]]:
+    """Begin a function of n 64-bit integers that only its module calls."""
     code, values = function(module, name, n, result)
     code.builder.function.linkage = "internal"
     return code, values
 
 
 def _add_take(module: ir.Module) -> None:
-    """`take(keys, n)`: mark the first of the largest keys."""
+    """Write `take(keys, n)`: marks the first of the largest keys as taken."""
     code, (keys, n) = _internal(module, "take", 2)
     best = code.variable(code.constant(INTS, TAKEN))
     places = code.variable(code.constant(INTS, 0))
-    lanes = code.table(INTS, range(LANES))
+    lanes = code.vector_of(INTS, range(LANES))
     with code.loop(code.number(0), n, LANES) as index:
         found = code.load(keys + index * 4, INTS)
         is_better = found > best.get()
-        places.set(code.where(is_better, lanes + code.spread(index.to(I32)), places.get()))
+        places.set(code.where(is_better, lanes + code.splat(index.to(I32)), places.get()))
         best.set(code.where(is_better, found, best.get()))
     key, place = best.get(), places.get()
     while key.kind.count > 1:
         half = key.kind.count // 2
-        parts = [(v.pick(range(half)), v.pick(range(half, 2 * half))) for v in (key, place)]
+        parts = [(v.shuffle(range(half)), v.shuffle(range(half, 2 * half))) for v in (key, place)]
         (key, other), (place, other_place) = parts
         is_better = (other > key) | (other.equals(key) & (other_place < place))
         key, place = code.where(is_better, other, key), code.where(is_better, other_place, place)
@@ -126,7 +132,10 @@ def _add_take(module: ir.Module) -> None:
 
 
 def _add_best_groups(module: ir.Module) -> None:
-    """`best_groups(keys, n, n_group, n_used)`: experts of other groups are out of reach."""
+    """Write `best_groups(keys, n, n_group, n_used)`: puts experts of all other groups out of reach.
+
+    A group's score is the sum of its two largest.
+    """
     code, (keys, n, n_group, n_used) = _internal(module, "best_groups", 4)
     groups, size, none = _list(code, n_group), n // n_group, code.number(0)
     with code.loop(none, _padded(n_group), LANES) as group:
@@ -152,7 +161,7 @@ def _add_best_groups(module: ir.Module) -> None:
 
 
 def _add_shares(module: ir.Module) -> None:
-    """`shares(x, n, out)`: a softmax; out has room up to a multiple of 16."""
+    """Write `shares(x, n, out)`: a softmax; out has room up to a multiple of 16."""
     code, (x, n, out) = _internal(module, "shares", 3)
     lowest = code.constant(FLOATS, float("-inf"))
     largest, total = code.variable(lowest), code.variable(code.constant(FLOATS, 0.0))
@@ -160,11 +169,11 @@ def _add_shares(module: ir.Module) -> None:
     def compare(lanes: SimdLanes) -> None:
         numbers = lanes.load(x)
         if lanes.left is not None:
-            numbers = code.where(code.first(lanes.left), numbers, lowest)
-        largest.set(code.largest(largest.get(), numbers))
+            numbers = code.where(code.lane_mask(lanes.left), numbers, lowest)
+        largest.set(code.maximum(largest.get(), numbers))
 
     for_each_vector(code, n, compare)
-    top = code.spread(code.reduced("max", largest.get()))
+    top = code.splat(code.reduce("max", largest.get()))
 
     def raise_to_e(lanes: SimdLanes) -> None:
         powers = lanes.only(maths.exp(code, lanes.load(x) - top))
@@ -172,29 +181,30 @@ def _add_shares(module: ir.Module) -> None:
         total.set(total.get() + powers)
 
     for_each_vector(code, n, raise_to_e)
-    whole = code.spread(code.reduced("add", total.get()))
+    whole = code.splat(code.reduce("add", total.get()))
     with code.loop(code.number(0), n, LANES) as index:
         code.store(code.load(out + index * 4, FLOATS) / whole, out + index * 4)
     code.builder.ret_void()
 
 
 def _add_normalised(module: ir.Module) -> None:
-    """`normalised(weights, n, smallest)`: divided by their sum."""
+    """Write `normalised(weights, n, smallest)`: divides by the larger of the sum and `smallest`."""
     code, (weights, n, smallest) = _internal(module, "normalised", 3)
     total = code.variable(code.constant(F32, 0.0))
     with code.loop(code.number(0), n) as index:
         total.set(total.get() + code.load(weights + index * 4, F32))
-    whole = code.largest(total.get(), smallest.to(I32).bits(F32))
+    whole = code.maximum(total.get(), smallest.to(I32).bitcast(F32))
     with code.loop(code.number(0), n) as index:
         code.store(code.load(weights + index * 4, F32) / whole, weights + index * 4)
     code.builder.ret_void()
 
 
 TOKEN = ("n_expert", "n_used", "bias", "normalise", "scale", "smallest", "n_group", "n_group_used")
+"""Arguments of `ASSIGN` that the function for one token takes."""
 
 
 def _add_token(module: ir.Module, gating: str) -> None:
-    """`gating_token(logits, weights, chosen, *TOKEN)`."""
+    """Write `gating_token(logits, weights, chosen, *TOKEN)`: routes one token."""
     name = f"{gating}_token"
     code, (logits, weights, chosen, *values) = _internal(module, name, 3 + len(TOKEN))
     given = dict(zip(TOKEN, values, strict=True))
@@ -222,13 +232,16 @@ def _add_token(module: ir.Module, gating: str) -> None:
     else:
         with code.when(given["normalise"] > 0):
             code.call("normalised", VOID, weights, n_used, given["smallest"])
-    scale = code.spread(given["scale"].to(I32).bits(F32))
+    scale = code.splat(given["scale"].to(I32).bitcast(F32))
     for_each_vector(code, n_used, lambda lanes: lanes.store(lanes.load(weights) * scale, weights))
     code.builder.ret_void()
 
 
 def _emit_keys(code: Code, given: Named, logits: Value, scores: Value, keys: Value) -> None:
-    """Of what the choice goes by: scores with the bias, or else logits, which stay different."""
+    """Write the keys that experts are chosen by: those of the scores with the bias.
+
+    Without bias and groups, those of the logits: different logits may have equal scores.
+    """
     bias = given["bias"]
     source = code.where(bias.equals(0) & given["n_group"].equals(1), logits, scores)
 
@@ -238,7 +251,7 @@ def _emit_keys(code: Code, given: Named, logits: Value, scores: Value, keys: Val
             wanted.set(wanted.get() + lanes.load(bias))
         key = _key(code, wanted.get())
         if lanes.left is not None:
-            key = code.where(code.first(lanes.left), key, code.constant(INTS, TAKEN))
+            key = code.where(code.lane_mask(lanes.left), key, code.constant(INTS, TAKEN))
         code.store(key, keys + lanes.index * 4)
 
     for_each_vector(code, given["n_expert"], emit)
@@ -247,7 +260,7 @@ def _emit_keys(code: Code, given: Named, logits: Value, scores: Value, keys: Val
 def _emit_chosen(
     code: Code, n: Value, keys: Value, scores: Value, weights: Value, chosen: Value
 ) -> None:
-    """What was taken, in order, and its scores."""
+    """Write the chosen experts, in ascending order, and their scores."""
     place = code.variable(code.number(0))
     with (
         code.loop(code.number(0), n) as expert,
@@ -260,7 +273,7 @@ def _emit_chosen(
 
 
 def _add_sort(module: ir.Module) -> None:
-    """`sort_rows(*ASSIGN)`: pairs in the order of experts, by counting."""
+    """Write `sort_rows(*ASSIGN)`: a counting sort of pairs (token, expert) by expert."""
     code, values = _internal(module, "sort_rows", len(ASSIGN))
     given, none = dict(zip(ASSIGN, values, strict=True)), code.number(0)
     n_pairs, n_expert = given["n_token"] * given["n_used"], given["n_expert"]
@@ -291,10 +304,10 @@ def _add_sort(module: ir.Module) -> None:
 
 
 def _add_assign(module: ir.Module, gating: str) -> None:
-    """`gating(team, *ASSIGN)`: all tokens, then the rows."""
+    """Write `gating(team, *ASSIGN)`: routes all tokens, then sorts the rows."""
     with piece(module, gating, ASSIGN) as (code, given, index):
         per_piece = rows_per_piece(code, given["n_expert"])
-        stop = code.least((index + 1) * per_piece, given["n_token"])
+        stop = code.min_signed((index + 1) * per_piece, given["n_token"])
         with code.loop(index * per_piece, stop) as token:
             logits = given["logits"] + token * given["n_expert"] * 4
             first = token * given["n_used"]
@@ -303,20 +316,21 @@ def _add_assign(module: ir.Module, gating: str) -> None:
     code, (team, *values) = function(module, gating, 1 + len(ASSIGN))
     given = dict(zip(ASSIGN, values, strict=True))
     n_pieces = ceil_div(given["n_token"], rows_per_piece(code, given["n_expert"]))
-    share(code, gating, team, code.kept(values), n_pieces)
+    share(code, gating, team, code.stack_array(values), n_pieces)
     code.call("sort_rows", VOID, *values)
     code.builder.ret_void()
 
 
 def _n_sum_pieces(code: Code, given: Named) -> Value:
+    """Return the number of pieces of `sum_of_experts`."""
     return ceil_div(given["n_token"], rows_per_piece(code, given["n"] * given["n_used"]))
 
 
 def _emit_sums(code: Code, given: Named, index: Value) -> None:
-    """Of some tokens."""
+    """Write a piece of `sum_of_experts`: some tokens."""
     n, n_used, weights = given["n"], given["n_used"], given["weights"]
     per_piece = rows_per_piece(code, n * n_used)
-    stop = code.least((index + 1) * per_piece, given["n_token"])
+    stop = code.min_signed((index + 1) * per_piece, given["n_token"])
     with code.loop(index * per_piece, stop) as token:
 
         def emit(lanes: SimdLanes, first: Value = token * n_used) -> None:
@@ -325,7 +339,7 @@ def _emit_sums(code: Code, given: Named, index: Value) -> None:
                 row = code.load(given["row_of"] + pair * 8, I64)
                 numbers = code.variable(lanes.load(given["y"] + row * given["y_stride"]))
                 with code.when(weights.differs(0)):
-                    weight = code.spread(code.load(weights + pair * 4, F32))
+                    weight = code.splat(code.load(weights + pair * 4, F32))
                     numbers.set(numbers.get() * weight)
                 total.set(total.get() + numbers.get())
             lanes.store(total.get(), given["out"] + first // n_used * n * 4)

@@ -1,8 +1,8 @@
-"""The small kernels of a decoding step, for torch tensors: norms, activations, rotation.
+"""The small operations of decoding, on torch tensors: norms, activations, RoPE, add and multiply.
 
-A method answers None where a tensor is not of the kind it serves (F32 on the CPU, elements of a row
-side by side); the caller has another way for those. Most calls take a few microseconds, so that
-little may happen here; those keep Python's lock.
+A method returns None where a tensor is not of the kind that its kernel takes (F32 on the CPU,
+elements of a row side by side); the caller then uses torch. Most calls take a few microseconds, so
+they keep Python's lock, and every check here counts.
 """
 
 from __future__ import annotations
@@ -23,29 +23,36 @@ from engine.cpu.kernels.team import Team
 F32 = torch.float32
 
 SHORT_CALL = 1 << 16
-"""Elements up to which a call keeps Python's lock."""
+"""Largest number of elements for which a call keeps Python's lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmallKernels:
-    """What is compiled for one kind of processor, by name."""
+    """The kernels compiled for one instruction set, by name.
+
+    Attributes:
+        norms: RMSNorm and LayerNorm.
+        activations: activations, gated or not.
+        ropes: RoPE, by the style of pairing.
+        pairwise: element-wise sum and product.
+    """
 
     norms: dict[str, BoundKernel]
     activations: dict[str, BoundKernel]
-    turns: dict[str, BoundKernel]
+    ropes: dict[str, BoundKernel]
     pairwise: dict[str, BoundKernel]
 
 
 @cache
 def kernels(name: str) -> SmallKernels:
-    """Compile them, once for each kind of processor."""
+    """Compile the small kernels for an instruction set, by its name."""
     isa = next(isa for isa in supported() if isa.name == name)
     found = []
     for group, functions, arguments, build in (
         ("norm", norm.NAMES, norm.ARGUMENTS, norm.build),
         ("activation", activation.KINDS, activation.ARGUMENTS, activation.build),
         ("rope", rope.STYLES, rope.ARGUMENTS, rope.build),
-        ("pairwise", elementwise.NAMES, elementwise.ARGUMENTS, elementwise.build),
+        ("elementwise", elementwise.NAMES, elementwise.ARGUMENTS, elementwise.build),
     ):
         at = jit.addresses_by_source(group, isa, functions, build)
         found.append({function: bind_both(at[function], len(arguments)) for function in functions})
@@ -54,21 +61,22 @@ def kernels(name: str) -> SmallKernels:
 
 @cache
 def f32_bits(number: float) -> int:
-    """A float's F32 bits."""
+    """Return the bits of a number as F32."""
     return int.from_bytes(struct.pack("<f", number), "little")
 
 
 @cache
 def _limit(kind: str, limit: float) -> int:
-    """As activations want it: infinite for none."""
+    """Return the bits of an activation's limit; infinity where a limit of 0 means none."""
     return f32_bits(limit if limit or kind == "oai" else inf)
 
 
 class SmallOps:
-    """The kernels, run by one team.
+    """The small operations, computed by one team.
 
     Args:
-        isa: of the code; the best of this processor if None.
+        team: threads that compute.
+        isa: instruction set of the kernels; None for the best of this processor.
     """
 
     def __init__(self, team: Team, isa: Isa | None = None) -> None:
@@ -78,19 +86,19 @@ class SmallOps:
         found = kernels(self.isa.name)
         self._rms, self._layer = found.norms["rms_norm"], found.norms["layer_norm"]
         self._activations = found.activations
-        self._turns = found.turns
+        self._ropes = found.ropes
         self._pairwise = found.pairwise
 
     def rms_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor | None:
-        """See `ReferenceOps.rms_norm`; x (..., n)."""
+        """Compute `ReferenceOps.rms_norm` for x (..., n)."""
         return self._norm(self._rms, x, weight, bias, eps)
 
     def layer_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor | None:
-        """See `ReferenceOps.layer_norm`; x (..., n)."""
+        """Compute `ReferenceOps.layer_norm` for x (..., n)."""
         return self._norm(self._layer, x, weight, bias, eps)
 
     def _norm(
@@ -106,12 +114,12 @@ class SmallOps:
         return out
 
     def activation(self, kind: str, limit: float) -> tuple[int, int] | None:
-        """The address of an activation's kernel and its argument `limit`, for other kernels."""
+        """Return the address and the argument `limit` of an activation, for other kernels."""
         kernel = self._activations.get(kind)
         return kernel and (kernel.address, _limit(kind, limit))
 
     def gated(self, kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor | None:
-        """See `ReferenceOps.gated`, and `activate` where up is None; both of any one shape."""
+        """Compute `ReferenceOps.gated`, or `activate` if up is None; gate and up have one shape."""
         kernel = self._activations.get(kind)
         if kernel is None or (up is not None and up.shape != gate.shape):
             return None
@@ -131,7 +139,7 @@ class SmallOps:
         return out
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
-        """See `ReferenceOps.rope`; x (T, n_head, head_dim), cos and sin (T, 1, n_rot / 2)."""
+        """Apply RoPE to x (T, n_head, head_dim), by cos and sin (T, 1, n_rot / 2)."""
         rows = row_layout(x)
         if rows is None or x.dim() != 3 or not is_plain(cos) or not is_plain(sin):
             return None
@@ -140,13 +148,13 @@ class SmallOps:
         if shape != (rows[2], 1, n_pairs) or shape != sin.shape or 2 * n_pairs > rows[4]:
             return None
         out = _empty(x)
-        run = self._fitting(self._turns[style], out)
+        run = self._fitting(self._ropes[style], out)
         places = cos.data_ptr(), sin.data_ptr(), out.data_ptr()
         run(self._address, x.data_ptr(), *rows, n_pairs, *places)
         return out
 
     def pairwise(self, name: str, x: Tensor, y: Tensor) -> Tensor | None:
-        """x + y ("add") or x * y ("multiply"), where shapes differ in leading ones only."""
+        """Return x + y ("add") or x * y ("multiply"); shapes may differ in leading ones only."""
         long, short = (x, y) if x.dim() >= y.dim() else (y, x)
         extra = long.dim() - short.dim()
         if long.shape[extra:] != short.shape or long.shape[:extra].count(1) != extra:
@@ -159,7 +167,7 @@ class SmallOps:
         return out
 
     def _fitting(self, kernel: BoundKernel, out: Tensor) -> Kernel:
-        """The function for a result of this size; helpers that sleep are called if it is large."""
+        """Return the binding for a result of this size; wake the workers if it is large."""
         if out.numel() <= SHORT_CALL:
             return kernel.with_gil
         self._team.wake()
@@ -167,11 +175,12 @@ class SmallOps:
 
 
 RowLayout = tuple[int, int, int, int, int]
-"""Of a tensor: strides of tokens and heads in bytes, then n_tokens, n_heads, n."""
+"""Shape of a tensor as kernels take it: strides of tokens and of heads in bytes, then n_tokens,
+n_heads, n."""
 
 
 def row_layout(x: Tensor) -> RowLayout | None:
-    """How kernels see x (T, n) or (T, n_head, n), if they can."""
+    """Return the layout of x (T, n) or (T, n_head, n), None where kernels cannot take it."""
     if x.dtype is not F32 or not x.is_cpu:
         return None
     shape, strides = x.shape, x.stride()
@@ -185,7 +194,7 @@ def row_layout(x: Tensor) -> RowLayout | None:
 def _weights(
     weight: Tensor | None, bias: Tensor | None, rows: RowLayout
 ) -> tuple[int, int, int] | None:
-    """The addresses of weight and bias, or 0, and how far they are apart from head to head."""
+    """Return the addresses of weight and bias, or 0, and their stride per head, in bytes."""
     n_heads, n = rows[3:]
     first = bias if weight is None else weight
     if first is None:
@@ -202,11 +211,12 @@ def _weights(
 
 
 def is_plain(x: Tensor) -> bool:
+    """Return whether x is F32, on the CPU and contiguous."""
     return x.dtype is F32 and x.is_cpu and x.is_contiguous()
 
 
 def _empty(x: Tensor) -> Tensor:
-    """Of the same shape, without gaps."""
+    """Return an empty contiguous tensor of x's shape."""
     if x.is_contiguous():
         return torch.empty_like(x)
     return torch.empty_like(x, memory_format=torch.contiguous_format)

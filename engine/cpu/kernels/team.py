@@ -1,13 +1,13 @@
-"""Several threads that work on one kernel: they wait awake during a pass, and asleep between.
+"""A team of threads that share the pieces of kernels: they spin during a pass and sleep between.
 
-A kernel is a function `task(arguments, index)`, called once for every index below `n`. The thread
-that asks for it works too, and whoever is free takes the next index, so that a thread which the
-system holds up delays nobody but its own piece. One 64-bit word says how many pieces of the present
-job nobody has taken yet, and, above, how many jobs there have been. A thread takes a piece by
-exchanging the word, which fails if another thread or job came first; so if it succeeds, all else
-that it has read about the job is right.
+A kernel's work is a function `task(arguments, index)`, called once for every index below `n`: its
+pieces. The calling thread works too, and each thread takes the next piece when it is free, so that
+a thread which the system suspends delays its own piece alone. One 64-bit word holds the number of
+pieces of the present job that nobody has taken yet, and, in its upper half, the number of jobs so
+far. A thread takes a piece by compare-and-swap of that word, which fails if another thread or job
+came first; so where it succeeds, all that the thread has read about the job is still right.
 
-Waking a thread takes longer than a small kernel, hence the waiting awake; it is bounded.
+Threads spin because waking one takes longer than a small kernel. They spin for a bounded time.
 """
 
 from __future__ import annotations
@@ -28,24 +28,34 @@ from engine.cpu.kernels.timestamp_counter import tick_s
 from engine.cpu.kernels.values import I32, I64, VOID, Code, Value, Variable, function
 
 JOIN_S = 5.0
+"""Longest time to wait for the end of a worker thread, in seconds."""
+
 LEFT_BITS = 32
+"""Bits of the word that count the pieces left."""
+
 MAX_PIECES = (1 << (LEFT_BITS - 1)) - 1
+"""Largest number of pieces of a job."""
+
 WORD, TASK, ARGUMENTS, PIECES, YIELD = 0, 64, 72, 80, 88
 TICKS, REST, LOG, WAITED, DONE, SIZE = 96, 104, 112, 120, 128, 192
-"""Offsets in bytes; what several threads write lies in cache lines of its own. At `TICKS`, callers
-of kernels add up the time that these take, by `cpu.kernels.timestamp_counter`, and at `WAITED` how
-much of that was waiting for other ranks; at `LOG` is the address of where they note them, or 0."""
+"""Byte offsets in a team's memory; words that several threads write have cache lines of their own.
+
+`WORD` is described above; `TASK`, `ARGUMENTS` and `PIECES` describe the present job, and `DONE`
+counts its finished pieces. `YIELD`: address of the system's function that yields the core. `TICKS`:
+time that kernels have taken, in ticks (`cpu.kernels.timestamp_counter`); `WAITED`: how much of it
+was waiting for other ranks. `REST`: 1 where workers shall not spin. `LOG`: address of the log that
+calls of kernels are recorded in, or 0."""
 
 SPIN_TURNS = 60_000
-"""How often a waiting thread looks for work before it sleeps; one or two milliseconds, longer than
-ranks wait awake for each other, so that who comes first finds its helpers awake."""
+"""Turns that an idle worker spins before it sleeps: one or two milliseconds. That is longer than
+ranks spin for each other, so that the first rank to go on finds its workers awake."""
 
 YIELD_TURNS = 2_000
-"""After so many turns the system may run another thread here."""
+"""Turns of spinning after which the system may run another thread on the core."""
 
 
 def add_run(module: ir.Module) -> None:
-    """Give a module `run(team, task, arguments, n)`: a job of n ≤ `MAX_PIECES` pieces, 0 too."""
+    """Write `run(team, task, arguments, n)`: does a job of 0 to `MAX_PIECES` pieces."""
     _add_step(module)
     code, (team, task, arguments, n) = function(module, "run", 4)
     word = load(code, team + WORD)
@@ -65,9 +75,9 @@ def add_run(module: ir.Module) -> None:
 
 
 def _build_help(module: ir.Module) -> None:
-    """`help(team, turns)` takes part in all jobs until there has been none for so many turns.
+    """Write `help(team, turns)`: a worker's loop, until there was no job for so many turns.
 
-    Where the team is to rest, it does not wait.
+    It ends at once where there is no piece to take and the team shall rest.
     """
     _add_step(module)
     code, (team, turns) = function(module, "help", 2)
@@ -83,7 +93,7 @@ def _build_help(module: ir.Module) -> None:
 
 
 def _add_step(module: ir.Module) -> None:
-    """`step(team)` does one piece of the present job and returns 1, or 0 if none is left."""
+    """Write `step(team)`: does one piece of the present job; returns 1, or 0 if none is left."""
     code, (team,) = function(module, "step", 1, I64)
     code.builder.function.linkage = "internal"
     word = load(code, team + WORD)
@@ -102,23 +112,24 @@ def _add_step(module: ir.Module) -> None:
 
 
 def load(code: Code, address: Value) -> Value:
-    """What several threads write, a 64-bit integer."""
+    """Load a 64-bit integer that several threads write (sequentially consistent)."""
     place = code.builder.inttoptr(address.raw, I64.as_pointer())
     return Value(code, code.builder.load_atomic(place, "seq_cst", 8))
 
 
 def store(code: Code, number: Value, address: Value) -> None:
-    """Write what several threads read; all see all such writes in one order."""
+    """Store a 64-bit integer that several threads read (sequentially consistent)."""
     place = code.builder.inttoptr(address.raw, I64.as_pointer())
     code.builder.store_atomic(number.raw, place, "seq_cst", 8)
 
 
 def pause(code: Code, team: Value, waited: Variable, yield_turns: int = YIELD_TURNS) -> None:
-    """Let the core breathe, and now and then let the system run someone else on it.
+    """Write one turn of a spin loop: a pause instruction, and now and then a yield of the core.
 
     Args:
-        team: or what else has the system's function at `YIELD`.
-        waited: how many turns so far; it is counted here.
+        team: address of a memory that has the system's function at `YIELD`.
+        waited: number of turns so far; counted up here.
+        yield_turns: number of turns after which the core is yielded.
     """
     waited.set(waited.get() + 1)
     family = code.builder.module.triple.split("-")[0]
@@ -132,12 +143,13 @@ def pause(code: Code, team: Value, waited: Variable, yield_turns: int = YIELD_TU
 
 @cache
 def _help() -> Callable[[int, int], None]:
+    """Compile the worker's loop."""
     address = jit.addresses_by_source("team", chosen(), ["help"], _build_help)["help"]
     return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address)
 
 
 def yield_address() -> int:
-    """The system's function that lets another thread run."""
+    """Return the address of the system's function that lets another thread run."""
     if sys.platform == "win32":
         library, name = ctypes.WinDLL("kernel32"), "SwitchToThread"
     else:
@@ -146,7 +158,15 @@ def yield_address() -> int:
 
 
 class _State:
-    """Which helpers sleep; they know this and not the team, which ends them when it is dropped."""
+    """Sleep and wake-up of the workers.
+
+    Workers hold this and not the team, so that a team nobody holds is freed and ends them.
+
+    Attributes:
+        n_asleep: number of workers that sleep.
+        n_calls: number of wake-up calls so far.
+        is_closed: whether the workers shall end.
+    """
 
     def __init__(self) -> None:
         self.n_asleep = 0
@@ -155,7 +175,7 @@ class _State:
         self._condition = threading.Condition()
 
     def sleep(self, n_calls: int) -> None:
-        """Wait for a call; come back at once if there have been more than so many."""
+        """Sleep until the next wake-up call; return at once if there were more than `n_calls`."""
         with self._condition:
             self.n_asleep += 1
             if self.n_calls == n_calls:
@@ -163,19 +183,23 @@ class _State:
             self.n_asleep -= 1
 
     def wake(self) -> None:
-        """Call all helpers. Who is about to sleep has said so or sees the call, so none is lost."""
+        """Wake all workers.
+
+        A worker about to sleep has either counted itself or sees the new call, so none is missed.
+        """
         self.n_calls += 1
         if self.n_asleep:
             with self._condition:
                 self._condition.notify_all()
 
     def close(self) -> None:
+        """Have the workers end."""
         self.is_closed = True
         self.wake()
 
 
 def _work(state: _State, memory: object, address: int) -> None:
-    """A helper's life; `memory` is what it must not outlive."""
+    """Run a worker thread; it holds `memory`, in which the team's address lies."""
     take_part = _help()
     while True:
         n_calls = state.n_calls  # read first: closing counts as a call
@@ -186,13 +210,13 @@ def _work(state: _State, memory: object, address: int) -> None:
 
 
 class Team:
-    """The calling thread and `n_threads - 1` helpers.
+    """The calling thread and `n_threads - 1` workers, which share the pieces of kernels.
 
-    One thread at a time may ask it to work.
+    Only one thread at a time may call kernels with it.
 
     Attributes:
-        address: what kernels get.
-        n_threads: with the caller.
+        address: address of the team's memory, the first argument of each kernel.
+        n_threads: number of threads, with the calling one.
     """
 
     def __init__(self, n_threads: int) -> None:
@@ -207,7 +231,7 @@ class Team:
             threading.Thread(
                 target=_work,
                 args=(state, self._memory, self.address),
-                name=f"tandem-helper-{number}",
+                name=f"tandem-worker-{number}",
                 daemon=True,
             )
             for number in range(1, n_threads)
@@ -217,40 +241,42 @@ class Team:
 
     @property
     def kernel_s(self) -> float | None:
-        """Seconds that its kernels have worked so far; None where no clock is known."""
+        """Time that kernels have computed, in seconds; None without a timestamp counter."""
         length = tick_s()
         return length and length * (self._word(TICKS) - self._word(WAITED))
 
     @property
     def waited_s(self) -> float | None:
-        """Seconds that repeated calls have waited for other ranks; None where no clock is known."""
+        """Time that replays waited for other ranks, in seconds; None without such a counter."""
         length = tick_s()
         return length and length * self._word(WAITED)
 
     def _word(self, offset: int) -> int:
+        """Return a 64-bit integer of the team's memory."""
         return ctypes.c_int64.from_address(self.address + offset).value
 
     def log_calls(self, log: int) -> None:
-        """Have calls of kernels noted in the log at an address; no longer if it is 0."""
+        """Record calls of kernels in the log at an address; 0 ends that."""
         ctypes.c_int64.from_address(self.address + LOG).value = log
 
     def wake(self) -> None:
-        """Call the helpers that sleep; to be called before each job."""
+        """Wake the workers that sleep; to be called before each kernel that uses them."""
         if self._is_resting:
             self._rest(wanted=False)
         self._state.wake()
 
     def rest(self) -> None:
-        """Let the helpers sleep at once: other threads, such as torch's, need the cores."""
+        """Send the workers to sleep at once: other threads, such as torch's, need the cores."""
         if not self._is_resting:
             self._rest(wanted=True)
 
     def _rest(self, *, wanted: bool) -> None:
+        """Tell the workers whether to rest."""
         self._is_resting = wanted
         ctypes.c_int64.from_address(self.address + REST).value = wanted
 
     def close(self) -> None:
-        """End the helpers, and wait for that; safe to call twice."""
+        """End the workers and wait for that; safe to call twice."""
         self.rest()
         self._finalizer()
         for thread in self._threads:

@@ -1,14 +1,15 @@
-"""Threads that meet: each shows the others some numbers, waits awake for theirs and adds all up.
+"""All-reduce among threads: each shows its numbers, spins until all have arrived, and adds up all.
 
-Every member has a seat, which says in how many rounds it has arrived. That is written after what it
-shows in the round: an address, and how many F32 numbers lie there. Two places for these alternate.
-A member can only be writing the next one while a slower one still reads this one, because the place
-after that needs all of them in the round in between; so nobody waits until the others have read.
+Every member has a seat, which holds the number of rounds in which it has arrived. A member writes
+that number after what it shows in the round: the address and the number of its F32 values. Two
+slots for these alternate. Nobody waits until the others have read: a member may write the next slot
+while a slower one still reads this one, but to write this one again, it must have met all others in
+the round in between.
 
-Waking a thread takes longer than adding a few thousand numbers, hence the waiting awake. It is
-bounded: a member that has waited long enough counts as asleep, and whoever completes the round is
-told to wake it. It first counts and then looks once more, and who arrives does so first and then
-looks whether someone sleeps; so one of the two sees the other.
+Members spin because waking a thread takes longer than adding a few thousand numbers. They spin for
+a bounded time: then a member counts itself as asleep, and whoever completes the round is told to
+wake it. A sleeper counts itself first and then looks once more for the others; a member that
+arrives writes its round first and then looks for sleepers. So one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -29,31 +30,33 @@ from engine.cpu.kernels.values import I64, function
 from engine.cpu.kernels.vector_loop import for_each_vector
 
 IS_BROKEN, N_ASLEEP, N_SEAT, HEAD_BYTES = 0, 8, 64, 128
-"""Of what all share, which also has `YIELD` like a team: offsets in bytes."""
+"""Byte offsets in the shared head: abort flag, number of members asleep, number of seats. As in a
+team's memory, the address of the system's yield is at `YIELD`."""
 
 ROUND, SHOWN, RESULT, SEAT_BYTES = 0, 8, 64, 128
-"""Of a seat, offsets in bytes: rounds; twice an address and a count; what a call has come to, in a
-cache line that the others do not look at. That line also has a team's `TICKS`: see `bind`."""
+"""Byte offsets in a seat: number of rounds; two slots of an address and a count; result of the last
+call, in a cache line that the others do not read. That line also has `TICKS`, as a team's memory:
+a seat is the first argument of a bound kernel."""
 assert RESULT < TICKS < SEAT_BYTES
 
 COMPLETE, ADDED, OTHERS_SLEEP = 1, 2, 4
-"""What a call has come to, as bits: all are here; `out` has the sum; someone is to be woken."""
+"""Bits of a call's result: all have arrived; `out` has the sum; members are to be woken."""
 
 NO_NUMBERS = -1
-"""Shown as a count for what cannot be added here."""
+"""Count that a member shows for a value that cannot be added here."""
 
 YIELD_TURNS = 50
-"""As `cpu.kernels.team`'s, but often: where there are fewer cores than ranks, the one that is
-waited for may need this core."""
+"""Turns of spinning after which the core is yielded. Fewer than a team's: where there are fewer
+cores than ranks, the rank that is waited for may need this core."""
 
 ALL_REDUCE = ("head", "round", "address", "n", "out", "turns")
 COUNT_ASLEEP = ("head", "round", "change")
-"""Arguments behind the seat. `round` is a number from 1, or 0 for the seat's next; `turns` is how
-often a waiting thread looks before it gives up."""
+"""Arguments of the kernels, after the seat. `round` is a number from 1, or 0 for the seat's next
+one; `turns` is the number of turns that a thread spins before it gives up."""
 
 
 def build(module: ir.Module) -> None:
-    """`meet` and `count_asleep`: see the methods of `ThreadAllReduce`."""
+    """Write `meet` and `count_asleep`: see the methods of `ThreadAllReduce`."""
     _add_are_here(module)
     _add_wait(module)
     _add_sum(module)
@@ -66,6 +69,7 @@ def build(module: ir.Module) -> None:
 
 
 def _build_meet(module: ir.Module) -> None:
+    """Write `meet(seat, *ALL_REDUCE)`: see `ThreadAllReduce.meet`."""
     code, (seat, head, given, address, n, out, turns) = function(
         module, "meet", 1 + len(ALL_REDUCE)
     )
@@ -85,7 +89,7 @@ def _build_meet(module: ir.Module) -> None:
 
 
 def _add_are_here(module: ir.Module) -> None:
-    """`are_here(head, round)`: 1 if all members have arrived in it, else 0."""
+    """Write `are_here(head, round)`: returns 1 if all members have arrived in the round, else 0."""
     code, (head, number) = function(module, "are_here", 2, I64)
     code.builder.function.linkage = "internal"
     with (
@@ -97,9 +101,10 @@ def _add_are_here(module: ir.Module) -> None:
 
 
 def _add_wait(module: ir.Module) -> None:
-    """`wait(head, round, turns)`: the same, awake; 0 as well if it is broken off.
+    """Write `wait(head, round, turns)`: spins until all have arrived; returns 1, 0 if it gave up.
 
-    Even if all have arrived then: those who left may have freed what they show.
+    It returns 0 after an abort even if all have arrived: members that left may have freed what they
+    show.
     """
     code, (head, number, turns) = function(module, "wait", 3, I64)
     code.builder.function.linkage = "internal"
@@ -115,9 +120,9 @@ def _add_wait(module: ir.Module) -> None:
 
 
 def _add_sum(module: ir.Module) -> None:
-    """`add_up(shown, n_seat, n, out)`: 1 if all who show something show n numbers, else 0.
+    """Write `add_up(shown, n_seat, n, out)`: returns 1 if all that show values show n, else 0.
 
-    The sum runs in the order of the seats, so that all get the same bits.
+    The sum is made in the order of the seats, so that all members get the same bits.
     """
     code, (shown, n_seat, n, out) = function(module, "add_up", 4, I64)
     code.builder.function.linkage = "internal"
@@ -131,7 +136,7 @@ def _add_sum(module: ir.Module) -> None:
     with code.loop(code.number(0), n_seat) as index:
         x = load(code, shown + index * SEAT_BYTES)
         with code.when(load(code, shown + index * SEAT_BYTES + 8) > 0):
-            with code.either(n_added.get() < 1) as (is_first, is_other):
+            with code.if_else(n_added.get() < 1) as (is_first, is_other):
                 with is_first:
                     so_far.set(x)
                 with is_other:
@@ -145,6 +150,8 @@ def _add_sum(module: ir.Module) -> None:
 
 
 class _Kernels(NamedTuple):
+    """The compiled kernels, and the address of `meet` for logs."""
+
     meet: Kernel
     count_asleep: Kernel
     meet_address: int
@@ -152,7 +159,7 @@ class _Kernels(NamedTuple):
 
 @cache
 def _kernels() -> _Kernels:
-    """Waiting lets go of Python's lock."""
+    """Compile the kernels; waiting releases Python's lock."""
     found = jit.addresses_by_source("meeting", chosen(), ["meet", "count_asleep"], build)
     return _Kernels(
         bind(found["meet"], 1 + len(ALL_REDUCE), holds_gil=False),
@@ -162,9 +169,9 @@ def _kernels() -> _Kernels:
 
 
 class ThreadAllReduce:
-    """The memory by which threads meet; each of them uses a seat of its own.
+    """The shared memory of an all-reduce among threads, each of which has a seat of its own.
 
-    Methods that return bits return `COMPLETE` and more, or 0 if they gave up or it is broken off.
+    Methods that return bits return `COMPLETE` and others, or 0 if they gave up or after an abort.
     """
 
     def __init__(self, n_seats: int) -> None:
@@ -179,48 +186,52 @@ class ThreadAllReduce:
         self._meet, self._count_asleep, self._meet_address = _kernels()
 
     def round(self, seat: int) -> int:
-        """The one in which a seat has arrived last; 0 for none."""
+        """Return the last round in which a seat has arrived, 0 for none."""
         return self._words[self._starts[seat] + ROUND // 8]
 
     def result(self, seat: int) -> int:
-        """What the last call for a seat has come to."""
+        """Return the bits of the last call for a seat."""
         return self._words[self._starts[seat] + RESULT // 8]
 
     def meet(self, seat: int, number: int, x: int, n: int, out: int, turns: int) -> int:
-        """Arrive in a round, wait for all and add up what they show.
+        """Arrive in a round, spin until all have, and add up what they show; return bits.
 
         Args:
-            number: of the round, from 1.
-            x: address of n F32 numbers, which stay as they are until the next round is complete;
-                0 for a seat that shows nothing.
-            n: as many as the others show, 0 if that is not known, or `NO_NUMBERS`. Nothing is
-                added here unless all who show something show n.
+            seat: index of the member's seat.
+            number: number of the round, from 1.
+            x: address of n F32 numbers, which must not change before the next round is complete; 0
+                for a member that shows nothing.
+            n: number of values that the others show, 0 if it is not known, or `NO_NUMBERS`. Values
+                are added only where all members that show any show n.
             out: address for the sum.
+            turns: number of turns to spin before giving up.
         """
         self._meet(self._seats[seat], self._head, number, x, n, out, turns)
         return self.result(seat)
 
     def called_s(self, seat: int) -> float | None:
-        """Seconds that calls for a seat have taken, but for repeated ones; None without a clock."""
+        """Return the seconds that a seat's calls from Python have taken; None without a counter."""
         length = tick_s()
         return length and length * self._words[self._starts[seat] + TICKS // 8]
 
-    def note(
+    def record(
         self, log: CallLog, seat: int, x: int, n: int, out: int, turns: int, end: Finish
     ) -> None:
-        """Note a meeting to be repeated, in the round that is then the next.
+        """Record an all-reduce, to be replayed in the seat's next round.
 
         Args:
-            end: called where a repetition has not come to just `COMPLETE | ADDED`.
+            log: log to record in.
+            seat, x, n, out, turns: see `meet`.
+            end: function that is called where a replay's bits are not just `COMPLETE | ADDED`.
         """
         arguments = self._seats[seat], self._head, 0, x, n, out, turns
         log.add_checked(self._meet_address, arguments, end)
 
     def count_asleep(self, seat: int, number: int, change: int) -> int:
-        """Note how many more sleep now, and then look whether all have arrived in a round."""
+        """Change the number of members asleep, then look whether all have arrived; return bits."""
         self._count_asleep(self._seats[seat], self._head, number, change)
         return self.result(seat)
 
-    def break_off(self) -> None:
-        """Let those who wait give up, for good."""
+    def abort(self) -> None:
+        """Abort: members that wait give up, now and in all later rounds."""
         self._words[IS_BROKEN // 8] = 1

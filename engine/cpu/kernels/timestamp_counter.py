@@ -1,4 +1,4 @@
-"""The processor's own clock, which compiled code reads in about ten nanoseconds."""
+"""The processor's timestamp counter, which compiled code reads in about ten nanoseconds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.values import I64, Code, Value, function
 
 CALIBRATION_S = 0.01
-"""Time over which the length of a tick is measured."""
+"""Time over which the length of a tick is measured, in seconds."""
 
 
 def now(code: Code) -> Value:
-    """Ticks since some moment; always 0 on processors whose clock is not known here."""
+    """Write a read of the counter, in ticks; always 0 on processors whose counter is not known."""
     family = code.builder.module.triple.split("-")[0]
     if family in ("x86_64", "amd64"):
         return code.call("llvm.readcyclecounter", I64)  # counts evenly, whatever the frequency
@@ -27,7 +27,7 @@ def now(code: Code) -> Value:
 
 
 def _register(code: Code, name: str) -> Value:
-    """What is in a register of the processor."""
+    """Write a read of a processor register by name."""
     module, intrinsic = code.builder.module, "llvm.read_volatile_register.i64"
     kind = ir.FunctionType(I64, [ir.MetaDataType()])
     read = module.globals.get(intrinsic) or ir.Function(module, kind, intrinsic)
@@ -37,7 +37,7 @@ def _register(code: Code, name: str) -> Value:
 
 @cache
 def tick_s() -> float | None:
-    """Seconds from tick to tick, measured once; None where no clock is known."""
+    """Return the length of a tick in seconds, measured once; None where no counter is known."""
     address = jit.addresses_by_source("clock", chosen(), ["read"], build)["read"]
     read = ctypes.CFUNCTYPE(ctypes.c_int64)(address)
     begun, first = time.perf_counter(), read()
@@ -47,6 +47,6 @@ def tick_s() -> float | None:
 
 
 def build(module: ir.Module) -> None:
-    """`read()`, the ticks now."""
+    """Write `read()`: returns the counter, in ticks."""
     code, _ = function(module, "read", 0, I64)
     code.builder.ret(now(code).raw)

@@ -1,4 +1,4 @@
-"""LLVM values with Python's operators, so that a kernel reads like its formula."""
+"""The code generator: LLVM values with Python's operators, so that kernels read like formulas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from llvmlite import ir
 
 LANES = 16
-"""Elements that kernels work on at once; LLVM cuts such vectors up for smaller registers."""
+"""Elements of the vectors that kernels compute with; LLVM splits them for smaller registers."""
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -17,19 +17,24 @@ VOID = ir.VoidType()
 
 
 def vector(kind: Any, n: int = LANES) -> Any:
-    """The type of `n` numbers of one kind."""
+    """Return the LLVM type of a vector of `n` elements."""
     return ir.VectorType(kind, n)
 
 
 INTS, FLOATS = vector(I32), vector(F32)
 LINE = vector(I8, 4 * LANES)
-"""A cache line: four bytes for each of 16 rows."""
+"""Type of a cache line of weights: four bytes for each of 16 rows."""
 
 
 class Value:
-    """An integer or float of LLVM, or a vector of them; an int or float operand is made alike.
+    """An LLVM integer, float, or vector of them; Python's operators append instructions.
 
-    `>>` shifts in zeros. Comparisons of integers are signed.
+    A Python number as operand becomes a constant of the same type. `>>` shifts in zeros.
+    Comparisons of integers are signed, division of integers is not.
+
+    Attributes:
+        code: builder of the function that the value belongs to.
+        raw: llvmlite's value.
     """
 
     def __init__(self, code: Code, raw: Any) -> None:
@@ -38,10 +43,12 @@ class Value:
 
     @property
     def kind(self) -> Any:
+        """LLVM type."""
         return self.raw.type
 
     @property
     def is_float(self) -> bool:
+        """Whether the elements are floats."""
         element = self.kind.element if isinstance(self.kind, ir.VectorType) else self.kind
         return isinstance(element, ir.HalfType | ir.FloatType)
 
@@ -102,18 +109,19 @@ class Value:
         return self._compare(">=", other)
 
     def equals(self, other: Value | float) -> Value:
-        """Whether both are the same."""
+        """Compare for equality, element by element; false where one is NaN."""
         return self._compare("==", other)
 
     def differs(self, other: Value | float) -> Value:
-        """Whether they are not the same; false where one is NaN."""
+        """Compare for inequality, element by element; false where one is NaN."""
         return self._compare("!=", other)
 
     def to(self, kind: Any, *, signed: bool = True) -> Value:
-        """The same number as another kind: other integers, other floats, or one for the other.
+        """Convert the number to another integer or float type.
 
         Args:
-            signed: how the integers count.
+            kind: LLVM type of the result.
+            signed: whether the integers are signed.
         """
         builder, source = self.code.builder, self.kind
         wide = source.element if isinstance(source, ir.VectorType) else source
@@ -130,18 +138,18 @@ class Value:
             name = "trunc"
         return Value(self.code, getattr(builder, name)(self.raw, kind))
 
-    def bits(self, kind: Any) -> Value:
-        """The same bits, seen as another kind."""
+    def bitcast(self, kind: Any) -> Value:
+        """Return the same bits as another type."""
         return Value(self.code, self.code.builder.bitcast(self.raw, kind))
 
     def __getitem__(self, index: int) -> Value:
-        """One element of a vector."""
+        """Return one element of a vector."""
         return Value(
             self.code, self.code.builder.extract_element(self.raw, ir.Constant(I32, index))
         )
 
-    def pick(self, indices: Sequence[int], other: Value | None = None) -> Value:
-        """Elements by their number; those of `other` count on behind this vector's own."""
+    def shuffle(self, indices: Sequence[int], other: Value | None = None) -> Value:
+        """Return the elements at `indices`; those of `other` count on behind this vector's own."""
         undefined = ir.Constant(self.kind, ir.Undefined)
         chosen = ir.Constant(vector(I32, len(indices)), list(indices))
         second = undefined if other is None else other.raw
@@ -149,7 +157,7 @@ class Value:
 
 
 class Variable:
-    """A number in memory of its own, for what changes in a loop; LLVM keeps it in a register."""
+    """A value that changes, such as a sum in a loop; LLVM turns its memory into a register."""
 
     def __init__(self, code: Code, start: Value) -> None:
         self._code = code
@@ -158,70 +166,73 @@ class Variable:
         self.set(start)
 
     def get(self) -> Value:
+        """Load the present value."""
         return Value(self._code, self._code.builder.load(self._place))
 
     def set(self, value: Value) -> None:
+        """Store a new value."""
         self._code.builder.store(value.raw, self._place)
 
 
 class Code:
-    """Writes the instructions of one function.
+    """Builder of one function: its methods append instructions.
 
-    Addresses are 64-bit integers: byte offsets are added to them.
+    Addresses are 64-bit integers, to which byte offsets can be added.
     """
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.builder = builder
 
     def constant(self, kind: Any, number: float) -> Value:
-        """A number, the same in all elements of a vector."""
+        """Return a constant; of a vector type, all elements are equal."""
         if isinstance(kind, ir.VectorType):
             return Value(self, ir.Constant(kind, [number] * kind.count))
         return Value(self, ir.Constant(kind, number))
 
-    def table(self, kind: Any, numbers: Iterable[float]) -> Value:
-        """A vector of these numbers."""
+    def vector_of(self, kind: Any, numbers: Iterable[float]) -> Value:
+        """Return a constant vector of these numbers."""
         return Value(self, ir.Constant(kind, list(numbers)))
 
     def number(self, number: int) -> Value:
-        """A 64-bit integer."""
+        """Return a 64-bit integer constant."""
         return self.constant(I64, number)
 
     def variable(self, start: Value) -> Variable:
+        """Make a variable with a start value."""
         return Variable(self, start)
 
-    def spread(self, number: Value, n: int = LANES) -> Value:
-        """A vector with one number in all elements."""
+    def splat(self, number: Value, n: int = LANES) -> Value:
+        """Return a vector with one number in all n elements."""
         kind = vector(number.kind, n)
         undefined = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(undefined, number.raw, ir.Constant(I32, 0))
-        return Value(self, first).pick([0] * n)
+        return Value(self, first).shuffle([0] * n)
 
     def load(self, address: Value, kind: Any) -> Value:
-        """What lies at an address, aligned or not."""
+        """Load a value of an LLVM type from an address, aligned or not."""
         value = self.builder.load(self._pointer(address, kind))
         value.align = 1
         return Value(self, value)
 
     def store(self, value: Value, address: Value) -> None:
-        """Write to an address, aligned or not."""
+        """Store a value at an address, aligned or not."""
         self.builder.store(value.raw, self._pointer(address, value.kind)).align = 1
 
     def load_part(self, address: Value, kind: Any, n: Value) -> Value:
-        """The first n elements of a vector at an address, then zeros; nothing beyond is touched."""
+        """Load the first n elements of a vector, zeros after them; no memory beyond is touched."""
         place, align = self._pointer_value(address, kind), self.constant(I32, 1)
-        mask, others = self.first(n, kind.count), self.constant(kind, 0)
+        mask, others = self.lane_mask(n, kind.count), self.constant(kind, 0)
         return self.call(f"llvm.masked.load.{suffix(kind)}.p0", kind, place, align, mask, others)
 
     def store_part(self, value: Value, address: Value, n: Value) -> None:
-        """Write the first n elements of a vector."""
+        """Store the first n elements of a vector; no memory beyond is touched."""
         place, align = self._pointer_value(address, value.kind), self.constant(I32, 1)
         name = f"llvm.masked.store.{suffix(value.kind)}.p0"
-        self.call(name, VOID, value, place, align, self.first(n, value.kind.count))
+        self.call(name, VOID, value, place, align, self.lane_mask(n, value.kind.count))
 
-    def first(self, n: Value, count: int = LANES) -> Value:
-        """A vector of truth values, true for its first n."""
-        return self.table(vector(I32, count), range(count)) < self.spread(n.to(I32), count)
+    def lane_mask(self, n: Value, count: int = LANES) -> Value:
+        """Return a mask of `count` lanes, true for the first n."""
+        return self.vector_of(vector(I32, count), range(count)) < self.splat(n.to(I32), count)
 
     def _pointer_value(self, address: Value, kind: Any) -> Value:
         return Value(self, self._pointer(address, kind))
@@ -229,30 +240,30 @@ class Code:
     def _pointer(self, address: Value, kind: Any) -> Any:
         return self.builder.inttoptr(address.raw, kind.as_pointer())
 
-    def kept(self, values: Sequence[Value]) -> Value:
-        """The address of a list of 64-bit integers, which lives as long as the function runs."""
+    def stack_array(self, values: Sequence[Value]) -> Value:
+        """Store 64-bit integers in the function's stack frame and return their address."""
         place = self.builder.alloca(I64, len(values))
         address = Value(self, self.builder.ptrtoint(place, I64))
         for n, value in enumerate(values):
             self.store(value, address + 8 * n)
         return address
 
-    def buffer(self, kind: Any, n: int) -> Value:
-        """The address of memory for n of a kind, which lives as long as the function runs."""
+    def stack_buffer(self, kind: Any, n: int) -> Value:
+        """Reserve n elements of a type in the function's stack frame and return their address."""
         with self.builder.goto_entry_block():
             place = self.builder.alloca(kind, n)
             return Value(self, self.builder.ptrtoint(place, I64))
 
-    def listed(self, address: Value, n: int) -> list[Value]:
-        """The 64-bit integers of a list at an address."""
+    def load_array(self, address: Value, n: int) -> list[Value]:
+        """Load n 64-bit integers that lie side by side."""
         return [self.load(address + 8 * index, I64) for index in range(n)]
 
-    def address(self, name: str) -> Value:
-        """Of a function of this module."""
+    def function_address(self, name: str) -> Value:
+        """Return the address of a function of this module."""
         return Value(self, self.builder.ptrtoint(self.builder.module.globals[name], I64))
 
     def prefetch(self, address: Value) -> None:
-        """Ask for a cache line that is needed soon."""
+        """Prefetch the cache line at an address."""
         flags = map(self._flag, (0, 3, 1))  # to read, for all caches, data
         self.call("llvm.prefetch.p0", VOID, self._bytes_at(address), *flags)
 
@@ -263,55 +274,55 @@ class Code:
         return self.constant(I32, number)
 
     def call(self, name: str, result: Any, *values: Value) -> Value:
-        """Call an LLVM intrinsic or a function of this module by its name."""
+        """Call an LLVM intrinsic or a function of this module by name; `result` is its type."""
         module, kind = self.builder.module, ir.FunctionType(result, [v.kind for v in values])
         function = module.globals.get(name) or ir.Function(module, kind, name)
         return Value(self, self.builder.call(function, [v.raw for v in values]))
 
     def call_at(self, address: Value, result: Any, *values: Value) -> Value:
-        """Call the function at an address."""
+        """Call the function at an address; `result` is its type."""
         kind = ir.FunctionType(result, [value.kind for value in values])
         pointer = self.builder.inttoptr(address.raw, kind.as_pointer())
         return Value(self, self.builder.call(pointer, [value.raw for value in values]))
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """a × b + c, rounded once where the processor can."""
+        """Return a × b + c, rounded once where the processor can."""
         return self.call(f"llvm.fmuladd.{suffix(a.kind)}", a.kind, a, b, c)
 
-    def largest(self, a: Value, b: Value) -> Value:
-        """The larger of two floats, element by element; NaN where one is NaN."""
+    def maximum(self, a: Value, b: Value) -> Value:
+        """Return the larger of two floats, element by element; NaN where one is NaN."""
         return self.call(f"llvm.maximum.{suffix(a.kind)}", a.kind, a, b)
 
-    def smallest(self, a: Value, b: Value) -> Value:
-        """The smaller of two floats, element by element; NaN where one is NaN."""
+    def minimum(self, a: Value, b: Value) -> Value:
+        """Return the smaller of two floats, element by element; NaN where one is NaN."""
         return self.call(f"llvm.minimum.{suffix(a.kind)}", a.kind, a, b)
 
     def unary(self, name: str, a: Value) -> Value:
-        """An LLVM intrinsic of one operand, such as "fabs" or "rint"."""
+        """Call an LLVM intrinsic of one operand, such as "fabs" or "rint"."""
         return self.call(f"llvm.{name}.{suffix(a.kind)}", a.kind, a)
 
-    def least(self, a: Value, b: Value) -> Value:
-        """The smaller of two signed integers."""
+    def min_signed(self, a: Value, b: Value) -> Value:
+        """Return the smaller of two signed integers."""
         return self.where(a < b, a, b)
 
     def where(self, condition: Value, a: Value, b: Value) -> Value:
-        """a where the condition holds, else b."""
+        """Return a where the condition holds, else b."""
         return Value(self, self.builder.select(condition.raw, a.raw, b.raw))
 
-    def reduced(self, name: str, a: Value) -> Value:
-        """One number from all elements, in a fixed order: name is "add", "max" or "min"."""
+    def reduce(self, name: str, a: Value) -> Value:
+        """Reduce a vector of floats to one number, in a fixed order, by "add", "max" or "min"."""
         while a.kind.count > 1:
             half = a.kind.count // 2
-            low, high = a.pick(range(half)), a.pick(range(half, 2 * half))
+            low, high = a.shuffle(range(half)), a.shuffle(range(half, 2 * half))
             if name == "add":
                 a = low + high
             else:
-                a = self.largest(low, high) if name == "max" else self.smallest(low, high)
+                a = self.maximum(low, high) if name == "max" else self.minimum(low, high)
         return a[0]
 
     @contextmanager
     def loop(self, start: Value, stop: Value, step: int = 1) -> Iterator[Value]:
-        """Run a block for start, start + step, … below stop, 64-bit integers."""
+        """Write a loop over start, start + step, … below stop; yields the 64-bit index."""
         function = self.builder.function
         head, body, after = (function.append_basic_block() for _ in range(3))
         index = self.variable(start)
@@ -327,7 +338,7 @@ class Code:
 
     @contextmanager
     def forever(self) -> Iterator[Callable[[Value], None]]:
-        """Run a block again and again; it gets a function that leaves when a condition holds."""
+        """Write an endless loop; yields a function that leaves it where a condition holds."""
         head, after = (self.builder.function.append_basic_block() for _ in range(2))
         self.builder.branch(head)
         self.builder.position_at_end(head)
@@ -343,19 +354,19 @@ class Code:
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """Run a block only if the condition holds."""
+        """Write a block that runs only if the condition holds."""
         with self.builder.if_then(condition.raw):
             yield
 
     @contextmanager
-    def either(self, condition: Value) -> Iterator[tuple[Any, Any]]:
-        """Two blocks to enter: what runs if the condition holds, and what runs if not."""
+    def if_else(self, condition: Value) -> Iterator[tuple[Any, Any]]:
+        """Write an if-else; yields two blocks to enter, for the condition and for its opposite."""
         with self.builder.if_else(condition.raw) as branches:
             yield branches
 
 
 def suffix(kind: Any) -> str:
-    """How LLVM names a type in an intrinsic: v16f32."""
+    """Return LLVM's name of a type within the name of an intrinsic, such as "v16f32"."""
     if isinstance(kind, ir.VectorType):
         return f"v{kind.count}{suffix(kind.element)}"
     return (
@@ -368,7 +379,7 @@ def suffix(kind: Any) -> str:
 def function(
     module: ir.Module, name: str, n_arguments: int, result: Any = VOID
 ) -> tuple[Code, list[Value]]:
-    """Begin a function of 64-bit integers; the caller writes its body and `finish`es it."""
+    """Begin a function of 64-bit integers; the caller writes its body, with the return."""
     made = ir.Function(module, ir.FunctionType(result, [I64] * n_arguments), name)
     made.attributes.add("nounwind")
     code = Code(ir.IRBuilder(made.append_basic_block()))

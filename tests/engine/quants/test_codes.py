@@ -171,7 +171,7 @@ def multiplied(planes: Bytes, number: int, x: Floats) -> Floats:
     team.wake()
     multiply(
         team.address, planes.ctypes.data, planes.shape[1], N_BLOCKS, 0, numbers.ctypes.data, len(x),
-        out.ctypes.data, out.strides[0], N_ROWS, len(planes), 1, isa.n_tokens,
+        out.ctypes.data, out.strides[0], N_ROWS, len(planes), 1, isa.tile_tokens,
     )  # fmt: skip
     team.close()
     return out

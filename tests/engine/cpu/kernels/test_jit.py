@@ -1,5 +1,6 @@
 """Compiled kernels are kept on disk and found again; nothing that happens there does harm."""
 
+import ast
 import ctypes
 import os
 import subprocess
@@ -13,6 +14,12 @@ from engine.cpu.kernels import jit
 from engine.cpu.kernels.isa import chosen
 from engine.cpu.kernels.values import I64, function
 from tests.helpers.golden import REPO
+
+WITHOUT_IR = {
+    "engine.errors", "engine.files", "engine.forward.cache", "engine.forward.recording",
+    "engine.layers.mixers.attention",
+}  # fmt: skip
+"""Modules that kernel modules import for Python code and types alone."""
 
 
 def _build(module: ir.Module) -> None:
@@ -184,3 +191,18 @@ def test_two_programs_at_once_write_the_same_whole_files(folder: Path) -> None:
 def test_all_that_is_wanted_is_there(folder: Path) -> None:
     with pytest.raises(KeyError, match="thrice"):
         jit.addresses("sums", chosen(), ["twice", "thrice"], _build)
+
+
+def test_the_key_of_our_modules_covers_all_that_their_ir_is_written_from() -> None:
+    package = Path(jit.__file__).parent
+    imported = {
+        node.module
+        for file in package.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("engine.")
+    }
+    elsewhere = {name for name in imported if not name.startswith("engine.cpu.kernels")}
+    hashed = {
+        f"engine.{name.removesuffix('.py').replace('/', '.')}" for name in jit.SOURCES_ELSEWHERE
+    }
+    assert elsewhere - WITHOUT_IR == hashed, "a change there would leave old kernels in use"

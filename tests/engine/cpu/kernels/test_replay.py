@@ -89,7 +89,7 @@ def test_the_first_refusal_counts_and_only_for_the_present_log() -> None:
 
 def test_a_kernel_has_at_most_so_many_arguments() -> None:
     bind(1, MAX_ARGUMENTS, holds_gil=True)
-    with pytest.raises(AssertionError, match="repeated"):
+    with pytest.raises(AssertionError, match="replayed"):
         bind(1, MAX_ARGUMENTS + 1, holds_gil=True)
 
 
@@ -102,7 +102,7 @@ class Seat:
         self.n_finished = 0
         self._board, self._seat = board, seat
         places = self.x.data_ptr(), 5, self.out.data_ptr()
-        board.note(self.log, seat, *places, turns, self._finish)
+        board.record(self.log, seat, *places, turns, self._finish)
         self._places = places
 
     def _finish(self) -> None:

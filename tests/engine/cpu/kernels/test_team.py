@@ -27,7 +27,7 @@ def _build(module: ir.Module) -> None:
     """`count(team, counters, n, n_jobs, busy)` adds 1 to n counters, in each of so many jobs."""
     add_run(module)
     code, (place, index) = function(module, "add_one", 2)
-    counters, busy = code.listed(place, 2)
+    counters, busy = code.load_array(place, 2)
     turns = code.variable(code.number(0))
     with code.forever() as leave:
         leave(turns.get() >= busy)
@@ -37,9 +37,9 @@ def _build(module: ir.Module) -> None:
     code.store(code.load(counters + index * 8, I64) + 1, counters + index * 8)
     code.builder.ret_void()
     code, (team, counters, n, n_jobs, busy) = function(module, "count", 5)
-    kept = code.kept([counters, busy])
+    kept = code.stack_array([counters, busy])
     with code.loop(code.number(0), n_jobs):
-        code.call("run", VOID, team, code.address("add_one"), kept, n)
+        code.call("run", VOID, team, code.function_address("add_one"), kept, n)
     code.builder.ret_void()
 
 
@@ -57,7 +57,7 @@ def counted(count: Kernel, team: Team, n: int, n_jobs: int = 1, busy: int = 0) -
 
 
 def helpers() -> set[threading.Thread]:
-    return {t for t in threading.enumerate() if t.name.startswith("tandem-helper")}
+    return {t for t in threading.enumerate() if t.name.startswith("tandem-worker")}
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -144,7 +144,7 @@ def _build_meeting(module: ir.Module) -> None:
     code.builder.position_at_end(after)
     code.builder.ret_void()
     code, (team, seen) = function(module, "meet", 2)
-    code.call("run", VOID, team, code.address("hello"), seen, code.number(2))
+    code.call("run", VOID, team, code.function_address("hello"), seen, code.number(2))
     code.builder.ret_void()
 
 

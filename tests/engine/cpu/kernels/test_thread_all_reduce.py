@@ -198,6 +198,6 @@ def test_a_board_that_is_broken_off_ends_all_waiting() -> None:
     thread.start()
     time.sleep(0.02)
     assert thread.is_alive()
-    board.break_off()
+    board.abort()
     thread.join(10)
     assert found == [0]
