@@ -1,4 +1,4 @@
-"""Rows of activations for the products of few rows: rounded once for all matrices they meet."""
+"""Quantised activations of gemv, rounded once for all matrices that they are multiplied with."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from engine.quants.extent import Extent
 from engine.quants.layout import BLOCK
 
 MOST_ROWS = 8
-"""That products of few rows serve."""
+"""Largest number of rows that gemv serves."""
 
 N_COUNTERS = 2048
-"""Tiles of a launch that several programs may share."""
+"""Largest number of tiles in a launch that several programs share; each needs a counter."""
 
 BLOCKS = 16
-"""Of 32 columns, for each program."""
+"""Number of blocks of 32 columns that a program quantises."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedRows:
-    """Activations laid out for an extent, see `engine.gpu.kernels.quantise`.
+    """Activations in the blocks of an extent, see `engine.gpu.kernels.quantise`.
 
     Attributes:
-        numbers: uint8 (n_row, n_blocks, bytes): 32 bytes, or 64 of two bytes each, or 128 of F32.
-        facts: uint8 (n_row, n_blocks, 16), or (n_row, n_blocks, 8) for those in F32.
-        counters: int32 (N_COUNTERS,), zeros before and after each product.
-        x_bytes: of each number; 0 for F32.
-        extent: what it is laid out for.
+        numbers: rounded numbers as bytes, uint8 (n_row, n_blocks, 32 * bytes of a number).
+        facts: scales and sums of blocks as bytes, uint8 (n_row, n_blocks, 16); of F32 only the
+            sums, (n_row, n_blocks, 8).
+        counters: counters of programs that share a tile, int32 (N_COUNTERS,), zeros before and
+            after each product.
+        x_bytes: bytes of a number, 1 or 2; 0 for F32.
+        extent: extent of the matrices that the rows can be multiplied with.
     """
 
     numbers: Tensor
@@ -47,23 +49,23 @@ class QuantisedRows:
 
     @property
     def typed(self) -> tuple[Tensor, Tensor]:
-        """Numbers and facts as the kernels write them."""
+        """Numbers and facts as tensors of the types that the kernels write."""
         if self.x_bytes:
             return self.numbers.view(torch.int8), self.facts.view(torch.int32)
         return self.numbers.view(torch.float32), self.facts.view(torch.float32)
 
 
 def quantise(x: Tensor, extent: Extent, x_bytes: int) -> QuantisedRows:
-    """Rows x (n, extent.n_columns), F32 without gaps; those kept with x if there are such.
+    """Quantise rows x (n, extent.n_columns), contiguous F32, or return those attached to x.
 
     Args:
-        x_bytes: of each number where the device multiplies bytes, 1 or 2.
+        x_bytes: bytes of a number, 1 or 2, where the device multiplies bytes.
     """
     if target_of(x.device).arithmetic == "numbers":
         x_bytes = 0
-    kept: QuantisedRows | None = getattr(x, _KEPT, None)
-    if kept is not None and kept.x_bytes == x_bytes and _place(kept.extent) == _place(extent):
-        return kept
+    rows: QuantisedRows | None = getattr(x, _ATTRIBUTE, None)
+    if rows is not None and rows.x_bytes == x_bytes and _blocks(rows.extent) == _blocks(extent):
+        return rows
     counters = torch.empty(N_COUNTERS, dtype=torch.int32, device=x.device)
     rows = allocate_rows(x.shape[0], extent, x_bytes, counters)
     grid = (x.shape[0], -(-extent.n_blocks // BLOCKS))
@@ -79,11 +81,11 @@ def quantise(x: Tensor, extent: Extent, x_bytes: int) -> QuantisedRows:
 
 
 def allocate_rows(n_row: int, extent: Extent, x_bytes: int, counters: Tensor) -> QuantisedRows:
-    """Memory for rows that a kernel will write.
+    """Allocate rows that a kernel will write.
 
     Args:
-        x_bytes: 0 for F32.
-        counters: zeros by the time the rows are multiplied.
+        x_bytes: bytes of a number; 0 for F32.
+        counters: see `QuantisedRows`; zeros by the time the rows are multiplied.
     """
     shape = (n_row, extent.n_blocks)
     numbers = counters.new_empty(*shape, BLOCK * (x_bytes or 4), dtype=torch.uint8)
@@ -92,10 +94,11 @@ def allocate_rows(n_row: int, extent: Extent, x_bytes: int, counters: Tensor) ->
 
 
 def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
-    """Memory for something like x, if that is few rows (n, n_columns) of whole blocks.
+    """Allocate quantised rows for a tensor like x; None if gemv does not serve its shape.
 
     Args:
-        x_bytes: of each number where the device multiplies bytes; None if nobody multiplies.
+        x: (n, n_columns); gemv serves up to `MOST_ROWS` rows of whole blocks.
+        x_bytes: bytes of a number where the device multiplies bytes; None if no product follows.
     """
     extent = Extent.of(0, x.shape[-1])
     if x_bytes is None or x.dim() != 2 or x.shape[0] > MOST_ROWS or not extent.is_exact:
@@ -106,14 +109,15 @@ def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
     return allocate_rows(x.shape[0], extent, x_bytes, counters)
 
 
-_KEPT = "_rows_of_few"
+_ATTRIBUTE = "_quantised_rows"
+"""Name of the attribute by which a tensor holds its quantised rows."""
 
 
 def attach_rows(x: Tensor, rows: QuantisedRows) -> None:
-    """Let products of x find it rounded, as long as there is x; who wrote x wrote the rows, too."""
-    setattr(x, _KEPT, rows)
+    """Attach quantised rows, written by the kernel that wrote x, to x for its later products."""
+    setattr(x, _ATTRIBUTE, rows)
 
 
-def _place(extent: Extent) -> tuple[int, int, int]:
-    """What rows depend on."""
+def _blocks(extent: Extent) -> tuple[int, int, int]:
+    """Return the part of an extent that the blocks of its activations depend on."""
     return extent.lead, extent.n_columns, extent.n_blocks

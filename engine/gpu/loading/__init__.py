@@ -1,4 +1,4 @@
-"""From the file to packed weights on a GPU, and which kernels to compile meanwhile.
+"""Loading of weights from the file into a GPU, and the dry run that finds the kernels to compile.
 
 Imported only by `engine.runtime`.
 """

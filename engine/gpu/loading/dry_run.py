@@ -1,6 +1,7 @@
-"""A pass on tensors without memory: which kernels it would start, known before weights are read.
+"""Dry run: a forward pass on tensors without memory, which collects the kernels it would launch.
 
-It also fails where a layer reads a number of the device, which a graph could not do either.
+So they are known before weights are read. It also fails where a layer reads a number back from the
+device, which a CUDA graph could not do either.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ def collect_launches(
     declaration: Declaration, rank: int, params: LoadParams, target: KernelTarget,
     row_counts: Sequence[int],
 ) -> list[KernelLaunch]:  # fmt: skip
-    """All starts of passes over so many rows each, after one cached token.
+    """Return the launches of forward passes over `row_counts` rows each, after one cached token.
 
     Args:
-        declaration: with modules of its own; what they hold afterwards is of no use.
+        declaration: declared model with modules of its own, which are unusable afterwards.
+        rank: the rank whose part of the model runs.
+        params: load parameters.
+        target: target to compile for.
+        row_counts: number of tokens of each pass.
     """
     n_bytes = x_bytes(declaration.hp)
     for slot in declaration.slots:
@@ -54,7 +59,7 @@ def collect_launches(
         if pieces:
             setattr(slot.owner, slot.attribute, _held(slot, pieces, n_bytes))
     cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
-    comm = _Alone(rank, declaration.hp.n_embd, _one_shots(declaration))
+    comm = _LoneRank(rank, declaration.hp.n_embd, _one_shots(declaration))
     context = Context(comm, GpuOps(META, n_bytes), cache, META, ["cuda"] * len(declaration.devices))
     starts: list[KernelLaunch] = []
     with (
@@ -76,7 +81,7 @@ def _note(starts: list[KernelLaunch], start: KernelLaunch) -> bool:
 
 
 def _held(slot: Slot, pieces: Sequence[Slices], n_bytes: int) -> Weight | Tensor:
-    """What the loader would make of a slot."""
+    """Return a slot's weight as the loader would create it, without memory."""
     dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
     shape = [part.stop - part.start for part in pieces[0]]
     shape[dim] = sum(piece[dim].stop - piece[dim].start for piece in pieces)
@@ -116,11 +121,11 @@ def _one_shots(declaration: Declaration) -> OneShotGroups | None:
     return None if "cpu" in devices else OneShotGroups([META] * len(devices), Ways())
 
 
-class _Alone:
-    """As if the other ranks had nothing to add, and had what this one lacks.
+class _LoneRank:
+    """Communicator of a rank without others: it adds nothing, and invents what others would send.
 
     Attributes:
-        n_tokens: of the pass.
+        n_tokens: number of tokens of the pass.
     """
 
     waited_s = 0.0

@@ -1,7 +1,7 @@
-"""From the blocks of a file that lie on a device to planes there: the same bits in another order.
+"""Packs blocks of the file into planes, on the device: the same bits in another order.
 
-What the CPU's packer does (`cpu.kernels.pack`), by torch, so that it works on every device. Some
-rows are worked on at a time: beside what is given and what is made, it takes `PACK_BYTES`.
+It does with torch, and so on every device, what the CPU's packer does (`engine.cpu.kernels.pack`).
+It packs some rows at a time: beside input and output it takes `PACK_BYTES` of memory.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from engine.quants.extent import Extent
 
 WEIGHT_BYTES = 8
-"""The most that the steps need for a weight, of any type."""
+"""Largest number of bytes that packing needs per weight, of any type."""
 
 PIECE_WEIGHTS = PACK_BYTES // WEIGHT_BYTES
-"""Weights that are worked on at a time: on a fast device the steps then outlast their launches."""
+"""Number of weights that are packed at a time: so many that operations outlast their launches."""
 
 Read = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFields:
-    """Where a type keeps what planes hold; functions of blocks uint8 (n, type_size).
+    """Fields of a type's blocks, as functions of blocks uint8 (n, type_size).
 
     Attributes:
-        codes: uint8 (n, block_size), with the bits of both planes.
-        scales: those of each 32 columns together, in the order of the plane and as wide as there.
-        supers: offsets of the F16 factors.
+        codes: returns the codes, uint8 (n, block_size), with the bits of both planes.
+        scales: returns the scales, in the order and width of their plane, 32 columns together.
+        supers: byte offsets of the F16 factors of a super-block.
     """
 
     codes: Read
@@ -52,12 +52,13 @@ class BlockFields:
 
 @dataclass(frozen=True, slots=True)
 class PlaneParts:
-    """What planes hold of some rows of some matrices.
+    """Contents of the planes, for some rows of some matrices.
 
     Attributes:
-        low, high: words (n, n_row, n_blocks, lines); None where there is no such plane.
-        scales: (n, n_row, n_blocks, parts)
-        supers: int16 (n, n_row, n_supers, parts); None where there are no such factors.
+        low, high: words of codes (n, n_row, n_blocks, lines); None where there is no such plane.
+        scales: scales (n, n_row, n_blocks, parts).
+        supers: factors of super-blocks, int16 (n, n_row, n_supers, parts); None where there are
+            none.
     """
 
     low: Tensor
@@ -66,14 +67,14 @@ class PlaneParts:
     supers: Tensor | None
 
 
-def pack(raw: Tensor, type_number: int, extent: Extent, goal: Tensor, goal_row: int = 0) -> None:
-    """Put rows of a file into planes; what else is there stays as it is.
+def pack(raw: Tensor, type_number: int, extent: Extent, out: Tensor, out_row: int = 0) -> None:
+    """Write rows of the file into planes; other rows of the planes stay as they are.
 
     Args:
-        raw: uint8 (n, n_row, row_bytes): of each matrix some rows, and of these the blocks of the
-            file that cover the extent.
-        goal: uint8 (n, n_tile, tile_bytes), on the same device.
-        goal_row: which row of the planes the first one becomes.
+        raw: some rows of each matrix, uint8 (n, n_row, row_bytes), with the blocks of the file
+            that cover the extent.
+        out: planes, uint8 (n, n_tile, tile_bytes), on the same device.
+        out_row: row of the planes at which the first row is written.
     """
     quant, n_row = QUANTS[type_number], raw.shape[1]
     n_weights = raw.shape[2] // quant.type_size * quant.block_size
@@ -82,10 +83,10 @@ def pack(raw: Tensor, type_number: int, extent: Extent, goal: Tensor, goal_row: 
     n = max(1, fitting // max(1, n_row))
     if not raw.numel():
         return
-    for goals, some in zip(torch.split(goal, n), torch.split(raw, n), strict=True):
+    for outs, some in zip(torch.split(out, n), torch.split(raw, n), strict=True):
         for first in range(0, n_row, step):
             parts = _parts(some[:, first : first + step], type_number, extent)
-            _store(parts, LAYOUTS[type_number], extent, goals, goal_row + first)
+            _store(parts, LAYOUTS[type_number], extent, outs, out_row + first)
 
 
 def _parts(raw: Tensor, type_number: int, extent: Extent) -> PlaneParts:
@@ -121,10 +122,10 @@ def _supers(blocks: Tensor, offsets: tuple[int, ...], rows: torch.Size) -> Tenso
 
 
 def _lines(words: Tensor, n_bits: int) -> Tensor:
-    """Lines as they are stored, (…, n_bits), from the eight of a block, (…, 8).
+    """Return a plane's lines (…, n_bits) from the eight words of a block, (…, 8).
 
     Args:
-        words: of four codes each, of which the lowest bits count.
+        words: four codes in the bytes of each, of which the lowest n_bits are stored.
     """
     if n_bits == 8:
         return words
@@ -137,34 +138,37 @@ def _lines(words: Tensor, n_bits: int) -> Tensor:
     return reduce(torch.bitwise_or, (part << (n * n_bits) for n, part in enumerate(parts)))
 
 
-def _store(parts: PlaneParts, layout: Layout, extent: Extent, goal: Tensor, goal_row: int) -> None:
+def _store(parts: PlaneParts, layout: Layout, extent: Extent, out: Tensor, out_row: int) -> None:
     high, scales, supers, tile_bytes = layout.offsets(extent.n_blocks, extent.skip)
     planes_of = ((parts.low, 0), (parts.high, high), (parts.scales, scales), (parts.supers, supers))
-    assert goal.shape[-1] == tile_bytes, "the planes are those of another extent"
+    assert out.shape[-1] == tile_bytes, "the planes are those of another extent"
     for found, start in planes_of:
         if found is not None:
-            _scatter(found, goal, start, goal_row)
+            _scatter(found, out, start, out_row)
 
 
-def _scatter(found: Tensor, goal: Tensor, start: int, goal_row: int) -> None:
-    """Put one plane's (n, n_row, a, b) where it belongs: (n, tiles, a, b, 16).
+def _scatter(found: Tensor, out: Tensor, start: int, out_row: int) -> None:
+    """Write one plane's content (n, n_row, a, b) in the order of tiles, (n, tiles, a, b, 16).
 
     Args:
-        start: of the plane in a tile, in bytes.
+        start: offset of the plane in a tile, in bytes.
     """
     n, n_row, a, b = found.shape
     stop = start + a * b * TILE * found.itemsize
-    plane = goal[..., start:stop].view(found.dtype).view(*goal.shape[:2], a, b, TILE)
-    for rows, tiles, lanes in _spans(goal_row, n_row):
+    plane = out[..., start:stop].view(found.dtype).view(*out.shape[:2], a, b, TILE)
+    for rows, tiles, lanes in _spans(out_row, n_row):
         some = found[:, rows].reshape(n, tiles.stop - tiles.start, -1, a, b)
         plane[:, tiles, :, :, lanes] = some.permute(0, 1, 3, 4, 2)
 
 
-def _spans(goal_row: int, n_row: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Rows that fill whole tiles, or a part of one: rows, tiles, and rows in each of the tiles."""
+def _spans(out_row: int, n_row: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield slices of rows, of the tiles they fill, and of rows in each of these tiles.
+
+    The rows of a yield fill whole tiles, or a part of one.
+    """
     row = 0
     while row < n_row:
-        tile, lane = divmod(goal_row + row, TILE)
+        tile, lane = divmod(out_row + row, TILE)
         if lane or n_row - row < TILE:
             n = min(TILE - lane, n_row - row)
             yield slice(row, row + n), slice(tile, tile + 1), slice(lane, lane + n)
@@ -183,7 +187,7 @@ def _halves(*offsets: int) -> Read:
 
 
 def _five(start: int) -> Read:
-    """Four bytes with the fifth bits, then 16 with the others."""
+    """Return a reader of five-bit codes: four bytes of the fifth bits, then 16 of the others."""
     return lambda blocks: five_bits(blocks[:, start : start + 4], blocks[:, start + 4 :])
 
 
@@ -210,4 +214,4 @@ BLOCK_FIELDS: Mapping[int, BlockFields] = {
     Kind.IQ4_XS: BlockFields(iquants.iq4_xs_codes, iquants.iq4_xs_scales, (0,)),
     Kind.MXFP4: BlockFields(_nibbles(1), _bytes(0, 1)),
 }
-"""Of all types that are packed as they stand in a file; offsets as in `ggml-common.h`."""
+"""Fields of all types that are packed as they stand in a file; offsets as in `ggml-common.h`."""

@@ -1,4 +1,4 @@
-"""Parts of a file on their way to a device: over memory that a GPU reads by itself."""
+"""Copies parts of a file to a device through pinned staging buffers."""
 
 from __future__ import annotations
 
@@ -30,17 +30,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 N_FILLERS = 4
-"""Threads that copy from the memory map: one alone does not keep up with a fast link."""
+"""Number of threads that copy from the memory map: one alone does not keep up with a fast link."""
 
 Take = Callable[[Tensor], None]
+"""Callback with bytes on the device; starts the work that uses them."""
 
 
 @dataclass(slots=True)
 class Buffer:
-    """A piece of the host's memory, and one on the device that is as large.
+    """A host buffer and a device buffer of the same size.
 
     Attributes:
-        held: on the device; the host's own where there is no other.
+        host: pinned memory of the host.
+        held: memory of the device; the host's on the CPU.
+        copied: event after the last copy to the device; None on the CPU.
+        used: event after the last use on the device; None on the CPU.
     """
 
     host: HostTensor
@@ -50,51 +54,51 @@ class Buffer:
 
 
 class Copier(Protocol):
-    """Brings buffers to a device, in the order in which it is asked to."""
+    """Copies buffers to a device, in the order of calls."""
 
     def buffer(self, n_bytes: int) -> Buffer:
-        """A new one."""
+        """Allocate a buffer."""
         ...
 
     def wait(self, buffer: Buffer) -> None:
-        """Until the host's side may be written again."""
+        """Wait until the host's side may be overwritten."""
         ...
 
     def copy(self, buffer: Buffer, n_bytes: int) -> Tensor:
-        """The first bytes on the device, for what is started from now on."""
+        """Copy the first bytes; return them on the device, valid for work that is started later."""
         ...
 
     def release(self, buffer: Buffer) -> None:
-        """What reads the device's side has been started."""
+        """Note that the work that reads the device's side has been started."""
         ...
 
     def finish(self) -> None:
-        """Until all that was started has ended."""
+        """Wait until all copies and the work that reads them have ended."""
         ...
 
 
-class PlainCopier:
-    """For the CPU: what is there already need not be copied."""
+class CpuCopier:
+    """Copier for the CPU, which reads the host's buffers themselves."""
 
     def buffer(self, n_bytes: int) -> Buffer:
         host = HostTensor((n_bytes,), torch.uint8, torch.device("cpu"))
         return Buffer(host, host.value)
 
     def wait(self, buffer: Buffer) -> None:
-        """Nothing is left to be done by others."""
+        """Return at once: nothing runs asynchronously."""
 
     def copy(self, buffer: Buffer, n_bytes: int) -> Tensor:
         return buffer.held[:n_bytes]
 
     def release(self, buffer: Buffer) -> None:
-        """It was read at once."""
+        """Do nothing: the buffer was read synchronously."""
 
     def finish(self) -> None:
-        """Nothing is left to be done."""
+        """Return at once: nothing runs asynchronously."""
 
 
 class CudaCopier:
-    """For a GPU: copies have a stream of their own, beside the one that computes."""
+    """Copier for a GPU, with a stream of its own beside the one that computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -133,13 +137,13 @@ class CudaCopier:
 
 
 def copier_for(device: torch.device) -> Copier:
-    """What serves a device."""
-    return CudaCopier(device) if device.type == "cuda" else PlainCopier()
+    """Return a copier for a device."""
+    return CudaCopier(device) if device.type == "cuda" else CpuCopier()
 
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """A part of the file on its way into a buffer."""
+    """A part of the file that threads are copying into a buffer."""
 
     buffer: Buffer
     shape: tuple[int, ...]
@@ -150,16 +154,17 @@ class _Filling:
 class Staging:
     """Buffers between a file and a device; while one is copied, the next is filled.
 
-    Use as a context manager: at its end all that was sent has arrived, and its memory is free. If
-    an error ends it, what waits is not sent.
+    Use as a context manager: at its end everything sent has arrived, and the buffers are freed. If
+    an error ends it, the part that waits in a buffer is not sent.
 
     Args:
-        report: called with the bytes that were sent; may raise to stop.
-        n_bytes: of each buffer; nothing is allocated before it is needed.
+        report: callback with the number of bytes sent; may raise to stop.
+        n_bytes: size of each buffer, allocated on first use.
+        copier: copies the buffers; None for that of the device.
 
     Attributes:
-        device: where all that is sent goes.
-        n_bytes: of a buffer; more cannot be sent at once.
+        device: the device that the bytes go to.
+        n_bytes: size of a buffer, the most that can be sent at once.
     """
 
     def __init__(
@@ -176,12 +181,13 @@ class Staging:
         self._n_sent, self._begun = 0, 0.0
 
     def send(self, rows: Bytes, take: Take) -> None:
-        """Bring bytes to the device, in their turn.
+        """Send bytes to the device, in the order of calls.
 
         Args:
-            rows: at most `n_bytes` and not nothing, of three dimensions; other threads read them,
-                also later.
-            take: given them on the device, starts what uses them; that memory is used again.
+            rows: 1 to `n_bytes` bytes, of three dimensions; other threads read them, also after
+                the return.
+            take: callback with the bytes on the device; they are overwritten after the work that
+                it starts.
 
         Raises:
             DeviceError: the device or the host refuses.
@@ -194,7 +200,7 @@ class Staging:
                 self._deliver(before)
 
     def flush(self) -> None:
-        """See to it that what is started from now on finds all that was sent.
+        """Deliver everything sent so far to work that is started from now on.
 
         Raises:
             DeviceError: see `send`.
@@ -205,7 +211,7 @@ class Staging:
                 self._deliver(before)
 
     def _filled(self, rows: Bytes, take: Take) -> _Filling:
-        """Let threads copy from the map into the buffer that was used longest ago."""
+        """Start threads that copy from the memory map into the least recently used buffer."""
         if self._fillers is None:
             self._begun = time.monotonic()
             self._copier = self._copier or copier_for(self.device)
@@ -223,7 +229,7 @@ class Staging:
         return _Filling(buffer, rows.shape, take, work)
 
     def _deliver(self, filling: _Filling) -> None:
-        """Copy what was filled to the device, and let it be used there."""
+        """Copy a filled buffer to the device and start the work that uses it."""
         for part in filling.work:
             part.result()
         assert self._copier is not None
@@ -262,7 +268,7 @@ class Staging:
             )  # fmt: skip
 
     def _close(self) -> None:
-        """Wait for all that still reads or writes the buffers, and let them go."""
+        """Wait until nothing reads or writes the buffers, and free them."""
         if self._fillers is not None:
             self._fillers.shutdown(cancel_futures=True)
         try:
@@ -275,7 +281,7 @@ class Staging:
 
 
 def _shares(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """What each thread copies: some matrices, or some rows of all."""
+    """Yield the part that each thread copies: some matrices, or some rows of all."""
     dim = 0 if shape[0] >= N_FILLERS else 1
     step = -(-shape[dim] // N_FILLERS)
     for start in range(0, shape[dim], step):
@@ -288,7 +294,7 @@ def _fill(goal: Bytes, rows: Bytes) -> None:
 
 @contextmanager
 def _told_as_device_error(device: torch.device) -> Iterator[None]:
-    """Say in a sentence what the device refused, unless it is memory, of which others tell."""
+    """Turn a device's error into a sentence, except out of memory, which callers report."""
     try:
         yield
     except (torch.AcceleratorError, OSError) as error:

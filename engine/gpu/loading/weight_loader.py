@@ -1,6 +1,6 @@
-"""Weights of a GPU: a part of the file at a time goes there and is packed there.
+"""Loads weights into a GPU: parts of the file are copied there and packed into planes there.
 
-The host never has more of a model than a few buffers; see `engine.gpu.loading.staging`.
+The host never holds more of a model than a few buffers; see `engine.gpu.loading.staging`.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 Put = Callable[[slice, int, Tensor], None]
-"""Is given which matrices, the first row, and the bytes (n, n_row, …) of these on the device."""
+"""Callback: a slice of matrices, their first row, and their bytes (n, n_row, …) on the device."""
 
-WORTHWHILE = 16
-"""Buffers are no larger than this part of what is sent: their pages must be made and pinned."""
+LEAST_FILLS = 16
+"""Least number of buffers' contents that a load is divided into: large buffers take long to pin."""
 
 LEAST_BYTES = 1 << 20
+"""Least size of a buffer, in bytes."""
 
 
 def staging_for(
     slots: Sequence[Slot], rank: int, device: torch.device, report: Callable[[int], None]
 ) -> Staging:
-    """Buffers for a rank's parts of some tensors, as large as is worth it.
+    """Return the staging buffers for a rank's parts of some tensors, of a size that suits them.
 
     Args:
-        report: called with the bytes of the file that were read; may raise to stop.
+        report: callback with the number of bytes of the file that were read; may raise to stop.
     """
     total = sum(packed_bytes(slot, piece) for slot in slots for piece in slot_pieces(slot, rank))
-    n_bytes = min(LOAD_BUFFER_BYTES, max(LEAST_BYTES, total // WORTHWHILE))
+    n_bytes = min(LOAD_BUFFER_BYTES, max(LEAST_BYTES, total // LEAST_FILLS))
     longest = max((slot.tensor.row_bytes for slot in slots), default=0)
     return Staging(device, report, max(n_bytes, longest))
 
@@ -57,23 +58,24 @@ def staging_for(
 def load_for_gpu(
     file: GGUFFile, slot: Slot, pieces: Sequence[Slices], staging: Staging, x_bytes: int
 ) -> Weight:
-    """The parts of a matrix that a rank holds, as planes, or as short as in the file.
+    """Load the parts of a matrix that a rank holds, in planes, or unquantised as in the file.
 
     They are complete once `staging` has ended.
 
     Args:
-        x_bytes: of a quantised activation, see `engine.planning.footprint.x_bytes`.
+        pieces: slices of the file's tensor that the rank holds.
+        x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
     """
 
     def load(group: Sequence[Slices], dim: int) -> Weight:
         if slot.tensor.type.number in LAYOUTS:
-            return _planes(file, slot.tensor, group, dim, staging, x_bytes)
-        return _plain(file, slot.tensor, group, dim, staging)
+            return _load_planes(file, slot.tensor, group, dim, staging, x_bytes)
+        return _load_plain(file, slot.tensor, group, dim, staging)
 
     return in_parts(slot, pieces, load)
 
 
-def _planes(
+def _load_planes(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, staging: Staging,
     x_bytes: int,
 ) -> GpuPlanes:  # fmt: skip
@@ -82,35 +84,35 @@ def _planes(
     *matrices, n_rows = joined_shape(pieces, dim)[:-1]
     shape = (*matrices, n_tiles(n_rows), extent.tile_bytes(LAYOUTS[number]))
     planes = torch.zeros(shape, dtype=torch.uint8, device=staging.device)
-    goal = planes.view(-1, *shape[-2:])
+    out = planes.view(-1, *shape[-2:])
 
     def put(matrices: slice, first: int, raw: Tensor) -> None:
-        pack(raw, number, extent, goal[matrices], first)
+        pack(raw, number, extent, out[matrices], first)
 
-    columns = _columns(tensor, *file_blocks(tensor.type.block_size, extent))
-    send_rows(stacks(file, tensor, pieces, dim), len(goal), columns, staging, put)
+    columns = _byte_columns(tensor, *file_blocks(tensor.type.block_size, extent))
+    send_rows(stacks(file, tensor, pieces, dim), len(out), columns, staging, put)
     return GpuPlanes(planes, number, n_rows, extent, x_bytes)
 
 
-def _plain(
+def _load_plain(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, staging: Staging
 ) -> GpuPlain:
     dtype, columns = DTYPES[tensor.type.name], pieces[0][-1]
     data = torch.empty(joined_shape(pieces, dim), dtype=dtype, device=staging.device)
-    goal = data.view(-1, *data.shape[-2:])
-    wanted = _columns(tensor, columns.start, columns.stop)
-    put = partial(_put_bytes, goal)
-    send_rows(stacks(file, tensor, pieces, dim), len(goal), wanted, staging, put)
+    out = data.view(-1, *data.shape[-2:])
+    wanted = _byte_columns(tensor, columns.start, columns.stop)
+    put = partial(_put_bytes, out)
+    send_rows(stacks(file, tensor, pieces, dim), len(out), wanted, staging, put)
     return GpuPlain(data)
 
 
 def send_bytes(raw: Bytes, staging: Staging) -> Tensor:
-    """Bytes (…, n_row, row_bytes) of the file as they are, on the device."""
+    """Copy bytes (…, n_row, row_bytes) of the file to the device unchanged; wait for them."""
     whole = torch.empty(raw.shape, dtype=torch.uint8, device=staging.device)
-    goal = whole.view(-1, *raw.shape[-2:])
+    out = whole.view(-1, *raw.shape[-2:])
     everything = slice(0, raw.shape[-1])
     stack = raw.reshape(-1, *raw.shape[-2:])
-    send_rows([(0, stack)], len(goal), everything, staging, partial(_put_bytes, goal))
+    send_rows([(0, stack)], len(out), everything, staging, partial(_put_bytes, out))
     staging.flush()
     return whole
 
@@ -118,12 +120,14 @@ def send_bytes(raw: Bytes, staging: Staging) -> Tensor:
 def send_rows(
     source: Iterable[tuple[int, Bytes]], n_matrix: int, columns: slice, staging: Staging, put: Put
 ) -> None:
-    """Bring matrices to the device, some at a time, or some rows of one.
+    """Send matrices to the device, several at a time, or some rows of one.
 
     Args:
-        source: see `engine.cpu.packing.stacks`; what follows on the same matrix are more rows.
-        n_matrix: of all together.
-        columns: the bytes of each row that are wanted.
+        source: stacks of matrices, see `engine.cpu.packing.stacks`; a later stack of the same
+            matrix holds more of its rows.
+        n_matrix: number of all matrices.
+        columns: range of bytes of each row to send.
+        put: callback for the bytes on the device.
     """
     begun = [0] * n_matrix
     for offset, stack in source:
@@ -138,7 +142,7 @@ def send_rows(
 
 
 def _chunks(shape: tuple[int, ...], n_bytes: int) -> Iterator[tuple[slice, slice]]:
-    """Whole matrices where several fit into so many bytes, else rows of each, by the tile."""
+    """Yield slices of matrices and rows that fit into a buffer: whole matrices, or whole tiles."""
     n, n_row, row_bytes = shape
     fitting = n_bytes // row_bytes
     if n_row <= fitting:
@@ -151,10 +155,10 @@ def _chunks(shape: tuple[int, ...], n_bytes: int) -> Iterator[tuple[slice, slice
             yield slice(index, index + 1), slice(first, min(n_row, first + step))
 
 
-def _columns(tensor: TensorInfo, first: int, stop: int) -> slice:
-    """The bytes of some blocks of a row."""
+def _byte_columns(tensor: TensorInfo, first: int, stop: int) -> slice:
+    """Return the range of bytes of blocks `first` to `stop` of a row."""
     return slice(first * tensor.type.type_size, stop * tensor.type.type_size)
 
 
-def _put_bytes(goal: Tensor, matrices: slice, first: int, raw: Tensor) -> None:
-    goal[matrices, first : first + raw.shape[1]] = raw.view(goal.dtype)
+def _put_bytes(out: Tensor, matrices: slice, first: int, raw: Tensor) -> None:
+    out[matrices, first : first + raw.shape[1]] = raw.view(out.dtype)

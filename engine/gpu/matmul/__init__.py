@@ -1,4 +1,4 @@
-"""Matrix products on GPUs, by the number of rows: gemv, tile GEMM, dequantise and GEMM, experts.
+"""Matrix products on GPUs: gemv, tile GEMM, GEMM after dequantising, experts, one per head.
 
 Imports `gpu.launch` and `gpu.kernels`, nothing that captures or communicates.
 """

@@ -1,8 +1,8 @@
-"""The search for better configurations of kernels on a GPU that is here; never while a model runs.
+"""Search for faster configurations of kernels on a GPU of this machine; never while a model runs.
 
-Each kernel begins with what its rule says (`configs.RULES`). Then one number after the other is
-doubled, halved, or changed by one, as long as that is faster; a configuration that cannot be
-compiled or computes something else is out. Matrices are made up but have the sizes and types of a
+Each search starts from the rule's configuration (`configs.RULES`). Then one number after the other
+is doubled, halved, or changed by one, as long as that is faster. A configuration that cannot be
+compiled or computes something else is rejected. Matrices are random, with the sizes and types of a
 model's.
 """
 
@@ -44,44 +44,46 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "rows": (1, 256), "columns": (32, 256), "step": (64, 4096), "programs_per_sm": (1, 8),
     "least_steps": (1, 16), "num_stages": (1, 5),
 }  # fmt: skip
-"""Numbers that are tried out, and how far."""
+"""Range of each number of a configuration that is searched."""
 
 BY_ONE = ("num_stages",)
-"""Those that are changed by one, and not by two."""
+"""Numbers that are changed by one instead of by a factor of two."""
 
 WORTH = 0.98
-"""A configuration is better if it takes at most so much of the time."""
+"""Largest time, relative to the best one so far, with which a configuration replaces the best."""
 
 TOKEN_COUNTS = (16, 32, 64, 128, 256)
-"""Rows of activations for which products of some rows are tried."""
+"""Numbers of rows x for which tile GEMMs are searched."""
 
 EXPERT_ROWS = (16, 32, 64, 128)
-"""Rows of one expert that are multiplied together, for which its products are tried."""
+"""Numbers of rows per expert for which grouped GEMMs are searched."""
 
 MOST_USED = 8
-"""Experts of a token, of those that a model has."""
+"""Largest number of experts per token that is assumed."""
 
 CODE_BITS = 0x3F
-"""Bytes of made-up planes have no others: so no scale among them is infinite or no number."""
+"""Bits that bytes of random planes may have; without the others no scale is infinite or NaN."""
 
 DISTINCT_BYTES = 256 << 20
-"""Of all copies of a matrix together: more than any cache of a GPU holds."""
+"""Size of all copies of a matrix together, in bytes: more than any GPU's cache holds."""
 
 MOST_COPIES = 32
+"""Largest number of copies of a matrix."""
 
 N_REPLAYS = 8
+"""Number of timed replays, of which the fastest counts."""
 
 TOLERANCE = 1e-3
-"""By how much results may differ, as a part of the largest."""
+"""Largest allowed difference of results, relative to the largest result."""
 
 
 class MatrixKind(NamedTuple):
-    """A kind of matrices of a model.
+    """Type and size of a model's matrices.
 
     Attributes:
-        type_number: the GGML type; not in `LAYOUTS` for plain numbers.
-        dtype: of those.
-        n_expert: each of which has one; 0 for a matrix that all tokens use.
+        type_number: number of the GGML type; not in `LAYOUTS` for unquantised matrices.
+        dtype: type of an unquantised matrix' elements; None for quantised ones.
+        n_expert: number of experts, each with such a matrix; 0 for a matrix that all tokens use.
     """
 
     type_number: int
@@ -92,18 +94,18 @@ class MatrixKind(NamedTuple):
 
     @property
     def n_used(self) -> int:
-        """Experts of a token."""
+        """Number of experts per token."""
         return min(MOST_USED, -(-self.n_expert // 2))
 
 
 class SearchCase(NamedTuple):
-    """What is measured: a product, and the configuration that it asks for.
+    """A product whose configuration is searched.
 
     Attributes:
         kernel: a key of `RULES`.
-        facts: what its rule wants to know.
-        matrix: what is multiplied.
-        n_token: by so many rows.
+        facts: keyword arguments of the kernel's rule.
+        matrix: type and size of the matrix.
+        n_token: number of rows x.
     """
 
     kernel: str
@@ -113,15 +115,15 @@ class SearchCase(NamedTuple):
 
 
 class ProductTimer(Protocol):
-    """Measures products, by default on the device itself."""
+    """Measures the time of products."""
 
     def seconds(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
-        """Of one of `n` products that `compute` makes."""
+        """Return the time of one of the `n` products that `compute` computes, in seconds."""
         ...
 
 
 class GraphTimer:
-    """Replays a graph of all products between two events of the device."""
+    """Measures products by replaying a CUDA graph of them between two events."""
 
     def seconds(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
         graph = capture(device, compute)
@@ -141,7 +143,7 @@ class GraphTimer:
 def tune(
     path: str | Path, devices: Sequence[str], on_progress: TuningProgress, is_cancelled: IsCancelled
 ) -> list[KernelTuning]:
-    """See `engine.measuring.kernel_tuning.tune_kernels`; the devices are GPUs."""
+    """Tune kernels as `engine.measuring.kernel_tuning.tune_kernels` says; the devices are GPUs."""
     prepare()
     with GGUFFile.open(path) as file:
         matrices = matrices_of(file)
@@ -154,10 +156,10 @@ def tune(
 
 
 def matrices_of(file: GGUFFile) -> list[MatrixKind]:
-    """The kinds of matrices of a model, each once.
+    """Return the distinct kinds of matrices of a model.
 
     Raises:
-        EngineError: it has none.
+        EngineError: the model has none that the kernels multiply.
     """
     plain_types = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
     found: dict[MatrixKind, None] = {}
@@ -174,38 +176,38 @@ def matrices_of(file: GGUFFile) -> list[MatrixKind]:
 
 
 class ConfigSearch:
-    """Finds configurations on one device.
+    """Search for configurations on one device.
 
     Args:
-        clock: measures; made-up ones serve tests.
-        is_cancelled: asked before each measurement.
+        timer: measures the products.
+        is_cancelled: cancellation check, called before each measurement.
     """
 
     def __init__(
-        self, device: torch.device, clock: ProductTimer, is_cancelled: IsCancelled
+        self, device: torch.device, timer: ProductTimer, is_cancelled: IsCancelled
     ) -> None:
-        self._device, self._clock, self._is_cancelled = device, clock, is_cancelled
+        self._device, self._timer, self._is_cancelled = device, timer, is_cancelled
         self._target = target_of(device)
 
     def run(
         self, matrices: Sequence[MatrixKind], on_progress: TuningProgress
     ) -> list[KernelTuning]:
-        """All searches; `configs` has what was found from then on, and the file, too."""
+        """Run all searches; put what they find into `configs` and into the file."""
         known = read_configs(configs_file())
         results: list[KernelTuning] = []
         done: set[Key] = set()
         steps = search_cases(matrices)
         for index, (kernel, matrix, n_token) in enumerate(steps):
-            configs.use_found(known)  # what a product asks may depend on what was found before
+            configs.use_found(known)  # a product's facts may depend on earlier findings
             facts = facts_of(kernel, self._target, matrix, n_token)
-            probe = SearchCase(kernel, facts, matrix, n_token)
-            key = key_of(self._target, probe.kernel, probe.facts)
-            on_progress(index, len(steps), f"{probe.kernel} {_words(probe.facts)}")
+            case = SearchCase(kernel, facts, matrix, n_token)
+            key = key_of(self._target, case.kernel, case.facts)
+            on_progress(index, len(steps), f"{case.kernel} {_text(case.facts)}")
             if key in done:
                 continue
             done.add(key)
             known.pop(key, None)
-            result = self._searched(probe, key, known)
+            result = self._search(case, key, known)
             results.append(result)
             if result.best_s < result.rule_s:
                 known[key] = result.config
@@ -213,9 +215,9 @@ class ConfigSearch:
         configs.use_found(known)
         return results
 
-    def _searched(self, probe: SearchCase, key: Key, known: Mapping[Key, Config]) -> KernelTuning:
-        rule = dict(RULES[probe.kernel](self._target, **probe.facts))
-        product = ProductCopies(probe, self._device)
+    def _search(self, case: SearchCase, key: Key, known: Mapping[Key, Config]) -> KernelTuning:
+        rule = dict(RULES[case.kernel](self._target, **case.facts))
+        product = ProductCopies(case, self._device)
         wanted: list[Tensor] = []
 
         def seconds_of(config: Config) -> float:
@@ -223,31 +225,32 @@ class ConfigSearch:
                 raise Cancelled("Tuning kernels")
             configs.use_found({**known, key: config})
             try:
-                (result,) = product.computed(1)
+                (result,) = product.compute_first(1)
                 wanted.append(result)
                 if not is_same(result, wanted[0]):
                     return math.inf
                 compute = product.compute
-                return self._clock.seconds(self._device, compute, product.n_copies)
+                return self._timer.seconds(self._device, compute, product.n_copies)
             except (Cancelled, KeyboardInterrupt):
                 raise
             except Exception as error:  # noqa: BLE001 compilers fail in all ways
-                log.info("%s cannot be %s: %s", probe.kernel, dict(config), error)
+                log.info("%s cannot be %s: %s", case.kernel, dict(config), error)
                 return math.inf
 
         best, best_s, rule_s, n_tried = hill_climb(rule, seconds_of)
         return KernelTuning(
-            str(self._device), probe.kernel, dict(probe.facts), rule_s, best_s, dict(best), n_tried
+            str(self._device), case.kernel, dict(case.facts), rule_s, best_s, dict(best), n_tried
         )
 
 
 def hill_climb(
     start: Config, seconds_of: Callable[[Config], float]
 ) -> tuple[Config, float, float, int]:
-    """Go from one configuration to its best neighbour until none is better.
+    """Move from a configuration to a faster neighbour until none is faster.
 
     Returns:
-        The best one, its seconds, those of the first one, and how many were measured.
+        The best configuration, its time and that of `start` in seconds, and the number of
+        configurations measured.
     """
     tried = {_frozen(start): seconds_of(start)}
     best, best_s = start, tried[_frozen(start)]
@@ -265,7 +268,7 @@ def hill_climb(
 
 
 def neighbours(config: Config) -> Iterator[dict[str, int]]:
-    """Configurations that differ in one number, by one step."""
+    """Yield the configurations that differ in one number, by one step."""
     for name, (least, most) in BOUNDS.items():
         if name not in config:
             continue
@@ -280,10 +283,11 @@ def _frozen(config: Config) -> tuple[tuple[str, int], ...]:
 
 
 def search_cases(matrices: Iterable[MatrixKind]) -> list[tuple[str, MatrixKind, int]]:
-    """What to measure for a model, large matrices first where several ask the same.
+    """Return the products to search for a model, large matrices first where several have one key.
 
     Returns:
-        Kernels, matrices and rows of activations; parts are chosen after all else of few rows.
+        Kernels, matrices and numbers of rows x; gemv's parts ("few_parts") come after its other
+        numbers, on which they depend.
     """
     ordered = sorted(matrices, key=lambda matrix: -matrix.n_rows * matrix.n_columns)
     planes = [matrix for matrix in ordered if matrix.dtype is None and not matrix.n_expert]
@@ -300,7 +304,7 @@ def search_cases(matrices: Iterable[MatrixKind]) -> list[tuple[str, MatrixKind, 
 
 
 def facts_of(kernel: str, target: KernelTarget, matrix: MatrixKind, n_token: int) -> dict[str, int]:
-    """What the rule of a kernel wants to know of a product."""
+    """Return the keyword arguments of a kernel's rule for a product."""
     n_rows, n_columns = matrix.n_rows, matrix.n_columns
     if matrix.dtype is not None:
         return {"n_token": n_token, "n_rows": n_rows, "n_columns": n_columns}
@@ -316,15 +320,16 @@ def facts_of(kernel: str, target: KernelTarget, matrix: MatrixKind, n_token: int
 
 
 class ProductCopies:
-    """Products with copies of a made-up matrix, as many as no cache holds.
+    """Products with copies of a random matrix, so many that no cache holds them all.
 
     Attributes:
-        n_copies: of the matrix; where it has experts, of tokens that use other ones.
+        n_copies: number of copies of the matrix; of a matrix with experts, number of groups of
+            tokens that use different experts.
     """
 
-    def __init__(self, probe: SearchCase, device: torch.device) -> None:
-        matrix, n_token = probe.matrix, probe.n_token
-        first = _made_up(matrix, device)
+    def __init__(self, case: SearchCase, device: torch.device) -> None:
+        matrix, n_token = case.matrix, case.n_token
+        first = _random_weight(matrix, device)
         n_bytes = first.planes.nbytes if isinstance(first, GpuPlanes) else first.nbytes
         if matrix.n_expert:
             n_bytes = n_bytes * min(n_token * matrix.n_used, matrix.n_expert) // matrix.n_expert
@@ -336,18 +341,18 @@ class ProductCopies:
                 groups = _groups(matrix, n_token, device)
                 self._products.append(partial(experts.grouped, first, groups.rows(x), groups))
             else:
-                weight = _made_up(matrix, device) if index else first
-                self._products.append(partial(_multiplied, probe.kernel, x, weight))
+                weight = _random_weight(matrix, device) if index else first
+                self._products.append(partial(_multiply, case.kernel, x, weight))
 
     def compute(self) -> list[Tensor]:
-        """One product with each copy."""
-        return self.computed(self.n_copies)
+        """Compute one product with each copy."""
+        return self.compute_first(self.n_copies)
 
-    def computed(self, n: int) -> list[Tensor]:
-        """Products with the first n copies.
+    def compute_first(self, n: int) -> list[Tensor]:
+        """Compute products with the first n copies.
 
         Raises:
-            ValueError: no kernel serves.
+            ValueError: no kernel serves the product.
         """
         results = [product() for product in self._products[:n]]
         found = [result for result in results if result is not None]
@@ -356,14 +361,14 @@ class ProductCopies:
         return found
 
 
-def _multiplied(kernel: str, x: Tensor, weight: GpuPlanes | Tensor) -> Tensor | None:
+def _multiply(kernel: str, x: Tensor, weight: GpuPlanes | Tensor) -> Tensor | None:
     if isinstance(weight, Tensor):
         return unquantised.product(x, weight)
     return tile_gemm.product(x, weight) if kernel == "many" else gemv.product(x, weight)
 
 
 def _groups(matrix: MatrixKind, n_token: int, device: torch.device) -> DeviceGroups:
-    """Experts of tokens, by chance."""
+    """Assign random experts to tokens."""
     logits = torch.randn(n_token, matrix.n_expert, device=device)
     found = assign(Routing(matrix.n_expert, matrix.n_used), logits, None)
     if found is None:
@@ -371,7 +376,7 @@ def _groups(matrix: MatrixKind, n_token: int, device: torch.device) -> DeviceGro
     return found[1]
 
 
-def _made_up(matrix: MatrixKind, device: torch.device) -> GpuPlanes | Tensor:
+def _random_weight(matrix: MatrixKind, device: torch.device) -> GpuPlanes | Tensor:
     if matrix.dtype is not None:
         numbers = torch.randn(matrix.n_rows, matrix.n_columns, device=device)
         return numbers.to(matrix.dtype)
@@ -384,9 +389,9 @@ def _made_up(matrix: MatrixKind, device: torch.device) -> GpuPlanes | Tensor:
 
 
 def is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether two results differ by no more than an order of sums does; only here it is read."""
+    """Return whether two results agree up to the order of their sums; reads them back."""
     return bool((a - b).abs().max() <= TOLERANCE * b.abs().max())
 
 
-def _words(facts: Mapping[str, Any]) -> str:
+def _text(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -1,7 +1,7 @@
-"""Products of many rows by the vendor's library, from weights in F16 or BF16.
+"""GEMM of many rows by the vendor's library, on weights dequantised to F16 or BF16.
 
-Sums are F32. Weights in planes are turned into short numbers some rows at a time, into memory that
-is used again; on cards with a large cache they never leave it.
+Sums are F32. Some rows of weights are dequantised at a time, into a scratch buffer that is reused;
+on cards with a large cache it never leaves the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def product(x: Tensor, weight: PlaneMatrix) -> Tensor:
-    """`x Wᵀ` for x (T, n_in) in F32; (T, n_rows) in F32."""
+    """Return `x Wᵀ` (T, n_rows) in F32 for x (T, n_in) in F32."""
     dtype = half_dtype(x.device)
     numbers, scale = to_half(x, dtype)
     y = torch.empty(x.shape[0], weight.n_rows, device=x.device)
@@ -39,7 +39,11 @@ def product(x: Tensor, weight: PlaneMatrix) -> Tensor:
 
 
 def unquantised_product(x: Tensor, data: Tensor) -> Tensor:
-    """The same with a matrix (n_out, n_in) in F32, F16 or BF16."""
+    """Return `x Wᵀ` (T, n_out) in F32 for x (T, n_in) in F32.
+
+    Args:
+        data: the matrix W (n_out, n_in), in F32, F16 or BF16.
+    """
     if data.dtype == torch.float32:
         return torch.mm(x, data.T)
     dtype = half_dtype(x.device) if data.dtype == torch.bfloat16 else data.dtype
@@ -53,19 +57,23 @@ def unquantised_product(x: Tensor, data: Tensor) -> Tensor:
 
 
 def chunk_rows(n_columns: int) -> int:
-    """How many rows of so many columns are turned into short numbers at a time."""
+    """Return the number of rows, of `n_columns` columns each, to dequantise at a time."""
     return max(TILE, DEVICE_CHUNK // max(1, n_columns) // TILE * TILE)
 
 
 def half_dtype(device: torch.device) -> torch.dtype:
-    """What operands of tensor cores are: BF16 where the device has it."""
+    """Return the type of tensor-core operands: BF16 where the device has it, else F16."""
     target = target_of(device)
     is_old = target.maker == "nvidia" and target.capability < 80
     return torch.float16 if is_old else torch.bfloat16
 
 
 def to_half(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Rows x (T, n) in F16 or BF16, and what products of them are to be multiplied with, (T, 1)."""
+    """Round rows x (T, n) to F16 or BF16.
+
+    Returns:
+        The rounded rows, and factors (T, 1) on their products; None for BF16, which needs none.
+    """
     if dtype != torch.float16:
         return x.to(dtype), None
     scale = f16_row_scale(x)
@@ -73,30 +81,30 @@ def to_half(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
 
 
 def f16_row_scale(x: Tensor) -> Tensor:
-    """What rows x (T, n) are divided by before they become F16, which ends at 65504: (T, 1).
+    """Return divisors (T, 1) that bring rows x (T, n) into the range of F16, which ends at 65504.
 
-    A power of two from a row's largest number on.
+    A row's divisor is the smallest power of two not below its largest magnitude.
     """
     largest = x.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
     return largest.log2().ceil().exp2()
 
 
 SMALLEST = 2.0**-100
-"""What rows of zeros are divided by; 1 / SMALLEST is finite."""
+"""Least divisor, for rows of zeros; its inverse is finite."""
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """`out = a b` in F32, for a (T, k) and b (k, n) in F16 or BF16."""
+    """Compute `out = a b` in F32, for a (T, k) and b (k, n) in F16 or BF16."""
     if a.device.type == "cpu":
         out.copy_(torch.mm(a.float(), b.float()))
-    elif torch.version.hip:  # whose library rounds what it writes
+    elif torch.version.hip:  # AMD's library rounds results to the operands' type
         out.copy_(torch.mm(a, b))
     else:
         torch.mm(a, b, out_dtype=torch.float32, out=out)
 
 
 def batched_multiply(a: Tensor, b: Tensor) -> Tensor:
-    """The same for several, `a b` in F32, for a (n, T, k) and b (n, k, m) of the same type."""
+    """Return `a b` in F32 for each pair of a (n, T, k) and b (n, k, m), of one type."""
     if a.dtype == torch.float32 or a.device.type == "cpu":
         return torch.bmm(a.float(), b.float())
     if torch.version.hip:

@@ -1,4 +1,4 @@
-"""Rows of planes as numbers: for products of many rows by torch, and for looking up tokens."""
+"""Dequantised rows of matrices in planes, for GEMM by torch and for embedding look-ups."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from engine.quants.extent import Extent
 
 BLOCKS = 8
-"""Of 32 columns, that a program turns into numbers, for 16 rows."""
+"""Number of blocks of 32 columns that a program dequantises, of 16 rows each."""
 
 BLOCKS_OF_ROW = 32
-"""The same for one row."""
+"""Number of blocks of 32 columns that a program of a look-up dequantises, of one row."""
 
 
 def dequantise_rows(
     planes: Tensor, type_number: int, extent: Extent, n_rows: int, first: int, n: int,
     dtype: torch.dtype, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Rows `first` to `first + n` of a matrix; in F32 bit-equal to the dequantised file.
+    """Dequantise rows `first` to `first + n` of a matrix; in F32 bit-equal to the dequantised file.
 
     Args:
-        planes: uint8 (n_tile, tile_bytes), of one matrix.
-        n_rows: of the matrix.
+        planes: planes of one matrix, uint8 (n_tile, tile_bytes).
+        n_rows: number of rows of the matrix.
         dtype: F32, F16 or BF16; the latter are rounded to the nearest.
-        out: (n, extent.n_columns) of `dtype` without gaps, to fill and return.
+        out: contiguous output (n, extent.n_columns) of `dtype`; None to allocate one.
     """
     assert 0 <= first <= first + n <= n_rows, "there are no such rows"
     if out is None:
@@ -47,11 +47,11 @@ def dequantise_rows(
 
 
 def look_up(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: Tensor) -> Tensor:
-    """Rows `ids` (T,) of a matrix as (T, extent.n_columns) in F32; zeros where there is none.
+    """Return rows `ids` (T,) of a matrix as F32 (T, extent.n_columns).
 
     Args:
-        planes: uint8 (n_tile, tile_bytes), of one matrix.
-        n_rows: of the matrix; ids may be any numbers.
+        planes: planes of one matrix, uint8 (n_tile, tile_bytes).
+        n_rows: number of rows of the matrix; ids out of range give rows of zeros.
     """
     out = torch.empty(len(ids), extent.n_columns, device=planes.device)
     launch(

@@ -1,7 +1,7 @@
-"""Products with the matrices of routed experts, by kernels that find each row's expert themselves.
+"""Products with the matrices of routed experts; the kernels look up each row's expert.
 
-Rows of few tokens are multiplied one by one, so that a row has the same bits alone and among
-others; those of many in blocks of one expert each, by tensor cores.
+Rows of few tokens are multiplied one by one (gemv), so that a row has the same bits alone and among
+others; rows of many tokens in blocks of one expert each, by tensor cores (grouped GEMM).
 """
 
 from __future__ import annotations
@@ -32,20 +32,23 @@ if TYPE_CHECKING:
 __all__ = ["assign", "ffn", "grouped", "sum_of_experts"]
 
 PLAIN_ROWS, PLAIN_STEP = 4, 512
-"""Of a matrix that is not in planes, for each program of one row."""
+"""Matrix rows of a gemv program, and columns per step, for matrices in F16, BF16 or F32."""
 
-SHORT_STEP = 1024
+HALF_STEP = 1024
+"""Number of columns that a program rounds to F16 or BF16."""
 
 UNIT = 16
-"""Columns, of which threads may then read several at once."""
+"""Number of columns that sizes are multiples of, so that threads may load several at once."""
 
 
 class ExpertMatrices(NamedTuple):
-    """One matrix for each expert, and what is done with its products; see `ExpertLayer`.
+    """One matrix for each expert, with scale and bias of its products; see `ExpertLayer`.
 
     Attributes:
-        planes: uint8 (n_expert, n_tile, tile_bytes) of them; or None.
-        data: (n_expert, n_rows, n_columns) in F16, BF16 or F32, if they are not in planes.
+        planes: matrices in planes, uint8 (n_expert, n_tile, tile_bytes); or None.
+        data: matrices in F16, BF16 or F32 (n_expert, n_rows, n_columns); None if in planes.
+        scale: factor on each expert's products, (n_expert,), F32; or None.
+        bias: summand of each expert's products, (n_expert, n_rows), F32; or None.
     """
 
     planes: PlaneMatrix | None
@@ -57,7 +60,7 @@ class ExpertMatrices(NamedTuple):
     def of(
         cls, weight: object, scale: Tensor | None = None, bias: Tensor | None = None
     ) -> ExpertMatrices | None:
-        """What kernels can read of a weight; None if that is nothing."""
+        """Return the matrices of a weight; None if the kernels cannot read it."""
         held = getattr(weight, "planes", getattr(weight, "data", None))
         if not isinstance(held, Tensor) or held.dim() != 3 or not held.is_contiguous():
             return None
@@ -67,7 +70,7 @@ class ExpertMatrices(NamedTuple):
 
     @property
     def held(self) -> Tensor:
-        """What kernels read."""
+        """Tensor that the kernels read."""
         if self.planes is not None:
             return self.planes.planes
         assert self.data is not None, "weights are in planes or plain"
@@ -75,11 +78,12 @@ class ExpertMatrices(NamedTuple):
 
     @property
     def n_rows(self) -> int:
+        """Number of rows of each matrix."""
         return self.held.shape[1] if self.planes is None else self.planes.n_rows
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What matrices must share to be multiplied by one kernel."""
+        """Key of matrices that one launch can multiply: type, layout and sizes."""
         layout: tuple[object, ...] = (self.held.dtype,)
         if self.planes is not None:
             layout = (self.planes.type_number, self.planes.extent, self.planes.x_bytes)
@@ -87,12 +91,13 @@ class ExpertMatrices(NamedTuple):
 
 
 class ExpertInput(NamedTuple):
-    """What is multiplied.
+    """Rows that are multiplied, and their experts.
 
     Attributes:
-        x: F32, without gaps.
-        per_row: so many rows of the groups share a row of x, pair by pair, such as the experts of
-            a token; 0 if x has the rows of the groups.
+        x: rows, contiguous F32.
+        groups: the rows of each expert.
+        per_row: number of group rows that share a row of x, such as the experts of a token; 0 if
+            x has one row for each row of the groups.
     """
 
     x: Tensor
@@ -101,12 +106,12 @@ class ExpertInput(NamedTuple):
 
 
 def grouped(weight: object, x: Tensor, groups: Groups) -> Tensor | None:
-    """See `engine.ops.weights.Weight.grouped`; None where the kernels do not serve."""
+    """Compute `engine.ops.weights.Weight.grouped`; return None where the kernels do not serve."""
     matrix = ExpertMatrices.of(weight)
     if matrix is None or not isinstance(groups, DeviceGroups) or x.dtype != torch.float32:
         return None
     per_row = 0
-    if groups.are_pairs and x.stride(0) == 0:  # one token, the same for all its experts
+    if groups.are_pairs and x.stride(0) == 0:  # one token, expanded for all its experts
         x, per_row = x[:1], groups.n_row
     return products([matrix], ExpertInput(x.contiguous(), groups, per_row))[0]
 
@@ -120,7 +125,7 @@ def ffn(
     groups: Groups,
     factors: Tensor | None = None,
 ) -> Tensor | None:
-    """See `ReferenceOps.experts`; None where the kernels do not serve."""
+    """Compute `ReferenceOps.experts`; return None where the kernels do not serve."""
     layers = [layer for layer in (gate, up, down) if layer is not None]
     found = [ExpertMatrices.of(layer.weight, layer.scale, layer.bias) for layer in layers]
     matrices = [matrix for matrix in found if matrix is not None]
@@ -135,62 +140,62 @@ def ffn(
         inner = list(inner[0].chunk(2, dim=-1))
     if groups.are_pairs and last.planes is not None:
         rows = _quantised_inner(act, inner, last.planes)
-        return _planes_rows([last], last.planes, rows, groups, 0)[0]
+        return _planes_gemv([last], last.planes, rows, groups, 0)[0]
     y = elementwise.activate(act, inner[0]) if gate is None else elementwise.gated(act, *inner)
     return None if y is None else products([last], ExpertInput(y, groups, 0))[0]
 
 
 def products(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
-    """`x Wᵀ * scale + bias` for each of up to two matrices with as many rows.
+    """Return `x Wᵀ * scale + bias` of up to two matrices of equally many rows.
 
     Returns:
-        (matrices, n_row, n_rows), F32.
+        F32 (matrices, n_row, n_rows).
     """
     if len({matrix.kind for matrix in matrices}) > 1:
         return torch.cat([products([matrix], given) for matrix in matrices])
     if not given.groups.are_pairs:
-        return _block_products(matrices, given)
+        return _grouped_gemm(matrices, given)
     weight = matrices[0].planes
     if weight is None:
-        return _plain_rows(matrices, given)
+        return _plain_gemv(matrices, given)
     rows = quantise(given.x, weight.extent, weight.x_bytes)
-    return _planes_rows(matrices, weight, rows, given.groups, given.per_row)
+    return _planes_gemv(matrices, weight, rows, given.groups, given.per_row)
 
 
-def _planes_rows(
+def _planes_gemv(
     matrices: Sequence[ExpertMatrices],
     weight: PlaneMatrix,
     rows: QuantisedRows,
     groups: DeviceGroups,
     per_row: int,
 ) -> Tensor:
-    """Of few tokens; all matrices in planes of one kind, as `weight` is."""
+    """Multiply the rows of few tokens by matrices in planes, all of the kind of `weight`."""
     n_blocks, n_tile = weight.extent.n_blocks, n_tiles(weight.n_rows)
     target = target_of(rows.numbers.device)
     config = config_of(target, "expert_rows", n_blocks=n_blocks)
     out = rows.facts.new_empty(len(matrices), groups.n_row, weight.n_rows, dtype=torch.float32)
     launch(
         expert_gemv.planes_rows, (n_tile, groups.n_row, len(matrices)),
-        *_followed(matrices, out), out, groups.expert_of, rows.numbers, rows.facts, n_tile,
+        *_operands(matrices, out), out, groups.expert_of, rows.numbers, rows.facts, n_tile,
         weight.n_rows, max(1, per_row), weight.planes.shape[-1], n_blocks, weight.extent.skip,
         num_warps=config["num_warps"], ITEMS=config["num_warps"] * WARP, UNROLL=config["unroll"],
-        X_BYTES=rows.x_bytes, ASM=target.has_asm, **_what_follows(matrices[0]),
+        X_BYTES=rows.x_bytes, ASM=target.has_asm, **_epilogue_constants(matrices[0]),
         **constants_of(weight.type_number),
     )  # fmt: skip
     return out
 
 
-def _plain_rows(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
-    """Of few tokens; all matrices as they stand in files, of one type and size."""
+def _plain_gemv(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
+    """Multiply the rows of few tokens by matrices in F16, BF16 or F32, of one type and size."""
     x, groups, per_row = given
     n_rows, n_columns = matrices[0].n_rows, x.shape[1]
-    unit = _unit(n_columns)
+    unit = _common_unit(n_columns)
     out = x.new_empty(len(matrices), groups.n_row, n_rows)
     launch(
         expert_gemv.plain_rows, (-(-n_rows // PLAIN_ROWS), groups.n_row, len(matrices)),
-        *_followed(matrices, out), out, groups.expert_of, x, n_rows, n_columns // unit,
+        *_operands(matrices, out), out, groups.expert_of, x, n_rows, n_columns // unit,
         max(1, per_row), ROWS=PLAIN_ROWS, STEP=min(PLAIN_STEP, elementwise.power_of_two(n_columns)),
-        UNIT=unit, **_what_follows(matrices[0]),
+        UNIT=unit, **_epilogue_constants(matrices[0]),
     )  # fmt: skip
     return out
 
@@ -198,7 +203,7 @@ def _plain_rows(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tenso
 def _quantised_inner(
     act: Activation, found: Sequence[Tensor], weight: PlaneMatrix
 ) -> QuantisedRows:
-    """The activation of gate and up, or of one alone, as the last matrix reads it."""
+    """Return the activation of gate and up, or of one alone, quantised for the last matrix."""
     first, second, extent = found[0], found[-1], weight.extent
     x_bytes = 0 if target_of(first.device).arithmetic == "numbers" else weight.x_bytes
     nothing = torch.empty(0, dtype=torch.int32, device=first.device)  # no tile is shared
@@ -212,14 +217,14 @@ def _quantised_inner(
     return rows
 
 
-def _block_products(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
-    """Of many tokens; all matrices of one kind."""
+def _grouped_gemm(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
+    """Multiply the rows of many tokens by matrices of one kind."""
     groups, weight, n_rows = given.groups, matrices[0].planes, matrices[0].n_rows
     target = target_of(given.x.device)
-    x, x_scale = _shortened(given.x, matrices[0])
+    x, x_scale = _to_half(given.x, matrices[0])
     out = given.x.new_empty(len(matrices), groups.n_row, n_rows)
-    places: list[Tensor | int] = [
-        *_followed(matrices, out), out, groups.table, groups.pair_of, x,
+    args: list[Tensor | int] = [
+        *_operands(matrices, out), out, groups.table, groups.pair_of, x,
         x if x_scale is None else x_scale, groups.n_row, n_rows,
     ]  # fmt: skip
     constants = {
@@ -227,7 +232,7 @@ def _block_products(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> T
         "ROWS": groups.block_rows,
         "N_USED": given.per_row,
         "IS_INTERPRETED": target.maker == "interpreter",
-        **_what_follows(matrices[0]),
+        **_epilogue_constants(matrices[0]),
     }
     config = config_of(target, "expert_blocks", rows=groups.block_rows)
     columns, num_stages = config["columns"], config["num_stages"]
@@ -235,38 +240,39 @@ def _block_products(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> T
     if weight is not None:
         launch(
             expert_gemm.planes_product, grid,
-            *places, weight.planes.shape[-1], n_tiles(n_rows), weight.extent.n_blocks,
+            *args, weight.planes.shape[-1], n_tiles(n_rows), weight.extent.n_blocks,
             weight.extent.skip, num_warps=config["num_warps"], num_stages=num_stages,
             COLUMNS=columns, BLOCKS=config["blocks"], **constants,
             **constants_of(weight.type_number),
         )  # fmt: skip
     else:
-        unit = _unit(given.x.shape[1])
+        unit = _common_unit(given.x.shape[1])
         step = 16 if x.dtype == torch.float32 else config["blocks"] * BLOCK
         launch(
             expert_gemm.plain_product, grid,
-            *places, given.x.shape[1] // unit, num_warps=config["num_warps"], num_stages=num_stages,
+            *args, given.x.shape[1] // unit, num_warps=config["num_warps"], num_stages=num_stages,
             COLUMNS=columns, STEP=step, UNIT=unit,
             PRECISION=target.dot_precision, **constants,
         )  # fmt: skip
     return out
 
 
-def _shortened(x: Tensor, matrix: ExpertMatrices) -> tuple[Tensor, Tensor | None]:
-    """Rows as tensor cores multiply them with a matrix, and the factor on their products."""
-    short = half_dtype(x.device)
+def _to_half(x: Tensor, matrix: ExpertMatrices) -> tuple[Tensor, Tensor | None]:
+    """Return rows in the type in which tensor cores multiply them, and factors on the products."""
+    half = half_dtype(x.device)
     if matrix.planes is not None:
         extent = matrix.planes.extent
-        dtype, lead, width = short, extent.lead, extent.n_blocks * BLOCK
+        dtype, lead, width = half, extent.lead, extent.n_blocks * BLOCK
     else:
         dtype, lead, width = matrix.held.dtype, 0, x.shape[1]
-        if dtype == torch.bfloat16 != short:
+        if dtype == torch.bfloat16 != half:
             dtype = torch.float32
     if dtype == torch.float32:
         return x, None
     scale = f16_row_scale(x) if dtype == torch.float16 else None
     out = torch.empty(x.shape[0], width, dtype=dtype, device=x.device)
-    size, unit = min(SHORT_STEP, elementwise.power_of_two(width)), _unit(lead, x.shape[1], width)
+    size = min(HALF_STEP, elementwise.power_of_two(width))
+    unit = _common_unit(lead, x.shape[1], width)
     launch(
         expert_gemm.shorten, (x.shape[0], -(-width // size)),
         x, x if scale is None else scale, out, *(n // unit for n in (lead, x.shape[1], width)),
@@ -275,21 +281,21 @@ def _shortened(x: Tensor, matrix: ExpertMatrices) -> tuple[Tensor, Tensor | None
     return out, scale
 
 
-def _unit(*sizes: int) -> int:
-    """What kernels may know that sizes are multiples of."""
+def _common_unit(*sizes: int) -> int:
+    """Return a number that all sizes are multiples of, which kernels are compiled for."""
     return UNIT if all(size % UNIT == 0 for size in sizes) else 1
 
 
-def _followed(matrices: Sequence[ExpertMatrices], other: Tensor) -> list[Tensor]:
-    """Matrices, scales and biases as kernels take them, two of each.
+def _operands(matrices: Sequence[ExpertMatrices], other: Tensor) -> list[Tensor]:
+    """Return two matrices, two scales and two biases, as the kernels take them.
 
     Args:
-        other: in place of what there is not.
+        other: any tensor, in place of missing scales and biases.
     """
     pair = (matrices[0], matrices[-1])
     scales = [other if m.scale is None else m.scale for m in pair]
     return [*(m.held for m in pair), *scales, *(other if m.bias is None else m.bias for m in pair)]
 
 
-def _what_follows(matrix: ExpertMatrices) -> Mapping[str, Any]:
+def _epilogue_constants(matrix: ExpertMatrices) -> Mapping[str, Any]:
     return {"HAS_SCALE": matrix.scale is not None, "HAS_BIAS": matrix.bias is not None}

@@ -1,4 +1,4 @@
-"""Products of one to eight rows with quantised matrices, as they are needed token by token.
+"""Gemv: products of one to eight rows with quantised matrices, as decode needs them.
 
 A row's result has the same bits alone and among others, and in whatever launch it is computed.
 """
@@ -34,35 +34,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_TOGETHER = 3
-"""Matrices of one launch."""
+"""Largest number of matrices in one launch."""
 
 
 def product(
     x: Tensor, weight: PlaneMatrix, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor | None:
-    """`x Wᵀ + bias + residual`; None where the kernel does not serve.
+    """Return `x Wᵀ + bias + residual` (n, n_rows) in F32; None where the kernel does not serve.
 
     Args:
-        x: (n, extent.n_columns), F32.
-        bias: (n_rows,), F32.
-        residual: (n, n_rows), F32.
-
-    Returns:
-        (n, n_rows), F32.
+        x: rows (n, extent.n_columns), F32.
+        bias: summand of each row, (n_rows,), F32.
+        residual: summand (n, n_rows), F32.
     """
     if not serves(x, [weight]) or not all(is_plain(t) for t in (bias, residual) if t is not None):
         return None
     rows = quantise(x, weight.extent, weight.x_bytes)
-    return _launched(rows, [weight], [bias], residual)[0]
+    return _launch_products(rows, [weight], [bias], residual)[0]
 
 
 def products(
     x: Tensor, weights: Sequence[PlaneMatrix], biases: Sequence[Tensor | None] = ()
 ) -> list[Tensor] | None:
-    """`x Wᵀ + bias` of several matrices, x rounded once for all that are cut alike.
+    """Multiply x by several matrices, quantising x once for each distinct extent.
 
     Args:
-        biases: one for each matrix, or none at all.
+        biases: one bias or None for each matrix; or empty.
+
+    Returns:
+        `x Wᵀ + bias` of each matrix; None where the kernel does not serve.
     """
     if not serves(x, weights) or not all(bias is None or is_plain(bias) for bias in biases):
         return None
@@ -79,7 +79,7 @@ def products(
             rows[weight.extent, weight.x_bytes] = quantise(x, weight.extent, weight.x_bytes)
         for start in range(0, len(group), MOST_TOGETHER):
             some = group[start : start + MOST_TOGETHER]
-            results = _launched(
+            results = _launch_products(
                 rows[weight.extent, weight.x_bytes],
                 [weights[n] for n in some], [biases[n] for n in some], None,
             )  # fmt: skip
@@ -88,9 +88,10 @@ def products(
 
 
 def gated(x: Tensor, gate: PlaneMatrix, up: PlaneMatrix, act: Activation) -> Tensor | None:
-    """`act(x gateᵀ) * (x upᵀ)`, see `ReferenceOps.gated`; None where the kernel does not serve.
+    """Return `act(x gateᵀ) * (x upᵀ)`, see `ReferenceOps.gated`.
 
-    Whole blocks of results are rounded by who computes them, for the product that comes next.
+    The kernel also quantises results that fill whole blocks, for the next product. None where it
+    does not serve.
     """
     is_alike = (gate.type_number, gate.extent, gate.n_rows) == (
         up.type_number, up.extent, up.n_rows
@@ -98,7 +99,7 @@ def gated(x: Tensor, gate: PlaneMatrix, up: PlaneMatrix, act: Activation) -> Ten
     if not is_alike or not serves(x, [gate, up]):
         return None
     rows = quantise(x, gate.extent, gate.x_bytes)
-    m, config, (n_parts,) = _cut(rows, [gate])
+    m, config, (n_parts,) = _launch_shape(rows, [gate])
     out = torch.empty(rows.n_row, gate.n_rows, device=x.device)
     n_program = n_tiles(gate.n_rows) * n_parts
     inner = allocate_rows(rows.n_row, Extent.of(0, gate.n_rows), rows.x_bytes, rows.counters)
@@ -115,7 +116,7 @@ def gated(x: Tensor, gate: PlaneMatrix, up: PlaneMatrix, act: Activation) -> Ten
 
 
 def serves(x: Tensor, weights: Sequence[PlaneMatrix]) -> bool:
-    """Whether rows x can be multiplied with all of these matrices."""
+    """Return whether the kernels can multiply rows x with all of these matrices."""
     return (
         is_plain(x)
         and x.dim() == 2
@@ -131,15 +132,15 @@ def serves(x: Tensor, weights: Sequence[PlaneMatrix]) -> bool:
     )
 
 
-def _launched(
+def _launch_products(
     rows: QuantisedRows,
     weights: Sequence[PlaneMatrix],
     biases: Sequence[Tensor | None],
     residual: Tensor | None,
 ) -> list[Tensor]:
-    """Up to three matrices of one type and extent, all of them with a bias or none."""
+    """Multiply rows by up to three matrices of one type and extent, all with a bias or none."""
     first = weights[0]
-    m, config, parts = _cut(rows, weights)
+    m, config, parts = _launch_shape(rows, weights)
     device = first.planes.device
     outs = [torch.empty(rows.n_row, weight.n_rows, device=device) for weight in weights]
     n_program = sum(n_tiles(w.n_rows) * n for w, n in zip(weights, parts, strict=True))
@@ -147,20 +148,22 @@ def _launched(
     has_bias = biases[0] is not None
     launch(
         gemv.products, (n_program,),
-        *_filled([weight.planes for weight in weights]), *_filled(outs),
-        *_filled([out if bias is None else bias for out, bias in zip(outs, biases, strict=True)]),
+        *_padded([weight.planes for weight in weights]), *_padded(outs),
+        *_padded([out if bias is None else bias for out, bias in zip(outs, biases, strict=True)]),
         outs[0] if residual is None else residual, rows.numbers, rows.facts, scratch, rows.counters,
-        *_filled([weight.n_rows for weight in weights]), *_filled(parts), rows.n_row,
+        *_padded([weight.n_rows for weight in weights]), *_padded(parts), rows.n_row,
         first.planes.shape[-1], first.extent.n_blocks, first.extent.skip, COUNT=len(weights), M=m,
         HAS_BIAS=has_bias, HAS_RESIDUAL=residual is not None, **_constants(rows, first, config),
     )  # fmt: skip
     return outs
 
 
-def _cut(rows: QuantisedRows, weights: Sequence[PlaneMatrix]) -> tuple[int, Config, list[int]]:
-    """Rows that are computed, how programs are cut up, and parts of each matrix' tiles.
+def _launch_shape(
+    rows: QuantisedRows, weights: Sequence[PlaneMatrix]
+) -> tuple[int, Config, list[int]]:
+    """Return the number of rows computed, the configuration, and each matrix' parts per tile.
 
-    What a result's bits depend on, warps and parts, follows from each matrix alone.
+    Warps and parts, on which a result's bits depend, follow from each matrix alone.
     """
     target = target_of(rows.numbers.device)
     n_blocks = weights[0].extent.n_blocks
@@ -180,7 +183,7 @@ def _cut(rows: QuantisedRows, weights: Sequence[PlaneMatrix]) -> tuple[int, Conf
 
 
 def _constants(rows: QuantisedRows, weight: PlaneMatrix, config: Config) -> dict[str, Any]:
-    """What all kernels of few rows are compiled for."""
+    """Return the constants that the gemv kernels have in common."""
     return {
         "ITEMS": config["num_warps"] * WARP,
         "UNROLL": config["unroll"],
@@ -192,10 +195,10 @@ def _constants(rows: QuantisedRows, weight: PlaneMatrix, config: Config) -> dict
 
 
 def _scratch(n_program: int, n_sums: int, like: Tensor) -> Tensor:
-    """Memory for the sums of parts; any tensor where there are none."""
+    """Allocate memory for partial sums; any tensor serves where there are none."""
     return like.new_empty(n_program, n_sums, TILE) if n_program else like
 
 
-def _filled(things: Sequence[T]) -> list[T]:
-    """As many as the kernel has parameters for, the last one again."""
+def _padded(things: Sequence[T]) -> list[T]:
+    """Return `MOST_TOGETHER` things, the last one repeated, for the kernel's parameters."""
     return [*things, *[things[-1]] * (MOST_TOGETHER - len(things))]

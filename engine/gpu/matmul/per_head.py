@@ -1,6 +1,6 @@
-"""Products with one matrix for each head, as attention over latents has them.
+"""Products with one matrix for each head, as multi-head latent attention needs them.
 
-Few rows are multiplied by kernels that read planes, many by the vendor's library.
+Up to 8 rows are multiplied by kernels that read planes (gemv), more by the vendor's library (GEMM).
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ if TYPE_CHECKING:
     from engine.gpu.matmul.planes import PlaneMatrix
 
 MOST_ROWS = 8
+"""Largest number of rows x that the gemv kernels serve."""
 
 WORDS = 64
-"""Of the plane `low`, that a program multiplies at a time with a tile."""
+"""Number of words of the plane `low` that a program of `x Wᵀ` reads at a time, of each row."""
 
 WORDS_TRANSPOSED, NUMBERS_TRANSPOSED = 16, 512
-"""The same the other way round, with some rows of each column of a word: there, each number has a
-sum of its own, which a thread must hold."""
+"""Number of words of the plane `low` that a program of `x W` reads at a time, of each row, and of
+sums that it holds for each of them: there every weight of a word has a sum of its own."""
 
 ROWS, COLUMNS = 4, 256
-"""Of plain matrices."""
+"""Rows and columns of an unquantised matrix that a program of `x Wᵀ` reads at a time."""
 
 PLAIN_ROWS, PLAIN_COLUMNS = 16, 64
-"""Of plain matrices the other way round."""
+"""Rows and columns of an unquantised matrix that a program of `x W` reads at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadMatrices:
-    """One matrix for each head, of which some rows count.
+    """A range of rows of one matrix for each head.
 
     Attributes:
-        data: planes (n_head, n_tile, tile_bytes), or numbers (n_head, n_rows, n_columns).
-        type_number: the GGML type; None if these are no planes.
-        first, stop: the rows that count.
+        data: planes (n_head, n_tile, tile_bytes), or elements (n_head, n_rows, n_columns).
+        type_number: number of the GGML type of planes; None for elements.
+        extent: columns of the file's matrix that are held.
+        first, stop: first row of the range, and the row behind its last.
     """
 
     data: Tensor
@@ -56,23 +58,23 @@ class HeadMatrices:
 
     @classmethod
     def of_planes(cls, weight: PlaneMatrix, part: slice) -> HeadMatrices:
-        """Some rows of matrices in planes."""
+        """Return the rows `part` of matrices in planes."""
         first, stop, _ = part.indices(weight.n_rows)
         return cls(weight.planes, weight.type_number, weight.extent, first, stop)
 
     @classmethod
     def of_plain(cls, data: Tensor, part: slice) -> HeadMatrices:
-        """Some rows of plain matrices."""
+        """Return the rows `part` of unquantised matrices."""
         first, stop, _ = part.indices(data.shape[-2])
         return cls(data, None, Extent.of(0, data.shape[-1]), first, stop)
 
     @property
     def n_part(self) -> int:
-        """How many rows count."""
+        """Number of rows in the range."""
         return self.stop - self.first
 
     def values(self, dtype: torch.dtype, start: int, stop: int) -> Tensor:
-        """The rows that count of heads `start` to `stop` as numbers, (heads, rows, n_columns)."""
+        """Return the range's elements for heads `start` to `stop`, (heads, n_part, n_columns)."""
         data = self.data[start:stop]
         if self.type_number is None:
             return data[:, self.first : self.stop].to(dtype)
@@ -85,25 +87,26 @@ class HeadMatrices:
 
 
 def product(x: Tensor, held: HeadMatrices, *, is_transposed: bool) -> Tensor:
-    """`x Wᵀ` of each head, or `x W`; see `engine.ops.weights.Weight.per_head`.
+    """Return `x Wᵀ` of each head, or `x W`; see `engine.ops.weights.Weight.per_head`.
 
     Args:
-        x: F32 (T, n_head, n); of up to `MOST_ROWS` rows, each has the same bits alone.
+        x: F32 (T, n_head, n); with up to `MOST_ROWS` rows, each has the same bits as alone.
+        is_transposed: whether to compute `x W`.
     """
     if not 0 < x.shape[0] <= MOST_ROWS or not held.data.is_contiguous():
-        return _many(x, held, is_transposed)
+        return _gemm(x, held, is_transposed)
     if x.stride(-1) != 1:
         x = x.contiguous()
     width = held.extent.n_columns if is_transposed else held.n_part
     y = x.new_empty(x.shape[0], x.shape[1], width)
     if held.n_part == 0:
         return y.zero_()
-    few = _few_plain if held.type_number is None else _few_planes
-    few(x, held, y, is_transposed)
+    gemv = _plain_gemv if held.type_number is None else _planes_gemv
+    gemv(x, held, y, is_transposed)
     return y
 
 
-def _few_planes(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) -> None:
+def _planes_gemv(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) -> None:
     assert held.type_number is not None, "it is in planes"
     extent, low = held.extent, LAYOUTS[held.type_number].low
     if is_transposed:
@@ -122,7 +125,7 @@ def _few_planes(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) -
     )  # fmt: skip
 
 
-def _few_plain(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) -> None:
+def _plain_gemv(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) -> None:
     n_rows, n_columns = held.data.shape[1:]
     aligned = 16 if n_columns % 16 == 0 else 1
     n_part = -(-n_columns // PLAIN_COLUMNS) if is_transposed else -(-held.n_part // ROWS)
@@ -135,11 +138,11 @@ def _few_plain(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) ->
     )  # fmt: skip
 
 
-def _many(x: Tensor, held: HeadMatrices, is_transposed: bool) -> Tensor:
-    """By torch, for some heads at a time."""
+def _gemm(x: Tensor, held: HeadMatrices, is_transposed: bool) -> Tensor:
+    """Multiply by torch, some heads at a time."""
     dtype = dequant_gemm.half_dtype(x.device)
     if held.type_number is None and held.data.dtype != torch.bfloat16:
-        dtype = held.data.dtype  # what is held with more digits is multiplied with them
+        dtype = held.data.dtype  # F32 and F16 have more digits than BF16
     numbers, scale = dequant_gemm.to_half(x.transpose(0, 1), dtype)
     n_head, n_columns = x.shape[1], held.extent.n_columns
     y = x.new_empty(n_head, x.shape[0], n_columns if is_transposed else held.n_part)

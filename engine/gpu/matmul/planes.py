@@ -1,7 +1,7 @@
-"""What kernels are compiled for, from the layout of a type's planes.
+"""Quantised matrices as products take them, and the kernel constants of their types.
 
-A kernel that reads planes takes the names in `constants_of` as `tl.constexpr` parameters and hands
-them on to the functions in `engine.gpu.kernels.planes`; so one kernel serves all types.
+A kernel that reads planes takes the names in `constants_of` as `tl.constexpr` parameters and passes
+them to the functions in `engine.gpu.kernels.planes`; so one kernel serves all types.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ class PlaneMatrix(Protocol):
 
     Attributes:
         planes: uint8 (n_tile, tile_bytes).
-        type_number: the GGML type.
-        x_bytes: of a quantised activation, 1 or 2.
+        type_number: number of the GGML type.
+        n_rows: number of rows.
+        extent: columns of the file's matrix that are held.
+        x_bytes: bytes of a quantised activation that is multiplied with it, 1 or 2.
     """
 
     planes: Tensor
@@ -39,17 +41,17 @@ class PlaneMatrix(Protocol):
 
 @cache
 def constants_of(type_number: int) -> Mapping[str, Any]:
-    """The constants of a GGML type, a key of `LAYOUTS`, as keywords for `launch`."""
+    """Return the constants of a GGML type, a key of `LAYOUTS`, as keywords for `launch`."""
     return MappingProxyType(layout_constants(LAYOUTS[type_number]))
 
 
 def layout_constants(layout: Layout) -> dict[str, Any]:
-    """The attributes of a layout as constants; see `Layout` for what they mean.
+    """Return the attributes of a layout as constants; see `Layout` for their meaning.
 
     Returns:
-        LOW, HIGH: bits of the planes; ZERO: what codes are counted from; TABLE: what they stand
-        for, 16 numbers or none; SCALE: the kind of scales; SUB: columns of each; SIGNED: whether
-        bytes of scales are.
+        LOW, HIGH: bits of a code in each plane; ZERO: code of the number 0; TABLE: the codes'
+        numbers, empty where a code is its number; SCALE: kind of scales; SUB: columns per scale;
+        SIGNED: whether scales of one byte are signed.
     """
     return {
         "LOW": layout.low,

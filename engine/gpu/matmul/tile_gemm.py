@@ -1,7 +1,7 @@
-"""Products of up to some hundred rows: weights go from planes to the tensor cores in one kernel.
+"""GEMM of up to some hundred rows: one kernel dequantises weights and feeds the tensor cores.
 
-Few rows read each weight once and compute with all digits, long prompts turn weights into short
-numbers in memory first; between them, both would take longer.
+Gemv reads each weight once and computes in full precision; GEMM of long prompts dequantises to
+memory first. For numbers of rows in between, both would take longer.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
     from engine.quants.extent import Extent
 
 MOST_ROWS = 256
+"""Largest number of rows x."""
 
 MOST_ROWS_WITHOUT_CORES = 32
-"""The same where Triton has no use for tensor cores: NVIDIA's cards before Ampere."""
+"""Largest number of rows x where Triton cannot use tensor cores: NVIDIA's cards before Ampere."""
 
 LEAST_TOKENS = 16
-"""The fewest that are told apart where a product is cut up."""
+"""Number of rows x below which configurations do not differ."""
 
 ONE = 0x4B000000
-"""The bits of 2^23 as F32: a byte below them is added to it."""
+"""Bits of 2^23 as F32; a byte put into the lowest bits is added to it."""
 
 
 class ShortRows(NamedTuple):
-    """Rows as the kernel reads them.
+    """Rows x in F16 or BF16, ordered as the kernel reads them.
 
     Attributes:
         numbers: see `engine.gpu.kernels.tile_gemm.shorten`.
-        scale: what products are to be multiplied with, (T, 1), or None.
+        scale: factors on the products, (T, 1), or None.
     """
 
     numbers: Tensor
@@ -52,13 +53,17 @@ class ShortRows(NamedTuple):
 
 
 def product(x: Tensor, weight: PlaneMatrix) -> Tensor | None:
-    """`x Wᵀ` for x (T, n_in) in F32; (T, n_rows). None where the kernel does not serve."""
+    """Return `x Wᵀ` (T, n_rows) for x (T, n_in) in F32; None where the kernel does not serve."""
     found = products(x, [weight])
     return None if found is None else found[0]
 
 
 def products(x: Tensor, weights: Sequence[PlaneMatrix]) -> list[Tensor] | None:
-    """The same with several matrices; x is rounded once for all that are alike."""
+    """Multiply x by several matrices, rounding x once for those that read it in the same order.
+
+    Returns:
+        `x Wᵀ` of each matrix; None where the kernel does not serve.
+    """
     target = target_of(x.device)
     if x.shape[0] > most_rows(target):
         return None
@@ -70,18 +75,18 @@ def products(x: Tensor, weights: Sequence[PlaneMatrix]) -> list[Tensor] | None:
         config = config_of(target, "many", n_token=n_token, low=low)
         key = weight.extent, low
         if key not in shorts:
-            shorts[key] = _shortened(x, weight.extent, low, config["blocks"])
-        found.append(_multiplied(shorts[key], weight, target, config))
+            shorts[key] = _to_half(x, weight.extent, low, config["blocks"])
+        found.append(_multiply(shorts[key], weight, target, config))
     return found
 
 
 def most_rows(target: KernelTarget) -> int:
-    """Up to so many rows are multiplied by the kernel."""
+    """Return the largest number of rows x that the kernel serves on a target."""
     is_old = target.maker == "nvidia" and target.capability < 80
     return MOST_ROWS_WITHOUT_CORES if is_old else MOST_ROWS
 
 
-def _shortened(x: Tensor, extent: Extent, low: int, n_block: int) -> ShortRows:
+def _to_half(x: Tensor, extent: Extent, low: int, n_block: int) -> ShortRows:
     if x.stride(-1) != 1:
         x = x.contiguous()
     n_step = -(-extent.n_blocks // n_block)
@@ -96,13 +101,13 @@ def _shortened(x: Tensor, extent: Extent, low: int, n_block: int) -> ShortRows:
     return ShortRows(numbers, scale)
 
 
-def _multiplied(
+def _multiply(
     short: ShortRows, weight: PlaneMatrix, target: KernelTarget, config: Config
 ) -> Tensor:
     n_token, n_step, _ = short.numbers.shape
     n_row_block = -(-weight.n_rows // config["rows"])
     n_token_block = -(-n_token // config["tokens"])
-    # parts of the columns for programs of their own, where there are too few for all of the device
+    # split K: columns are split into parts where there are too few programs to fill the device
     n_program = max(1, n_row_block * n_token_block)
     wanted = config["programs_per_sm"] * target.n_sm // n_program
     n_part = max(1, min(wanted, n_step // config["least_steps"]))
@@ -123,7 +128,7 @@ def _multiplied(
 
 @cache
 def _ramp(device: torch.device) -> Tensor:
-    """See `engine.gpu.kernels.tile_gemm.product`."""
+    """Return the constant words `ramp` of `engine.gpu.kernels.tile_gemm.product`."""
     words = torch.arange(16, dtype=torch.int32, device=device)
     words[8:] = ONE
     return words

@@ -1,4 +1,4 @@
-"""Products of few rows with matrices in F16, BF16 or F32, and rows of such."""
+"""Gemv with matrices in F16, BF16 or F32, and look-ups of their rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from engine.gpu.launch.target import target_of
 from engine.ops.weights import gathered_rows
 
 MOST_ROWS = 8
+"""Largest number of rows x that the kernel serves."""
 
 
 def product(x: Tensor, data: Tensor) -> Tensor | None:
-    """`x Wᵀ` for x (T, n_in) in F32; (T, n_out) in F32. None where the kernel does not serve.
+    """Return `x Wᵀ` (T, n_out) in F32 for x (T, n_in) in F32; None where the kernel does not serve.
 
     A row's result has the same bits alone and among others.
 
     Args:
-        data: (n_out, n_in), F16, BF16 or F32.
+        data: the matrix W (n_out, n_in), in F16, BF16 or F32.
     """
     n_row, (n_rows, n_columns) = x.shape[0], data.shape
     if not 0 < n_row <= MOST_ROWS or x.dtype != torch.float32 or not data.is_contiguous():
@@ -45,5 +46,5 @@ def product(x: Tensor, data: Tensor) -> Tensor | None:
 
 
 def look_up(data: Tensor, ids: Tensor) -> Tensor:
-    """Rows `ids` (T,) as F32 (T, n_in); zeros where there is no such row."""
+    """Return rows `ids` (T,) as F32 (T, n_in); zeros where there is no such row."""
     return gathered_rows(ids, len(data), lambda rows: data.index_select(0, rows).float())

@@ -1,8 +1,8 @@
-"""Matrices as a GPU's kernels read them: quantised ones in planes, others as in the file.
+"""Weights of a GPU: quantised matrices in planes, others as in the file.
 
-How a product is made depends on how many rows are multiplied: few of them by a kernel that reads
-each weight once for all, some by one that turns weights into F16 or BF16 on their way to the tensor
-cores, many by the vendor's library from weights that were turned into such in memory.
+The number of rows x decides how they are multiplied: up to 8 by gemv, which reads each weight once
+for all rows; up to some hundred by a tile GEMM, which converts weights to F16 or BF16 on their way
+to the tensor cores; more by the vendor's library, from weights converted in memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class GpuPlanes:
 
     Args:
         planes: uint8, (n_tile, tile_bytes) or (n, n_tile, tile_bytes).
-        type_number: the GGML type.
-        n_rows: of each matrix.
-        extent: its columns.
-        x_bytes: of a quantised activation, see `engine.planning.footprint.x_bytes`.
+        type_number: number of the GGML type.
+        n_rows: number of rows of each matrix.
+        extent: columns of the file's matrix that are held.
+        x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GpuPlanes:
         return y
 
     def one(self, index: int) -> GpuPlanes:
-        """The matrix of one expert or head."""
+        """Return the matrix of one expert or head."""
         return GpuPlanes(
             self.planes[index], self.type_number, self.n_rows, self.extent, self.x_bytes
         )
@@ -82,7 +82,7 @@ class GpuPlain:
     """A matrix in F16, BF16 or F32 as in the file, or one per expert or head.
 
     Args:
-        data: (n_out, n_in) or (n, n_out, n_in).
+        data: elements, (n_out, n_in) or (n, n_out, n_in).
     """
 
     def __init__(self, data: Tensor) -> None:
@@ -90,7 +90,7 @@ class GpuPlain:
 
     @property
     def n_rows(self) -> int:
-        """Of each matrix."""
+        """Number of rows of each matrix."""
         return self.data.shape[-2]
 
     @property

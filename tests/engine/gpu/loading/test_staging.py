@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from engine.gpu.loading import staging as stages
-from engine.gpu.loading.staging import Buffer, CudaCopier, PlainCopier, Staging
+from engine.gpu.loading.staging import Buffer, CpuCopier, CudaCopier, Staging
 
 Bytes = np.ndarray
 CPU = torch.device("cpu")
 
 
-class SlowCopier(PlainCopier):
+class SlowCopier(CpuCopier):
     """A device whose copies take a while: it reads the host's buffers late."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ def test_copies_of_a_gpu_wait_for_what_they_must(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_is_allocated_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlainCopier, "buffer", lambda *args: pytest.fail("a buffer was made"))
+    monkeypatch.setattr(CpuCopier, "buffer", lambda *args: pytest.fail("a buffer was made"))
     with Staging(CPU, lambda n: None) as staging:
         staging.flush()
 

@@ -19,7 +19,7 @@ from engine.forward.weight import Weight
 from engine.gguf.tensors import TensorInfo
 from engine.gguf.types import TYPES
 from engine.gpu.loading import staging as stages
-from engine.gpu.loading.staging import Buffer, PlainCopier, Staging
+from engine.gpu.loading.staging import Buffer, CpuCopier, Staging
 from engine.gpu.loading.weight_loader import load_for_gpu, send_bytes, staging_for
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.hardware.host_memory import HostTensor
@@ -213,14 +213,14 @@ def test_buffers_are_no_larger_than_is_worth_it() -> None:
 def buffers(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[HostTensor]:
     """All that are alive."""
     made: weakref.WeakSet[HostTensor] = weakref.WeakSet()
-    make = PlainCopier.buffer
+    make = CpuCopier.buffer
 
-    def buffer(self: PlainCopier, n_bytes: int) -> Buffer:
+    def buffer(self: CpuCopier, n_bytes: int) -> Buffer:
         found = make(self, n_bytes)
         made.add(found.host)
         return found
 
-    monkeypatch.setattr(PlainCopier, "buffer", buffer)
+    monkeypatch.setattr(CpuCopier, "buffer", buffer)
     return made
 
 
@@ -262,7 +262,7 @@ def test_what_fails_leaves_nothing(
     file = file_of(Kind.Q8_0, 400, N_COLUMNS)
     slot = slot_of(file, Replicate((0,)))
     if where == "copy":
-        monkeypatch.setattr(PlainCopier, "copy", failing(PlainCopier.copy, failure))
+        monkeypatch.setattr(CpuCopier, "copy", failing(CpuCopier.copy, failure))
     elif where == "_fill":
         monkeypatch.setattr(stages, "_fill", failing(stages._fill, failure))
     elif where == "pack":

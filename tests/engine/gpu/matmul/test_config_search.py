@@ -107,7 +107,7 @@ def test_products_ask_under_the_facts_that_are_searched() -> None:
 
         found, configs._found = configs._found, Watched()
         try:
-            product.computed(1)
+            product.compute_first(1)
         finally:
             configs._found = found
         assert key_of(INTERPRETER, kernel, facts) in asked, (kernel, facts)
