@@ -17,10 +17,10 @@ from engine.quants.extent import DEVICE_CHUNK
 from engine.quants.layout import TILE
 
 if TYPE_CHECKING:
-    from engine.gpu.matmul.planes import PlaneMatrix
+    from engine.gpu.matmul.planes import QuantisedMatrix
 
 
-def product(x: Tensor, weight: PlaneMatrix) -> Tensor:
+def product(x: Tensor, weight: QuantisedMatrix) -> Tensor:
     """Return `x Wᵀ` (T, n_rows) in F32 for x (T, n_in) in F32."""
     dtype = half_dtype(x.device)
     numbers, scale = to_half(x, dtype)

@@ -18,7 +18,7 @@ from engine.gpu.launch.configs import WARP, config_of
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
-from engine.gpu.matmul.planes import PlaneMatrix, constants_of
+from engine.gpu.matmul.planes import QuantisedMatrix, constants_of
 from engine.gpu.quantise import BLOCKS, QuantisedRows, allocate_rows, quantise
 from engine.gpu.routing import DeviceGroups, assign, sum_of_experts
 from engine.quants.extent import n_tiles
@@ -51,7 +51,7 @@ class ExpertMatrices(NamedTuple):
         bias: summand of each expert's products, (n_expert, n_rows), F32; or None.
     """
 
-    planes: PlaneMatrix | None
+    planes: QuantisedMatrix | None
     data: Tensor | None
     scale: Tensor | None = None
     bias: Tensor | None = None
@@ -65,7 +65,7 @@ class ExpertMatrices(NamedTuple):
         if not isinstance(held, Tensor) or held.dim() != 3 or not held.is_contiguous():
             return None
         if hasattr(weight, "planes"):
-            return cls(cast(PlaneMatrix, weight), None, scale, bias)
+            return cls(cast(QuantisedMatrix, weight), None, scale, bias)
         return cls(None, held, scale, bias)
 
     @property
@@ -164,7 +164,7 @@ def products(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
 
 def _planes_gemv(
     matrices: Sequence[ExpertMatrices],
-    weight: PlaneMatrix,
+    weight: QuantisedMatrix,
     rows: QuantisedRows,
     groups: DeviceGroups,
     per_row: int,
@@ -201,7 +201,7 @@ def _plain_gemv(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tenso
 
 
 def _quantised_inner(
-    act: Activation, found: Sequence[Tensor], weight: PlaneMatrix
+    act: Activation, found: Sequence[Tensor], weight: QuantisedMatrix
 ) -> QuantisedRows:
     """Return the activation of gate and up, or of one alone, quantised for the last matrix."""
     first, second, extent = found[0], found[-1], weight.extent

@@ -16,7 +16,7 @@ from engine.gpu.kernels import gemv
 from engine.gpu.launch.configs import WARP, Config, config_of
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
-from engine.gpu.matmul.planes import PlaneMatrix, constants_of
+from engine.gpu.matmul.planes import QuantisedMatrix, constants_of
 from engine.gpu.quantise import (
     MOST_ROWS,
     N_COUNTERS,
@@ -38,7 +38,7 @@ MOST_TOGETHER = 3
 
 
 def product(
-    x: Tensor, weight: PlaneMatrix, bias: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor, weight: QuantisedMatrix, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor | None:
     """Return `x Wᵀ + bias + residual` (n, n_rows) in F32; None where the kernel does not serve.
 
@@ -54,7 +54,7 @@ def product(
 
 
 def products(
-    x: Tensor, weights: Sequence[PlaneMatrix], biases: Sequence[Tensor | None] = ()
+    x: Tensor, weights: Sequence[QuantisedMatrix], biases: Sequence[Tensor | None] = ()
 ) -> list[Tensor] | None:
     """Multiply x by several matrices, quantising x once for each distinct extent.
 
@@ -87,7 +87,7 @@ def products(
     return [found[index] for index in range(len(weights))]
 
 
-def gated(x: Tensor, gate: PlaneMatrix, up: PlaneMatrix, act: Activation) -> Tensor | None:
+def gated(x: Tensor, gate: QuantisedMatrix, up: QuantisedMatrix, act: Activation) -> Tensor | None:
     """Return `act(x gateᵀ) * (x upᵀ)`, see `ReferenceOps.gated`.
 
     The kernel also quantises results that fill whole blocks, for the next product. None where it
@@ -115,7 +115,7 @@ def gated(x: Tensor, gate: PlaneMatrix, up: PlaneMatrix, act: Activation) -> Ten
     return out
 
 
-def serves(x: Tensor, weights: Sequence[PlaneMatrix]) -> bool:
+def serves(x: Tensor, weights: Sequence[QuantisedMatrix]) -> bool:
     """Return whether the kernels can multiply rows x with all of these matrices."""
     return (
         is_plain(x)
@@ -134,7 +134,7 @@ def serves(x: Tensor, weights: Sequence[PlaneMatrix]) -> bool:
 
 def _launch_products(
     rows: QuantisedRows,
-    weights: Sequence[PlaneMatrix],
+    weights: Sequence[QuantisedMatrix],
     biases: Sequence[Tensor | None],
     residual: Tensor | None,
 ) -> list[Tensor]:
@@ -159,7 +159,7 @@ def _launch_products(
 
 
 def _launch_shape(
-    rows: QuantisedRows, weights: Sequence[PlaneMatrix]
+    rows: QuantisedRows, weights: Sequence[QuantisedMatrix]
 ) -> tuple[int, Config, list[int]]:
     """Return the number of rows computed, the configuration, and each matrix' parts per tile.
 
@@ -182,7 +182,7 @@ def _launch_shape(
     return power_of_two(rows.n_row), {**config, "unroll": unroll}, parts
 
 
-def _constants(rows: QuantisedRows, weight: PlaneMatrix, config: Config) -> dict[str, Any]:
+def _constants(rows: QuantisedRows, weight: QuantisedMatrix, config: Config) -> dict[str, Any]:
     """Return the constants that the gemv kernels have in common."""
     return {
         "ITEMS": config["num_warps"] * WARP,

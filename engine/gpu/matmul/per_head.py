@@ -20,7 +20,7 @@ from engine.quants.extent import DEVICE_CHUNK, Extent
 from engine.quants.layout import LAYOUTS, TILE
 
 if TYPE_CHECKING:
-    from engine.gpu.matmul.planes import PlaneMatrix
+    from engine.gpu.matmul.planes import QuantisedMatrix
 
 MOST_ROWS = 8
 """Largest number of rows x that the gemv kernels serve."""
@@ -57,7 +57,7 @@ class HeadMatrices:
     stop: int
 
     @classmethod
-    def of_planes(cls, weight: PlaneMatrix, part: slice) -> HeadMatrices:
+    def of_planes(cls, weight: QuantisedMatrix, part: slice) -> HeadMatrices:
         """Return the rows `part` of matrices in planes."""
         first, stop, _ = part.indices(weight.n_rows)
         return cls(weight.planes, weight.type_number, weight.extent, first, stop)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine.quants.layout import Layout
 
 
-class PlaneMatrix(Protocol):
+class QuantisedMatrix(Protocol):
     """A matrix (n_rows, extent.n_columns) in planes, see `engine.quants.layout`.
 
     Attributes:

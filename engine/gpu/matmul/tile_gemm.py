@@ -24,7 +24,7 @@ from engine.quants.layout import BLOCK, LAYOUTS
 
 if TYPE_CHECKING:
     from engine.gpu.launch.configs import Config
-    from engine.gpu.matmul.planes import PlaneMatrix
+    from engine.gpu.matmul.planes import QuantisedMatrix
     from engine.quants.extent import Extent
 
 MOST_ROWS = 256
@@ -52,13 +52,13 @@ class ShortRows(NamedTuple):
     scale: Tensor | None
 
 
-def product(x: Tensor, weight: PlaneMatrix) -> Tensor | None:
+def product(x: Tensor, weight: QuantisedMatrix) -> Tensor | None:
     """Return `x Wᵀ` (T, n_rows) for x (T, n_in) in F32; None where the kernel does not serve."""
     found = products(x, [weight])
     return None if found is None else found[0]
 
 
-def products(x: Tensor, weights: Sequence[PlaneMatrix]) -> list[Tensor] | None:
+def products(x: Tensor, weights: Sequence[QuantisedMatrix]) -> list[Tensor] | None:
     """Multiply x by several matrices, rounding x once for those that read it in the same order.
 
     Returns:
@@ -102,7 +102,7 @@ def _to_half(x: Tensor, extent: Extent, low: int, n_block: int) -> ShortRows:
 
 
 def _multiply(
-    short: ShortRows, weight: PlaneMatrix, target: KernelTarget, config: Config
+    short: ShortRows, weight: QuantisedMatrix, target: KernelTarget, config: Config
 ) -> Tensor:
     n_token, n_step, _ = short.numbers.shape
     n_row_block = -(-weight.n_rows // config["rows"])
