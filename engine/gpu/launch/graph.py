@@ -29,7 +29,7 @@ Step = Callable[[], object]
 
 
 class NotRepeatable(Exception):
-    """The computation cannot be captured; the message says why."""
+    """Error of a computation that cannot be captured; the message says why."""
 
 
 _present = threading.local()
@@ -140,7 +140,7 @@ def _not_capturing() -> Iterator[None]:
 
 
 class GraphRecorder(Protocol):
-    """Captures the graphs of one computation, one after the other."""
+    """Recorder of the graphs of one computation, captured one after the other."""
 
     def open(self) -> None:
         """Make a stream that can be captured torch's current one."""

@@ -116,7 +116,7 @@ def _widths(pieces: Sequence[Slices]) -> list[int]:
 
 
 def _one_shots(declaration: Declaration) -> OneShotGroups | None:
-    """By which ranks would meet, if all of them are on GPUs."""
+    """Return the one-shot all-reduces of the model's ranks; None unless all are on GPUs."""
     devices = declaration.devices
     return None if "cpu" in devices else OneShotGroups([META] * len(devices), Ways())
 

@@ -54,7 +54,7 @@ class Buffer:
 
 
 class Copier(Protocol):
-    """Copies buffers to a device, in the order of calls."""
+    """Copier of buffers to a device, in the order of calls."""
 
     def buffer(self, n_bytes: int) -> Buffer:
         """Allocate a buffer."""

@@ -115,7 +115,7 @@ class SearchCase(NamedTuple):
 
 
 class ProductTimer(Protocol):
-    """Measures the time of products."""
+    """Timer of products."""
 
     def seconds(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
         """Return the time of one of the `n` products that `compute` computes, in seconds."""
@@ -123,7 +123,7 @@ class ProductTimer(Protocol):
 
 
 class GraphTimer:
-    """Measures products by replaying a CUDA graph of them between two events."""
+    """Timer that replays a CUDA graph of the products between two events."""
 
     def seconds(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
         graph = capture(device, compute)
