@@ -1,8 +1,8 @@
-"""Named plans of a model: ways to load it that a person keeps, with the speed that was measured.
+"""Saved plans: named settings for loading a model, with their measured speed.
 
 A plan belongs to a model by its hash, so that it is found under any file name, and to devices by
-their UUIDs, so that it means the same cards after one was moved or added. One file holds the plans
-of one model; a damaged one is set aside and never written over.
+their UUIDs, so that it means the same GPUs after one was moved or added. One file holds the plans
+of one model; a damaged file is set aside and never overwritten.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ VERSION = 1
 KIND = "tandem plan"
 FOLDER = "plans"
 MOST_PLANS, MOST_LETTERS = 256, 100
+"""Most plans of a model, and letters of a name."""
+
 AUTO_PLAN = "auto"
-"""Not the name of a plan: the fastest one that fits."""
+"""Word that stands for the fastest plan that fits; no plan may have it as its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanBadge:
-    """What was measured of a plan.
+    """Measured speed of a plan.
 
     Attributes:
-        prefill_ts, decode_ts: tokens per second.
-        n_ctx: the context that was loaded.
-        when: in UTC, as in ISO 8601.
+        prefill_ts, decode_ts: tokens per second of prefill and decode.
+        n_ctx: context that was loaded, in tokens.
+        when: time of the measurement in UTC, as in ISO 8601.
     """
 
     prefill_ts: float
@@ -57,11 +59,11 @@ class PlanBadge:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRef:
-    """A device that a plan means.
+    """A device that a plan refers to.
 
     Attributes:
-        id, name: when the plan was saved.
-        uuid: of a GPU; "" for the CPU.
+        id, name: id and name that the device had when the plan was saved.
+        uuid: UUID of a GPU; "" for the CPU.
     """
 
     id: str
@@ -74,9 +76,11 @@ class SavedPlan:
     """A plan with a name.
 
     Attributes:
-        params: what to load; the path is empty, and devices are called as when it was saved.
-        devices: all that it names.
-        badge: None while nothing was measured.
+        name: its name.
+        params: parameters to load the model with; the path is empty, and devices have the ids of
+            when the plan was saved.
+        devices: all devices that it names.
+        badge: measured speed; None while nothing was measured.
     """
 
     name: str
@@ -92,10 +96,10 @@ class SavedPlan:
         devices: Sequence[DeviceInfo],
         badge: PlanBadge | None = None,
     ) -> SavedPlan:
-        """A plan of what to load.
+        """Return a plan with these parameters.
 
         Args:
-            devices: those of this machine.
+            devices: devices of this machine.
 
         Raises:
             EngineError: the name cannot be used.
@@ -111,10 +115,14 @@ class SavedPlan:
         return cls(checked_name(name), replace(params, path=""), refs, badge)
 
     def resolved(self, path: str, devices: Sequence[DeviceInfo]) -> LoadParams:
-        """What to load on this machine as it is now.
+        """Return the parameters with the ids that the plan's devices have now.
+
+        Args:
+            path: path of the model.
+            devices: devices of this machine.
 
         Raises:
-            EngineError: a device of the plan is not here.
+            EngineError: a device of the plan does not exist here.
         """
         now = {ref.id: _found(ref, devices, self.name) for ref in self.devices}
         params = self.params
@@ -128,22 +136,22 @@ class SavedPlan:
 
 
 def _found(ref: DeviceRef, devices: Sequence[DeviceInfo], plan: str) -> str:
-    """The id that a device has now; one without a UUID keeps its own."""
+    """Return the id that a device has now; one without a UUID keeps its own."""
     for device in devices:
         if device.uuid == ref.uuid if ref.uuid else device.id == ref.id:
             return device.id
     name = f"{ref.name} ({ref.id})" if ref.name else ref.id
     raise EngineError(
         f"The plan '{plan}' needs {name}, which is not here.",
-        "Choose another plan, or save it anew.",
+        "Choose another plan, or save it again.",
     )
 
 
 def checked_name(name: str) -> str:
-    """A name as it is kept.
+    """Return a name as it is saved, without superfluous spaces.
 
     Raises:
-        EngineError: it is empty, too long, taken by the program or cannot be shown.
+        EngineError: it is empty, too long, reserved or not printable.
     """
     plain = " ".join(name.split())
     if (
@@ -161,12 +169,12 @@ def checked_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelKey:
-    """Which model plans belong to.
+    """Identity of the model that plans belong to.
 
     Attributes:
-        hash: of its contents; "" where that is not known.
-        name: what it calls itself.
-        n_bytes: of its weights.
+        hash: hash of its contents; "" if unknown.
+        name: name that its file gives.
+        n_bytes: bytes of its weights.
     """
 
     hash: str
@@ -175,14 +183,14 @@ class ModelKey:
 
     @property
     def file_name(self) -> str:
-        """Of its plans."""
+        """Name of the file with its plans."""
         unique = self.hash or hashlib.sha256(f"{self.name} {self.n_bytes}".encode()).hexdigest()
         readable = re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.")[:40] or "model"
         return f"{readable}-{unique[:16]}.json"
 
 
 def model_key(path: str | Path) -> ModelKey:
-    """Which model a file holds.
+    """Return the identity of the model in a file.
 
     Raises:
         ModelFileError: it is missing or is no GGUF.
@@ -193,7 +201,7 @@ def model_key(path: str | Path) -> ModelKey:
 
 
 class PlanStore:
-    """The plans of all models of a user, in files in `folder`; several threads may use it."""
+    """The saved plans of all models, in files in `folder`; several threads may use it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -201,10 +209,10 @@ class PlanStore:
 
     @classmethod
     def of_user(cls) -> PlanStore:
-        """Those of this user.
+        """Return the plans of this user.
 
         Raises:
-            EngineError: the system has no place for them.
+            EngineError: there is no folder for them.
         """
         folder = tandem_folder("data")
         if folder is None:
@@ -212,12 +220,12 @@ class PlanStore:
         return cls(folder / FOLDER)
 
     def plans(self, model: ModelKey) -> list[SavedPlan]:
-        """The plans of a model, by name; those that are damaged are left out."""
+        """Return the plans of a model in the order of their names, without damaged ones."""
         with self._lock:
             return self._read(model)
 
     def find(self, model: ModelKey, name: str) -> SavedPlan:
-        """The plan of that name, however it is capitalised.
+        """Return the plan of that name, in upper or lower case.
 
         Raises:
             EngineError: there is none.
@@ -229,11 +237,11 @@ class PlanStore:
         names = ", ".join(f"'{plan.name}'" for plan in found)
         raise EngineError(
             f"{model.name} has no plan '{name[:60]}'.",
-            f"There is {names}." if names else "Save one with: tandem plan MODEL --save NAME.",
+            f"It has {names}." if names else "Save one with: tandem plan MODEL --save NAME.",
         )
 
     def save(self, model: ModelKey, plan: SavedPlan) -> None:
-        """Keep a plan in place of one of the same name.
+        """Save a plan, replacing one of the same name.
 
         Raises:
             EngineError: it cannot be written.
@@ -245,7 +253,7 @@ class PlanStore:
             self._write(model, [*others, plan])
 
     def delete(self, model: ModelKey, name: str) -> None:
-        """Forget a plan.
+        """Delete a plan.
 
         Raises:
             EngineError: there is none, or it cannot be written.
@@ -282,7 +290,7 @@ class PlanStore:
             ) from None
 
     def _set_aside(self, path: Path) -> None:
-        """Keep a file that cannot be read, or is of a newer version, under another name."""
+        """Rename a file that cannot be read or is of another version, so that it is kept."""
         document = read_json(path)
         is_ours = isinstance(document, dict) and document.get("version") == VERSION
         if not is_ours and path.exists():
@@ -290,7 +298,7 @@ class PlanStore:
 
 
 def plan_document(plan: SavedPlan) -> dict[str, Any]:
-    """A plan for JSON."""
+    """Return a plan as a JSON-ready dictionary."""
     return {
         "kind": KIND,
         "version": VERSION,
@@ -302,15 +310,17 @@ def plan_document(plan: SavedPlan) -> dict[str, Any]:
 
 
 def plan_from(document: object) -> SavedPlan:
-    """The same back.
+    """Return a plan from its JSON.
 
     Raises:
-        EngineError: it is something else, damaged, or of a newer version.
+        EngineError: it is something else, damaged, or of another version.
     """
     if not isinstance(document, Mapping) or document.get("kind") != KIND:
-        raise EngineError("This is no plan.", "Export one with: tandem plans MODEL --export NAME.")
+        raise EngineError(
+            "This is not a plan.", "Export one with: tandem plans MODEL --export NAME."
+        )
     if document.get("version") != VERSION:
-        raise EngineError("The plan is of another version of Tandem.", "Save it anew.")
+        raise EngineError("The plan is of another version of Tandem.", "Save it again.")
     params = params_from(document.get("params"), "")
     try:
         refs = tuple(DeviceRef(**entry) for entry in document["devices"])
@@ -320,7 +330,7 @@ def plan_from(document: object) -> SavedPlan:
             raise TypeError
         name = checked_name(document["name"])
     except (AttributeError, KeyError, TypeError):
-        raise EngineError("The plan is damaged.", "Save it anew.") from None
+        raise EngineError("The plan is damaged.", "Save it again.") from None
     return SavedPlan(name, params, refs, badge or None)
 
 
@@ -336,7 +346,7 @@ def _is_sound(badge: PlanBadge | None) -> bool:
 
 
 def export_plan(plan: SavedPlan, path: Path) -> None:
-    """Write a plan to a file for others.
+    """Write a plan to a file that others can import.
 
     Raises:
         EngineError: it cannot be written.
@@ -351,14 +361,14 @@ def import_plan(path: Path) -> SavedPlan:
     """Read an exported plan.
 
     Raises:
-        EngineError: it cannot be read, or is none.
+        EngineError: it cannot be read, or is not a plan.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EngineError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError):
-        raise EngineError(f"{path} is no plan.", "It must be a file of JSON.") from None
+        raise EngineError(f"{path} is not a plan.", "It must be a JSON file.") from None
     return plan_from(document)
 
 
@@ -369,13 +379,14 @@ def fastest_plan(
     devices: Sequence[DeviceInfo],
     n_ctx: int = 0,
 ) -> SavedPlan | None:
-    """The fastest plan whose devices are here and have room for it; None if there is none.
+    """Return the fastest plan whose devices exist here and have room for it; None if none has.
 
-    Plans that were measured come first, by tokens per second; of the others the longest context.
+    Measured plans come first, by decode speed; of the others the one with the longest context.
 
     Args:
-        path: of the model.
-        n_ctx: the least context that is wanted.
+        path: path of the model.
+        devices: devices of this machine.
+        n_ctx: shortest context that will do, in tokens.
     """
     free = {device.id: device.free_bytes for device in devices}
     fitting: list[tuple[float, int, SavedPlan]] = []

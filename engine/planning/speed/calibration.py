@@ -1,7 +1,7 @@
-"""How real runs differ from what was predicted, kept on disk to correct the next predictions.
+"""Ratios of measured to predicted time of earlier runs, kept on disk to correct predictions.
 
-A ratio is measured seconds over predicted ones, these without any correction. The median of the
-last few counts: one run beside a busy program does not spoil it.
+A ratio is measured seconds over uncorrected predicted seconds. The median of the last few counts:
+one run beside a busy program does not spoil it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from engine.planning.speed.prediction import Prediction
 
 FILE_NAME = "calibration.json"
 MOST_SUBJECTS, MOST_RATIOS, MOST_LETTERS = 256, 9, 2000
+"""Most subjects of a file, ratios of a subject, and letters of a text."""
+
 LEAST, MOST = 1e-3, 1e3
-"""Ratios beyond these are mistakes, not measurements."""
+"""Bounds of a ratio; others are mistakes, not measurements."""
 
 DECODE, PREFILL = "decode", "prefill"
+"""Tests of a subject."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a ratio is of.
+    """The kind of run that a ratio belongs to.
 
     Attributes:
-        devices: see `device_set`.
+        devices: key of the devices, see `device_set`.
         test: `DECODE` or `PREFILL`.
-        about: what else predictions may be wrong about, such as the model's quantisation.
+        about: anything else on which the error depends, such as the model's quantisation.
     """
 
     devices: str
@@ -42,13 +45,13 @@ class Subject:
 
 
 def device_set(devices: Sequence[DeviceInfo]) -> str:
-    """A name for the devices of all ranks, with what a new driver or version would change."""
+    """Return a key of all ranks' devices; a new driver or version of Tandem changes it."""
     names = (f"{d.name} {d.driver or d.n_cores}" for d in devices)
     return " + ".join([*names, package_version()])
 
 
 def package_version() -> str:
-    """Of Tandem; "" where it runs from a folder without being installed."""
+    """Return Tandem's version; "" where it runs from a folder without being installed."""
     try:
         return metadata.version("tandem-llm")
     except metadata.PackageNotFoundError:
@@ -59,10 +62,10 @@ class Calibration:
     """The ratios of this user's runs.
 
     Args:
-        path: of the file; None keeps them in memory only.
+        path: path of the file; None keeps them in memory only.
 
-    It may be used from several threads, and several programs may use one file: each writes what it
-    has found there and the new ratio, and at worst one of two that are written at once is lost.
+    Several threads may use it, and several programs one file: each writes what it finds there and
+    the new ratio; at worst one of two that are written at once is lost.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -72,12 +75,12 @@ class Calibration:
 
     @classmethod
     def of_user(cls) -> Calibration:
-        """The one in the user's cache folder."""
+        """Return the ratios in the user's cache folder."""
         folder = cache_folder()
         return cls(folder / FILE_NAME if folder else None)
 
     def note(self, subject: Subject, predicted_s: float, measured_s: float) -> None:
-        """Learn from a run; nonsense is ignored."""
+        """Add the ratio of a run; nonsense is ignored."""
         ratio = measured_s / predicted_s if predicted_s > 0 else 0.0
         if not _is_ratio(ratio) or not _is_subject(subject):
             return
@@ -87,13 +90,13 @@ class Calibration:
             known = self._ratios.pop(subject, ())
             self._ratios[subject] = (*known, ratio)[-MOST_RATIOS:]
             while len(self._ratios) > MOST_SUBJECTS:
-                del self._ratios[next(iter(self._ratios))]  # what was noted longest ago
+                del self._ratios[next(iter(self._ratios))]  # the oldest
             write_json(self._path, _document(self._ratios))
 
     def factor(self, subject: Subject) -> float:
-        """How many times as long as predicted it takes; 1 where nothing is known.
+        """Return the median ratio of measured to predicted time; 1 where nothing is known.
 
-        Where nothing is known of just this, whatever is known of the same devices and test counts.
+        Without ratios of just this subject, all of the same devices and test count.
         """
         with self._lock:
             found = self._ratios.get(subject) or [
@@ -105,13 +108,13 @@ class Calibration:
         return median(found) if found else 1.0
 
     def corrected(self, subject: Subject, prediction: Prediction) -> Prediction:
-        """A prediction with what is known of such runs."""
+        """Return a prediction scaled by the factor of such runs."""
         factor = self.factor(subject)
         return prediction if factor == 1.0 else prediction.scaled(factor)
 
 
 def _read(path: Path | None) -> dict[Subject, tuple[float, ...]]:
-    """All entries of a file that make sense, the oldest first."""
+    """Return all entries of a file that make sense, the oldest first."""
     document = read_json(path)
     entries = document.get("ratios") if isinstance(document, dict) else None
     found: dict[Subject, tuple[float, ...]] = {}

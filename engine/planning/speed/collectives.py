@@ -1,17 +1,17 @@
-"""What a sum takes that all ranks of a group get: closed forms over the links of each pair.
+"""Predicted time of an all-reduce over some ranks: closed forms over the links of each pair.
 
-Every way is Hockney's: a latency, and bytes over bandwidth (Parallel Computing 20, 1994). How often
-a value crosses a link follows from the algorithm (Thakur, Rabenseifner and Gropp, Int. J. High
-Perf. Computing Appl. 19, 2005), of which two are used:
+Each is Hockney's model: a latency, and bytes over bandwidth (Parallel Computing 20, 1994). How
+often a value crosses a link follows from the algorithm (Thakur, Rabenseifner and Gropp, Int. J.
+High Perf. Computing Appl. 19, 2005), of which two are used:
 
-- *one-shot all-reduce*: a kernel of each rank writes the whole value for every other one and adds
-  up what it finds: n - 1 values out of each rank and as many in, one latency. That pays for few
-  bytes.
-- *copies*: copy engines exchange halves (two ranks), or each rank adds up its slice of all values
-  and gives the sum to all (three and more): 2 (n - 1) / n values out and in, but more latencies.
+- *one-shot all-reduce*: a kernel of each rank writes its whole value to every other one and adds up
+  what arrives: n - 1 values out of each rank and as many in, one latency. Best for few bytes.
+- *copies*: copy engines exchange the values (two ranks), or each rank adds up its slice of all
+  values and gives the sum to all (three and more): 2 (n - 1) / n values out and in, but more
+  latencies.
 
-What pairs share counts once for all of them: a GPU's slot, its NVLinks, and the memory of the host,
-through which each byte goes twice where GPUs do not reach each other.
+What pairs share counts once for all of them: a GPU's slot, its NVLinks, and host memory, through
+which each byte goes twice where GPUs do not reach each other.
 """
 
 from __future__ import annotations
@@ -24,32 +24,37 @@ if TYPE_CHECKING:
     from engine.planning.speed.facts import LinkFacts
 
 How = Literal["lane", "copies", "threads"]
+"""Algorithm of an all-reduce as JSON names it; "lane" is the one-shot all-reduce."""
+
 Wire = Literal["F32", "BF16"]
+"""Element type of what is exchanged."""
 
 MOST_F32_BYTES = 32 << 10
-"""Of a value in F32: up to here GPUs exchange it as it is, beyond that in BF16."""
+"""Largest value, in bytes of F32, that GPUs exchange as it is; larger ones go in BF16."""
 
 MOST_ONE_SHOT_BYTES = 256 << 10
-"""Of the largest values in F32 that go by one-shot all-reduces."""
+"""Largest value, in bytes of F32, that goes by a one-shot all-reduce."""
 
 PACKET_FACTOR = 2.0
-"""Bytes that a one-shot all-reduce sends for each one: every four have a mark of four, by which a
-reader knows them. Sums of ranks that were measured have it within their latency."""
+"""Bytes that a one-shot all-reduce sends for each byte of the value: every four have a mark of
+four, by which a reader knows that they arrived. Measured all-reduces have it in their latency."""
 
 PEER_S = 0.4e-6
-"""For each rank after the second: 3.7, 4.8 and 5.9 µs were measured by others for sums of 2, 4 and
-8 ranks over NVLink, of a few bytes (sglang#2904)."""
+"""Seconds for each rank after the second: others measured 3.7, 4.8 and 5.9 µs for all-reduces of a
+few bytes over 2, 4 and 8 ranks with NVLink (sglang#2904)."""
 
 COPY_S = 25e-6
-"""What a stage of copies costs beside the latency: starting them, and events. An estimate: 39 and
-81 µs were measured for NCCL's sums of two ranks, without and with copies (sglang#39605)."""
+"""Seconds of a stage of copies beside the latency: starting them, and events. An estimate: 39 and
+81 µs were measured for NCCL's all-reduces of two ranks, without and with copies (sglang#39605)."""
 
 
 class SumTime(NamedTuple):
-    """One way to add up.
+    """Predicted time of an all-reduce by one algorithm.
 
     Attributes:
-        wire: the type of what is exchanged.
+        seconds: its time.
+        how: the algorithm.
+        wire: element type of what is exchanged.
     """
 
     seconds: float
@@ -62,11 +67,11 @@ class LinkGroup:
     """The links between some ranks.
 
     Attributes:
-        n: of ranks.
-        has_cpu: one of them is the CPU; then their threads exchange F32 in the host's memory.
-        peers: of each rank, in groups that share a way out of it: its links to the others.
-        n_by_host: pairs that exchange by way of the host's memory.
-        host_bytes_per_s: which that gives and takes in all; 0 where nobody knows.
+        n: number of ranks.
+        has_cpu: whether one of them is on the CPU; then threads exchange F32 in host memory.
+        peers: for each rank its links to the others, those of one route out of it together.
+        n_by_host: number of pairs that exchange by host memory.
+        host_bytes_per_s: bandwidth of host memory, read and written; 0 if unknown.
     """
 
     n: int
@@ -77,12 +82,12 @@ class LinkGroup:
 
     @property
     def latency_s(self) -> float:
-        """Of the slowest pair, and of one rank after the other that is looked for."""
+        """Latency of one all-reduce in seconds: the slowest pair plus polling each rank in turn."""
         slowest = max(link.latency_s for rank in self.peers for way in rank for link in way)
         return slowest + PEER_S * (self.n - 2)
 
     def exchange_s(self, n_bytes: float) -> float:
-        """Until every rank has so many bytes of every other one, beside the latency."""
+        """Return the seconds, beside latency, until each rank has `n_bytes` of every other one."""
         own = max(
             sum(link.payload_s(n_bytes) for link in way) for rank in self.peers for way in rank
         )
@@ -91,14 +96,16 @@ class LinkGroup:
         return max(own, 4 * self.n_by_host * n_bytes / self.host_bytes_per_s)
 
     def one_shot_s(self, n_bytes: float) -> float:
-        """Of values of so many bytes: all at once."""
+        """Return the time of a one-shot all-reduce of `n_bytes`, in seconds."""
         return self.latency_s + self.exchange_s(n_bytes)
 
     def sliced_s(self, n_bytes: float, stage_s: float) -> float:
-        """The same in slices, each summed by one rank; of two ranks each takes the other's whole.
+        """Return the time of an all-reduce of `n_bytes` in slices, in seconds.
+
+        Each rank sums one slice and sends it to all; of two ranks each takes the other's value.
 
         Args:
-            stage_s: what each of the two exchanges costs more than its latency.
+            stage_s: seconds that each of the two exchanges takes beside its latency.
         """
         if self.n == 2:
             return stage_s + self.one_shot_s(n_bytes)
@@ -106,7 +113,7 @@ class LinkGroup:
 
 
 def sums(group: LinkGroup, n_bytes: float) -> list[SumTime]:
-    """The ways to add up values of so many bytes in F32, first the one that is used."""
+    """Return the algorithms for an all-reduce of `n_bytes` in F32, first the one that is used."""
     if group.has_cpu:
         threads = min(group.one_shot_s(n_bytes), group.sliced_s(n_bytes, 0.0))
         return [SumTime(threads, "threads", "F32")]
@@ -119,6 +126,6 @@ def sums(group: LinkGroup, n_bytes: float) -> list[SumTime]:
 
 
 def by_way(links: Sequence[tuple[str, LinkFacts]]) -> tuple[tuple[LinkFacts, ...], ...]:
-    """One rank's links, those of one way together: they share its slot, or its NVLinks."""
+    """Group one rank's links by route: those of one route share its slot, or its NVLinks."""
     ways = dict.fromkeys(way for way, _ in links)
     return tuple(tuple(link for of, link in links if of == way) for way in ways)

@@ -1,11 +1,11 @@
-"""Known cards and processors: what their makers' specification sheets say.
+"""Known GPUs and CPUs, by their makers' specification sheets.
 
 Sources: NVIDIA's data sheets of each card and its white papers on GA102, AD102, GB202, GV100, GA100
-and GH100 (tensor cores, dense, FP16 with sums in FP32: of GeForce cards half the rate of FP16
-sums); AMD's pages on the Radeon RX 7900 XTX and RX 9070 XT and on Ryzen and EPYC; Intel's on the
-Core i9-14900K. Memory is what drivers report. How much of the bandwidth a product of a matrix with
-one token reaches was calibrated with published speeds of decoding: 0.85 up to 1 TB/s, 0.82 at 1.8,
-0.7 at 4.8, where each multiprocessor has more bytes to keep in flight.
+and GH100 (tensor cores, dense, FP16 with FP32 accumulation: on GeForce cards half the rate of FP16
+accumulation); AMD's pages on the Radeon RX 7900 XTX and RX 9070 XT and on Ryzen and EPYC; Intel's
+on the Core i9-14900K. Memory is what drivers report. How much of the bandwidth a GEMV reaches was
+calibrated with published decode speeds: 0.85 up to 1 TB/s, 0.82 at 1.8, 0.7 at 4.8, where each
+multiprocessor has more bytes to keep in flight.
 """
 
 from __future__ import annotations
@@ -18,45 +18,50 @@ from engine.planning.speed.facts import DeviceFacts, WeightRate
 GIB = 1 << 30
 
 PCIE_LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-"""Bytes/s of a lane by generation, after the line code (PCI-SIG)."""
+"""Bytes/s of a PCIe lane by generation, after the line code (PCI-SIG)."""
 
 PCIE_EFFICIENCY = 0.84
-"""What is left after packet headers: 26 GB/s of 31.5 on PCIe 4.0 x16."""
+"""Part of a slot's bandwidth left after packet headers: 26 GB/s of 31.5 on PCIe 4.0 x16."""
 
 MATMUL_EFFICIENCY = 0.6
-"""Of the peak, in products of a prompt: 0.5 to 0.7 on consumer cards."""
+"""Part of the peak that a prompt's GEMMs reach: 0.5 to 0.7 on consumer cards."""
 
 OP_S, ROUTED_OP_S = 1.7e-6, 4.1e-6
-"""Per matrix: 8 nodes of a dense block with 7 matrices take 1.5 µs each beside their bytes, 11 of
-one with 8 matrices and small experts 3 µs; calibrated with published speeds."""
+"""Seconds per matrix: the 8 graph nodes of a dense block with 7 matrices take 1.5 µs each beside
+their bytes, the 11 of one with 8 matrices and small experts 3 µs; calibrated with published
+speeds."""
 
 GPU_HOST_S = 50e-6
+"""Seconds of the host between two tokens of a GPU."""
+
 UNPACK_BYTES = 4.6
-"""Per weight and batch: 0.6 read, 2 written, 2 read again, where matrices become FP16 first."""
+"""Bytes of traffic per weight and batch where matrices become FP16 first: 0.6 read, 2 written, 2
+read again."""
 
 DEQUANTISED_PART = 0.55 / (0.55 + 2 * 4)
-"""Of the bandwidth, where each weight is written and read again as F32 for each token."""
+"""Part of the bandwidth left where each weight is written and read again as F32 for each token."""
 
 RESERVED_BYTES = GIB // 2
-"""Of a card without other programs: CUDA's own, and modules."""
+"""Bytes taken on a GPU without other programs: CUDA's own, and modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One kind of device.
+    """Specification of one kind of GPU or CPU.
 
     Attributes:
-        name: as drivers call it, without the maker.
-        memory_gib: what drivers report.
-        gb_per_s: of its memory, in 10⁹ bytes.
-        tflop_per_s: dense products in FP16 or BF16.
-        f32_tflop_per_s: the same in F32.
-        streaming: the part of the bandwidth that products with one token reach.
+        name: name that drivers report, without the maker.
+        memory_gib: memory that drivers report, in GiB.
+        gb_per_s: memory bandwidth, in 10⁹ bytes/s.
+        tflop_per_s: peak of dense products in FP16 or BF16, in 10¹² operations/s.
+        f32_tflop_per_s: peak of dense products in F32, in 10¹² operations/s.
+        streaming: part of the bandwidth that a GEMV reaches.
         pcie: generation and lanes.
-        nvlink_gb_per_s: in one direction to all others together; 0 for none.
-        has_peer_access: whether drivers let such cards read each other's memory over PCIe.
-        n_cores: of a CPU; 0 for a GPU.
-        capability: of CUDA, or "".
+        nvlink_gb_per_s: NVLink bandwidth in one direction to all others together, in 10⁹ bytes/s;
+            0 for none.
+        has_peer_access: whether drivers let such GPUs read each other's memory over PCIe.
+        n_cores: number of a CPU's cores; 0 for a GPU.
+        capability: CUDA compute capability, such as "8.6"; "" for none.
     """
 
     name: str
@@ -73,11 +78,15 @@ class DeviceSpec:
 
     @property
     def pcie_bytes_per_s(self) -> float:
-        """In one direction."""
+        """Bytes/s of the slot in one direction."""
         return pcie_bytes_per_s(*self.pcie)
 
     def facts(self, device: str) -> DeviceFacts:
-        """What a device of this kind can do."""
+        """Return the expected facts of a device of this kind.
+
+        Args:
+            device: its id.
+        """
         bandwidth = 1e9 * self.gb_per_s * self.streaming
         flop = 1e12 * self.tflop_per_s * MATMUL_EFFICIENCY
         if self.n_cores:
@@ -99,21 +108,22 @@ class DeviceSpec:
 
 
 UNKNOWN_CPU_BYTES, UNKNOWN_CORE_FLOP = 50e9, 1.5e11
-"""Bytes/s of memory in two channels, operations/s of one core: a guess until it is measured."""
+"""Bytes/s of memory in two channels and operations/s of one core: a guess until measured."""
 
 CORES_PER_BANDWIDTH = 6
-"""Cores that use up the memory's speed of a desktop computer, about; larger ones have more."""
+"""Number of cores that use up the memory bandwidth of a desktop CPU; larger CPUs need more."""
 
 CPU_OP_S, CPU_HOST_S = 12e-6, 5e-4
-"""Of the CPU's kernels and of Python between them; see tests/bench/LOG.md."""
-
+"""Seconds per matrix of the CPU's kernels, and of the host between tokens; see
+tests/bench/LOG.md."""
 
 CPU_CACHE_PART = 0.6
-"""Of what the CPU reads of weights, for keys and values in F16; see tests/bench/LOG.md."""
+"""Part of the CPU's bandwidth for weights that keys and values in F16 reach; see
+tests/bench/LOG.md."""
 
 
 def pcie_bytes_per_s(generation: int, width: int) -> float:
-    """Bytes/s of a slot in one direction, as programs see it."""
+    """Return the bytes/s of a PCIe slot in one direction, as programs see it."""
     lane = PCIE_LANE_BYTES[min(max(generation, 1), max(PCIE_LANE_BYTES))]
     return PCIE_EFFICIENCY * lane * width
 
@@ -142,7 +152,7 @@ GPU_SPECS = (
     DeviceSpec("RX 7900 XTX", 24, 960, 123, 61.4),
     DeviceSpec("RX 9070 XT", 16, 640, 195, 48.7, pcie=(5, 16)),
 )
-"""GPUs."""
+"""Specifications of GPUs."""
 
 CPU_SPECS = (
     DeviceSpec("Ryzen 9 7950X", 64, 83, 2.3, 2.3, n_cores=16),
@@ -150,4 +160,4 @@ CPU_SPECS = (
     DeviceSpec("Core i9-14900K", 64, 90, 1.8, 1.8, n_cores=24),
     DeviceSpec("EPYC 9654", 384, 461, 10.6, 10.6, n_cores=96),
 )
-"""CPUs with the memory of a usual machine, its fastest official one in all channels."""
+"""Specifications of CPUs in a usual machine, with their fastest official memory in all channels."""

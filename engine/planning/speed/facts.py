@@ -1,4 +1,4 @@
-"""What is known of devices and of what connects them: speeds are predicted from these numbers."""
+"""Facts of devices and of links between them, from which speeds are predicted."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 CACHE = "KV"
-"""The kind of what is read of the cache, in `DeviceFacts.rates`."""
+"""Key of the KV cache's rate in `DeviceFacts.rates`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightRate:
-    """How fast a device multiplies with weights of one kind.
+    """Speed at which a device multiplies with weights of one kind.
 
     Attributes:
-        bytes_per_s: of weights, as held, for one token.
-        thread_bytes_per_s: the same by one thread of a CPU.
-        flop_per_s: multiplications and additions for many tokens at once.
+        bytes_per_s: bytes of weights per second, as they are held, for one token.
+        thread_bytes_per_s: bytes of weights per second of one CPU thread, for one token.
+        flop_per_s: multiplications and additions per second for many tokens at once.
     """
 
     bytes_per_s: float
@@ -26,22 +26,22 @@ class WeightRate:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What one device can do.
+    """Measured or expected speeds of one device.
 
     Attributes:
         device: its id; ranks with the same one share it.
-        bytes_per_s: reading weights that nothing else is known of, and keys and values.
-        flop_per_s: products of matrices for many tokens.
-        op_s: what each matrix costs a token beside its bytes: starting, ending, and the small steps
-            between matrices.
-        routed_op_s: the same in a block whose tokens go to different experts.
-        host_s: between two tokens: sampling, Python.
-        n_threads: of a CPU, all of them; 0 for a GPU.
-        thread_bytes_per_s: `bytes_per_s` of one of them; 0 where there are none.
-        unpack_bytes: memory traffic for each quantised weight and batch of a prompt, where matrices
-            are dequantised before they are multiplied.
-        cache_part: of `bytes_per_s`, at which keys and values are read.
-        rates: by kind of weights.
+        bytes_per_s: bytes per second of weights without a rate of their own, and of the KV cache.
+        flop_per_s: operations per second of matrix products for many tokens.
+        op_s: seconds that each matrix costs a token beside its bytes: starting, ending, and the
+            small steps between matrices.
+        routed_op_s: seconds that each matrix costs in a block with routed experts.
+        host_s: seconds between two tokens: sampling, Python.
+        n_threads: number of the CPU's threads; 0 for a GPU.
+        thread_bytes_per_s: `bytes_per_s` of one thread; 0 for a GPU.
+        unpack_bytes: memory traffic in bytes for each quantised weight and batch of a prompt, where
+            matrices are dequantised before they are multiplied.
+        cache_part: part of `bytes_per_s` at which keys and values are read.
+        rates: speeds by kind of weights.
     """
 
     device: str
@@ -57,7 +57,7 @@ class DeviceFacts:
     rates: Mapping[str, WeightRate] = field(default_factory=dict)
 
     def rate(self, kind: str) -> WeightRate:
-        """How fast it is with weights of a kind, or with the cache."""
+        """Return the speed with weights of one kind, or with the KV cache."""
         known = self.rates.get(kind)
         if known is not None:
             return known
@@ -68,12 +68,12 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class LinkFacts:
-    """What connects two devices: Hockney's model (Parallel Computing 20, 1994).
+    """Speed of the link between two devices: Hockney's model (Parallel Computing 20, 1994).
 
     Attributes:
-        latency_s: of a sum over the two, or of a move from one to the other, of very few bytes.
-        bytes_per_s: of what is sent, in one direction, while the other is in use as well.
-        covered_bytes: so many are sent within the latency.
+        latency_s: seconds of an all-reduce or a move of very few bytes.
+        bytes_per_s: bytes per second in one direction while the other one is in use as well.
+        covered_bytes: bytes that are sent within the latency.
     """
 
     latency_s: float
@@ -81,5 +81,5 @@ class LinkFacts:
     covered_bytes: float = 0.0
 
     def payload_s(self, n_bytes: float) -> float:
-        """Seconds of some bytes beside the latency."""
+        """Return the seconds of `n_bytes` beside the latency."""
         return max(0.0, n_bytes - self.covered_bytes) / self.bytes_per_s

@@ -1,4 +1,4 @@
-"""How fast a planned split would be, from all that is known of devices, links and earlier runs."""
+"""Forecast: the speed of an evaluated split, from facts of devices and links and earlier runs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
     from engine.planning.speed.rigs import Rig
 
 PROMPT_TOKENS = 512
-"""Of a prompt that is predicted where nobody says how long."""
+"""Length of the predicted prompt by default, in tokens."""
 
 CACHED_BYTES, CACHED = 128 << 20, " in cache"
-"""Weights that a processor's caches may hold are read much faster: no lesson for larger models."""
+"""Bytes of weights that a CPU's caches may hold, and the mark of such runs: they read much faster,
+so larger models learn nothing from them."""
 
 MOST_MODELS = 16
-"""Sets of ranks that a forecaster remembers what it worked out for."""
+"""Most speed models that a forecaster keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted times.
+    """Predicted times of a split.
 
     Attributes:
-        prefill: of a prompt in an empty cache.
-        decode: of one token after it.
+        prefill: time of a prompt in an empty cache.
+        decode: time of one token after it.
     """
 
     prefill: Prediction
@@ -48,14 +49,18 @@ class Forecast:
 
 
 class Forecaster:
-    """Predicts for one machine, and learns from what runs on it.
+    """Predicts speeds for one machine, and learns from runs on it; for one thread at a time.
 
     Args:
-        devices: all of them.
-        facts: of each, by its id.
-        calibration: None where nothing can be learnt, as of simulated devices.
+        devices: all devices of the machine.
+        facts: facts by device.
+        links: links in the default peer mode.
+        calibration: ratios of earlier runs; None where nothing can be learnt, as with simulated
+            devices.
+        by_mode: links by peer mode.
 
-    One thread at a time may use it.
+    Attributes:
+        devices: devices by id.
     """
 
     def __init__(
@@ -76,7 +81,7 @@ class Forecaster:
 
     @classmethod
     def of_machine(cls) -> Forecaster:
-        """For the devices that are here, with what was measured and learnt before."""
+        """Return the forecaster of this machine, with all earlier measurements and ratios."""
         devices, file = list_devices(), MachineFile.of_user()
         facts = {device.id: known_facts(device, file) for device in devices}
         topology = read_topology()
@@ -85,7 +90,7 @@ class Forecaster:
 
     @classmethod
     def of_rig(cls, rig: Rig) -> Forecaster:
-        """For simulated devices."""
+        """Return the forecaster of a simulated machine."""
         return cls(rig.devices, rig.facts, rig.links)
 
     @property
@@ -95,7 +100,7 @@ class Forecaster:
 
     @property
     def rooms(self) -> list[Room]:
-        """What a plan may use of each device that a model can be put on."""
+        """Memory that a plan may use on each usable device."""
         return [
             Room(device.id, device.free_bytes, self._facts[device.id].bytes_per_s)
             for device in self.devices.values()
@@ -103,7 +108,7 @@ class Forecaster:
         ]
 
     def sum_s(self, devices: Sequence[str], n_bytes: float) -> float:
-        """Seconds of a sum that ranks on these devices get, each of `n_bytes`."""
+        """Return the time of an all-reduce of `n_bytes` over ranks on these devices, in seconds."""
         return self._links.all_reduce_s(devices, n_bytes)
 
     def forecast(
@@ -113,11 +118,11 @@ class Forecaster:
         quant: str = "",
         n_prompt: int | None = None,
     ) -> Forecast | None:
-        """Predict the speed of an evaluated split; None where a device of it is not known.
+        """Predict the speed of an evaluated split; None where one of its devices is unknown.
 
         Args:
-            quant: of the model, by which earlier runs are told apart.
-            n_prompt: tokens of the prompt; None for `PROMPT_TOKENS`, or less where the context is.
+            quant: the model's quantisation, by which earlier runs are told apart.
+            n_prompt: tokens of the prompt; None for `PROMPT_TOKENS`, or less in a short context.
         """
         speed = self._speed(evaluation, params)
         if speed is None:
@@ -166,6 +171,7 @@ class Forecaster:
         self._calibration.note(subject, predicted.seconds, seconds)
 
     def _speed(self, evaluation: Evaluation, params: LoadParams) -> SpeedModel | None:
+        """Return the speed model of a plan's ranks; None where one of the devices is unknown."""
         ids = tuple(device.device for device in evaluation.plan.devices)
         if any(device not in self._facts for device in ids):
             return None
@@ -184,7 +190,7 @@ class Forecaster:
     def _subject(
         self, evaluation: Evaluation, params: LoadParams, quant: str
     ) -> Callable[[str], Subject]:
-        """What a run counts for, by test; after a new measurement for nothing that was before."""
+        """Return the calibration subject of a run, by test; newly measured facts change it."""
         ids = [device.device for device in evaluation.plan.devices]
         about = f"{quant} {params.split_mode}".strip()
         marks = " ".join(self._marks[device] for device in dict.fromkeys(ids))
@@ -195,13 +201,13 @@ class Forecaster:
 
 
 def _mark(facts: DeviceFacts) -> str:
-    """Tells facts from others: a ratio is worth nothing where predictions are made from others."""
+    """Return a checksum of facts: a ratio means nothing for predictions from other facts."""
     numbers = json.dumps(asdict(facts), sort_keys=True)
     return f"{crc32(numbers.encode()):08x}"
 
 
 def with_cache_on_host(facts: DeviceFacts, links: Links) -> DeviceFacts:
-    """A device whose cache lies in the host's memory: a GPU reads it through its slot."""
+    """Return a device's facts with its KV cache in host memory: a GPU reads it through its slot."""
     if facts.device == CPU:
         return facts
     slot = links.between(facts.device, CPU).bytes_per_s

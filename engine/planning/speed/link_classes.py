@@ -1,10 +1,10 @@
-"""How fast links of each class are, where nobody has measured them.
+"""Expected speeds of links by class, for links that were not measured.
 
-Latencies are of a sum of a few kilobytes over two devices. Measured by others: NVLink 6 µs (NCCL on
-two H100, nccl#1259); kernels of one's own over PCIe 4.0 to 4.9 µs (two GPUs, flashinfer#5023), 4.0
-to 7.2 µs (four, sglang-V100#2), 9 µs (eight, ik_llama.cpp#1022); NCCL through shared memory 39 µs
-and 1.9 GB/s, or 12.5 GB/s of a slot's 26 with copies (sglang#39605). An estimate: kernels that
-exchange by way of the host's memory have two or three hops of a few µs.
+Latencies are of an all-reduce of a few kilobytes over two devices. Measured by others: NVLink 6 µs
+(NCCL on two H100, nccl#1259); custom kernels over PCIe, 4.0 to 4.9 µs (two GPUs, flashinfer#5023),
+4.0 to 7.2 µs (four, sglang-V100#2), 9 µs (eight, ik_llama.cpp#1022); NCCL through shared memory 39
+µs and 1.9 GB/s, or 12.5 GB/s of a slot's 26 with copies (sglang#39605). An estimate: kernels that
+exchange by host memory have two or three hops of a few µs.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ from engine.planning.speed.facts import LinkFacts
 from engine.planning.speed.machine_links import SHARED_MEMORY, Links
 
 NVLINK_BYTES = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
-"""Bytes/s of a link in one direction, by version (NVIDIA's data sheets)."""
+"""Bytes/s of one NVLink in one direction, by version (NVIDIA's data sheets)."""
 
 NVLINK_EFFICIENCY = 0.8
+"""Part of NVLink's bandwidth that exchanges reach."""
+
 HOST_PART = 0.5
-"""Of a slot's speed, where each number goes up and then down again: 12.5 of 26 GB/s."""
+"""Part of a slot's bandwidth left where each byte goes up and down again: 12.5 of 26 GB/s."""
 
 USUAL_SLOT = Pcie(4, 16, 4, 16)
+"""Slot of a GPU about which the driver says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkClass:
-    """A way to exchange numbers.
+    """Expected speed of one class of links.
 
     Attributes:
-        latency_s: of a sum of few numbers.
-        part: of the slot's speed; 0 where that does not matter.
-        bytes_per_s: where it does not.
-        covered_bytes: are sent within the latency.
+        latency_s: seconds of an all-reduce of few numbers.
+        part: part of the slot's bandwidth; 0 where that does not matter.
+        bytes_per_s: bandwidth where the slot's does not matter, in bytes/s.
+        covered_bytes: bytes that are sent within the latency.
     """
 
     latency_s: float
@@ -45,7 +48,7 @@ class LinkClass:
     covered_bytes: float = 0.0
 
     def facts(self, slot_bytes_per_s: float) -> LinkFacts:
-        """Between devices whose slower slot is so fast."""
+        """Return the facts of a link between devices whose slower slot has this bandwidth."""
         rate = self.bytes_per_s or self.part * slot_bytes_per_s
         return LinkFacts(self.latency_s, rate, self.covered_bytes)
 
@@ -56,17 +59,23 @@ CLASSES: Mapping[str, LinkClass] = {
     "host": LinkClass(13e-6, HOST_PART),
     "shm": LinkClass(40e-6, bytes_per_s=1.9e9, covered_bytes=64 << 10),
 }
-"""By name, the fastest first; what NVLink gives depends on how many there are. The last one is as
-slow as NCCL through shared memory: 37 and 38.5 µs for 32 and 64 KiB and eight GPUs (nccl#922)."""
+"""Link classes by name, the fastest first; NVLink's bandwidth depends on the number of links. "shm"
+is as slow as NCCL through shared memory: 37 and 38.5 µs for 32 and 64 KiB and eight GPUs
+(nccl#922)."""
 
 
 def nvlink_facts(bytes_per_s: float) -> LinkFacts:
-    """NVLinks that all together give so much in one direction."""
+    """Return the facts of NVLinks that together have this bandwidth in one direction."""
     return LinkFacts(CLASSES["nvlink"].latency_s, NVLINK_EFFICIENCY * bytes_per_s)
 
 
 def link_facts(link: Link, pcie: Mapping[str, Pcie]) -> LinkFacts:
-    """What to expect of a link that the driver tells of."""
+    """Return the expected facts of a link that the driver reports.
+
+    Args:
+        link: the link.
+        pcie: slots by device.
+    """
     if link.kind == "nvlink":
         return nvlink_facts(link.n_nvlink * NVLINK_BYTES.get(link.nvlink_version, 25e9))
     slots = [slot_bytes_per_s(pcie.get(device, USUAL_SLOT)) for device in (link.a, link.b)]
@@ -74,7 +83,7 @@ def link_facts(link: Link, pcie: Mapping[str, Pcie]) -> LinkFacts:
 
 
 def slot_bytes_per_s(slot: Pcie) -> float:
-    """At most, since a slot of an idle GPU rests."""
+    """Return a slot's largest bandwidth in bytes/s: the slot of an idle GPU may run slower."""
     generation = slot.max_generation or slot.generation or USUAL_SLOT.generation
     return pcie_bytes_per_s(generation, slot.width or slot.max_width or USUAL_SLOT.width)
 
@@ -82,7 +91,7 @@ def slot_bytes_per_s(slot: Pcie) -> float:
 def expected_links(
     topology: Topology, measured: Mapping[tuple[str, str], LinkFacts] | None = None
 ) -> Links:
-    """All links of a machine, as to be expected where they were not measured."""
+    """Return all links of a machine, with expected facts where they were not measured."""
     pairs = {(link.a, link.b): link_facts(link, topology.pcie) for link in topology.links}
     host = {
         (device, CPU): LinkFacts(CLASSES["host"].latency_s, slot_bytes_per_s(slot))

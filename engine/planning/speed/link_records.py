@@ -1,6 +1,6 @@
-"""What came of trying the ways between two GPUs, which way follows from it, and what to say of it.
+"""Records of tested routes between two GPUs: their results, the route to use, and its problems.
 
-No torch: what is kept on disk is shown without it.
+No torch: records on disk are shown without it.
 """
 
 from __future__ import annotations
@@ -14,44 +14,46 @@ from engine.devices.routes import Place, Way
 from engine.planning.speed.facts import LinkFacts
 
 Verdict = Literal["passed", "lost", "wrong", "hung", "crashed", "refused"]
-"""What came of a trial: all arrived; something did not; something else did; it did not end; the
-program that made it did not live; it could not be begun."""
+"""Result of a trial: all values arrived; some did not; some arrived damaged; it did not end; it
+ended the test program; it could not be started."""
 
 Means = Literal["stores", "copies", "nccl"]
-"""What brings the values: kernels that write them, copies, or NCCL, which goes its own ways."""
+"""Means of transfer: stores by kernels, copies, or NCCL, which chooses its own route."""
 
 MEANS: tuple[Means, ...] = ("stores", "copies")
-"""What a model needs; NCCL is a matter of speed."""
+"""Means that a model needs; NCCL is a matter of speed."""
 
 NCCL: tuple[Means, Place] = ("nccl", "peer")
+"""Key of NCCL's trial in `LinkRecord.trials`."""
 
 TOKEN_SUM_BYTES = 16 << 10
-"""The sum of a token: 4096 numbers."""
+"""Bytes of a token's all-reduce: 4096 numbers."""
 
 COVERED_BYTES = 32 << 10
-"""What is sent within the latency of a small sum."""
+"""Most bytes that are sent within the latency of a small all-reduce."""
 
 SLOW_STORES = 0.1
-"""Of the speed of copies: kernels that write slower than that have something in their way."""
+"""Part of the speed of copies below which kernel writes count as slow."""
 
 TELLING_BYTES = 128 << 10
-"""Of what kernels write: so many show how fast they write."""
+"""Least bytes of kernel writes that show their bandwidth."""
 
 FEW_LANES = 4
-"""Of a slot: with so many or fewer it is one for other cards, or by way of the chipset."""
+"""Most PCIe lanes of a slot that is meant for other cards, or goes through the chipset."""
 
-TRIES_AGAIN = "'tandem devices --measure' tries again"
+TRIES_AGAIN = "'tandem devices --measure' tests again"
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """What came of one way in one direction.
+    """Result of testing one route in one direction.
 
     Attributes:
-        why: what was seen, as half a sentence; "" where it passed.
-        seconds: by payload in bytes: of an exchange in which both write as much (stores), or of a
-            copy while one goes the other way (copies).
-        lanes: generation and width of the source's slot right after copies; zeros if not known.
+        verdict: the result.
+        why: part of a sentence that says what was seen; "" where it passed.
+        seconds: time by payload in bytes: of an exchange in which both GPUs write as much
+            (stores), or of a copy while another one goes the other way (copies).
+        lanes: PCIe generation and width of the source's slot right after copies; zeros if unknown.
     """
 
     verdict: Verdict
@@ -61,32 +63,34 @@ class TrialRecord:
 
     @property
     def passed(self) -> bool:
+        """Whether all values arrived."""
         return self.verdict == "passed"
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """All ways in one direction.
+    """Results of all routes in one direction.
 
     Attributes:
-        date: of the day on which they were tried, such as 2026-03-01.
-        trials: by means and place; those that were not tried are missing.
+        date: day on which they were tested, such as 2026-03-01.
+        trials: results by means and place; those not tested are missing.
     """
 
     date: str
     trials: Mapping[tuple[Means, Place], TrialRecord] = field(default_factory=dict)
 
     def passed(self, means: Means, place: Place) -> bool:
+        """Return whether one route was tested and all values arrived."""
         trial = self.trials.get((means, place))
         return trial is not None and trial.passed
 
 
 def chosen_way(record: LinkRecord | None, p2p: PeerMode) -> Way:
-    """The way to use, of what was tried.
+    """Return the routes to use, given the results.
 
-    "auto" takes the faster one of two that passed: some machines read each other's memory well and
-    write it badly. Copies by way of the host need no proof: drivers make them from two that always
-    work.
+    "auto" takes the faster of two routes that passed: on some machines GPUs read each other's
+    memory fast and write it slowly. Copies by host memory need no test: drivers make them from two
+    copies that always work.
     """
     if record is None:
         return Way(None, "host")
@@ -95,9 +99,9 @@ def chosen_way(record: LinkRecord | None, p2p: PeerMode) -> Way:
 
 
 def nccl_pays(there: LinkRecord, back: LinkRecord, p2p: PeerMode) -> bool:
-    """Whether two GPUs may exchange much by NCCL, and are faster so than by copies.
+    """Return whether two GPUs may exchange large values by NCCL, and do so faster than by copies.
 
-    NCCL decides by itself whether one writes the other's memory, so that must have passed.
+    NCCL decides by itself whether one GPU writes the other's memory, so that must have passed.
     """
     if p2p == "off":
         return False
@@ -114,6 +118,7 @@ def nccl_pays(there: LinkRecord, back: LinkRecord, p2p: PeerMode) -> bool:
 
 
 def _chosen(record: LinkRecord, means: Means, p2p: PeerMode) -> Place | None:
+    """Return the place by which one means shall go; None where none passed."""
     by_peer, by_host = (record.passed(means, place) for place in ("peer", "host"))
     if not by_peer or p2p == "off":
         return "host" if by_host else None
@@ -124,7 +129,7 @@ def _chosen(record: LinkRecord, means: Means, p2p: PeerMode) -> Place | None:
 
 
 def _typical_s(trial: TrialRecord, means: Means) -> float:
-    """Of what is usually sent: little by stores, much by copies; 0 where nothing was measured."""
+    """Return the time of a usual payload, small by stores, large by copies; 0 if not measured."""
     if means == "copies":
         return trial.seconds[max(trial.seconds)] if trial.seconds else 0.0
     known = [n for n in trial.seconds if n >= TOKEN_SUM_BYTES]
@@ -132,7 +137,7 @@ def _typical_s(trial: TrialRecord, means: Means) -> float:
 
 
 def speed_of(record: LinkRecord, way: Way) -> LinkFacts | None:
-    """Latency and bandwidth of the way that is used; None where they were not measured."""
+    """Return latency and bandwidth of the routes in use; None where they were not measured."""
     copies = record.trials.get(("copies", way.copies))
     stores = record.trials.get(("stores", way.stores)) if way.stores else None
     if copies is None or not copies.seconds:
@@ -145,65 +150,66 @@ def speed_of(record: LinkRecord, way: Way) -> LinkFacts | None:
     return LinkFacts(copies.seconds[min(copies.seconds)], bytes_per_s, min(copies.seconds))
 
 
-def link_problems(source: str, goal: str, record: LinkRecord, p2p: PeerMode) -> tuple[str, ...]:
-    """What a person should know of a direction, as sentences."""
+def link_problems(source: str, target: str, record: LinkRecord, p2p: PeerMode) -> tuple[str, ...]:
+    """Return sentences that tell the user what is wrong or slow from `source` to `target`."""
     said = []
     for (means, place), trial in record.trials.items():
         is_missed = (means, place) != NCCL or trial.verdict != "refused"  # many do without it
         if not trial.passed and is_missed and not (place == "peer" and p2p == "off"):
-            said.append(_failure(source, goal, means, place, trial, record.date))
-    said += filter(None, (_slowness(source, goal, record, chosen_way(record, p2p)),))
+            said.append(_failure(source, target, means, place, trial, record.date))
+    said += filter(None, (_slowness(source, target, record, chosen_way(record, p2p)),))
     said += filter(None, (_narrowness(source, record),))
     return tuple(said)
 
 
 def _failure(
-    source: str, goal: str, means: Means, place: Place, trial: TrialRecord, date: str
+    source: str, target: str, means: Means, place: Place, trial: TrialRecord, date: str
 ) -> str:
+    """Return the sentence about a route that did not pass."""
     what = {
-        ("stores", "peer"): f"What kernels on {source} write to the memory of {goal}",
-        ("stores", "host"): f"What kernels on {source} write to the host's memory for {goal}",
-        ("copies", "peer"): f"What {source} copies straight to {goal}",
-        ("copies", "host"): f"What {source} copies to {goal} by way of the host",
-        NCCL: f"What NCCL brings from {source} to {goal}",
+        ("stores", "peer"): f"Kernel writes from {source} to {target}",
+        ("stores", "host"): f"Kernel writes from {source} to {target} by host memory",
+        ("copies", "peer"): f"Direct copies from {source} to {target}",
+        ("copies", "host"): f"Copies from {source} to {target} by host memory",
+        NCCL: f"NCCL transfers from {source} to {target}",
     }[means, place]
     instead = {
-        ("stores", "peer"): "the host's memory is used instead",
-        ("copies", "peer"): "the host's memory is used instead",
+        ("stores", "peer"): "host memory is used instead",
+        ("copies", "peer"): "host memory is used instead",
         ("stores", "host"): "copies are used instead",
-        ("copies", "host"): "what is computed there may be wrong",
-        NCCL: "it is not used",
+        ("copies", "host"): "results may be wrong",
+        NCCL: "NCCL is not used",
     }[means, place]
     detail = f" ({trial.why})" if trial.why else ""
     if trial.verdict == "refused":
-        return f"{what} was not tried{detail}; {instead}."
+        return f"{what} were not tested{detail}; {instead}."
     seen = {
-        "lost": "does not arrive", "wrong": "arrives damaged", "hung": "never came to an end",
-        "crashed": "ended the program that tried it",
+        "lost": "do not arrive", "wrong": "arrive damaged", "hung": "never end",
+        "crashed": "crash the test program",
     }[trial.verdict]  # fmt: skip
     again = f"; {TRIES_AGAIN}" if trial.verdict in ("hung", "crashed") else ""
-    return f"{what} {seen}{detail}, as tried on {date}; {instead}{again}."
+    return f"{what} {seen}{detail}, tested on {date}; {instead}{again}."
 
 
-def _slowness(source: str, goal: str, record: LinkRecord, way: Way) -> str:
-    """Whether kernels write much slower than copies bring the same, as a sentence; or ""."""
+def _slowness(source: str, target: str, record: LinkRecord, way: Way) -> str:
+    """Return the sentence about kernel writes much slower than copies; "" where they are not."""
     stores = record.trials.get(("stores", way.stores)) if way.stores else None
     copies = record.trials.get(("copies", way.copies))
     if stores is None or copies is None or not copies.seconds:
         return ""
-    if max(stores.seconds, default=0) < TELLING_BYTES:  # it is latency that counts below
+    if max(stores.seconds, default=0) < TELLING_BYTES:  # below, latency counts
         return ""
     rates = [max(t.seconds) / t.seconds[max(t.seconds)] for t in (stores, copies)]
     if rates[0] >= SLOW_STORES * rates[1]:
         return ""
     return (
-        f"Kernels on {source} write to {goal} at {rates[0] / 1e9:.2g} GB/s, while copies bring "
-        f"{rates[1] / 1e9:.2g} GB/s; sums of a token are slower than they could be."
+        f"Kernel writes from {source} to {target} reach {rates[0] / 1e9:.2g} GB/s, copies "
+        f"{rates[1] / 1e9:.2g} GB/s; exchanges of a token are slower than they could be."
     )
 
 
 def _narrowness(source: str, record: LinkRecord) -> str:
-    """Whether a device sits in a slot that is slow at work, as a sentence; or ""."""
+    """Return the sentence about a slot that is slow under load; "" where it is not."""
     known = [trial.lanes for trial in record.trials.values() if all(trial.lanes)]
     if not known:
         return ""
@@ -211,13 +217,13 @@ def _narrowness(source: str, record: LinkRecord) -> str:
     if generation > 1 and width > FEW_LANES:
         return ""
     return (
-        f"The slot of {source} runs as PCIe {generation}.0 x{width} at work; another slot, a riser "
-        "or a setting of the mainboard may give it more."
+        f"The slot of {source} runs as PCIe {generation}.0 x{width} under load; another slot, a "
+        "better riser or a mainboard setting may make it faster."
     )
 
 
 def record_document(record: LinkRecord) -> dict[str, object]:
-    """As it is kept and printed."""
+    """Return a record as a JSON-ready dictionary, as it is kept and printed."""
     trials = {
         f"{means}/{place}": trial_document(trial) for (means, place), trial in record.trials.items()
     }
@@ -225,7 +231,7 @@ def record_document(record: LinkRecord) -> dict[str, object]:
 
 
 def trial_document(trial: TrialRecord) -> dict[str, object]:
-    """What came of one way, for JSON."""
+    """Return the result of one route as a JSON-ready dictionary."""
     seconds = {str(n): s for n, s in trial.seconds.items()}
     return {
         "verdict": trial.verdict, "why": trial.why, "seconds": seconds, "lanes": [*trial.lanes]
@@ -233,7 +239,7 @@ def trial_document(trial: TrialRecord) -> dict[str, object]:
 
 
 def record_from(document: object) -> LinkRecord | None:
-    """The same back; None where it makes no sense."""
+    """Return a record from its JSON; None where that makes no sense."""
     if not isinstance(document, Mapping) or not isinstance(document.get("date"), str):
         return None
     entries = document.get("trials")
@@ -250,7 +256,7 @@ def record_from(document: object) -> LinkRecord | None:
 
 
 def trial_from(entry: object) -> TrialRecord | None:
-    """What came of one way, from its document; None where it makes no sense."""
+    """Return the result of one route from its JSON; None where that makes no sense."""
     if not isinstance(entry, Mapping) or entry.get("verdict") not in get_args(Verdict):
         return None
     why, seconds = entry.get("why", ""), entry.get("seconds", {})

@@ -1,8 +1,8 @@
-"""What was measured and proven on this machine, kept on disk: that takes seconds.
+"""The file of this machine's measured devices and links and tested routes, which take seconds.
 
-An entry belongs to a device's name, driver and number of cores, and to this version of Tandem; that
-of a link to slots as well, and what was proven to the version of CUDA. What is lost or damaged
-is measured again.
+An entry belongs to a device's name, driver or number of cores, and to this version of Tandem; that
+of a link also to the slots, and that of a route also to the version of CUDA. Lost or damaged
+entries are measured again.
 """
 
 from __future__ import annotations
@@ -41,19 +41,21 @@ from engine.planning.speed.rigs import spec_from_driver
 
 FILE_NAME = "machine.json"
 MOST_ENTRIES = 64
+"""Most devices, and most links, in the file."""
+
 MOST_PROOFS = 8 * MOST_ENTRIES
-"""Eight GPUs have 56 ways."""
+"""Most records of routes in the file; eight GPUs have 56."""
 
 T = TypeVar("T", DeviceFacts, LinkFacts, WeightRate)
 
 
 class MachineFile:
-    """Measured facts of devices and of links between them.
+    """Measured facts of devices and links, and records of routes.
 
     Args:
-        path: of the file; None keeps them in memory only.
+        path: path of the file; None keeps them in memory only.
 
-    It may be used from several threads. Of two programs that write at once, one wins.
+    Several threads may use it. Of two programs that write at once, one wins.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -63,18 +65,18 @@ class MachineFile:
 
     @classmethod
     def of_user(cls) -> MachineFile:
-        """The one in the user's cache folder."""
+        """Return the file in the user's cache folder."""
         folder = cache_folder()
         return cls(folder / FILE_NAME if folder else None)
 
     def device(self, info: DeviceInfo) -> DeviceFacts | None:
-        """What was measured of a device."""
+        """Return the measured facts of a device; None if there are none."""
         with self._lock:
             found = self._devices.get(_device_key(info))
         return None if found is None else replace(found, device=info.id)
 
     def keep_device(self, info: DeviceInfo, facts: DeviceFacts) -> DeviceFacts:
-        """Keep what was measured, with what is known of further kinds of weights; returns both."""
+        """Save a device's facts and return them, with the known rates of other kinds of weights."""
         with self._lock:
             known = self._devices.pop(_device_key(info), None)
             rates = {**(known.rates if known else {}), **facts.rates}
@@ -84,49 +86,49 @@ class MachineFile:
         return facts
 
     def forget_device(self, info: DeviceInfo) -> None:
-        """Let it be measured anew."""
+        """Delete a device's facts, so that it is measured again."""
         with self._lock:
             if self._devices.pop(_device_key(info), None) is not None:
                 self._save()
 
     def link(self, a: DeviceInfo, b: DeviceInfo) -> LinkFacts | None:
-        """What was measured between two devices."""
+        """Return the measured facts of a link; None if there are none."""
         with self._lock:
             return self._links.get(_link_key(a, b))
 
     def keep_link(self, a: DeviceInfo, b: DeviceInfo, facts: LinkFacts) -> None:
-        """Keep what was measured between two devices."""
+        """Save the measured facts of a link."""
         with self._lock:
             self._links.pop(_link_key(a, b), None)
             self._links[_link_key(a, b)] = facts
             self._save()
 
     def links(self, devices: Sequence[DeviceInfo]) -> dict[tuple[str, str], LinkFacts]:
-        """What was measured between any of these, by their ids."""
+        """Return the measured links between any of these devices, by their ids."""
         pairs = [(a, b) for at, a in enumerate(devices) for b in devices[at:]]
         found = {(a.id, b.id): self.link(a, b) for a, b in pairs}
         return {pair: facts for pair, facts in found.items() if facts is not None}
 
-    def proof(self, source: DeviceInfo, goal: DeviceInfo) -> LinkRecord | None:
-        """What came of trying the ways from one GPU to another."""
+    def proof(self, source: DeviceInfo, target: DeviceInfo) -> LinkRecord | None:
+        """Return the record of the routes from one GPU to another; None if there is none."""
         with self._lock:
-            return self._proofs.get(_way_key(source, goal))
+            return self._proofs.get(_way_key(source, target))
 
-    def keep_proof(self, source: DeviceInfo, goal: DeviceInfo, record: LinkRecord) -> None:
-        """Keep what came of trying the ways from one GPU to another."""
+    def keep_proof(self, source: DeviceInfo, target: DeviceInfo, record: LinkRecord) -> None:
+        """Save the record of the routes from one GPU to another."""
         with self._lock:
-            self._proofs.pop(_way_key(source, goal), None)
-            self._proofs[_way_key(source, goal)] = record
+            self._proofs.pop(_way_key(source, target), None)
+            self._proofs[_way_key(source, target)] = record
             self._save()
 
-    def forget_proof(self, source: DeviceInfo, goal: DeviceInfo) -> None:
-        """Let the ways from one GPU to another be tried anew."""
+    def forget_proof(self, source: DeviceInfo, target: DeviceInfo) -> None:
+        """Delete the record of the routes from one GPU to another: they are tested again."""
         with self._lock:
-            if self._proofs.pop(_way_key(source, goal), None) is not None:
+            if self._proofs.pop(_way_key(source, target), None) is not None:
                 self._save()
 
     def proofs(self, devices: Sequence[DeviceInfo]) -> dict[tuple[str, str], LinkRecord]:
-        """What came of trying ways between any of these, by their ids."""
+        """Return the records of the routes between any of these devices, by their ids."""
         pairs = permutations([d for d in devices if d.kind != "cpu"], 2)
         found = {(a.id, b.id): self.proof(a, b) for a, b in pairs}
         return {pair: record for pair, record in found.items() if record is not None}
@@ -149,14 +151,14 @@ def _device_key(info: DeviceInfo) -> str:
 
 
 def _link_key(a: DeviceInfo, b: DeviceInfo) -> str:
-    """GPUs of one name may sit in different slots."""
+    """Return the key of a link; it has the slots, since GPUs may have the same name."""
     ends = sorted(f"{info.name} {info.pci_bus}".strip() for info in (a, b))
     return " | ".join((*ends, a.driver or b.driver or str(a.n_cores), package_version()))
 
 
-def _way_key(source: DeviceInfo, goal: DeviceInfo) -> str:
-    """Whatever may decide over whether it works and has a version."""
-    ends = " > ".join(f"{info.name} {info.pci_bus}".strip() for info in (source, goal))
+def _way_key(source: DeviceInfo, target: DeviceInfo) -> str:
+    """Return the key of a route, with the versions that may decide whether it works."""
+    ends = " > ".join(f"{info.name} {info.pci_bus}".strip() for info in (source, target))
     versions = f"driver {source.driver}", f"CUDA {_cuda()}", package_version()
     return " | ".join((ends, *versions))
 
@@ -168,7 +170,7 @@ def _cuda() -> str:
 def _read(
     path: Path | None,
 ) -> tuple[dict[str, DeviceFacts], dict[str, LinkFacts], dict[str, LinkRecord]]:
-    """All entries that make sense."""
+    """Return all entries that make sense: devices, links and records of routes."""
     document = read_json(path)
     if not isinstance(document, dict):
         return {}, {}, {}
@@ -202,7 +204,7 @@ def _entries(found: object) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _made(kind: type[T], entry: Mapping[str, Any]) -> T | None:
-    """A value from its fields, or None where one is missing, unknown or of another sort."""
+    """Return a value made of its fields; None where one is missing, unknown or no such number."""
     try:
         made = kind(**entry)
     except TypeError:
@@ -219,15 +221,16 @@ def _made(kind: type[T], entry: Mapping[str, Any]) -> T | None:
 
 
 def known_facts(info: DeviceInfo, file: MachineFile | None = None) -> DeviceFacts:
-    """What was measured of a device, else what its maker says of it, else a guess."""
+    """Return the measured facts of a device, else those expected of it."""
     measured = file.device(info) if file else None
     return measured or expected_facts(info)
 
 
 def expected_facts(info: DeviceInfo) -> DeviceFacts:
-    """What to expect of a device that nobody has measured here.
+    """Return the expected facts of a device that was not measured here.
 
-    A GPU that is not in the table counts as the slowest one with at least its memory.
+    They follow its maker's specification. A GPU that is not in the table counts as the slowest one
+    with at least its memory.
     """
     card = spec_from_driver(info.name)
     if card is not None and bool(card.n_cores) == (info.kind == "cpu"):
@@ -245,9 +248,9 @@ def known_links(
     devices: Sequence[DeviceInfo], topology: Topology, file: MachineFile | None = None,
     p2p: PeerMode = "auto",
 ) -> Links:  # fmt: skip
-    """What was measured between devices, else what is to be expected of links of their class.
+    """Return the measured links between devices, else those expected of their class.
 
-    Between GPUs that is of the ways that are used; their sums are as fast as the slower direction.
+    Between GPUs the routes in use count; an all-reduce is as fast as the slower direction.
     """
     if p2p == "off":
         topology = replace(topology, links=tuple(by_host(link) for link in topology.links))
@@ -257,14 +260,14 @@ def known_links(
 
 
 def by_host(link: Link) -> Link:
-    """A link whose GPUs do not use each other's memory."""
+    """Return the link as it is where GPUs do not use each other's memory."""
     return replace(link, kind="host", n_nvlink=0)
 
 
 def used_speeds(
     devices: Sequence[DeviceInfo], file: MachineFile, p2p: PeerMode = "auto"
 ) -> dict[tuple[str, str], LinkFacts]:
-    """Of pairs of GPUs whose ways were tried and timed: what those give that are used."""
+    """Return the speeds of the routes in use, of all pairs of GPUs whose routes were timed."""
     found: dict[tuple[str, str], LinkFacts] = {}
     for (a, b), record in file.proofs(devices).items():
         speed = speed_of(record, chosen_way(record, p2p))

@@ -1,4 +1,4 @@
-"""The links between all devices of a machine, and what sums over some of them take."""
+"""The links between all devices of a machine, and the time of all-reduces over some of them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from engine.planning.speed.facts import LinkFacts
 
 
 class Links:
-    """What connects the devices of a machine.
+    """The links between the devices of a machine.
 
     Args:
-        pairs: by two ids in any order; the same id twice is for ranks that share a device.
-        other: for pairs that are not named.
-        ways: how pairs reach each other, such as "nvlink" or "host": of one device, those by the
-            same way share it.
-        host_bytes_per_s: of the host's memory, read and written, which pairs by way of "host"
-            share; 0 where nobody knows.
+        pairs: links by two ids in any order; the same id twice is for ranks that share a device.
+        other: link of pairs that are not named.
+        ways: routes of pairs, such as "nvlink" or "host": one device's pairs by the same route
+            share its bandwidth.
+        host_bytes_per_s: bandwidth of host memory, read and written, which pairs by "host" share;
+            0 if unknown.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Links:
         self._sums: dict[tuple[tuple[str, ...], float], list[SumTime]] = {}
 
     def between(self, a: str, b: str) -> LinkFacts:
-        """The link of two devices."""
+        """Return the link between two devices."""
         known = self._pairs.get((a, b) if a <= b else (b, a))
         if known is not None:
             return known
@@ -46,11 +46,11 @@ class Links:
         return self._other
 
     def way(self, a: str, b: str) -> str:
-        """How two devices reach each other; "" where nobody says."""
+        """Return the route between two devices, such as "nvlink"; "" if unknown."""
         return self._ways.get(_sorted((a, b)), "")
 
     def group(self, devices: Sequence[str]) -> LinkGroup:
-        """The links between two ranks or more."""
+        """Return the links between two or more ranks, given their devices."""
         ids = tuple(devices)
         found = self._groups.get(ids)
         if found is None:
@@ -66,10 +66,10 @@ class Links:
         return LinkGroup(len(ids), CPU in ids, tuple(peers), n_by_host, self._host_bytes_per_s)
 
     def sums(self, devices: Sequence[str], n_bytes: float) -> list[SumTime]:
-        """The ways to make a sum that all ranks on `devices` get, first the one that is used.
+        """Return the algorithms for an all-reduce over ranks on `devices`, first the one used.
 
         Args:
-            n_bytes: of what each rank has, in F32.
+            n_bytes: bytes of each rank's value in F32.
         """
         if len(devices) < 2:
             return []
@@ -82,7 +82,7 @@ class Links:
         return found
 
     def all_reduce_s(self, devices: Sequence[str], n_bytes: float) -> float:
-        """Seconds of such a sum as it is made; see `sums`."""
+        """Return the time of an all-reduce as it is made, in seconds; see `sums`."""
         found = self.sums(devices, n_bytes)
         return found[0].seconds if found else 0.0
 
@@ -93,13 +93,13 @@ def _sorted(pair: tuple[str, str]) -> tuple[str, str]:
 
 
 MOST_SUMS = 1 << 12
-"""Sums that are remembered: a split that is dragged has the same ones all the time."""
+"""Most all-reduces that are kept: a split that is dragged has the same ones all the time."""
 
 SHARED_MEMORY = LinkFacts(11e-6, 3e9, 32 << 10)
-"""Ranks that are threads on one CPU: 2 × 2048 numbers in 11 µs; see tests/bench/LOG.md."""
+"""Link of ranks that are threads on one CPU: 2 × 2048 numbers in 11 µs; see tests/bench/LOG.md."""
 
 HOST_STAGED = LinkFacts(13e-6, 13e9)
-"""GPUs that reach each other by way of the host's memory: an estimate until it is measured."""
+"""Link of GPUs that reach each other by host memory: an estimate until it is measured."""
 
 ON_ONE_GPU = LinkFacts(4e-6, 200e9)
-"""Ranks that share a GPU exchange in its memory, by kernels: an estimate."""
+"""Link of ranks that share a GPU, where kernels exchange in its memory: an estimate."""

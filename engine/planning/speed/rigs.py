@@ -1,6 +1,4 @@
-"""Devices that are not here, to plan for: "2x3090,1x3060" becomes a list of devices and what is
-known of them.
-"""
+"""Simulated machines to plan for: "2x3090,1x3060" becomes a list of devices with expected facts."""
 
 from __future__ import annotations
 
@@ -19,15 +17,21 @@ from engine.planning.speed.link_classes import CLASSES, nvlink_facts
 from engine.planning.speed.machine_links import SHARED_MEMORY, Links
 
 MOST_DEVICES = 16
-SIMULATED = "These devices are simulated: plans can be made for them, but nothing can be loaded."
+"""Most GPUs of a rig."""
+
+SIMULATED = "These devices are simulated: you can plan for them, but not load a model."
+"""Sentence for an attempt to load a model on a rig."""
+
 ENTRY = re.compile(r"(?:(?P<count>\d{1,3})\s*[xX×*]\s*)?(?P<name>\S.*)")
 LANES = re.compile(r"x(?:1|2|4|8|16)(?:/x?(?:1|2|4|8|16))*")
 NVLINK_VERSION = 3
+"""Version of NVLink that a simulated driver reports."""
+
 NVLINK_GB, BRIDGE_LINK_GB = 25.0, 14.0625
-"""10⁹ bytes/s of one NVLink of data centre cards, and of the four in a bridge of GA102."""
+"""10⁹ bytes/s of one NVLink of data-centre GPUs, and of one of the four in a GA102 bridge."""
 
 BRIDGED_GB_PER_S = 100
-"""NVLinks that give less are a bridge, which joins two cards; others lead to a switch."""
+"""10⁹ bytes/s below which a GPU's NVLinks are a bridge between two; others lead to a switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +39,12 @@ class Rig:
     """A simulated machine.
 
     Attributes:
-        text: as it was written.
-        devices: as `list_devices` would give them, the CPU last. They count as usable, so that a
-            window can plan for them; loading on them must be refused, with `SIMULATED`.
-        facts: by device.
-        links: of all pairs.
-        topology: the same as the driver would tell it.
+        text: text that describes it, as it was written.
+        devices: devices as `list_devices` would return them, the CPU last. They count as usable, so
+            that a window can plan for them; loading on them must be refused with `SIMULATED`.
+        facts: expected facts by device.
+        links: links of all pairs.
+        topology: slots and links as the driver would report them.
     """
 
     text: str
@@ -55,17 +59,18 @@ class Rig:
         return {device.id: device.free_bytes for device in self.devices}
 
     def list_devices(self) -> list[DeviceInfo]:
-        """In the place of `engine.devices.list_devices`."""
+        """Return the devices, in place of `engine.devices.list_devices`."""
         return list(self.devices)
 
 
 def parse_rig(text: str) -> Rig:
-    """A machine from cards and how many of each, such as "2x3090,1x3060" or "4x4090@p2p,x8".
+    """Return the simulated machine that a text such as "2x3090,1x3060" or "4x4090@p2p,x8"
+    describes.
 
-    One entry may be a processor. Behind an @ stands how GPUs reach each other: nvlink, p2p, host or
-    shm; without it, as the cards' drivers let them. NVLink bridges join the first and the second
-    card of a kind, the third and the fourth, and so on. Lanes of slots may follow, of all or of one
-    after the other: x8, or x16/x4.
+    One entry may be a CPU. Behind an @ stands the route between GPUs: nvlink, p2p, host or shm;
+    by default the best one that drivers of these GPUs allow. NVLink bridges join the first and
+    second GPU of a kind, the third and fourth, and so on. PCIe lanes of the slots may follow, of
+    all or one after the other: x8, or x16/x4.
 
     Raises:
         EngineError: an entry is unknown, or there is none, or there are too many.
@@ -89,7 +94,7 @@ def parse_rig(text: str) -> Rig:
 
 
 def _links(text: str) -> tuple[str, list[int]]:
-    """How GPUs reach each other, "" for as usual, and the lanes of slots where they are told."""
+    """Return the route between GPUs, "" for the usual one, and the slots' lanes, if given."""
     way, lanes = "", list[int]()
     for word in text.lower().replace(" ", "").split(",") if text.strip() else ():
         if LANES.fullmatch(word):
@@ -98,20 +103,20 @@ def _links(text: str) -> tuple[str, list[int]]:
             way = word
         else:
             raise EngineError(
-                f"'{word}' is no way for GPUs to reach each other.",
+                f"'{word}' is no route between GPUs.",
                 f"Use {', '.join(CLASSES)}, or lanes of slots such as x8 or x16/x4.",
             )
     return way, lanes
 
 
 def _in_slots(gpus: Sequence[DeviceSpec], lanes: Sequence[int]) -> list[DeviceSpec]:
-    """The cards in slots of so many lanes, of which each uses those that it has."""
+    """Return the GPUs in slots with these lanes; each uses at most its own."""
     if not lanes:
         return list(gpus)
     if len(lanes) not in (1, len(gpus)):
         raise EngineError(
-            f"{len(lanes)} slots are told of {len(gpus)} GPUs.",
-            "Write one number of lanes for all, or one for each.",
+            f"There are lanes for {len(lanes)} slots, but {len(gpus)} GPUs.",
+            "Write one number of lanes for all GPUs, or one for each.",
         )
     each = list(lanes) * len(gpus) if len(lanes) == 1 else lanes
     return [
@@ -121,12 +126,13 @@ def _in_slots(gpus: Sequence[DeviceSpec], lanes: Sequence[int]) -> list[DeviceSp
 
 
 def _entry(text: str) -> tuple[int, DeviceSpec]:
+    """Return the count and the specification of an entry such as "2x3090"."""
     match = ENTRY.fullmatch(text.strip())
     if match is None:
         raise EngineError("A rig needs cards.", "For example 2x3090,1x3060.")
     count = int(match["count"] or 1)
     if not count:
-        raise EngineError(f"'{text.strip()}' is no card at all.", "Write at least 1x.")
+        raise EngineError(f"'{text.strip()}' means no card.", "Write at least 1x.")
     return count, spec_from_text(match["name"])
 
 
@@ -136,10 +142,10 @@ def _check_count(gpus: Sequence[DeviceSpec]) -> None:
 
 
 def spec_from_text(name: str) -> DeviceSpec:
-    """The card that a person means: "3090", "rtx 4060 ti" or "7900xtx".
+    """Return the specification that a user means: "3090", "rtx 4060 ti" or "7900xtx".
 
     Raises:
-        EngineError: there is none; suggests what may be meant.
+        EngineError: there is none; its hint names similar ones.
     """
     known = _names()
     card = known.get(_plain(name))
@@ -155,9 +161,10 @@ def spec_from_text(name: str) -> DeviceSpec:
 
 
 def spec_from_driver(name: str) -> DeviceSpec | None:
-    """The card that a driver calls `name`, such as "NVIDIA GeForce RTX 3090"; None if unknown.
+    """Return the specification for a driver's name, such as "NVIDIA GeForce RTX 3090"; None if
+    unknown.
 
-    A Ti or SUPER is another card than the one without, and so is a laptop's.
+    A Ti or SUPER is another GPU than the one without, and so is a laptop's.
     """
     words = _words(name)
     found = [card for card in (*GPU_SPECS, *CPU_SPECS) if _is_part(_model(card), words)]
@@ -168,12 +175,14 @@ def spec_from_driver(name: str) -> DeviceSpec | None:
 
 
 VARIANTS = {"ti", "super", "laptop", "max", "mobile"}
+"""Words that make a name mean another device."""
+
 NUMBER = re.compile(r"\d.")
 MEMORY_SIZE = re.compile(r"\d+gb")
 
 
 def _model(card: DeviceSpec) -> list[str]:
-    """The words of its name without the size of its memory, which drivers leave out."""
+    """Return the words of a device's name without its memory size, which drivers leave out."""
     return [word for word in _words(card.name) if not MEMORY_SIZE.fullmatch(word)]
 
 
@@ -182,13 +191,13 @@ def _words(name: str) -> list[str]:
 
 
 def _is_part(words: Sequence[str], of: Sequence[str]) -> bool:
-    """Whether some words stand in others, next to each other."""
+    """Return whether some words stand in others, next to each other."""
     n = len(words)
     return any(list(of[at : at + n]) == list(words) for at in range(len(of) - n + 1))
 
 
 def _names() -> dict[str, DeviceSpec]:
-    """All names that a card may be written with, as `_plain` makes them: "3090" for "RTX 3090"."""
+    """Return specifications by all names a user may write, as `_plain` returns them."""
     known: dict[str, DeviceSpec] = {}
     for card in (*GPU_SPECS, *CPU_SPECS):
         for words in (_words(card.name), _model(card)):
@@ -199,11 +208,12 @@ def _names() -> dict[str, DeviceSpec]:
 
 
 def _plain(name: str) -> str:
-    """A name without what people write in different ways."""
+    """Return a name in lower case without spaces and punctuation."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _build(text: str, gpus: Sequence[DeviceSpec], host: DeviceSpec, way: str) -> Rig:
+    """Return the machine with these devices and this route between GPUs."""
     cards = {f"cuda:{number}": card for number, card in enumerate(gpus)}
     devices = [_gpu_info(device, card) for device, card in cards.items()]
     devices.append(_host_info(host))
@@ -222,7 +232,7 @@ def _build(text: str, gpus: Sequence[DeviceSpec], host: DeviceSpec, way: str) ->
 
 
 DMA_PART = 0.75
-"""Of the bandwidth of the host's memory, for what GPUs write and read there: an estimate."""
+"""Part of host memory's bandwidth that GPUs' reads and writes reach: an estimate."""
 
 
 def _gpu_info(device: str, card: DeviceSpec) -> DeviceInfo:
@@ -243,10 +253,10 @@ def _host_info(host: DeviceSpec) -> DeviceInfo:
 
 
 def _ways(cards: Mapping[str, DeviceSpec], way: str) -> dict[tuple[str, str], str]:
-    """How the two of each pair reach each other.
+    """Return the route of each pair of GPUs.
 
     Raises:
-        EngineError: NVLink is asked for, and no two cards have it.
+        EngineError: NVLink is requested, and no two GPUs have it.
     """
     bridged = _bridged(cards)
     found: dict[tuple[str, str], str] = {}
@@ -264,14 +274,14 @@ def _ways(cards: Mapping[str, DeviceSpec], way: str) -> dict[tuple[str, str], st
 
 
 def _usual_way(a: DeviceSpec, b: DeviceSpec) -> str:
-    """As drivers let them: a bridge is something that has to be bought."""
+    """Return the best route that drivers allow without a bridge, which has to be bought."""
     if not (a.has_peer_access and b.has_peer_access):
         return "host"
     return "nvlink" if min(a.nvlink_gb_per_s, b.nvlink_gb_per_s) > BRIDGED_GB_PER_S else "p2p"
 
 
 def _bridged(cards: Mapping[str, DeviceSpec]) -> set[tuple[str, str]]:
-    """Pairs that a bridge can join: the first two cards of a kind, the next two, and so on."""
+    """Return the pairs that a bridge can join: the first two of a kind, the next two, and so on."""
     found = set()
     for name in {card.name for card in cards.values() if card.nvlink_gb_per_s}:
         alike = [device for device, card in cards.items() if card.name == name]
@@ -286,7 +296,7 @@ def _facts(way: str, a: DeviceSpec, b: DeviceSpec) -> LinkFacts:
 
 
 def _link(a: str, b: str, way: str, card: DeviceSpec) -> Link:
-    """As a driver would tell it."""
+    """Return a link as the driver would report it."""
     kind: LinkKind = "nvlink" if way == "nvlink" else "p2p" if way == "p2p" else "host"
     is_bridge = card.nvlink_gb_per_s < BRIDGED_GB_PER_S
     n_nvlink = round(card.nvlink_gb_per_s / (BRIDGE_LINK_GB if is_bridge else NVLINK_GB))

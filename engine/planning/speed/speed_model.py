@@ -1,9 +1,9 @@
-"""Tokens per second of a split before anything is loaded, and what limits them; no torch.
+"""The speed model: predicted time of a token or a prompt on a split, and its causes; no torch.
 
-A rank's time is that of the roofline (Williams, Waterman and Patterson, CACM 52, 2009): what takes
-longer of reading weights and multiplying with them, for each kind of weights, and beside it a fixed
-time for each matrix. The ranks of a group wait for the slowest of them before each sum; groups
-compute one after the other. Ranks on one device share its memory and its cores.
+A rank's time is that of the roofline (Williams, Waterman and Patterson, CACM 52, 2009): for each
+kind of weights the longer of reading them and multiplying with them, plus a fixed time for each
+matrix. The ranks of a group wait for the slowest of them before each all-reduce; groups compute one
+after the other. Ranks on one device share its memory and its cores.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from engine.planning.speed.machine_links import Links
 from engine.planning.speed.prediction import Path, Prediction, RankTime
 
 F32_BYTES = 4
-"""Of a number that ranks exchange."""
+"""Bytes of one element that ranks exchange."""
 
 CANDIDATE_BYTES = 2048
-"""What a GPU tells the others of its part of the vocabulary when a token is drawn, at most."""
+"""Most bytes of the top-k candidates that a GPU sends the others when a token is sampled."""
 
 READY = frozenset({"F32", "F16", "BF16", DEQUANTISED})
-"""Kinds of weights that a batch needs not dequantise, or that are read as slowly as that takes."""
+"""Kinds of weights that a batch does not dequantise, or that are read as slowly as that takes."""
 
 FEW_TOKENS = 8
 """So many are multiplied with quantised weights as they are, also where more would not be."""
 
 
-class _Work(NamedTuple):
-    """What a rank does until it meets the others, in seconds.
+class _Times(NamedTuple):
+    """Times of a rank in one block until the next all-reduce, in seconds.
 
     Attributes:
-        own: with the threads it has, alone on its device.
-        whole: with all of the device; a fixed time does not count.
-        memory, compute: how `own` divides; what is left is a fixed time.
+        own: time with the rank's own threads, alone on its device.
+        whole: time with all of the device, without the fixed time.
+        memory, compute: parts of `own` that are reading and multiplying; the rest is fixed.
     """
 
     own: float
@@ -52,42 +52,44 @@ class _Work(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Tokens that are computed at once: `n` of them, after `first` others."""
+    """Tokens of one forward pass: `n` of them, after `first` others."""
 
     n: int
     first: int
 
     def n_seen(self, window: int) -> float:
-        """Positions that they see, each its own included, all together."""
+        """Return the number of positions that each token sees, its own included, summed up."""
         return _sum_up_to(self.first + self.n, window) - _sum_up_to(self.first, window)
 
     def n_read(self, window: int) -> int:
-        """Positions that at least one of them sees."""
+        """Return the number of positions that at least one of them sees."""
         last = self.first + self.n
         return min(last, window + self.n - 1) if window else last
 
 
 def _sum_up_to(n: int, window: int) -> float:
-    """min(1, window) + min(2, window) + … + min(n, window)."""
+    """Return min(1, window) + min(2, window) + … + min(n, window); a window of 0 is no limit."""
     inside = min(n, window) if window else n
     return inside * (inside + 1) / 2 + (n - inside) * window
 
 
-NOTHING = _Work(0.0, 0.0, 0.0, 0.0)
+NOTHING = _Times(0.0, 0.0, 0.0, 0.0)
 
 MOST_KNOWN = 1 << 14
-"""Works that are remembered: a split that is dragged has many parts that it had before."""
+"""Most times that are kept: a split that is dragged has many parts that it had before."""
 
-_Known = dict[tuple[int, int, _Span], tuple[RankWorkload, _Work]]
-"""By the load's identity, which is the load's own as long as it is kept here, rank and span."""
+_Known = dict[tuple[int, int, _Span], tuple[RankWorkload, _Times]]
+"""Times by workload, rank and span. The key is the workload's identity; keeping the workload keeps
+that unique."""
 
 
 class SpeedModel:
-    """Predicts for one set of devices; a prediction takes well below a millisecond.
+    """Speed model of one set of ranks; a prediction takes well below a millisecond.
 
     Args:
-        devices: of each rank, in rank order.
-        n_threads: of all ranks on the CPU together; None for all that were measured.
+        devices: facts of each rank's device, in rank order.
+        links: links between them.
+        n_threads: CPU threads of all ranks together; None for all that were measured.
     """
 
     def __init__(
@@ -104,16 +106,16 @@ class SpeedModel:
         ]
 
     def decode(self, load: ModelWorkload, position: int = 0) -> Prediction:
-        """One token after `position` others."""
-        return self._pass(load, _Span(1, position), draws=True).prediction(1)
+        """Predict one token after `position` others."""
+        return self._pass(load, _Span(1, position), samples=True).prediction(1)
 
     def prefill(
         self, load: ModelWorkload, n_tokens: int, n_batch: int, position: int = 0
     ) -> Prediction:
-        """A prompt in batches after `position` other tokens; each has the logits of its last one.
+        """Predict a prompt in batches after `position` other tokens, with each one's last logits.
 
-        Full batches take on average what one in their middle does, since what a token sees grows
-        evenly.
+        Full batches take on average as long as one in their middle, because the number of positions
+        that a token sees grows evenly.
         """
         n_full, rest = divmod(n_tokens, n_batch)
         totals = _Totals(self._ids)
@@ -124,22 +126,26 @@ class SpeedModel:
             totals.add(self._pass(load, _Span(rest, position + n_full * n_batch)), 1)
         return totals.prediction(n_tokens)
 
-    def _pass(self, load: ModelWorkload, span: _Span, *, draws: bool = False) -> _Totals:
-        """One pass through the model; `draws` where only the next token of it is wanted."""
+    def _pass(self, load: ModelWorkload, span: _Span, *, samples: bool = False) -> _Totals:
+        """Return the times of one forward pass.
+
+        Args:
+            samples: whether only the next token is wanted, not its logits.
+        """
         run = self._run(span)
-        stream = F32_BYTES * load.n_embd
+        hidden = F32_BYTES * load.n_embd
         last = tuple(load.embedding)
-        run.compute(BlockWorkload(1, last, load.embedding, 1), stream * span.n)
+        run.compute(BlockWorkload(1, last, load.embedding, 1), hidden * span.n)
         for block in load.blocks:
-            run.move(last, block.group, stream * span.n)
-            run.compute(block, stream * span.n)
+            run.move(last, block.group, hidden * span.n)
+            run.compute(block, hidden * span.n)
             last = block.group
         head = tuple(load.head)
-        run.move(last, head, stream)
+        run.move(last, head, hidden)
         ends = self._run(_Span(1, 0))
         ends.compute(BlockWorkload(1, head, load.head, 0), 0.0)
-        if draws and CPU not in (self._ids[rank] for rank in head):
-            ends.draw(head)
+        if samples and CPU not in (self._ids[rank] for rank in head):
+            ends.sample(head)
         else:
             ends.gather(head, F32_BYTES * load.n_vocab)
         run.totals.add(ends.totals, 1)
@@ -153,7 +159,7 @@ class SpeedModel:
 
 
 class _Run:
-    """Adds up one pass."""
+    """Sum of the times of one forward pass."""
 
     def __init__(
         self,
@@ -173,14 +179,14 @@ class _Run:
         self._known = known
 
     def compute(self, block: BlockWorkload, n_bytes: float) -> None:
-        """Blocks of one kind: everybody waits for the slowest, then they add up `n_bytes`."""
-        works = [self._work(rank, block.ranks.get(rank)) for rank in block.group]
+        """Add equal blocks: all ranks wait for the slowest, then all-reduce `n_bytes`."""
+        times = [self._times(rank, block.ranks.get(rank)) for rank in block.group]
         ids = [self._ids[rank] for rank in block.group]
         link = block.n_reduce * self._links.all_reduce_s(ids, n_bytes)
-        self.totals.add_block(block, works, shared_seconds(ids, works), link)
+        self.totals.add_block(block, times, shared_seconds(ids, times), link)
 
     def move(self, before: Sequence[int], after: Sequence[int], n_bytes: float) -> None:
-        """The first of one group sends `n_bytes` to another, unless its ranks were in the first."""
+        """Add a move of `n_bytes` to another group, unless all its ranks were in the first one."""
         if not before or set(after) <= set(before):
             return
         source = before[0]
@@ -190,13 +196,13 @@ class _Run:
         seconds += sum(link.payload_s(n_bytes) for link in links)
         self.totals.add_link({source, *after}, seconds)
 
-    def draw(self, head: Sequence[int]) -> None:
-        """A token on GPUs, each of which tells the others the likeliest ones of its own rows."""
+    def sample(self, head: Sequence[int]) -> None:
+        """Add sampling on GPUs, which send each other the top-k candidates of their rows."""
         ids = [self._ids[rank] for rank in head]
         self.totals.add_link(set(head), self._links.all_reduce_s(ids, CANDIDATE_BYTES))
 
     def gather(self, head: Sequence[int], n_bytes: float) -> None:
-        """All logits to the first of the head's ranks, and from there to the host."""
+        """Add the move of all logits to the first of the head's ranks, and then to the host."""
         if not head:
             return
         first, *others = head
@@ -208,19 +214,19 @@ class _Run:
         seconds += sum(link.payload_s(part) for link in links)
         self.totals.add_link(set(head), seconds)
 
-    def _work(self, rank: int, load: RankWorkload | None) -> _Work:
+    def _times(self, rank: int, load: RankWorkload | None) -> _Times:
         if load is None:
             return NOTHING
         key = id(load), rank, self._span
         found = self._known.get(key)
         if found is None:
-            work = rank_work(self._devices[rank], self._threads[rank], load, self._span)
-            found = self._known[key] = load, work
+            spent = rank_times(self._devices[rank], self._threads[rank], load, self._span)
+            found = self._known[key] = load, spent
         return found[1]
 
 
-def rank_work(device: DeviceFacts, n_threads: int, load: RankWorkload, span: _Span) -> _Work:
-    """The seconds of some tokens in one block on one device."""
+def rank_times(device: DeviceFacts, n_threads: int, load: RankWorkload, span: _Span) -> _Times:
+    """Return the times of some tokens in one block on one device."""
     is_routed = load.batch_bytes > load.read_bytes > 0
     n_times = min(load.batch_bytes / load.read_bytes, span.n) if is_routed else 1.0
     roof = _Roofline(device, n_threads)
@@ -231,11 +237,11 @@ def rank_work(device: DeviceFacts, n_threads: int, load: RankWorkload, span: _Sp
     seen, read = span.n_seen(load.window), span.n_read(load.window)
     roof.add(CACHE, read * load.kv_bytes, seen * load.kv_flop)
     fixed = load.n_op * (device.routed_op_s if is_routed else device.op_s)
-    return _Work(roof.memory + roof.compute + fixed, roof.whole, roof.memory, roof.compute)
+    return _Times(roof.memory + roof.compute + fixed, roof.whole, roof.memory, roof.compute)
 
 
 class _Roofline:
-    """Adds up what one rank reads and multiplies; of each the longer counts."""
+    """Sum of one rank's times by kind of weights: the longer of reading and multiplying each."""
 
     def __init__(self, device: DeviceFacts, n_threads: int) -> None:
         self.memory = self.compute = self.whole = 0.0
@@ -244,10 +250,10 @@ class _Roofline:
         self._part = n_threads / device.n_threads if device.n_threads else 1.0
 
     def add(self, kind: str, n_bytes: float, flop: float) -> None:
-        """Numbers of one kind."""
+        """Add reading and multiplying with weights of one kind."""
         rate = self._device.rate(kind)
         own = rate.bytes_per_s
-        if self._n_threads:  # they add up until the memory gives no more; a GPU has none
+        if self._n_threads:  # threads add up to the bandwidth; a GPU has none
             own = min(own, self._n_threads * rate.thread_bytes_per_s)
         read, multiply = n_bytes / own, flop / (self._part * rate.flop_per_s)
         if read >= multiply:
@@ -257,14 +263,14 @@ class _Roofline:
         self.whole += max(n_bytes / rate.bytes_per_s, flop / rate.flop_per_s)
 
     def move_bytes(self, n_bytes: float) -> None:
-        """Numbers that are only read or written."""
+        """Add bytes that are only read or written."""
         seconds = n_bytes / self._device.bytes_per_s
         self.memory += seconds
         self.whole += seconds
 
 
 def _kinds(load: RankWorkload) -> Sequence[Weights]:
-    """All weights by kind; what is not told counts as F32."""
+    """Return a workload's weights by kind; what has no kind counts as F32."""
     n_bytes = load.read_bytes - sum(kind.read_bytes for kind in load.kinds)
     flop = load.flop - sum(kind.flop for kind in load.kinds)
     if n_bytes <= 0 and flop <= 0:
@@ -272,14 +278,14 @@ def _kinds(load: RankWorkload) -> Sequence[Weights]:
     return (*load.kinds, Weights("F32", max(0.0, n_bytes), max(0.0, flop)))
 
 
-def shared_seconds(ids: Sequence[str], works: Sequence[_Work]) -> list[float]:
-    """When each rank is done, where those on one device share it evenly until one is done."""
-    seconds = [work.own for work in works]
+def shared_seconds(ids: Sequence[str], times: Sequence[_Times]) -> list[float]:
+    """Return when each rank is done, in seconds; those on one device share it evenly till then."""
+    seconds = [time.own for time in times]
     for device in {device for device in ids if ids.count(device) > 1}:
-        left = {at: 1.0 for at, work in enumerate(works) if ids[at] == device and work.own > 0}
+        left = {at: 1.0 for at, time in enumerate(times) if ids[at] == device and time.own > 0}
         clock = 0.0
         while left:
-            pace = {at: max(works[at].own, len(left) * works[at].whole) for at in left}
+            pace = {at: max(times[at].own, len(left) * times[at].whole) for at in left}
             next_done = min(left, key=lambda at: left[at] * pace[at])
             step = left[next_done] * pace[next_done]
             clock += step
@@ -290,7 +296,7 @@ def shared_seconds(ids: Sequence[str], works: Sequence[_Work]) -> list[float]:
 
 
 class _Totals:
-    """Seconds so far, by rank and along the path of the slowest."""
+    """Times so far in seconds, by rank and along the path of the slowest."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         self._ids = ids
@@ -301,15 +307,21 @@ class _Totals:
         self.host = 0.0
 
     def add_block(
-        self, block: BlockWorkload, works: Sequence[_Work], seconds: Sequence[float], link: float
+        self, block: BlockWorkload, times: Sequence[_Times], seconds: Sequence[float], link: float
     ) -> None:
-        """Blocks of one kind; `seconds` is when each rank of the group is done."""
+        """Add equal blocks.
+
+        Args:
+            times: times of each rank of the group.
+            seconds: when each of them is done.
+            link: seconds of the all-reduces in one block.
+        """
         count = block.count
         slowest = max(seconds, default=0.0)
-        for rank, work, done in zip(block.group, works, seconds, strict=True):
-            self.memory[rank] += count * (work.memory + done - work.own)  # shared with others
-            self.compute[rank] += count * work.compute
-            self.fixed[rank] += count * (work.own - work.memory - work.compute)
+        for rank, time, done in zip(block.group, times, seconds, strict=True):
+            self.memory[rank] += count * (time.memory + done - time.own)  # shared with others
+            self.compute[rank] += count * time.compute
+            self.fixed[rank] += count * (time.own - time.memory - time.compute)
             self.wait[rank] += count * (slowest - done)
             self.link[rank] += count * link
         if not seconds:
@@ -317,13 +329,13 @@ class _Totals:
         last = seconds.index(slowest)
         if len(seconds) > 1:
             self.waited[block.group[last]] += count * (slowest - sorted(seconds)[-2])
-        work = works[last]
-        fixed = work.own - work.memory - work.compute
-        parts = work.memory + slowest - work.own, work.compute, fixed, link
+        time = times[last]
+        fixed = time.own - time.memory - time.compute
+        parts = time.memory + slowest - time.own, time.compute, fixed, link
         self._extend_path(*(count * part for part in parts))
 
     def add_link(self, ranks: set[int], seconds: float) -> None:
-        """An exchange of some ranks."""
+        """Add an exchange between some ranks."""
         for rank in ranks:
             self.link[rank] += seconds
         self._extend_path(0.0, 0.0, 0.0, seconds)
@@ -332,14 +344,14 @@ class _Totals:
         self.path = [a + b for a, b in zip(self.path, seconds, strict=True)]
 
     def add(self, other: _Totals, count: int) -> None:
-        """What another one has, so many times."""
+        """Add the times of another one, `count` times."""
         for name in ("memory", "compute", "fixed", "wait", "link", "waited", "path"):
             pairs = zip(getattr(self, name), getattr(other, name), strict=True)
             setattr(self, name, [a + count * b for a, b in pairs])
         self.host += count * other.host
 
     def prediction(self, n_tokens: int) -> Prediction:
-        """All of it."""
+        """Return all times as a prediction."""
         memory, compute, fixed, link = self.path
         path = Path(memory, compute, fixed, link, self.host)
         in_passes = sum(self.path)

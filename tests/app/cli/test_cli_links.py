@@ -106,8 +106,8 @@ def test_ways_that_were_proven_are_shown_with_what_is_wrong(run: Run, driver: Fa
     assert "cuda:0 cuda:1 directly directly 2026-03-01 8.0 µs 16.78 GB/s" in lines
     assert "cuda:1 cuda:0 by the host directly 2026-03-01 20.0 µs 16.78 GB/s" in lines
     assert (
-        "What kernels on cuda:1 write to the memory of cuda:0 does not arrive (after 3 of 1000 "
-        "exchanges), as tried on 2026-03-01; the host's memory is used instead."
+        "Kernel writes from cuda:1 to cuda:0 do not arrive (after 3 of 1000 exchanges), tested on "
+        "2026-03-01; host memory is used instead."
     ) in lines
     assert "are tested when a model is first loaded" in out, "of the third GPU nothing is known"
     ways = run("devices", "--json").document["ways"]

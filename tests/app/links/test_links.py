@@ -162,10 +162,8 @@ def test_what_was_proven_of_a_link_is_told(
     panel.show_picture(LinksPicture((), (edge,)), ["cuda:0", "cuda:1"], ["GPU 0", "GPU 1"])
     assert panel.problems.isHidden() != lost
     if lost:
-        assert panel.problems.text().startswith("What kernels on cuda:0 write to the memory of")
-        assert "does not arrive" in panel.table.model().index(0, 1).data(
-            Qt.ItemDataRole.ToolTipRole
-        )
+        assert panel.problems.text().startswith("Kernel writes from cuda:0 to cuda:1 do not")
+        assert "do not arrive" in panel.table.model().index(0, 1).data(Qt.ItemDataRole.ToolTipRole)
 
 
 def test_a_link_that_nothing_goes_through_directly_is_not_drawn_as_one(

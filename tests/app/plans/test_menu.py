@@ -198,7 +198,7 @@ def test_a_plan_goes_to_a_file_and_back(
     file.write_text("no JSON")
     desk.open()["Import…"].trigger()
     assert desk.notices[-1].kind == "error"
-    assert "is no plan" in desk.notices[-1].text
+    assert "is not a plan" in desk.notices[-1].text
 
 
 def test_the_command_is_on_the_clipboard(desk: Desk, qapp: QApplication) -> None:

@@ -134,8 +134,8 @@ def test_stores_that_vanish_while_copies_arrive(
     ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (Way("host", "peer"), PEER)
     (note,) = ways.notes
-    assert note.startswith("What kernels on cuda:0 write to the memory of cuda:1 does not arrive (")
-    assert note.endswith("; the host's memory is used instead.")
+    assert note.startswith("Kernel writes from cuda:0 to cuda:1 do not arrive (")
+    assert note.endswith("; host memory is used instead.")
     again = FakeMachine({TWO: FakeBench(stores={(0, "peer"): lost})})
     assert find_ways(TWO, file=MachineFile(path), machine=again) == replace(ways, notes=())
     assert again.asked == [], "what is known is told by `tandem devices`"
@@ -148,7 +148,7 @@ def test_copies_that_are_damaged(path: Path) -> None:
     machine = FakeMachine({TWO: FakeBench(copies={(1, "peer"): corrupt})})
     ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (PEER, Way("peer", "host"))
-    assert "What cuda:1 copies straight to cuda:0 arrives damaged (" in ways.notes[0]
+    assert "Direct copies from cuda:1 to cuda:0 arrive damaged (" in ways.notes[0]
 
 
 def test_nothing_that_kernels_write_arrives(path: Path) -> None:
@@ -165,7 +165,7 @@ def test_no_memory_of_the_host_for_kernels(path: Path) -> None:
     machine = FakeMachine({TWO: FakeBench(without=frozenset(["host"]))}, forbidden=frozenset([TWO]))
     ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (Way(None, "host"), Way(None, "host"))
-    assert any("was not tried (There is no memory of host)" in note for note in ways.notes)
+    assert any("were not tested (There is no memory of host)" in note for note in ways.notes)
     ways = find_ways(TWO, file=MachineFile(path), machine=FakeMachine(forbidden=frozenset([TWO])))
     assert both(ways) == (HOST, HOST)
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_tried_shortly_is_not_used_and_stays_proven(path: Path) -
     machine = FakeMachine({TWO: FakeBench(without=frozenset(["peer"]))})
     ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (Way("host", "peer"), Way("host", "peer"))
-    assert "was not tried (There is no memory of peer)" in ways.notes[0]
+    assert "were not tested (There is no memory of peer)" in ways.notes[0]
     again = FakeMachine()
     assert both(find_ways(TWO, file=MachineFile(path), machine=again)) == (PEER, PEER)
     assert again.asked == []
@@ -217,8 +217,8 @@ def test_what_ended_its_process_is_not_tried_again_unless_asked(path: Path) -> N
     machine = FakeMachine(apart=apart)  # type: ignore[arg-type]
     ways = find_ways(TWO, file=MachineFile(path), machine=machine)
     assert both(ways) == (Way("host", "peer"), Way("host", "peer"))
-    assert "never came to an end (for 20 s), as tried on 20" in ways.notes[0]
-    assert "'tandem devices --measure' tries again" in ways.notes[0]
+    assert "never end (for 20 s), tested on 20" in ways.notes[0]
+    assert "'tandem devices --measure' tests again" in ways.notes[0]
     again = FakeMachine()
     assert both(find_ways(TWO, file=MachineFile(path), machine=again)) == both(ways)
     assert again.asked == []
@@ -279,6 +279,6 @@ def test_nccl_that_lies_is_named_and_not_used(path: Path) -> None:
     machine = FakeMachine({TWO: FakeBench(nccl=corrupt)})
     ways = prove_links(TWO, file=MachineFile(path), machine=machine)
     assert not ways.has_nccl
-    assert any(n.startswith("What NCCL brings from cuda") and "damaged" in n for n in ways.notes)
+    assert any(n.startswith("NCCL transfers from cuda") and "damaged" in n for n in ways.notes)
     ways = prove_links(TWO, file=MachineFile(path), machine=FakeMachine())
     assert (ways.has_nccl, ways.notes) == (False, ()), "many do without it"

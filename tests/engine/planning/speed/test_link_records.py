@@ -90,17 +90,17 @@ def test_what_is_wrong_is_said_with_its_date_and_what_is_done() -> None:
     lost = without(FAST, ("stores", "peer"))
     (said,) = link_problems("cuda:0", "cuda:1", lost, "auto")
     assert said == (
-        "What kernels on cuda:0 write to the memory of cuda:1 does not arrive, as tried on "
-        "2026-03-01; the host's memory is used instead."
+        "Kernel writes from cuda:0 to cuda:1 do not arrive, tested on 2026-03-01; host memory is "
+        "used instead."
     )
     assert link_problems("cuda:0", "cuda:1", lost, "off") == ()
     for verdict, text in (
-        ("wrong", "arrives damaged"), ("hung", "never came to an end"), ("crashed", "ended the"),
-        ("refused", "was not tried"),
+        ("wrong", "arrive damaged"), ("hung", "never end"), ("crashed", "crash the test"),
+        ("refused", "were not tested"),
     ):  # fmt: skip
         bad = without(FAST, ("copies", "peer"), verdict=verdict)  # type: ignore[arg-type]
         (said,) = link_problems("cuda:0", "cuda:1", bad, "on")
-        assert said.startswith("What cuda:0 copies straight to cuda:1 ")
+        assert said.startswith("Direct copies from cuda:0 to cuda:1 ")
         assert text in said
         assert ("--measure" in said) == (verdict in ("hung", "crashed"))
 
@@ -108,7 +108,7 @@ def test_what_is_wrong_is_said_with_its_date_and_what_is_done() -> None:
 def test_kernels_that_write_much_slower_than_copies_bring_are_named() -> None:
     slow = {**FAST.trials, ("stores", "peer"): passed(k16=6e-6, k256=1e-3)}
     (said,) = link_problems("cuda:0", "cuda:1", LinkRecord(DATE, slow), "on")
-    assert said.startswith("Kernels on cuda:0 write to cuda:1 at 0.26 GB/s, while copies bring 17 ")
+    assert said.startswith("Kernel writes from cuda:0 to cuda:1 reach 0.26 GB/s, copies 17 ")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_slot_that_is_slow_at_work_is_named(lanes: tuple[int, int], is_slow: b
     said = link_problems("cuda:0", "cuda:1", record, "auto")
     assert bool(said) == is_slow
     if said:
-        assert f"The slot of cuda:0 runs as PCIe {lanes[0]}.0 x{lanes[1]} at work" in said[0]
+        assert f"The slot of cuda:0 runs as PCIe {lanes[0]}.0 x{lanes[1]} under load" in said[0]
 
 
 def test_records_survive_json() -> None:
