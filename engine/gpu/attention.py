@@ -1,8 +1,8 @@
-"""Keys and values into the cache, and attention over it, by kernels.
+"""Attention kernels: write keys and values to the cache, and attend over it.
 
-How many tokens are cached already is read from the device's memory only. So for few tokens keys are
-cut into pieces that do not depend on it, a fixed number of programs computes those that are seen,
-and a second kernel puts together what came of them.
+The number of cached tokens is read from the device's memory only. So for few tokens the keys are
+split into pieces that do not depend on it (as in flash-decoding): a fixed number of programs
+attends to the visible pieces, and a second kernel combines the partial results.
 """
 
 from __future__ import annotations
@@ -24,68 +24,72 @@ if TYPE_CHECKING:
     from engine.forward.operands import Scores
 
 FEW_TOKENS = 8
-"""Up to so many, the bits of a token's result do not depend on the others."""
+"""Largest number of tokens for which a token's bits do not depend on the others."""
 
 BLOCKS = {"q8_0": 34, "q4_0": 18}
-"""Bytes of 32 elements, of the types that have blocks."""
+"""Bytes of a block of 32 elements, by block-quantised KV type."""
 
 DTYPES = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
     "q4_0": torch.uint8,
 }  # fmt: skip
+"""Torch type of the cache's memory, by KV type."""
 
 WRITTEN = 1 << 10
-"""Elements that one program writes."""
+"""Elements that one program writes to the cache."""
 
 LARGEST_HEAD = 1 << 12
-"""Elements of a head that one program can write."""
+"""Most elements of a head that one program can write."""
 
 PIECES = 32
-"""That are put together at once."""
+"""Partial results that the second kernel combines at once."""
 
 NO_SLOT = 0
+"""Number of kept partial results where all keys are one piece."""
 
 FEW_KEYS = 64
-"""In a piece for few tokens."""
+"""Keys in a short piece, for few tokens."""
 
 FEW_PIECES = 64
-"""Until they become longer."""
+"""Number of short pieces before longer ones follow, for few tokens."""
 
 MANY_KEYS = 512
-"""In a piece for more tokens."""
+"""Keys in a short piece, for more than `FEW_TOKENS` tokens."""
 
 MOST_PIECES = 16
-"""Of such before they become longer, and after that."""
+"""Number of short pieces, and at most of longer ones, for more than `FEW_TOKENS` tokens."""
 
 PROGRAMS = 4
-"""For each multiprocessor: as many as it holds at once hide the memory's latency."""
+"""Programs per multiprocessor: as many as it holds at once, which hides the memory's latency."""
 
 SMALLEST_PART, LARGEST_PART = 16, 128
-"""Elements of a head that are multiplied at once."""
+"""Smallest and largest number of elements of a head that are multiplied at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPieces:
-    """How keys are cut into pieces: `n_small` of `small` keys are followed by large ones."""
+    """How keys are split into pieces: `n_small` of `small` keys, then pieces of `large` keys."""
 
     small: int
     n_small: int
     large: int
 
     def n_pieces(self, n_keys: int) -> int:
-        """Of so many keys."""
+        """Return the number of pieces that n_keys keys make."""
         rest = n_keys - self.small * self.n_small
         return -(-n_keys // self.small) if rest <= 0 else self.n_small - (-rest // self.large)
 
 
 @dataclass(frozen=True, slots=True)
 class TileSizes:
-    """What a program holds at once.
+    """Tile sizes of the attention kernel.
 
     Attributes:
-        rows, keys: queries, and keys that they meet.
+        rows: query rows of one program.
+        keys: keys that a program multiplies them with at once.
+        num_warps, num_stages: launch options of Triton.
         part: elements of queries that are read again for each tile of keys; 0 if registers hold
-            all of them.
+            the whole queries.
     """
 
     rows: int
@@ -96,16 +100,19 @@ class TileSizes:
 
 
 New = tuple[Tensor, Tensor | None]
-"""Keys and values, see `write`."""
+"""New keys and values, see `write`."""
 
 
 class AttentionShape(NamedTuple):
-    """What is known of a layer's attention on one rank.
+    """Sizes of a layer's attention on one rank.
 
     Attributes:
-        n_head, n_kv: query heads, and heads of keys and values that they are programs for.
+        n_head: number of query heads.
+        n_kv: number of KV heads, or of query heads where a map says which KV head each has.
         dim_k, dim_v: elements of a key and of a value.
-        span: positions that a token can see at most.
+        n_ctx: positions of the cache.
+        span: most positions that a token can see.
+        kv_type: KV type of the cache.
     """
 
     n_head: int
@@ -118,16 +125,16 @@ class AttentionShape(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Query heads for each of these."""
+        """Number of query heads per KV head."""
         return self.n_head // self.n_kv
 
 
 class AttentionLaunch(NamedTuple):
-    """How it is computed for a number of tokens.
+    """How attention is launched for a number of tokens.
 
     Attributes:
-        n_slot: pieces of a row that are kept until they are put together; 0 if all is one piece.
-        n_split: programs that share the pieces of the same rows.
+        n_slot: partial results of a row that wait to be combined; 0 if its keys are one piece.
+        n_split: number of programs that share the pieces of the same rows.
     """
 
     tiles: TileSizes
@@ -145,12 +152,15 @@ def attention(
     slopes: Tensor | None = None,
     new: New | None = None,
 ) -> Tensor | None:
-    """See `ReferenceOps.attention`; None where the kernels do not serve, and nothing was written.
+    """Compute `ReferenceOps.attention`.
 
     Args:
         q: (T, n_head, head_dim), F32; only the elements of a head need to lie side by side.
-        n_past: one whole number on the device.
+        n_past: number of cached tokens, one integer on the device.
         new: keys and values of these tokens, if they are not in the cache yet: see `write`.
+
+    Returns:
+        None where no kernel supports the arguments; nothing was written then.
     """
     n_tokens, n_head, dim_k = q.shape
     vectors = [x for x in (sinks, slopes) if x is not None]
@@ -162,23 +172,22 @@ def attention(
         new = None
     if new is not None and not (_fits(cache, *new) and len(new[0]) == n_tokens):
         return None
-    shape = shape_of(q, cache, scores)
-    target = target_of(q.device)
-    plan = launch_of(shape, n_tokens, target)
-    tiles, cut = plan.tiles, plan.cut
+    shape, target = shape_of(q, cache, scores), target_of(q.device)
+    tiles, pieces, n_slot, n_split = launch_of(shape, n_tokens, target)
+    new_k, new_v = new or (None, None)
     out = q.new_empty(n_tokens, n_head, shape.dim_v)
     tops, sums = out, out
-    if plan.n_slot:
-        tops = q.new_empty(2, n_tokens, n_head, plan.n_slot)
-        sums = q.new_empty(n_tokens, n_head, plan.n_slot, shape.dim_v)
-    spans = scores.window, scores.chunk, cut.small, cut.n_small, cut.large, plan.n_slot
+    if n_slot:
+        tops = q.new_empty(2, n_tokens, n_head, n_slot)
+        sums = q.new_empty(n_tokens, n_head, n_slot, shape.dim_v)
+    spans = scores.window, scores.chunk, pieces.small, pieces.n_small, pieces.large, n_slot
     launch(
-        kernels.attend, (shape.n_kv, plan.n_split, -(-n_tokens * shape.group // tiles.rows)),
-        *_placed(q), *_placed(q if new is None else new[0]),
-        *_placed(q if new is None or new[1] is None else new[1]), cache.k, cache.v, n_past,
+        kernels.attend, (shape.n_kv, n_split, -(-n_tokens * shape.group // tiles.rows)),
+        *_placed(q), *_placed(q if new_k is None else new_k),
+        *_placed(q if new_v is None else new_v), cache.k, cache.v, n_past,
         n_past if cache.head_map is None else cache.head_map, q if slopes is None else slopes,
         q if sinks is None else sinks, out, tops, sums, n_tokens, n_head, shape.group, shape.n_ctx,
-        scores.scale, scores.softcap, *spans, plan.n_split,
+        scores.scale, scores.softcap, *spans, n_split,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, TYPE=cache.kv_type,
         OPERAND=operand(cache.kv_type, target), PRECISION=target.dot_precision,
         IN_F32=target.maker == "interpreter", DIM_K=dim_k, DIM_V=shape.dim_v,
@@ -188,21 +197,29 @@ def attention(
         HOLDS_Q=not tiles.part, IS_MAPPED=cache.head_map is not None,
         HAS_SOFTCAP=bool(scores.softcap), HAS_SLOPES=slopes is not None,
         HAS_SINKS=sinks is not None, TOKENS=0 if new is None else FEW_TOKENS,
-        HAS_NEW_V=new is not None and new[1] is not None,
-        NEW=power_of_two(max(dim_k, shape.dim_v)),
+        HAS_NEW_V=new_v is not None, NEW=power_of_two(max(dim_k, shape.dim_v)),
     )  # fmt: skip
-    if plan.n_slot:
-        size = min(64, power_of_two(shape.dim_v))
-        launch(
-            kernels.combine, (n_tokens * n_head, -(-shape.dim_v // size)),
-            n_past, q if sinks is None else sinks, tops, sums, out, n_head, n_tokens * n_head,
-            *spans, DIM=shape.dim_v, SIZE=size, PIECES=PIECES, HAS_SINKS=sinks is not None,
-        )  # fmt: skip
+    if n_slot:
+        _combine(q, n_past, sinks, tops, sums, out, spans)
     return out
 
 
+def _combine(
+    q: Tensor, n_past: Tensor, sinks: Tensor | None, tops: Tensor, sums: Tensor, out: Tensor,
+    spans: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Combine the partial results of the pieces into `out` (T, n_head, dim_v)."""
+    n_tokens, n_head, dim_v = out.shape
+    size = min(64, power_of_two(dim_v))
+    launch(
+        kernels.combine, (n_tokens * n_head, -(-dim_v // size)),
+        n_past, q if sinks is None else sinks, tops, sums, out, n_head, n_tokens * n_head,
+        *spans, DIM=dim_v, SIZE=size, PIECES=PIECES, HAS_SINKS=sinks is not None,
+    )  # fmt: skip
+
+
 def work_bytes(shape: AttentionShape, n_tokens: int, target: KernelTarget) -> int:
-    """Memory that attention needs beside queries and results, at most, for up to so many tokens."""
+    """Return the most scratch bytes that attention of up to n_tokens tokens takes."""
     most = 0
     for n in {min(n_tokens, FEW_TOKENS), *range(FEW_TOKENS + 1, n_tokens + 1)}:
         n_slot = launch_of(shape, n, target).n_slot
@@ -213,26 +230,26 @@ def work_bytes(shape: AttentionShape, n_tokens: int, target: KernelTarget) -> in
 
 
 def launch_of(shape: AttentionShape, n_tokens: int, target: KernelTarget) -> AttentionLaunch:
-    """How attention of so many tokens is computed."""
+    """Return how attention of n_tokens tokens is launched."""
     is_few = n_tokens <= FEW_TOKENS
     tiles = tiles_of(shape, target, is_few=is_few)
     n_blocks = -(-n_tokens * shape.group // tiles.rows) * shape.n_kv
     if not is_few and n_blocks >= target.n_sm:
         whole = -(-shape.n_ctx // tiles.keys) * tiles.keys
         return AttentionLaunch(tiles, KeyPieces(whole, 1, whole), NO_SLOT, 1)
-    cut = key_pieces_of(shape, is_few=is_few)
-    n_slot = cut.n_pieces(shape.n_ctx)
+    pieces = key_pieces_of(shape, is_few=is_few)
+    n_slot = pieces.n_pieces(shape.n_ctx)
     if shape.span < shape.n_ctx:
-        n_slot = min(n_slot, (shape.span + n_tokens - 2) // cut.small + 2)
+        n_slot = min(n_slot, (shape.span + n_tokens - 2) // pieces.small + 2)
     n_programs = PROGRAMS * target.n_sm
-    return AttentionLaunch(tiles, cut, n_slot, max(1, min(n_slot, -(-n_programs // n_blocks))))
+    return AttentionLaunch(tiles, pieces, n_slot, max(1, min(n_slot, -(-n_programs // n_blocks))))
 
 
 def key_pieces_of(shape: AttentionShape, *, is_few: bool) -> KeyPieces:
-    """How keys are cut: short pieces at first, for many programs to share a short context.
+    """Return the pieces of keys: short ones first, so that many programs share a short context.
 
-    Later ones are longer, so that what is kept of them stays little beside the keys. Where a token
-    sees only the last positions, all are short.
+    Later ones are longer, so that partial results stay small beside the keys. Where a token sees
+    only the last positions, all are short.
     """
     if not is_few:
         large = max(MANY_KEYS, -(-shape.n_ctx // (MANY_KEYS * MOST_PIECES)) * MANY_KEYS)
@@ -241,10 +258,11 @@ def key_pieces_of(shape: AttentionShape, *, is_few: bool) -> KeyPieces:
 
 
 def tiles_of(shape: AttentionShape, target: KernelTarget, *, is_few: bool) -> TileSizes:
-    """What programs hold at once, for few tokens or many.
+    """Return the tile sizes for up to `FEW_TOKENS` tokens or for more.
 
-    As much as leaves registers: so say the compilers for sm_75, sm_86, sm_90 and gfx1100. Those
-    without the way by two short numbers, and latent attention, read queries again and again.
+    The largest that leave registers free, as the compilers for sm_75, sm_86, sm_90 and gfx1100
+    report. Operands that are not split into two short numbers, and latent attention, read queries
+    again for each tile.
     """
     size, kind = max(shape.dim_k, shape.dim_v), operand(shape.kv_type, target)
     if target.maker == "amd" and kind != "f32" and shape.kv_type not in BLOCKS and size <= 256:
@@ -266,28 +284,28 @@ def tiles_of(shape: AttentionShape, target: KernelTarget, *, is_few: bool) -> Ti
 
 
 def operand(kv_type: str, target: KernelTarget) -> str:
-    """What `tl.dot` is given, for the kernels: as short numbers as the cache has."""
+    """Return the type of `tl.dot`'s operands: as short as the cache's where the GPU has it."""
     if kv_type == "f32" or not has_matrices(target):
         return "f32"
     return "bf16" if kv_type == "bf16" else "f16"
 
 
 def has_matrices(target: KernelTarget) -> bool:
-    """Whether Triton multiplies matrices of F16 and BF16 by instructions for that."""
+    """Return whether Triton multiplies F16 and BF16 matrices by tensor cores on a target."""
     return target.maker != "nvidia" or target.capability >= 80
 
 
 def write(cache: LayerCache, k: Tensor, v: Tensor | None, n_past: Tensor) -> bool:
     """Store k and v in the cache from position `n_past` on; see `LayerCache.write`.
 
-    Positions outside of the cache are left out, as nobody here can know of them.
+    Positions outside of the cache are skipped: the host does not know `n_past`, so it cannot check.
 
     Args:
         k, v: (T, heads, head_dim), F32; only the elements of a head need to lie side by side.
-        n_past: one whole number on the device.
+        n_past: number of cached tokens, one integer on the device.
 
     Returns:
-        Whether it was done; if not, no kernel serves.
+        Whether they were stored; if not, no kernel supports the arguments.
     """
     kv_type = cache.kv_type
     if not _fits(cache, k, v):
@@ -310,7 +328,7 @@ def write(cache: LayerCache, k: Tensor, v: Tensor | None, n_past: Tensor) -> boo
 
 
 def _fits(cache: LayerCache, k: Tensor, v: Tensor | None) -> bool:
-    """Whether the kernels can write k and v to the cache."""
+    """Return whether the kernels can write k and v to the cache."""
     for x, held in ((k, cache.k), (k if v is None else v, cache.k if v is None else cache.v)):
         if not _is_plain(x) or not _holds(held, cache) or x.shape[1] != held.shape[0]:
             return False
@@ -320,12 +338,12 @@ def _fits(cache: LayerCache, k: Tensor, v: Tensor | None) -> bool:
 
 
 def _placed(x: Tensor) -> tuple[Tensor, int, int]:
-    """A tensor (T, heads, elements) and its first two strides."""
+    """Return a tensor (T, heads, elements) and its first two strides."""
     return x, x.stride(0), x.stride(1)
 
 
 def shape_of(q: Tensor, cache: LayerCache, scores: Scores) -> AttentionShape:
-    """Of attention of q (T, n_head, head_dim) over a cache."""
+    """Return the sizes of attention of q (T, n_head, head_dim) over a cache."""
     n_head, n_ctx = q.shape[1], cache.k.shape[1]
     span = min(n_ctx, scores.window or n_ctx, scores.chunk or n_ctx)
     n_kv = cache.k.shape[0] if cache.head_map is None else n_head
@@ -333,7 +351,7 @@ def shape_of(q: Tensor, cache: LayerCache, scores: Scores) -> AttentionShape:
 
 
 def _serves(q: Tensor, cache: LayerCache) -> bool:
-    """Whether the kernel can read them, and they belong together."""
+    """Return whether the kernel can read q and the cache, and their sizes agree."""
     n_head, n_row = q.shape[1], cache.n_row
     fits = n_head % n_row == 0 if cache.head_map is None else n_head == n_row
     return (
@@ -346,7 +364,7 @@ def _serves(q: Tensor, cache: LayerCache) -> bool:
 
 
 def _holds(held: Tensor, cache: LayerCache) -> bool:
-    """Whether `held` are keys or values on the device, as the kernels expect them."""
+    """Return whether `held` are keys or values on the device, laid out as the kernels expect."""
     head, token, step = held.stride()
     return (
         not cache.is_on_host
@@ -358,16 +376,20 @@ def _holds(held: Tensor, cache: LayerCache) -> bool:
 
 
 def _n_elements(width: int, kv_type: str) -> int:
-    """Of so many bytes of blocks, or of numbers."""
+    """Return the elements in a row of the cache, `width` bytes of blocks or numbers wide."""
     return width // BLOCKS[kv_type] * 32 if kv_type in BLOCKS else width
 
 
 def _part(dim: int, kv_type: str, most: int = 0) -> int:
-    """Elements multiplied at once: a power of two, and a divisor of all where that can be."""
+    """Return how many of a head's `dim` elements are multiplied at once.
+
+    For types without blocks: the largest power of two that divides `dim`, but at least
+    `SMALLEST_PART` and at most `most` (`LARGEST_PART` for 0).
+    """
     most = most or LARGEST_PART
     return 32 if kv_type in BLOCKS else max(SMALLEST_PART, min(most, dim & -dim))
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether it is F32, not empty, and its rows have no gaps."""
+    """Return whether x is F32, not empty, and its rows have no gaps."""
     return x.dtype == torch.float32 and x.numel() > 0 and x.stride(-1) == 1

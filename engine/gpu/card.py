@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu.comm.host_collectives import CutCommunicator
+from engine.gpu.comm.host_collectives import HostCollectives
 from engine.gpu.decode.sampling import sampling_starts
 from engine.gpu.launch.compiling import Compiling
 from engine.gpu.launch.graph import Captured, capture
@@ -70,7 +70,7 @@ class Card:
 
     def cutting(self, inner: Communicator) -> Communicator:
         """The same collectives, made by the hosts, which cut what is captured into parts."""
-        return CutCommunicator(inner)
+        return HostCollectives(inner)
 
     def capture(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
         """What computes a token, ready to be replayed.

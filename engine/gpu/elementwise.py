@@ -1,6 +1,7 @@
-"""The small operations between products, by kernels where they serve.
+"""Elementwise operations and norms between matrix products, by kernels.
 
-Each answers None where its kernel does not: for tensors that are not F32, or whose rows have gaps.
+Each function returns None where its kernel does not support the arguments: tensors that are not
+F32, or whose rows have gaps.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
     from engine.forward.ops import Addend, NormLayer
 
 LONGEST_ROW = 1 << 14
-"""Elements that one program holds at once: 16 for each of as many threads as there can be."""
+"""Most elements that one program holds at once: 16 in each of 1024 threads."""
 
 BLOCK = 1 << 10
-"""Elements of a program that needs nothing of the others."""
+"""Elements of one program of an operation without reductions."""
 
 UNIT = 4
-"""Elements that are loaded at once, where sizes, strides and places are multiples of it."""
+"""Elements of one vector load, where sizes, strides and offsets are multiples of it."""
 
 
 class RowLayout(NamedTuple):
-    """A tensor as tokens of heads of n elements, which lie side by side."""
+    """Sizes and strides of a tensor (n_token, n_head, n) whose last dimension has no gaps."""
 
     n_token: int
     n_head: int
@@ -40,32 +41,33 @@ class RowLayout(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Of rows."""
+        """Number of rows."""
         return self.n_token * self.n_head
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
-    """See `ReferenceOps.rms_norm`; x (..., n), weights (n,) or (n_head, n)."""
+    """Compute `ReferenceOps.rms_norm` of x (..., n), with weights (n,) or (n_head, n)."""
     return _norm("rms", x, weight, bias, eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
-    """See `ReferenceOps.layer_norm`; shapes as in `rms_norm`."""
+    """Compute `ReferenceOps.layer_norm`; shapes as in `rms_norm`."""
     return _norm("layer", x, weight, bias, eps)
 
 
 def l2_norm(x: Tensor, eps: float) -> Tensor | None:
-    """See `ReferenceOps.l2_norm`."""
+    """Compute `ReferenceOps.l2_norm`."""
     return _norm("l2", x, None, None, eps)
 
 
 def add_norm(
     x: Tensor, addend: Addend, norm_of: NormLayer | None, x_bytes: int | None = None
 ) -> tuple[Tensor, Tensor | None] | None:
-    """See `ReferenceOps.add_norm`, in one kernel.
+    """Compute `ReferenceOps.add_norm` in one kernel.
 
     Args:
-        x_bytes: of a quantised activation, if few normed rows shall be rounded for products, too.
+        x_bytes: bytes of a quantised activation, if few normed rows are quantised for the next
+            product as well.
     """
     if addend.partial is None:
         return None
@@ -78,10 +80,13 @@ def add_norm(
 
 
 class AddNormLaunch(NamedTuple):
-    """What kernels like `norm.add_norm` are started with.
+    """Launch parameters of a kernel like `norm.add_norm`.
 
     Attributes:
-        result: of `add_norm`, to be written.
+        arguments: its first arguments.
+        num_warps: warps of a program.
+        constants: its compile-time constants, by name.
+        result: the result of `add_norm`, which the kernel writes.
     """
 
     arguments: tuple[Tensor | int | float, ...]
@@ -94,11 +99,12 @@ def add_norm_launch(
     x: Tensor, delta: Tensor | None, addend: Addend, norm_of: NormLayer | None,
     x_bytes: int | None = None, smallest: int = 1,
 ) -> AddNormLaunch | None:  # fmt: skip
-    """See `add_norm`; None where its kernel does not serve.
+    """Return the launch parameters of `add_norm`; None where its kernel does not apply.
 
     Args:
-        delta: in place of the addend's summand; None if the kernel gets it from elsewhere.
-        smallest: elements that a program holds at least.
+        delta: tensor used in place of the addend's partial sum; None if the kernel gets it
+            elsewhere.
+        smallest: least number of elements that a program holds.
     """
     n, factor = x.shape[-1], addend.sum_scale
     inner = None if addend.norm is None or addend.norm.is_absent else addend.norm
@@ -133,7 +139,7 @@ def add_norm_launch(
 
 
 def norm_gated(x: Tensor, norm_of: NormLayer, act: Activation, gate: Tensor) -> Tensor | None:
-    """See `ReferenceOps.norm_gated`."""
+    """Compute `ReferenceOps.norm_gated`."""
     if norm_of.is_absent or act.kind == "oai" or act.limit or not _is_matrix(gate):
         return None
     shape = x.shape
@@ -144,37 +150,37 @@ def norm_gated(x: Tensor, norm_of: NormLayer, act: Activation, gate: Tensor) -> 
 
 
 def opened(x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor | None:
-    """See `ReferenceOps.opened`."""
-    add_norm_launch = y if other is None else other
+    """Compute `ReferenceOps.opened`."""
+    base = y if other is None else other
     n_in, n = x.shape[-1], y.shape[-1]
     size = power_of_two(max(n_in, n))
-    if not all(map(_is_matrix, (x, y, add_norm_launch))) or not _is_vector(door, n_in):
+    if not all(map(_is_matrix, (x, y, base))) or not _is_vector(door, n_in):
         return None
-    if size > LONGEST_ROW or add_norm_launch.shape != y.shape:
+    if size > LONGEST_ROW or base.shape != y.shape:
         return None
     out = torch.empty(y.shape, device=y.device)
-    sizes = (n_in, n, x.stride(0), y.stride(0), add_norm_launch.stride(0))
-    unit = unit_of(x, door, y, add_norm_launch, sizes=sizes)
+    sizes = (n_in, n, x.stride(0), y.stride(0), base.stride(0))
+    unit = unit_of(x, door, y, base, sizes=sizes)
     launch(
         elementwise.opened, (y.shape[0],),
-        x, door, y, add_norm_launch, out, *(size // unit for size in sizes),
+        x, door, y, base, out, *(size // unit for size in sizes),
         num_warps=warps_of(size), HAS_OTHER=other is not None, UNIT=unit, SIZE=size,
     )  # fmt: skip
     return out
 
 
 def activate(act: Activation, x: Tensor) -> Tensor | None:
-    """See `ReferenceOps.activate`."""
+    """Compute `ReferenceOps.activate`."""
     return None if act.kind == "oai" else _gated(act.kind, 0.0, x, None)
 
 
 def gated(act: Activation, gate: Tensor, up: Tensor) -> Tensor | None:
-    """See `ReferenceOps.gated`; both of any one shape."""
+    """Compute `ReferenceOps.gated` for two tensors of one shape."""
     return _gated(act.kind, act.limit, gate, up)
 
 
 def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor | None:
-    """See `ReferenceOps.xielu`."""
+    """Compute `ReferenceOps.xielu`."""
     rows = flat_rows(x)
     if rows is None:
         return None
@@ -189,7 +195,7 @@ def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) 
 
 
 def softplus(x: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """`ln(1 + e^(x + bias))` for x (..., n) and bias (n,)."""
+    """Compute `ln(1 + e^(x + bias))` for x (..., n) and bias (n,)."""
     rows = flat_rows(x) if bias is None else rows_of(x)
     if rows is None or rows.n_head != 1 or not _is_vector(bias, rows.n):
         return None
@@ -207,7 +213,7 @@ def _norm(
     kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
     act: str = "none", gate: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Of rows of any length without a gate, else of those that one program holds."""
+    """Normalise rows: of any length without a gate, of up to `LONGEST_ROW` elements with one."""
     rows = rows_of(x)
     if rows is None:
         return None
@@ -240,6 +246,7 @@ def _norm(
 
 
 def _gated(kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor | None:
+    """Apply an activation to `gate`, and multiply by `up` if there is one."""
     parts = [gate] if up is None else [gate, up]
     if len({part.shape for part in parts}) > 1:
         return None
@@ -260,22 +267,22 @@ def _gated(kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor |
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether kernels can read it: F32, without gaps, and not empty."""
+    """Return whether x is F32, without gaps and not empty, as most kernels need it."""
     return x.dtype == torch.float32 and x.is_contiguous() and x.numel() > 0
 
 
 def _is_vector(x: Tensor | None, n: int) -> bool:
-    """Whether it is n elements that kernels can read, or nothing at all."""
+    """Return whether x is a vector of n elements that kernels can read, or None."""
     return x is None or (is_plain(x) and x.shape == (n,))
 
 
 def _is_matrix(x: Tensor) -> bool:
-    """Whether kernels can read it as tokens with any stride between them."""
+    """Return whether x is an F32 matrix without gaps in its rows, at any row stride."""
     return x.dtype == torch.float32 and x.dim() == 2 and x.numel() > 0 and x.stride(1) == 1
 
 
 def rows_of(x: Tensor) -> RowLayout | None:
-    """The rows of x (..., n), if kernels can read them."""
+    """Return the layout of the rows of x (..., n); None if kernels cannot read them."""
     shape, strides = x.shape, x.stride()
     if x.dtype != torch.float32 or not x.numel() or not shape:
         return None
@@ -289,7 +296,10 @@ def rows_of(x: Tensor) -> RowLayout | None:
 
 
 def flat_rows(x: Tensor) -> RowLayout | None:
-    """The same where elements do not care for their row: one long one, if there are no gaps."""
+    """Return the layout for an elementwise kernel: one long row if x has no gaps, else its rows.
+
+    None if kernels cannot read x, or its rows are heads.
+    """
     if is_plain(x):
         return RowLayout(1, 1, x.numel(), x.numel(), x.numel())
     rows = rows_of(x)
@@ -297,21 +307,21 @@ def flat_rows(x: Tensor) -> RowLayout | None:
 
 
 def grid_of(rows: RowLayout) -> tuple[int]:
-    """Of programs with BLOCK elements of a row each."""
+    """Return the launch grid of programs with BLOCK elements of a row each."""
     return (rows.number * -(-rows.n // BLOCK),)
 
 
 def unit_of(*tensors: Tensor | None, sizes: tuple[int, ...]) -> int:
-    """Elements that kernels may load at once: all sizes and places are multiples of it."""
+    """Return the elements of one vector load: `UNIT` if it divides all sizes and offsets, or 1."""
     places = [x.storage_offset() for x in tensors if x is not None]
     return UNIT if all(size % UNIT == 0 for size in (*sizes, *places)) else 1
 
 
 def warps_of(size: int) -> int:
-    """For a program that holds so many elements, a power of two."""
+    """Return the warps of a program that holds `size` elements, a power of two."""
     return min(32 if size == LONGEST_ROW else 16, max(1, size // 256))
 
 
 def power_of_two(n: int) -> int:
-    """The smallest that is not below n."""
+    """Return the smallest power of two that is not below n."""
     return 1 << (n - 1).bit_length() if n > 1 else 1

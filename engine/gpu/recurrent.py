@@ -1,7 +1,8 @@
-"""Layers with a state, by kernels where they serve; each answers None where its kernel does not.
+"""Recurrent layers by kernels: causal convolution, delta net, selective scan, state-space scan.
 
-States are updated in place. A kernel goes from token to token, which for many tokens takes longer
-than the matrix products of `engine.ops.recurrent`.
+Each function returns None where its kernel does not support the arguments, and updates the state in
+place. A kernel goes from token to token, which for many tokens takes longer than the chunked matrix
+products of `engine.ops.recurrent`.
 """
 
 from __future__ import annotations
@@ -21,27 +22,29 @@ if TYPE_CHECKING:
     from engine.ops.recurrent import Chunks
 
 FEW_TOKENS = 64
-"""Up to so many one after the other take no longer than a chunk of matrix products."""
+"""Most tokens for which the token-by-token kernels are as fast as a chunk of matrix products."""
 
 CONV_TOKENS = 8
-"""Of a program of the convolution, unless there is one only; at least the taps before the last."""
+"""Tokens of one program of the convolution, if there are several; more where it has more taps."""
 
 CONV_CHANNELS = 128
+"""Channels of one program of the convolution."""
+
 HELD = 1 << 10
 """Elements of a state that one warp holds: 32 registers of each thread."""
 
 SMALLEST_TILE = 16
-"""Of matrices that tensor cores multiply."""
+"""Smallest number of rows or columns that tensor cores multiply."""
 
 STATE_ROWS = 32
-"""Of a state, that are multiplied at once with SMALLEST_TILE columns: registers hold no more."""
+"""Rows of a state that are multiplied at once by SMALLEST_TILE columns: as registers allow."""
 
 
 def causal_conv(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None = None,
     gates: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """See `ReferenceOps.causal_conv`; for any number of tokens, and gates of x's own strides."""
+    """Compute `ReferenceOps.causal_conv`, for any number of tokens; gates have x's strides."""
     n_token, n_channel = x.shape
     n_tap = weight.shape[1]
     if not _has_rows(x) or not all(is_plain(t) for t in (weight, state) if t.numel()):
@@ -63,7 +66,7 @@ def causal_conv(
 
 
 def delta_net(x: DeltaInputs, state: Tensor) -> Tensor | None:
-    """See `ReferenceOps.delta_net`; for few tokens."""
+    """Compute `ReferenceOps.delta_net` for up to `FEW_TOKENS` tokens."""
     n_token, n_head, n_value = x.v.shape
     n_key = x.q.shape[2]
     rows = (x.q, x.k, x.v, x.step, x.beta)
@@ -88,7 +91,7 @@ def selective_scan(
     x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
     state: Tensor,
 ) -> Tensor | None:  # fmt: skip
-    """See `ReferenceOps.selective_scan`; for any number of tokens, as torch has nothing better."""
+    """Compute `ReferenceOps.selective_scan`, for any number of tokens: torch has nothing faster."""
     rows = (x, step, b, c, gate)
     if not all(map(_has_rows, rows)) or not all(map(is_plain, (a, d, state))):
         return None
@@ -105,7 +108,7 @@ def selective_scan(
 
 
 def state_space_scan(x: ScanInputs, state: Tensor) -> Tensor | None:
-    """See `ReferenceOps.state_space_scan`; for few tokens."""
+    """Compute `ReferenceOps.state_space_scan` for up to `FEW_TOKENS` tokens."""
     n_token, n_head, n_row = x.values.shape
     rows = (x.values, x.step, x.b, x.c, x.gate)
     plain = (x.step_bias, x.rate, x.skip, state)
@@ -126,7 +129,7 @@ def state_space_scan(x: ScanInputs, state: Tensor) -> Tensor | None:
 
 
 def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor | None:
-    """See `ReferenceOps.scan_chunks`; where tensor cores multiply F32, as exactly as F32 is."""
+    """Compute `ReferenceOps.scan_chunks` where tensor cores reach F32's precision."""
     q, k, v, products, (from_start, to_end), inverse = chunks
     (n_chunk, n_head, size, n_key), n_value = q.shape, v.shape[3]
     target = target_of(q.device)
@@ -151,5 +154,5 @@ def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor | None:
 
 
 def _has_rows(x: Tensor) -> bool:
-    """Whether each token's elements lie side by side, with any stride between tokens; F32."""
+    """Return whether x is F32 and each token's elements have no gaps, at any token stride."""
     return x.dtype == torch.float32 and x.numel() > 0 and x[0].is_contiguous()

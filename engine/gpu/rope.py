@@ -1,4 +1,4 @@
-"""Rotary positions, by kernels: the angles of a pass, and queries and keys that are turned."""
+"""Rotary position embedding (RoPE) by kernels: the angles of a pass, and rotated heads."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from engine.forward.ops import NormLayer
 
 LONGEST_HEAD = 1 << 12
-"""Elements that one program holds."""
+"""Most elements of a head that one program holds."""
 
 TURNED = 1 << 9
-"""Pairs that one program turns."""
+"""Pairs of elements that one program rotates."""
 
 
 class Angles:
-    """Cosines and sines of positions that stand in the device's memory.
+    """Computes cosines and sines of positions in the device's memory.
 
-    They are computed anew in each pass, by one kernel: a table of all positions would take 64 MiB
-    for heads of 128 elements and a context of 131072.
+    One kernel computes them anew in each pass: a table of all positions would take 64 MiB for
+    heads of 128 elements and a context of 131072.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Angles:
     def __call__(
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See `ReferenceOps.rope_angles`; each (T, 1, n_rot / 2), for positions (T,)."""
+        """Compute `ReferenceOps.rope_angles`: two of (T, 1, n_rot / 2), for positions (T,)."""
         turns = self._turns_of(params, factors, positions.device)
         n_tokens, n_pairs = positions.shape[0], turns.shape[0]
         cos, sin = (torch.empty(n_tokens, 1, n_pairs, device=positions.device) for _ in range(2))
@@ -49,7 +49,7 @@ class Angles:
         return cos, sin
 
     def _turns_of(self, params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:
-        """By how much of a turn each pair goes on from position to position: F64, (n_rot / 2,)."""
+        """Return the turns by which each pair rotates per position: F64, (n_rot / 2,)."""
         key = params, id(factors), device
         if key not in self._turns:
             self._turns[key] = factors, frequencies(params, factors, device) / tau
@@ -57,7 +57,7 @@ class Angles:
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
-    """See `ReferenceOps.rope`; None where the kernel does not serve."""
+    """Compute `ReferenceOps.rope`; None where the kernel does not support the arguments."""
     turned = rope_all((x,), cos, sin, style)
     return None if turned is None else turned[0]
 
@@ -65,10 +65,13 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
 def rope_all(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str, norms: Sequence[NormLayer] = ()
 ) -> tuple[Tensor, ...] | None:
-    """The same for one or two of (T, heads, head_dim), such as queries and keys, in one launch.
+    """Apply RoPE to one or two tensors (T, heads, head_dim), such as q and k, in one launch.
 
     Args:
-        norms: what each of them goes through first, if anything.
+        norms: the norm that each tensor goes through first, if any.
+
+    Returns:
+        None where the kernel does not support the arguments.
     """
     n_tokens, _, dim = xs[0].shape
     n_pairs = cos.shape[-1]
@@ -76,7 +79,7 @@ def rope_all(
         return None
     if any(not _is_plain(x) or not x.is_contiguous() for x in (cos, sin)) or 2 * n_pairs > dim:
         return None
-    weights = [(xs[0], 0.0)] * 2  # those of no norm
+    weights = [(xs[0], 0.0)] * 2  # placeholders without norms
     if norms:
         found = [_weight(norm, dim) for norm in norms]
         weights = [
@@ -103,11 +106,11 @@ def rope_all(
 
 
 def _weight(norm: NormLayer, dim: int) -> Tensor | None:
-    """Of a norm that the kernel knows: one weight for each element of a head, no bias."""
+    """Return the weight of an RMS norm (head_dim,) without bias; None of norms of other kinds."""
     weight = None if norm.is_absent or norm.kind != "rms" or norm.bias is not None else norm.weight
     return weight if weight is not None and weight.shape == (dim,) and _is_plain(weight) else None
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether it is F32, not empty, and its rows have no gaps."""
+    """Return whether x is F32, not empty, and its rows have no gaps."""
     return x.dtype == torch.float32 and x.numel() > 0 and x.stride(-1) == 1

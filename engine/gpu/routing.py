@@ -1,4 +1,4 @@
-"""Which experts a token goes to, decided on the GPU and known only there."""
+"""Expert routing on the GPU: which experts each token goes to, known only there."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ if TYPE_CHECKING:
     from engine.forward.operands import Routing
 
 FEW_TOKENS = 8
-"""Up to so many tokens, each row is computed by itself and needs no neighbours."""
+"""Most tokens for which rows stay in token order: each is computed by itself."""
 
 MOST_EXPERTS = 2048
-"""That one program compares."""
+"""Most experts that one program compares."""
 
 LEAST_BLOCK = 16
-"""Rows of one expert that are multiplied together, for many tokens."""
+"""Smallest block of rows of one expert that are multiplied together, for many tokens."""
 
 SORT_STEP = 1024
+"""Pairs that a program of the sort reads at once."""
+
 SUM_STEP = 256
+"""Elements that one program of the sum over experts computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroups(Groups):
-    """Groups that the host never sees: all is in the device's memory, in shapes known beforehand.
+    """Groups of rows by expert in the device's memory, with shapes that the host knows beforehand.
 
-    For few tokens, rows are simply the pairs: those of one token after another, its experts
-    ascending. For many, they are in the order of `Groups`.
+    For few tokens, rows are the pairs of token and expert in token order, experts ascending. For
+    many, they are in the order of `Groups`.
 
     Attributes:
-        table: as in `Groups` expert, first row and number of rows, but on the device and with at
-            most `block_rows` rows: int32 (n_block, 3). There are as many entries as there can be
-            at the most; those behind the last have 0 rows. Empty for few tokens.
-        block_rows: 0 for few tokens.
+        table: expert, first row and number of rows of each block, at most `block_rows` rows:
+            int32 (n_block, 3). It has as many entries as there can be at most; unused ones at the
+            end have 0 rows. Empty for few tokens.
+        block_rows: most rows of a block; 0 for few tokens.
     """
 
     block_rows: int
@@ -53,7 +56,7 @@ class DeviceGroups(Groups):
 
     @property
     def are_pairs(self) -> bool:
-        """Whether rows are pairs in their order."""
+        """Whether rows are pairs in token order."""
         return self.block_rows == 0
 
     def rows(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
@@ -72,9 +75,9 @@ class DeviceGroups(Groups):
 def assign(
     rule: Routing, logits: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, DeviceGroups] | None:
-    """See `ReferenceOps.assign`; None where the kernels do not serve.
+    """Compute `ReferenceOps.assign`; None where the kernels do not support the arguments.
 
-    Of experts that a token likes equally, the first ones count.
+    Of experts with equal scores, the first ones are chosen.
     """
     n_expert = rule.n_expert
     if not is_plain(logits) or n_expert > MOST_EXPERTS or not (bias is None or is_plain(bias)):
@@ -101,10 +104,10 @@ def assign(
 
 
 def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
-    """Put the pairs of many tokens in the order of experts.
+    """Sort the pairs of many tokens by expert.
 
     Args:
-        chosen: numbers of each token's experts, ascending, int32 (T, n_used), without gaps.
+        chosen: each token's experts, ascending, int32 (T, n_used), without gaps.
     """
     n_pair = chosen.numel()
     wanted = max(power_of_two(-(-n_pair // n_expert)), LEAST_BLOCK)
@@ -121,14 +124,14 @@ def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
 
 
 def most_block_rows(target: KernelTarget) -> int:
-    """Rows of one expert that a program has room for; with more, weights are decoded less often."""
+    """Return the most rows of one expert per program: with more, weights are decoded less often."""
     if target.maker == "nvidia" and target.capability < 80:
         return LEAST_BLOCK
     return 128 if target.maker == "nvidia" and 90 <= target.capability < 120 else 64
 
 
 def sum_of_experts(y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
-    """See `ReferenceOps.sum_of_experts`; None where the kernel does not serve."""
+    """Compute `ReferenceOps.sum_of_experts`; None where the kernel does not support it."""
     if not is_plain(y) or not (weights is None or is_plain(weights)):
         return None
     (n_token, n_used), n = groups.row_of.shape, y.shape[1]

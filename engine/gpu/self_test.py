@@ -1,7 +1,7 @@
-"""Whether kernels compute rightly on a GPU: found out once, before a model is planned for it.
+"""Self-test of the kernels on a GPU: run once, before a model is planned for it.
 
-Compilers, drivers and cards are of many kinds. What does not give the numbers that torch gives is
-not used; the reference then computes there.
+Compilers, drivers and cards are of many kinds. Where a kernel's results differ from torch's, the
+GPU path is not used and the reference computes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ from engine.sharding.ranges import Ranges
 log = logging.getLogger(__name__)
 
 KINDS = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0)
+"""Quantised types whose products are tested."""
+
 N_ROW, N_COLUMN, N_HEAD, HEAD_DIM, N_PAST = 48, 256, 2, 64, 70
+"""Sizes of the tested matrices and attention."""
+
 TOLERANCE = 0.03
-"""Of the error beside the size of what is right: activations are rounded to bytes or to BF16."""
+"""Largest relative RMS error that passes: activations are rounded to bytes or to BF16."""
 
 
 @cache
 def problem_of(device: torch.device) -> str:
-    """Why kernels shall not be used on a GPU, as the end of a sentence; "" if they may."""
+    """Return why kernels must not be used on a GPU, as the end of a sentence; "" if they may."""
     try:
         if device.type == "cuda":
             prepare()
@@ -57,12 +61,14 @@ def problem_of(device: torch.device) -> str:
 
 
 def _norm(device: torch.device) -> None:
+    """Test an RMS norm."""
     x, weight = _random(3, N_COLUMN, device=device), _random(N_COLUMN, device=device)
     y = elementwise.rms_norm(x, weight, None, 1e-5)
     _compare("a norm", y, ReferenceOps().rms_norm(x, weight, None, 1e-5))
 
 
 def _products(device: torch.device) -> None:
+    """Test quantised matrix products of one, few and many rows."""
     for kind in KINDS:
         weight, numbers = _matrix(kind, device)
         for n, product in ((1, gemv.product), (3, gemv.product), (40, tile_gemm.product)):
@@ -71,6 +77,7 @@ def _products(device: torch.device) -> None:
 
 
 def _attention(device: torch.device) -> None:
+    """Test attention of many tokens, then of one more."""
     heads = Ranges(((0, N_HEAD),), N_HEAD)
     state = KVState(heads, heads, HEAD_DIM, HEAD_DIM)
     cache, scores = LayerCache(state, 0, 2 * N_PAST, "f16", device), Scores(HEAD_DIM**-0.5)
@@ -78,13 +85,13 @@ def _attention(device: torch.device) -> None:
         q, k, v = (_random(n, N_HEAD, HEAD_DIM, device=device) for _ in range(3))
         position = torch.tensor([start], device=device)
         if not attention.write(cache, k, v, position):
-            raise EngineError("no kernel writes its cache")
+            raise EngineError("no kernel writes the KV cache")
         y = attention.attention(q, cache, position, scores)
         _compare("attention", y, attend(q, cache, start, scores, None, None))
 
 
 def _replay(device: torch.device) -> None:
-    """A captured product gives that of the numbers that its memory has then."""
+    """Test that a replayed product computes with what its input memory holds by then."""
     weight, numbers = _matrix(KINDS[0], device)
     x = _random(1, N_COLUMN, device=device)
     captured = capture(device, lambda: gemv.product(x, weight))
@@ -94,7 +101,7 @@ def _replay(device: torch.device) -> None:
 
 
 def _matrix(kind: gguf.GGMLQuantizationType, device: torch.device) -> tuple[GpuPlanes, Tensor]:
-    """A random one, and what its numbers are."""
+    """Return a random quantised matrix, and its numbers in F32."""
     numbers = np.random.default_rng(0).normal(size=(N_ROW, N_COLUMN)).astype(np.float32)
     raw = torch.from_numpy(gguf.quants.quantize(numbers, kind)).to(device)
     extent = Extent.of(0, N_COLUMN)
@@ -110,11 +117,16 @@ def _random(*shape: int, device: torch.device) -> Tensor:
 
 
 def _compare(what: str, found: Tensor | None, expected: Tensor) -> None:
-    """Raises:
-    EngineError: they differ by more than rounding, or there is nothing.
+    """Check a result.
+
+    Args:
+        what: names what was computed, in the sentence of the error.
+
+    Raises:
+        EngineError: `found` is None or differs from `expected` by more than rounding.
     """
     if found is None:
-        raise EngineError(f"no kernel serves {what}")
+        raise EngineError(f"no kernel computes {what}")
     error = float((found - expected).square().mean() / expected.square().mean()) ** 0.5
     if not error < TOLERANCE:
-        raise EngineError(f"{what} came out wrong, by {error:.2g} of the right numbers' size")
+        raise EngineError(f"{what} came out wrong (relative error {error:.2g})")

@@ -1,8 +1,8 @@
-"""Collectives of ranks that are all on GPUs: nothing in them makes a host wait for a device.
+"""Communicator of ranks that are all on GPUs: no host waits for a device in a collective.
 
-Small sums are made by kernels (`one_shot`), large ones by copies (`copying`). In both, what the
-model does with the result is put into its stream right away, behind what brings it there. Only
-logits are waited for, by the rank that shows them to the host.
+Small values are summed by kernels (`one_shot`), large ones by copies (`copies`) or NCCL. In each
+case the model's next work is enqueued right away, behind the arrival of the result. Only logits
+are waited for, by the rank that hands them to the host.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _abandoned: list[object] = []
-"""Memory that devices which do not come to an end may still use."""
+"""Memory that hung devices may still use."""
 
 
 class DeviceGroup(ThreadGroup):
-    """The shared side of the communicators of ranks that are all on GPUs.
+    """The state that communicators of one model's ranks share; all ranks are on GPUs.
 
     Args:
-        devices: of all ranks; those on the CPU stand for GPUs, where kernels are interpreted.
-        ways: how they reach each other.
-        nccl: what two ranks may bring large values by.
-        queues: makes those of a rank on a device.
+        devices: each rank's device; the CPU stands for a GPU where kernels are interpreted.
+        ways: routes between the devices.
+        nccl: NCCL for large values of two ranks, if it is used.
+        queues: makes the queues of a rank on a device.
 
     Attributes:
-        one_shots: one-shot all-reduces, in which kernels meet.
-        marks: how far devices are.
+        one_shots: the model's one-shot all-reduces.
+        marks: progress of the devices.
+        notes: what a person should know of the routes, as sentences.
     """
 
     def __init__(
@@ -74,21 +75,23 @@ class DeviceGroup(ThreadGroup):
         self._making = threading.Lock()
 
     def communicator(self, rank: int, device: torch.device) -> DeviceCommunicator:
+        """Return a rank's communicator."""
         self.join(rank, device)
         return DeviceCommunicator(self, rank)
 
     def is_alive(self, rank: int) -> bool | None:
+        """Return whether a rank's device has made progress; see `Marks.has_moved`."""
         return self.marks.has_moved(rank)
 
     def queues(self, rank: int) -> Queues:
-        """The queues of a rank, which are made when it first asks."""
+        """Return the queues of a rank; its first call makes them."""
         found = self._queues.get(rank)
         if found is None:
             found = self._queues[rank] = self._make_queues(self.devices[rank])
         return found
 
     def copying(self, rank: int, group: Group) -> CopyCollectives:
-        """A rank's part in what is copied in a group."""
+        """Return a rank's collectives by copies in a group."""
         found = self._copying.get((rank, group))
         if found is None:
             found = CopyCollectives(self.queues(rank), self._seat(rank, group))
@@ -96,6 +99,7 @@ class DeviceGroup(ThreadGroup):
         return found
 
     def _seat(self, rank: int, group: Group) -> Seat:
+        """Return a rank's place in a group, with its routes to and from all members."""
         names = [str(self.devices[member]) for member in group]
         mine = str(self.devices[rank])
         return Seat(
@@ -107,7 +111,7 @@ class DeviceGroup(ThreadGroup):
         )
 
     def nccl(self, rank: int, group: Group) -> NcclSums | None:
-        """A rank's part in large sums by NCCL; None, for all members, where that is not used."""
+        """Return a rank's all-reduce by NCCL; None, for all members, where NCCL is not used."""
         if self._nccl is None or not self._nccl.works or len(group) != N_RANKS:
             return None
         found = self._nccl_sums.get(rank)
@@ -119,7 +123,7 @@ class DeviceGroup(ThreadGroup):
         return found
 
     def gather_buffer(self, group: Group, slices: Sequence[GatherSlice]) -> GatherBuffer:
-        """Where slices are joined; the same for all members, who ask together."""
+        """Return the buffer in which slices are gathered: one for all members."""
         with self._making:
             key = group, max(part.rows for part in slices) == 1
             found = self._gather_buffers.get(key)
@@ -128,15 +132,15 @@ class DeviceGroup(ThreadGroup):
             return found
 
     def pinned_row(self, group: Group) -> GatherBuffer | None:
-        """Where single rows were joined before, if devices write there by themselves."""
+        """Return the buffer in which single rows were gathered before, if it is pinned."""
         found = self._gather_buffers.get((group, True))
         return found if found is not None and found.is_pinned else None
 
     def meet(self, rank: int, group: Group, value: T) -> list[T]:
-        """What all members of a group show each other, in rank order.
+        """Show a value to all members of a group, and return all members' values in rank order.
 
         Raises:
-            LeftAlone: one did not come.
+            LeftAlone: a member did not come.
         """
         shown: Any = value
         try:
@@ -146,6 +150,7 @@ class DeviceGroup(ThreadGroup):
         return list(found)
 
     def _pass(self, rank: int, group: Group) -> None:
+        """Return once all members of a group have called this."""
         self.meet(rank, group, None)
 
     def abort(self) -> None:
@@ -169,15 +174,15 @@ class DeviceGroup(ThreadGroup):
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Forget what was under way when ranks were interrupted, once devices are through with it.
+        """Wait for the devices after ranks were interrupted, and drop what was under way.
 
-        If they do not come to an end, what they use stays where it is, and nothing else follows.
+        If a device does not finish, the memory in use is kept and the ranks count as lost.
         """
         queues = [queue for queues in self._queues.values() for queue in queues.all()]
         try:
             self.marks.until([queue.record() for queue in queues], WAKING_S)
             self.one_shots.reset()
-        except (CommError, RuntimeError) as error:  # what has failed is told by others
+        except (CommError, RuntimeError) as error:  # whoever was interrupted reports the failure
             log.warning("%s", error)
             self.lose()
             return
@@ -188,10 +193,10 @@ class DeviceGroup(ThreadGroup):
 
 
 class DeviceCommunicator:
-    """A rank on a GPU, whose peers all are.
+    """Communicator of a rank on a GPU whose peers are all on GPUs.
 
     Attributes:
-        turns: while a large sum is under way, lets another computation of this rank go on.
+        turns: lets the rank's other micro-batch compute while a large all-reduce is under way.
     """
 
     def __init__(self, shared: DeviceGroup, rank: int) -> None:
@@ -202,10 +207,14 @@ class DeviceCommunicator:
 
     @property
     def waited_s(self) -> float:
+        """Seconds that the rank has waited in collectives."""
         return self._shared.waited_s(self.rank)
 
     def one_shot(self, group: Group, n: int) -> OneShot | None:
-        """Where kernels add up values of n numbers; None, for all members, if copies have to."""
+        """Return the one-shot all-reduce for values of n elements.
+
+        None, for all members alike, where copies are used instead.
+        """
         if len(group) == 1:
             return None
         one_shot = self._shared.one_shots.one_shot(self.rank, group)
@@ -214,17 +223,17 @@ class DeviceCommunicator:
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """See `Communicator`.
+        """See `Communicator.all_reduce`.
 
         Args:
-            shape: of all values, where all members say so. Else they ask each other.
+            shape: shape of the value, given by all members or by none; they exchange it then.
         """
         self._shared.progress.count += 1
         if len(group) == 1:
             assert x is not None, "a group of one has nobody else to give a value"
             self._mark()
             return x
-        assert x is None or shape is None or x.shape == tuple(shape), "that is no summand"
+        assert x is None or shape is None or x.shape == tuple(shape), "not a partial sum"
         one_shot = None if shape is None else self.one_shot(group, prod(shape))
         if one_shot is not None and shape is not None:
             self._mark()
@@ -232,8 +241,9 @@ class DeviceCommunicator:
         return _made(lambda: self._sum(x, group, shape))
 
     def _sum(self, x: Tensor | None, group: Group, shape: Sequence[int] | None) -> Tensor:
+        """All-reduce by NCCL or copies."""
         self._mark()
-        x = None if x is None else x.contiguous()  # held until it was read
+        x = None if x is None else x.contiguous()  # held until it has been read
         copying = self._shared.copying(self.rank, group)
         dtype = torch.float32
         if shape is None:
@@ -251,7 +261,7 @@ class DeviceCommunicator:
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """See `Communicator`; and `all_reduce`."""
+        """See `Communicator.broadcast`; for `shape` see `all_reduce`."""
         self._shared.progress.count += 1
         given = x if self.rank == source else None
         if len(group) == 1:
@@ -263,11 +273,12 @@ class DeviceCommunicator:
         return _made(lambda: self._sent(given, group))
 
     def _sent(self, x: Tensor | None, group: Group) -> Tensor:
+        """Broadcast by copies; x is None on all members but the source."""
         self._mark()
         copying = self._shared.copying(self.rank, group)
         like = self._like(copying, x, group)
         if x is not None:
-            given = x.contiguous()  # held until it was read
+            given = x.contiguous()  # held until it has been read
             self._go_on_behind(copying.broadcast(given, None))
             return x
         out = torch.empty(like.shape, dtype=like.dtype, device=self._device)
@@ -275,7 +286,7 @@ class DeviceCommunicator:
         return out
 
     def _like(self, copying: CopyCollectives, x: Tensor | None, group: Group) -> Tensor:
-        """The first value that a member has; those of the others are of its shape and type."""
+        """Return the first member's value, after checking that all agree in shape and type."""
         found = zip(group, copying.values(x), strict=True)
         values = {rank: value for rank, value in found if value is not None}
         assert values, "no rank of the group had a value"
@@ -283,11 +294,11 @@ class DeviceCommunicator:
         return next(iter(values.values()))
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
-        """See `Communicator`; what is joined lies in the host's memory.
+        """See `Communicator.gather`; the result lies in host memory.
 
-        No slice takes a link between GPUs. When this returns all members' slices are there: it is
-        here that the host waits. What a capture of it gives is complete once all members' streams
-        have been waited for.
+        Slices go to the host straight, over no link between GPUs. The host waits here until all
+        members' slices have arrived. In a capture it does not: the result is complete once all
+        members' streams have been waited for.
         """
         self._shared.progress.count += 1
         if len(group) == 1:
@@ -300,6 +311,7 @@ class DeviceCommunicator:
         return row.whole(1) if self.rank == group[0] else None
 
     def _gathered(self, x: Tensor | None, group: Group, alike: Tensor | None) -> Tensor | None:
+        """Gather through pinned host memory, in several turns where rows do not fit."""
         self._mark()
         shared, rank, seat = self._shared, self.rank, group.index(self.rank)
         slices = shared.meet(rank, group, GatherSlice.of(x, alike, kind_of(self._device)))
@@ -326,7 +338,11 @@ class DeviceCommunicator:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _check(self, buffer: GatherBuffer, group: Group, slices: Sequence[GatherSlice]) -> None:
-        """Make sure that devices of one kind have computed the same."""
+        """Check that devices of one kind have computed the same values.
+
+        Raises:
+            CommError: they have not.
+        """
         for kind in {part.kind for part in slices}:
             rows = {
                 rank: buffer.alike(seat)
@@ -341,20 +357,21 @@ class DeviceCommunicator:
         return self._shared.queues(self.rank).compute
 
     def _go_on_behind(self, event: DeviceEvent) -> None:
-        """Let what the model computes from now on wait for an event."""
+        """Let the model's next work wait for an event."""
         self._compute.wait(event)
 
     def _mark(self) -> None:
-        """Leave an event behind what was computed so far."""
+        """Record an event behind what was computed so far, unless this thread is capturing."""
         if self._device.type == "cuda" and not _is_capturing(self._device):
             self._shared.marks.leave(self.rank, self._compute.record())
 
 
 def device_group(devices: Sequence[torch.device], ways: Ways) -> DeviceGroup:
-    """The shared side for a model's ranks, with whatever works between their devices.
+    """Return the shared state for a model's ranks, with NCCL where it works and pays.
 
     Args:
-        devices: of all ranks, also of those that have no part of the model, on the CPU.
+        devices: each rank's device, also of those that have no part of the model, on the CPU.
+        ways: routes between the devices.
     """
     gpus = [device for device in devices if device.type == "cuda"]
     is_nccl = ways.has_nccl and len(gpus) == N_RANKS == len(set(gpus))
@@ -362,14 +379,14 @@ def device_group(devices: Sequence[torch.device], ways: Ways) -> DeviceGroup:
 
 
 def _made(collective: Callable[[], Tensor]) -> Tensor:
-    """What hosts do together, also between the kernels of what is captured."""
+    """Run a collective of the hosts, between the graph segments where a token is captured."""
     found = host_step_value(collective)
     assert found is not None, "all members of a group get a value"
     return found
 
 
 def _is_capturing(device: torch.device) -> bool:
-    """Whether what is put into this thread's stream goes into a graph of a GPU."""
+    """Return whether this thread's stream of a GPU is being captured into a graph."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):

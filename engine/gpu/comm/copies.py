@@ -1,20 +1,19 @@
-"""Sums of large values by copies: what a GPU's copy engines do while its kernels compute.
+"""All-reduce and broadcast of large values by copies: copy engines work while kernels compute.
 
 A value goes in rounds of `ROUND_BYTES`, each in one or two *stages*. In a stage every rank writes
-what it gives into a buffer of its own (rounded to the type of the wire, its own value as well)
-and copies it to pinned memory of the host, in chunks, where a reader cannot read the buffer itself.
-Then the ranks' threads meet and show each other where it lies, and the events behind which it is
-complete. Nobody waits for a device in that: what reads is put into streams that wait for the
-events. None of these is the one that the model computes in, so that it may compute something else
-meanwhile.
+its value into a buffer of its own (rounded to the wire's type, on all ranks alike) and copies it to
+pinned host memory, in chunks, where a reader cannot read the buffer itself. Then the ranks' threads
+meet and show each other where the data lies, and the events after which it is complete. No thread
+waits for a device: reads go into streams that wait for the events. The model computes in another
+stream, so it may compute something else meanwhile.
 
-- Two ranks read each other's values whole and add them up in rank order: one stage.
-- Of three and more, rank i adds up slice i of all, rounds the sum to the wire's type and shows it;
-  everybody, rank i too, takes the rounded sums: two stages. So 2 (n - 1) / n of a value arrives at
-  each rank instead of n - 1 of them.
+- Two ranks read each other's whole values and add them in rank order: one stage.
+- Of three ranks and more, rank i adds slice i of all values, rounds the sum to the wire's type and
+  shows it; every rank, rank i too, takes the rounded sums (reduce-scatter and all-gather): two
+  stages. So 2 (n - 1) / n of a value arrives at each rank instead of n - 1 values.
 
-Each buffer has two sets, which take turns. What a rank has read in a stage it says in the next
-meeting, by events: only behind those of all others is that set written again.
+There are two sets of buffers, used alternately. In the next meeting a rank shows the events after
+which it has read a set; its owner writes that set again only behind those of all other ranks.
 """
 
 from __future__ import annotations
@@ -32,18 +31,19 @@ from engine.planning.footprint import LINK_ROUND_BYTES as ROUND_BYTES
 from engine.planning.footprint import LINK_SETS, shown_bytes
 
 LEAST_CHUNK, MOST_CHUNK = 512 << 10, 2 << 20
-"""Bytes of a chunk: long enough for a link's full speed, short enough that the way up and the way
-down are used at the same time."""
+"""Least and most bytes of a chunk: long enough for a link's full speed, short enough that copies to
+and from the host overlap."""
 
 SMALL_BYTES = 128 << 10
-"""Values up to this size, in F32, go as they are and whole: they wait for the way, not for its
-width."""
+"""Most bytes, in F32, of a value that is sent whole and unrounded: for it latency counts, not
+bandwidth."""
 
 Span = tuple[int, int]
+"""First element and the one after the last of a chunk."""
 
 
 class HostChunk(NamedTuple):
-    """A piece that lies in the host's memory behind an event; `start` counts within the offer."""
+    """Elements `start` to `stop` of an offer that lie in host memory once an event is done."""
 
     start: int
     stop: int
@@ -51,7 +51,7 @@ class HostChunk(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """The set of a stage's buffers that was read, and the ends of what reads it."""
+    """A set of a stage's buffers that a member has read once all events are done."""
 
     stage: int
     number: int
@@ -63,11 +63,12 @@ class Offer:
     """What a member shows the others in a meeting.
 
     Attributes:
-        wire: what it gives in this stage, on its device; None if nothing.
-        ready: behind which that is complete.
-        host: the same in the host's memory, as far as `parts` say.
-        is_pinned: devices read that memory by themselves.
-        freed: what it has read of what it was shown before.
+        wire: the member's value for this stage, on its device; None if it has none.
+        ready: event after which `wire` is complete.
+        host: copy of `wire` in host memory, complete where `parts` say so.
+        is_pinned: whether devices read `host` by themselves.
+        parts: chunks of `host` that are sent.
+        freed: buffers of the others that this member has read since the last meeting.
     """
 
     wire: Tensor | None = None
@@ -79,18 +80,19 @@ class Offer:
 
 
 Meet = Callable[[Offer], Sequence[Offer]]
-"""Shows an offer to all members; what all of them show, in rank order."""
+"""Shows an offer to all members, and returns all members' offers in rank order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One member of a group.
+    """One member's place in a group.
 
     Attributes:
-        number: its place in the group.
-        goals: how each member gets at what this one gives.
-        sources: how this one gets at what each member gives.
-        until: waits for events on the host; only for memory that could not be pinned.
+        number: the member's index in the group.
+        goals: by member, where it reads this member's values.
+        sources: by member, where this member reads its values.
+        meet: shows an offer to all members.
+        until: waits for events on the host; only needed for memory that could not be pinned.
     """
 
     number: int
@@ -101,19 +103,19 @@ class Seat:
 
     @property
     def n(self) -> int:
-        """Of members."""
+        """Number of members."""
         return len(self.goals)
 
 
 class _Buffers:
-    """A set of what one member needs for one stage.
+    """One set of a member's buffers for one stage.
 
     Attributes:
-        wire: what it gives, on its device.
-        host: the same in the host's memory; None if nobody reads it there.
-        inbox: what it gets by copies; None if it gets nothing so.
-        read: behind these the others have read what it gave last.
-        used: behind this it has computed with what is in the inbox.
+        wire: the member's value, on its device.
+        host: copy of `wire` in host memory; None if no member reads it there.
+        inbox: other members' values that arrive by copies; None if none do.
+        read: events after which the others have read this member's last value.
+        used: event after which the member has used what is in the inbox.
     """
 
     def __init__(self, queues: Queues, seat: Seat, stage: int) -> None:
@@ -129,7 +131,7 @@ class _Buffers:
 
 
 class CopyCollectives:
-    """Sums and broadcasts of one member of a group; its thread alone uses it.
+    """All-reduce and broadcast by copies, of one member of a group; used by its thread only.
 
     All members make the same calls, for values of the same shape and type.
     """
@@ -143,19 +145,19 @@ class CopyCollectives:
         self._sum: Tensor | None = None
 
     def values(self, x: Tensor | None) -> list[Tensor | None]:
-        """What all members have, not to be read but for its shape and type."""
+        """Return all members' values; only their shapes and types may be read."""
         return [offer.wire for offer in self._met(Offer(x))]
 
     def all_reduce(self, x: Tensor | None, out: Tensor) -> DeviceEvent:
         """Sum the members' values in rank order.
 
         Args:
-            x: without gaps; None from a member that has none; at least one has.
-            out: the sum, of the shape of all values.
+            x: this member's value, without gaps; None if it has none. At least one member has one.
+            out: memory for the sum, of the shape of all values.
 
         Returns:
-            Behind it the sum is complete. Both tensors must be held until the stream that they
-            were made in waits for it.
+            The event after which the sum is complete. The caller holds both tensors until the
+            stream that they were allocated in waits for it.
         """
         self._begin()
         wire = torch.bfloat16 if is_rounded(out) else out.dtype
@@ -174,7 +176,7 @@ class CopyCollectives:
 
         Args:
             x: the value, without gaps, on the member that has it.
-            out: where it goes, on the others.
+            out: memory for the value, on the others.
 
         Returns:
             See `all_reduce`.
@@ -189,17 +191,17 @@ class CopyCollectives:
         return self._queues.sums.record()
 
     def _begin(self) -> None:
-        """Go on from what the model has computed."""
+        """Let the sums' stream wait for what the model has computed so far."""
         self._queues.sums.wait(self._queues.compute.record())
 
     def _rounds(self, n: int, wire: torch.dtype, *, is_whole: bool) -> Iterator[slice]:
-        """Elements that go together, so that what others give fits the inbox."""
+        """Yield the slices of elements of each round: the others' parts must fit the inbox."""
         n_bytes = ROUND_BYTES // (self._seat.n - 1 if is_whole else 1)
         most = n_bytes // wire.itemsize
         return (slice(start, min(start + most, n)) for start in range(0, n, most))
 
     def _read_whole(self, given: Tensor | None, out: Tensor | None, wire: torch.dtype) -> None:
-        """A round in which everybody reads everything."""
+        """Do a round in which every member reads all members' whole values."""
         n, whole = self._seat.n, slice(0, len(_either(given, out)))
 
         def use(values: Sequence[Tensor]) -> None:
@@ -209,7 +211,7 @@ class CopyCollectives:
         self._stage(0, given, [whole] * n, [whole] * n, wire, use)
 
     def _read_slices(self, given: Tensor | None, out: Tensor, wire: torch.dtype) -> None:
-        """A round in which each member adds up a slice for all."""
+        """Do a round in which each member sums one slice for all: two stages."""
         n, mine, size = self._seat.n, self._seat.number, len(out)
         slices = [slice(size * k // n, size * (k + 1) // n) for k in range(n)]
         whole = [slice(0, part.stop - part.start) for part in slices]
@@ -223,7 +225,7 @@ class CopyCollectives:
         self._stage(1, total, [whole[mine]] * n, whole, wire, place)
 
     def _total(self, dtype: torch.dtype) -> Tensor:
-        """Memory for the sum of a slice, before it is rounded."""
+        """Return memory for the sum of a slice before it is rounded."""
         if self._sum is None:
             self._sum = self._queues.empty(2 * shown_bytes(1, self._seat.n))
         return self._sum.view(dtype)
@@ -232,12 +234,15 @@ class CopyCollectives:
         self, stage: int, given: Tensor | None, shown: Sequence[slice], wanted: Sequence[slice],
         wire: torch.dtype, use: Callable[[Sequence[Tensor]], None],
     ) -> None:  # fmt: skip
-        """Show what is given to the others, and compute with what they show.
+        """Show a value to the others, and compute with what they show.
 
         Args:
-            shown: the part of it that each member reads.
-            wanted: the part of each member's that this one reads.
-            use: is given these parts in rank order, without those who have none.
+            stage: number of the stage within its round.
+            given: this member's value; None if it has none.
+            shown: by member, the part of `given` that it reads.
+            wanted: by member, the part of its value that this one reads.
+            wire: type in which values are sent.
+            use: called with the parts read, in rank order, without members that have none.
         """
         number = self._counts[stage] % LINK_SETS
         self._counts[stage] += 1
@@ -250,10 +255,10 @@ class CopyCollectives:
     def _offer(
         self, buffers: _Buffers, given: Tensor, shown: Sequence[slice], wire: torch.dtype
     ) -> Offer:
-        """Write what is given to the set's buffers."""
+        """Write a value to the set's buffers, and return the offer that shows it."""
         sums, up, seat = self._queues.sums, self._queues.up, self._seat
         held = buffers.wire.view(wire)[: len(given)]
-        for event in buffers.read:  # what was sent to the host was read there
+        for event in buffers.read:  # by all readers, those of the host's copy too
             sums.wait(event)
         buffers.read.clear()
         sums.run(lambda: held.copy_(given))
@@ -270,7 +275,7 @@ class CopyCollectives:
         return offer
 
     def _sent(self, offer: Offer, part: Span) -> HostChunk:
-        """Copy a chunk to the host."""
+        """Enqueue the copy of a chunk to the host."""
         assert offer.host is not None
         assert offer.wire is not None
         self._queues.up.copy(offer.host[slice(*part)], offer.wire[slice(*part)])
@@ -280,10 +285,10 @@ class CopyCollectives:
         self, buffers: _Buffers, offers: Sequence[Offer], wanted: Sequence[slice],
         wire: torch.dtype, use: Callable[[Sequence[Tensor]], None],
     ) -> tuple[DeviceEvent, ...]:  # fmt: skip
-        """Compute with what was shown.
+        """Fetch the wanted parts of all offers, and compute with them.
 
         Returns:
-            Events behind which nothing of it is read any more.
+            Events after which the offers' memory is not read any more.
         """
         sums, down, seat = self._queues.sums, self._queues.down, self._seat
         found: dict[int, Tensor] = {}
@@ -315,7 +320,7 @@ class CopyCollectives:
         return (*ends, buffers.used) if is_read else tuple(ends)
 
     def _fetch(self, goal: Tensor, offer: Offer, part: slice, place: Place) -> None:
-        """Copy a part of what another member shows."""
+        """Enqueue the copy of a part of another member's offer to `goal`."""
         down = self._queues.down
         if place == "peer":
             assert offer.wire is not None
@@ -326,13 +331,13 @@ class CopyCollectives:
         assert offer.host is not None
         for start, stop, sent in offer.parts:
             if part.start <= start and stop <= part.stop:
-                if not offer.is_pinned:  # the driver's own copy of it is made at once
+                if not offer.is_pinned:  # the driver reads pageable memory right away
                     self._seat.until([sent])
                 down.wait(sent)
                 down.copy(goal[start - part.start : stop - part.start], offer.host[start:stop])
 
     def _met(self, offer: Offer) -> Sequence[Offer]:
-        """Meet the others, and note what they have read."""
+        """Meet the others, and note which buffers they have read."""
         offer.freed, self._freed = self._freed, None
         offers = self._seat.meet(offer)
         for number, other in enumerate(offers):
@@ -343,31 +348,31 @@ class CopyCollectives:
 
 
 def is_rounded(x: Tensor) -> bool:
-    """Whether values like x are rounded to BF16 on their way."""
+    """Return whether values like x are rounded to BF16 for the wire."""
     return x.dtype == torch.float32 and x.nbytes > SMALL_BYTES
 
 
 def _turns(seat: Seat, step: int) -> list[int]:
-    """The other members, from the next one on: they read in the order in which it is written."""
+    """Return the other members from the next one on, so that reads follow the order of writes."""
     return [(seat.number + step * k) % seat.n for k in range(1, seat.n)]
 
 
 def _chunks(part: slice, held: Tensor) -> Iterator[Span]:
-    """A part cut up for copies."""
+    """Yield the chunks in which a part is copied."""
     most = min(max(held.nbytes // 4, LEAST_CHUNK), MOST_CHUNK) // held.itemsize
     stop = part.stop
     return ((start, min(start + most, stop)) for start in range(part.start, stop, most))
 
 
 def _either(given: Tensor | None, out: Tensor | None) -> Tensor:
-    """What tells the size."""
+    """Return the tensor that is there, for its size and type."""
     found = out if given is None else given
-    assert found is not None, "who has no value gets one"
+    assert found is not None, "a member without a value gets one"
     return found
 
 
 def add(values: Sequence[Tensor], total: Tensor) -> None:
-    """The sum in this order, in F32."""
+    """Add values in this order, in the type of `total`."""
     first, *others = values
     total.copy_(first)
     for value in others:

@@ -1,4 +1,4 @@
-"""Memory of the host where ranks on GPUs write slices of logits, side by side."""
+"""Pinned host memory into which ranks on GPUs gather slices of logits, side by side."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from torch import Tensor
 from engine.hardware.host_memory import HostTensor
 
 GATHER_BYTES = 16 << 20
-"""Of pinned memory for logits of many rows: these come in several turns."""
+"""Most bytes of pinned memory for logits: more rows are gathered in several turns."""
 
 
 class GatherSlice(NamedTuple):
-    """What a member shows before slices are joined.
+    """One member's part of a gather, as shown to the other members.
 
     Attributes:
-        n_alike: numbers that all members have in common, if they are of one kind.
+        value: the member's slice (rows, width); None if it has none.
+        n_alike: number of values that must be the same on all members of one kind, 0 for none.
+        kind: kind of device: only devices of one kind compute the same bits.
     """
 
     value: Tensor | None
@@ -27,22 +29,25 @@ class GatherSlice(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor | None, alike: Tensor | None, kind: str) -> GatherSlice:
+        """Return the part of a member that gives x, and shows `alike` for comparison."""
         return cls(x, 0 if alike is None else alike.shape[-1], kind)
 
     @property
     def rows(self) -> int:
+        """Number of rows of the slice; 0 without one."""
         return 0 if self.value is None else self.value.shape[0]
 
     @property
     def width(self) -> int:
+        """Number of columns of the slice; 0 without one."""
         return 0 if self.value is None else self.value.shape[1]
 
 
 class GatherBuffer:
-    """Memory of the host where slices of rows are joined, and numbers are compared.
+    """Host memory where slices of rows are gathered, and values compared between members.
 
     Attributes:
-        n_rows: that fit.
+        n_rows: number of rows that fit.
     """
 
     def __init__(self, slices: Sequence[GatherSlice], device: torch.device) -> None:
@@ -57,11 +62,11 @@ class GatherBuffer:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether devices write there by themselves."""
+        """Whether the memory is pinned, so that devices write there by themselves."""
         return self._held.is_pinned
 
     def fits(self, slices: Sequence[GatherSlice]) -> bool:
-        """Whether it serves for these as well."""
+        """Return whether the buffer can gather these slices as well."""
         rows = min(max(part.rows for part in slices), GATHER_BYTES // (4 * sum(self._widths)))
         return (
             [part.width for part in slices] == self._widths
@@ -70,17 +75,17 @@ class GatherBuffer:
         )
 
     def part(self, seat: int, n_rows: int) -> Tensor:
-        """Of the first so many rows: what one member writes, (n_rows, its width)."""
+        """Return the memory that one member writes for the first n_rows rows, (n_rows, width)."""
         start = n_rows * sum(self._widths[:seat])
         width = self._widths[seat]
         return self._held.value[start : start + n_rows * width].view(n_rows, width)
 
     def whole(self, n_rows: int) -> Tensor:
-        """All members' parts of the first so many rows."""
+        """Return the first n_rows rows, gathered from all members."""
         if n_rows == 1:
             return self._held.value[: sum(self._widths)].view(1, -1)
         return torch.cat([self.part(seat, n_rows) for seat in range(len(self._widths))], dim=-1)
 
     def alike(self, seat: int) -> Tensor:
-        """What one member has in common with others."""
+        """Return the memory for one member's values that are compared with the others'."""
         return self._alike.value[seat, : self._n_alike]

@@ -1,4 +1,4 @@
-"""Collectives that the hosts of ranks make, between the kernels of a token that is captured."""
+"""Host-side collectives in a captured token: each one splits the capture into graph segments."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from engine.forward.ops import FusedAllReduce
 
 
-class CutCommunicator:
-    """Makes another one's collectives steps of what this rank captures, see `gpu.launch.graph`."""
+class HostCollectives:
+    """A communicator whose collectives become host steps between the graphs of a captured token.
+
+    Args:
+        inner: makes the collectives; see `engine.gpu.launch.graph.cut`.
+    """
 
     def __init__(self, inner: Communicator) -> None:
         self.rank = inner.rank
@@ -45,7 +49,7 @@ class CutCommunicator:
 
 
 def _given(group: Group, collective: Callable[[], Tensor]) -> Tensor:
-    """The value of one that gives all members one; a group of one need not meet."""
+    """Return the value of a collective that gives every member one; a group of one never splits."""
     if len(group) == 1:
         return collective()
     found = host_step_value(collective)

@@ -1,11 +1,11 @@
-"""Large sums by NCCL, from one process: it brings values, which each rank then adds up by itself.
+"""All-reduce of large values of two ranks by NCCL's all-gather, from one process.
 
-NCCL's own sums are made in an order that depends on the machine, so only its all_gather is used.
-With that each of n ranks gets n - 1 values, where copies of slices bring 2 (n - 1) / n: so it
-serves two ranks, for which this is the same, and no more.
+NCCL's own all-reduce adds in an order that depends on the machine, so only its all-gather is used,
+and each rank adds the values itself. An all-gather brings n - 1 values to each of n ranks, where
+copies of slices bring 2 (n - 1) / n: so it is used for two ranks only, where both are the same.
 
-One call puts it into the streams of both ranks. It is made by whichever thread comes last to where
-both meet, when both values are on their way.
+One call enqueues it in the streams of both ranks. Whichever rank's thread comes last to their
+meeting makes it, when both values are in their streams.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from engine.planning.footprint import LINK_ROUND_BYTES
 log = logging.getLogger(__name__)
 
 N_RANKS = 2
+"""Number of ranks that NCCL is used for."""
 
 N_TRIED = 1 << 16
-"""Numbers of the value that shows whether it works: more than it sends in one piece."""
+"""Elements of the value that NCCL is tried with: more than it sends in one piece."""
 
 TRIAL_S = 10.0
-"""Until a first value must have arrived, once NCCL has been set up."""
+"""Seconds within which a first value must arrive, once NCCL has been set up."""
 
 AllGather = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Queue]], None]
-"""Puts into each rank's queue that what all of them give, joined, is written to its output."""
+"""Enqueues, in each rank's queue, the concatenation of all ranks' values into its output."""
 
 
 def all_gather(
     values: Sequence[Tensor], outputs: Sequence[Tensor], queues: Sequence[Queue]
 ) -> None:
-    """See `AllGather`; on GPUs, each of which is there once.
+    """Enqueue an all-gather by NCCL, see `AllGather`; on GPUs with one rank each.
 
     Raises:
-        RuntimeError: NCCL is not there, or does not work.
+        RuntimeError: NCCL is missing, or does not work.
     """
     from torch.cuda import nccl
 
@@ -52,7 +53,7 @@ def all_gather(
 
 
 class _Given(NamedTuple):
-    """What a rank brings to the meeting; if it is empty the value means nothing."""
+    """One rank's arguments of the all-gather; the value is meaningless if `is_empty`."""
 
     value: Tensor
     output: Tensor
@@ -61,7 +62,7 @@ class _Given(NamedTuple):
 
 
 class Nccl:
-    """What two ranks share that use it."""
+    """NCCL as two ranks share it."""
 
     def __init__(self, gather: AllGather = all_gather) -> None:
         self._gather = gather
@@ -72,17 +73,18 @@ class Nccl:
 
     @property
     def works(self) -> bool:
-        """Whether it has not failed yet."""
+        """Whether NCCL has not failed yet."""
         return self._works
 
     def bring(self, seat: int, given: _Given, meet: Callable[[], None]) -> Sequence[int] | None:
-        """Have both values brought to both ranks.
+        """Gather both ranks' values on both ranks.
 
         Args:
-            meet: returns when the other rank is there as well.
+            seat: index of the calling rank, 0 or 1.
+            meet: returns once the other rank has called it as well.
 
         Returns:
-            The seats of those that have a value; None, for both, if it failed.
+            The seats of the ranks that have a value; None, for both, if NCCL failed.
         """
         with self._lock:
             self._given[seat] = given
@@ -93,31 +95,32 @@ class Nccl:
         return self._present if self._works else None
 
     def forget(self) -> None:
-        """Begin anew, once a rank was interrupted."""
+        """Drop what an interrupted rank has brought."""
         self._given = {}
 
     def _call(self, both: Sequence[_Given]) -> None:
+        """Enqueue the all-gather in both ranks' streams."""
         values, outputs, queues, are_empty = zip(*both, strict=True)
         self._present = [seat for seat in range(N_RANKS) if not are_empty[seat]]
         try:
             self._gather(values, outputs, queues)
         except RuntimeError as error:
-            log.warning("NCCL failed, so GPUs copy their values from now on: %s", error)
+            log.warning("NCCL failed; GPUs copy their values from now on: %s", error)
             self._works = False
 
 
 class NcclSums:
-    """One rank's part in sums by NCCL; both make the same calls."""
+    """All-reduce by NCCL, of one rank; both ranks make the same calls."""
 
     def __init__(self, shared: Nccl, queues: Queues, seat: int, meet: Callable[[], None]) -> None:
         self._shared, self._queues, self._seat, self._meet = shared, queues, seat, meet
         self._memory: Tensor | None = None
 
     def all_reduce(self, x: Tensor | None, out: Tensor) -> DeviceEvent | None:
-        """Sum both values, rounded to BF16 as those of `engine.gpu.comm.copies`, in rank order.
+        """Sum both values in rank order, rounded to BF16 as in `engine.gpu.comm.copies`.
 
         Args:
-            x: F32, without gaps; None from a rank that has nothing.
+            x: this rank's value, F32, without gaps; None if it has none.
             out: see `CopyCollectives.all_reduce`.
 
         Returns:
@@ -135,7 +138,7 @@ class NcclSums:
         return self._queues.sums.record()
 
     def _round(self, given: Tensor | None, total: Tensor) -> bool:
-        """Sum a part; whether it worked."""
+        """Sum a part of a value that fits the buffers; return whether NCCL worked."""
         sums, n = self._queues.sums, len(total)
         own, both = self._places()
         value, found = own[:n], both[: N_RANKS * n].view(N_RANKS, n)
@@ -150,7 +153,7 @@ class NcclSums:
         return True
 
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Memory for this rank's part of a value, and for both ranks' of it, BF16."""
+        """Return BF16 memory for this rank's part of a value, and for both ranks' parts."""
         if self._memory is None:
             self._memory = self._queues.empty((1 + N_RANKS) * LINK_ROUND_BYTES)
         memory = self._memory.view(torch.bfloat16)
@@ -159,10 +162,7 @@ class NcclSums:
 
 
 def prove(devices: Sequence[torch.device], gather: AllGather = all_gather) -> Nccl | None:
-    """NCCL for two ranks, set up and tried; None, with a line in the log, if it does not work.
-
-    It is set up at its first use, which takes seconds.
-    """
+    """Set up and try NCCL for two ranks, which takes seconds; None, and a log line, if it fails."""
     queues = [CudaQueue(device, new_stream(device)) for device in devices]
     return tried(devices, queues, gather)
 
@@ -170,7 +170,7 @@ def prove(devices: Sequence[torch.device], gather: AllGather = all_gather) -> Nc
 def tried(
     devices: Sequence[torch.device], queues: Sequence[Queue], gather: AllGather = all_gather
 ) -> Nccl | None:
-    """The same with given queues."""
+    """Try an all-gather of random values on given queues, see `prove`."""
     values = [
         torch.randn(N_TRIED, generator=torch.Generator().manual_seed(seat)).bfloat16()
         for seat in range(N_RANKS)
@@ -199,10 +199,11 @@ def tried(
 
 
 _abandoned: list[object] = []
-"""What devices may still write to."""
+"""Memory that devices may still write to."""
 
 
 def _all_over(events: Sequence[DeviceEvent]) -> bool:
+    """Wait for events; return False if they take longer than `TRIAL_S`."""
     deadline = time.monotonic() + TRIAL_S
     while not all(event.query() for event in events):
         if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
-"""Small sums of ranks inside kernels: nobody's host waits, so a graph can hold them.
+"""One-shot all-reduce: small values are summed over ranks inside a kernel, without any host.
 
-Each rank's kernel writes its values for all others and awaits theirs (`kernels.exchange`). Where
-kernels are interpreted, one at a time, nobody could wait in one: there a kernel writes, the ranks
-meet, and a second kernel reads.
+So a CUDA graph can hold it. Each rank's kernel writes its values for all others and waits for
+theirs (`engine.gpu.kernels.one_shot`). Interpreted kernels run one at a time, so none could wait:
+there one kernel writes, the ranks' threads meet, and a second kernel reads.
 """
 
 from __future__ import annotations
@@ -45,56 +45,54 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.5 if sys.platform == "win32" else 4.0
-"""How long a kernel waits for a peer. Windows resets a GPU whose kernels take two seconds."""
+"""Seconds a kernel waits for a peer. Windows resets a GPU whose kernels take two seconds."""
 
 MOST_IN_F32 = 8 << 10
-"""Numbers of a value (32 KiB) that travel whole; of larger ones, half as many bytes do."""
+"""Most elements of a value that travel in F32 (32 KiB); larger ones are rounded to BF16."""
 
 MOST_NUMBERS = 64 << 10
-"""Of a value: 8 rows of 8192. In packets that is as many bytes as in F32 (256 KiB), about 20 us of
-a link of 12 GB/s; beyond it what copies take to get going is little beside their speed."""
+"""Most elements of a value: 8 rows of 8192. Its packets take as many bytes as F32 (256 KiB), about
+20 us on a link of 12 GB/s; beyond it the latency of copies is small beside their speed."""
 
 MOST_WORDS = 32 << 10
-"""Words of each member: as many as a slot has packets."""
+"""Most words of a message: as many as a slot has packets."""
 
 HEADER, RENEWED = one_shot.HEADER.value, one_shot.RENEWED.value
 MOST_MEMBERS = one_shot.MOST_MEMBERS.value
 
 SLOT = HEADER + MOST_WORDS
-"""Packets in each half of a slot, a header and what the largest values take."""
+"""Packets in each half of a slot: a header and the packets of the largest value."""
 
-assert (SLOT - HEADER) % (2 * RENEWED) == 0, "what is written anew goes round"
+assert (SLOT - HEADER) % (2 * RENEWED) == 0, "rewriting old packets goes round evenly"
 
 BLOCK = 4096
-"""Numbers of each program that adds up: few programs wait at a time."""
+"""Elements that one program sums: few programs wait at a time."""
 
 MOST_TOGETHER, FEW = 4, 2
-"""Members that a program awaits at once, in groups of so many and in larger ones."""
+"""Members a program waits for at once: all of a group up to MOST_TOGETHER, else FEW at a time."""
 
 MOST_HELD = 4 << 10
-"""Words of one that registers hold beside those of others; larger values come one by one."""
+"""Most words per member for which registers hold several members; larger come one by one."""
 
 SMALLEST = 4 * RENEWED
-"""Numbers that a program holds at least: it has as many pairs of packets as it writes anew."""
+"""Least elements of a program, so that it has as many pairs of packets as it rewrites per round."""
 
 THREADS = 32
-"""Of a warp. If several threads read a pair, they would not see it come at the same time."""
+"""Threads of a warp. Several threads reading one pair would not see it arrive at the same time."""
 
 NOT_WAITING = 1
-"""Where in a rank's flags it says that no kernel shall wait."""
+"""Index in a rank's flags of the one that tells kernels not to wait."""
 
 
 class OneShotGroups:
     """The one-shot all-reduces of one model: one for each group of ranks that asks for it.
 
-    The ranks are on GPUs, or on the CPU where that stands for them.
-
     Args:
-        devices: of each rank.
-        ways: how they reach each other, by the names of devices such as "cuda:0".
-        meet: given a rank and a group, returns when all of the group are there; needed where
+        devices: each rank's device.
+        ways: routes between the devices, by names such as "cuda:0".
+        meet: given a rank and a group, returns once all of the group have called it; needed where
             kernels are interpreted.
-        timeout_s: how long a kernel waits for a peer.
+        timeout_s: seconds a kernel waits for a peer.
     """
 
     def __init__(
@@ -112,12 +110,12 @@ class OneShotGroups:
         self._is_aborted = self._is_hasty = self._is_retired = False
 
     def one_shot(self, rank: int, group: Group) -> OneShot | None:
-        """Return a rank's end in a group; None where its kernels cannot reach each other.
+        """Return a rank's end in a group; None if the members' kernels cannot reach each other.
 
-        What a group needs is made when the first of its ranks asks for it.
+        The first member that asks makes the whole group's memory.
 
         Raises:
-            NotRepeatable: this thread is capturing, and nobody has asked before.
+            NotRepeatable: this thread is capturing, and no member has asked before.
         """
         ends = () if self._is_retired else self._made.get(group)
         if ends is None:
@@ -130,9 +128,9 @@ class OneShotGroups:
 
     @contextmanager
     def without_waiting(self) -> Iterator[None]:
-        """Let kernels take whatever stands in the slots: they can be started one rank at a time.
+        """Let kernels not wait, so that ranks can run one by one; their results are meaningless.
 
-        What they compute is of no use. All ranks must start as many of them.
+        All ranks must launch equally many of them.
         """
         self._hasten(is_hasty=True)
         try:
@@ -141,10 +139,7 @@ class OneShotGroups:
             self._hasten(is_hasty=False)
 
     def problem(self) -> CommError | None:
-        """What kernels reported: that they waited too long, and for whom. It asks no device.
-
-        Who waited for a rank that itself waited for a third one is not the one that names it.
-        """
+        """Return an error if a kernel waited too long; it names a rank that did not itself wait."""
         blamed: dict[int, int] = {}
         for group, ends in list(self._made.items()):
             for end in ends:
@@ -158,13 +153,13 @@ class OneShotGroups:
         return CommError(rank, "did not answer the other devices in time", str(self.devices[rank]))
 
     def abort(self) -> None:
-        """Let kernels that wait give up soon, and later ones not wait; `reset` undoes it."""
-        self._is_aborted = True  # without the lock: whoever has it may wait for such a kernel
+        """Make waiting kernels give up soon, and later ones not wait, until `reset`."""
+        self._is_aborted = True  # without the lock: its holder may wait for such a kernel
         if self._host is not None:
             self._host.value.fill_(1)
 
     def reset(self) -> None:
-        """Begin with empty slots; only while nothing runs, on any of the devices."""
+        """Empty all slots and begin anew; only while nothing runs on any of the devices."""
         with self._lock:
             self._is_aborted = False
             for device in set(self.devices):
@@ -181,26 +176,26 @@ class OneShotGroups:
                 finish(device)
 
     def close(self) -> None:
-        """Free all memory, once nothing runs any more; safe to call twice."""
+        """Free all memory; only once nothing runs any more. Safe to call twice."""
         with self._lock:
             self._made.clear()
             self._flags.clear()
             self._host = None
 
     def retire(self, why: str) -> None:
-        """Give no more one-shot all-reduces: the ranks meet in another way from now on."""
-        log.warning("ranks do without sums inside kernels from now on: %s", why)
+        """Return no more one-shot all-reduces from `one_shot`: ranks use other collectives."""
+        log.warning("one-shot all-reduces are not used any more: %s", why)
         self._is_retired = True
 
     def n_bytes(self, rank: int) -> int:
-        """Of the memory of a rank's device."""
+        """Return the bytes taken on a rank's device."""
         with self._lock:
             own = [end for ends in self._made.values() for end in ends if end.rank == rank]
             flags = self._flags.get(rank)
         return sum(end.n_bytes for end in own) + (0 if flags is None else flags.nbytes)
 
     def _hasten(self, *, is_hasty: bool) -> None:
-        """Set whether kernels wait, between what devices were told before and what comes now."""
+        """Set whether kernels skip waiting, after all earlier work and before any later."""
         with self._lock:
             self._is_hasty = is_hasty
             for rank, flags in self._flags.items():
@@ -209,21 +204,22 @@ class OneShotGroups:
                 finish(self.devices[rank])
 
     def _new(self, group: Group) -> tuple[OneShot, ...]:
-        """The ends of a group's one-shot all-reduce; none if there cannot be one."""
+        """Return the ends of a group's members; none if its kernels cannot wait for each other."""
         names = [str(self.devices[rank]) for rank in group]
         if not 1 < len(group) <= MOST_MEMBERS or not self._ways.have_stores(names):
             return ()
         if why := why_not_together(names):
-            log.info("ranks %s meet outside of kernels: %s", group, why)
+            log.info("ranks %s use no one-shot all-reduce: %s", group, why)
             return ()
         try:
             with torch.inference_mode(mode=False):
                 return self._connected(group)
         except (EngineError, RuntimeError) as error:
-            log.warning("ranks %s do without sums inside kernels: %s", group, error)
+            log.warning("ranks %s use no one-shot all-reduce: %s", group, error)
             return ()
 
     def _connected(self, group: Group) -> tuple[OneShot, ...]:
+        """Make slots between all pairs of members, and each member's table of addresses."""
         devices = [self.devices[rank] for rank in group]
         most = min(most_waiting(device, self.devices.count(device)) for device in devices)
         pairs = [(a, b) for a in range(len(group)) for b in range(len(group)) if a != b]
@@ -258,13 +254,14 @@ class OneShotGroups:
 
 
 class OneShot:
-    """One rank's end in one group. All members make the same calls in the same order.
+    """One rank's end of a group's one-shot all-reduce.
 
-    Nothing here waits, reads numbers of the device, or keeps memory but for results.
+    All members make the same calls in the same order. The host never waits, reads device memory or
+    allocates anything but results in them.
 
     Attributes:
         group: ranks, in the order in which values are added.
-        seat: this rank's place in the group.
+        seat: this rank's index in the group.
     """
 
     def __init__(self, group: Group, seat: int, device: torch.device, end: End) -> None:
@@ -276,43 +273,45 @@ class OneShot:
 
     @property
     def rank(self) -> int:
+        """Number of this rank."""
         return self.group[self.seat]
 
     @property
     def status(self) -> Tensor:
-        """What kernels reported: 0, or the round in the upper and a seat + 1 in the lower half."""
+        """Status word of the kernels: 0, or the round that failed << 32 | the silent seat + 1."""
         return self._end.statuses.value[self.seat]
 
     @property
     def n_bytes(self) -> int:
-        """Of the device's memory."""
+        """Bytes taken on the device."""
         slots = sum(slot.device_bytes for slot in self._end.slots)
         return slots + self._end.table.nbytes + self._words.nbytes
 
     @property
     def round(self) -> int:
-        """The number of the next one; the device is asked for it."""
+        """Number of the next round, read from the device."""
         return int(self._words[0])
 
     def clear(self, first_round: int) -> None:
-        """See `OneShotGroups.reset`."""
+        """Empty this end's slots, and continue with round `first_round`."""
         for slot in self._end.slots:
             slot.clear()
         self._words.copy_(torch.tensor([first_round, 0]))
         self._end.statuses.value.zero_()
 
     def serves(self, n: int) -> bool:
-        """Whether it takes values of n numbers."""
+        """Return whether values of n elements can be reduced."""
         return 0 < n <= MOST_NUMBERS and -(-n // BLOCK) <= self._end.most_programs
 
     def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
-        """The sum of the members' values, with the same bits on all of them.
+        """Return the sum of the members' values, with the same bits on all of them.
 
         Args:
-            x: this rank's, F32 of that shape; None if it has nothing to add.
+            x: this rank's value, F32; None if it has nothing to add.
+            shape: shape of every member's value.
         """
         n = prod(shape)
-        assert self.serves(n), "too many numbers for a one-shot all-reduce"
+        assert self.serves(n), "too many elements for a one-shot all-reduce"
         out = torch.empty(tuple(shape), device=self._device)
         own = out if x is None else _plain(x)
         halves = n > MOST_IN_F32
@@ -328,14 +327,14 @@ class OneShot:
     def add_norm(
         self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
     ) -> tuple[Tensor, Tensor | None] | None:
-        """`ReferenceOps.add_norm` of the sum of the members' summands, in one kernel.
+        """Compute `ReferenceOps.add_norm` of the sum of the members' partial sums, in one kernel.
 
         Args:
-            addend: with this rank's summand, or None.
-            x_bytes: see `steps.add_norm`.
+            addend: its `summand` is this rank's partial sum, or None.
+            x_bytes: see `engine.gpu.elementwise.add_norm`.
 
         Returns:
-            None, on all members alike, where the kernel does not serve.
+            None, on all members alike, where the kernel does not support the arguments.
         """
         own = None if addend.partial is None else _plain(addend.partial)
         n = x.shape[-1]
@@ -357,9 +356,9 @@ class OneShot:
         return found.result
 
     def words(self, own: Tensor) -> Tensor:
-        """Words (m,), int32, of each member: (n, m) in the order of the group, alike on all."""
+        """Gather words (m,), int32, of all members: (n, m) in group order, equal on all."""
         n = own.numel()
-        assert 0 < n <= MOST_WORDS, "too many words for a one-shot all-reduce"
+        assert 0 < n <= MOST_WORDS, "too many words for one message"
         own = own.contiguous()
         out = torch.empty(len(self.group), n, dtype=torch.int32, device=self._device)
         size = min(BLOCK, max(SMALLEST, power_of_two(n)))
@@ -371,17 +370,18 @@ class OneShot:
 
     @property
     def _memory(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Address table, round counter and flags, as kernels are given them."""
         return self._end.table, self._words, self._end.flags
 
     def _run(
         self, kernel: Any, grid: tuple[int], n_word: int, *args: Any, **constants: Any
     ) -> None:
-        """All in one kernel, or where kernels are interpreted in two, with a meeting between.
+        """Launch one kernel; or, where kernels are interpreted, two with a meeting between.
 
         Args:
-            n_word: of each member, that a program holds.
+            n_word: words of each member that a program holds.
         """
-        assert n_word >= 2 * THREADS * constants["num_warps"], "one thread alone reads a pair"
+        assert n_word >= 2 * THREADS * constants["num_warps"], "each pair is read by one thread"
         target, n = target_of(self._device), len(self.group)
         together = 1 if n_word > MOST_HELD else n if n <= MOST_TOGETHER else FEW
         constants |= {"N": n, "TOGETHER": together, "SLOT": SLOT, "ASM": target.has_asm}
@@ -396,5 +396,5 @@ class OneShot:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """As kernels read it."""
+    """Return x in F32 without gaps, as the kernels read it."""
     return x.to(torch.float32).contiguous()

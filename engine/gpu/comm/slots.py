@@ -1,4 +1,7 @@
-"""Memory into which kernels of one rank write packets for another one (`gpu.comm.one_shot`)."""
+"""Packet slots: memory into which one rank's kernels write packets for another rank's kernels.
+
+Used by the one-shot all-reduce (`engine.gpu.comm.one_shot`) and by the trials of links.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +26,28 @@ if TYPE_CHECKING:
 
 
 FIRST_ROUND = 1
-"""Its number is another one than that of packets that nobody has written, which is 0."""
+"""Number of the first round; packets that were never written have 0."""
 
 MARGIN = 1 << 16
-"""Rounds within which all packets of a slot are written anew, and many more."""
-
+"""Number of rounds, with much to spare, within which all packets of a slot are rewritten."""
 
 INTERPRETED_POLLS = 100
-"""The same where kernels are interpreted: they begin when all is there, and a poll is slow."""
+"""Polls of an interpreted kernel before it gives up: it begins when all is there already."""
 
 POLLS_PER_S = 500_000
-"""Where there is no clock: a poll of the host's memory takes one or two microseconds."""
+"""Polls per second of kernels without a clock: one of host memory takes 1 to 2 us."""
 
 TICKS_PER_S = 1e9 / 1024
-"""Of the kernels' clock."""
+"""Ticks per second of the kernels' clock."""
 
 
 class PacketSlot(Protocol):
-    """Packets on the way from one rank to another.
+    """Memory for packets from one rank to another.
 
     Attributes:
-        source: where kernels of the rank that gives write them.
-        goal: where kernels of the rank that gets read them.
-        device_bytes: of the memory of the device that gets them.
+        source: address at which the sending rank's kernels write.
+        goal: address at which the receiving rank's kernels read.
+        device_bytes: bytes taken on the receiving device.
     """
 
     source: int
@@ -53,15 +55,19 @@ class PacketSlot(Protocol):
     device_bytes: int
 
     def clear(self) -> None:
-        """Zeros, when it returns; only while nobody uses it."""
+        """Set all packets to zero before returning; only while no kernel uses the slot."""
         ...
 
 
 def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.device) -> PacketSlot:
-    """Memory for so many packets, all zeros.
+    """Make a slot of n_packet packets, all zeros.
+
+    Args:
+        place: where the slot lies.
+        source, goal: devices that write and read it.
 
     Raises:
-        EngineError: it cannot be had.
+        EngineError: the memory cannot be allocated.
     """
     if place == "device":
         return _OnDevice(n_packet, goal)
@@ -72,13 +78,13 @@ def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.devi
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The memory of one rank's end of a one-shot all-reduce.
+    """Memory and limits of one rank's end of a one-shot all-reduce.
 
     Attributes:
         table, flags, patience: see `engine.gpu.kernels.one_shot`.
-        slots: that it reads.
-        statuses: of all members, by seat.
-        most_programs: of one kernel.
+        slots: slots that this rank reads.
+        statuses: status words of all members, by seat.
+        most_programs: most programs of one kernel.
         meet: see `engine.gpu.comm.one_shot.OneShotGroups`.
     """
 
@@ -92,26 +98,28 @@ class End:
 
 
 def fresh_round(rounds: Sequence[int]) -> int:
-    """A number from which on rounds may go on in empty slots, of 32 bits with a sign.
+    """Return the round number to continue with in emptied slots, a signed 32-bit number.
 
-    No packet of earlier ones has it, even if a link brings one late: so it is not `FIRST_ROUND`.
+    No packet of an earlier round has it, even if a link delivers one late: so it is not simply
+    `FIRST_ROUND`.
 
     Args:
-        rounds: the numbers of what would be the next round of each member.
+        rounds: number of each member's next round.
     """
     if not rounds:
         return FIRST_ROUND
     most = max(_wrapped(number - rounds[0]) for number in rounds)
-    fresh = _wrapped(rounds[0] + most + 1)  # somebody may have written for that round, and no more
+    fresh = _wrapped(rounds[0] + most + 1)  # a member may have written for the round before it
     return FIRST_ROUND if -MARGIN < fresh < FIRST_ROUND else fresh  # 0 would come too soon
 
 
 def _wrapped(number: int) -> int:
+    """Return a number wrapped to signed 32 bits."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 class _OnDevice:
-    """Of two ranks on one device."""
+    """Slot between two ranks that share a device."""
 
     def __init__(self, n_packet: int, device: torch.device) -> None:
         self._packets = torch.zeros(n_packet, dtype=torch.int64, device=device)
@@ -125,21 +133,21 @@ class _OnDevice:
 
 
 class _OnPeer:
-    """In the memory of the device that gets them: nobody reads over the link."""
+    """Slot in the receiving device's memory: the link carries writes only."""
 
     def __init__(self, n_packet: int, source: torch.device, goal: torch.device) -> None:
         self._api, self._device, self.device_bytes = CudaApi.open(), goal.index or 0, 8 * n_packet
         self._api.allow_peer(source.index or 0, self._device)
         self.source = self.goal = self._api.allocate(self.device_bytes, self._device)
         finalizer = weakref.finalize(self, self._api.free, self.goal, self._device)
-        finalizer.atexit = False  # CUDA may have ended before
+        finalizer.atexit = False  # CUDA may be gone by then
 
     def clear(self) -> None:
         self._api.clear(self.goal, self.device_bytes, self._device)
 
 
 class _OnHost:
-    """In the memory of the host."""
+    """Slot in pinned host memory."""
 
     device_bytes = 0
 
@@ -153,10 +161,10 @@ class _OnHost:
 
 
 def host_words(n: int, device: torch.device) -> HostTensor:
-    """Zeros of the host, int64 (n,), that kernels of all GPUs can read and write.
+    """Return zeros in host memory, int64 (n,), that kernels of all GPUs can read and write.
 
     Raises:
-        EngineError: the system does not allow it.
+        EngineError: the system pins no memory.
     """
     held = HostTensor((n,), torch.int64, device)
     if device.type == "cuda" and not held.is_pinned:
@@ -165,7 +173,7 @@ def host_words(n: int, device: torch.device) -> HostTensor:
 
 
 def patience_of(device: torch.device, timeout_s: float) -> int:
-    """How long `engine.gpu.kernels.one_shot` waits for a peer, in its units."""
+    """Return the timeout of `engine.gpu.kernels.one_shot` in clock ticks, or polls without one."""
     target = target_of(device)
     if target.maker == "interpreter":
         return INTERPRETED_POLLS
@@ -173,11 +181,11 @@ def patience_of(device: torch.device, timeout_s: float) -> int:
 
 
 def most_waiting(device: torch.device, n_rank: int) -> int:
-    """How many programs of one kernel may wait at once on a device with so many ranks.
+    """Return how many programs of one kernel may wait at once on a device with n_rank ranks.
 
-    Those of several ranks have to be there together, each on a multiprocessor at worst, and leave
-    room for what they wait for. A rank that is alone needs no limit: programs begin in the same
-    order everywhere.
+    The ranks' programs must all be resident at once, each on its own multiprocessor at worst, and
+    leave room for those they wait for. A single rank needs no limit: programs start in the same
+    order on every device.
     """
     if device.type != "cuda" or n_rank == 1:
         return sys.maxsize
@@ -185,16 +193,16 @@ def most_waiting(device: torch.device, n_rank: int) -> int:
 
 
 def why_not_together(names: Sequence[str]) -> str:
-    """Why kernels of ranks on these devices cannot wait for each other; "" if they can."""
+    """Return why kernels of ranks on these devices cannot wait for each other; "" if they can."""
     gpus = [name for name in names if name.startswith("cuda")]
     if gpus and starts_wait():
-        return "kernels are started one after the other"
+        return "kernel launches are blocking"
     if len(set(gpus)) < len(gpus) and loads_kernels_late():
         return "some share a GPU, where loading a kernel waits for those that run"
     return ""
 
 
 def finish(device: torch.device) -> None:
-    """Wait for all that a device was told to do."""
+    """Wait for all work of a device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,7 +1,7 @@
-"""Operations that devices do later, in queues: what copies between GPUs are written with.
+"""Queues of device work, CUDA streams and events: what copies between GPUs are written with.
 
-A queue is a stream of a GPU. Its operations happen in the order in which they were put there; only
-events order those of different queues. Where kernels are interpreted everything happens at once.
+A queue is a CUDA stream: its operations happen in order, and only events order operations of
+different queues. Where kernels are interpreted, everything happens at once.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from engine.errors import CommError
 from engine.hardware.host_memory import HostTensor
 
 STALL_S = 4.0
-"""When no rank ends anything for this long while the host waits, one hangs: between two sums of a
-pass there is half a block's work."""
+"""Seconds without progress of any rank, while the host waits, after which a rank counts as hung:
+between two all-reduces of a pass there is only half a block's work."""
 
 WAKING_S = 0.5
-"""Until kernels that waited have ended, once they were told to: they look all the time."""
+"""Seconds until waiting kernels have ended once they were told to: they poll all the time."""
 
 POLL_S = 50e-6
-"""Between looks at an event, in which other threads run."""
+"""Seconds between polls of an event, in which other threads run."""
 
 
 class DeviceEvent(Protocol):
     """A point in a queue."""
 
     def query(self) -> bool:
-        """Whether all that was in the queue before it has been done."""
+        """Return whether all work in the queue before the event is done."""
         ...
 
 
 class Queue(Protocol):
-    """What one device shall do, in this order."""
+    """Operations of one device, in order."""
 
     def run(self, step: Callable[[], object]) -> None:
-        """Compute with torch on the device, in memory that stays until it was done."""
+        """Compute with torch on the device, in memory that stays until it is done."""
         ...
 
     def copy(self, goal: Tensor, source: Tensor) -> None:
-        """From or to the memory of the host or of another GPU; both without gaps."""
+        """Copy from or to the memory of the host or of another GPU; both tensors without gaps."""
         ...
 
     def record(self) -> DeviceEvent:
-        """Where the queue ends now."""
+        """Return an event at the present end of the queue."""
         ...
 
     def wait(self, event: DeviceEvent) -> None:
-        """Do what comes from now on after an event that was recorded already."""
+        """Let all later operations wait for a recorded event."""
         ...
 
 
@@ -63,34 +63,34 @@ class Queues(Protocol):
 
     @property
     def compute(self) -> Queue:
-        """Where the model computes."""
+        """Queue in which the model computes."""
         ...
 
     @property
     def sums(self) -> Queue:
-        """Beside it, what adds up values."""
+        """Queue beside it in which all-reduces add values."""
         ...
 
     @property
     def up(self) -> Queue:
-        """Copies to the host."""
+        """Queue of copies to the host."""
         ...
 
     @property
     def down(self) -> Queue:
-        """Copies from there, or from other GPUs."""
+        """Queue of copies from the host, or from other GPUs."""
         ...
 
     def all(self) -> Sequence[Queue]:
-        """Those above, the first one as it was for the thread that made this."""
+        """Return all queues; for `compute`, the current stream of the thread that made them."""
         ...
 
     def empty(self, n_bytes: int) -> Tensor:
-        """Memory of the device, uint8."""
+        """Return uninitialised device memory, uint8."""
         ...
 
     def pinned(self, n_bytes: int) -> HostTensor:
-        """Memory of the host that the GPUs read and write by themselves, uint8."""
+        """Return pinned host memory, uint8, which GPUs read and write by themselves."""
         ...
 
 
@@ -102,7 +102,7 @@ class _Done:
 
 
 class HostQueue:
-    """Does everything at once."""
+    """A queue that does everything at once, on the host."""
 
     def run(self, step: Callable[[], object]) -> None:
         step()
@@ -114,11 +114,11 @@ class HostQueue:
         return _Done()
 
     def wait(self, event: DeviceEvent) -> None:
-        """It was done before it could be recorded."""
+        """Do nothing: the event's work was done before it was recorded."""
 
 
 class HostQueues:
-    """Of a rank whose kernels are interpreted."""
+    """The queues of a rank whose kernels are interpreted."""
 
     def __init__(self) -> None:
         self.compute = self.sums = self.up = self.down = HostQueue()
@@ -134,10 +134,10 @@ class HostQueues:
 
 
 class CudaQueue:
-    """A stream.
+    """A queue that is a CUDA stream.
 
     Args:
-        stream: None for the one that is the thread's current one at each time.
+        stream: None for the calling thread's current stream at each call.
     """
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
@@ -147,7 +147,7 @@ class CudaQueue:
 
     @property
     def stream(self) -> torch.cuda.Stream:
-        """The stream; where it is the current one, at this time on this thread."""
+        """The queue's stream, or the calling thread's current one."""
         return self._own or torch.cuda.current_stream(self._device)
 
     def run(self, step: Callable[[], object]) -> None:
@@ -157,8 +157,8 @@ class CudaQueue:
     def copy(self, goal: Tensor, source: Tensor) -> None:
         """See `Queue.copy`.
 
-        Torch copies between GPUs in the current stream of the one that gives, which must not be
-        the one that a rank computes in; both streams wait for each other before and after.
+        Torch copies between GPUs in the current stream of the source device, which must not be the
+        one that a rank computes in; both streams wait for each other before and after.
         """
         with ExitStack() as stack:
             if source.is_cuda and source.device != self._device:
@@ -181,7 +181,7 @@ class CudaQueue:
 
 
 class CudaQueues:
-    """Of a rank on a GPU: its stream, and three beside it."""
+    """The queues of a rank on a GPU: the stream it computes in, and three beside it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -202,21 +202,21 @@ class CudaQueues:
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """Another stream of a GPU."""
+    """Return a new stream of a GPU."""
     make: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
     return make(device)
 
 
 def queues_of(device: torch.device) -> Queues:
-    """The queues of a rank on a device."""
+    """Return the queues of a rank on a device."""
     return CudaQueues(device) if device.type == "cuda" else HostQueues()
 
 
 class Marks:
-    """How far the ranks' devices are, by events that ranks leave behind as they go.
+    """Progress of the ranks' devices, by events that ranks record as they go.
 
     Args:
-        devices: of the ranks, as people know them.
+        devices: names of the ranks' devices, for error messages.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -228,15 +228,15 @@ class Marks:
         self._problem: CommError | None = None
 
     def leave(self, rank: int, event: DeviceEvent) -> None:
-        """Note where a rank's work ends now."""
+        """Record an event at the present end of a rank's work."""
         with self._lock:
             self._pass_over(rank)
             self._marks[rank].append((time.perf_counter(), event))
 
     def has_moved(self, rank: int) -> bool | None:
-        """Whether a device has ended something since this was asked last; None if it has nothing.
+        """Return whether a device has finished a mark since the last call.
 
-        That is what it was given up to the last mark.
+        None if it has no unfinished mark.
         """
         with self._lock:
             self._pass_over(rank)
@@ -248,12 +248,11 @@ class Marks:
         """Wait for events.
 
         Args:
-            grace_s: how long to wait at least, where a rank hangs that may have been woken since.
+            grace_s: least seconds to wait even if a rank is known to hang: it may wake up.
 
         Raises:
-            CommError: no rank has ended anything for `STALL_S`; names the one whose work has been
-                waiting longest, for without that the others cannot go on. Once it is so, it is
-                not waited for again.
+            CommError: no rank has finished anything for `STALL_S`. It names the rank with the
+                oldest unfinished mark, which the others wait for. Later calls do not wait again.
         """
         seen, deadline, patient_until = (-1, -1), 0.0, time.monotonic() + grace_s
         while n_left := sum(not event.query() for event in events):
@@ -267,28 +266,30 @@ class Marks:
             time.sleep(POLL_S)
 
     def forget(self) -> None:
-        """Expect nothing any more of what was noted, and nothing bad of what comes."""
+        """Discard all recorded marks, and the error if there was one."""
         with self._lock:
             self._problem = None
             for marks in self._marks:
                 marks.clear()
 
     def _pass_over(self, rank: int) -> None:
+        """Drop and count the marks that a rank's device has finished."""
         marks = self._marks[rank]
         while marks and marks[0][1].query():
             marks.popleft()
             self._n_over[rank] += 1
 
     def _total(self) -> int:
-        """Of what all ranks have ended."""
+        """Return how many marks all ranks together have finished."""
         with self._lock:
             for rank in range(len(self._marks)):
                 self._pass_over(rank)
             return sum(self._n_over)
 
     def _stalled(self) -> CommError:
+        """Return an error that names the rank with the oldest unfinished mark."""
         with self._lock:
             oldest = [(m[0][0], rank) for rank, m in enumerate(self._marks) if m]
         rank = min(oldest)[1] if oldest else 0
-        problem = f"has ended nothing of what it was given for {STALL_S:.0f} seconds"
+        problem = f"has made no progress for {STALL_S:.0f} seconds"
         return CommError(rank, problem, self._devices[rank])
