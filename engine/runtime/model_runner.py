@@ -195,9 +195,9 @@ class Passes:
         from engine.gpu.launch.graph import NotRepeatable
 
         while True:
-            takes = [rank.take(token, n_past) for rank in ranks]
+            tasks = [rank.capture_task(token, n_past) for rank in ranks]
             try:
-                replays, results = capture_on_all(self.crew, takes, self.one_shots)
+                replays, results = capture_on_all(self.crew, tasks, self.one_shots)
             except NotRepeatable as error:
                 if not isinstance(error, Unproven) or not self._retire_one_shots(str(error)):
                     self._refuse(str(error))

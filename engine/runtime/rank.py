@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.forward.ops import Ops
     from engine.forward.weight import Weight
     from engine.gpu.card import Card
-    from engine.gpu.decode.rank_capture import Take
+    from engine.gpu.decode.rank_capture import CaptureTask
     from engine.gpu.decode.sampling import WordExchange
     from engine.gpu.decode.token_stream import TokenStep
     from engine.gpu.launch.graph import Captured
@@ -120,11 +120,11 @@ class Rank:
         """The token that `begin` wrote, from nothing but what lies in memory."""
         return self.model.forward(self.token, self.context)
 
-    def take(self, token: int, n_past: int) -> Take:
+    def capture_task(self, token: int, n_past: int) -> CaptureTask:
         """The same as what can be captured, for a model with ranks on GPUs."""
-        from engine.gpu.decode.rank_capture import Take
+        from engine.gpu.decode.rank_capture import CaptureTask
 
-        return Take(
+        return CaptureTask(
             lambda: self.begin(token, n_past),
             self.forward,
             lambda: self.captured(self.forward),

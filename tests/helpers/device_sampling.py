@@ -120,7 +120,7 @@ class Draws:
     def step(self, logits: np.ndarray) -> RingEntry:
         """What the device draws from logits: the same on all ranks."""
         for drawer in self.drawers:
-            drawer.supply()
+            drawer.upload_uniforms()
         self.n_step += 1
         entries = set(self.on_all(lambda n: self.step_of(n, logits)))
         assert len(entries) == 1
@@ -141,7 +141,7 @@ class Draws:
             self._takes[n].replay()
         else:
             places = self.tokens[n], self.positions[n], self.streams[n]
-            self.drawers[n].draw(slice_ if own else None, *places)
+            self.drawers[n].sample(slice_ if own else None, *places)
         return RingEntry.of(int(self.drawers[n].ring[(self.n_step - 1) % sampling.RING]))
 
     def capture(self) -> None:
@@ -150,12 +150,12 @@ class Draws:
         def take(n: int) -> Captured[None]:
             drawer, logits = self.drawers[n], self._logits[n]
             places = self.tokens[n], self.positions[n], self.streams[n]
-            drawer.draw(logits, *places)
-            return capture(logits.device, lambda: drawer.draw(logits, *places))
+            drawer.sample(logits, *places)
+            return capture(logits.device, lambda: drawer.sample(logits, *places))
 
         self._logits = [torch.zeros(len(own), device=self.tokens[0].device) for own in self.slices]
         for drawer in self.drawers:
-            drawer.rest(self.n_step)
+            drawer.pause(self.n_step)
         self._takes = self.on_all(take)
         self.begin()
 
@@ -168,7 +168,7 @@ class Draws:
             assert entry.token == self.token == token
             assert self.position == place + 1
             for n, drawer in enumerate(self.drawers):
-                drawer.took(is_first=n == 0)
+                drawer.advance(is_first=n == 0)
             self.accept(token)
             return True
         assert self.followed.sample(masked) == token

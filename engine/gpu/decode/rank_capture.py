@@ -1,9 +1,9 @@
-"""Has all ranks of a model capture what they do for a token, and proves that it can be replayed.
+"""Captures one token's work on all ranks of a model, and proves that a replay gives the same bits.
 
-On devices whose kernels wait for each other every rank must have captured before one is started,
-and nothing may have to be loaded then. So there are four steps, each of which all ranks have taken
-before the next one: a token is computed without a capture; all capture; all are started once
-without waiting for each other; and then as they will be, which must give the first one's bits.
+Where kernels of several devices wait for each other, all ranks must have captured before one is
+started, and nothing may be left to load. So there are four steps, each taken by all ranks before
+the next: compute a token without a capture; capture; start all captures once without waiting for
+each other; replay them as they will be used, which must give the bits of the first step.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ if TYPE_CHECKING:
 
 
 class Unproven(NotRepeatable):
-    """What was captured does not do what it should, perhaps because kernels meet in it."""
+    """A capture whose replay is wrong, perhaps because kernels of several ranks meet in it."""
 
 
 class OneShotControl(Protocol):
-    """What kernels of a model's ranks meet by, as long as nothing was found against it."""
+    """What a capture needs of the one-shot all-reduces, see `engine.gpu.comm.one_shot`."""
 
     def without_waiting(self) -> contextlib.AbstractContextManager[object]:
-        """What is started meanwhile waits for no other rank; its sums are of no use."""
+        """Let kernels started meanwhile not wait for other ranks; their results are meaningless."""
         ...
 
     def problem(self) -> CommError | None:
-        """What a kernel has met with, such as a rank that did not come; None if all is well.
+        """Return the error of a kernel, such as a rank that did not come; None if there is none.
 
-        It waits for no device.
+        It does not wait for a device.
         """
         ...
 
     def one_shot(self, rank: int, group: Group) -> WordExchange | None:
-        """A rank's end in a group, by which small messages go too; None where there is none."""
+        """Return a rank's end in a group, which carries messages too; None where there is none."""
         ...
 
     def retire(self, why: str) -> None:
-        """Let the ranks meet in another way from now on."""
+        """Let the ranks use other collectives from now on."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """What one rank does for a token.
+class CaptureTask:
+    """One rank's work for a token, to be captured.
 
     Args:
         begin: writes what differs from token to token.
-        compute: its result always lies in the same number of elements, or is None always.
-        capture: makes of `compute` what can be replayed.
-        states: change whenever it is computed.
+        compute: computes the token; its result always has the same size, or is always None.
+        capture: captures `compute` for replays.
+        states: tensors that `compute` changes.
     """
 
     begin: Callable[[], None]
@@ -71,10 +71,10 @@ class Take:
 
 
 class Recomputed:
-    """For a rank that captures nothing: it computes anew each time.
+    """Stands for the capture of a rank that captures nothing: a replay computes anew.
 
     Args:
-        is_idle: it does nothing at all, so it does not matter where.
+        is_idle: whether the rank has no work, so that any thread may replay it.
     """
 
     def __init__(self, compute: Callable[[], Tensor | None], *, is_idle: bool = False) -> None:
@@ -91,7 +91,7 @@ class Recomputed:
 
 
 class Replays:
-    """What all ranks have captured."""
+    """The captures of all ranks, which are replayed together."""
 
     def __init__(self, crew: Crew, parts: Sequence[Captured[Tensor | None]]) -> None:
         self.parts = parts
@@ -99,28 +99,29 @@ class Replays:
 
     @property
     def is_whole(self) -> bool:
-        """One thread may start it on all devices."""
+        """Whether one thread may start the replay on all devices."""
         return all(part.is_whole for part in self.parts)
 
     def replay(self) -> None:
-        """Start it on all of them; see `Crew.here` for what that may not wait for."""
+        """Start the replay on all ranks; see `Crew.here` for what that may not wait for."""
         each = self._crew.here if self.is_whole else self._crew.run
         each(lambda rank: self.parts[rank].replay())
 
 
 def capture_on_all(
-    crew: Crew, takes: Sequence[Take], one_shots: OneShotControl | None = None
+    crew: Crew, tasks: Sequence[CaptureTask], one_shots: OneShotControl | None = None
 ) -> tuple[Replays, list[Tensor | None]]:
-    """Capture what each rank does for a token, which is computed with that.
+    """Compute a token on all ranks, and capture that for replays.
 
     Returns:
-        What can be replayed, and the token's results.
+        The captures, and each rank's result of the token.
 
     Raises:
-        NotRepeatable: it cannot be; states are as before. `Unproven` if it can, to no avail.
-        EngineError: the token could not even be computed, or a rank is lost.
+        NotRepeatable: the work cannot be captured; states are restored. `Unproven` if it can, but
+            its replay is wrong.
+        EngineError: the token itself could not be computed, or a rank is lost.
     """
-    work = _Capturing(crew, takes)
+    work = _Capturing(crew, tasks)
     expected = crew.run(work.computed, is_watched=True)
     try:
         return work.replays(expected, one_shots), expected
@@ -139,28 +140,28 @@ def capture_on_all(
 class _Capturing:
     """The steps of one capture."""
 
-    def __init__(self, crew: Crew, takes: Sequence[Take]) -> None:
-        self._crew, self._takes = crew, takes
-        self._kept = crew.run(lambda rank: [state.clone() for state in takes[rank].states])
+    def __init__(self, crew: Crew, tasks: Sequence[CaptureTask]) -> None:
+        self._crew, self._tasks = crew, tasks
+        self._kept = crew.run(lambda rank: [state.clone() for state in tasks[rank].states])
 
     def restore(self, rank: int) -> None:
-        """Have the states from before again."""
-        for state, before in zip(self._takes[rank].states, self._kept[rank], strict=True):
+        """Restore a rank's states from before the token."""
+        for state, before in zip(self._tasks[rank].states, self._kept[rank], strict=True):
             state.copy_(before)
 
     def computed(self, rank: int) -> Tensor | None:
-        """What the token gives, in memory of its own."""
+        """Compute the token on a rank; return its result in memory of its own."""
         self._begin(rank)
-        found = self._takes[rank].compute()
+        found = self._tasks[rank].compute()
         return None if found is None else found.clone()
 
     def replays(
         self, expected: Sequence[Tensor | None], one_shots: OneShotControl | None
     ) -> Replays:
-        """What gives the same, as was proven.
+        """Capture on all ranks; return the captures once a replay has given the expected results.
 
         Raises:
-            NotRepeatable, CommError: nothing can be said for it.
+            NotRepeatable, CommError: a capture or its proof failed.
         """
         crew = self._crew
         crew.make_room()  # for graphs; later some devices may wait for others that have not begun
@@ -177,20 +178,21 @@ class _Capturing:
         if problem is not None:
             raise problem
         if not all(crew.run(lambda rank: _same(expected[rank], found.parts[rank].result))):
-            raise Unproven("a token that is repeated gives something else")
+            raise Unproven("a replayed token gives something else")
         return found
 
     def _begin(self, rank: int) -> None:
+        """Prepare a rank for the token once more."""
         self.restore(rank)
-        self._takes[rank].begin()
+        self._tasks[rank].begin()
 
     def _captured(self, rank: int) -> Captured[Tensor | None]:
         self._begin(rank)
-        return self._takes[rank].capture()
+        return self._tasks[rank].capture()
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two results, F32, have the same bits."""
+    """Return whether two F32 results have the same bits."""
     if a is None or b is None:
         return a is b
     return torch.equal(a.view(torch.int32), b.view(torch.int32))

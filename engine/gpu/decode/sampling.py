@@ -1,21 +1,21 @@
-"""Tokens drawn on the device, as `engine.sampling.sampler.Sampler` would draw them.
+"""Sampling on the device, with the results of `engine.sampling.sampler.Sampler`.
 
 The random numbers are the host's, uploaded before they are used, so a seed gives the same text.
 Probabilities are F64 as on the host; results differ only where sums in another order round to
 another side of a limit.
 
-Where several ranks have a slice of the vocabulary each, they exchange the likeliest tokens of their
-slices and little else, `message_bytes` each, and all draw the same token from these:
+Where each of several ranks has a slice of the vocabulary, they exchange the top tokens of their
+slices and little else, `message_bytes` each, and all sample the same token from these:
 
-- greedy, and any top-k up to `most_sent`: as the host, and as exactly as one rank;
-- min-p without top-p and top-k: as the host, if what may pass is found in what was sent;
-- top-p without top-k: the same, with a total that adds up the ranks' sums, each relative to the
-  largest logit of its slice. So it may differ from the host's in its last bits, and the token where
-  what is reached by a number of tokens lies within these bits of top-p;
-- otherwise, and where too many tokens are equally likely, the host draws.
+- greedy, and any top-k up to `most_sent`: exactly as the host and as one rank alone;
+- min-p without top-p and top-k: as the host, if all tokens that pass are among those sent;
+- top-p without top-k: as well, but the total probability is the sum of the ranks' sums, each
+  relative to the largest logit of its slice. It may differ from the host's in its last bits, and
+  so may the token where the probability of the first tokens lies within these bits of top-p;
+- otherwise, and where too many tokens are equally likely, the host samples.
 
-That all draw the same takes the same arithmetic, which GPUs of one maker have. Who followed another
-token than the others is named at the next step.
+All ranks sample the same token only with the same arithmetic, which GPUs of one maker have. The
+next step names a rank that went on with another token.
 """
 
 from __future__ import annotations
@@ -49,76 +49,74 @@ from engine.sampling.sampler import (
 )
 
 KNOWN_STEPS = (Penalties, TopK, TopP, MinP, SamplingTemperature)
-"""Step types that the kernels compute, in this order; the host draws where there is any other."""
+"""Step types that the kernels compute, in this order; with any other type the host samples."""
 
 ROOM = 1024
-"""Candidates that one program can sort; tokens at the edge of top-k may be more than k."""
+"""Most candidates that one program can sort: ties at the edge of top-k may exceed k."""
 
 MOST_WANTED = 768
-"""The largest top-k that is served; what is looked at for top-p without top-k."""
+"""Largest top-k of one rank, and number of candidates for top-p without top-k."""
 
 FEW = 128
-"""Candidates up to which a smaller sort is enough."""
+"""Number of candidates up to which a smaller sort is enough."""
 
 MOST_SENT = 256
-"""Candidates that a rank tells the others at most: 2 KB."""
+"""Most candidates that a rank sends to the others: 2 KB."""
 
 FEW_SENT = 64
-"""Candidates of a rank up to which a smaller sort is enough."""
+"""Number of candidates per rank up to which a smaller sort is enough."""
 
 BLOCK = 1024
 """Logits of one program."""
 
 STREAM_BLOCK = 2048
-"""Numbers of a residual stream that are read at once."""
+"""Elements of a hidden state that are read at once."""
 
 MOST_GROUPS = 8192
-"""Maxima that one program can hold; at least half as many there are of a large vocabulary."""
+"""Most groups of logits, whose maxima one program holds; a large vocabulary has at least half."""
 
 N_UNIFORM = 256
-"""Random numbers on the device; a half is written while the other is used."""
+"""Random numbers on the device: one half is written while the other is used."""
 
 N_HISTORY = 8192
-"""The longest window of the penalties that is served."""
+"""Longest window of the penalties, in tokens."""
 
 RING = 16
-"""Steps whose tokens the device remembers for the host."""
+"""Number of steps whose results stay in the ring for the host."""
 
 NEVER = -(1 << 30)
-"""The count of a token that must not come: below zero also after it has occurred."""
-
+"""Count of a token that must not be sampled: it stays below zero even if the token occurs."""
 
 WORD_BITS, ENTRY_BITS = sample_token.WORD_BITS.value, sample_token.ENTRY_BITS.value
-DRAWN, FOR_HOST, WRONG = (
-    sample_token.DRAWN.value,
-    sample_token.FOR_HOST.value,
-    sample_token.WRONG.value,
-)
+DRAWN, FOR_HOST = sample_token.DRAWN.value, sample_token.FOR_HOST.value
+WRONG = sample_token.WRONG.value
 N_HEAD = sharded_sampling.N_HEAD.value
 
 
 class WordExchange(Protocol):
-    """How ranks exchange small messages on their devices.
+    """Exchange of small messages between ranks, on their devices.
 
     Attributes:
-        group: the ranks that do, each at its `seat`.
+        seat: this rank's index in the group.
+        group: ranks that exchange messages.
     """
 
     seat: int
     group: tuple[int, ...]
 
     def words(self, own: Tensor) -> Tensor:
-        """What each member gives, (m,) int32 each, as (n, m): with the same bits on all."""
+        """Gather all members' messages (m,), int32, as (n, m) in group order, equal on all."""
         ...
 
 
 class RingEntry(NamedTuple):
-    """What the ring holds of a step.
+    """Result of one step, as the device writes it to the ring.
 
     Attributes:
-        number: of the step, from 1.
-        is_drawn: there is a token; otherwise the host has to draw it, if nothing is wrong.
-        wrong: seats of ranks that computed with other numbers than most; of two that differ both.
+        number: number of the step, from 1.
+        is_sampled: whether the device sampled a token; else the host must, if `wrong` is empty.
+        token: the sampled token.
+        wrong: seats of ranks that computed with other numbers than most, or of both if two differ.
             What was computed since the last token cannot be trusted.
     """
 
@@ -129,7 +127,7 @@ class RingEntry(NamedTuple):
 
     @staticmethod
     def of(word: int) -> RingEntry:
-        """Unpack it."""
+        """Unpack an entry from a word of the ring."""
         ending = word >> WORD_BITS & (1 << ENTRY_BITS - WORD_BITS) - 1
         number, token = word >> ENTRY_BITS, word & (1 << WORD_BITS) - 1
         if ending == WRONG:
@@ -139,17 +137,17 @@ class RingEntry(NamedTuple):
 
 
 def most_sent(n_rank: int) -> int:
-    """The largest top-k that so many ranks serve; what a rank tells without top-k."""
+    """Return the largest top-k for n_rank ranks: the candidates that a rank sends at most."""
     return MOST_WANTED if n_rank == 1 else min(MOST_SENT, ROOM // power_of_two(n_rank))
 
 
 def message_bytes(n_rank: int) -> int:
-    """What a rank tells each other one for a token, without what a one-shot all-reduce adds."""
+    """Return the bytes that a rank sends to each other one per token, without packet flags."""
     return 0 if n_rank == 1 else 8 * (N_HEAD + most_sent(n_rank))
 
 
 def settings_of(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sequence[float] | None:
-    """Return what the kernels read of a sampler's settings; None where the host has to draw."""
+    """Return a sampler's settings as the kernels read them; None where the host must sample."""
     if not all_known(sampler.steps, KNOWN_STEPS):
         return None
     most = most_sent(n_rank)
@@ -170,19 +168,19 @@ def settings_of(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sequence[flo
 
 
 class DeviceSampler:
-    """Memory and kernels that draw one token after the other on a device.
+    """Samples one token after another on a device.
 
     Args:
-        n_vocab: logits of a token, those of all ranks.
-        own: the ids of those that this rank has; None for all.
-        one_shot: to the other ranks that draw the same token; None if there are none. The ids of
-            the ranks' slices are then all there are, each once. How often tokens of a slice are in
-            the history is counted where the slice is, 4 bytes for each; the window of the penalties
-            itself, N_HISTORY tokens, is on every rank.
+        n_vocab: number of logits of a token, on all ranks together.
+        own: token ids of this rank's logits; None for all.
+        one_shot: message exchange with the other ranks that sample the same token; None if there
+            are none. The ranks' slices cover every id once. How often a token is in the history is
+            counted on the rank with its logit, 4 bytes each; the window of the penalties itself,
+            `N_HISTORY` tokens, is on every rank.
 
     Attributes:
-        n_rank: how many draw.
-        ring: (RING,), int64: what the last steps drew, see `RingEntry`.
+        n_rank: number of ranks that sample together.
+        ring: (RING,), int64: results of the last steps, see `RingEntry`.
     """
 
     def __init__(
@@ -196,7 +194,7 @@ class DeviceSampler:
         self.n_rank = 1 if one_shot is None else len(one_shot.group)
         self._one_shot = one_shot if self.n_rank > 1 else None
         self._own = range(n_vocab) if own is None else own
-        assert self._one_shot or len(self._own) == n_vocab, "somebody has the others"
+        assert self._one_shot or len(self._own) == n_vocab, "no rank has the other logits"
         self._device = device
         n_own = len(self._own)
         self._group = max(1, power_of_two(-(-n_own // MOST_GROUPS)))
@@ -222,7 +220,7 @@ class DeviceSampler:
         self._n_uploaded = self._n_taken = 0
 
     def settings_of(self, sampler: Sampler) -> Sequence[float] | None:
-        """Return what the kernels read of a sampler's settings; None where the host has to draw."""
+        """Return a sampler's settings as the kernels read them; None where the host must sample."""
         return settings_of(sampler, self.n_vocab, self.n_rank)
 
     def _set(self, settings: Sequence[float] | None) -> bool:
@@ -236,18 +234,19 @@ class DeviceSampler:
 
     @property
     def n_bytes(self) -> int:
-        """Of the device's memory."""
+        """Bytes taken on the device."""
         tensors = [x for x in vars(self).values() if isinstance(x, Tensor)]
         return sum(x.nbytes for x in tensors)
 
     def begin(self, sampler: Sampler, never: Sequence[int], n_step: int) -> bool:
-        """Go on as `sampler` would; False where that has to draw by itself.
+        """Sample as `sampler` would from the next step on; return False if the host must sample.
 
         No step may be under way.
 
         Args:
-            never: tokens that must not come.
-            n_step: steps so far: the next one has the number after that.
+            sampler: the host's sampler, with its history and random numbers.
+            never: tokens that must not be sampled.
+            n_step: number of steps so far; the next step's number is one more.
         """
         if not self._set(self.settings_of(sampler)):
             return False
@@ -256,14 +255,15 @@ class DeviceSampler:
         tokens = sampler.history.tokens if penalises(sampler.params) else []
         self._state.copy_(torch.tensor([n_step, 0, len(tokens), 0]))
         self._count(sampler.history, tokens, never)
-        self.supply()
+        self.upload_uniforms()
         return True
 
-    def rest(self, n_step: int) -> None:
-        """Let the next steps draw nothing; for arguments see `begin`."""
+    def pause(self, n_step: int) -> None:
+        """Let the next steps sample nothing; for `n_step` see `begin`."""
         self._state.copy_(torch.tensor([n_step, 0, 0, FOR_HOST]))
 
     def _count(self, history: TokenHistory, tokens: Sequence[int], never: Sequence[int]) -> None:
+        """Write the history, the counts of its tokens, and the tokens never to be sampled."""
         self._counts.zero_()
         if tokens:
             there = torch.tensor(tokens[:N_HISTORY], dtype=torch.int32)
@@ -277,11 +277,11 @@ class DeviceSampler:
         if own_never:
             self._counts.index_fill_(0, torch.tensor(own_never).to(self._device), NEVER)
 
-    def took(self, *, is_first: bool = True) -> None:
-        """Note that the host has a token that the device drew: the sampler's next draw is later.
+    def advance(self, *, is_first: bool = True) -> None:
+        """Note that the host has read a sampled token, and consume its random number.
 
         Args:
-            is_first: not so for all but one of the ranks that share the sampler.
+            is_first: True for one of the ranks that share the sampler, False for the others.
         """
         assert self._sampler is not None, "nothing was begun"
         if not self._sampler.is_greedy:
@@ -289,8 +289,8 @@ class DeviceSampler:
                 self._sampler.uniforms.draw()
             self._n_taken += 1
 
-    def supply(self) -> None:
-        """Upload random numbers where all that stand there were used, before the next step."""
+    def upload_uniforms(self) -> None:
+        """Upload random numbers over used ones, before the next step needs them."""
         assert self._sampler is not None, "nothing was begun"
         if self._sampler.is_greedy:
             return
@@ -303,17 +303,17 @@ class DeviceSampler:
             self._uniforms[first : first + half].copy_(source, non_blocking=True)
             self._n_uploaded += half
 
-    def draw(
+    def sample(
         self, logits: Tensor | None, token: Tensor, position: Tensor, stream: Tensor | None = None
     ) -> None:
-        """Draw a token from logits (n_own,), F32: a step, to be captured.
+        """Sample a token from logits: a step, to be captured.
 
         Args:
-            logits: None on a rank that has none.
-            token: (1,), int64, becomes the token that was drawn.
-            position: (1,), is raised by one.
-            stream: (n_embd,), F32, what the logits were computed from; ranks see whether they had
-                the same. Only on ranks with others.
+            logits: this rank's logits (n_own,), F32; None if it has none.
+            token: (1,), int64, set to the sampled token.
+            position: (1,), increased by one.
+            stream: hidden state (n_embd,), F32, that the logits were computed from; ranks compare
+                theirs. None for a rank that samples alone.
         """
         n_own, settings, found = len(self._own), self._settings, self._found
         launch(
@@ -330,13 +330,14 @@ class DeviceSampler:
             num_warps=16 if size > 2048 else 4,
         )  # fmt: skip
         if self._one_shot is None:
-            self._draw_alone(token, position)
+            self._sample_alone(token, position)
         else:
             self._offer(token, is_checked)
             told = self._one_shot.words(self._message.view(torch.int32))
             self._decide(told.view(torch.int64), self._one_shot, token, position)
 
-    def _draw_alone(self, token: Tensor, position: Tensor) -> None:
+    def _sample_alone(self, token: Tensor, position: Tensor) -> None:
+        """Sample a token from this rank's candidates."""
         n_sum, sums, factor = self._n_program, self._sums, math.gcd(self.n_vocab, 16)
         launch(
             kernels.gather, (n_sum,), self._penalised, self._settings, self._limits, self._found,
@@ -350,6 +351,7 @@ class DeviceSampler:
         )  # fmt: skip
 
     def _offer(self, token: Tensor, is_checked: bool) -> None:
+        """Write this rank's top candidates, and facts about its logits, to its message."""
         n_sum, n_own = self._n_program, len(self._own)
         launch(
             sharded_sampling.offer, (n_sum,), self._penalised, self._settings, self._limits,
@@ -362,6 +364,7 @@ class DeviceSampler:
     def _decide(
         self, told: Tensor, one_shot: WordExchange, token: Tensor, position: Tensor
     ) -> None:
+        """Sample a token from the messages of all ranks, `told`."""
         launch(
             sharded_sampling.decide, (1,), told, self._message, self._settings, self._uniforms,
             self._state, self._counts, self._history, token, position, self.ring, one_shot.seat,
@@ -373,12 +376,14 @@ class DeviceSampler:
 
 def sampling_starts(
     n_vocab: int, own: range | None = None, n_rank: int = 1, n_embd: int | None = None
-) -> list[KernelLaunch]:
-    """The kernels of a draw, to compile them before there is memory: for the target in use.
+) -> list[KernelStart]:
+    """Return the kernel launches of a step, to compile them for the target in use.
 
     Args:
-        own: the ids of the logits that the rank has; None for all.
-        n_embd: of the stream that ranks compare, if they do.
+        n_vocab: number of logits of a token, on all ranks together.
+        own: token ids of the rank's logits; None for all.
+        n_rank: number of ranks that sample together.
+        n_embd: size of the hidden state that ranks compare, if they do.
     """
     meta, starts = torch.device("meta"), list[KernelLaunch]()
 
@@ -388,9 +393,9 @@ def sampling_starts(
 
     place = torch.empty(1, dtype=torch.int64, device=meta)
     one_shot = OneShotGroups([meta] * n_rank, Ways()).one_shot(0, tuple(range(n_rank)))
-    drawer = DeviceSampler(meta, n_vocab, own, one_shot)
+    sampler = DeviceSampler(meta, n_vocab, own, one_shot)
     logits = torch.empty(n_vocab if own is None else len(own), device=meta)
     stream = None if n_embd is None else torch.empty(n_embd, device=meta)
-    with intercept_launches(note):
-        drawer.draw(logits, place, place, stream)
+    with watched(note):
+        sampler.sample(logits, place, place, stream)
     return starts

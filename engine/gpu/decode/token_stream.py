@@ -1,13 +1,13 @@
-"""One token after the other on devices that feed themselves; the host reads them, a little behind.
+"""Decode loop on the devices: they feed themselves with tokens, and the host reads a little behind.
 
-A step computes the token that stands in the device's memory, draws the next one and writes it
+A step computes the token that stands in the device's memory, samples the next one and writes it
 there. It is captured once and then only replayed. The host enqueues a step or two beyond the token
-that it has read, so the device never waits for it; what comes behind the end of an answer is
-discarded. Several ranks take a step together, and draw the same token each, from the same numbers;
-the host reads what one of them wrote.
+that it has read, so the device never waits for it; tokens behind the end of an answer are
+discarded. Several ranks take a step together, and each samples the same token from the same
+numbers; the host reads what one of them wrote.
 
-Where a step cannot draw (see `engine.gpu.kernels.sampling`), it and those behind it change nothing,
-and the host draws from the logits, which are still there.
+Where a step cannot sample (see `engine.gpu.kernels.sampling`), it and those behind it change
+nothing, and the host samples from the logits, which are still there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError, EngineError
-from engine.gpu.decode.rank_capture import Recomputed, Replays, Take, capture_on_all
+from engine.gpu.decode.rank_capture import CaptureTask, Recomputed, Replays, capture_on_all
 from engine.gpu.decode.sampling import RING, DeviceSampler, RingEntry, WordExchange
 from engine.gpu.launch.graph import Captured, capture
 from engine.hardware.host_memory import HostTensor
@@ -36,30 +36,33 @@ if TYPE_CHECKING:
 from engine.sampling.sampler import Sampler
 
 AHEAD = 1
-"""Steps beyond the token that the host waits for: one is enough where it is faster than a step."""
+"""Steps enqueued beyond the token that the host waits for: one is enough for a host that reads
+faster than a step takes."""
 
 CALM = 32
-"""Tokens after which steps run ahead again, once the host had to draw."""
+"""Number of tokens sampled by the device after which steps run ahead again, once the host had to
+sample."""
 
 POLL_S = 50e-6
-"""Between looks at the ring. A look gives way to the threads that paint."""
+"""Seconds between polls of the ring; each pause lets the threads of the window run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStep:
-    """How one token is computed on one rank, on memory that stays.
+    """How one rank computes a token, in fixed memory.
 
     Args:
-        token: (1,), int64: what is computed next.
-        position: (1,), integers: how many tokens are cached before it.
+        device: the rank's device.
+        n_vocab: number of logits of a token, on all ranks together.
+        token: (1,), int64: the token to compute.
+        position: (1,), integers: number of tokens cached before it.
         begin: writes both, and whatever else depends on the position that the host knows.
-        forward: this rank's logits, (n,) or (1, n), None if it has none; and what they were
-            computed from, (n_embd,), None if that is not known. From nothing but the device's
-            memory.
-        can_rewind: computing a token once more, or another instead, does no harm.
-        own: the ids whose logits this rank has; None for all.
-        one_shot: to the other ranks that draw; None if there are none.
-        states: what computing changes, also of a token that was computed before.
+        forward: computes, from the device's memory only, this rank's logits (n,) or (1, n), None if
+            it has none; and the hidden state (n_embd,) behind them, None if that is not known.
+        can_rewind: whether computing a token again, or another instead, does no harm.
+        own: token ids of this rank's logits; None for all.
+        one_shot: message exchange with the other ranks that sample; None if there are none.
+        states: tensors that computing changes, even for a token computed before.
     """
 
     device: torch.device
@@ -74,59 +77,63 @@ class TokenStep:
     states: Sequence[Tensor] = ()
 
 
-class _Seat:
-    """One rank's part of a stream.
+class _RankDecoder:
+    """One rank's step with its device sampler.
 
     Args:
-        is_read: by the host, to see what was drawn.
+        is_read: whether the host reads this rank's ring.
+
+    Attributes:
+        ring: host copy of the sampler's ring; None if the host does not read it.
 
     Raises:
-        EngineError: the host's memory cannot be written by the device.
+        EngineError: the device cannot write host memory by itself.
     """
 
     def __init__(self, step: TokenStep, *, is_read: bool) -> None:
         self.step = step
-        self.draws = DeviceSampler(step.device, step.n_vocab, step.own, step.one_shot)
+        self.sampler = DeviceSampler(step.device, step.n_vocab, step.own, step.one_shot)
         self.ring = HostTensor((RING,), torch.int64, step.device) if is_read else None
         if self.ring and step.device.type == "cuda" and not self.ring.is_pinned:
             raise EngineError("The system allows no memory that a GPU can write by itself.")
 
-    def take(self, token: int, n_past: int, n_step: int) -> Take:
-        """What is to be captured, as a step that draws nothing."""
+    def capture_task(self, token: int, n_past: int, n_step: int) -> CaptureTask:
+        """Return a step that samples nothing, as the work to be captured."""
 
         def begin() -> None:
-            self.draws.rest(n_step)
+            self.sampler.pause(n_step)
             self.step.begin(token, n_past)
 
-        return Take(
+        return CaptureTask(
             begin, self.compute, lambda: capture(self.step.device, self.compute), self.step.states
         )
 
     def compute(self) -> Tensor | None:
-        """A step; returns this rank's logits."""
+        """Take a step: compute, sample and copy the ring; return this rank's logits."""
         step = self.step
         logits, stream = step.forward()
         own = None if logits is None else logits.view(-1)
-        self.draws.draw(own, step.token, step.position, stream)
+        self.sampler.sample(own, step.token, step.position, stream)
         if self.ring is not None:
-            self.ring.value.copy_(self.draws.ring, non_blocking=True)
+            self.ring.value.copy_(self.sampler.ring, non_blocking=True)
         return own
 
 
 class TokenStream:
-    """The tokens of one model, drawn on the devices of its ranks.
+    """The tokens of one model, sampled on the devices of its ranks.
 
     Args:
-        steps: of each rank; None for those that have no part of the model.
+        steps: each rank's step; None for ranks that have no part of the model.
+        crew: executor of the ranks.
         one_shots: the one-shot all-reduces in which kernels of the ranks meet, if they do.
-        on_failure: called before an error is raised, behind which it is of no use any more.
-        ahead: steps beyond the token that the host waits for.
+        on_failure: called before an error is raised, after which the stream is unusable.
+        ahead: steps enqueued beyond the token that the host waits for.
 
     Attributes:
         waited_s: see `TokenSource`.
 
     Raises:
-        EngineError: the host's memory cannot be written by a device.
+        EngineError: a device cannot write host memory by itself.
     """
 
     def __init__(
@@ -138,11 +145,11 @@ class TokenStream:
         self._wanted = min(ahead, RING - 2)
         self._ahead = self._most_ahead = 0
         self._read = next(rank for rank in crew.ranks if steps[rank] is not None)
-        self._all = crew.run(lambda rank: self._seat(rank, steps[rank]))
-        self._seats = [seat for seat in self._all if seat is not None]
-        reader = self._seats[0]
-        assert reader.ring is not None, "it is the one that is read"
-        self._step, self._draws, self._ring = reader.step, reader.draws, reader.ring
+        self._all = crew.run(lambda rank: self._decoder(rank, steps[rank]))
+        self._decoders = [decoder for decoder in self._all if decoder is not None]
+        reader = self._decoders[0]
+        assert reader.ring is not None, "the host reads this rank's ring"
+        self._step, self._device_sampler, self._ring = reader.step, reader.sampler, reader.ring
         self._seen = self._ring.value.numpy()
         self._replays: Replays | None = None
         self._sampler: Sampler | None = None
@@ -152,45 +159,48 @@ class TokenStream:
         self._n_enqueued = self._n_read = self._n_calm = 0
         self.waited_s = 0.0
 
-    def _seat(self, rank: int, step: TokenStep | None) -> _Seat | None:
-        return None if step is None else _Seat(step, is_read=rank == self._read)
+    def _decoder(self, rank: int, step: TokenStep | None) -> _RankDecoder | None:
+        return None if step is None else _RankDecoder(step, is_read=rank == self._read)
 
     def prepare(self, token: int = 0, n_past: int = 0) -> None:
         """Capture the step now, by computing a token that is then forgotten.
 
         Args:
-            n_past: cached tokens, which stay, as states do.
+            token: the token to compute.
+            n_past: number of cached tokens; the cache and states are kept.
 
         Raises:
-            NotRepeatable: it cannot be captured.
+            NotRepeatable: the step cannot be captured.
         """
         self.stop()
-        takes = [
-            _nothing() if seat is None else seat.take(token, n_past, self._n_enqueued)
-            for seat in self._all
+        tasks = [
+            _nothing() if decoder is None else decoder.capture_task(token, n_past, self._n_enqueued)
+            for decoder in self._all
         ]
-        self._replays, _ = capture_on_all(self._crew, takes, self._one_shots)
-        self._n_read = self._n_enqueued = self._n_enqueued + RING  # no entry is taken for later
+        self._replays, _ = capture_on_all(self._crew, tasks, self._one_shots)
+        self._n_read = self._n_enqueued = self._n_enqueued + RING  # old entries do not count
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
-        """Draw as `sampler` would from now on; False if that has to draw by itself.
+        """Sample as `sampler` would from now on; return False if the host must sample.
 
         Args:
-            never: tokens that must not come; of one sampler always the same.
+            sampler: the host's sampler.
+            never: tokens that must not be sampled; always the same for one sampler.
         """
         if sampler is not self._sampler:
             self.stop()
             self._sampler, self._never = sampler, never
-            self._is_served = self._draws.settings_of(sampler) is not None
+            self._is_served = self._device_sampler.settings_of(sampler) is not None
             self._ahead = self._most_ahead = self._steps_ahead(sampler.params)
         return self._is_served
 
     def _steps_ahead(self, params: SamplingParams) -> int:
-        """How far steps run ahead.
+        """Return how many steps run ahead.
 
-        Where states do not go back, only one does, if it can draw: then what the states hold too
-        much is the last token that was read. Most often it is the one that ended the answer, which
-        the chat's template continues with; else the states go back to where they were saved.
+        Where states cannot be rewound it is at most one, and only if the device is sure to sample:
+        then the states hold at most the last token read in excess. Mostly that is the token that
+        ended the answer, which the chat template continues with; else states are restored to where
+        they were saved.
         """
         if self._step.can_rewind:
             return self._wanted
@@ -198,32 +208,34 @@ class TokenStream:
         return min(1, self._wanted) if is_sure else 0
 
     def next(self, token: int, n_past: int, n_left: int) -> int | Logits | None:
-        """Compute a token after `n_past` cached ones, and draw the one behind it.
+        """Compute a token after `n_past` cached ones, and sample the next one.
 
-        The sampler's random numbers are taken here; who calls this lets it accept what was drawn.
+        This consumes the sampler's random numbers; the caller lets it accept the token.
 
         Args:
-            n_left: how many more may be drawn, with this one.
+            token: the token to compute.
+            n_past: number of tokens cached before it.
+            n_left: number of tokens that may still be sampled, with this one.
 
         Returns:
-            The token that was drawn; or the logits (n_vocab,), from which the host has to draw; or
-            None if a state cannot go back to those.
+            The sampled token; or the logits (n_vocab,), from which the host must sample; or None
+            if the states have gone past these logits and cannot be rewound.
 
         Raises:
-            EngineError: what the devices did is lost.
+            EngineError: the devices' work is lost.
             RuntimeError: a device failed.
         """
         with self._failing():
             if self._next != (token, n_past):
                 self._begin(token, n_past)
-            self._next = None  # until it is known
+            self._next = None  # until the token is known
             self._enqueue(min(1 + self._ahead, n_left))
             entry = self._wait(self._n_read + 1)
             self._n_read += 1
             if not entry.is_sampled:
                 return self._logits()
-        for seat in self._seats:
-            seat.draws.took(is_first=seat.draws is self._draws)
+        for decoder in self._decoders:
+            decoder.sampler.advance(is_first=decoder.sampler is self._device_sampler)
         self._n_calm += 1
         if self._n_calm >= CALM:
             self._ahead = self._most_ahead
@@ -231,10 +243,10 @@ class TokenStream:
         return entry.token
 
     def stop(self) -> Sequence[int]:
-        """Wait for what was enqueued; nothing of it counts. Before anything else uses the cache.
+        """Wait for all enqueued steps and discard them; called before anything else uses the cache.
 
         Returns:
-            What states hold of it, which do not go back.
+            The token read last, if the states hold it already and cannot be rewound.
 
         Raises:
             EngineError, RuntimeError: see `next`.
@@ -244,57 +256,59 @@ class TokenStream:
             return ()
         with self._failing():
             self._wait(self._n_enqueued)
-            self._crew.wait()  # what the host does next with another rank's memory is in no stream
+            self._crew.wait()  # the host's next access to another rank's memory waits for no stream
         self._n_read = self._n_enqueued
         return () if following is None or self._step.can_rewind else following[:1]
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Tell of a failure, once."""
+        """Call `on_failure` once, at the first failure inside."""
         try:
             yield
         except Exception:
-            self._n_read = self._n_enqueued  # nobody waits for that any more
+            self._n_read = self._n_enqueued  # no step is waited for any more
             on_failure, self._on_failure = self._on_failure, lambda: None
             on_failure()
             raise
 
     def _begin(self, token: int, n_past: int) -> None:
-        assert self._sampler is not None, "nobody is served"
+        """Prepare all ranks to compute `token` next."""
+        assert self._sampler is not None, "no sampler was set by `serve`"
         if self._replays is None:
             self.prepare(token, n_past)
         self.stop()
         sampler, never, n_step = self._sampler, self._never, self._n_enqueued
 
-        def begin(seat: _Seat) -> None:
-            seat.step.begin(token, n_past)
-            seat.draws.begin(sampler, never, n_step)
+        def begin(decoder: _RankDecoder) -> None:
+            decoder.step.begin(token, n_past)
+            decoder.sampler.begin(sampler, never, n_step)
 
         self._each(begin)
 
-    def _each(self, do: Callable[[_Seat], None]) -> None:
-        """Do something for each rank that has a part of the model, on this thread."""
-        seats = self._all
-        self._crew.here(lambda rank: None if (seat := seats[rank]) is None else do(seat))
+    def _each(self, do: Callable[[_RankDecoder], None]) -> None:
+        """Call a function for each rank that has a part of the model, on this thread."""
+        decoders = self._all
+        self._crew.here(lambda rank: None if (decoder := decoders[rank]) is None else do(decoder))
 
     def _enqueue(self, n: int) -> None:
-        """Have n steps under way."""
-        assert self._replays is not None, "it was captured at the start"
+        """Enqueue steps until n are under way."""
+        assert self._replays is not None, "the step was captured at the start"
         while self._n_enqueued - self._n_read < n:
-            self._each(lambda seat: seat.draws.supply())
+            self._each(lambda decoder: decoder.sampler.upload_uniforms())
             self._replays.replay()
             self._n_enqueued += 1
 
     def _wait(self, number: int) -> RingEntry:
-        """What the ring holds of a step, once it is there.
+        """Wait for a step's entry in the ring, and return it.
 
         Raises:
-            CommError: ranks have not met as they should, or do not come to an end.
-            EngineError: the step has come to an end without an entry.
+            CommError: a kernel waited for another rank in vain, ranks have computed different
+                numbers, or a device makes no progress.
+            EngineError: the step has ended without an entry.
         """
         begun = time.perf_counter()
         while True:
-            is_idle = self._is_idle()  # asked first: what is not there then will never come
+            is_idle = self._is_idle()  # asked first: an entry missing after that never comes
             entry = RingEntry.of(int(self._seen[(number - 1) % RING]))
             if entry.number == number:
                 self.waited_s += time.perf_counter() - begun
@@ -309,12 +323,14 @@ class TokenStream:
             time.sleep(POLL_S)
 
     def _is_idle(self) -> bool:
-        """Whether all is done; asking also hands on what Windows has collected."""
+        """Return whether all work is done; asking also submits work that Windows has batched."""
         return self._crew.is_idle(self._read)
 
     def _check(self, entry: RingEntry | None) -> None:
-        """Raises:
-        CommError: a kernel waited in vain, or ranks have computed something else than others.
+        """Check that ranks agree.
+
+        Raises:
+            CommError: a kernel waited in vain, or ranks have computed different numbers.
         """
         problem = None if self._one_shots is None else self._one_shots.problem()
         if entry is not None and entry.wrong and self._step.one_shot is not None:
@@ -325,9 +341,10 @@ class TokenStream:
             raise problem
 
     def _logits(self) -> Logits | None:
-        """Of the step that could not draw; later ones are careful for a while.
+        """Return the logits of the step that could not sample; later steps pause running ahead.
 
-        Those behind it have computed the same once more, to other results where states changed.
+        The steps behind it have computed the same token again, with other results where states
+        changed: then the logits are lost, and the result is None.
         """
         is_lost = self._n_read < self._n_enqueued and not self._step.can_rewind
         self.stop()
@@ -335,23 +352,23 @@ class TokenStream:
         if is_lost:
             return None
         whole = np.empty(self._step.n_vocab, np.float32)
-        assert self._replays is not None, "it was replayed"
+        assert self._replays is not None, "the step was replayed"
         parts = self._replays.parts
 
         def fetch(rank: int) -> None:
-            seat, logits = self._all[rank], parts[rank].result
-            if seat is not None and logits is not None:
-                own = seat.step.own or range(len(whole))
+            decoder, logits = self._all[rank], parts[rank].result
+            if decoder is not None and logits is not None:
+                own = decoder.step.own or range(len(whole))
                 whole[own.start : own.stop] = logits.cpu().numpy()
 
         self._crew.here(fetch)
         return whole
 
 
-def _nothing() -> Take:
-    """Of a rank that has no part of the model."""
+def _nothing() -> CaptureTask:
+    """Return the work of a rank that has no part of the model."""
 
     def captured() -> Captured[Tensor | None]:
         return Recomputed(lambda: None, is_idle=True)
 
-    return Take(lambda: None, lambda: None, captured)
+    return CaptureTask(lambda: None, lambda: None, captured)

@@ -231,12 +231,12 @@ def of_recurrent_layers(is_brief: bool) -> None:
 def of_sampling(is_brief: bool) -> None:
     """How the next token is drawn."""
     sampler = DeviceSampler(META, N_VOCAB)
-    sampler.draw(_f32(N_VOCAB), _ids(1), _ids(1))
+    sampler.sample(_f32(N_VOCAB), _ids(1), _ids(1))
     for n_rank in (2,) if is_brief else (2, 3, 8):
         own = range(N_VOCAB // n_rank)
         one_shot = OneShotGroups([META] * n_rank, Ways()).one_shot(0, tuple(range(n_rank)))
         split = DeviceSampler(META, N_VOCAB, own, one_shot)
-        split.draw(_f32(len(own)), _ids(1), _ids(1), _f32(N_COLUMNS))
+        split.sample(_f32(len(own)), _ids(1), _ids(1), _f32(N_COLUMNS))
 
 
 def of_links(is_brief: bool) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError
-from engine.gpu.decode.rank_capture import Recomputed, Take, Unproven, capture_on_all
+from engine.gpu.decode.rank_capture import CaptureTask, Recomputed, Unproven, capture_on_all
 from engine.gpu.launch.graph import NotRepeatable, capture
 from engine.parallel.executor import Crew, Full
 from engine.parallel.thread_comm import ThreadGroup
@@ -33,7 +33,7 @@ class Ranks:
         self.state = [torch.full((2,), float(rank)) for rank in range(n)]
         self.fails: dict[int, Exception] = {}
 
-    def take(self, rank: int) -> Take:
+    def capture_task(self, rank: int) -> CaptureTask:
         def begin() -> None:
             self.x[rank].fill_(1)
 
@@ -47,10 +47,12 @@ class Ranks:
                 raise self.fails[rank]
             return Noted(capture(CPU, compute), self.told, rank)
 
-        return Take(begin, compute, captured, [self.state[rank]])
+        return CaptureTask(begin, compute, captured, [self.state[rank]])
 
     def captured(self, one_shots: Any = None) -> Any:
-        return capture_on_all(self.crew, [self.take(rank) for rank in self.crew.ranks], one_shots)
+        return capture_on_all(
+            self.crew, [self.capture_task(rank) for rank in self.crew.ranks], one_shots
+        )
 
 
 class Noted:
@@ -191,27 +193,27 @@ def test_a_single_device_has_all_the_time_it_needs(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_token_that_cannot_be_computed_is_an_error(ranks: Ranks) -> None:
-    takes = [ranks.take(rank) for rank in ranks.crew.ranks]
+    tasks = [ranks.capture_task(rank) for rank in ranks.crew.ranks]
 
     def fail() -> Tensor:
         raise ZeroDivisionError("on a rank")
 
-    takes[-1] = Take(lambda: None, fail, takes[-1].capture)
+    tasks[-1] = CaptureTask(lambda: None, fail, tasks[-1].capture)
     with pytest.raises(ZeroDivisionError, match="on a rank"):
-        capture_on_all(ranks.crew, takes)
+        capture_on_all(ranks.crew, tasks)
 
 
 def test_ranks_without_graphs_compute_anew() -> None:
     """Beside some that have graphs, which are then started on all ranks' threads."""
     ranks = Ranks(2)
     idle = Recomputed(lambda: None, is_idle=True)
-    takes = [ranks.take(0), ranks.take(1)]
-    again = Recomputed(takes[1].compute)
+    tasks = [ranks.capture_task(0), ranks.capture_task(1)]
+    again = Recomputed(tasks[1].compute)
     for part, is_whole in ((idle, True), (again, False)):
         found: Any = part
-        take = takes[1] if part is again else Take(lambda: None, lambda: None, lambda: None)
-        take = Take(take.begin, take.compute, lambda found=found: found, take.states)
-        replays, _ = capture_on_all(ranks.crew, [takes[0], take])
+        task = tasks[1] if part is again else CaptureTask(lambda: None, lambda: None, lambda: None)
+        task = CaptureTask(task.begin, task.compute, lambda found=found: found, task.states)
+        replays, _ = capture_on_all(ranks.crew, [tasks[0], task])
         assert replays.is_whole == is_whole
     before = states(ranks)
     replays.replay()
@@ -344,7 +346,7 @@ class Capturing(Passes):
         self.one_shots = one_shots
         rank: Any = SimpleNamespace(
             card=object(), worker=None, halves=None, recording=None, is_idle=False, refusal="",
-            take=lambda token, n_past: (token, n_past),
+            capture_task=lambda token, n_past: (token, n_past),
             compute=lambda ids, n_past, first, *, in_halves: torch.zeros(1, 10),
         )  # fmt: skip
         self.ranks += [rank]
@@ -360,7 +362,7 @@ def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
     """Tokens that are computed step by step are far slower without."""
     tried: list[object] = []
 
-    def fail(crew: Crew, takes: object, one_shots: object) -> None:
+    def fail(crew: Crew, tasks: object, one_shots: object) -> None:
         tried.append(one_shots)
         raise error
 

@@ -247,7 +247,7 @@ def test_messages_that_did_not_come_draw_nothing(device: str) -> None:
 
     drawer = DeviceSampler(torch.device(device), 20, range(10), Deaf(2))
     place = torch.zeros(1, dtype=torch.int64, device=device)
-    drawer.draw(torch.zeros(10, device=device), place, place.clone())
+    drawer.sample(torch.zeros(10, device=device), place, place.clone())
     entry = RingEntry.of(int(drawer.ring[0]))
     assert (entry.is_sampled, entry.wrong, int(place)) == (False, (0,), 0)
 
@@ -263,7 +263,7 @@ def test_the_check_sees_each_number_and_its_place(n_embd: int, device: str) -> N
                 return own.expand(2, -1).contiguous()
 
         drawer._one_shot = Echo(2)
-        drawer.draw(torch.zeros(2, device=device), place, place.clone(), stream.to(device))
+        drawer.sample(torch.zeros(2, device=device), place, place.clone(), stream.to(device))
         return int(drawer._message[1])
 
     stream = torch.randn(n_embd)
@@ -304,7 +304,7 @@ def test_all_ranks_start_the_same_few_kernels() -> None:
         logits = torch.empty(len(own), device="meta") if own else None
         with intercept_launches(note):
             drawer = DeviceSampler(torch.device("meta"), 150_001, own, Unheard(3))
-            drawer.draw(logits, place, place, torch.empty(4096, device="meta"))
+            drawer.sample(logits, place, place, torch.empty(4096, device="meta"))
     assert started == ["survey", "bound", "offer", "decide"] * 2, "and the exchange's own"
 
 
