@@ -376,7 +376,7 @@ class DeviceSampler:
 
 def sampling_starts(
     n_vocab: int, own: range | None = None, n_rank: int = 1, n_embd: int | None = None
-) -> list[KernelStart]:
+) -> list[KernelLaunch]:
     """Return the kernel launches of a step, to compile them for the target in use.
 
     Args:
@@ -396,6 +396,6 @@ def sampling_starts(
     sampler = DeviceSampler(meta, n_vocab, own, one_shot)
     logits = torch.empty(n_vocab if own is None else len(own), device=meta)
     stream = None if n_embd is None else torch.empty(n_embd, device=meta)
-    with watched(note):
+    with intercept_launches(note):
         sampler.sample(logits, place, place, stream)
     return starts
