@@ -37,7 +37,7 @@ ON_ONE_DEVICE = Way("device", "device")
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class Routes:
     """The routes between all pairs of GPUs.
 
     Attributes:

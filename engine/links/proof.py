@@ -1,4 +1,4 @@
-"""Which ways between GPUs may be used: those that were proven on this machine, and are still sound.
+"""Finds which routes between GPUs may be used: those proven on this machine, and still sound.
 
 The first trial of a way by which one GPU writes another one's memory runs in a process of its own:
 some drivers never come back from it. What came of it is kept by driver and slots; at each load a
@@ -14,7 +14,7 @@ from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Protocol
 
 from engine.config import PeerMode
-from engine.devices.routes import Pair, Place, Way, Ways
+from engine.devices.routes import Pair, Place, Routes, Way
 from engine.devices.types import DeviceInfo
 from engine.errors import EngineError
 from engine.planning.speed.link_records import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from engine.links.exchange import LinkBench
     from engine.links.trial import Effort
 
-__all__ = ["Found", "TrialMachine", "find_ways", "prove_links"]
+__all__ = ["Found", "TrialMachine", "find_routes", "prove_links"]
 
 log = logging.getLogger(__name__)
 
@@ -82,13 +82,13 @@ class TrialMachine(Protocol):
         ...
 
 
-def find_ways(
+def find_routes(
     devices: Sequence[str],
     p2p: PeerMode = "auto",
     *,
     file: MachineFile | None = None,
     machine: TrialMachine | None = None,
-) -> Ways:
+) -> Routes:
     """The way of each pair of GPUs that hold parts of a model.
 
     Args:
@@ -99,13 +99,13 @@ def find_ways(
     """
     gpus = _gpus(devices)
     if len(gpus) < 2:
-        return Ways()
+        return Routes()
     machine = machine or _this_machine()
     if not set(gpus) <= set(machine.infos()):  # nobody could say of which GPUs it was proven
-        return Ways(dict.fromkeys(permutations(gpus, 2), Way(None, "host")))
+        return Routes(dict.fromkeys(permutations(gpus, 2), Way(None, "host")))
     prover = Prover(gpus, p2p, file or MachineFile.of_user(), machine)
     prover.try_missing()
-    return prover.ways()
+    return prover.routes()
 
 
 def prove_links(
@@ -113,18 +113,18 @@ def prove_links(
     *,
     file: MachineFile | None = None,
     machine: TrialMachine | None = None,
-) -> Ways:
+) -> Routes:
     """Try all ways between GPUs anew, whatever is known, and time them; some seconds.
 
     Returns:
-        The ways that follow where nothing else is asked for.
+        The routes that follow where nothing else is asked for.
     """
     if len(_gpus(devices)) < 2:
-        return Ways()
+        return Routes()
     file, machine = file or MachineFile.of_user(), machine or _this_machine()
     prover = Prover(_gpus(devices), "auto", file, machine, again=True)
     prover.try_missing()
-    return prover.ways()
+    return prover.routes()
 
 
 def _gpus(devices: Sequence[str]) -> list[str]:
@@ -138,7 +138,7 @@ def _this_machine() -> TrialMachine:
 
 
 class Prover:
-    """Finds the ways between some GPUs.
+    """Finds the routes between some GPUs.
 
     Args:
         again: try everything, also what is known.
@@ -172,7 +172,7 @@ class Prover:
             if self._misses(pair, "host"):
                 self._keep(self._tried_here(pair, "host"))
 
-    def ways(self) -> Ways:
+    def routes(self) -> Routes:
         """What follows from all that is known, after a short trial of what would be used."""
         pairs: dict[Pair, Way] = {}
         notes: list[str] = []
@@ -192,7 +192,7 @@ class Prover:
             nccl_pays(self._records[a, b], self._records[b, a], self._mode((a, b)))
             for a, b in self._pairs
         )
-        return Ways(pairs, has_nccl, tuple(dict.fromkeys(notes)))
+        return Routes(pairs, has_nccl, tuple(dict.fromkeys(notes)))
 
     def _checked(self, a: str, b: str) -> list[str]:
         """Try shortly what would be used; what fails is known from then on, and forgotten on disk.
@@ -222,7 +222,7 @@ class Prover:
         return notes
 
     def _used(self, a: str, b: str) -> set[tuple[Means, Place]]:
-        """The ways between two GPUs that would be used and can be tried."""
+        """The routes between two GPUs that would be used and can be tried."""
         found: set[tuple[Means, Place]] = set()
         for pair in ((a, b), (b, a)):
             way = self._way(pair)

@@ -15,7 +15,7 @@ import torch
 from engine.errors import EngineError
 from engine.hardware.backend_choice import kernels_for, uses_kernels
 from engine.hardware.torch_devices import is_out_of_memory, release_reserves, torch_device
-from engine.links.proof import find_ways
+from engine.links.proof import find_routes
 from engine.parallel.rank_threads import RankPool
 from engine.parallel.thread_comm import ThreadGroup
 from engine.planning.speed.facts import LinkFacts
@@ -107,7 +107,7 @@ def _group(a: str, b: str, devices: list[torch.device]) -> ThreadGroup:
         return ThreadGroup(is_awake=uses_kernels(a) and uses_kernels(b))
     from engine.gpu.comm.communicator import device_group  # Triton is not for the CPU
 
-    return device_group(devices, find_ways([a, b]))
+    return device_group(devices, find_routes([a, b]))
 
 
 @contextmanager

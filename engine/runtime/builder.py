@@ -13,7 +13,7 @@ from engine.errors import Cancelled, EngineError, KernelError
 from engine.forward.cache import Cache
 from engine.forward.context import Context
 from engine.hardware.backend_choice import kernels_for, use_interpreter
-from engine.links.proof import find_ways
+from engine.links.proof import find_routes
 from engine.models.declare import Declaration, declare
 from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.planning.footprint import x_bytes
@@ -133,7 +133,7 @@ def make_group(plan: Plan, devices: Sequence[torch.device], params: LoadParams) 
         use_interpreter()
     from engine.gpu.comm.communicator import device_group
 
-    return device_group(devices, find_ways([d.device for d in used], params.p2p))
+    return device_group(devices, find_routes([d.device for d in used], params.p2p))
 
 
 @contextmanager

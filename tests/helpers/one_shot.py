@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Ways
+from engine.devices.routes import Routes
 from engine.gpu.comm import one_shot as one_shot_module
 from engine.gpu.comm.one_shot import OneShot, OneShotGroups
 from engine.gpu.launch.target import KernelTarget
@@ -36,7 +36,7 @@ class Ranks:
         self.group = tuple(range(n))
         self._barrier = threading.Barrier(n)
         self.one_shots = OneShotGroups(
-            [CPU] * n, Ways(), lambda rank, group: self.meet(), timeout_s
+            [CPU] * n, Routes(), lambda rank, group: self.meet(), timeout_s
         )
         self.pool = ThreadPoolExecutor(n)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine import ContextShifted, Event, Finished, PrefillProgress, SamplingParams, TokenText
-from engine.devices.routes import Ways
+from engine.devices.routes import Routes
 from engine.generation.generate import Generation
 from engine.generation.session import Session
 from engine.gpu.comm.communicator import DeviceGroup
@@ -35,7 +35,7 @@ def toy(device: str, ahead: int | None = None, *, is_recurrent: bool = False) ->
 def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
     """The same on several ranks, whose kernels tell each other what could be drawn."""
     runtime = SplitToy(n_ranks, device=device, n_ctx=20, **options)
-    group = DeviceGroup([runtime.device] * n_ranks, Ways())
+    group = DeviceGroup([runtime.device] * n_ranks, Routes())
     members = tuple(range(n_ranks))
 
     def step(rank: int) -> TokenStep:

@@ -28,7 +28,7 @@ from engine.parallel.agreement import check_alike, check_fit
 from engine.parallel.thread_comm import ThreadGroup
 
 if TYPE_CHECKING:
-    from engine.devices.routes import Ways
+    from engine.devices.routes import Routes
     from engine.forward.communicator import Group
     from engine.gpu.comm.one_shot import OneShot
     from engine.parallel.turns import Turns
@@ -46,7 +46,7 @@ class DeviceGroup(ThreadGroup):
 
     Args:
         devices: each rank's device; the CPU stands for a GPU where kernels are interpreted.
-        ways: routes between the devices.
+        routes: routes between the devices.
         nccl: NCCL for large values of two ranks, if it is used.
         queues: makes the queues of a rank on a device.
 
@@ -57,15 +57,15 @@ class DeviceGroup(ThreadGroup):
     """
 
     def __init__(
-        self, devices: Sequence[torch.device], ways: Ways, nccl: Nccl | None = None,
+        self, devices: Sequence[torch.device], routes: Routes, nccl: Nccl | None = None,
         queues: Callable[[torch.device], Queues] = queues_of,
     ) -> None:  # fmt: skip
         super().__init__()
         self.devices = tuple(devices)
-        self.one_shots = OneShotGroups(devices, ways, lambda rank, group: self._pass(rank, group))
+        self.one_shots = OneShotGroups(devices, routes, lambda rank, group: self._pass(rank, group))
         self.marks = Marks([str(device) for device in devices])
-        self._ways = ways
-        self.notes = ways.notes
+        self._routes = routes
+        self.notes = routes.notes
         self._make_queues = queues
         self._queues: dict[int, Queues] = {}
         self._copying: dict[tuple[int, Group], CopyCollectives] = {}
@@ -104,8 +104,8 @@ class DeviceGroup(ThreadGroup):
         mine = str(self.devices[rank])
         return Seat(
             number=group.index(rank),
-            goals=[self._ways.between(mine, name).copies for name in names],
-            sources=[self._ways.between(name, mine).copies for name in names],
+            goals=[self._routes.between(mine, name).copies for name in names],
+            sources=[self._routes.between(name, mine).copies for name in names],
             meet=lambda offer: self.meet(rank, group, offer),
             until=self.marks.until,
         )
@@ -366,16 +366,16 @@ class DeviceCommunicator:
             self._shared.marks.leave(self.rank, self._compute.record())
 
 
-def device_group(devices: Sequence[torch.device], ways: Ways) -> DeviceGroup:
+def device_group(devices: Sequence[torch.device], routes: Routes) -> DeviceGroup:
     """Return the shared state for a model's ranks, with NCCL where it works and pays.
 
     Args:
         devices: each rank's device, also of those that have no part of the model, on the CPU.
-        ways: routes between the devices.
+        routes: routes between the devices.
     """
     gpus = [device for device in devices if device.type == "cuda"]
-    is_nccl = ways.has_nccl and len(gpus) == N_RANKS == len(set(gpus))
-    return DeviceGroup(devices, ways, prove(gpus) if is_nccl else None)
+    is_nccl = routes.has_nccl and len(gpus) == N_RANKS == len(set(gpus))
+    return DeviceGroup(devices, routes, prove(gpus) if is_nccl else None)
 
 
 def _made(collective: Callable[[], Tensor]) -> Tensor:

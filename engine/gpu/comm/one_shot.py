@@ -37,7 +37,7 @@ from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 
 if TYPE_CHECKING:
-    from engine.devices.routes import Ways
+    from engine.devices.routes import Routes
     from engine.forward.communicator import Group
     from engine.forward.ops import Addend, NormLayer
     from engine.hardware.host_memory import HostTensor
@@ -89,19 +89,19 @@ class OneShotGroups:
 
     Args:
         devices: each rank's device.
-        ways: routes between the devices, by names such as "cuda:0".
+        routes: routes between the devices, by names such as "cuda:0".
         meet: given a rank and a group, returns once all of the group have called it; needed where
             kernels are interpreted.
         timeout_s: seconds a kernel waits for a peer.
     """
 
     def __init__(
-        self, devices: Sequence[torch.device], ways: Ways,
+        self, devices: Sequence[torch.device], routes: Routes,
         meet: Callable[[int, Group], None] | None = None, timeout_s: float = TIMEOUT_S,
     ) -> None:  # fmt: skip
         self.devices = tuple(devices)
         self._meet = meet
-        self._ways = ways
+        self._routes = routes
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._made: dict[Group, tuple[OneShot, ...]] = {}
@@ -206,7 +206,7 @@ class OneShotGroups:
     def _new(self, group: Group) -> tuple[OneShot, ...]:
         """Return the ends of a group's members; none if its kernels cannot wait for each other."""
         names = [str(self.devices[rank]) for rank in group]
-        if not 1 < len(group) <= MOST_MEMBERS or not self._ways.have_stores(names):
+        if not 1 < len(group) <= MOST_MEMBERS or not self._routes.have_stores(names):
             return ()
         if why := why_not_together(names):
             log.info("ranks %s use no one-shot all-reduce: %s", group, why)
@@ -250,7 +250,7 @@ class OneShotGroups:
         return tuple(ends)
 
     def _place(self, source: torch.device, goal: torch.device) -> Any:
-        return self._ways.between(str(source), str(goal)).stores
+        return self._routes.between(str(source), str(goal)).stores
 
 
 class OneShot:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from engine.config import SamplingParams
-from engine.devices.routes import Ways
+from engine.devices.routes import Routes
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import sample_token, sharded_sampling
@@ -392,7 +392,7 @@ def sampling_starts(
         return False
 
     place = torch.empty(1, dtype=torch.int64, device=meta)
-    one_shot = OneShotGroups([meta] * n_rank, Ways()).one_shot(0, tuple(range(n_rank)))
+    one_shot = OneShotGroups([meta] * n_rank, Routes()).one_shot(0, tuple(range(n_rank)))
     sampler = DeviceSampler(meta, n_vocab, own, one_shot)
     logits = torch.empty(n_vocab if own is None else len(own), device=meta)
     stream = None if n_embd is None else torch.empty(n_embd, device=meta)

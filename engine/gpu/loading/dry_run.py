@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.cpu.weights import JoinedColumns
-from engine.devices.routes import Ways
+from engine.devices.routes import Routes
 from engine.forward.cache import Cache
 from engine.forward.context import Context
 from engine.forward.weight import Weight
@@ -118,7 +118,7 @@ def _widths(pieces: Sequence[Slices]) -> list[int]:
 def _one_shots(declaration: Declaration) -> OneShotGroups | None:
     """Return the one-shot all-reduces of the model's ranks; None unless all are on GPUs."""
     devices = declaration.devices
-    return None if "cpu" in devices else OneShotGroups([META] * len(devices), Ways())
+    return None if "cpu" in devices else OneShotGroups([META] * len(devices), Routes())
 
 
 class _LoneRank:

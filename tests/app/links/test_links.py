@@ -39,7 +39,7 @@ from engine import (
     known_links,
     parse_rig,
 )
-from engine.devices.routes import Ways
+from engine.devices.routes import Routes
 from engine.planning.speed.link_records import TrialRecord
 from engine.planning.speed.prediction import Path, RankTime
 
@@ -192,9 +192,9 @@ def test_gpus_are_tried_together_and_what_is_found_is_said(
     """Before sums are measured, which go by the ways that were found."""
     tried, measured, said = [], [], []
 
-    def prove(devices: Sequence[str]) -> Ways:
+    def prove(devices: Sequence[str]) -> Routes:
         tried.append(tuple(devices))
-        return Ways(notes=("cuda:0 is slow.",))
+        return Routes(notes=("cuda:0 is slow.",))
 
     def measure(a: str, b: str) -> LinkSpeed:
         measured.append((a, b))

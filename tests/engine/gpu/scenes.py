@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.config import KV_TYPES, LoadParams
-from engine.devices.routes import Ways
+from engine.devices.routes import Routes
 from engine.forward.cache import LayerCache
 from engine.forward.operands import Activation, DeltaInputs, Routing, ScanInputs, Scores
 from engine.forward.ops import Addend
@@ -234,7 +234,7 @@ def of_sampling(is_brief: bool) -> None:
     sampler.sample(_f32(N_VOCAB), _ids(1), _ids(1))
     for n_rank in (2,) if is_brief else (2, 3, 8):
         own = range(N_VOCAB // n_rank)
-        one_shot = OneShotGroups([META] * n_rank, Ways()).one_shot(0, tuple(range(n_rank)))
+        one_shot = OneShotGroups([META] * n_rank, Routes()).one_shot(0, tuple(range(n_rank)))
         split = DeviceSampler(META, N_VOCAB, own, one_shot)
         split.sample(_f32(len(own)), _ids(1), _ids(1), _f32(N_COLUMNS))
 
@@ -271,7 +271,7 @@ def of_one_shots(is_brief: bool) -> None:
     """Sums of ranks inside kernels, also on one that has nothing to add."""
     for n_rank in (2,) if is_brief else (2, 3, 4, 8):
         group = tuple(range(n_rank))
-        one_shot = OneShotGroups([META] * n_rank, Ways()).one_shot(0, group)
+        one_shot = OneShotGroups([META] * n_rank, Routes()).one_shot(0, group)
         assert one_shot is not None
         one_shot.words(torch.empty(514, dtype=torch.int32, device=META))
         for n in (N_COLUMNS,) if is_brief else (2880, N_COLUMNS, 8192):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine import LoadParams, load_model
-from engine.devices.routes import Ways
+from engine.devices.routes import Routes
 from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.builder import make_group
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -34,11 +34,11 @@ def test_ways_are_found_for_gpus_that_hold_something(monkeypatch: pytest.MonkeyP
     pytest.importorskip("triton")
     asked = []
 
-    def find(devices: list[str], p2p: str) -> Ways:
+    def find(devices: list[str], p2p: str) -> Routes:
         asked.append((devices, p2p))
-        return Ways(notes=(NOTE,))
+        return Routes(notes=(NOTE,))
 
-    monkeypatch.setattr("engine.runtime.builder.find_ways", find)
+    monkeypatch.setattr("engine.runtime.builder.find_routes", find)
     monkeypatch.setattr("engine.runtime.builder.kernels_for", lambda device: "gpu")
     held = [
         SimpleNamespace(device=f"cuda:{n}", storage="kernels", memory=SimpleNamespace(total=size))

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 import torch
 import triton
 
-from engine.devices.routes import Ways
+from engine.devices.routes import Routes
 from engine.forward.ops import Addend
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.launch.compiling import compile_launch
@@ -54,7 +54,7 @@ def starts_of(name: str) -> list[KernelLaunch]:
         use_target(targets_of(name)[0]),
         intercept_launches(lambda start: bool(starts.append(start))),
     ):
-        one_shot = OneShotGroups([META] * N_RANK, Ways()).one_shot(1, tuple(range(N_RANK)))
+        one_shot = OneShotGroups([META] * N_RANK, Routes()).one_shot(1, tuple(range(N_RANK)))
         assert one_shot is not None
         x, norm = torch.empty(1, N, device=META), RMSNorm(N, 1e-5, Replicate((0,)))
         norm.weight = torch.empty(N, device=META)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.devices.routes import BY_HOST, Way, Ways
+from engine.devices.routes import BY_HOST, Routes, Way
 from engine.errors import CommError
 from engine.gpu.comm import communicator as comms
 from engine.gpu.comm import copies as copying
@@ -26,7 +26,7 @@ Compute = Callable[[DeviceCommunicator], Tensor | None]
 
 
 @dataclass(frozen=True)
-class SameWay(Ways):
+class SameWay(Routes):
     """One way between all devices, even where they are one."""
 
     way: Way = BY_HOST
@@ -42,13 +42,15 @@ class Ranks:
         machine: made-up devices; None for such that do everything at once.
     """
 
-    def __init__(self, n: int, ways: Ways | None = None, machine: Machine | None = None) -> None:
+    def __init__(
+        self, n: int, routes: Routes | None = None, machine: Machine | None = None
+    ) -> None:
         def queues(device: torch.device) -> Queues:
             return queues_of(device) if machine is None else FakeQueues(machine)
 
         self.machine = machine
         self.everyone = tuple(range(n))
-        self.group = DeviceGroup([CPU] * n, ways or Ways(), None, queues)
+        self.group = DeviceGroup([CPU] * n, routes or Routes(), None, queues)
         self.comms = [self.group.communicator(rank, CPU) for rank in range(n)]
         self.pool = RankPool(n, self.group.abort, lambda: None)
 
@@ -164,22 +166,22 @@ def come_out_right(some: Ranks) -> bool:
 @pytest.mark.parametrize("copies", ["host", "peer", "device"])
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_devices_do_first(ranks: Callable[..., Ranks], seed: int, copies: str) -> None:
-    ways = SameWay(way=Way(None, copies))  # type: ignore[arg-type]
-    assert come_out_right(ranks(3, ways, Machine(seed)))
+    routes = SameWay(way=Way(None, copies))  # type: ignore[arg-type]
+    assert come_out_right(ranks(3, routes, Machine(seed)))
 
 
 def test_no_wait_is_there_in_vain(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither those of streams nor that of the host."""
-    ways, machine = SameWay(way=Way(None, "host")), Machine(0)
-    assert come_out_right(ranks(3, ways, machine))
+    routes, machine = SameWay(way=Way(None, "host")), Machine(0)
+    assert come_out_right(ranks(3, routes, machine))
     sites = [site for site in machine.sites if site.startswith("communicator.py")]
     assert sites
     for site in sites:
-        assert not all(come_out_right(ranks(3, ways, Machine(seed, site))) for seed in range(8))
+        assert not all(come_out_right(ranks(3, routes, Machine(seed, site))) for seed in range(8))
     monkeypatch.setattr(streams.Marks, "until", lambda self, *events: None)
-    assert not all(come_out_right(ranks(3, ways, Machine(seed))) for seed in range(8))
+    assert not all(come_out_right(ranks(3, routes, Machine(seed))) for seed in range(8))
 
 
 def test_joins_of_many_rows_come_in_turns(
@@ -356,7 +358,7 @@ def test_links_are_measured_by_what_models_use(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(link_speed, "LARGE_BYTES", 1 << 20)
     monkeypatch.setattr(link_speed, "torch_device", lambda name: CPU)
     monkeypatch.setattr(link_speed, "kernels_for", lambda name: "gpu")
-    monkeypatch.setattr(link_speed, "find_ways", lambda names: Ways())
+    monkeypatch.setattr(link_speed, "find_routes", lambda names: Routes())
     made: list[str] = []
     for name in ("_sum", "one_shot"):
         inner = getattr(DeviceCommunicator, name)
@@ -390,7 +392,7 @@ def test_what_devices_need_is_planned(ranks: Callable[..., Ranks]) -> None:
         rows = copying.ROUND_BYTES // 128
         for _ in range(2):
             some.sums([torch.ones(rows, 128)] * n, None)
-        one_shots = DeviceGroup([CPU] * n, Ways()).one_shots
+        one_shots = DeviceGroup([CPU] * n, Routes()).one_shots
         assert one_shots.one_shot(0, some.everyone) is not None
         slots = link_bytes(n) - copying_bytes(n)
         assert 0.98 * slots < one_shots.n_bytes(0) <= slots

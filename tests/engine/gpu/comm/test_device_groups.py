@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine import load_model
-from engine.devices.routes import Ways
+from engine.devices.routes import Routes
 from engine.errors import LeftAlone
 from engine.gpu.comm import communicator as comms
 from engine.gpu.comm import copies, one_shot
@@ -140,7 +140,7 @@ def test_a_device_that_fails_leaves_no_second_error(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     queues: Any = SimpleNamespace(all=lambda: [SimpleNamespace(record=record)])
-    group = DeviceGroup([torch.device("cpu")] * 2, Ways(), None, lambda device: queues)
+    group = DeviceGroup([torch.device("cpu")] * 2, Routes(), None, lambda device: queues)
     group.queues(0)
     group.abort()
     group.settle()

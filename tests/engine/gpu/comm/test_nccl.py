@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Ways
+from engine.devices.routes import Routes
 from engine.gpu.comm import copies, nccl
 from engine.gpu.comm.communicator import DeviceGroup
 from engine.gpu.comm.nccl import Nccl, tried
@@ -51,7 +51,7 @@ def summed(
 ) -> list[Tensor]:
     """By two ranks, twice in a row."""
     machine = machine or Machine(seed)
-    group = DeviceGroup([CPU] * 2, Ways(), shared, lambda device: FakeQueues(machine))
+    group = DeviceGroup([CPU] * 2, Routes(), shared, lambda device: FakeQueues(machine))
     pool = RankPool(2, group.abort, lambda: None)
 
     def compute(rank: int) -> Tensor:

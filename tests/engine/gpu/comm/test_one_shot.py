@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Way, Ways
+from engine.devices.routes import Routes, Way
 from engine.forward.ops import Addend
 from engine.gpu import elementwise
 from engine.gpu.comm import one_shot as one_shot_module
@@ -261,7 +261,7 @@ def test_one_kernel_for_all() -> None:
 
 
 def test_first_meetings_are_not_captured() -> None:
-    one_shots = OneShotGroups([CPU] * 2, Ways(), lambda rank, group: None)
+    one_shots = OneShotGroups([CPU] * 2, Routes(), lambda rank, group: None)
     with pytest.raises(NotRepeatable):
         capture(CPU, lambda: one_shots.one_shot(0, (0, 1)))
     assert one_shots.one_shot(0, (0, 1)) is not None
@@ -269,12 +269,12 @@ def test_first_meetings_are_not_captured() -> None:
 
 
 def test_who_has_no_one_shot() -> None:
-    one_shots = OneShotGroups([CPU] * 2, Ways())
+    one_shots = OneShotGroups([CPU] * 2, Routes())
     assert one_shots.one_shot(0, (0,)) is None
-    assert OneShotGroups([META] * 9, Ways()).one_shot(0, tuple(range(9))) is None
-    assert OneShotGroups([META] * 8, Ways()).one_shot(0, tuple(range(8))) is not None
+    assert OneShotGroups([META] * 9, Routes()).one_shot(0, tuple(range(9))) is None
+    assert OneShotGroups([META] * 8, Routes()).one_shot(0, tuple(range(8))) is not None
     devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
-    cut = OneShotGroups(devices, Ways({("cuda:0", "cuda:1"): Way(None, "host")}))
+    cut = OneShotGroups(devices, Routes({("cuda:0", "cuda:1"): Way(None, "host")}))
     assert cut.one_shot(0, (0, 1)) is None
     assert one_shots.one_shot(0, (0, 1)) is not None
     one_shots.retire("it gave other bits")
@@ -301,13 +301,13 @@ def test_kernels_that_could_not_run_together_have_none(
     )
     monkeypatch.setenv("CUDA_MODULE_LOADING", loading)
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
-    one_shots = OneShotGroups([torch.device("cuda", n) for n in numbers], Ways())
+    one_shots = OneShotGroups([torch.device("cuda", n) for n in numbers], Routes())
     assert one_shots.one_shot(0, (0, 1)) is None
     assert bool(tried) == is_made
 
 
 def test_what_a_one_shot_takes() -> None:
-    one_shot = OneShotGroups([META] * 2, Ways()).one_shot(0, (0, 1))
+    one_shot = OneShotGroups([META] * 2, Routes()).one_shot(0, (0, 1))
     assert one_shot is not None
     assert (
         one_shot.serves(1),
@@ -346,7 +346,7 @@ def test_each_pair_is_read_by_one_thread(
         use_target(KernelTarget("nvidia", 90, 132)),
         intercept_launches(lambda start: starts.append(start) is not None),
     ):
-        one_shot = OneShotGroups([META] * 2, Ways()).one_shot(0, (0, 1))
+        one_shot = OneShotGroups([META] * 2, Routes()).one_shot(0, (0, 1))
         assert one_shot is not None
         assert one_shot.add_norm(x, Addend(x), None) is not None
         one_shot.all_reduce(x, x.shape)
@@ -367,7 +367,7 @@ def test_without_memory() -> None:
     for target, n_start in ((KernelTarget("nvidia", 90, 132), 1), (KernelTarget("amd", 0, 96), 1)):
         starts: list[KernelLaunch] = []
         with use_target(target), intercept_launches(lambda start: starts.append(start) is not None):  # noqa: B023
-            one_shot = OneShotGroups([META] * 3, Ways()).one_shot(1, (0, 1, 2))
+            one_shot = OneShotGroups([META] * 3, Routes()).one_shot(1, (0, 1, 2))
             assert one_shot is not None
             made = one_shot.add_norm(x, Addend(None), norm, 1)  # type: ignore[arg-type]
             assert made is not None
@@ -378,7 +378,7 @@ def test_without_memory() -> None:
 
 
 def test_memory_is_told() -> None:
-    one_shots = OneShotGroups([CPU] * 3, Ways())
+    one_shots = OneShotGroups([CPU] * 3, Routes())
     assert one_shots.n_bytes(0) == 0
     one_shots.one_shot(2, (0, 2))
     slot = 2 * one_shot_module.SLOT * 8

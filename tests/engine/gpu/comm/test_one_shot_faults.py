@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.devices.routes import Way, Ways
+from engine.devices.routes import Routes, Way
 from engine.errors import CommError, EngineError
 from engine.forward.ops import Addend
 from engine.gpu.comm import one_shot as one_shot_module
@@ -177,7 +177,7 @@ def test_ranks_in_several_groups() -> None:
     """A problem in one group ends waiting in the others, too, and is told once for all."""
     with one_kernel(), ranks_of(2, SHORT_S) as ranks:
         pair, alone = (0, 1), ranks.one_shots
-        wide = OneShotGroups([CPU] * 3, Ways(), None, SHORT_S)
+        wide = OneShotGroups([CPU] * 3, Routes(), None, SHORT_S)
         narrow, all_three = wide.one_shot(0, pair), wide.one_shot(0, (0, 1, 2))
         assert narrow is not None
         assert all_three is not None
@@ -191,7 +191,7 @@ def test_ranks_in_several_groups() -> None:
 
 def test_who_waited_itself_is_not_to_blame() -> None:
     with one_kernel():
-        one_shots = OneShotGroups([CPU] * 3, Ways(), None, SHORT_S)
+        one_shots = OneShotGroups([CPU] * 3, Routes(), None, SHORT_S)
         for rank, group in ((0, (0, 1)), (1, (1, 2))):
             one_shot = one_shots.one_shot(rank, group)
             assert one_shot is not None
@@ -294,7 +294,7 @@ def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         assert peers.allocated == {}
         way = Way("peer", "host")
         one_shots = OneShotGroups(
-            CARDS, Ways({("cuda:0", "cuda:1"): way, ("cuda:1", "cuda:0"): way})
+            CARDS, Routes({("cuda:0", "cuda:1"): way, ("cuda:1", "cuda:0"): way})
         )
         assert one_shots.one_shot(0, (0, 1)) is None
         assert one_shots.one_shot(1, (0, 1)) is None

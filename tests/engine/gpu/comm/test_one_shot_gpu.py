@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Ways
+from engine.devices.routes import Routes
 from engine.forward.ops import Addend
 from engine.gpu import elementwise
 from engine.gpu.comm.one_shot import OneShot, OneShotGroups
@@ -37,7 +37,7 @@ class Ranks:
     def __init__(self, n: int, place: str, timeout_s: float = 2.0) -> None:
         self.device = torch.device("cuda", 0)
         self.group = tuple(range(n))
-        self.one_shots = OneShotGroups([self.device] * n, Ways(), None, timeout_s)
+        self.one_shots = OneShotGroups([self.device] * n, Routes(), None, timeout_s)
         self.one_shots._place = lambda source, goal: place  # type: ignore[method-assign]
         self.streams = [torch.cuda.Stream(self.device) for _ in self.group]
 
