@@ -20,7 +20,7 @@ from engine.json_file import cache_folder
 from engine.measuring.benchmark import BenchTest
 from engine.planning.planner import Planner
 from engine.planning.search.estimate import REPETITIONS, TrialSize, TuneEstimate, TunePlan
-from engine.planning.search.results import Sample, Trial, TuneResult, best_of, explained
+from engine.planning.search.results import Sample, Trial, TuneResult, best_of, reason_for_best
 from engine.planning.search.results_file import TuneFile, device_set_of
 from engine.planning.search.split_search import Candidate, Infeasible, SplitSearch, TrialBudget
 from engine.planning.speed.forecast import Forecaster
@@ -227,7 +227,7 @@ class Tuning:
             trials=trials,
             regions=plan.space.regions(),
             best=best_of(trials, plan.goal),
-            reason=explained(trials, plan.goal),
+            reason=reason_for_best(trials, plan.goal),
             seconds=seconds,
             is_complete=search.is_complete,
             when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from engine.devices.types import CPU
 from engine.errors import EngineError
 from engine.planning.alternative import Alternative
-from engine.planning.choice_reason import explained
+from engine.planning.choice_reason import reason_for_choice
 from engine.planning.evaluation.fit import Fit, Room
 from engine.planning.search.results import GOALS, Goal, Speeds
 
@@ -139,7 +139,7 @@ class _Chooser:
         good = [one for one in found if self._is_near(one, found[0])]
         best = min(good, key=lambda one: (len(one.params.all_devices), one.seconds), default=None)
         params = best.params if best else offloaded or self._base
-        return Choice(params, explained(best, found, self._gpus), tuple(found))
+        return Choice(params, reason_for_choice(best, found, self._gpus), tuple(found))
 
     def _is_near(self, one: Alternative, best: Alternative) -> bool:
         """Return whether `best` saves too little against `one` to be worth more devices.

@@ -15,7 +15,7 @@ MOST_NAMED = 3
 """Most GPUs that are named; more are counted."""
 
 
-def explained(
+def reason_for_choice(
     chosen: Alternative | None, alternatives: Sequence[Alternative], gpus: Sequence[str]
 ) -> str:
     """Return why a split was chosen, in up to three short sentences.

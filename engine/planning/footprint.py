@@ -325,8 +325,9 @@ def _device_pass(
 
 
 def _piece_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
-    """Return the bytes of attention's partial results, one per piece of the keys; see
-    `engine.gpu.attention`.
+    """Return the bytes of attention's partial results, one for each piece of the keys.
+
+    See `engine.gpu.attention`.
     """
     n_rows = n_tokens * cache.heads
     if n_tokens <= FEW_TOKENS:
@@ -364,8 +365,9 @@ numbers."""
 
 
 def _attention_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
-    """Return the bytes of attention on the CPU beside queries and results: keys and values in F32,
-    and scores; see `engine.cpu.flash_attention`.
+    """Return the bytes of attention on the CPU beside queries and results.
+
+    These are keys and values in F32, and scores; see `engine.cpu.flash_attention`.
     """
     keys = cache.kv_heads * cache.row * n_ctx
     if keys <= KERNELS_STEP.keys and not cache.is_shared:

@@ -23,7 +23,7 @@ MAX_KNOWN = 64
 
 
 class Planner:
-    """Evaluates plans for one file, fast enough to follow a drag.
+    """Planner of one file's splits, fast enough to follow a drag.
 
     Attributes:
         info: facts about the model.

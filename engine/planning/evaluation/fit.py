@@ -249,9 +249,7 @@ class Fit:
         return None
 
     def _filled(self, params: LoadParams, usable: Mapping[str, int]) -> Split:
-        """Return shares that fill fast devices before slower ones get anything; empty where the
-        split cannot be made.
-        """
+        """Return shares that fill fast devices first; empty where the split cannot be made."""
         try:
             left = float(sum(self._plan(params).bytes_by_device().values()))
         except EngineError:
@@ -281,8 +279,9 @@ class Fit:
         return all(abs(a - b) <= b / 10 for a, b in zip(split, shares, strict=True))
 
     def with_cpu(self, params: LoadParams, gpus: tuple[str, ...]) -> LoadParams:
-        """Return `params` with all that GPUs can hold there, by their memory, and the rest on the
-        CPU; with all of it on the CPU where that does not help.
+        """Return `params` with as much on GPUs as they can hold, and the rest on the CPU.
+
+        The GPUs' shares follow their memory. All is on the CPU where GPUs do not help.
         """
         alone = replace(params, devices=(CPU,), split=None)
         if not gpus:

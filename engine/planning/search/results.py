@@ -197,8 +197,7 @@ LEAST_DIFFERENCE = 0.02
 
 
 def best_of(trials: Sequence[Trial], goal: Goal) -> int | None:
-    """Return the index of the best trial: of those as fast as the fastest, that with the fewest
-    devices.
+    """Return the index of the best trial: the fastest, or one as fast with fewer devices.
 
     Where several were measured in turn, it is one of these: a machine changes over time.
     """
@@ -224,7 +223,7 @@ def difference(trial: Trial, goal: Goal) -> float:
     return max(LEAST_DIFFERENCE, trial.uncertainty(goal))
 
 
-def explained(trials: Sequence[Trial], goal: Goal) -> str:
+def reason_for_best(trials: Sequence[Trial], goal: Goal) -> str:
     """Return why the best trial is the best, in one or two sentences."""
     best = best_of(trials, goal)
     if best is None:

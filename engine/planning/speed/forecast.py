@@ -49,7 +49,7 @@ class Forecast:
 
 
 class Forecaster:
-    """Predicts speeds for one machine, and learns from runs on it; for one thread at a time.
+    """Forecaster of one machine's speeds, which learns from runs on it; for one thread at a time.
 
     Args:
         devices: all devices of the machine.

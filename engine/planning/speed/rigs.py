@@ -64,8 +64,7 @@ class Rig:
 
 
 def parse_rig(text: str) -> Rig:
-    """Return the simulated machine that a text such as "2x3090,1x3060" or "4x4090@p2p,x8"
-    describes.
+    """Return the simulated machine for a text such as "2x3090,1x3060" or "4x4090@p2p,x8".
 
     One entry may be a CPU. Behind an @ stands the route between GPUs: nvlink, p2p, host or shm;
     by default the best one that drivers of these GPUs allow. NVLink bridges join the first and
@@ -161,8 +160,7 @@ def spec_from_text(name: str) -> DeviceSpec:
 
 
 def spec_from_driver(name: str) -> DeviceSpec | None:
-    """Return the specification for a driver's name, such as "NVIDIA GeForce RTX 3090"; None if
-    unknown.
+    """Return the specification for a driver's name, as "NVIDIA GeForce RTX 3090"; None if unknown.
 
     A Ti or SUPER is another GPU than the one without, and so is a laptop's.
     """

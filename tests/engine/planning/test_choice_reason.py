@@ -4,7 +4,7 @@ from typing import Any
 
 from engine import GOALS, LoadParams, Speeds
 from engine.planning.alternative import Alternative
-from engine.planning.choice_reason import explained
+from engine.planning.choice_reason import reason_for_choice
 
 CHAT = GOALS["chat"]
 ONE, TWO, FOUR = (tuple(f"cuda:{i}" for i in range(n)) for n in (1, 2, 4))
@@ -25,7 +25,7 @@ def split(
 
 def told(*found: Alternative, gpus: tuple[str, ...] = TWO) -> str:
     """The reason for the first one."""
-    return explained(found[0], sorted(found, key=lambda one: one.seconds), gpus)
+    return reason_for_choice(found[0], sorted(found, key=lambda one: one.seconds), gpus)
 
 
 def test_one_since_sums_take_longer_than_they_save() -> None:
@@ -141,4 +141,4 @@ def test_the_cpu_by_itself() -> None:
 
 
 def test_nothing_fits() -> None:
-    assert explained(None, (), TWO) == "No device has room for the model with this context."
+    assert reason_for_choice(None, (), TWO) == "No device has room for the model with this context."

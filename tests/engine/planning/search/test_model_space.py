@@ -26,7 +26,7 @@ from engine.planning.search.results import (
     Speeds,
     Trial,
     TuneResult,
-    explained,
+    reason_for_best,
 )
 from engine.planning.search.results_file import result_document, result_from
 from engine.planning.search.split_search import Family
@@ -171,7 +171,7 @@ def result(path: str = "m", model_hash: str = "ab") -> TuneResult:
     region = Region(("cpu", "cpu"), "tensor", 0.8, 1.0, "It is full.")
     trials = (one, both, full)
     return TuneResult(
-        "Model", model_hash, 64, "A + B", CHAT, trials, (region,), 0, explained(trials, CHAT),
+        "Model", model_hash, 64, "A + B", CHAT, trials, (region,), 0, reason_for_best(trials, CHAT),
         12.5, False, "2026-03-01T12:00:00Z",
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 from engine.config import LoadParams
 from engine.errors import Cancelled
 from engine.planning.search.line_search import minimise, ranges
-from engine.planning.search.results import Goal, Sample, Speeds, Trial, best_of, explained
+from engine.planning.search.results import Goal, Sample, Speeds, Trial, best_of, reason_for_best
 from engine.planning.search.split_search import (
     Candidate,
     Family,
@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_never_tried() -> None:
     winner, seconds = world.found(world.search())
     assert all(fits(*tried) for tried in world.measured)
     assert winner.shares[0] >= 0.53
-    assert "no device holds the model alone" in explained(world.search().trials, GOAL)
+    assert "no device holds the model alone" in reason_for_best(world.search().trials, GOAL)
     assert seconds <= 0.47 / 0.3
 
 
@@ -213,7 +213,7 @@ def test_one_device_wins_where_splitting_costs_more() -> None:
     search = world.search()
     winner, _ = world.found(search)
     assert winner.devices == ("cuda:0",)
-    text = explained(search.trials, GOAL)
+    text = reason_for_best(search.trials, GOAL)
     assert text.startswith("GPU 0 alone gives 0.6 t/s")
     assert "over GPU 0 and GPU 1, gives" in text
     assert text.endswith("Limited by tests.")
@@ -223,7 +223,7 @@ def test_of_equally_fast_ones_the_fewest_devices_are_used() -> None:
     world = two(lambda split: 1.0 if split[0] in (0, 1) else 0.99, start=0.5)
     search = world.search()
     assert len(world.found(search)[0].devices) == 1
-    assert "no real difference" in explained(search.trials, GOAL)
+    assert "no real difference" in reason_for_best(search.trials, GOAL)
 
 
 def of_four(**more: object) -> tuple[World, tuple[float, ...]]:
@@ -345,14 +345,14 @@ def test_a_machine_that_is_busy_for_a_while_does_not_deceive() -> None:
     assert max(trial.decode_ts for trial in singles) == pytest.approx(1.0)
     winner, _ = world.found(search)
     assert len(winner.devices) == 1
-    assert explained(search.trials, GOAL).startswith("GPU")
+    assert reason_for_best(search.trials, GOAL).startswith("GPU")
 
 
 def test_nothing_fits() -> None:
     world = two(lambda _: inf)
     search = world.search()
     assert best_of(search.trials, GOAL) is None
-    assert explained(search.trials, GOAL).startswith("No split could be run")
+    assert reason_for_best(search.trials, GOAL).startswith("No split could be run")
     assert search.is_complete
 
 
