@@ -257,13 +257,15 @@ def shortages(rows: Sequence[RowFigures]) -> list[str]:
 
 
 def share_text(row: RowFigures) -> str:
-    """Return "asked 45.8 % · gets 46.9 %", without a plan only what was asked for."""
+    """Return "asked 45.8 · gets 46.9 %", without a plan only what was asked for."""
     if row.is_taker and row.effective is not None:
         return f"gets {percent_text(row.effective)} %"
     if not row.is_on:
         return ""
-    asked = f"asked {percent_text(row.asked)} %"
-    return asked if row.effective is None else f"{asked} · gets {percent_text(row.effective)} %"
+    asked = f"asked {percent_text(row.asked)}"
+    if row.effective is None:
+        return f"{asked} %"
+    return f"{asked} · gets {percent_text(row.effective)} %"
 
 
 def kinds_of(row: RowFigures) -> list[tuple[str, int]]:

@@ -15,13 +15,20 @@ from app.widgets.buttons import button
 from app.widgets.controls import label
 from engine import Prediction
 
-HEADERS = ("Devices", "Link", "Latency", "Bandwidth")
+HEADERS = ("Devices", "Link", "Latency", "Speed")
 TIPS = (
     "",
     "",
     "Time of an all-reduce between two ranks for one token",
     "Bytes per second of an all-reduce in a long prompt",
 )
+SHORT_ROUTES = {
+    "PCIe, directly": "PCIe P2P",
+    "by the host's memory": "via host",
+    "the GPU's slot": "PCIe slot",
+    "own memory": "memory",
+}
+"""Routes in the few letters that the table has room for; tooltips have them in full."""
 MEASURE, STOP = "Measure", "Stop"
 ESTIMATED = "~ marks estimates{}."
 
@@ -134,6 +141,7 @@ class LinksPanel(QWidget):
         self.table.setModel(self._rows)
         self.table.setAccessibleName("Links")
         self.table.setShowGrid(False)
+        self.table.setWordWrap(False)
         self.table.setTabKeyNavigation(False)
         self.table.verticalHeader().hide()
         self.table.verticalHeader().setDefaultSectionSize(26)
@@ -180,7 +188,8 @@ def _slot_row(node: Node, names: dict[str, str]) -> list[QStandardItem]:
 def _edge_row(edge: Edge, names: dict[str, str]) -> list[QStandardItem]:
     about = "" if edge.is_measured else "~ "
     ends = names[edge.a] if edge.a == edge.b else f"{names[edge.a]} – {names[edge.b]}"
-    texts = (ends, edge.route, about + latency_text(edge.facts), about + rate_text(edge.facts))
+    route = SHORT_ROUTES.get(edge.route, edge.route)
+    texts = (ends, route, about + latency_text(edge.facts), about + rate_text(edge.facts))
     row = [QStandardItem(text) for text in texts]
     for item in row:
         item.setToolTip(" ".join((f"{ends}: {edge.route}.", edge.detail, *edge.problems)).strip())

@@ -19,7 +19,8 @@ from app.widgets.controls import label
 from engine import PlacementMap
 
 EMPTY = "Open a model to see which device holds each tensor."
-HINT = "Select cells, rows or columns, then drag them onto a device or press its number."
+HINT = "Select cells and drag them to a device, or press its number."
+HINT_TIP = "The title of a row or column selects all of it"
 DETAIL_LINES = 4
 """Number of lines of the details at most."""
 
@@ -41,6 +42,7 @@ class PlacementPanel(QWidget):
         self.unpin = button("Unpin", "quiet")
         self.unpin_all = button("Unpin all", "quiet")
         self.hint = label(EMPTY, "muted")
+        self.hint.setToolTip(HINT_TIP)
         self.hint.setWordWrap(True)
         self.detail = label(role="muted")
         self.detail.setAccessibleName("Tensor")

@@ -24,7 +24,7 @@ MODE_TEXTS: dict[Mode, tuple[str, str]] = {
         "Each group of devices gets whole layers, and splits each of them",
     ),
 }
-HINT = "Drag, or use the arrow keys"
+HINT = "Drag or arrow keys"
 
 
 class SplitHeader(QWidget):

@@ -89,7 +89,7 @@ def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
             yield "The devices are simulated."
         elif not speed.is_measured:
             yield UNMEASURED
-    yield f"{size_text(plan.total_bytes)} in all."
+    yield f"Memory: {size_text(plan.total_bytes)} in total."
     if "f32" in plan.storage:
         yield DEQUANTISED
 

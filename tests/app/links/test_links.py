@@ -232,7 +232,7 @@ def test_the_table_says_all_that_is_drawn(panel: LinksPanel) -> None:
         ["GPU 0", "1.0 x16 of 4.0 x16", "", ""],
         ["GPU 1", "PCIe 4.0 x16", "", ""],
         ["GPU 0 – GPU 1", "4 × NVLink 3", "6 µs", "90 GB/s"],
-        ["GPU 0 – CPU", "the GPU's slot", "~ 13 µs", "~ 2.6 GB/s"],
+        ["GPU 0 – CPU", "PCIe slot", "~ 13 µs", "~ 2.6 GB/s"],
     ]
     assert "GPU 0 is below full slot speed" in panel.status.text()
     assert panel.table.accessibleName() == "Links"

@@ -135,7 +135,7 @@ def test_figures_are_spoken_as_a_sentence() -> None:
     """What a screen reader says of a row."""
     row = rows_of(default_settings([GPU]))[0]
     assert row.spoken == "GPU 0, 100 percent, 10.0 gibibytes of 24.0 gibibytes"
-    assert share_text(row) == "asked 100.0 % · gets 100.0 %"
+    assert share_text(row) == "asked 100.0 · gets 100.0 %"
     assert share_text(replace(row, effective=None)) == "asked 100.0 %"
 
 
