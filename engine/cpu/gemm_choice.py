@@ -14,12 +14,12 @@ from torch.nn.functional import linear
 from engine.cpu.kernels import compiled
 from engine.cpu.kernels.panels import quantised_bytes
 from engine.cpu.kernels.team import Team
+from engine.forward.batch_sizes import BF16_BATCH
 from engine.quants.extent import Extent
 from engine.quants.layout import BLOCK, LAYOUTS, TILE
 
 N_TOKENS, N_COLUMNS, N_TILE = 256, 2048, 64
 N_TRIES = 3
-LEAST_TOKENS = 32
 
 
 @cache
@@ -27,7 +27,7 @@ def bf16_from(n_threads: int) -> float:
     """From how many tokens on BF16 is faster, conversion included; infinite if it never is."""
     int8, bf16, convert = _times(n_threads)
     gained = (int8 - bf16) / N_TOKENS
-    return max(LEAST_TOKENS, ceil(convert / gained)) if gained > 0 else inf
+    return max(BF16_BATCH, ceil(convert / gained)) if gained > 0 else inf
 
 
 @cache

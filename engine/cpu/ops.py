@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 ANGLES = 256
 """Positions whose angles are computed at once."""
 
-FEW_TOKENS = MAX_TOKENS
-"""So many read the cache one after the other; more get it as F32 once, and torch's kernels."""
-
 
 class CpuOps(CompositeOps):
     """The operations of one rank on the CPU; only the rank's thread may call them.
@@ -147,7 +144,7 @@ class CpuOps(CompositeOps):
         slopes: Tensor | None = None,
     ) -> Tensor:
         n_tokens = q.shape[0]
-        if n_tokens <= FEW_TOKENS:
+        if n_tokens <= MAX_TOKENS:
             y = self._cache_steps.attention(q, cache, n_past, scores, sinks, slopes)
             if y is not None:
                 return y

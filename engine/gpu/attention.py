@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import attention as kernels
 from engine.gpu.kernels import kv_cells
@@ -22,9 +23,6 @@ from engine.gpu.launch.target import KernelTarget, target_of
 if TYPE_CHECKING:
     from engine.forward.cache import LayerCache
     from engine.forward.operands import Scores
-
-FEW_TOKENS = 8
-"""Largest number of tokens for which a token's bits do not depend on the others."""
 
 BLOCKS = {"q8_0": 34, "q4_0": 18}
 """Bytes of a block of 32 elements, by block-quantised KV type."""
@@ -54,10 +52,10 @@ FEW_PIECES = 64
 """Number of short pieces before longer ones follow, for few tokens."""
 
 MANY_KEYS = 512
-"""Keys in a short piece, for more than `FEW_TOKENS` tokens."""
+"""Keys in a short piece, for more than `SMALL_BATCH` tokens."""
 
 MOST_PIECES = 16
-"""Number of short pieces, and at most of longer ones, for more than `FEW_TOKENS` tokens."""
+"""Number of short pieces, and at most of longer ones, for more than `SMALL_BATCH` tokens."""
 
 PROGRAMS = 4
 """Programs per multiprocessor: as many as it holds at once, which hides the memory's latency."""
@@ -166,7 +164,7 @@ def attention(
     vectors = [x for x in (sinks, slopes) if x is not None]
     if not _serves(q, cache) or any(x.shape != (n_head,) or not _is_plain(x) for x in vectors):
         return None
-    if new is not None and n_tokens > FEW_TOKENS:
+    if new is not None and n_tokens > SMALL_BATCH:
         if not write(cache, *new, n_past):
             return None
         new = None
@@ -196,7 +194,7 @@ def attention(
         ROWS=tiles.rows, KEYS=tiles.keys,
         HOLDS_Q=not tiles.part, IS_MAPPED=cache.head_map is not None,
         HAS_SOFTCAP=bool(scores.softcap), HAS_SLOPES=slopes is not None,
-        HAS_SINKS=sinks is not None, TOKENS=0 if new is None else FEW_TOKENS,
+        HAS_SINKS=sinks is not None, TOKENS=0 if new is None else SMALL_BATCH,
         HAS_NEW_V=new_v is not None, NEW=power_of_two(max(dim_k, shape.dim_v)),
     )  # fmt: skip
     if n_slot:
@@ -221,9 +219,9 @@ def _combine(
 def work_bytes(shape: AttentionShape, n_tokens: int, target: KernelTarget) -> int:
     """Return the most scratch bytes that attention of up to n_tokens tokens takes."""
     most = 0
-    for n in {min(n_tokens, FEW_TOKENS), *range(FEW_TOKENS + 1, n_tokens + 1)}:
+    for n in {min(n_tokens, SMALL_BATCH), *range(SMALL_BATCH + 1, n_tokens + 1)}:
         n_slot = launch_of(shape, n, target).n_slot
-        if not n_slot and n > FEW_TOKENS:
+        if not n_slot and n > SMALL_BATCH:
             break  # and none for more
         most = max(most, 4 * n * shape.n_head * n_slot * (shape.dim_v + 2))
     return most
@@ -231,7 +229,7 @@ def work_bytes(shape: AttentionShape, n_tokens: int, target: KernelTarget) -> in
 
 def launch_of(shape: AttentionShape, n_tokens: int, target: KernelTarget) -> AttentionLaunch:
     """Return how attention of n_tokens tokens is launched."""
-    is_few = n_tokens <= FEW_TOKENS
+    is_few = n_tokens <= SMALL_BATCH
     tiles = tiles_of(shape, target, is_few=is_few)
     n_blocks = -(-n_tokens * shape.group // tiles.rows) * shape.n_kv
     if not is_few and n_blocks >= target.n_sm:
@@ -258,7 +256,7 @@ def key_pieces_of(shape: AttentionShape, *, is_few: bool) -> KeyPieces:
 
 
 def tiles_of(shape: AttentionShape, target: KernelTarget, *, is_few: bool) -> TileSizes:
-    """Return the tile sizes for up to `FEW_TOKENS` tokens or for more.
+    """Return the tile sizes for up to `SMALL_BATCH` tokens or for more.
 
     The largest that leave registers free, as the compilers for sm_75, sm_86, sm_90 and gfx1100
     report. Operands that are not split into two short numbers, and latent attention, read queries

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.gpu.kernels import quantise as kernels
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 from engine.quants.extent import Extent
 from engine.quants.layout import BLOCK
-
-MOST_ROWS = 8
-"""Largest number of rows that gemv serves."""
 
 N_COUNTERS = 2048
 """Largest number of tiles in a launch that several programs share; each needs a counter."""
@@ -97,11 +95,11 @@ def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
     """Allocate quantised rows for a tensor like x; None if gemv does not serve its shape.
 
     Args:
-        x: (n, n_columns); gemv serves up to `MOST_ROWS` rows of whole blocks.
+        x: (n, n_columns); gemv serves up to `SMALL_BATCH` rows of whole blocks.
         x_bytes: bytes of a number where the device multiplies bytes; None if no product follows.
     """
     extent = Extent.of(0, x.shape[-1])
-    if x_bytes is None or x.dim() != 2 or x.shape[0] > MOST_ROWS or not extent.is_exact:
+    if x_bytes is None or x.dim() != 2 or x.shape[0] > SMALL_BATCH or not extent.is_exact:
         return None
     if target_of(x.device).arithmetic == "numbers":
         x_bytes = 0

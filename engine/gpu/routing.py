@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.forward.expert_rows import Groups
 from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import routing
@@ -18,9 +19,6 @@ from engine.ops.reference import SMALLEST_SUM
 
 if TYPE_CHECKING:
     from engine.forward.operands import Routing
-
-FEW_TOKENS = 8
-"""Most tokens for which rows stay in token order: each is computed by itself."""
 
 MOST_EXPERTS = 2048
 """Most experts that one program compares."""
@@ -83,7 +81,7 @@ def assign(
     if not is_plain(logits) or n_expert > MOST_EXPERTS or not (bias is None or is_plain(bias)):
         return None
     n_token, n_used = logits.shape[0], rule.n_used
-    is_few = n_token <= FEW_TOKENS
+    is_few = n_token <= SMALL_BATCH
     weights = logits.new_empty(n_token, n_used)
     chosen = _numbers(n_token * n_used, logits, torch.int64 if is_few else torch.int32)
     pair_of = _numbers(n_token * n_used, logits)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.forward.batch_sizes import BF16_BATCH, SMALL_BATCH
 from engine.forward.state import (
     CPU_STEP,
     DEVICE_STEP,
@@ -278,7 +279,7 @@ def _kernel_bytes(working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int)
     attention = max((_attention_bytes(c, n_tokens, n_ctx) for c in working.caches), default=0)
     attention += F32_BYTES * n_tokens * 4 * working.width
     recorded = F32_BYTES * hp.n_layer * (stream + feed + 4 * working.width)
-    n_chunk = 2 if n_tokens >= MANY_TOKENS else 1  # torch packs another one of its own
+    n_chunk = 2 if n_tokens >= BF16_BATCH else 1  # torch packs another one of its own
     scratch = BF16_BYTES * (n_chunk * BF16_CHUNK + n_tokens * hp.n_embd)
     passing = int(HEAP_WASTE * n_tokens * F32_BYTES * stream)
     passing += max(attention, int(HEAP_WASTE * n_tokens * max(sizes)))
@@ -290,7 +291,7 @@ def _device_bytes(
 ) -> int:
     """Estimate the working memory of the GPU path: the largest pass plus the graph of one token."""
     heads = max((cache.heads for cache in working.caches), default=0)
-    few = min(n_tokens, max(FEW_TOKENS, SHARED_ROWS // max(1, heads)))
+    few = min(n_tokens, max(SMALL_BATCH, SHARED_ROWS // max(1, heads)))
     passes = (
         _device_pass(working, hp, n, n_ctx, is_kv_on_host=is_kv_on_host) for n in {few, n_tokens}
     )
@@ -306,7 +307,7 @@ def _device_pass(
     For many tokens, matrices are dequantised to BF16, some rows at a time; the last tensor that a
     part keeps (of queries, keys and values; of gate and up) is made without that scratch.
     """
-    scratch = BF16_BYTES * DEVICE_CHUNK if n_tokens > MANY_TOKENS else 0
+    scratch = BF16_BYTES * DEVICE_CHUNK if n_tokens > BF16_BATCH else 0
     per_token = (4 * F32_BYTES + BF16_BYTES) * hp.n_embd
     feed, recurrent = (F32_BYTES * n_tokens * n for n in (working.columns, working.recurrent))
     sizes = [2 * feed + max(feed, scratch), recurrent + scratch]
@@ -330,7 +331,7 @@ def _piece_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
     See `engine.gpu.attention`.
     """
     n_rows = n_tokens * cache.heads
-    if n_tokens <= FEW_TOKENS:
+    if n_tokens <= SMALL_BATCH:
         n_piece = min(-(-n_ctx // 64), 64 + max(0, -(-(n_ctx - 64 * 64) // 256)))
     elif n_rows <= SHARED_ROWS:
         n_piece = min(-(-n_ctx // 512), 32)
@@ -339,9 +340,6 @@ def _piece_bytes(cache: CacheSize, n_tokens: int, n_ctx: int) -> int:
     width = cache.row if cache.is_shared else cache.row // 2
     return F32_BYTES * n_rows * n_piece * (width + 2)
 
-
-FEW_TOKENS = 8
-"""Up to so many are computed by kernels that read each weight once, and attend in short pieces."""
 
 SHARED_ROWS = 10 << 10
 """Most rows (tokens times heads) whose keys are shared out to several programs: 64 for each of
@@ -355,9 +353,6 @@ LIBRARY_BYTES = 32 << 20
 
 HEAP_WASTE = 1.15
 """Ratio of a heap's size to the tensors in it: they come and go and leave holes."""
-
-MANY_TOKENS = 32
-"""Smallest number of tokens ever multiplied in BF16; see `engine.cpu.gemm_choice`."""
 
 MASK_BYTES = 10
 """Bytes for each pair of query and key where many tokens attend at once: two booleans and two

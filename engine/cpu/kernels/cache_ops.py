@@ -32,7 +32,8 @@ SHORT_READ = 1 << 18
 lock."""
 
 MAX_TOKENS = 8
-"""Largest number of tokens of a call of attention."""
+"""Largest number of tokens of a call of attention, which computes one after the other. For more,
+it is faster to convert the cache to F32 once and use torch."""
 
 DTYPES = {
     "f32": F32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,

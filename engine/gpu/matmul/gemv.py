@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.gpu.elementwise import is_plain, power_of_two
 from engine.gpu.kernels import gemv
 from engine.gpu.launch.configs import WARP, Config, config_of
@@ -18,7 +19,6 @@ from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 from engine.gpu.matmul.planes import QuantisedMatrix, constants_of
 from engine.gpu.quantise import (
-    MOST_ROWS,
     N_COUNTERS,
     QuantisedRows,
     allocate_rows,
@@ -120,7 +120,7 @@ def serves(x: Tensor, weights: Sequence[QuantisedMatrix]) -> bool:
     return (
         is_plain(x)
         and x.dim() == 2
-        and x.shape[0] <= MOST_ROWS
+        and x.shape[0] <= SMALL_BATCH
         and all(
             weight.type_number in LAYOUTS
             and weight.planes.dim() == 2

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.gpu.kernels import per_head as kernels
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
@@ -21,9 +22,6 @@ from engine.quants.layout import LAYOUTS, TILE
 
 if TYPE_CHECKING:
     from engine.gpu.matmul.planes import QuantisedMatrix
-
-MOST_ROWS = 8
-"""Largest number of rows x that the gemv kernels serve."""
 
 WORDS = 64
 """Number of words of the plane `low` that a program of `x Wᵀ` reads at a time, of each row."""
@@ -90,10 +88,10 @@ def product(x: Tensor, held: HeadMatrices, *, is_transposed: bool) -> Tensor:
     """Return `x Wᵀ` of each head, or `x W`; see `engine.ops.weights.Weight.per_head`.
 
     Args:
-        x: F32 (T, n_head, n); with up to `MOST_ROWS` rows, each has the same bits as alone.
+        x: F32 (T, n_head, n); with up to `SMALL_BATCH` rows, each has the same bits as alone.
         is_transposed: whether to compute `x W`.
     """
-    if not 0 < x.shape[0] <= MOST_ROWS or not held.data.is_contiguous():
+    if not 0 < x.shape[0] <= SMALL_BATCH or not held.data.is_contiguous():
         return _gemm(x, held, is_transposed)
     if x.stride(-1) != 1:
         x = x.contiguous()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.gpu.elementwise import power_of_two
 from engine.gpu.kernels import unquantised as kernels
 from engine.gpu.launch.configs import config_of
 from engine.gpu.launch.kernel_launch import launch
 from engine.gpu.launch.target import target_of
 from engine.ops.weights import gathered_rows
-
-MOST_ROWS = 8
-"""Largest number of rows x that the kernel serves."""
 
 
 def product(x: Tensor, data: Tensor) -> Tensor | None:
@@ -25,7 +23,7 @@ def product(x: Tensor, data: Tensor) -> Tensor | None:
         data: the matrix W (n_out, n_in), in F16, BF16 or F32.
     """
     n_row, (n_rows, n_columns) = x.shape[0], data.shape
-    if not 0 < n_row <= MOST_ROWS or x.dtype != torch.float32 or not data.is_contiguous():
+    if not 0 < n_row <= SMALL_BATCH or x.dtype != torch.float32 or not data.is_contiguous():
         return None
     if x.stride(-1) != 1:
         x = x.contiguous()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.devices.types import CPU
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.planning.evaluation.workload import (
     DEQUANTISED,
     BlockWorkload,
@@ -31,9 +32,6 @@ CANDIDATE_BYTES = 2048
 
 READY = frozenset({"F32", "F16", "BF16", DEQUANTISED})
 """Kinds of weights that a batch does not dequantise, or that are read as slowly as that takes."""
-
-FEW_TOKENS = 8
-"""So many are multiplied with quantised weights as they are, also where more would not be."""
 
 
 class _Times(NamedTuple):
@@ -232,7 +230,7 @@ def rank_times(device: DeviceFacts, n_threads: int, load: RankWorkload, span: _S
     roof = _Roofline(device, n_threads)
     for kind, n_bytes, flop in _kinds(load):
         roof.add(kind, n_times * n_bytes, span.n * flop)
-        if span.n > FEW_TOKENS and kind not in READY:
+        if span.n > SMALL_BATCH and kind not in READY:
             roof.move_bytes(n_times * flop / 2 * device.unpack_bytes)
     seen, read = span.n_seen(load.window), span.n_read(load.window)
     roof.add(CACHE, read * load.kv_bytes, seen * load.kv_flop)

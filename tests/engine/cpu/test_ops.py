@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.cpu.kernels.cache_ops import MAX_TOKENS
 from engine.cpu.kernels.team import Team
-from engine.cpu.ops import FEW_TOKENS, CpuOps
+from engine.cpu.ops import CpuOps
 from engine.forward.cache import LayerCache
 from engine.forward.operands import Activation, RopeParams, Routing, Scores
 from engine.forward.state import KVState
@@ -69,7 +70,7 @@ def test_angles_of_any_position(fast: CpuOps) -> None:
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("n_tokens", [1, FEW_TOKENS, FEW_TOKENS + 1])
+@pytest.mark.parametrize("n_tokens", [1, MAX_TOKENS, MAX_TOKENS + 1])
 def test_attention(fast: CpuOps, kv_type: str, n_tokens: int) -> None:
     state = KVState(Ranges(((0, 6),), 6), Ranges(((0, 3),), 3), 32, 32)
     caches = [LayerCache(state, 0, 60, kv_type, torch.device("cpu")) for _ in range(2)]

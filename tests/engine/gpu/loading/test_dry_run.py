@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from engine import LoadParams
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.gguf import GGUFFile
-from engine.gpu.attention import FEW_TOKENS
 from engine.gpu.kernels import one_shot
 from engine.gpu.launch.target import KernelTarget
 from engine.gpu.loading.dry_run import collect_launches
@@ -36,7 +36,7 @@ def test_all_architectures_can_be_captured(name: str) -> None:
 def test_a_small_model_can_be_captured(tmp_path: Path, quant: str) -> None:
     names = starts_of(tiny_gguf(tmp_path / "m.gguf", quant=quant))
     assert names.count("attend") == 2 * len(ROWS)
-    n_longer = sum(n > FEW_TOKENS for n in ROWS)  # few are written where they are read
+    n_longer = sum(n > SMALL_BATCH for n in ROWS)  # few are written where they are read
     assert names.count("store") == 2 * n_longer
 
 

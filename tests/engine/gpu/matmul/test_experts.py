@@ -8,6 +8,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.forward.expert_rows import Groups
 from engine.forward.operands import SILU, Activation
 from engine.forward.weight import Weight
@@ -45,7 +46,7 @@ def some_choice(n_token: int, n_used: int = 2, seed: int = 0) -> Tensor:
 def device_groups(chosen: Tensor, device: str) -> DeviceGroups:
     """As the router would have put them."""
     n_token, n_used = chosen.shape
-    if n_token > routing.FEW_TOKENS:
+    if n_token > SMALL_BATCH:
         return routing.sorted_groups(chosen.to(torch.int32).to(device), N_EXPERT)
     order = torch.arange(n_token * n_used, device=device)
     table = torch.empty(0, 3, dtype=torch.int32, device=device)
@@ -77,7 +78,7 @@ def check(some: Matrix, n_token: int, device: str, x_bytes: int = 2) -> None:
     weight = planes_of(some, x_bytes)
     found = experts.grouped(weight, groups.rows(x.to(device)), groups)
     wanted = expected_rows(DenseWeight(some.values.cpu()), x, chosen, groups)
-    tolerance = MANY if n_token > routing.FEW_TOKENS or x_bytes == 1 else FEW
+    tolerance = MANY if n_token > SMALL_BATCH or x_bytes == 1 else FEW
     assert_near(found, wanted, tolerance)
 
 
@@ -112,7 +113,7 @@ def test_plain_matrices(dtype: torch.dtype, n_columns: int, n_token: int, device
     x = torch.randn(n_token, n_columns) * 1e3
     found = experts.grouped(GpuPlain(data.to(device)), groups.rows(x.to(device)), groups)
     wanted = expected_rows(DenseWeight(data.float()), x, chosen, groups)
-    is_exact = n_token <= routing.FEW_TOKENS or dtype == torch.float32
+    is_exact = n_token <= SMALL_BATCH or dtype == torch.float32
     assert_near(found, wanted, 1e-5 if is_exact else MANY)
 
 
@@ -210,7 +211,7 @@ def compare(
     assert y is not None
     total = experts.sum_of_experts(y, weights.to(device), groups)
     wanted = EXACT.experts(act, x, exact_gate, exact_up, exact_down, exact, factors)
-    tolerance = MANY if n_token > routing.FEW_TOKENS else FEW
+    tolerance = MANY if n_token > SMALL_BATCH else FEW
     assert_near(total, EXACT.sum_of_experts(wanted, weights, exact), tolerance)
 
 
@@ -252,7 +253,7 @@ def test_one_expert_of_each_token(n_token: int, device: str) -> None:
     )  # fmt: skip
     assert y is not None
     found = groups.sum(y).cpu()
-    assert_near(found, exact.sum(wanted), MANY if n_token > routing.FEW_TOKENS else FEW)
+    assert_near(found, exact.sum(wanted), MANY if n_token > SMALL_BATCH else FEW)
 
 
 @pytest.mark.parametrize("n_token", [1, 8, 9, 600])
@@ -271,7 +272,7 @@ def test_shapes_alone_are_enough(n_token: int, capability: int) -> None:
         y = experts.ffn(SILU, torch.empty(n_token, 32, device="meta"), *layers, groups)
     assert y is not None
     assert y.shape == (2 * n_token, 32)
-    is_few = n_token <= routing.FEW_TOKENS
+    is_few = n_token <= SMALL_BATCH
     names = [start.kernel.fn.__name__ for start in started]
     assert names.count("planes_rows" if is_few else "planes_product") == 2
     assert len(names) <= 6

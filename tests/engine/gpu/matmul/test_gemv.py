@@ -11,6 +11,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
+from engine.forward.batch_sizes import SMALL_BATCH
 from engine.forward.operands import GELU, RELU2, SILU, Activation
 from engine.gguf.types import TYPES
 from engine.gpu import elementwise, quantise
@@ -303,7 +304,7 @@ def test_shapes_without_memory() -> None:
 
 def test_what_is_left_to_others(device: str) -> None:
     weight, x = some(Kind.Q4_K, device), random_x(1, device)
-    assert gemv.product(x.expand(gemv.MOST_ROWS + 1, -1).contiguous(), weight) is None
+    assert gemv.product(x.expand(SMALL_BATCH + 1, -1).contiguous(), weight) is None
     assert gemv.product(x[:0], weight) is None
     assert gemv.product(x.double(), weight) is None
     assert gemv.product(x[0], weight) is None
