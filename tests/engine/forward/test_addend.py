@@ -11,7 +11,7 @@ from engine import load_model
 from engine.forward.context import Context
 from engine.forward.ops import Addend
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
-from engine.ops.reference import ReferenceOps
+from engine.ops.composite import CompositeOps
 from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.sharding.placement import Replicate
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -20,7 +20,7 @@ from tests.helpers.tiny_gguf import tiny_gguf
 @pytest.fixture
 def ctx() -> Context:
     comm = ThreadCommunicator(ThreadGroup(), 0, torch.device("cpu"))
-    made = Context(comm, ReferenceOps(), cast(Any, None), torch.device("cpu"), ["cpu"])
+    made = Context(comm, CompositeOps(), cast(Any, None), torch.device("cpu"), ["cpu"])
     made.join((0,))
     return made
 
@@ -86,15 +86,15 @@ def test_a_one_shot_adds_up(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> No
 def readers(monkeypatch: pytest.MonkeyPatch) -> list[Norm | None]:
     """The norms that sums were computed with."""
     seen: list[Norm | None] = []
-    compute = ReferenceOps.add_norm
+    compute = CompositeOps.add_norm
 
     def noted(
-        self: ReferenceOps, x: Tensor, addend: Addend, norm: Norm | None, one_shot: None
+        self: CompositeOps, x: Tensor, addend: Addend, norm: Norm | None, one_shot: None
     ) -> tuple[Tensor, Tensor | None]:
         seen.append(norm)
         return compute(self, x, addend, norm, one_shot)
 
-    monkeypatch.setattr(ReferenceOps, "add_norm", noted)
+    monkeypatch.setattr(CompositeOps, "add_norm", noted)
     return seen
 
 
