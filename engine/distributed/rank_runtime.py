@@ -20,7 +20,7 @@ from engine.models.declare import declare
 from engine.planning.plan import make_plan
 from engine.planning.threads import threads_per_rank
 from engine.progress import ignore, never
-from engine.runtime.builder import Opener
+from engine.runtime.builder import RankBuilder
 from engine.runtime.control_vectors import read_control_vectors
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import Progress, check_types
@@ -81,7 +81,7 @@ class RankRuntime:
         self.stream = Drawing(self)
         progress = Progress(self.plan.file_bytes, ignore, never)
         with torch.inference_mode():
-            self.rank = Opener(cast("Runtime", self), file, params, declaration).loaded(
+            self.rank = RankBuilder(cast("Runtime", self), file, params, declaration).loaded(
                 number, progress
             )
             directions = read_control_vectors(

@@ -88,13 +88,13 @@ def host_s(runtime: Runtime, position: int) -> float | None:
     The token at `position` is computed anew each time; what the cache holds from there on is then
     of no use. None where a model is not one graph on each of its GPUs.
     """
-    passes = runtime.passes
-    if not passes.is_captured_whole or not passes.crew.has_gpus:
+    runner = runtime.runner
+    if not runner.is_captured_whole or not runner.executor.has_gpus:
         return None
     times = []
     for _ in range(N_STARTED):
         begun = perf_counter()
-        passes.start(0, position)
+        runner.start(0, position)
         times.append(perf_counter() - begun)
-        passes.crew.wait()
+        runner.executor.wait()
     return median(times)

@@ -16,7 +16,7 @@ from engine.errors import EngineError
 from engine.hardware.backend_choice import kernels_for, uses_kernels
 from engine.hardware.torch_devices import is_out_of_memory, release_reserves, torch_device
 from engine.links.proof import find_routes
-from engine.parallel.rank_threads import RankPool
+from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadGroup
 from engine.planning.speed.facts import LinkFacts
 
@@ -113,10 +113,10 @@ def _group(a: str, b: str, devices: list[torch.device]) -> ThreadGroup:
 @contextmanager
 def _two_ranks(
     devices: list[torch.device], group: ThreadGroup
-) -> Iterator[tuple[RankPool, list[_Rank]]]:
+) -> Iterator[tuple[RankThreads, list[_Rank]]]:
     ranks = [_Rank(group, rank, device) for rank, device in enumerate(devices)]
     n_before = torch.get_num_threads()
-    pool = RankPool(len(ranks), group.abort, lambda: torch.set_num_threads(1), group)
+    pool = RankThreads(len(ranks), group.abort, lambda: torch.set_num_threads(1), group)
     try:
         torch.set_num_threads(1)
         yield pool, ranks
@@ -126,7 +126,7 @@ def _two_ranks(
         torch.set_num_threads(n_before)
 
 
-def _seconds(pool: RankPool, ranks: list[_Rank], n_bytes: int, count: int) -> float:
+def _seconds(pool: RankThreads, ranks: list[_Rank], n_bytes: int, count: int) -> float:
     """The shortest time of a sum, by the rank that takes longer."""
 
     def measure(rank: int) -> float:

@@ -18,7 +18,7 @@ import torch
 
 from engine.errors import CommError, DeviceError
 from engine.hardware.torch_devices import is_out_of_memory, release_reserves, stream_of_rank
-from engine.parallel.rank_threads import RankPool
+from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadGroup
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ POLL_S = 50e-6
 """Between looks at a device, in which other threads run."""
 
 
-class Full(DeviceError):
+class RankOutOfMemory(DeviceError):
     """A rank's device, or the host, has no room for what it computes."""
 
     def __init__(self, rank: int, device: torch.device) -> None:
@@ -40,7 +40,7 @@ class Full(DeviceError):
         self.rank = rank
 
 
-class Crew:
+class RankExecutor:
     """Runs functions for all ranks of a model.
 
     Ranks that share a GPU have a stream each there: one that waits for another must not keep it
@@ -61,7 +61,7 @@ class Crew:
         self.group = group
         self._streams = _streams(devices)
         self._stalled: set[int] = set()
-        self._pool = RankPool(
+        self._pool = RankThreads(
             len(devices), group.abort, lambda: torch.set_num_threads(n_threads), group
         )
 
@@ -77,7 +77,7 @@ class Crew:
 
     @property
     def lost(self) -> Collection[int]:
-        """Ranks that do not come back, see `RankPool`, or whose devices do not."""
+        """Ranks that do not come back, see `RankThreads`, or whose devices do not."""
         return {*self._pool.lost, *self._stalled}
 
     def run(self, fn: Callable[[int], T], *, is_watched: bool = False) -> list[T]:
@@ -87,7 +87,7 @@ class Crew:
             is_watched: ranks never rest for long in it.
 
         Raises:
-            Full: a device has no room.
+            RankOutOfMemory: a device has no room.
             BaseException: the first failure of any rank, after all have ended.
         """
 
@@ -102,7 +102,7 @@ class Crew:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                raise Full(rank, self.devices[rank]) from None
+                raise RankOutOfMemory(rank, self.devices[rank]) from None
 
         try:
             return self._pool.run(ranked, is_watched=is_watched)

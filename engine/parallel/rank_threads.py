@@ -85,7 +85,7 @@ def _distance(error: BaseException) -> int:
     return 2 if isinstance(error, LeftAlone | Cancelled) else int(isinstance(error, CommError))
 
 
-class RankPool:
+class RankThreads:
     """Runs a function once per rank, all at the same time.
 
     A single rank runs on the calling thread, so that it costs no hand-over at all. Several have

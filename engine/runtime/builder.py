@@ -19,7 +19,7 @@ from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.planning.footprint import x_bytes
 from engine.planning.plan import Plan, keeps_kv_on_host
 from engine.runtime.loader import Progress, load_rank
-from engine.runtime.micro_batches import Halves, TakesTurns
+from engine.runtime.micro_batches import MicroBatches, TakesTurns
 from engine.runtime.rank import Rank, make_ops, warm_rows
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.runtime.runtime import Runtime
 
 
-class Opener:
+class RankBuilder:
     """Makes the ranks of a runtime, each on its own thread."""
 
     def __init__(
@@ -96,8 +96,10 @@ class Opener:
         def make_context() -> Context:
             return Context(comm, make_ops(worker, card), cache, device, kinds)
 
-        halves = Halves(comm, make_context) if card and isinstance(comm, TakesTurns) else None
-        return Rank(declaration, storage, make_context(), worker, card, halves)
+        micro_batches = (
+            MicroBatches(comm, make_context) if card and isinstance(comm, TakesTurns) else None
+        )
+        return Rank(declaration, storage, make_context(), worker, card, micro_batches)
 
     def _computing_with(self, number: int, has_kernels: bool) -> tuple[Worker | None, Card | None]:
         """What a rank computes with; an idle one as the others do, for they may repeat tokens."""

@@ -44,7 +44,7 @@ class TakesTurns(Protocol):
     turns: Turns | None
 
 
-class Halves:
+class MicroBatches:
     """Computes batches in halves on one rank.
 
     Args:
@@ -112,15 +112,15 @@ def _on(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[None
         yield
 
 
-def halves_pay(compute: Callable[[bool], object]) -> bool:
+def micro_batches_pay(compute: Callable[[bool], object]) -> bool:
     """Whether a batch takes less time in halves.
 
     Args:
         compute: does one, in halves or whole; all that is made once is there already.
     """
     seconds = {False: 0.0, True: 0.0}
-    for in_halves in ORDER:
+    for in_micro_batches in ORDER:
         begun = time.perf_counter()
-        compute(in_halves)
-        seconds[in_halves] += time.perf_counter() - begun
+        compute(in_micro_batches)
+        seconds[in_micro_batches] += time.perf_counter() - begun
     return seconds[True] < (1 - LEAST_GAIN) * seconds[False]

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from engine.errors import CommError, EngineError
 from engine.hardware.backend_choice import repeats_tokens
-from engine.runtime.micro_batches import LEAST_ROWS, halves_pay
+from engine.runtime.micro_batches import LEAST_ROWS, micro_batches_pay
 from engine.runtime.rank import Rank, Replay, warm_rows
 
 if TYPE_CHECKING:
     from engine.gpu.decode.rank_capture import OneShotControl
     from engine.gpu.decode.sampling import WordExchange
     from engine.gpu.decode.token_stream import TokenStep
-    from engine.parallel.executor import Crew
+    from engine.parallel.executor import RankExecutor
     from engine.sampling.token_source import Logits, TokenSource
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Passes:
+class ModelRunner:
     """Computes tokens on all ranks of one model.
 
     A single token takes the same operations as the one before, so it is recorded: natively where
@@ -35,22 +35,24 @@ class Passes:
     parts where they meet the others in Python (`engine.gpu.decode.rank_capture`).
 
     Attributes:
-        crew: the threads of the ranks.
+        executor: the threads of the ranks.
         ranks: in rank order; empty once closed.
         stream: draws tokens where they are computed; None where the host draws all.
         one_shots: one-shot all-reduces in which the ranks' kernels meet; None without, or retired.
         n_single: tokens that were computed singly since there was last nothing to repeat.
     """
 
-    def __init__(self, crew: Crew, n_vocab: int, n_ctx: int, *, can_rewind: bool) -> None:
+    def __init__(
+        self, executor: RankExecutor, n_vocab: int, n_ctx: int, *, can_rewind: bool
+    ) -> None:
         self.ranks: list[Rank] = []
         self.stream: TokenSource | None = None
-        self.one_shots: OneShotControl | None = getattr(crew.group, "one_shots", None)
+        self.one_shots: OneShotControl | None = getattr(executor.group, "one_shots", None)
         self.n_single = 0
-        self.crew = crew
+        self.executor = executor
         self._n_vocab, self._n_ctx, self._can_rewind = n_vocab, n_ctx, can_rewind
         self._refusal = ""
-        self._in_halves = False
+        self._in_micro_batches = False
 
     @property
     def has_kernels(self) -> bool:
@@ -70,9 +72,9 @@ class Passes:
         return 1 if self._has_cards else 2
 
     def run(self, fn: Callable[[int], T], *, is_watched: bool = False) -> list[T]:
-        """Call `fn` for each rank, see `Crew.run`; if it fails nothing is repeated any more."""
+        """Call `fn` for each rank, see `RankExecutor.run`; a failure forgets what was recorded."""
         try:
-            return self.crew.run(fn, is_watched=is_watched)
+            return self.executor.run(fn, is_watched=is_watched)
         except BaseException:
             self.forget()  # the places where ranks meet in what they recorded are of no use now
             raise
@@ -87,7 +89,7 @@ class Passes:
         try:
             self._warm_up(n_batch)
         except CommError as error:
-            if self.crew.lost or not self._retire_one_shots(str(error)):
+            if self.executor.lost or not self._retire_one_shots(str(error)):
                 raise
             self._warm_up(n_batch)
 
@@ -97,7 +99,7 @@ class Passes:
         if any(rank.card and rank.card.compiles for rank in self.ranks):
             for n in warm_rows(min(self._n_ctx, n_batch)):
                 self.compute([0] * n, 0, n - 1)
-            self._try_halves(min(self._n_ctx, n_batch))
+            self._try_micro_batches(min(self._n_ctx, n_batch))
         for rank in self.ranks:
             if rank.worker:
                 rank.worker.prepare()
@@ -121,23 +123,25 @@ class Passes:
             return logits
         return self._read(lambda: self._computed(ids, n_past, first_logit))
 
-    def _try_halves(self, n: int) -> None:
+    def _try_micro_batches(self, n: int) -> None:
         """Find out whether batches of n tokens take less time in halves, from now on."""
-        if n < LEAST_ROWS or not any(rank.halves for rank in self.ranks):
+        if n < LEAST_ROWS or not any(rank.micro_batches for rank in self.ranks):
             return
 
-        def compute(in_halves: bool) -> None:
-            self._in_halves = in_halves
+        def compute(in_micro_batches: bool) -> None:
+            self._in_micro_batches = in_micro_batches
             self.compute([0] * n, 0, n - 1)
 
-        self._in_halves = halves_pay(compute)
+        self._in_micro_batches = micro_batches_pay(compute)
 
     def _computed(self, ids: Sequence[int], n_past: int, first_logit: int) -> Tensor:
         whole, n = torch.tensor(ids), len(ids)
-        in_halves = self._in_halves and n >= LEAST_ROWS and n // 2 <= first_logit
+        in_micro_batches = self._in_micro_batches and n >= LEAST_ROWS and n // 2 <= first_logit
         ranks = self.ranks
         return self._one(
-            lambda rank: ranks[rank].compute(whole, n_past, first_logit, in_halves=in_halves)
+            lambda rank: ranks[rank].compute(
+                whole, n_past, first_logit, in_micro_batches=in_micro_batches
+            )
         )
 
     def _one(self, compute: Callable[[int], Tensor | None]) -> Tensor:
@@ -155,7 +159,7 @@ class Passes:
         else:
             self.run(lambda rank: ranks[rank].restart(token, n_past), is_watched=True)
         if len(ranks) > 1:
-            self.crew.wait()  # what one of them shows may be made by all
+            self.executor.wait()  # what one of them shows may be made by all
         return _one([replay.result for replay in replays])
 
     @property
@@ -167,8 +171,8 @@ class Passes:
     def start(self, token: int, n_past: int) -> None:
         """Start a token on all devices, from this thread, if it is captured whole."""
         ranks = self.ranks
-        self.crew.here(lambda rank: ranks[rank].begin(token, n_past))
-        self.crew.here(lambda rank: ranks[rank].start())
+        self.executor.here(lambda rank: ranks[rank].begin(token, n_past))
+        self.executor.here(lambda rank: ranks[rank].start())
 
     def _read(self, compute: Callable[[], Tensor]) -> Logits:
         """The logits that it gives, if all ranks have met as they should.
@@ -197,7 +201,7 @@ class Passes:
         while True:
             tasks = [rank.capture_task(token, n_past) for rank in ranks]
             try:
-                replays, results = capture_on_all(self.crew, tasks, self.one_shots)
+                replays, results = capture_on_all(self.executor, tasks, self.one_shots)
             except NotRepeatable as error:
                 if not isinstance(error, Unproven) or not self._retire_one_shots(str(error)):
                     self._refuse(str(error))
@@ -238,10 +242,10 @@ class Passes:
         if not steps:
             return
         try:
-            stream = TokenStream(steps, self.crew, self.one_shots, lambda: _recover(me()))
+            stream = TokenStream(steps, self.executor, self.one_shots, lambda: _recover(me()))
             stream.prepare(0, n_past)
         except (EngineError, NotRepeatable) as error:
-            if self.crew.lost:
+            if self.executor.lost:
                 self.close()
                 raise
             log.warning("tokens are drawn by the host: %s", error)
@@ -267,10 +271,10 @@ class Passes:
         If a rank is lost, be closed.
         """
         self.forget()
-        if self.crew.lost:
+        if self.executor.lost:
             self.close()
         else:
-            self.crew.begin_anew()
+            self.executor.begin_anew()
 
     def forget(self) -> None:
         """Have nothing to repeat."""
@@ -286,7 +290,7 @@ class Passes:
         """
         self.forget()
         for rank in self.ranks:
-            if rank.number not in self.crew.lost:
+            if rank.number not in self.executor.lost:
                 rank.close()
         self.ranks.clear()  # what a lost rank was told to do knows this list as well
 
@@ -297,6 +301,6 @@ def _one(found: Sequence[Tensor | None]) -> Tensor:
     return logits
 
 
-def _recover(passes: Passes | None) -> None:
-    if passes is not None:
-        passes.recover()
+def _recover(runner: ModelRunner | None) -> None:
+    if runner is not None:
+        runner.recover()

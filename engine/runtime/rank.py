@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from engine.gpu.decode.token_stream import TokenStep
     from engine.gpu.launch.graph import Captured
     from engine.models.declare import Declaration
-    from engine.runtime.micro_batches import Halves
+    from engine.runtime.micro_batches import MicroBatches
 
 
 class Rank:
@@ -36,7 +36,7 @@ class Rank:
         storage: how it holds matrices, see `engine.planning.plan.DevicePlan`.
         worker: what it computes with, where it uses the CPU's kernels.
         card: the same where it uses those for GPUs.
-        halves: computes batches in halves, where hosts do not wait for devices in sums.
+        micro_batches: computes batches in halves, where hosts do not wait for devices in sums.
 
     Attributes:
         is_idle: it has no part of the model.
@@ -47,7 +47,8 @@ class Rank:
 
     def __init__(
         self, declaration: Declaration, storage: str, context: Context,
-        worker: Worker | None = None, card: Card | None = None, halves: Halves | None = None,
+        worker: Worker | None = None, card: Card | None = None,
+        micro_batches: MicroBatches | None = None,
     ) -> None:  # fmt: skip
         self.model = declaration.model
         self.slots = declaration.slots
@@ -56,7 +57,7 @@ class Rank:
         self.context = context
         self.worker = worker
         self.card = card
-        self.halves = halves
+        self.micro_batches = micro_batches
         self.is_idle = context.rank not in declaration.split.holders
         self.recording: Recording | Replay | None = None
         self.refusal = "" if worker or card else "its device has no kernels that can be repeated"
@@ -86,11 +87,11 @@ class Rank:
         return value
 
     def compute(
-        self, ids: Tensor, n_past: int, first_logit: int, *, in_halves: bool = False
+        self, ids: Tensor, n_past: int, first_logit: int, *, in_micro_batches: bool = False
     ) -> Tensor | None:
         """Run ids (T,) after `n_past` cached tokens: `CausalLM.forward`."""
-        if in_halves and self.halves:
-            logits = self.halves.compute(self.model, self.context, ids, n_past, first_logit)
+        if in_micro_batches and self.micro_batches:
+            logits = self.micro_batches.compute(self.model, self.context, ids, n_past, first_logit)
         else:
             self.context.begin(n_past, len(ids), first_logit)
             logits = self.model.forward(ids.to(self.context.device), self.context)
@@ -212,8 +213,8 @@ class Rank:
     def let_go(self) -> None:
         """Forget what holds on to weights and caches beside the places where they belong."""
         self.recording = None
-        if self.halves is not None:
-            self.halves.forget()
+        if self.micro_batches is not None:
+            self.micro_batches.forget()
         self.context.ops = make_ops(self.worker, self.card)
         if self.worker is not None:
             self.worker.release()

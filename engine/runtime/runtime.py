@@ -26,15 +26,15 @@ from engine.hardware.torch_devices import (
 )
 from engine.models.declare import declare
 from engine.ops.weights import release_scratch
-from engine.parallel.executor import Crew, Full
+from engine.parallel.executor import RankExecutor, RankOutOfMemory
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import DevicePlan, Plan, make_plan
 from engine.planning.threads import busy_on_cpu, threads_per_rank
-from engine.runtime.builder import Opener, make_group
+from engine.runtime.builder import RankBuilder, make_group
 from engine.runtime.control_vectors import Direction, read_control_vectors
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import Progress, check_types
-from engine.runtime.model_runner import Passes
+from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Rank
 from engine.runtime.resplit import DOING, Side, Transfer
 from engine.sampling.token_source import Logits
@@ -65,7 +65,7 @@ class Runtime:
         n_threads: CPU threads of all ranks together.
         threads_per_rank: of each of them.
         group: where ranks that are threads of this process meet.
-        passes: what computes tokens on all ranks.
+        runner: what computes tokens on all ranks.
 
     Raises:
         EngineError: the file, the split or a device cannot be used; nothing stays allocated.
@@ -102,12 +102,12 @@ class Runtime:
         self._cached_at_load = 0
         self._allocated_at_load: dict[str, int] = {}
         self._start_threads(params)
-        opener = Opener(self, file, params, declaration)
+        builder = RankBuilder(self, file, params, declaration)
         try:
             if donor is None:
-                self._load(opener, on_progress, is_cancelled)
+                self._load(builder, on_progress, is_cancelled)
             else:
-                self._take_over(donor, n_past, opener, on_progress, is_cancelled)
+                self._take_over(donor, n_past, builder, on_progress, is_cancelled)
         except BaseException:
             self.close()
             raise
@@ -118,9 +118,9 @@ class Runtime:
         self.n_threads = threads * max(1, len(busy_on_cpu(self.plan)))
         self.group = make_group(self.plan, self.devices, params)
         self.plan = replace(self.plan, warnings=(*self.plan.warnings, *self.group.notes))
-        crew = Crew(self.devices, self.group, threads)
-        self.passes = Passes(crew, self.hp.n_vocab, self.n_ctx, can_rewind=self.can_rewind)
-        self._finalizer = weakref.finalize(self, crew.close)
+        executor = RankExecutor(self.devices, self.group, threads)
+        self.runner = ModelRunner(executor, self.hp.n_vocab, self.n_ctx, can_rewind=self.can_rewind)
+        self._finalizer = weakref.finalize(self, executor.close)
 
     @property
     def workers(self) -> list[Worker]:
@@ -135,18 +135,20 @@ class Runtime:
     @property
     def ranks(self) -> list[Rank]:
         """In their order; empty once closed."""
-        return self.passes.ranks
+        return self.runner.ranks
 
     @property
     def stream(self) -> TokenSource | None:
         """Draws tokens where they are computed; None where the host draws all."""
-        return self.passes.stream
+        return self.runner.stream
 
     @stream.setter
     def stream(self, source: TokenSource | None) -> None:
-        self.passes.stream = source
+        self.runner.stream = source
 
-    def _load(self, opener: Opener, on_progress: ProgressSink, is_cancelled: IsCancelled) -> None:
+    def _load(
+        self, builder: RankBuilder, on_progress: ProgressSink, is_cancelled: IsCancelled
+    ) -> None:
         stop = threading.Event()
         progress = Progress(
             self.plan.file_bytes, on_progress, lambda: stop.is_set() or is_cancelled()
@@ -154,16 +156,16 @@ class Runtime:
 
         def load(number: int) -> Rank:
             try:
-                return opener.loaded(number, progress)
+                return builder.loaded(number, progress)
             except BaseException:
                 stop.set()
                 raise
 
-        self.passes.ranks = self._run(load, "to load the model")
+        self.runner.ranks = self._run(load, "to load the model")
         self._steer()
         with self._explaining("to compute the first tokens"):
-            self.passes.warm_up(self.n_batch)
-        self.passes.draw_on_device(0)
+            self.runner.warm_up(self.n_batch)
+        self.runner.draw_on_device(0)
 
     def _steer(self) -> None:
         """Show the ranks what control vectors add."""
@@ -174,16 +176,16 @@ class Runtime:
             }
 
     def _take_over(
-        self, donor: Runtime, n_past: int, opener: Opener,
+        self, donor: Runtime, n_past: int, builder: RankBuilder,
         on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
         """Become what `donor` is, on other ranks; there is no pass that its cache would lose."""
         if donor.stream is not None:
             donor.stream.stop()
             donor.stream = None
-        self.passes.ranks = self._run(opener.empty, DOING)
+        self.runner.ranks = self._run(builder.empty, DOING)
         transfer = Transfer(
-            opener.file, donor._side(), self._side(), n_past, on_progress, is_cancelled
+            builder.file, donor._side(), self._side(), n_past, on_progress, is_cancelled
         )
         try:
             transfer.run()
@@ -200,7 +202,7 @@ class Runtime:
 
     def _take_back(self, transfer: Transfer, error: BaseException) -> None:
         """Have again what was given away in vain."""
-        self.passes.forget()
+        self.runner.forget()
         try:
             transfer.undo()
         except BaseException:  # noqa: BLE001 the first failure is the one to tell
@@ -234,7 +236,7 @@ class Runtime:
         if not self.ranks:
             raise EngineError("The model has been unloaded.", "Load it again.")
         with self._explaining("to compute the next tokens"):
-            logits = self.passes.compute(ids, n_past, first_logit)
+            logits = self.runner.compute(ids, n_past, first_logit)
         if len(ids) > 1 and self._resident:  # reading it costs as much as a small model's token
             self._resident.note()
         return logits
@@ -256,7 +258,7 @@ class Runtime:
     def _run(self, fn: Callable[[int], T], doing: str) -> list[T]:
         """Run on all ranks; failures to allocate become a sentence."""
         with self._explaining(doing):
-            return self.passes.run(fn)
+            return self.runner.run(fn)
 
     @contextmanager
     def _explaining(self, doing: str) -> Iterator[None]:
@@ -265,10 +267,10 @@ class Runtime:
             torch.set_num_threads(self.threads_per_rank)  # torch's own, for all models
         try:
             yield
-        except Full as error:
+        except RankOutOfMemory as error:
             raise self._out_of_memory(error.rank, doing) from None
         except BaseException:
-            if self.passes.crew.lost:
+            if self.runner.executor.lost:
                 self.close()
             raise
 
@@ -327,11 +329,11 @@ class Runtime:
         What a lost rank uses is freed when its thread comes back.
         """
         self._finalizer()
-        self.passes.close()
-        if not self.passes.crew.lost:
+        self.runner.close()
+        if not self.runner.executor.lost:
             self.group.close()
         release_scratch()
-        leave_alone(self.devices[rank] for rank in self.passes.crew.lost)
+        leave_alone(self.devices[rank] for rank in self.runner.executor.lost)
         release_reserves(self.devices)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.parallel.rank_threads import RankPool
+from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ class Ranks:
         self.group = ThreadGroup(is_awake=is_awake)
         self.comms = [ThreadCommunicator(self.group, rank, CPU) for rank in range(n)]
         self.everyone = tuple(range(n))
-        self.pool = RankPool(n, self.group.abort, lambda: None, self.group)
+        self.pool = RankThreads(n, self.group.abort, lambda: None, self.group)
 
     def run(self, fn: Callable[[ThreadCommunicator], Tensor | None]) -> list[Tensor | None]:
         try:

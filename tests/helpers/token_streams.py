@@ -16,7 +16,7 @@ from engine.generation.session import Session
 from engine.gpu.comm.communicator import DeviceGroup
 from engine.gpu.decode.token_stream import TokenStep, TokenStream
 from engine.gpu.launch.graph import Captured
-from engine.parallel.executor import Crew
+from engine.parallel.executor import RankExecutor
 from engine.parallel.thread_comm import ThreadGroup
 from tests.helpers.toy_runtime import Letters, SplitToy, ToyRuntime
 
@@ -46,8 +46,8 @@ def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
             [toy._state],
         )  # fmt: skip
 
-    crew = new_crew(group.devices, group)
-    made = TokenStream([step(rank) for rank in members], crew, group.one_shots, ahead=1)
+    executor = new_crew(group.devices, group)
+    made = TokenStream([step(rank) for rank in members], executor, group.one_shots, ahead=1)
     made.prepare()
     runtime.stream = made
     runtime.reset()
@@ -70,16 +70,16 @@ def step_of(runtime: ToyRuntime) -> TokenStep:
     )  # fmt: skip
 
 
-def crew_of(runtime: ToyRuntime) -> Crew:
+def crew_of(runtime: ToyRuntime) -> RankExecutor:
     return new_crew([runtime.device], ThreadGroup())
 
 
-_crews: list[Crew] = []
+_crews: list[RankExecutor] = []
 
 
-def new_crew(devices: Sequence[torch.device], group: ThreadGroup) -> Crew:
+def new_crew(devices: Sequence[torch.device], group: ThreadGroup) -> RankExecutor:
     """One whose threads `close_crews` ends."""
-    _crews.append(Crew(devices, group))
+    _crews.append(RankExecutor(devices, group))
     return _crews[-1]
 
 

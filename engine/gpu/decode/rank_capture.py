@@ -18,12 +18,12 @@ from torch import Tensor
 
 from engine.errors import CommError
 from engine.gpu.launch.graph import Captured, NotRepeatable
-from engine.parallel.executor import Full
+from engine.parallel.executor import RankOutOfMemory
 
 if TYPE_CHECKING:
     from engine.forward.communicator import Group
     from engine.gpu.decode.sampling import WordExchange
-    from engine.parallel.executor import Crew
+    from engine.parallel.executor import RankExecutor
 
 
 class Unproven(NotRepeatable):
@@ -93,9 +93,9 @@ class Recomputed:
 class Replays:
     """The captures of all ranks, which are replayed together."""
 
-    def __init__(self, crew: Crew, parts: Sequence[Captured[Tensor | None]]) -> None:
+    def __init__(self, executor: RankExecutor, parts: Sequence[Captured[Tensor | None]]) -> None:
         self.parts = parts
-        self._crew = crew
+        self._executor = executor
 
     @property
     def is_whole(self) -> bool:
@@ -103,13 +103,13 @@ class Replays:
         return all(part.is_whole for part in self.parts)
 
     def replay(self) -> None:
-        """Start the replay on all ranks; see `Crew.here` for what that may not wait for."""
-        each = self._crew.here if self.is_whole else self._crew.run
+        """Start the replay on all ranks; see `RankExecutor.here` for what that may not wait for."""
+        each = self._executor.here if self.is_whole else self._executor.run
         each(lambda rank: self.parts[rank].replay())
 
 
 def capture_on_all(
-    crew: Crew, tasks: Sequence[CaptureTask], one_shots: OneShotControl | None = None
+    executor: RankExecutor, tasks: Sequence[CaptureTask], one_shots: OneShotControl | None = None
 ) -> tuple[Replays, list[Tensor | None]]:
     """Compute a token on all ranks, and capture that for replays.
 
@@ -121,28 +121,28 @@ def capture_on_all(
             its replay is wrong.
         EngineError: the token itself could not be computed, or a rank is lost.
     """
-    work = _Capturing(crew, tasks)
-    expected = crew.run(work.computed, is_watched=True)
+    work = _Capturing(executor, tasks)
+    expected = executor.run(work.computed, is_watched=True)
     try:
         return work.replays(expected, one_shots), expected
-    except (CommError, Full) as error:
-        if crew.lost:
+    except (CommError, RankOutOfMemory) as error:
+        if executor.lost:
             raise
-        crew.begin_anew()
-        crew.run(work.restore)
-        kind = NotRepeatable if isinstance(error, Full) else Unproven
+        executor.begin_anew()
+        executor.run(work.restore)
+        kind = NotRepeatable if isinstance(error, RankOutOfMemory) else Unproven
         raise kind(str(error)) from error
     except NotRepeatable:
-        crew.run(work.restore)
+        executor.run(work.restore)
         raise
 
 
 class _Capturing:
     """The steps of one capture."""
 
-    def __init__(self, crew: Crew, tasks: Sequence[CaptureTask]) -> None:
-        self._crew, self._tasks = crew, tasks
-        self._kept = crew.run(lambda rank: [state.clone() for state in tasks[rank].states])
+    def __init__(self, executor: RankExecutor, tasks: Sequence[CaptureTask]) -> None:
+        self._executor, self._tasks = executor, tasks
+        self._kept = executor.run(lambda rank: [state.clone() for state in tasks[rank].states])
 
     def restore(self, rank: int) -> None:
         """Restore a rank's states from before the token."""
@@ -163,21 +163,23 @@ class _Capturing:
         Raises:
             NotRepeatable, CommError: a capture or its proof failed.
         """
-        crew = self._crew
-        crew.make_room()  # for graphs; later some devices may wait for others that have not begun
-        found = Replays(crew, crew.run(self._captured))
-        if one_shots is not None and (found.is_whole or crew.has_gpus):  # a tape has been started
-            crew.run(self._begin)
+        executor = self._executor
+        executor.make_room()  # for graphs; later a device may wait for one that has not begun
+        found = Replays(executor, executor.run(self._captured))
+        if one_shots is not None and (
+            found.is_whole or executor.has_gpus
+        ):  # a tape has been started
+            executor.run(self._begin)
             with one_shots.without_waiting():
                 found.replay()
-                crew.wait()
-        crew.run(self._begin)
+                executor.wait()
+        executor.run(self._begin)
         found.replay()
-        crew.wait()
+        executor.wait()
         problem = None if one_shots is None else one_shots.problem()
         if problem is not None:
             raise problem
-        if not all(crew.run(lambda rank: _same(expected[rank], found.parts[rank].result))):
+        if not all(executor.run(lambda rank: _same(expected[rank], found.parts[rank].result))):
             raise Unproven("a replayed token gives something else")
         return found
 

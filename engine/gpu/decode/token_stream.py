@@ -31,7 +31,7 @@ from engine.hardware.host_memory import HostTensor
 if TYPE_CHECKING:
     from engine.config import SamplingParams
     from engine.gpu.decode.rank_capture import OneShotControl
-    from engine.parallel.executor import Crew
+    from engine.parallel.executor import RankExecutor
     from engine.sampling.token_source import Logits
 from engine.sampling.sampler import Sampler
 
@@ -124,7 +124,7 @@ class TokenStream:
 
     Args:
         steps: each rank's step; None for ranks that have no part of the model.
-        crew: executor of the ranks.
+        executor: executor of the ranks.
         one_shots: the one-shot all-reduces in which kernels of the ranks meet, if they do.
         on_failure: called before an error is raised, after which the stream is unusable.
         ahead: steps enqueued beyond the token that the host waits for.
@@ -137,15 +137,15 @@ class TokenStream:
     """
 
     def __init__(
-        self, steps: Sequence[TokenStep | None], crew: Crew,
+        self, steps: Sequence[TokenStep | None], executor: RankExecutor,
         one_shots: OneShotControl | None = None,
         on_failure: Callable[[], None] = lambda: None, ahead: int = AHEAD,
     ) -> None:  # fmt: skip
-        self._crew, self._one_shots, self._on_failure = crew, one_shots, on_failure
+        self._executor, self._one_shots, self._on_failure = executor, one_shots, on_failure
         self._wanted = min(ahead, RING - 2)
         self._ahead = self._most_ahead = 0
-        self._read = next(rank for rank in crew.ranks if steps[rank] is not None)
-        self._all = crew.run(lambda rank: self._decoder(rank, steps[rank]))
+        self._read = next(rank for rank in executor.ranks if steps[rank] is not None)
+        self._all = executor.run(lambda rank: self._decoder(rank, steps[rank]))
         self._decoders = [decoder for decoder in self._all if decoder is not None]
         reader = self._decoders[0]
         assert reader.ring is not None, "the host reads this rank's ring"
@@ -177,7 +177,7 @@ class TokenStream:
             _nothing() if decoder is None else decoder.capture_task(token, n_past, self._n_enqueued)
             for decoder in self._all
         ]
-        self._replays, _ = capture_on_all(self._crew, tasks, self._one_shots)
+        self._replays, _ = capture_on_all(self._executor, tasks, self._one_shots)
         self._n_read = self._n_enqueued = self._n_enqueued + RING  # old entries do not count
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
@@ -256,7 +256,7 @@ class TokenStream:
             return ()
         with self._failing():
             self._wait(self._n_enqueued)
-            self._crew.wait()  # the host's next access to another rank's memory waits for no stream
+            self._executor.wait()  # the host's next access to other ranks' memory waits for no stream
         self._n_read = self._n_enqueued
         return () if following is None or self._step.can_rewind else following[:1]
 
@@ -288,7 +288,9 @@ class TokenStream:
     def _each(self, do: Callable[[_RankDecoder], None]) -> None:
         """Call a function for each rank that has a part of the model, on this thread."""
         decoders = self._all
-        self._crew.here(lambda rank: None if (decoder := decoders[rank]) is None else do(decoder))
+        self._executor.here(
+            lambda rank: None if (decoder := decoders[rank]) is None else do(decoder)
+        )
 
     def _enqueue(self, n: int) -> None:
         """Enqueue steps until n are under way."""
@@ -319,12 +321,12 @@ class TokenStream:
                 raise EngineError(
                     "The device did not say which token it drew.", "Load the model again."
                 )
-            self._crew.check(self._read, begun)
+            self._executor.check(self._read, begun)
             time.sleep(POLL_S)
 
     def _is_idle(self) -> bool:
         """Return whether all work is done; asking also submits work that Windows has batched."""
-        return self._crew.is_idle(self._read)
+        return self._executor.is_idle(self._read)
 
     def _check(self, entry: RingEntry | None) -> None:
         """Check that ranks agree.
@@ -335,7 +337,7 @@ class TokenStream:
         problem = None if self._one_shots is None else self._one_shots.problem()
         if entry is not None and entry.wrong and self._step.one_shot is not None:
             ranks = [self._step.one_shot.group[seat] for seat in entry.wrong]
-            device = str(self._crew.devices[ranks[0]])
+            device = str(self._executor.devices[ranks[0]])
             problem = problem or CommError(ranks[0], "has computed other numbers", device)
         if problem is not None:
             raise problem
@@ -361,7 +363,7 @@ class TokenStream:
                 own = decoder.step.own or range(len(whole))
                 whole[own.start : own.stop] = logits.cpu().numpy()
 
-        self._crew.here(fetch)
+        self._executor.here(fetch)
         return whole
 
 

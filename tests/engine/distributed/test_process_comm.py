@@ -15,7 +15,7 @@ from engine.distributed.process_comm import LEAST_SLICED, MOST_AT_ONCE, ProcessC
 from engine.distributed.wire import Parcel, Peer
 from engine.errors import CommError
 from engine.forward.communicator import Communicator
-from engine.parallel.rank_threads import RankPool
+from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadGroup
 
 CPU = torch.device("cpu")
@@ -68,8 +68,8 @@ class Ranks:
         self.wires = [QueueWire(self.queues, rank) for rank in range(n)]
         self._group = ThreadGroup()
         self._pools = (
-            RankPool(n, self.queues.is_broken.set, lambda: None),
-            RankPool(n, self._group.abort, lambda: None),
+            RankThreads(n, self.queues.is_broken.set, lambda: None),
+            RankThreads(n, self._group.abort, lambda: None),
         )
 
     def sent(self, step: Step) -> list[Tensor | None]:

@@ -9,7 +9,7 @@ import pytest
 from engine import Model, load_model
 from engine.gpu.comm.one_shot import OneShot
 from engine.parallel.turns import Turns
-from engine.runtime.micro_batches import ORDER, Halves, halves_pay
+from engine.runtime.micro_batches import ORDER, MicroBatches, micro_batches_pay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -42,8 +42,8 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
     return seen
 
 
-def in_halves(model: Model, *, wanted: bool) -> None:
-    model.runtime.passes._in_halves = wanted
+def in_micro_batches(model: Model, *, wanted: bool) -> None:
+    model.runtime.runner._in_micro_batches = wanted
 
 
 def batches(model: Model) -> np.ndarray:
@@ -59,12 +59,12 @@ def test_halves_give_what_a_whole_batch_gives(
     with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=16, split_mode=split_mode) as model:
         expected = batches(model)
         assert not turns
-        in_halves(model, wanted=True)
+        in_micro_batches(model, wanted=True)
         found = batches(model)
         n_sum = 1 + 2 * 2  # the embedding, and two in each block
         assert len(turns) == (2 * 2 * 2 * n_sum if split_mode == "tensor" else 0)
         assert nmse(found, expected) < 1e-9
-        in_halves(model, wanted=False)
+        in_micro_batches(model, wanted=False)
         assert np.array_equal(batches(model), expected), "nothing stays of it"
 
 
@@ -75,14 +75,14 @@ def test_states_and_experts_see_the_first_half_first(name: str, tmp_path: Path) 
     ids, _ = family.build(tmp_path / "m.gguf")
     with load_model(tmp_path / "m.gguf", ["cpu"] * 2, n_ctx=16) as model:
         expected = model.runtime.forward(ids[:5], 0, 4)
-        in_halves(model, wanted=True)
+        in_micro_batches(model, wanted=True)
         assert nmse(model.runtime.forward(ids[:5], 0, 4), expected) < 1e-6
 
 
 def test_logits_of_the_first_half_are_computed_whole(tmp_path: Path, turns: list[Turns]) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
     with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
-        in_halves(model, wanted=True)
+        in_micro_batches(model, wanted=True)
         assert model.runtime.forward(IDS, 0, 0).shape[0] == len(IDS)
         assert not turns
         assert model.runtime.forward(IDS, 0, 3).shape[0] == 4
@@ -95,7 +95,7 @@ def test_a_failure_in_one_half_leaves_the_model_usable(
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
     with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
         expected = batches(model)
-        in_halves(model, wanted=True)
+        in_micro_batches(model, wanted=True)
         with monkeypatch.context() as patch:
             patch.setattr(Turns, "pass_on", lambda turns: 1 // 0)
             with pytest.raises(ZeroDivisionError):
@@ -109,12 +109,12 @@ def test_what_takes_less_time_is_kept(
 ) -> None:
     clock, done = [0.0], list[bool]()
 
-    def compute(in_halves: bool) -> None:
-        done.append(in_halves)
-        clock[0] += halves_s if in_halves else whole_s
+    def compute(in_micro_batches: bool) -> None:
+        done.append(in_micro_batches)
+        clock[0] += halves_s if in_micro_batches else whole_s
 
     monkeypatch.setattr("engine.runtime.micro_batches.time.perf_counter", lambda: clock[0])
-    assert halves_pay(compute) == pays
+    assert micro_batches_pay(compute) == pays
     assert tuple(done) == ORDER
 
 
@@ -128,14 +128,14 @@ def test_it_is_tried_at_load_where_kernels_were_compiled(
         compute(True)
         return True
 
-    monkeypatch.setattr("engine.runtime.model_runner.halves_pay", pay)
+    monkeypatch.setattr("engine.runtime.model_runner.micro_batches_pay", pay)
     monkeypatch.setattr("engine.gpu.card.Card.compiles", True)
-    monkeypatch.setattr("engine.runtime.builder.Opener._compiled", _nothing)
+    monkeypatch.setattr("engine.runtime.builder.RankBuilder._compiled", _nothing)
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
     with load_model(path, ["cpu"] * 2, n_ctx=4) as model:
         assert len(tried) == 1
-        assert model.runtime.passes._in_halves
-        assert all(isinstance(rank.halves, Halves) for rank in model.runtime.ranks)
+        assert model.runtime.runner._in_micro_batches
+        assert all(isinstance(rank.micro_batches, MicroBatches) for rank in model.runtime.ranks)
     with load_model(path, n_ctx=4) as model:
         assert len(tried) == 1, "one rank has nobody to wait for"
 

@@ -16,7 +16,7 @@ from engine.gpu.launch.graph import NotRepeatable
 from engine.hardware import backend_choice
 from engine.parallel.thread_comm import ThreadGroup
 from engine.planning.footprint import x_bytes
-from engine.runtime.builder import Opener
+from engine.runtime.builder import RankBuilder
 from engine.runtime.rank import Rank, Replay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
@@ -40,8 +40,8 @@ def singly(model: Model, ids: list[int]) -> np.ndarray:
 
 
 def never_repeated(model: Model) -> None:
-    model.runtime.passes.forget()
-    model.runtime.passes.n_single = 1000
+    model.runtime.runner.forget()
+    model.runtime.runner.n_single = 1000
 
 
 def answer(model: Model, **settings: object) -> list[int]:
@@ -158,7 +158,7 @@ def test_where_one_shots_fail_at_first_hosts_add_up(
     with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=32) as model:
         monkeypatch.undo()
         monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
-        assert model.runtime.passes.one_shots is None
+        assert model.runtime.runner.one_shots is None
         assert all(rank.recording and not rank.refusal for rank in model.runtime.ranks)
         assert model.runtime.stream is None, "candidates go by one-shot all-reduces, too"
         repeated = singly(model, IDS[:2])
@@ -170,14 +170,14 @@ def test_a_rank_on_the_cpu_meets_parts_of_graphs(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It computes anew each time, with its own kernels, while the other one replays."""
-    original = Opener._computing_with
+    original = RankBuilder._computing_with
 
-    def computing_with(self: Opener, number: int, has_kernels: bool) -> object:
+    def computing_with(self: RankBuilder, number: int, has_kernels: bool) -> object:
         if number == 0:
             return original(self, number, has_kernels)
         return Worker(1, x_bytes(self._runtime.hp)), None
 
-    monkeypatch.setattr(Opener, "_computing_with", computing_with)
+    monkeypatch.setattr(RankBuilder, "_computing_with", computing_with)
     monkeypatch.setattr("engine.runtime.runtime.make_group", lambda *_: ThreadGroup(is_awake=True))
     with load_model(path, ["cpu"] * 2, [1, 1], n_ctx=32) as model:
         replays = [rank.recording for rank in model.runtime.ranks]

@@ -48,11 +48,11 @@ def singly(model: Model, ids: list[int]) -> np.ndarray:
 
 
 def test_they_capture_a_token_whole_and_give_what_computing_gives(split: Model) -> None:
-    passes = split.runtime.passes
+    passes = split.runtime.runner
     assert passes.is_captured_whole, [rank.refusal for rank in split.runtime.ranks]
     assert split.runtime.stream is not None
     streams = {torch.cuda.current_stream().cuda_stream}
-    streams |= {stream.cuda_stream for stream in passes.crew._streams if stream is not None}
+    streams |= {stream.cuda_stream for stream in passes.executor._streams if stream is not None}
     assert len(streams) == len(split.runtime.ranks) + 1
     repeated = singly(split, IDS)
     passes.forget()

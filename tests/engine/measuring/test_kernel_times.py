@@ -79,8 +79,10 @@ class FakeRuntime:
     def __init__(self, *, is_whole: bool = True, has_gpus: bool = True) -> None:
         self.starts: list[tuple[int, int]] = []
         self.n_waited = 0
-        crew = SimpleNamespace(has_gpus=has_gpus, wait=self._wait)
-        self.passes = SimpleNamespace(is_captured_whole=is_whole, crew=crew, start=self._start)
+        executor = SimpleNamespace(has_gpus=has_gpus, wait=self._wait)
+        self.runner = SimpleNamespace(
+            is_captured_whole=is_whole, executor=executor, start=self._start
+        )
         self.devices = [torch.device("cuda:0")]
         self.ranks: list[object] = []
         self.hp = SimpleNamespace(n_vocab=100)

@@ -31,8 +31,8 @@ def are_recorded(model: Model) -> bool:
 
 def never_recorded(model: Model) -> None:
     """Have all tokens computed from now on."""
-    model.runtime.passes.forget()
-    model.runtime.passes.n_single = 1000
+    model.runtime.runner.forget()
+    model.runtime.runner.n_single = 1000
 
 
 def check(model: Model, ids: list[int]) -> None:
@@ -172,7 +172,7 @@ def test_a_rank_that_fails_is_an_error_and_then_forgotten(
 
 def test_impatient_ranks_sleep_and_wake(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = singly(model, IDS)
-    model.runtime.passes.forget()
+    model.runtime.runner.forget()
     monkeypatch.setattr("engine.parallel.meeting.AWAKE_TURNS", 1)
     found = singly(model, IDS * 3)
     assert are_recorded(model)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError
-from engine.parallel.rank_threads import RankPool
+from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadCommunicator
 from tests.helpers.thread_ranks import Ranks
 
@@ -177,7 +177,7 @@ def test_only_ranks_that_compute_alike_are_compared() -> None:
 
 def test_an_interrupt_waits_for_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the next step would begin while they are still at the last one."""
-    pool, finished = RankPool(2, lambda: None, lambda: None), threading.Event()
+    pool, finished = RankThreads(2, lambda: None, lambda: None), threading.Event()
     interrupts = [KeyboardInterrupt()]
 
     class Done(queue.SimpleQueue[None]):
@@ -202,7 +202,7 @@ def test_an_interrupt_waits_for_the_other_ranks(monkeypatch: pytest.MonkeyPatch)
 
 def test_closing_ends_every_thread() -> None:
     before = threading.active_count()
-    pool = RankPool(4, lambda: None, lambda: None)
+    pool = RankThreads(4, lambda: None, lambda: None)
     assert threading.active_count() == before + 4
     pool.close()
     pool.close()
@@ -210,6 +210,6 @@ def test_closing_ends_every_thread() -> None:
 
 
 def test_one_rank_takes_no_thread() -> None:
-    pool = RankPool(1, lambda: None, lambda: None)
+    pool = RankThreads(1, lambda: None, lambda: None)
     assert pool.run(lambda rank: threading.current_thread()) == [threading.current_thread()]
     pool.close()

@@ -14,7 +14,7 @@ import torch
 from engine import Cancelled, EngineError, Model, PromptError, SamplingParams, load_model
 from engine.hardware.torch_devices import trim_heap
 from engine.ops.weights import DenseWeight
-from engine.parallel.rank_threads import RankPool
+from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.runtime.loader import Progress
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -101,7 +101,7 @@ def test_a_closed_model_says_so(path: Path) -> None:
 def test_collectives_keep_no_history() -> None:
     group = ThreadGroup()
     comms = [ThreadCommunicator(group, rank, torch.device("cpu")) for rank in range(2)]
-    pool = RankPool(2, group.abort, lambda: None)
+    pool = RankThreads(2, group.abort, lambda: None)
 
     for _ in range(50):
         pool.run(lambda rank: comms[rank].all_reduce(torch.ones(2), (0, 1)) is None)

@@ -47,8 +47,8 @@ def test_who_is_quick_waits_for_who_is_slow(
 ) -> None:
     slow = model.runtime.ranks[1]
     if how == "computed":
-        model.runtime.passes.forget()
-        model.runtime.passes.n_single = 100
+        model.runtime.runner.forget()
+        model.runtime.runner.n_single = 100
     tokens(model, 3)
     name = "repeat" if slow.recording else "compute"
     assert (name == "repeat") == (how == "repeated" and slow.worker is not None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.cpu.kernels.thread_all_reduce import ADDED, COMPLETE, NO_NUMBERS, ThreadAllReduce
 from engine.errors import CommError
 from engine.parallel.meeting import MOST_ADDED
-from engine.parallel.rank_threads import RankPool
+from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ class Ranks:
         self.everyone = tuple(range(n))
         self.group = ThreadGroup(is_awake=is_awake)
         self.comms = [ThreadCommunicator(self.group, rank, CPU) for rank in range(n)]
-        self.pool = RankPool(n, self.group.abort, lambda: None, self.group)
+        self.pool = RankThreads(n, self.group.abort, lambda: None, self.group)
 
     def run(self, step: Step) -> list[Tensor | None]:
         try:

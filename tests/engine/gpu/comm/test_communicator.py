@@ -17,7 +17,7 @@ from engine.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
 from engine.gpu.comm.streams import Queues, queues_of
 from engine.gpu.launch.graph import capture
 from engine.measuring import link_speed
-from engine.parallel.rank_threads import RankPool
+from engine.parallel.rank_threads import RankThreads
 from engine.planning.footprint import copying_bytes, host_link_bytes, link_bytes
 from tests.helpers.fake_streams import FakeQueues, Machine
 
@@ -52,7 +52,7 @@ class Ranks:
         self.everyone = tuple(range(n))
         self.group = DeviceGroup([CPU] * n, routes or Routes(), None, queues)
         self.comms = [self.group.communicator(rank, CPU) for rank in range(n)]
-        self.pool = RankPool(n, self.group.abort, lambda: None)
+        self.pool = RankThreads(n, self.group.abort, lambda: None)
 
     def run(self, fn: Compute) -> list[Tensor | None]:
         try:

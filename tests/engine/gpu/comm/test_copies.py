@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.devices.routes import Place
 from engine.gpu.comm import copies
 from engine.gpu.comm.copies import CopyCollectives, Offer, Seat
-from engine.parallel.rank_threads import RankPool
+from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadGroup
 from engine.planning import footprint
 from tests.helpers.fake_streams import FakeQueues, Machine
@@ -40,7 +40,7 @@ class Ranks:
         self.machine = machine
         self.n = len(places)
         self._group = ThreadGroup()
-        self._pool = RankPool(self.n, self._group.abort, lambda: None)
+        self._pool = RankThreads(self.n, self._group.abort, lambda: None)
         self._queues = [FakeQueues(machine) for _ in range(self.n)]
         self._ranks = [
             CopyCollectives(q, self._seat(places, k)) for k, q in enumerate(self._queues)

@@ -12,7 +12,7 @@ from engine.gpu.comm import copies, nccl
 from engine.gpu.comm.communicator import DeviceGroup
 from engine.gpu.comm.nccl import Nccl, tried
 from engine.gpu.comm.streams import HostQueue
-from engine.parallel.rank_threads import RankPool
+from engine.parallel.rank_threads import RankThreads
 from tests.helpers.fake_streams import FakeQueue, FakeQueues, Machine
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def summed(
     """By two ranks, twice in a row."""
     machine = machine or Machine(seed)
     group = DeviceGroup([CPU] * 2, Routes(), shared, lambda device: FakeQueues(machine))
-    pool = RankPool(2, group.abort, lambda: None)
+    pool = RankThreads(2, group.abort, lambda: None)
 
     def compute(rank: int) -> Tensor:
         comm, value = group.communicator(rank, CPU), values[rank]

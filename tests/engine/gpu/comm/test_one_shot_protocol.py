@@ -166,7 +166,7 @@ class Model:
                 flag = (epoch - rules.age) % rules.n_flag
                 writes.append((1 + old, Packet(flag, "renewed", member.turn)))
         slots = list(state.slots)
-        half = epoch % rules.halves * (1 + PLACES)
+        half = epoch % rules.micro_batches * (1 + PLACES)
         for peer in range(self.n):
             if peer != seat:
                 cells = list(slots[seat * self.n + peer])
@@ -213,7 +213,7 @@ class Model:
     def received(self, state: State, seat: int, peer: int, program: int, epoch: int) -> bool:
         """Whether this program may find what it waits for; whatever it may take must be right."""
         cells = state.slots[peer * self.n + seat]
-        half = epoch % self.rules.halves * (1 + PLACES)
+        half = epoch % self.rules.micro_batches * (1 + PLACES)
         values = [p for p in cells[half + 1 + program] if p.flag == epoch]
         headers = [p for p in cells[half] if p.flag == epoch and p.kind == "empty"]
         turn = state.members[seat].turn

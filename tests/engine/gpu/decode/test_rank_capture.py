@@ -16,9 +16,9 @@ from torch import Tensor
 from engine.errors import CommError
 from engine.gpu.decode.rank_capture import CaptureTask, Recomputed, Unproven, capture_on_all
 from engine.gpu.launch.graph import NotRepeatable, capture
-from engine.parallel.executor import Crew, Full
+from engine.parallel.executor import RankExecutor, RankOutOfMemory
 from engine.parallel.thread_comm import ThreadGroup
-from engine.runtime.model_runner import Passes
+from engine.runtime.model_runner import ModelRunner
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ class Ranks:
     """Ranks whose token is the sum of what they are asked for, and of all they have been."""
 
     def __init__(self, n: int) -> None:
-        self.crew = Crew([CPU] * n, ThreadGroup())
+        self.executor = RankExecutor([CPU] * n, ThreadGroup())
         self.told: list[str] = []
         self.x = [torch.zeros(2) for _ in range(n)]
         self.state = [torch.full((2,), float(rank)) for rank in range(n)]
@@ -51,7 +51,7 @@ class Ranks:
 
     def captured(self, one_shots: Any = None) -> Any:
         return capture_on_all(
-            self.crew, [self.capture_task(rank) for rank in self.crew.ranks], one_shots
+            self.executor, [self.capture_task(rank) for rank in self.executor.ranks], one_shots
         )
 
 
@@ -92,7 +92,7 @@ class FakeOneShots:
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     made = Ranks(request.param)
     yield made
-    made.crew.close()
+    made.executor.close()
 
 
 def states(ranks: Ranks) -> list[float]:
@@ -126,7 +126,7 @@ def test_all_capture_before_one_is_started(ranks: Ranks) -> None:
     [
         (NotRepeatable("it reads results back"), False),
         (CommError(1, "is gone"), True),
-        (Full(1, CPU), False),
+        (RankOutOfMemory(1, CPU), False),
     ],
     ids=lambda given: type(given).__name__,
 )
@@ -140,7 +140,7 @@ def test_one_that_cannot_be_captured_is_enough(error: Exception, is_unproven: bo
     assert not any(told.startswith("replay") for told in ranks.told)
     ranks.fails.clear()
     ranks.captured()
-    ranks.crew.close()
+    ranks.executor.close()
 
 
 def test_what_gives_other_bits_is_not_repeated(
@@ -171,36 +171,36 @@ def test_a_device_that_does_not_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> 
     """Nothing can be captured in another way then: whatever waits for it would not return."""
     ranks = Ranks(3)
     monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.05)
-    monkeypatch.setattr(Crew, "is_idle", lambda self, rank: rank != 1)
+    monkeypatch.setattr(RankExecutor, "is_idle", lambda self, rank: rank != 1)
     with pytest.raises(CommError, match=r"cpu \(rank 1\) has not computed a token"):
         ranks.captured()
-    assert ranks.crew.lost == {1}
-    ranks.crew.close()
+    assert ranks.executor.lost == {1}
+    ranks.executor.close()
 
 
 def test_a_single_device_has_all_the_time_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew = Crew([CPU], ThreadGroup())
+    executor = RankExecutor([CPU], ThreadGroup())
     monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.0)
     asked: list[int] = []
 
-    def is_idle(self: Crew, rank: int) -> bool:
+    def is_idle(self: RankExecutor, rank: int) -> bool:
         asked.append(rank)
         return len(asked) > 20
 
-    monkeypatch.setattr(Crew, "is_idle", is_idle)
-    crew.wait()
+    monkeypatch.setattr(RankExecutor, "is_idle", is_idle)
+    executor.wait()
     assert len(asked) == 21
 
 
 def test_a_token_that_cannot_be_computed_is_an_error(ranks: Ranks) -> None:
-    tasks = [ranks.capture_task(rank) for rank in ranks.crew.ranks]
+    tasks = [ranks.capture_task(rank) for rank in ranks.executor.ranks]
 
     def fail() -> Tensor:
         raise ZeroDivisionError("on a rank")
 
     tasks[-1] = CaptureTask(lambda: None, fail, tasks[-1].capture)
     with pytest.raises(ZeroDivisionError, match="on a rank"):
-        capture_on_all(ranks.crew, tasks)
+        capture_on_all(ranks.executor, tasks)
 
 
 def test_ranks_without_graphs_compute_anew() -> None:
@@ -213,27 +213,27 @@ def test_ranks_without_graphs_compute_anew() -> None:
         found: Any = part
         task = tasks[1] if part is again else CaptureTask(lambda: None, lambda: None, lambda: None)
         task = CaptureTask(task.begin, task.compute, lambda found=found: found, task.states)
-        replays, _ = capture_on_all(ranks.crew, [tasks[0], task])
+        replays, _ = capture_on_all(ranks.executor, [tasks[0], task])
         assert replays.is_whole == is_whole
     before = states(ranks)
     replays.replay()
     assert states(ranks) == [x + 1 for x in before]
-    ranks.crew.close()
+    ranks.executor.close()
 
 
 def test_no_garbage_is_collected_between_the_starts() -> None:
-    crew = Crew([CPU] * 3, ThreadGroup())
+    executor = RankExecutor([CPU] * 3, ThreadGroup())
     assert gc.isenabled()
-    assert crew.here(lambda rank: gc.isenabled()) == [False] * 3
+    assert executor.here(lambda rank: gc.isenabled()) == [False] * 3
     assert gc.isenabled()
-    assert crew.here(lambda rank: torch.is_inference_mode_enabled()) == [True] * 3
+    assert executor.here(lambda rank: torch.is_inference_mode_enabled()) == [True] * 3
     gc.disable()
     try:
-        crew.here(lambda rank: rank)
+        executor.here(lambda rank: rank)
         assert not gc.isenabled(), "the window collects by itself"
     finally:
         gc.enable()
-    crew.close()
+    executor.close()
 
 
 def test_where_a_rank_is_lost_all_is_closed() -> None:
@@ -250,38 +250,40 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
         def close(self) -> None:
             closed.append(self.number)
 
-    crew = Crew([CPU] * 3, ThreadGroup())
-    passes = Passes(crew, n_vocab=10, n_ctx=10, can_rewind=True)
+    executor = RankExecutor([CPU] * 3, ThreadGroup())
+    passes = ModelRunner(executor, n_vocab=10, n_ctx=10, can_rewind=True)
     fakes: list[Any] = [FakeRank(number) for number in range(3)]
     passes.ranks += fakes
     passes.recover()
     assert [fake.recording for fake in fakes] == [None] * 3
     assert len(passes.ranks) == 3
     with pytest.raises(CommError, match="rank 1"):
-        crew.check(1, -1e9)
-    crew.group.settle()
+        executor.check(1, -1e9)
+    executor.group.settle()
     with pytest.raises(threading.BrokenBarrierError):
-        crew.group.meeting((0, 1)).exchange(0, None)  # kernels that wait end as well, see `abort`
+        executor.group.meeting((0, 1)).exchange(
+            0, None
+        )  # kernels that wait end as well, see `abort`
     passes.recover()
     assert closed == [0, 2], "what a lost one uses stays as it is"
     assert not passes.ranks
-    crew.close()
+    executor.close()
 
 
 def test_all_devices_are_asked_while_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """On Windows that is what makes a device begin, and the one before may wait for it."""
     monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.2)
-    crew = Crew([CPU] * 2, ThreadGroup())
+    executor = RankExecutor([CPU] * 2, ThreadGroup())
     begun: set[int] = set()
 
-    def is_idle(self: Crew, rank: int) -> bool:
+    def is_idle(self: RankExecutor, rank: int) -> bool:
         begun.add(rank)
         return len(begun) == 2
 
-    monkeypatch.setattr(Crew, "is_idle", is_idle)
-    crew.wait()
-    assert not crew.lost
-    crew.close()
+    monkeypatch.setattr(RankExecutor, "is_idle", is_idle)
+    executor.wait()
+    assert not executor.lost
+    executor.close()
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
@@ -314,19 +316,21 @@ def test_work_for_a_gpu_touches_no_other(n_ranks: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "Stream", make)
-    crew = Crew([torch.device("cuda:1")] * n_ranks, ThreadGroup())
-    assert crew.here(lambda rank: current.index) == [1] * n_ranks
-    assert crew.run(lambda rank: current.index) == [1] * n_ranks
+    executor = RankExecutor([torch.device("cuda:1")] * n_ranks, ThreadGroup())
+    assert executor.here(lambda rank: current.index) == [1] * n_ranks
+    assert executor.run(lambda rank: current.index) == [1] * n_ranks
     assert current.index == 0
     assert len(asked) == (0 if n_ranks == 1 else 4)
-    crew.close()
+    executor.close()
 
 
-class Warming(Passes):
+class Warming(ModelRunner):
     """Computes only whether kernels that meet do so."""
 
     def __init__(self, one_shots: Any, fails: Callable[[int], bool]) -> None:
-        super().__init__(Crew([CPU] * 2, ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True)
+        super().__init__(
+            RankExecutor([CPU] * 2, ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True
+        )
         self.one_shots, self._fails = one_shots, fails
         self.asked: list[tuple[int, bool]] = []
         rank: Any = SimpleNamespace(card=SimpleNamespace(compiles=True), worker=None, halves=None)
@@ -338,16 +342,16 @@ class Warming(Passes):
             raise CommError(1, "did not answer the other devices in time")
 
 
-class Capturing(Passes):
+class Capturing(ModelRunner):
     """Whose ranks compute singly what cannot be captured."""
 
     def __init__(self, one_shots: Any) -> None:
-        super().__init__(Crew([CPU], ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True)
+        super().__init__(RankExecutor([CPU], ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True)
         self.one_shots = one_shots
         rank: Any = SimpleNamespace(
             card=object(), worker=None, halves=None, recording=None, is_idle=False, refusal="",
             capture_task=lambda token, n_past: (token, n_past),
-            compute=lambda ids, n_past, first, *, in_halves: torch.zeros(1, 10),
+            compute=lambda ids, n_past, first, *, in_micro_batches: torch.zeros(1, 10),
         )  # fmt: skip
         self.ranks += [rank]
 
@@ -362,7 +366,7 @@ def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
     """Tokens that are computed step by step are far slower without."""
     tried: list[object] = []
 
-    def fail(crew: Crew, tasks: object, one_shots: object) -> None:
+    def fail(executor: RankExecutor, tasks: object, one_shots: object) -> None:
         tried.append(one_shots)
         raise error
 
@@ -373,7 +377,7 @@ def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
     assert passes.ranks[0].refusal == str(error)
     assert (passes.one_shots is one_shots) == keeps_one_shots
     assert tried == ([one_shots] if keeps_one_shots else [one_shots, None])
-    passes.crew.close()
+    passes.executor.close()
 
 
 def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
@@ -392,9 +396,9 @@ def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
     with pytest.raises(CommError, match="did not answer"):
         failing.warm_up(4)
     losing = Warming(one_shots, lambda n: n == 2)
-    losing.crew._stalled.add(1)
+    losing.executor._stalled.add(1)
     with pytest.raises(CommError, match="did not answer"):
         losing.warm_up(4)
     assert losing.one_shots is one_shots
     for some in (passes, failing, losing):
-        some.crew.close()
+        some.executor.close()

@@ -21,7 +21,7 @@ from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.decode import token_stream
 from engine.gpu.decode.token_stream import TokenStep, TokenStream
 from engine.gpu.launch import graph
-from engine.parallel.executor import Crew
+from engine.parallel.executor import RankExecutor
 from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.timeline import TokenTimes
 from engine.sampling.sampler import Sampler
@@ -247,7 +247,7 @@ def test_one_of_several_devices_is_not_waited_for_without_end(
     assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
     monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.05)
     monkeypatch.setattr(graph.Tape, "replay", lambda self: None)
-    monkeypatch.setattr(Crew, "is_idle", lambda self, rank: False)
+    monkeypatch.setattr(RankExecutor, "is_idle", lambda self, rank: False)
     with pytest.raises(CommError, match="has not computed a token"):
         stream.next(7, 0, 9)
     assert failed == [1]
@@ -327,7 +327,9 @@ def test_the_host_waits_for_a_device_that_takes_its_time(monkeypatch: pytest.Mon
         return made[-1]
 
     monkeypatch.setattr(token_stream, "capture", capture)
-    monkeypatch.setattr(Crew, "is_idle", lambda self, rank: not any(x.n_pending for x in made))
+    monkeypatch.setattr(
+        RankExecutor, "is_idle", lambda self, rank: not any(x.n_pending for x in made)
+    )
     host, ahead = toy("cpu"), toy("cpu", 2)
     for params in (SamplingParams(**RANDOM, max_tokens=6), SamplingParams(seed=1, max_tokens=5)):
         letters = Letters([ids_of(answer(host, params))[-2]])
