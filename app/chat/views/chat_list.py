@@ -46,9 +46,11 @@ class ChatList(QWidget):
         self._current = ""
         self.search = _Search(self)
         self.search.setClearButtonEnabled(True)
-        self.search.setPlaceholderText("Search chats    Ctrl K")
+        self.search.setPlaceholderText("Search chats")
         self.search.setAccessibleName("Search chats")
-        self.search.setToolTip("Enter opens the first match, Esc leaves the search")
+        self.search.setToolTip(
+            "Search chats (Ctrl+K). Enter opens the first match, Esc leaves the search."
+        )
         self.search.setMinimumHeight(32)
         self.search.returnPressed.connect(self._choose_first)
         self.search.escaped.connect(self._leave_search)
