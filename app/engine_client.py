@@ -203,7 +203,7 @@ class EngineClient(QObject):
             time.sleep(POLL_S)
 
     def _end_what_runs(self, host: EngineHost) -> None:
-        """Cancel a load or an answer, but never the saving of a state of the outgoing model."""
+        """Cancel a load, search or answer, but never the saving of the old model's state."""
         if self._state in (EngineState.LOADING, EngineState.GENERATING):
             host.cancel()
 

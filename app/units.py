@@ -20,11 +20,11 @@ def size_text(n_bytes: float) -> str:
 
 
 def use_text(used: float, total: float, free: float) -> str:
-    """Return a device's use: "13.3 of 24.0 GiB here · 9.6 free"; negative `free` is "1.8 short"."""
+    """Return a device's use: "13.3 of 24.0 GiB · 9.6 free"; negative `free` is "1.8 short"."""
     if free < 0:
         return f"{size_text(used)} of {size_text(total)} · {size_text(-free)} short"
     if used >= GIB and total >= GIB:
-        return f"{used / GIB:.1f} of {total / GIB:.1f} GiB here · {free / GIB:.1f} free"
+        return f"{used / GIB:.1f} of {total / GIB:.1f} GiB · {free / GIB:.1f} free"
     return f"{size_text(used)} of {size_text(total)} · {size_text(free)} free"
 
 

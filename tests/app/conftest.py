@@ -1,4 +1,4 @@
-"""Every test gets its own files, and leaves no thread and no running timer behind."""
+"""Fixtures of the app's tests: own files for each one, and no threads or timers left behind."""
 
 import os
 import threading
@@ -27,7 +27,7 @@ MakePanel = Callable[..., WiredPanel]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Settings and chats below the test's own folder."""
+    """Keep settings and chats in the test's own folder."""
     folder = tmp_path / "home"
     monkeypatch.setenv("TANDEM_HOME", str(folder))
     return folder
@@ -48,7 +48,7 @@ def no_left_overs() -> Iterator[None]:
 
 
 def _running() -> dict[int, str]:
-    """Timers and Qt threads that run now, by identity."""
+    """Return the running timers and Qt threads by their identity."""
     found = {}
     for thing in Shiboken.getAllValidWrappers():
         if isinstance(thing, QThread) and thing is not QThread.currentThread():
@@ -62,7 +62,7 @@ def _running() -> dict[int, str]:
 
 @pytest.fixture
 def script() -> Script:
-    """What the engine of the shells in this test will answer."""
+    """Return the script of the engine behind this test's shells."""
     return Script()
 
 
@@ -70,7 +70,7 @@ def script() -> Script:
 def make_shell(
     qtbot: QtBot, qapp: QApplication, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MakeShell]:
-    """Start the application against a scripted engine; a second call is a restart."""
+    """Return a function that starts the application with a scripted engine, or restarts it."""
     monkeypatch.setattr("app.model.session.read_model_info", lambda path: model_info(str(path)))
     shells: list[Shell] = []
 

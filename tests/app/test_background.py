@@ -1,4 +1,4 @@
-"""Work on a thread: the newest request is done, results come back to the window's thread."""
+"""Jobs on a thread: the newest request is done, results arrive on the window's thread."""
 
 import threading
 
@@ -53,7 +53,7 @@ def test_an_engine_error_is_told_and_the_next_work_goes_on(qtbot: QtBot) -> None
 
 
 def test_what_was_dropped_is_never_told(qtbot: QtBot) -> None:
-    """Also where it was done already and its result is on the way."""
+    """Not even a job that is done and whose result is on the way."""
     job, seen, done = LatestJob("test-job"), [], threading.Event()
     job.done.connect(seen.append)
     job.run(done.set)

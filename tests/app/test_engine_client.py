@@ -159,7 +159,7 @@ def test_a_model_that_made_room_in_vain_is_gone(
 def test_what_a_replaced_load_left_behind_is_known(
     qtbot: QtBot, client: EngineClient, script: Script, late: Event, left: str | None
 ) -> None:
-    """It ended in the moment in which the next one was asked for, and that one came to nothing."""
+    """The first load ends just as the second one is requested, and the second one fails."""
     loaded(qtbot, client)
     script.hold = True
     client.load(LoadParams("/models/third.gguf"))
@@ -190,7 +190,7 @@ def test_a_model_is_there_while_it_is_split_anew(qtbot: QtBot, client: EngineCli
 def test_an_answer_goes_on_over_a_resplit(
     qtbot: QtBot, client: EngineClient, script: Script
 ) -> None:
-    """It is not cancelled, and what comes of both is told in any order."""
+    """The answer is not cancelled, and the events of both may come in any order."""
     loaded(qtbot, client)
     script.hold, script.hold_after = True, 1
     generate(client)

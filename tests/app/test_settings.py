@@ -1,4 +1,4 @@
-"""Settings over restarts, versions and accidents."""
+"""Settings survive restarts, other versions and damaged files."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ def test_what_was_changed_comes_back(path: Path) -> None:
 
 
 def test_a_path_that_is_no_text_does_not_cost_the_settings(path: Path) -> None:
-    """File names on Linux are bytes; those that are not UTF-8 come as lone surrogates."""
+    """File names on Linux are bytes; those that are not UTF-8 become lone surrogates."""
     store = SettingsStore(path)
     store.put(Settings(theme="light", recent_models=("/tmp/\udcff.gguf",)))
     assert store.save()

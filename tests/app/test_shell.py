@@ -100,7 +100,7 @@ def test_cancelling_a_load_leaves_the_file_selected_and_shows_no_banner(
 def test_all_warnings_of_the_model_are_shown_as_they_are(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """Names from a file stand in them, and are no HTML."""
+    """Warnings contain names from the file, which must not be read as HTML."""
     script.warnings = ("The pre-tokenizer '<b>x</b>' is unknown.", "There is no chat template.")
     shell = make_shell(model=MODEL)
     assert banner(shell) == " ".join(script.warnings)
@@ -112,7 +112,7 @@ def test_all_warnings_of_the_model_are_shown_as_they_are(
 def test_closing_in_the_middle_of_work_leaves_no_thread_and_saves(
     qtbot: QtBot, make_shell: MakeShell, script: Script, phase: str
 ) -> None:
-    """The fixture that looks for threads does the rest."""
+    """The fixture `no_left_overs` checks the threads."""
     shell = make_shell(model=MODEL if phase == "answer" else None)
     script.hold, script.hold_after = True, 2
     if phase == "load":
@@ -196,7 +196,7 @@ def test_ejecting_while_answering_ends_the_answer_first(
 def test_a_model_opened_while_another_is_ejected_shows_its_loading(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """The end of the one comes while the other is under way, and must not hide Cancel."""
+    """The event of the ejection comes while the other model loads, and must not hide Cancel."""
     shell = make_shell(model=MODEL)
     script.hold = True
     with qtbot.waitSignal(shell.client.unloaded):

@@ -40,7 +40,7 @@ def ranks(*devices: str, off: tuple[int, ...] = ()) -> tuple[RankSettings, ...]:
 
 
 class FakeSplit:
-    """A split panel with nothing but its settings."""
+    """A split session with nothing but its settings."""
 
     def __init__(self, path: str, settings: SplitSettings) -> None:
         self.path, self.settings = path, settings

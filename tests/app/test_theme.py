@@ -1,4 +1,4 @@
-"""The look: every colour readable, every role styled, every icon drawn."""
+"""Themes: every colour is readable, every role is styled, every icon is drawn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROLES = (
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance as WCAG 2 defines it."""
+    """Return the relative luminance as WCAG 2 defines it."""
     parts = (QColor(colour).redF(), QColor(colour).greenF(), QColor(colour).blueF())
     r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
@@ -46,7 +46,7 @@ def contrast(first: str, second: str) -> float:
 
 @pytest.mark.parametrize("name", THEMES)
 def test_every_text_colour_reaches_wcag_aa_on_every_surface(name: str) -> None:
-    """4.5:1 for text, on each background that texts stand on."""
+    """WCAG AA asks for 4.5:1, on each background that has text on it."""
     colours = THEMES[name]
     for ground in (colours.window, colours.surface, colours.raised, colours.code_background):
         for text in ("text", "muted", "danger", "warn", "ok"):
@@ -56,7 +56,7 @@ def test_every_text_colour_reaches_wcag_aa_on_every_surface(name: str) -> None:
 
 @pytest.mark.parametrize("name", THEMES)
 def test_device_colours_are_distinct_and_stand_out(name: str) -> None:
-    """3:1 for graphics against the panel, and no two devices alike."""
+    """WCAG asks for 3:1 between graphics and the panel; no two devices look alike."""
     colours = THEMES[name]
     for colour in colours.devices:
         assert contrast(colour, colours.surface) >= 3.0, colour
@@ -67,7 +67,7 @@ def test_device_colours_are_distinct_and_stand_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", THEMES)
 def test_the_style_sheet_fills_in_completely(qapp: QApplication, name: str) -> None:
-    """No $word is left over, and each role has a rule."""
+    """No $word is left in the sheet, and each role has a rule."""
     apply_theme(qapp, name)
     sheet = qapp.styleSheet()
     assert "$" not in sheet
@@ -79,7 +79,7 @@ def test_the_style_sheet_fills_in_completely(qapp: QApplication, name: str) -> N
 
 @pytest.mark.parametrize("name", ICONS)
 def test_every_icon_is_drawn_in_the_asked_colour(qapp: QApplication, name: str) -> None:
-    """Wherever the icon is more than half opaque it is red."""
+    """Every pixel that is more than half opaque is red."""
     image = icon(name, "#ff0000").pixmap(24, 24).toImage()
     image = image.convertToFormat(QImage.Format.Format_ARGB32)
     pixels = [image.pixelColor(x, y) for x in range(image.width()) for y in range(image.height())]
@@ -89,7 +89,7 @@ def test_every_icon_is_drawn_in_the_asked_colour(qapp: QApplication, name: str) 
 
 
 def test_switching_the_theme_says_so_once(qapp: QApplication, qtbot: QtBot) -> None:
-    """`changed` comes when the theme differs, not when it is applied again."""
+    """`changed` is emitted for another theme, not when the same one is applied again."""
     apply_theme(qapp, "dark")
     with qtbot.waitSignal(theme_signals().changed, timeout=1000):
         apply_theme(qapp, "light")
@@ -120,7 +120,7 @@ def test_texts_are_in_the_bundled_font_with_digits_of_one_width(
 
 
 def test_a_role_set_later_changes_the_look(qapp: QApplication, qtbot: QtBot) -> None:
-    """`set_role` restyles a widget that is on screen already."""
+    """`set_role` restyles a widget that is already on screen."""
     apply_theme(qapp, "dark")
     button = QPushButton(" ")
     qtbot.addWidget(button)
@@ -133,7 +133,7 @@ def test_a_role_set_later_changes_the_look(qapp: QApplication, qtbot: QtBot) -> 
 
 
 def test_mix_meets_both_ends_and_the_middle() -> None:
-    """0 is the first colour, 1 the second."""
+    """A weight of 0 gives the first colour, 1 the second."""
     assert [mix("#000000", "#ffffff", w) for w in (0.0, 0.5, 1.0)] == [
         "#000000", "#808080", "#ffffff",
     ]  # fmt: skip

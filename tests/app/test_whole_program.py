@@ -1,4 +1,4 @@
-"""The window with the real engine and the bundled model: the main job, and what can go wrong."""
+"""The window with the real engine and the bundled model: the main use, and failures."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -145,7 +145,7 @@ def test_closing_while_it_answers_leaves_nothing_behind(loaded: Shell, qtbot: Qt
 def test_closing_in_the_middle_of_a_load_leaves_nothing_behind(
     shell: Shell, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    """Large enough that the load takes a while; it ends at the next chunk."""
+    """The model is large enough that its load takes a while; it ends at the next chunk."""
     path = tiny_gguf(tmp_path / "large.gguf", n_layer=8, n_embd=1024, n_head=16, n_ff=4096)
     with qtbot.waitSignal(shell.client.load_progress, timeout=WAIT_MS):
         shell.models.open(str(path))

@@ -1,4 +1,4 @@
-"""Starting the window, being usable by keyboard, and staying awake while an answer streams."""
+"""The window's start, its use by keyboard, and its response while an answer streams."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ def test_tab_leads_from_the_composer_round_and_back(qtbot: QtBot, make_shell: Ma
 
 
 def test_tab_goes_as_the_window_is_read(qtbot: QtBot, make_shell: MakeShell) -> None:
-    """Also to what was made after the window: a device's row comes before what is below it."""
+    """So it goes through later widgets, too: a device's row comes before what is below it."""
     shell = make_shell(model=MODEL)
     shell.chat_presenter.send("Hi")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
@@ -126,7 +126,7 @@ def test_a_closed_panel_hands_the_focus_to_the_composer(
 def test_the_model_bar_cuts_a_long_name_and_nothing_else(
     qtbot: QtBot, qapp: QApplication, width: int
 ) -> None:
-    """While it loads, name, progress and button stand side by side; the tool tip has the name."""
+    """During a load, name, progress and button are side by side; the tool tip has the name."""
     apply_theme(qapp, "dark")
     window = QWidget()
     qtbot.addWidget(window)

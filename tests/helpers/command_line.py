@@ -1,4 +1,4 @@
-"""`tandem` as its users see it: what it prints, where, and the status it ends with."""
+"""The result of a run of `tandem`: its output, its messages and its exit status."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Outcome:
 
     @property
     def document(self) -> Any:
-        """The JSON on stdout, which must be all that is there."""
+        """The JSON document on stdout, which must be all of it."""
         assert self.status == 0, self.err
         return json.loads(self.out)
 
@@ -29,7 +29,7 @@ Run = Callable[..., Outcome]
 
 
 def assert_refused(outcome: Outcome, problem: str) -> None:
-    """Status 1, nothing on stdout and one line on stderr."""
+    """Check for status 1, nothing on stdout and one line on stderr."""
     assert outcome.status == 1
     assert outcome.out == ""
     assert problem in outcome.err

@@ -1,4 +1,4 @@
-"""An engine host without an engine: it answers commands from a script, on its own thread."""
+"""An engine host without an engine, which answers commands from a script on its own thread."""
 
 import queue
 import threading
@@ -49,7 +49,7 @@ GIB = 1 << 30
 
 
 def model_info(path: str = "/models/tiny-chat-q4_k_m.gguf", **changes: object) -> ModelInfo:
-    """A header that looks like a small chat model's."""
+    """Return a header like that of a small chat model."""
     values: dict[str, object] = {
         "path": path, "name": "Tiny Chat", "architecture": "llama", "supported": True,
         "n_layer": 22, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_vocab": 32000,
@@ -73,10 +73,10 @@ def model_loaded(params: LoadParams, warnings: tuple[str, ...] = ()) -> ModelLoa
 
 @dataclass
 class Script:
-    """What the next commands will lead to.
+    """The script of the events that the next commands lead to.
 
     Attributes:
-        pause_s: between two events; the pause ends early when the command is cancelled.
+        pause_s: pause between two events, in seconds; a cancellation ends it early.
         hold: while set, a command waits for its cancellation after `hold_after` events.
     """
 
@@ -97,7 +97,7 @@ class Script:
 
 
 class FakeHost:
-    """Same interface and same order of events as the real host."""
+    """A host with the interface and the order of events of the real one."""
 
     def __init__(self, on_event: Callable[[HostEvent], None], script: Script | None = None) -> None:
         self.script = script or Script()
@@ -128,7 +128,7 @@ class FakeHost:
         return not self._thread.is_alive()
 
     def send(self, generation: int, event: Event) -> None:
-        """Deliver any event, as from a command that nobody waits for any more."""
+        """Deliver an event, as from a command that nobody waits for any more."""
         self._on_event(HostEvent(generation, event))
 
     def _run(self) -> None:
@@ -161,7 +161,7 @@ class FakeHost:
             self.send(number, StateLoaded(command.path, (1, 2, 3)))
 
     def _tune(self, number: int, command: Tune) -> None:
-        """Each of the devices alone, then all of them; the first one is the fastest."""
+        """Try each device alone, then all of them; the first one is the fastest."""
         if self.script.tune_error is not None:
             self.send(number, Failed(self.script.tune_error, self.script.loses_model))
             return
@@ -213,7 +213,7 @@ class FakeHost:
             self.send(number, _finished(script.reason, n_done))
 
     def _pause(self, number: int, n_done: int) -> bool:
-        """Wait as the script says; True when the command is cancelled."""
+        """Wait as the script says, and return whether the command was cancelled."""
         with self._changed:
             holds = self.script.hold and n_done >= self.script.hold_after
             timeout = None if holds else self.script.pause_s

@@ -1,4 +1,4 @@
-"""What a test does with the running window, and what it reads off it."""
+"""Actions of tests in the running window, and what they read from it."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ def ask(qtbot: QtBot, shell: Shell, text: str) -> None:
 
 
 def shown(shell: Shell) -> list[str]:
-    """The texts in the chat, from the top."""
+    """Return the texts in the chat, from the top."""
     texts = []
     for view in shell.window.chat_view.shown:
         if isinstance(view, AnswerView):
@@ -44,6 +44,6 @@ def banner(shell: Shell) -> str:
 
 
 def prompts(shell: Shell) -> list[list[tuple[str, str]]]:
-    """The turns of every generation that the engine was asked for."""
+    """Return the turns of every requested generation."""
     commands = [c for c in host_of(shell).commands if isinstance(c, Generate)]
     return [[(m.role, m.content) for m in command.messages] for command in commands]

@@ -1,4 +1,4 @@
-"""How long the GUI thread was ever kept from answering."""
+"""A measurement of how long the GUI thread does not respond."""
 
 import time
 
@@ -6,7 +6,7 @@ from PySide6.QtCore import QObject, Qt, QTimer, Slot
 
 
 class StallWatch(QObject):
-    """A timer of the GUI thread that notes by how much it comes late.
+    """A timer of the GUI thread that records its delays.
 
     Attributes:
         worst_s: the longest time without an answer, in seconds.
@@ -25,7 +25,7 @@ class StallWatch(QObject):
         self._timer.start()
 
     def restart(self) -> None:
-        """Forget what was seen so far."""
+        """Discard all recorded delays."""
         self.worst_s, self.late_s, self._last = 0.0, [], time.perf_counter()
 
     def stop(self) -> None:

@@ -90,7 +90,7 @@ class ChatView(QScrollArea):
         self._is_following = True
 
     def cut(self, n_messages: int) -> None:
-        """Show only the first turns."""
+        """Show only the first `n_messages` turns."""
         n_kept = max(0, n_messages - self._first)
         for view in self._views[n_kept:]:
             self._remove(view)

@@ -1,4 +1,4 @@
-"""Chats that are opened again: what the engine had computed of them is still there."""
+"""Chats that are opened again: the engine gets their KV cache back."""
 
 import os
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def _short_chats_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(qapp: QApplication, qtbot: QtBot) -> Shell:
-    """A window with the demo model."""
+    """Open a window with the demo model."""
     shell = Shell(qapp)
     shell.start()
     shell.window.sampling.set_params(SamplingParams(temperature=0, max_tokens=24))
@@ -51,7 +51,7 @@ def shell(qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
 
 
 def n_cached(qtbot: QtBot, shell: Shell, question: str) -> int:
-    """Ask, and tell how many tokens of the prompt had not to be computed."""
+    """Ask, and return how many prompt tokens came from the cache."""
     found: list[Finished] = []
     shell.client.finished.connect(found.append)
     ask(qtbot, shell, question)

@@ -24,7 +24,7 @@ LINES = [
 
 
 def streamed(text: str, cuts: list[int]) -> list[Piece]:
-    """All pieces after feeding `text` in parts, those not final last."""
+    """Return all pieces after feeding `text` in parts, the ones that are not final last."""
     stream, done, start = MarkdownStream(), [], 0
     for cut in [*sorted(cuts), len(text)]:
         done += stream.feed(text[start:cut])
@@ -36,7 +36,7 @@ def streamed(text: str, cuts: list[int]) -> list[Piece]:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_text_that_streams_in_ends_as_if_read_at_once(data: st.DataObject) -> None:
-    """Wherever it is cut, also in the middle of a mark."""
+    """The text may be cut anywhere, also in the middle of a mark."""
     lines = data.draw(st.lists(st.sampled_from(LINES), max_size=14))
     text = "\n".join(lines)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))

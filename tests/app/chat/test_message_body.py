@@ -79,7 +79,7 @@ def test_growing_ends_in_the_same_picture_as_showing_at_once(qtbot: QtBot, cuts:
 def test_what_is_complete_is_never_written_again(
     body: MessageBody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Growing by a word costs the same after many paragraphs as after one."""
+    """A new word costs the same after many paragraphs as after one."""
     body.set_text("paragraph\n\n" * 50 + "tail")
     written: list[object] = []
     monkeypatch.setattr(ProseView, "write", lambda view, pieces: written.extend(pieces))
@@ -90,7 +90,7 @@ def test_what_is_complete_is_never_written_again(
 
 
 def test_a_line_that_becomes_something_else_is_rewritten_in_its_view(body: MessageBody) -> None:
-    """A mark that closes turns words before it bold; a list item may begin as a paragraph."""
+    """A closing mark turns earlier words bold; a list item may begin as a paragraph."""
     body.set_text("some **bo")
     view = body._views[0]
     for text in ("ld** words", "\n\n*", " item", "\n# H"):

@@ -1,4 +1,4 @@
-"""One message: what its copy button takes."""
+"""A message: the text that its copy button copies."""
 
 import pytest
 from pytestqt.qtbot import QtBot

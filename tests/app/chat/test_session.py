@@ -1,4 +1,4 @@
-"""What must not get lost between two chats, two windows, and an answer that ends meanwhile."""
+"""The session loses nothing between two chats, two windows, and an answer that ends meanwhile."""
 
 from pytestqt.qtbot import QtBot
 
@@ -82,7 +82,7 @@ def test_dropping_the_oldest_goes_on_in_the_chat_that_was_full(
 def test_nothing_is_asked_while_another_model_is_loading(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """The question would wait behind the loading, and stopping it would stop both."""
+    """The question would wait for the load, and stopping it would stop both."""
     shell = make_shell(model=MODEL)
     script.hold = True
     shell.models.load()

@@ -1,4 +1,4 @@
-"""The running window against a scripted engine: asking, stopping, editing, keeping."""
+"""The window with a scripted engine: asking, stopping, editing, saving."""
 
 import json
 from pathlib import Path
@@ -261,7 +261,7 @@ def test_sampling_and_system_prompt_reach_the_engine_and_survive_a_restart(
 def test_a_long_answer_is_saved_while_it_is_written(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """A power cut costs a few seconds of it at most."""
+    """A power cut costs at most its last seconds."""
     shell = make_shell(model=MODEL)
     script.hold, script.hold_after = True, 2
     shell.session._autosave.setInterval(20)

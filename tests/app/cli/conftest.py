@@ -1,4 +1,4 @@
-"""Commands run in this process, on small models."""
+"""Fixtures that run commands in this process, on small models."""
 
 import io
 import sys
@@ -16,14 +16,14 @@ from tests.helpers.tiny_gguf import tiny_gguf
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What commands keep for the next time stays out of the user's folders."""
+    """Keep the files that commands write out of the user's folders."""
     monkeypatch.setenv("TANDEM_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture(autouse=True)
 def no_left_overs() -> Iterator[None]:
-    """Every model that a command loads is closed: no rank thread lives on."""
+    """Fail a test after which a rank's thread lives on: a command must close its model."""
     before = set(threading.enumerate())
     yield
     assert set(threading.enumerate()) <= before
@@ -31,7 +31,7 @@ def no_left_overs() -> Iterator[None]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `tandem` in this process."""
+    """Return a function that runs `tandem` in this process."""
 
     def call(*arguments: object, stdin: str = "") -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
-    """A small model with a chat template."""
+    """Write a small model with a chat template."""
     return tiny_gguf(folder / "chat.gguf", n_head_kv=4, n_ctx=512, chat_template=TEMPLATE)
 
 
@@ -67,7 +67,7 @@ def vocabulary(folder: Path, draft: ModelDraft) -> Path:
 
 @pytest.fixture(scope="module")
 def foreign(folder: Path, draft: ModelDraft) -> Path:
-    """A file of an architecture that there is no code for."""
+    """Write a file of an unknown architecture."""
     meta = {key.replace("llama.", "mumble."): value for key, value in draft.meta.items()}
     meta["general.architecture"] = "mumble"
     return ModelDraft(meta, draft.tensors).write(folder / "foreign.gguf")

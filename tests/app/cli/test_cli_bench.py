@@ -1,4 +1,4 @@
-"""`bench`: what it crosses, what it says about each line, and how it prints it."""
+"""`bench`: the combinations it measures, the fields of each row, and its formats."""
 
 import csv
 import itertools
@@ -29,7 +29,7 @@ FAST = ("-p", "8", "-n", "3", "-r", "2")
 
 @pytest.fixture(autouse=True)
 def speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is not measured each time, which takes a second."""
+    """Replace the measurement of the machine, which takes a second."""
 
     def measure(device: str) -> DeviceSpeed:
         if device != "cpu":
@@ -89,7 +89,7 @@ def test_what_is_reached_is_a_part_of_what_the_machine_can_do(run: Run, model: P
 
 
 def running(n_ranks: int, n_threads: int) -> int:
-    """Threads of `n_ranks` where `n_threads` are asked for: as many for each, at least one."""
+    """Return the threads of `n_ranks` for `n_threads` requested: equally many, at least one."""
     return n_ranks * max(1, min(n_threads, os.cpu_count() or 1) // n_ranks)
 
 
@@ -305,7 +305,7 @@ def test_files_that_are_no_models_are_one_line(
 
 
 def test_modes_are_crossed_and_shown(run: Run, model: Path) -> None:
-    """Groups that do not fit the devices are a line that says so, and modes without them one."""
+    """Groups that do not fit the devices become a row that says so; other modes have one row."""
     arguments = (
         "--devices", "cpu,cpu,cpu", "--split-mode", "tensor,groups", "--groups", "2,1;auto;2,2",
         "--n-cpu-blocks", "0,1", "--reserve", "cpu=1", "-p", "0", "-n", "1", "-r", "1",
@@ -325,7 +325,7 @@ def test_modes_are_crossed_and_shown(run: Run, model: Path) -> None:
 
 
 def test_ways_between_gpus_are_crossed_and_shown(run: Run, model: Path) -> None:
-    """Of ranks on the CPU they make no difference."""
+    """They make no difference to ranks on the CPU."""
     arguments = "-p", "0", "-n", "1", "-r", "1", "--devices", "cpu", "--p2p"
     results = run("bench", model, *arguments, "auto,off", "--json").document["results"]
     assert [result["p2p"] for result in results] == ["auto", "off"]

@@ -1,4 +1,4 @@
-"""Where commands put a model if no option says so."""
+"""The split that commands choose if no option does."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +17,7 @@ SPLIT_OPTIONS = (
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Make this machine one with these cards."""
+    """Pretend that this machine has these GPUs."""
 
     def become(rig: str) -> None:
         monkeypatch.setattr(Forecaster, "of_machine", lambda: Forecaster.of_rig(parse_rig(rig)))
@@ -27,7 +27,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[LoadParams]:
-    """What was asked for; it is loaded on the CPU instead."""
+    """Record the requested load, and load on the CPU instead."""
     asked: list[LoadParams] = []
     from engine import Model
 

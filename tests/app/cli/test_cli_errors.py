@@ -1,4 +1,4 @@
-"""What cannot be done is said in one line on stderr, with a status of its own."""
+"""Errors are one line on stderr, with an exit status of their own."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`devices`, `inspect` and `plan`: what is known without computing."""
+"""`devices`, `inspect` and `plan`: facts that need no loaded model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_devices_lists_the_cpu(run: Run) -> None:
 def test_gpus_are_named_by_uuid_wherever_a_device_is_named(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As ranks, where a part is moved to, where memory stays free, and in a plan that is kept."""
+    """UUIDs name ranks, targets of overrides, devices of a reserve, and devices of saved plans."""
     install(three_gpus(), monkeypatch)
     named = (
         "--devices", "GPU-aaaa1,cpu,gpu-bbbb", "--override", "ffn=GPU-aaaa3333", "--reserve",

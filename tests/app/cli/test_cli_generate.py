@@ -57,7 +57,7 @@ def test_the_text_does_not_depend_on_the_split(
 
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
 def test_the_cache_may_be_quantised(run: Run, tmp_path: Path, kv_type: str) -> None:
-    """Bytes as planned, and the same text on any split."""
+    """Bytes are as planned, and the text is the same on any split."""
     path = tiny_gguf(tmp_path / "m.gguf", head_dim=32)
     ask = ("generate", path, "-p", "hello world", *GREEDY, "--kv-type", kv_type, "--json")
     alone = run(*ask).document
@@ -157,7 +157,7 @@ def test_wherever_parts_lie_the_answer_is_the_same(
 
 
 def test_a_control_vector_steers_by_its_scale(run: Run, model: Path, folder: Path) -> None:
-    """The file is the one of the library's tests; here it must arrive with scale and layers."""
+    """The library tests the file itself; here it must arrive with its scale and layers."""
     n_embd = inspect_model(model).info.n_embd
     direction = {1: np.random.default_rng(0).normal(size=n_embd).astype(np.float32)}
     vector = write_control_vector(folder / "steer.gguf", direction)
@@ -213,7 +213,7 @@ def test_an_error_ends_a_turn_but_not_the_chat(run: Run, model: Path) -> None:
 def test_chat_does_not_remember_thoughts(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in the window: what a model thought is no part of the conversation."""
+    """As in the window, a thought is no part of the conversation."""
     asked: list[Generate] = []
 
     def think(model: object, request: Generate, *, is_silent: bool) -> Answer:

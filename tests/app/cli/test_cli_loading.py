@@ -1,4 +1,4 @@
-"""What is shown while a model is loaded."""
+"""The progress line of a load."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from engine import LoadProgress
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a terminal gets; the clock goes on by half a second between reports."""
+    """Return what a terminal gets; the clock advances by half a second between reports."""
     texts: list[str] = []
     times = iter(range(100))
     monkeypatch.setattr(loading.sys.stderr, "isatty", lambda: True, raising=False)
@@ -19,7 +19,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_speed_is_that_of_what_was_read_between_reports(shown: list[str]) -> None:
-    """What came before the first report took nobody knows how long."""
+    """The time before the first report is unknown."""
     watch = LoadWatch()
     for n in (1, 2, 5, 5, 10):
         watch(LoadProgress(n * 10**9, 10**10))

@@ -14,7 +14,7 @@ from tests.helpers.tiny_gguf import tiny_gguf
 
 
 def plain_losses(path: Path, ids: Sequence[int]) -> np.ndarray[Any, Any]:
-    """-log p of each token but the first, from the plain reference."""
+    """Return -log p of each token but the first, from the plain reference."""
     logits = PlainLlama(path).logits(list(ids))[:-1]
     top = logits.max(-1)
     log_sum = np.log(np.exp(logits - top[:, None]).sum(-1)) + top

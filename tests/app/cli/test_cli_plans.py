@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(command: str, subcommand: str) -> LoadParams:
-    """What the parser of a subcommand makes of a command line."""
+    """Return the parsed arguments of a subcommand's command line."""
     program, name, *arguments = shlex.split(command)
     assert (program, name) == ("tandem", subcommand)
     parser = argparse.ArgumentParser()

@@ -1,4 +1,4 @@
-"""Encodings, closed pipes, Ctrl+C: the command line among other programs."""
+"""The command line among other programs: encodings, closed pipes, Ctrl+C."""
 
 import io
 import json
@@ -19,7 +19,7 @@ REPO = Path(__file__).resolve().parents[3]
 def test_any_text_can_be_written_to_any_terminal(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the encoding lacks a character, another stands in its place; JSON escapes it."""
+    """A character that the encoding lacks is replaced; JSON escapes it."""
     for options in ((), ("--json",)):
         stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
         monkeypatch.setattr(sys, "stdout", stream)
@@ -52,7 +52,7 @@ def test_a_closed_input_is_an_empty_one(
 
 
 def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Interrupt when the first text is shown."""
+    """Interrupt the process when the first text is shown."""
     shown: list[str] = []
 
     def write(text: str = "", end: str = "\n") -> None:
@@ -94,7 +94,7 @@ def test_ctrl_c_while_loading_ends_the_program(
 
 
 def start(*arguments: object) -> "subprocess.Popen[str]":
-    """`python -m app …` in a process of its own."""
+    """Start `python -m app …` in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONIOENCODING": "utf-8"}
     return subprocess.Popen(
         [sys.executable, "-m", "app", *map(str, arguments)],

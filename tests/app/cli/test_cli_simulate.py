@@ -1,4 +1,4 @@
-"""`plan`: predicted speed, on this machine and on one that is not here."""
+"""`plan`: predicted speed, on this machine and on simulated ones."""
 
 from pathlib import Path
 

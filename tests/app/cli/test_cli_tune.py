@@ -1,4 +1,4 @@
-"""`tune`: what it says before, while and after it searches."""
+"""`tune`: its output before, during and after a search."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a file lacks is said on stderr by every command that loads it, and never in the result."""
+"""Every command that loads a file warns on stderr, never in its result, of what the file lacks."""
 
 import json
 from pathlib import Path

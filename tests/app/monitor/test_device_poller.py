@@ -1,4 +1,4 @@
-"""Readings cross from the monitor's thread to the GUI thread, and the thread ends."""
+"""Snapshots cross from the monitor's thread to the GUI thread, and the thread ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def monitor_threads() -> list[threading.Thread]:
 
 
 def test_readings_arrive_on_the_gui_thread_until_stopped(qtbot: QtBot) -> None:
-    """The CPU is always among them; no thread is left, and nothing comes after the stop."""
+    """The CPU is always among them; after the stop there is no thread and no snapshot."""
     poller, receiver = DevicePoller(interval_s=0.02), Receiver()
     poller.snapshots.connect(receiver.take)
     poller.start()
@@ -45,7 +45,7 @@ def test_readings_arrive_on_the_gui_thread_until_stopped(qtbot: QtBot) -> None:
 
 
 def test_starting_and_stopping_twice_is_harmless(qtbot: QtBot) -> None:
-    """One thread at most, and a stopped poller can start again."""
+    """There is at most one thread, and a stopped poller can start again."""
     poller = DevicePoller(interval_s=5)
     poller.stop()
     poller.start()

@@ -1,4 +1,4 @@
-"""The ring of recent values gives what a plain list would give."""
+"""The ring of recent values returns what a plain list would return."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ entries = st.lists(
 def test_a_window_of_the_ring_equals_that_of_a_list(
     steps: list[tuple[float, dict[str, float]]], capacity: int, since: float
 ) -> None:
-    """Also when it went round many times, and where series came and went."""
+    """It also holds after many rounds, and for series that come and go."""
     history = SeriesHistory(capacity)
     plain: list[tuple[float, dict[str, float]]] = []
     now = 0.0
@@ -41,7 +41,7 @@ def test_a_window_of_the_ring_equals_that_of_a_list(
 
 
 def test_reading_copies_nothing() -> None:
-    """Views of the arrays that were made at the start, in one piece."""
+    """Results are contiguous views of the arrays allocated at the start."""
     history = SeriesHistory(4)
     for time in range(11):
         history.append(time, {"a": time})
@@ -52,7 +52,7 @@ def test_reading_copies_nothing() -> None:
 
 
 def test_an_empty_history_has_nothing() -> None:
-    """No times, no values, and the last one is not a number."""
+    """There are no times and no values, and the last value is NaN."""
     history = SeriesHistory(3)
     assert history.times(0).size == 0
     assert math.isnan(history.last("a"))

@@ -1,4 +1,4 @@
-"""The monitor shows what the devices did, cheaply."""
+"""The monitor shows the devices' figures at low cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 def reading(at: float, loads: Sequence[float | None], used: int = 6) -> list[DeviceSnapshot]:
-    """GPUs with these loads, `used` of 24 GiB in use, and the CPU."""
+    """Return a snapshot of GPUs with these loads and `used` of 24 GiB in use, and of the CPU."""
     gpus = [
         DeviceSnapshot(f"cuda:{i}", at, used * GIB, 24 * GIB, GIB, load)
         for i, load in enumerate(loads)
@@ -33,7 +33,7 @@ def curve(plot: HistoryPlot, name: str) -> tuple[list[float], list[float]]:
 
 
 def has_colour(image: QImage, colour: str) -> bool:
-    """Whether a pixel comes close to it: a smooth line is mixed with its background."""
+    """Return whether a pixel is close to a colour: a smooth line is mixed with its background."""
     wanted = QColor(colour)
 
     def distance(x: int, y: int) -> int:
@@ -45,7 +45,7 @@ def has_colour(image: QImage, colour: str) -> bool:
 
 
 def test_the_last_two_minutes_are_drawn_up_to_now(monitor: MonitorPanel) -> None:
-    """Older readings fall out on the left; x is seconds before now."""
+    """Older values leave on the left; x is minus the age in seconds."""
     for second in range(200):
         monitor.add_snapshots(reading(1000.0 + second, [second / 2]))
     x, y = curve(monitor.load, "cuda:0")
@@ -55,7 +55,7 @@ def test_the_last_two_minutes_are_drawn_up_to_now(monitor: MonitorPanel) -> None
 
 
 def test_each_device_has_the_colour_of_its_place_in_the_list(monitor: MonitorPanel) -> None:
-    """The same index as in the split panel, and really painted."""
+    """The index is the same as in the split panel, and the colour is really painted."""
     for second in range(60):
         monitor.add_snapshots(reading(1000.0 + second, [90.0, 50.0]))
     for index, name in enumerate(("cuda:0", "cuda:1", "cpu")):
@@ -68,7 +68,7 @@ def test_each_device_has_the_colour_of_its_place_in_the_list(monitor: MonitorPan
 
 
 def test_the_latest_values_stand_there_as_text(monitor: MonitorPanel) -> None:
-    """For eyes and for a screen reader; nothing is invented where nothing is told."""
+    """The text is for eyes and for screen readers; unknown values are left out."""
     monitor.add_rate(61.84)
     monitor.add_snapshots(reading(time.monotonic(), [91.0, None]))
     assert monitor.load.accessibleDescription() == "GPU 0 91 %, CPU 0 12 %"
@@ -78,7 +78,7 @@ def test_the_latest_values_stand_there_as_text(monitor: MonitorPanel) -> None:
 
 
 def test_a_rate_is_drawn_while_it_is_fresh_and_zero_after(monitor: MonitorPanel) -> None:
-    """Between messages the speed is 0, not the last value for ever."""
+    """Between messages the rate is 0 rather than the last value."""
     now = time.monotonic()
     monitor.add_snapshots(reading(now, [1.0]))
     monitor.add_rate(40.0)
@@ -88,7 +88,7 @@ def test_a_rate_is_drawn_while_it_is_fresh_and_zero_after(monitor: MonitorPanel)
 
 
 def test_an_answer_between_two_readings_is_not_lost(monitor: MonitorPanel) -> None:
-    """Its speed is drawn once, though it ended before the reading."""
+    """Its rate is drawn once, although it ended before the snapshot."""
     monitor.add_rate(40.0)
     monitor.add_rate(0.0)
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_an_answer_between_two_readings_is_not_lost(monitor: MonitorPanel) -> No
 
 
 def test_a_message_is_marked_until_it_leaves_the_window(monitor: MonitorPanel) -> None:
-    """A dotted line that moves left with the time."""
+    """The mark is a dotted line that moves left with time."""
     monitor.mark_message()
     now = time.monotonic()
     monitor.add_snapshots(reading(now + 30, [1.0]))
@@ -108,7 +108,7 @@ def test_a_message_is_marked_until_it_leaves_the_window(monitor: MonitorPanel) -
 
 
 def test_a_gpu_that_is_lost_leaves_a_gap_and_the_rest_goes_on(monitor: MonitorPanel) -> None:
-    """Its reading has a problem instead of figures."""
+    """Its snapshot has a problem instead of figures."""
     monitor.add_snapshots(reading(1000.0, [5.0]))
     lost = DeviceSnapshot("cuda:0", 1001.0, 0, 0, 0, problem="The GPU fell off the bus.")
     monitor.add_snapshots([lost, reading(1001.0, [])[0]])
@@ -120,7 +120,7 @@ def test_a_gpu_that_is_lost_leaves_a_gap_and_the_rest_goes_on(monitor: MonitorPa
 
 
 def test_nothing_is_drawn_while_hidden_and_all_is_there_when_shown(monitor: MonitorPanel) -> None:
-    """A closed dock costs no drawing but loses no history."""
+    """A closed dock draws nothing and loses no history."""
     monitor.hide()
     for second in range(10):
         monitor.add_snapshots(reading(1000.0 + second, [second]))
@@ -130,7 +130,7 @@ def test_nothing_is_drawn_while_hidden_and_all_is_there_when_shown(monitor: Moni
 
 
 def test_the_graphs_follow_the_theme(monitor: MonitorPanel, qapp: QApplication) -> None:
-    """Curves take the colours of the other theme at once."""
+    """Curves take the colours of another theme at once."""
     monitor.add_snapshots(reading(1000.0, [5.0]))
     apply_theme(qapp, "light")
     assert monitor.load._curves["cuda:0"].opts["pen"].color().name() == theme().device_colour(0)
@@ -139,7 +139,7 @@ def test_the_graphs_follow_the_theme(monitor: MonitorPanel, qapp: QApplication) 
 
 
 def test_the_graphs_share_one_time_axis(monitor: MonitorPanel) -> None:
-    """What happened at once stands at the same place in all three."""
+    """Simultaneous events are at the same place in all three."""
     monitor.memory.plot.setXRange(-50, 0, padding=0)
     for plot in (monitor.load, monitor.speed):
         low, high = plot.plot.getViewBox().viewRange()[0]
@@ -165,5 +165,5 @@ def test_a_refresh_costs_less_than_one_percent_of_a_core(monitor: MonitorPanel) 
     ("highest", "top"), [(0, 1), (0.5, 1), (0.95, 2), (3.5, 4), (7.2, 8), (61.8, 80), (950, 2000)]
 )
 def test_a_scale_ends_at_a_round_number_above_the_data(highest: float, top: float) -> None:
-    """With a tenth of headroom."""
+    """The scale has a tenth of headroom."""
     assert nice_top(highest) == top

@@ -1,4 +1,4 @@
-"""The timeline shows what each rank spent the time of tokens with."""
+"""The timeline shows how each rank spent the time of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 
 def token(*ranks: tuple[float, float], seconds: float = 0.02) -> TokenTimes:
-    """Parts of the time that each rank computes and waits."""
+    """Return a token's times from the parts that each rank computes and waits."""
     return TokenTimes(7, seconds, tuple(RankTimes(c * seconds, w * seconds) for c, w in ranks))
 
 
@@ -29,7 +29,7 @@ def reading(at: float) -> list[DeviceSnapshot]:
 
 
 def test_it_shows_when_there_is_something_to_show(monitor: MonitorPanel) -> None:
-    """Hidden before the first token, and again for another model."""
+    """It is hidden before the first token, and again for another model."""
     monitor.set_ranks(["cpu", "cpu"])
     monitor.add_snapshots(reading(time.monotonic()))
     assert not monitor.timeline.isVisible()
@@ -54,7 +54,7 @@ def test_the_newest_token_stands_there_as_text(monitor: MonitorPanel) -> None:
 
 
 def test_tokens_of_another_split_are_left_out(monitor: MonitorPanel) -> None:
-    """They were under way when the model was split anew."""
+    """They were on the way when the split changed."""
     monitor.set_ranks(["cpu", "cpu"])
     monitor.add_times(token((0.8, 0.1)))
     assert not monitor.timeline.has_data
@@ -89,7 +89,7 @@ def test_bins_are_means() -> None:
 
 
 def test_a_refresh_with_the_timeline_stays_cheap(monitor: MonitorPanel) -> None:
-    """Four ranks, tokens for two minutes; CPU time, the best of many."""
+    """The measured CPU time is for four ranks and two minutes of tokens, the best of many runs."""
     monitor.set_ranks(["cpu"] * 4)
     now = time.monotonic()
     for number in range(1200):

@@ -169,7 +169,7 @@ def test_texts_keep_three_digits_and_their_unit() -> None:
     assert size_text(14 * 1024**2) == "14 MiB"
     assert size_text(1.25 * 1024**2) == "1.2 MiB"
     assert size_text(0) == "0 MiB"
-    assert use_text(13.3 * GIB, 24 * GIB, 9.6 * GIB) == "13.3 of 24.0 GiB here · 9.6 free"
+    assert use_text(13.3 * GIB, 24 * GIB, 9.6 * GIB) == "13.3 of 24.0 GiB · 9.6 free"
     assert use_text(13.3 * GIB, 12 * GIB, -1.8 * GIB) == "13.3 GiB of 12.0 GiB · 1.8 GiB short"
     assert use_text(14 << 20, 24 * GIB, 0) == "14 MiB of 24.0 GiB · 0 MiB free"
     assert signed_percent_text(0.0124) == "+1.2 %"
