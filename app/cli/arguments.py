@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from app.cli.split.planned import planned
+from app.cli.split.plan_option import plan_params
 from app.paths import demo_model
 from engine import (
     KV_TYPES,
@@ -179,7 +179,7 @@ def load_params(args: argparse.Namespace) -> LoadParams:
         return LoadParams(path, **given)
     if "devices" in given:  # the plan's shares are of other devices
         given = {"split": None, "groups": None} | given
-    return replace(planned(args.plan, path), **given)
+    return replace(plan_params(args.plan, path), **given)
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:

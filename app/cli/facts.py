@@ -25,7 +25,7 @@ from app.cli.split.simulate import (
     forecaster_of,
     links_document,
     links_text,
-    measured,
+    measure_used,
     speed_document,
     speed_text,
 )
@@ -188,7 +188,7 @@ def run_plan(args: argparse.Namespace) -> None:
     if args.save is not None:
         save_plan(args.save, params)
     if args.measure and args.simulate is None:
-        machine = measured(machine, params, sorted(evaluation.load.kinds))
+        machine = measure_used(machine, params, sorted(evaluation.load.kinds))
     plan = evaluation.plan
     speed = machine.forecast(evaluation, params, quant, args.prompt)
     short = plan.shortages(free)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import load_params
 from app.cli.output import note
-from app.cli.split.default_split import by_default
+from app.cli.split.default_split import with_default_split
 from engine import LoadParams, LoadProgress
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def load(args: argparse.Namespace) -> Model:
     Raises:
         EngineError: it cannot be loaded.
     """
-    model = open_model(by_default(args, load_params(args)))
+    model = open_model(with_default_split(args, load_params(args)))
     for warning in model.warnings:
         note(warning)
     return model

@@ -25,8 +25,8 @@ from app.cli.bench.report import Report
 from app.cli.bench.row import BenchRow, LoadSpeed
 from app.cli.loading import LoadWatch, open_model
 from app.cli.output import note, write, write_json
-from app.cli.split.default_split import by_default
-from app.cli.split.planned import note_speed, planned
+from app.cli.split.default_split import with_default_split
+from app.cli.split.plan_option import note_speed, plan_params
 from app.cli.tune.learning import learn
 from engine import (
     KV_TYPES,
@@ -190,8 +190,8 @@ def run_bench(args: argparse.Namespace) -> None:
 def _settings(args: argparse.Namespace) -> list[LoadParams]:
     """Return every combination of the load options, each once."""
     path = model_path(args.model)
-    base = LoadParams(path) if args.plan is None else planned(args.plan, path)
-    base = by_default(args, base)
+    base = LoadParams(path) if args.plan is None else plan_params(args.plan, path)
+    base = with_default_split(args, base)
     if args.devices:  # the plan's shares are of other devices
         base = replace(base, split=None, groups=None)
     crossed = itertools.product(

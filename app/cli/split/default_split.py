@@ -20,7 +20,7 @@ def has_no_choice(args: argparse.Namespace) -> bool:
     return all(getattr(args, name) is None for name in PLACES)
 
 
-def by_default(args: argparse.Namespace, params: LoadParams) -> LoadParams:
+def with_default_split(args: argparse.Namespace, params: LoadParams) -> LoadParams:
     """Return `params`, on the devices predicted to be fastest if no option chooses any.
 
     The reason goes to stderr if there was anything to choose from.

@@ -55,7 +55,7 @@ def forecaster_of(args: argparse.Namespace) -> Forecaster:
     return Forecaster.of_rig(rig)
 
 
-def measured(found: Forecaster, params: LoadParams, kinds: Sequence[str]) -> Forecaster:
+def measure_used(found: Forecaster, params: LoadParams, kinds: Sequence[str]) -> Forecaster:
     """Measure the devices in use, and return this machine's forecaster with the results."""
     file = MachineFile.of_user()
     for device in found.devices.values():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine import BenchResult
 
 
-def planned(name: str, path: str) -> LoadParams:
+def plan_params(name: str, path: str) -> LoadParams:
     """Return the load parameters of a plan.
 
     Args:
