@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, Qt, QTimer, Slot
 from PySide6.QtWidgets import QApplication
 
 from app import paths
-from app.chat.cache import GIB, ChatCache
+from app.chat.cache import ChatCache
 from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
@@ -31,6 +31,7 @@ from app.split.session import SplitSession
 from app.split.speed import simulated_machine, this_machine
 from app.split.views.split_panel import SplitPanel
 from app.theme import apply_theme, icon, theme
+from app.units import GIB
 from engine import (
     SIMULATED,
     EngineError,

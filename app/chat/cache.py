@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 MIN_TOKENS = 128
 """Smallest chat worth a file, in tokens: fewer are computed faster than they are read."""
 
-GIB = 1 << 30
 LAST_S = 3.0
 """Longest wait for the last file when the window closes, in seconds."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from app.cli.split.plan_option import plan_params
 from app.paths import demo_model
+from app.units import MIB
 from engine import (
     KV_TYPES,
     PEER_MODES,
@@ -20,8 +21,6 @@ from engine import (
     parse_devices,
     parse_target,
 )
-
-MIB = 1 << 20
 
 SAMPLING_OPTIONS = {
     "temperature": ("--temp", "--temperature"),

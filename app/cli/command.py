@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import fields
 
+from app.units import MIB
 from engine import LoadParams
 
-MIB = 1 << 20
 DEFAULTS = {spec.name: spec.default for spec in fields(LoadParams)}
 
 

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from app.units import GIB, MIB
 from engine import EngineError
-
-GIB = 1 << 30
-MIB = 1 << 20
 
 
 def prepare_streams() -> None:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
@@ -26,7 +25,7 @@ from app.cli.bench.row import BenchRow, LoadSpeed
 from app.cli.loading import LoadWatch, open_model
 from app.cli.output import note, write, write_json
 from app.cli.split.default_split import with_default_split
-from app.cli.split.plan_option import note_speed, plan_params
+from app.cli.split.plan_option import note_speed, now, plan_params
 from app.cli.tune.learning import learn
 from engine import (
     KV_TYPES,
@@ -258,7 +257,7 @@ def _bench_load(
             kept = [test for test in waiting if is_full and test.n_ctx < n_ctx]
             for test in waiting:
                 if test not in kept:
-                    row = BenchRow(params, test, _now(), params.cpu_threads)
+                    row = BenchRow(params, test, now(), params.cpu_threads)
                     yield replace(row, error=str(error), hint=error.hint)
             waiting = kept
             continue
@@ -274,7 +273,7 @@ def _bench_test(
 ) -> BenchRow:
     params = model.params
     _progress(f"{test} on {','.join(params.devices)}")
-    row = BenchRow(params, test, _now(), model.n_threads, model.plan.storage, loaded)
+    row = BenchRow(params, test, now(), model.n_threads, model.plan.storage, loaded)
     try:
         result = model.bench(
             test, args.repetitions, warm_up=not args.no_warmup, kernels=args.kernels
@@ -282,10 +281,6 @@ def _bench_test(
     except EngineError as error:
         return replace(row, error=str(error), hint=error.hint)
     return replace(row, result=result)
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _progress(text: str) -> None:
