@@ -1,4 +1,4 @@
-"""Two real GPUs to try links on: memory that one writes and the other reads, copies, waiting."""
+"""Test bench of two real GPUs: slots that one writes and the other reads, copies, waiting."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from engine.hardware.host_memory import HostTensor
 from engine.links.exchange import warm_up
 
 CHUNK_BYTES = 1 << 20
-"""Of a copy by way of the host: so much goes up before it goes down."""
+"""Bytes of a chunk of a copy through host memory: it goes up, then down."""
 
 POLL_S = 20e-6
+"""Seconds between polls of an event."""
 
 
 class GpuBench:
     """Two GPUs of this process; see `engine.links.exchange.LinkBench`.
 
     Args:
-        numbers: of the GPUs, as CUDA counts them.
-        names: what they are called.
+        numbers: CUDA numbers of the GPUs.
+        names: ids of the GPUs.
     """
 
     spins = True
@@ -42,10 +43,10 @@ class GpuBench:
         self._staging: dict[int, HostTensor] = {}
 
     def warm_up(self) -> None:
-        """Make contexts, and compile and load the kernels.
+        """Create contexts, and compile and load the kernels.
 
         Raises:
-            EngineError: kernels cannot be started here.
+            EngineError: kernels cannot be started on these GPUs.
         """
         for device in self.devices:
             warm_up(device)
@@ -53,13 +54,13 @@ class GpuBench:
             raise EngineError(f"{' or '.join(self.names)} does not answer.")
 
     def slot(self, writer: int, place: Place, n_packet: int) -> PacketSlot:
-        """See `LinkBench.slot`; the memory is of the kind that sums inside kernels have."""
+        """See `LinkBench.slot`; the memory is the kind that the one-shot all-reduce uses."""
         if place == "peer" and torch.version.hip:
-            raise EngineError("Kernels of AMD's GPUs meet in the host's memory only.")
+            raise EngineError("Kernels on AMD GPUs can meet in host memory only.")
         return new_slot(place, n_packet, self.devices[writer], self.devices[1 - writer])
 
     def carry(self, slot: PacketSlot) -> None:
-        """Memory that both see needs nothing."""
+        """Do nothing: both devices see the same memory."""
 
     def copy(self, source: int, place: Place, x: Tensor, y: Tensor) -> None:
         """See `LinkBench.copy`."""
@@ -108,7 +109,7 @@ class GpuBench:
         return (slot.generation, slot.width) if slot else (0, 0)
 
     def _staged(self, source: int, x: Tensor) -> Tensor:
-        """Pinned memory of the host for what one device sends."""
+        """Return pinned host memory for what one device sends."""
         held = self._staging.get(source)
         if held is None or len(held.value) < len(x):
             held = HostTensor(x.shape, x.dtype, self.devices[source])
@@ -118,13 +119,16 @@ class GpuBench:
 
 @contextmanager
 def _current(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Have it be torch's current one; its device comes first, as leaving a stream makes the device
-    from before current, which takes hundreds of MB on a GPU that is none of the two.
+    """Make a stream torch's current one, and its device the current device.
+
+    The device comes first: leaving a stream makes the device from before current, which would
+    create a context of hundreds of MB on a GPU that is not under test.
     """
     with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         yield
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a new stream of a GPU."""
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return stream

@@ -1,8 +1,8 @@
-"""Trials of links in a process of its own, which is ended when it does not answer.
+"""Trials of links in a child process, which is killed when it does not answer.
 
-Some machines never come back from the first use of a way between GPUs, or end the program. The
-child (`links.child_program`) says in a line of JSON what it begins and what came of it; what it
-had begun when it fell silent is what failed.
+On some machines the first use of a route between GPUs never returns, or ends the program. The child
+(`engine.links.child_program`) writes a line of JSON before each trial and one with its results; the
+trial it had begun when it fell silent is the one that failed.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ from engine.planning.speed.link_records import Means, TrialRecord, trial_from
 log = logging.getLogger(__name__)
 
 START_S = 120.0
-"""Until the child has torch, its devices and compiled kernels."""
+"""Seconds for the child to import torch, open its devices and compile kernels."""
 
 STEP_S = 40.0
-"""Of one trial, which gives up by itself before; NCCL takes its time to begin."""
+"""Seconds for one trial, which gives up by itself before; NCCL starts slowly."""
 
 MOST_SAID = 2000
-"""Bytes of what a child that failed wrote, for the log."""
+"""Bytes of a failed child's error output that go to the log."""
 
 NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)
-"""Windows opens one for a program of the command line."""
+"""Creation flag that keeps Windows from opening a console window."""
 
 COMMAND = (sys.executable, "-P", "-m", "engine.links.child_program")
-"""Whatever lies in the folder that a person is in, it is not imported."""
+"""Command of the child; with -P nothing in the working directory is imported."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialStep:
-    """One trial.
+    """One trial to make, in both directions.
 
     Attributes:
-        pair: ids of two devices.
+        pair: ids of the two devices.
+        means: what brings values: kernels' stores, copies or NCCL.
+        place: where values lie on the way.
     """
 
     pair: Pair
@@ -57,7 +59,7 @@ class TrialStep:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a step, from the pair's first device to the second and back."""
+    """Results of a trial: `there` from the pair's first device to the second, and `back`."""
 
     step: TrialStep
     there: TrialRecord
@@ -72,15 +74,17 @@ def try_steps(
     start_s: float = START_S,
     step_s: float = STEP_S,
 ) -> list[StepResult]:
-    """Try all steps, in as many processes as it takes.
+    """Make all trials, in as many child processes as it takes.
 
-    What cannot be begun at all is left out. After a step that ended its process, others of the same
-    pair and place are not begun any more.
+    Trials that could not start are left out. After one that ended its process, others of the same
+    pair and place are skipped.
 
     Args:
-        gpus: the UUID of each device; no other GPU is touched.
-        command: what runs the child.
-        start_s, step_s: how long it may be silent before and between its trials.
+        steps: the trials to make.
+        gpus: UUID of each device by id; no other GPU is touched.
+        command: command line of the child.
+        start_s: seconds the child may be silent before its first trial.
+        step_s: seconds the child may be silent later.
     """
     left, found = list(steps), list[StepResult]()
     while left:
@@ -91,7 +95,7 @@ def try_steps(
             ):
                 some, failed = child.results(left, start_s, step_s)
         except OSError as error:
-            log.warning("links could not be tried apart: %s", error)
+            log.warning("links could not be tried in a child process: %s", error)
             return found
         found += some
         done = {tried.step for tried in some}
@@ -106,7 +110,7 @@ def try_steps(
 
 
 class _Child:
-    """A process that tries steps one by one."""
+    """A child process that makes trials one by one."""
 
     def __init__(
         self, command: Sequence[str], steps: Sequence[TrialStep], gpus: Mapping[str, str],
@@ -139,10 +143,10 @@ class _Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it, whatever it does."""
+        """Kill the child, whatever it does."""
         if self._process.poll() is None:
             self._process.kill()
-        # a process inside a driver that hangs cannot be ended before the driver returns
+        # a process inside a hung driver does not end before the driver returns
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self._reader.join(1)
@@ -152,12 +156,12 @@ class _Child:
     def results(
         self, steps: Sequence[TrialStep], start_s: float, step_s: float
     ) -> tuple[list[StepResult], StepResult | None]:
-        """What came of its steps, and of the one that it did not live through or hangs in."""
+        """Return the results of its trials, and the failure of the one that hung or crashed."""
         found: list[StepResult] = []
         begun: TrialStep | None = None
         for message in self._messages(start_s, step_s):
             if isinstance(message, str):
-                log.warning("a trial of links ended: %s; it said: %s", message, self._said())
+                log.warning("a trial of links failed: %s; its output: %s", message, self._said())
                 if begun is None:
                     return found, None
                 why = f"for {step_s:.0f} s" if message == "hung" else message
@@ -173,7 +177,7 @@ class _Child:
         return found, None
 
     def _messages(self, start_s: float, step_s: float) -> Iterator[dict[str, Any] | str]:
-        """What it says; at last why it says no more, or nothing where it came to its end."""
+        """Yield the child's messages, and at last why it stopped early, if it did."""
         patience = start_s
         while True:
             try:
@@ -192,11 +196,12 @@ class _Child:
                     patience = step_s
 
     def _said(self) -> str:
-        """The end of what it wrote for people."""
+        """Return the end of the child's error output."""
         self._errors.seek(0)
         return self._errors.read()[-MOST_SAID:].decode(errors="replace").strip()
 
     def _read(self) -> None:
+        """Queue the lines of the child's output, then None; the reader thread's function."""
         assert self._process.stdout is not None
         with suppress(OSError, ValueError):
             for line in self._process.stdout:

@@ -1,6 +1,6 @@
-"""Tries links between GPUs and says what comes of it; see `engine.links.child`, which starts it.
+"""Program of the child process that tries links between GPUs; `engine.links.child` starts it.
 
-It sees no GPUs but those that it is to try, which are numbered from 0 on.
+It sees only the GPUs that it is to try, numbered from 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.planning.speed.link_records import Means, trial_document
 
 
 def run(requests: TextIO, replies: TextIO) -> None:
-    """Try what the first line asks for."""
+    """Make the trials that the first line of `requests` lists, and reply before and after each."""
     request = json.loads(requests.readline())
     names = request["names"]
 
@@ -43,6 +43,7 @@ def run(requests: TextIO, replies: TextIO) -> None:
 
 
 def _tried(bench: GpuBench, means: Means, place: Place) -> BothDirections:
+    """Make one trial with full effort; what cannot start is refused."""
     try:
         return tried(bench, means, place, FULL)
     except (EngineError, torch.OutOfMemoryError) as error:  # others end this process

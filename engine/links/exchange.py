@@ -1,4 +1,4 @@
-"""What two GPUs write for each other when a link is tried: packets in rounds, and many at once."""
+"""Exchanges of a link's trial: packets that two GPUs write for each other, in rounds or in bulk."""
 
 from __future__ import annotations
 
@@ -18,33 +18,37 @@ from engine.gpu.launch.target import target_of
 from engine.planning.speed.link_records import TrialRecord
 
 N_PROGRAMS = 8
+"""Programs of each kernel of an exchange."""
+
 SIZE = 128
-"""Pairs of packets that a program of as many threads writes at once."""
+"""Pairs of packets that a program writes at once, one per thread."""
 
 BULK_SIZE = 512
+"""Pairs of packets per program of a bulk write or read."""
 
 LIMIT = 200_000_000 >> 10
-"""How long a kernel waits for a round, in units of 1024 ns: 0.2 s."""
+"""Time a kernel waits for a round, in units of 1024 ns: 0.2 s."""
 
 LIMIT_POLLS = 200_000
-"""The same where kernels have no clock: a poll takes a microsecond or so."""
+"""Polls a kernel without a clock waits for a round; a poll takes about a microsecond."""
 
 INTERPRETED_POLLS = 2
-"""Interpreted kernels run one after the other: what has not come by then never comes."""
+"""Polls of an interpreted kernel: they run one by one, so later packets never come."""
 
 PATIENCE_S = 5.0
-"""How long the host waits for all that it began; kernels give up before."""
+"""Seconds the host waits for the devices; kernels give up before."""
 
 PASSED = TrialRecord("passed")
+"""Result of a trial that passed, without times."""
 
 
 class LinkBench(Protocol):
-    """Two devices and what connects them.
+    """Two devices and the link between them, as trials use them.
 
     Attributes:
-        devices: in torch.
-        names: their ids.
-        spins: kernels of both run at once, so one can wait for what the other writes.
+        devices: the torch devices.
+        names: ids of the devices.
+        spins: whether kernels of both run at once, so that one can wait for the other's writes.
     """
 
     devices: tuple[torch.device, torch.device]
@@ -52,7 +56,7 @@ class LinkBench(Protocol):
     spins: bool
 
     def slot(self, writer: int, place: Place, n_packet: int) -> PacketSlot:
-        """Memory for packets that device `writer` (0 or 1) writes, all zeros.
+        """Make a slot for packets that device `writer` (0 or 1) writes, all zeros.
 
         Raises:
             EngineError: there is no such memory.
@@ -60,31 +64,31 @@ class LinkBench(Protocol):
         ...
 
     def carry(self, slot: PacketSlot) -> None:
-        """Called between writing and reading where nothing spins."""
+        """Make written packets readable; called between writes and reads if not `spins`."""
         ...
 
     def copy(self, source: int, place: Place, x: Tensor, y: Tensor) -> None:
-        """Begin to copy x on device `source` to y on the other one, in one step or by the host."""
+        """Begin to copy x on device `source` to y on the other, directly or through host memory."""
         ...
 
     def gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Begin to bring both devices' values, one after the other, to both, by NCCL.
+        """Begin an all-gather of both devices' values by NCCL.
 
         Raises:
-            EngineError: there is no NCCL, or it fails.
+            EngineError: NCCL is missing, or fails.
         """
         ...
 
     def on(self, side: int) -> AbstractContextManager[object]:
-        """Begin what comes on that device, beside what the other one does."""
+        """Enter the benchmark stream of device `side`."""
         ...
 
     def finish(self, seconds: float) -> bool:
-        """Wait for all that was begun on both devices; False if it takes longer."""
+        """Wait for all work on both devices; return False if it takes longer than `seconds`."""
         ...
 
     def lanes(self, source: int) -> tuple[int, int]:
-        """Generation and width of a device's slot now; zeros where the driver does not tell."""
+        """Return PCIe generation and lanes of a device's slot now; zeros if they are unknown."""
         ...
 
 
@@ -92,9 +96,10 @@ class Exchange:
     """Rounds of packets between two devices.
 
     Args:
-        slots: what the first device writes, and what the second one writes.
-        n_pairs: that a program of each writes per round.
-        n_rows: rounds until data come again.
+        bench: the devices.
+        slots: slots that the first and the second device write.
+        n_pairs: pairs of packets that a program of each device writes per round.
+        n_rows: number of rounds after which the data repeat.
     """
 
     def __init__(
@@ -118,7 +123,7 @@ class Exchange:
         self._first = 0
 
     def run(self, n_rounds: int) -> tuple[float, list[TrialRecord]]:
-        """Seconds of all rounds, and what came of each direction."""
+        """Run rounds; return their seconds, and the result of each direction."""
         for status in self._status:
             status.zero_()
         if not self._bench.finish(PATIENCE_S):
@@ -138,7 +143,7 @@ class Exchange:
         return seconds, self._verdicts(n_rounds)
 
     def start(self, side: int, n_rounds: int) -> None:
-        """Begin rounds on one device, in one kernel, while the other one does the same."""
+        """Start one device's kernel for all rounds, which waits for the other device's."""
         has_asm = target_of(self._bench.devices[side]).has_asm
         launch(
             link_trial.exchange, (N_PROGRAMS,), self._words[side][side],
@@ -148,7 +153,7 @@ class Exchange:
         )  # fmt: skip
 
     def step(self, number: int) -> None:
-        """One round by kernels that run one after the other."""
+        """Run one round by kernels that run one after the other."""
         for side in (0, 1):
             launch(
                 link_trial.write_round, (N_PROGRAMS,), self._words[side][side],
@@ -165,10 +170,10 @@ class Exchange:
             )  # fmt: skip
 
     def _verdicts(self, n_rounds: int) -> list[TrialRecord]:
-        """By direction: what a side did not get, the other one did not send, or the link lost.
+        """Return the result of each direction, from both sides' counts of lost and wrong packets.
 
-        A side that misses an answer stops; then the other one misses what comes later. So of two
-        that miss something, the one that got as far as the other or less is right.
+        A side that misses a packet stops, so the other one then misses later rounds as well. If
+        both miss something, the direction to the side that got less far has failed, or both.
         """
         seen = [status.cpu() for status in self._status]
         reached = [int(status[:, 0].min()) for status in seen]
@@ -187,7 +192,7 @@ class Exchange:
 
 
 def warm_up(device: torch.device) -> None:
-    """Begin each kernel once, so that it is compiled and on the device, without doing anything."""
+    """Start each kernel once with nothing to do, so that it is compiled and on the device."""
     words = torch.zeros(2, dtype=torch.int32, device=device)
     table = torch.zeros(2, dtype=torch.int64, device=device)
     status = torch.zeros(N_PROGRAMS, 3, dtype=torch.int64, device=device)
@@ -201,7 +206,7 @@ def warm_up(device: torch.device) -> None:
 
 
 def store_pairs(words: Tensor, table: Tensor, flag: int) -> None:
-    """Begin to write words (2 n,) int32 as packets to the address that `table` names first."""
+    """Begin to write words (2 n,), int32, as packets to the first address in `table`."""
     n = len(words) // 2
     launch(
         link_trial.store_pairs, (max(1, -(-n // BULK_SIZE)),), words, table, flag, n,
@@ -210,7 +215,12 @@ def store_pairs(words: Tensor, table: Tensor, flag: int) -> None:
 
 
 def load_pairs(out: Tensor, table: Tensor) -> None:
-    """Begin to read packets, as words and flags by turns (4 n,) int32."""
+    """Begin to read packets from the first address in `table`: words and flags alternate.
+
+    Args:
+        out: memory for them, (4 n,) int32.
+        table: addresses.
+    """
     n = len(out) // 4
     launch(
         link_trial.load_pairs, (max(1, -(-n // BULK_SIZE)),), out, table, n, SIZE=BULK_SIZE,
@@ -219,20 +229,26 @@ def load_pairs(out: Tensor, table: Tensor) -> None:
 
 
 def random_words(*shape: int) -> Tensor:
-    """Fresh ones at each call, int32 of all bits, on the host."""
+    """Return random int32 words of all bits, on the host; different at each call."""
     generator = torch.Generator()
     generator.seed()
     return torch.randint(-(1 << 31), 1 << 31, shape, dtype=torch.int32, generator=generator)
 
 
 def address_table(slot: PacketSlot, device: torch.device, *, is_writer: bool) -> Tensor:
-    """What kernels on a device find a slot by."""
+    """Return the table by which kernels on a device find a slot."""
     address = slot.source if is_writer else slot.goal
     return torch.tensor([address], dtype=torch.int64).to(device)
 
 
 def compared(found: Tensor, expected: Tensor, sent: Tensor) -> TrialRecord:
-    """What arrived against what is known there by another way, and its sum against the host's."""
+    """Compare what arrived with what was sent.
+
+    Args:
+        found: words that arrived.
+        expected: the words sent, on the same device, where another route has brought them.
+        sent: the words sent, on the host, for a comparison of their sums.
+    """
     n_wrong = int((found != expected).sum())
     if n_wrong and not bool(found.any()):
         return TrialRecord("lost", "nothing was written")
@@ -244,11 +260,11 @@ def compared(found: Tensor, expected: Tensor, sent: Tensor) -> TrialRecord:
 
 
 _abandoned: list[object] = []
-"""What devices may still write to."""
+"""Memory that hung devices may still use."""
 
 
 def hung(*held: object) -> TrialRecord:
-    """For what does not come to its end; `held` is never used for anything else."""
+    """Return the result of a trial that does not end; memory in `held` is never freed."""
     _abandoned.append(held)
     return TrialRecord("hung", f"for {PATIENCE_S:.0f} s")
 
@@ -256,7 +272,13 @@ def hung(*held: object) -> TrialRecord:
 def with_figures(
     trials: Sequence[TrialRecord], seconds: dict[int, float], lanes: Sequence[tuple[int, int]] = ()
 ) -> tuple[TrialRecord, TrialRecord]:
-    """Trials that passed, with what was measured of both directions at once."""
+    """Return both directions' results with the times that were measured for both at once.
+
+    Args:
+        trials: results that passed, by direction.
+        seconds: seconds by number of bytes.
+        lanes: PCIe generation and lanes of each source's slot, if known.
+    """
     there, back = (
         TrialRecord(trial.verdict, trial.why, seconds, *lanes[n : n + 1])
         for n, trial in enumerate(trials)

@@ -1,8 +1,8 @@
-"""Finds which routes between GPUs may be used: those proven on this machine, and still sound.
+"""Which routes between GPUs may be used: those proven on this machine, and tested at each load.
 
-The first trial of a way by which one GPU writes another one's memory runs in a process of its own:
-some drivers never come back from it. What came of it is kept by driver and slots; at each load a
-short trial follows, as settings of a machine change without a new driver.
+The first trial of a route by which one GPU writes another one's memory runs in a process of its
+own: some drivers never return from it. Results are kept by driver and slots. A short trial follows
+at each load, as a machine's settings change without a new driver.
 """
 
 from __future__ import annotations
@@ -36,49 +36,55 @@ __all__ = ["Found", "TrialMachine", "find_routes", "prove_links"]
 log = logging.getLogger(__name__)
 
 PLACES: tuple[Place, ...] = ("host", "peer")
+"""Places that are tried between two GPUs."""
 
-NO_STORES = (
-    "What kernels on {} write does not reach {} in any way; copies are used, which take longer."
-)
-NO_LONGER = "What {} sends {} to {} arrived before and does not now; the next load tries it anew."
-BY = {"peer": "straight", "host": "by way of the host", "device": ""}
+NO_STORES = "Kernels on {} cannot write to {}; copies are used instead, which are slower."
+"""Sentence for a direction in which no kernel may write."""
+
+NO_LONGER = "Data from {} to {} {} arrived before but does not now; the next load tests it again."
+"""Sentence for a route that has stopped working."""
+
+BY = {"peer": "over the direct link", "host": "by host memory", "device": ""}
+"""How data travels, in that sentence, by place."""
 
 Trials = dict[tuple[Means, Place], TrialRecord]
+"""Results of one direction's trials."""
+
 Found = Mapping[Pair, Trials]
-"""What came of trials, by direction."""
+"""Results of trials, by direction."""
 
 
 class TrialMachine(Protocol):
-    """A machine with GPUs, as far as their links are concerned."""
+    """A machine's GPUs and the trials of their links."""
 
     def infos(self) -> Mapping[str, DeviceInfo]:
-        """All GPUs by id."""
+        """Return all GPUs by id."""
         ...
 
     def peer_problem(self, a: str, b: str) -> str:
-        """Why the driver lets neither use the other's memory, as half a sentence; "" if it does."""
+        """Return why the driver forbids peer access, as half a sentence; "" if it allows it."""
         ...
 
     def means(self, a: str, b: str) -> Sequence[Means]:
-        """What can bring values: no stores where kernels are not used."""
+        """Return the means to try between two GPUs: no stores where kernels are not used."""
         ...
 
     def bench(self, a: str, b: str) -> LinkBench:
-        """To try two GPUs on in this process.
+        """Return a bench for trials of two GPUs in this process.
 
         Raises:
-            EngineError: they cannot be used.
+            EngineError: the GPUs cannot be used.
         """
         ...
 
     def try_in_child(
         self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
     ) -> Found:
-        """Try pairs with all effort in another process; what never ended or ended it is said."""
+        """Try pairs with full effort in other processes; trials that hang or crash are results."""
         ...
 
     def release(self, devices: Sequence[str]) -> None:
-        """Give back the memory that trials took."""
+        """Release the memory that trials took."""
         ...
 
 
@@ -89,19 +95,19 @@ def find_routes(
     file: MachineFile | None = None,
     machine: TrialMachine | None = None,
 ) -> Routes:
-    """The way of each pair of GPUs that hold parts of a model.
+    """Return the routes between all GPUs that hold parts of a model.
 
     Args:
-        devices: of ranks; the CPU and repeated ones count for nothing.
+        devices: the ranks' devices; the CPU and repetitions are ignored.
         p2p: see `LoadParams`.
-        file: where results are kept; the user's one by default.
-        world: this machine by default.
+        file: machine file in which results are kept; the user's by default.
+        machine: the GPUs and their trials; this machine by default.
     """
     gpus = _gpus(devices)
     if len(gpus) < 2:
         return Routes()
     machine = machine or _this_machine()
-    if not set(gpus) <= set(machine.infos()):  # nobody could say of which GPUs it was proven
+    if not set(gpus) <= set(machine.infos()):  # a proof needs the identity of its GPUs
         return Routes(dict.fromkeys(permutations(gpus, 2), Way(None, "host")))
     prover = Prover(gpus, p2p, file or MachineFile.of_user(), machine)
     prover.try_missing()
@@ -114,10 +120,13 @@ def prove_links(
     file: MachineFile | None = None,
     machine: TrialMachine | None = None,
 ) -> Routes:
-    """Try all ways between GPUs anew, whatever is known, and time them; some seconds.
+    """Try and time all routes between GPUs again, whatever is known; takes some seconds.
+
+    Args:
+        devices: ids of GPUs; for all arguments see `find_routes`.
 
     Returns:
-        The routes that follow where nothing else is asked for.
+        The routes that follow with the default `p2p`.
     """
     if len(_gpus(devices)) < 2:
         return Routes()
@@ -128,6 +137,7 @@ def prove_links(
 
 
 def _gpus(devices: Sequence[str]) -> list[str]:
+    """Return the GPUs among some devices, each once."""
     return [device for device in dict.fromkeys(devices) if device != "cpu"]
 
 
@@ -141,7 +151,11 @@ class Prover:
     """Finds the routes between some GPUs.
 
     Args:
-        again: try everything, also what is known.
+        devices: ids of the GPUs.
+        p2p: see `LoadParams`.
+        file: machine file in which results are kept.
+        machine: the GPUs and their trials.
+        again: whether to try everything, also what is known.
     """
 
     def __init__(
@@ -153,7 +167,7 @@ class Prover:
         self._infos = machine.infos()
         self._pairs = list(combinations(devices, 2))
         self._forbidden = {
-            pair: "it is switched off" if p2p == "off" else machine.peer_problem(*pair)
+            pair: "peer access is off" if p2p == "off" else machine.peer_problem(*pair)
             for pair in self._pairs
         }
         self._records = {
@@ -164,7 +178,7 @@ class Prover:
         self._fresh: set[Pair] = set()
 
     def try_missing(self) -> None:
-        """Try what is not known, and keep what came of it."""
+        """Try all routes that are not known yet, and keep the results."""
         apart = [pair for pair in self._pairs if self._misses(pair, "peer")]
         if apart:
             self._keep(self._machine.try_in_child(apart, PLACES, with_nccl=self._again))
@@ -173,13 +187,13 @@ class Prover:
                 self._keep(self._tried_here(pair, "host"))
 
     def routes(self) -> Routes:
-        """What follows from all that is known, after a short trial of what would be used."""
+        """Return the routes that follow from all results, after a short trial of those in use."""
         pairs: dict[Pair, Way] = {}
         notes: list[str] = []
         for a, b in self._pairs:
             why = self._forbidden[a, b]
             if self._p2p == "on" and why and not self._again:
-                notes.append(f"{a} and {b} cannot reach each other's memory: {why}.")
+                notes.append(f"{a} and {b} cannot access each other's memory: {why}.")
             notes += self._checked(a, b)
             for pair in ((a, b), (b, a)):
                 pairs[pair] = way = self._way(pair)
@@ -195,10 +209,12 @@ class Prover:
         return Routes(pairs, has_nccl, tuple(dict.fromkeys(notes)))
 
     def _checked(self, a: str, b: str) -> list[str]:
-        """Try shortly what would be used; what fails is known from then on, and forgotten on disk.
+        """Try the routes between two GPUs that would be used, shortly.
+
+        A failure counts from now on, and the results on disk are dropped.
 
         Returns:
-            A sentence for each way that fails.
+            A sentence for each route that fails.
         """
         from engine.links.trial import QUICK
 
@@ -216,13 +232,13 @@ class Prover:
                         failure = LinkRecord(_today(), {(means, place): trial})
                         notes += link_problems(*pair, failure, "on")
                         continue
-                    notes.append(NO_LONGER.format(pair[0], BY[place], pair[1]))
+                    notes.append(NO_LONGER.format(*pair, BY[place]))
                     for ends in ((a, b), (b, a)):
                         self._file.forget_proof(*(self._infos[end] for end in ends))
         return notes
 
     def _used(self, a: str, b: str) -> set[tuple[Means, Place]]:
-        """The routes between two GPUs that would be used and can be tried."""
+        """Return the means and places by which two GPUs would exchange values."""
         found: set[tuple[Means, Place]] = set()
         for pair in ((a, b), (b, a)):
             way = self._way(pair)
@@ -232,7 +248,7 @@ class Prover:
         return found
 
     def _tried_here(self, pair: Pair, place: Place) -> Found:
-        """Try a place with all effort in this process."""
+        """Try a place with full effort in this process."""
         from engine.links.trial import FULL
 
         a, b = pair
@@ -255,7 +271,7 @@ class Prover:
         return {(a, b): there, (b, a): back}
 
     def _misses(self, pair: Pair, place: Place) -> bool:
-        """Whether something is to be tried that is not known, or shall be tried once more."""
+        """Return whether trials of a place are missing, or to be repeated because p2p is "on"."""
         if place == "peer" and self._forbidden[pair]:
             return False
         a, b = pair
@@ -266,18 +282,20 @@ class Prover:
         return not all(key in record.trials for record in records for key in keys)
 
     def _mode(self, pair: Pair) -> PeerMode:
-        """What applies to a pair: what the driver forbids is off."""
+        """Return the p2p mode that applies to a pair: "off" where peer access is forbidden."""
         a, b = pair
         return "off" if self._forbidden.get((a, b)) or self._forbidden.get((b, a)) else self._p2p
 
     def _way(self, pair: Pair) -> Way:
+        """Return the route of a direction that follows from its results."""
         return chosen_way(self._records[pair], self._mode(pair))
 
     def _known(self, source: str, goal: str) -> LinkRecord | None:
+        """Return the results on disk of a direction."""
         return self._file.proof(self._infos[source], self._infos[goal])
 
     def _keep(self, found: Found) -> None:
-        """What was tried takes the place of what was known; what could not be begun, only here."""
+        """Replace known results by new ones, also on disk but for trials that could not start."""
         for pair, trials in found.items():
             self._fresh.add(pair)
             self._records[pair] = LinkRecord(_today(), {**self._records[pair].trials, **trials})

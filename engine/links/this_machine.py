@@ -1,4 +1,4 @@
-"""This machine's GPUs, as far as proving their links is concerned."""
+"""This machine's GPUs and the trials of their links."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from engine.links.child import TrialStep, try_steps
 from engine.planning.speed.link_records import MEANS, NCCL, Means, TrialRecord
 
 UNKNOWN = "the driver does not allow it"
+"""Why peer access is forbidden, where the driver gives no reason."""
 
 
 class ThisMachine:
-    """See `engine.links.proof.TrialMachine`."""
+    """The GPUs of this machine, as `engine.links.proof.TrialMachine`."""
 
     def __init__(self) -> None:
         self._infos = {info.id: info for info in list_devices() if info.kind != "cpu"}

@@ -1,8 +1,8 @@
-"""Trials of the ways between two GPUs: random data there, compared bit by bit, and timed.
+"""Trials of the routes between two GPUs: random data is sent, compared bit by bit, and timed.
 
-A driver that says two GPUs reach each other proves nothing: behind some chipsets and settings what
-kernels write is lost or damaged without an error, while copies arrive. So each way is tried as it
-will be used, in each direction and in both at once.
+A driver that reports peer access proves nothing: behind some chipsets and settings, kernels' writes
+are lost or damaged without an error while copies arrive. So each route is tried as it will be used,
+in each direction and in both at once.
 """
 
 from __future__ import annotations
@@ -41,23 +41,24 @@ __all__ = [
 ]  # fmt: skip
 
 BothDirections = tuple[TrialRecord, TrialRecord]
-"""From the first device to the second, and back."""
+"""Results from the first device to the second, and back."""
 
 NCCL_PATIENCE_S = 15.0
-"""For a first sum, before which it looks at the whole machine."""
+"""Seconds for NCCL's first collective, before which it explores the whole machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is tried.
+    """Sizes and counts of a trial.
 
     Attributes:
-        n_rounds, n_pairs: of exchanges by packets, and of pairs of packets in each per program.
-        n_rows: rounds until data come again.
-        n_bulk: pairs of packets that are written all at once.
-        copied: bytes of copies that are compared.
-        timed_stores, timed_copies: bytes that are timed.
-        n_timed: exchanges for a time.
+        n_rounds: number of exchanges by packets.
+        n_pairs: pairs of packets per program and exchange.
+        n_rows: number of exchanges after which the data repeat.
+        n_bulk: pairs of packets that are written at once.
+        copied: sizes in bytes of the copies that are compared.
+        timed_stores, timed_copies: sizes in bytes that are timed.
+        n_timed: number of exchanges per timing.
     """
 
     n_rounds: int
@@ -81,10 +82,10 @@ QUICK = Effort(n_rounds=8, n_pairs=64, n_rows=8, n_bulk=1024, copied=(32 << 10,)
 
 
 def tried(bench: LinkBench, means: Means, place: Place, effort: Effort) -> BothDirections:
-    """Try one way in both directions.
+    """Try one route in both directions.
 
     Raises:
-        EngineError: there is no memory for it.
+        EngineError: there is no memory for the trial.
     """
     if means == "nccl":
         return try_nccl(bench, effort)
@@ -92,10 +93,10 @@ def tried(bench: LinkBench, means: Means, place: Place, effort: Effort) -> BothD
 
 
 def try_stores(bench: LinkBench, place: Place, effort: Effort) -> BothDirections:
-    """Let kernels write packets in each direction, then in both at once, then many.
+    """Let kernels write packets: in each direction, then in both at once, then in bulk.
 
-    Who reads answers by way of the host's memory while only one direction is tried, so what fails
-    is known. Both then have the same figures: an exchange takes two.
+    While one direction is tried, the answers go through host memory, so that it is known which
+    direction fails. Both directions get the same times: an exchange takes two.
     """
     found = [_one_way(bench, source, place, effort) for source in (0, 1)]
     if all(trial.passed for trial in found):
@@ -108,8 +109,7 @@ def try_stores(bench: LinkBench, place: Place, effort: Effort) -> BothDirections
 
 
 def try_copies(bench: LinkBench, place: Place, effort: Effort) -> BothDirections:
-    """Copy random buffers in each direction, then in both at once, and compare them where they
-    arrive, also by a sum that the host knows."""
+    """Copy random buffers in each direction, then in both at once, and compare what arrives."""
     found = [PASSED, PASSED]
     for n_bytes in effort.copied:
         for sources in ((0,), (1,), (0, 1)):
@@ -123,12 +123,12 @@ def try_copies(bench: LinkBench, place: Place, effort: Effort) -> BothDirections
     seconds = _copy_times(bench, place, effort)
     if seconds is None:
         return hung(), hung()
-    # an idle slot rests: what it gives is seen right after it was used
+    # an idle slot slows down: its speed is read right after use
     return with_figures(found, seconds, [bench.lanes(n) for n in (0, 1)] if seconds else ())
 
 
 def try_nccl(bench: LinkBench, effort: Effort) -> BothDirections:
-    """Let NCCL bring random values of both devices to both."""
+    """Let NCCL all-gather random values of both devices, and compare them."""
     found = [PASSED, PASSED]
     for n_bytes in effort.copied:
         words = [random_words(n_bytes // 4) for _ in (0, 1)]
@@ -157,12 +157,13 @@ def try_nccl(bench: LinkBench, effort: Effort) -> BothDirections:
 
 
 def _gathered(bench: LinkBench, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
+    """All-gather values by NCCL; return whether it ends in time."""
     bench.gather(values, outputs)
     return bench.finish(NCCL_PATIENCE_S)
 
 
 def failed(error: EngineError | RuntimeError) -> BothDirections:
-    """For what could not be begun, also as there is no memory, or ended with a driver's error."""
+    """Return the results of a trial that could not start, or ended with an error of the driver."""
     is_refused = isinstance(error, EngineError) or is_out_of_memory(error)
     why = str(error).partition("\n")[0][:120].rstrip(".")
     found = TrialRecord("refused" if is_refused else "crashed", why)
@@ -170,25 +171,26 @@ def failed(error: EngineError | RuntimeError) -> BothDirections:
 
 
 def _one_way(bench: LinkBench, source: int, place: Place, effort: Effort) -> TrialRecord:
-    """Rounds in which `source` writes data and the other one an answer of one pair."""
+    """Run rounds in which `source` writes data and the other device answers with one pair."""
     n = effort.n_pairs
     there, back = _slot(bench, source, place, n), _slot(bench, 1 - source, "host", n)
     slots, n_pairs = ((there, back), (n, 1)) if source == 0 else ((back, there), (1, n))
     swap = Exchange(bench, slots, n_pairs, effort.n_rows)
     found = swap.run(effort.n_rounds)[1]
     if found[source].passed and not found[1 - source].passed:
-        return TrialRecord("lost", "an answer by way of the host does not arrive")
+        return TrialRecord("lost", "an answer through host memory does not arrive")
     return found[source]
 
 
 def _both_ways(bench: LinkBench, place: Place, effort: Effort) -> list[TrialRecord]:
+    """Run rounds in which both devices write data at once."""
     n = effort.n_pairs
     slots = _slot(bench, 0, place, n), _slot(bench, 1, place, n)
     return Exchange(bench, slots, (n, n), effort.n_rows).run(effort.n_rounds)[1]
 
 
 def _bulk(bench: LinkBench, source: int, place: Place, effort: Effort) -> TrialRecord:
-    """Many packets, read once the kernel that writes them is done."""
+    """Write many packets at once, and read them after the writing kernel has ended."""
     device, goal, n = bench.devices[source], bench.devices[1 - source], effort.n_bulk
     slot = bench.slot(source, place, 2 * n)
     words, flag = random_words(2 * n), int(random_words(1))
@@ -210,7 +212,7 @@ def _bulk(bench: LinkBench, source: int, place: Place, effort: Effort) -> TrialR
 
 
 def _store_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, float]:
-    """Seconds of an exchange by the bytes that each side writes, flags not counted."""
+    """Return the seconds of an exchange by the bytes that each side writes, without flags."""
     found = {}
     for n_bytes in effort.timed_stores:
         n = n_bytes // 8 // exchange.N_PROGRAMS
@@ -225,7 +227,7 @@ def _store_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, fl
 def _copied(
     bench: LinkBench, place: Place, n_bytes: int, sources: Sequence[int]
 ) -> dict[int, TrialRecord]:
-    """Copy so much from each of `sources` at the same time, and compare it."""
+    """Copy n_bytes from each of `sources` at the same time; return the results by source."""
     words = {source: random_words(n_bytes // 4) for source in sources}
     sent = {source: words[source].to(bench.devices[source]) for source in sources}
     expected = {source: words[source].to(bench.devices[1 - source]) for source in sources}
@@ -240,7 +242,7 @@ def _copied(
 
 
 def _copy_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, float] | None:
-    """Seconds of two copies, one in each direction, by the bytes of one; None if one hangs."""
+    """Return the seconds of two opposite copies at once by the bytes of one; None if one hangs."""
     times: dict[int, float] = {}
     for n_bytes in effort.timed_copies:
         x = [torch.ones(n_bytes // 4, dtype=torch.int32, device=d) for d in bench.devices]
@@ -254,12 +256,13 @@ def _copy_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, flo
 
 
 def _copy_both(bench: LinkBench, place: Place, x: Sequence[Tensor], y: Sequence[Tensor]) -> None:
+    """Begin a copy in each direction."""
     for source in (0, 1):
         bench.copy(source, place, x[source], y[source])
 
 
 def _best_s(bench: LinkBench, begin: Callable[[], None]) -> float | None:
-    """The shortest time of three, after one that does not count; None if one does not end."""
+    """Return the shortest time of three runs after a warm-up, in seconds; None if one hangs."""
     seconds = []
     for _ in range(4):
         if not bench.finish(PATIENCE_S):
@@ -273,5 +276,5 @@ def _best_s(bench: LinkBench, begin: Callable[[], None]) -> float | None:
 
 
 def _slot(bench: LinkBench, writer: int, place: Place, n_pairs: int) -> PacketSlot:
-    """Room for so many pairs of each program in each half."""
+    """Make a slot with room for n_pairs pairs of each program in each half."""
     return bench.slot(writer, place, exchange.N_PROGRAMS * 2 * 2 * n_pairs)

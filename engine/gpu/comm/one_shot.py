@@ -330,7 +330,7 @@ class OneShot:
         """Compute `ReferenceOps.add_norm` of the sum of the members' partial sums, in one kernel.
 
         Args:
-            addend: its `summand` is this rank's partial sum, or None.
+            addend: its `partial` is this rank's partial sum, or None.
             x_bytes: see `engine.gpu.elementwise.add_norm`.
 
         Returns:

@@ -12,7 +12,7 @@ from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.builder import make_group
 from tests.helpers.tiny_gguf import tiny_gguf
 
-NOTE = "What kernels on cuda:0 write does not reach cuda:1 in any way."
+NOTE = "Kernels on cuda:0 cannot write to cuda:1; copies are used instead."
 
 
 def test_a_person_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

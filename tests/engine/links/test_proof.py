@@ -121,7 +121,7 @@ def test_what_the_driver_forbids_is_not_tried(path: Path) -> None:
     assert (machine.asked, routes.notes) == ([], ())
     (note,) = find_routes(TWO, "on", file=MachineFile(path), machine=machine).notes
     assert note == (
-        "cuda:0 and cuda:1 cannot reach each other's memory: the chipset does not support it."
+        "cuda:0 and cuda:1 cannot access each other's memory: the chipset does not support it."
     )
 
 
@@ -157,7 +157,7 @@ def test_nothing_that_kernels_write_arrives(path: Path) -> None:
     routes = find_routes(TWO, file=MachineFile(path), machine=machine)
     assert both(routes) == (Way(None, "peer"), Way(None, "peer"))
     assert not routes.have_stores(TWO)
-    assert sum("does not reach" in note for note in routes.notes) == 2
+    assert sum("cannot write to" in note for note in routes.notes) == 2
 
 
 def test_no_memory_of_the_host_for_kernels(path: Path) -> None:
@@ -187,7 +187,7 @@ def test_what_no_longer_works_is_not_used_and_is_proven_anew(path: Path, means: 
     assert getattr(routes.between(*TWO), means) == "host"
     assert routes.between("cuda:1", "cuda:0") == PEER
     assert routes.notes[0].startswith(
-        "What cuda:0 sends straight to cuda:1 arrived before and does"
+        "Data from cuda:0 to cuda:1 over the direct link arrived before but does not now"
     )
     assert machine.asked == []
     again = FakeMachine()

@@ -83,7 +83,7 @@ def test_answers_that_vanish_are_told_from_data_that_do() -> None:
     """Both go by the host then."""
     found = try_stores(FakeBench(stores={(1, "host"): lost}), "host", TINY)
     assert [trial.verdict for trial in found] == ["lost", "lost"]
-    assert found[0].why == "an answer by way of the host does not arrive"
+    assert found[0].why == "an answer through host memory does not arrive"
     assert found[1].why == "after 0 of 3 exchanges"
 
 
