@@ -61,7 +61,7 @@ def test_what_it_does_not_live_through_is_named(
     begun = time.perf_counter()
     with caplog.at_level("WARNING"):
         found, n = outcome(behaviour, "stores/peer", tmp_path)
-    assert "it said: something for people" in caplog.text
+    assert "its output: something for people" in caplog.text
     assert verdicts(found) == {
         "stores/host": "passed", "copies/host": "passed", "stores/peer": verdict
     }  # fmt: skip
