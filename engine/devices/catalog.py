@@ -118,7 +118,7 @@ def _build_problem(driver_cuda: int | None) -> str:
             "An NVIDIA driver is here but this PyTorch build has no CUDA support; "
             "install a CUDA build of torch to use the GPUs."
         )
-    # a driver runs every CUDA of its own major version, also a newer one
+    # a driver runs every CUDA of its major version, even a newer one
     if driver_cuda and build.cuda_major and driver_cuda < build.cuda_major:
         return (
             f"The NVIDIA driver runs CUDA {driver_cuda} but this PyTorch build needs CUDA "

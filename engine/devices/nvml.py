@@ -57,7 +57,7 @@ class Nvml:
             self._lib = importlib.import_module("pynvml")
         except ImportError as error:
             raise DeviceError(
-                "The Python package nvidia-ml-py is missing, so NVIDIA GPUs are not looked for.",
+                "The Python package nvidia-ml-py is missing, so NVIDIA GPUs cannot be found.",
                 "Install nvidia-ml-py.",
             ) from error
         try:

@@ -63,7 +63,8 @@ def _by_uuid(beginning: str) -> str:
     known = list_devices()
     found = [d.id for d in known if d.uuid.lower().startswith(beginning.lower())]
     if len(found) > 1:
-        raise NoDevice(beginning, f"the UUIDs of {' and '.join(found)} begin so; write more of it")
+        both = " and ".join(found)
+        raise NoDevice(beginning, f"the UUIDs of {both} begin so; write a longer part")
     if not found:
         here = ", ".join(f"{d.id} with {d.uuid}" for d in known if d.uuid)
         raise NoDevice(beginning, f"there is {here}" if here else _why_missing(["cpu"]))

@@ -37,7 +37,7 @@ class TorchBuild:
 
 def find_torch_build() -> TorchBuild:
     """Return the installed build of PyTorch."""
-    # absent as long as another thread is in the middle of importing torch
+    # absent while another thread imports torch
     loaded = getattr(sys.modules.get("torch"), "version", None)
     if loaded is not None:
         return TorchBuild(True, loaded.cuda or "")

@@ -26,14 +26,15 @@ from engine.gguf.types import TYPES
 
 HEADER_LIMIT: Final = 256 << 20  # bytes; the largest vocabularies known take some 30 MiB
 
+# the most that a header may have of each
 MAX_KEYS: Final = 1 << 16
 MAX_TENSORS: Final = 1 << 18
 MAX_ITEMS: Final = 1 << 24  # elements of one array
 MAX_NAME: Final = (1 << 16) - 1  # bytes of a key or a tensor's name
 MAX_DIMS: Final = 4
-DEFAULT_ALIGNMENT: Final = 32
+DEFAULT_ALIGNMENT: Final = 32  # bytes, where the file states none
 
-# The fewest bytes an entry can take: an empty name and its length, then the fixed fields.
+# Smallest size of an entry: an empty name with its length, then the fixed fields.
 MIN_KEY_BYTES: Final = 8 + 4 + 1
 MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8
 

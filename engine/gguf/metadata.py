@@ -33,7 +33,7 @@ DTYPES: Final[Mapping[int, np.dtype[Any]]] = {
 INTS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
 FLOATS = frozenset({6, 12})
 
-MAX_LAYERS = 1 << 16  # a broadcast list is no longer than this, whatever a file claims
+MAX_LAYERS = 1 << 16  # longest list made of a single value, whatever a file claims
 MAX_NAME = 64  # characters of general.architecture
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ class TypedRead(Generic[T]):
                 raise InvalidGGUF(self._store.path, f"its metadata lacks '{key}'")
             return default
         if value.kind not in self._kinds or self._is_array != (value.length is not None):
-            problem = f"'{key}' in its metadata is {value.type_name} where {self._wanted} belongs"
+            problem = f"'{key}' in its metadata is {value.type_name} instead of {self._wanted}"
             raise InvalidGGUF(self._store.path, problem)
         return self._convert(self._store.decode(value))
 
@@ -203,7 +203,8 @@ class Metadata:
         """
         name = self.str("general.architecture")
         if not (name.isprintable() and 0 < len(name) <= MAX_NAME):
-            raise InvalidGGUF(self._store.path, "'general.architecture' in its metadata is no name")
+            problem = "'general.architecture' in its metadata is not a name"
+            raise InvalidGGUF(self._store.path, problem)
         return name
 
     @overload

@@ -65,12 +65,12 @@ def check_agreement(paths: Sequence[Path], headers: Sequence[Header]) -> None:
             raise InvalidGGUF(path, problem, "Put the parts of one model together.")
     total = sum(len(header.tensors) for header in headers)
     if first.int("split.tensors.count", total) != total:
-        problem = f"its parts hold {total} tensors in all, which is not the number it states"
+        problem = f"its parts have {total} tensors in all, not the number that it states"
         raise InvalidGGUF(paths[0], problem)
 
 
 def _check_place(path: Path, meta: Metadata, no: int, count: int) -> None:
     found, of = meta.int("split.no"), meta.int("split.count")
     if (found, of) != (no, count):
-        problem = f"by its content it is part {found + 1} of {of}, which its name does not say"
+        problem = f"its content is part {found + 1} of {of}, unlike its name"
         raise InvalidGGUF(path, problem, "Give all parts the names they were published under.")

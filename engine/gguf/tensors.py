@@ -12,7 +12,7 @@ from typing import Final
 from engine.errors import InvalidGGUF
 from engine.gguf.types import TypeInfo, row_bytes
 
-MAX_OFFSET: Final = 1 << 63  # files end before this, so whatever reaches it is a lie
+MAX_OFFSET: Final = 1 << 63  # files end before this, so an offset beyond it is wrong
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class TypeInfo:
     type_size: int
 
 
-# Types that the gguf package of some supported version does not know.
+# types missing in some supported versions of the gguf package
 _ADDED = (
     TypeInfo(41, "Q1_0", block_size=128, type_size=2 + 128 // 8),
     TypeInfo(42, "Q2_0", block_size=64, type_size=2 + 64 // 4),
@@ -56,6 +56,7 @@ def row_bytes(info: TypeInfo, n_elements: int) -> int:
     n_blocks, rest = divmod(n_elements, info.block_size)
     if rest:
         raise ValueError(
-            f"a row of {n_elements} is no whole number of {info.name} blocks of {info.block_size}"
+            f"{n_elements} elements are not a whole number of {info.name} blocks "
+            f"of {info.block_size}"
         )
     return n_blocks * info.type_size

@@ -111,7 +111,7 @@ def _why_not(missing: Sequence[str]) -> str:
     status, more = cuda_status(), [text for text in missing if text != GPU]
     if GPU in missing and more:
         return f"{status} For GPUs, {' and '.join(more)} would be needed, too."
-    if len(more) > 1:  # the status is about the first
+    if len(more) > 1:  # the status names the first
         return f"{status} For GPUs, {' and '.join(more[1:])} would be needed, too."
     return status
 

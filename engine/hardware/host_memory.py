@@ -41,7 +41,7 @@ class HostTensor:
         self.is_pinned = device.type == "cuda" and _pin(self.value, device)
         if self.is_pinned:
             finalizer = weakref.finalize(self, _unpin, self.value.data_ptr(), device)
-            finalizer.atexit = False  # CUDA may have ended before
+            finalizer.atexit = False  # CUDA may have shut down before
 
     def address_on(self, device: torch.device) -> int:
         """Return the address for kernels on a device; any GPU has one if the tensor is pinned.
@@ -57,13 +57,14 @@ class HostTensor:
 
 def _pin(held: Tensor, device: torch.device) -> bool:
     """Pin memory and return whether that worked; some systems allow little pinned memory."""
-    with torch.cuda.device(device):  # the first GPU may be one that is not used
+    with torch.cuda.device(device):  # or it would use the first GPU, perhaps for nothing else
         code = _cuda().cudaHostRegister(held.data_ptr(), held.nbytes, PORTABLE_AND_MAPPED)
     if int(code) == 0:
         return True
     log.warning("%d bytes of host memory could not be pinned; copies are slower", held.nbytes)
     with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device=device)  # CUDA reports its last error once more, at the next launch
+        # takes CUDA's last error, which the next launch would report again
+        torch.zeros(1, device=device)
     return False
 
 

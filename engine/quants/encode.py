@@ -45,7 +45,8 @@ def quantise(x: Tensor, type_number: int) -> Tensor:
 def _q8_0(blocks: Tensor) -> Tensor:
     """Return float32 (n_blocks, 32) as uint8 (n_blocks, 34)."""
     largest = blocks.abs().amax(1, keepdim=True)
-    scale = largest / torch.full_like(largest, 127)  # by a number, CUDA multiplies with 1 / 127
+    # a tensor of 127s, as CUDA turns a division by a number into a product with 1 / 127
+    scale = largest / torch.full_like(largest, 127)
     scaled = blocks * _inverse(scale)
     size = scaled.abs()
     whole = size.floor()

@@ -154,7 +154,7 @@ def sample_gathered(sampler: Sampler, slices: Sequence[SliceCandidates]) -> int 
         EngineError: the logits are unusable, see `Candidates.from_logits`.
     """
     bests = np.array([part.max_logit for part in slices], np.float32)
-    Candidates.from_logits(bests)  # raises where it would with all logits
+    Candidates.from_logits(bests)  # raises an error where all logits would
     known, has_more = _merge(slices)
     steps = [step for step in sampler.steps if not isinstance(step, Penalties)]
     if sampler.params.top_k == 0 and not sampler.is_greedy:

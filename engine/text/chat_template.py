@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
-MAX_SOURCE = 1 << 20  # characters
+MAX_SOURCE = 1 << 20  # characters of a template
 KEY = "tokenizer.chat_template"
 
 DEFAULT_TEMPLATE = """\

@@ -32,7 +32,7 @@ MAX_BITS = 4096  # size of an integer
 ITEM_SIZE = 16  # characters to charge for an item of a list, beside its own
 WIDE = r"(\d{4,}|\*)"
 WIDE_PERCENT = re.compile(rf"%(\([^)]*\))?[-+ #0]*({WIDE}|\d*\.{WIDE})")
-WIDE_BRACES = re.compile(r"\d{4,}|\{")  # in what follows the colon
+WIDE_BRACES = re.compile(r"\d{4,}|\{")  # in a format after the colon
 
 
 class Budget:
@@ -120,7 +120,7 @@ def formats_wide(text: str | bytes) -> bool:
     try:
         return any(spec and WIDE_BRACES.search(spec) for _, _, spec, _ in Formatter().parse(text))
     except ValueError:
-        return False  # no such format; the formatting itself will say so
+        return False  # invalid format; the formatting itself will report it
 
 
 def _largest(args: Iterable[object]) -> int:
@@ -209,7 +209,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function or method, charging what it may make."""
-        method = getattr(function, "__wrapped__", function)  # the sandbox wraps str.format
+        method = getattr(function, "__wrapped__", function)  # Jinja's sandbox wraps str.format
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, int):
             spend(_largest([*args, *kwargs.values()]))
@@ -253,7 +253,7 @@ def _check_growth(name: str, text: str | bytes, args: list[Any]) -> None:
 
 def _bounded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that charges what it may make before it runs."""
-    passed_first = 1 if hasattr(filter_, "jinja_pass_arg") else 0  # the environment or the like
+    passed_first = 1 if hasattr(filter_, "jinja_pass_arg") else 0  # such as the environment
 
     @wraps(filter_)
     def bounded(*args: Any, **kwargs: Any) -> Any:

@@ -94,6 +94,6 @@ def test_the_command_line_writes_a_file(
 
 def test_rows_that_do_not_fill_blocks_are_refused(tmp_path: Path) -> None:
     odd = Sizes("llama", 1, 96, 4, 2, 96, 64)
-    with pytest.raises(ValueError, match="no whole number of Q4_K blocks"):
+    with pytest.raises(ValueError, match="not a whole number of Q4_K blocks"):
         write_model(tmp_path / "m.gguf", odd, "Q4_K_M")
     assert not (tmp_path / "m.gguf").exists()

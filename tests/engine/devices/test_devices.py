@@ -449,7 +449,7 @@ def test_gpus_are_named_by_their_uuids_or_what_these_begin_with(driver, monkeypa
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("GPU-aaaa", "the UUIDs of cuda:1 and cuda:2 begin so; write more of it"),
+        ("GPU-aaaa", "the UUIDs of cuda:1 and cuda:2 begin so; write a longer part"),
         ("GPU-cccc", "there is cuda:0 with GPU-bbbb2222, cuda:1 with GPU-aaaa3333, cuda:2 with"),
         ("MIG-3f2a", "a part of a GPU cannot be used; name the whole GPU"),
         ("GPU-xyz", "write cpu, or cuda:0 for the first GPU, or a GPU's UUID"),
