@@ -1,11 +1,11 @@
-"""Rigs of several devices, as ranks on the CPU: all compute from the same bits, and rightly.
+"""All ranks compute from the same bits, and the right logits: several ranks on the CPU.
 
-Every rank of a group adds up what all have computed. If one of them ended with another bit, its
-part of the next layer, and in the end its slice of the logits, would be those of another stream,
-and experts might be others on each device. So the streams are compared to the bit: the last one,
-and what its norm gives, from which each rank of the head's group computes its logits, after each
-pass, of prompts and of single tokens, also of those that are recorded and repeated; and whatever
-moves from one group to another.
+Every rank of a group adds up the partial sums of all. If one of them ended with another bit, its
+part of the next layer, and in the end its slice of the logits, would belong to another hidden
+state, and its router might choose other experts. So hidden states are compared to the bit after
+each pass, of prompts and of single tokens, also of recorded and repeated ones: the last hidden
+state and its norm, from which each rank of the head's group computes its logits, and whatever moves
+from one group to another.
 """
 
 from collections.abc import Mapping
@@ -34,13 +34,13 @@ from tests.helpers.golden import (
 
 @dataclass(frozen=True)
 class Rig:
-    """Ranks and how a model lies on them.
+    """Ranks and the split of a model over them.
 
     Attributes:
-        split: the share of each rank.
-        chunk: tokens of the prompt computed at once.
-        n_decode: tokens at the end that are computed one by one.
-        options: further ones of `load_model`.
+        split: share of each rank.
+        chunk: number of prompt tokens computed at once.
+        n_decode: number of tokens at the end that are computed one by one.
+        options: further options of `load_model`.
     """
 
     split: tuple[float, ...]
@@ -68,17 +68,17 @@ SOME = [
     "llama-gqa-q4_k_m", "glm4moe-q4_k_m", "deepseek3-mla-q4_k_m", "qwen3next-q4_k_m",
     "falcon-h1-q4_k_m", "gptoss-mxfp4", "gemma3-q4_0", "cohere2-q4_k_m",
 ]  # fmt: skip
-"""Dense, experts with a shared one, latent attention, two kinds of recurrent layers, sinks, a tied
-head with norms behind each sum, and attention and FFN beside each other."""
+"""Golden models: dense, experts with a shared one, latent attention, two kinds of recurrent layers,
+sinks, a tied head with norms behind each all-reduce, and attention and FFN in parallel."""
 
 
 class Pass(NamedTuple):
-    """What was compared of one.
+    """Hidden states that were compared in one pass.
 
     Attributes:
-        n_ranks: that computed logits.
-        n_places: in the model where several ranks had a stream.
-        last: the bits of the last stream, and of what its norm made of it.
+        n_ranks: number of ranks that computed logits.
+        n_places: number of places in the model where several ranks had a hidden state.
+        last: bits of the last hidden state, and of its norm.
     """
 
     n_ranks: int
@@ -87,7 +87,7 @@ class Pass(NamedTuple):
 
 
 class Streams:
-    """What ranks have computed from in the pass under way, by place in the model and rank."""
+    """Hidden states of the pass under way, by place in the model and rank."""
 
     def __init__(self) -> None:
         self._normed: dict[int, Tensor] = {}
@@ -96,33 +96,33 @@ class Streams:
         self.forget()
 
     def forget(self) -> None:
-        """Another pass begins."""
+        """Discard what was noted of a pass."""
         self._last: dict[int, tuple[bytes, bytes]] = {}
         self._moved: dict[int, dict[int, bytes]] = {}
         self._n_moved: dict[int, int] = {}
 
     def note_norm(self, rank: int, x: Tensor) -> None:
-        """What a rank has normed; the last of it is what its head reads."""
+        """Note a norm's result on a rank; the last one is what its head reads."""
         self._normed[rank] = x
 
     def note_head(self, rank: int, stream: Tensor) -> None:
-        """A rank has logits; where they are repeated, they come from the same tensors."""
+        """Note that a rank has logits; repeated tokens have theirs from the same tensors."""
         self._pairs[id(stream)] = stream, self._normed[rank]
 
     def note_last(self, rank: int, group: Group, stream: Tensor) -> None:
-        """A rank gives its logits away, also those of a token that is repeated."""
+        """Note that a rank gives its logits away, also those of a repeated token."""
         self._group = group
         _, normed = self._pairs[id(stream)]
         self._last[rank] = _bits(stream), _bits(normed)
 
     def note_moved(self, rank: int, x: Tensor | None) -> None:
-        """What a rank has where the stream may move to another group."""
+        """Note a rank's hidden state where it may move to another group."""
         place = self._n_moved[rank] = self._n_moved.get(rank, 0) + 1
         if x is not None:
             self._moved.setdefault(place, {})[rank] = _bits(x)
 
     def check(self) -> Pass:
-        """Make sure that all ranks have had the same."""
+        """Check that all ranks had the same hidden states, and return what was compared."""
         assert set(self._last) == set(self._group), "all of the group computed logits"
         assert len(set(self._last.values())) == 1, f"ranks {self._group} computed from others"
         for place, found in self._moved.items():
@@ -140,7 +140,7 @@ def _bits(x: Tensor) -> bytes:
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    """Of models that are loaded from now on; recorded tokens are seen as well."""
+    """Return the hidden states of models loaded from now on, recorded tokens included."""
     found = Streams()
     norm, head, enter = Norm.__call__, Context.gather, Context.enter
     gather = ThreadCommunicator.gather
@@ -172,7 +172,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 def computed(model: Model, ids: list[int], rig: Rig, streams: Streams) -> tuple[Any, list[Pass]]:
-    """Logits of all tokens, and what was compared after each pass."""
+    """Return the logits of all tokens, and what was compared after each pass."""
     streams.check()  # passes that warm up
     n_prompt = len(ids) - rig.n_decode
     starts = [*range(0, n_prompt, rig.chunk), *range(n_prompt, len(ids))]
@@ -186,7 +186,7 @@ def computed(model: Model, ids: list[int], rig: Rig, streams: Streams) -> tuple[
 
 
 def check(name: str, rig: Rig, streams: Streams, *, has_kernels: bool) -> None:
-    """All ranks compute from the same bits, and what comes of it is right."""
+    """Check that all ranks compute from the same bits, and the right logits."""
     ids, expected = golden_logits(name)
     path, devices = golden_path(f"{name}.gguf"), ["cpu"] * len(rig.split)
     options = {"n_ctx": len(ids), "kv_type": "f32", **rig.options}
@@ -206,7 +206,7 @@ def check(name: str, rig: Rig, streams: Streams, *, has_kernels: bool) -> None:
 
 @pytest.fixture(params=["kernels", "reference"])
 def has_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """The CPU's kernels, which repeat recorded tokens, and the reference, which is exact."""
+    """Choose the CPU's kernels, which repeat recorded tokens, or the exact reference."""
     monkeypatch.setenv("TANDEM_BACKEND", "" if request.param == "kernels" else request.param)
     return bool(request.param == "kernels")
 
@@ -233,7 +233,7 @@ def test_each_model_on_each_rig(name: str, rig: str, streams: Streams, has_kerne
 
 
 def test_there_are_more_ranks_than_heads_for_keys() -> None:
-    """So that heads are cut finer than these, which then lie on several ranks."""
+    """Query heads are cut finer than these, which then lie on several ranks."""
     with load_model(golden_path("llama-gqa-q4_k_m.gguf"), n_ctx=8) as model:
         assert model.runtime.hp.n_head_kv[0] < len(RIGS["eight"].split)
 
@@ -241,7 +241,7 @@ def test_there_are_more_ranks_than_heads_for_keys() -> None:
 def test_a_rank_that_differs_by_a_bit_is_noticed(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the test, which would prove nothing otherwise, and by the engine, which names the rank."""
+    """The test notices it, or would prove nothing, and the engine, which names the rank."""
     monkeypatch.setenv("TANDEM_BACKEND", "reference")
     name = "llama-gqa-q4_k_m"
     reduce = ThreadCommunicator.all_reduce

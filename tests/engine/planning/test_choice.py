@@ -1,10 +1,9 @@
-"""Where a model goes if nobody says, on rigs whose winners are known.
+"""The default split, on rigs whose fastest split is known.
 
-What others have published decides: sums by way of the host's memory take about 13 µs and by NCCL
-40, with which two cards are faster than one for a dense model of 8 billion weights but not for one
-whose tokens use 3 billion (llama.cpp#19378: a model of that kind runs at 0.7 of its speed when each
-block is cut over four cards without peer access; ik_llama.cpp#1057: 70 billion dense ones run twice
-as fast).
+Published speeds decide: all-reduces take about 13 µs by host memory and 40 by NCCL, with which two
+cards are faster than one for a dense model of 8 billion weights but not for one whose tokens use 3
+billion (llama.cpp#19378: such a model runs at 0.7 of its speed when each block is cut over four
+cards without peer access; ik_llama.cpp#1057: 70 billion dense weights run twice as fast).
 """
 
 import time
@@ -32,8 +31,8 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     ),
     "moe": lambda path: hollow_moe(path, n_layer=12),
 }
-"""As Llama 3 8B and 70B, a dense one that needs two small cards, Qwen 3 30B-A3B, and 33 GiB of
-experts."""
+"""Models by name: as Llama 3 8B and 70B, a dense one that needs two small cards, Qwen 3 30B-A3B,
+and 33 GiB of experts."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ Chosen = Callable[..., Choice]
 
 @pytest.fixture
 def chosen(planners: dict[str, Planner]) -> Chosen:
-    """What is chosen for a model on a rig."""
+    """Return a function that chooses the split of a model on a rig."""
 
     def on(model: str, rig: str, *, goal: str = "chat", **changes: object) -> Choice:
         planner, forecaster = planners[model], Forecaster.of_rig(parse_rig(rig))
@@ -68,7 +67,7 @@ def chosen(planners: dict[str, Planner]) -> Chosen:
 
 
 def speed(choice: Choice, mode: str, n: int) -> float:
-    """Tokens/s of the best alternative over so many devices in a mode."""
+    """Return the tokens/s of the best alternative over n devices in a mode."""
     found = [
         one
         for one in choice.alternatives
@@ -106,8 +105,8 @@ def test_slow_sums_leave_a_model_on_one_card(chosen: Chosen) -> None:
 
 
 BREAK_EVEN = (("8b", "3090", 45e-6), ("8b", "5090", 25e-6), ("a3b", "3090", 12.8e-6))
-"""Model, card, and seconds of a sum over two with which they are about as fast as one: bytes of a
-token, half of them, over the bandwidth and the number of sums."""
+"""Model, card, and seconds of an all-reduce with which two cards are about as fast as one: half a
+token's bytes over the bandwidth and the number of all-reduces."""
 
 
 @pytest.mark.parametrize(("model", "card", "sum_s"), BREAK_EVEN)
@@ -134,7 +133,7 @@ def test_a_model_with_few_active_weights_stays_on_one_card(chosen: Chosen, rig: 
 def test_a_model_with_few_active_weights_that_needs_two_cards_may_be_cut_by_layer(
     chosen: Chosen,
 ) -> None:
-    """llama.cpp#19378: cut in every block it is slower than whole blocks where sums are slow."""
+    """llama.cpp#19378: cutting every block is slower than whole blocks where all-reduces are."""
     choice = chosen("a3b", "2x4080@shm")
     assert choice.params.devices == ("cuda:0", "cuda:1")
     assert choice.params.split_mode == "layer"
@@ -144,7 +143,7 @@ def test_a_model_with_few_active_weights_that_needs_two_cards_may_be_cut_by_laye
 
 
 def test_a_large_dense_model_is_cut_over_all_of_four_cards(chosen: Chosen) -> None:
-    """And gains as published: about twice the speed of whole blocks on each."""
+    """It gains as published: about twice the speed of a split by layer."""
     choice = chosen("70b", "4x3090@p2p")
     assert len(choice.params.devices) == 4
     assert choice.params.split_mode == "tensor"
@@ -161,7 +160,7 @@ def test_a_large_dense_model_on_two_cards(chosen: Chosen) -> None:
 
 
 def test_a_slow_card_is_left_out_where_it_brings_little(chosen: Chosen) -> None:
-    """In whichever order they are."""
+    """The order of the cards does not matter."""
     for rig, fast in (("4090,3060", "cuda:0"), ("3060,4090", "cuda:1")):
         choice = chosen("8b", rig)
         assert choice.params.devices == (fast,)
@@ -182,7 +181,7 @@ def test_cards_of_different_size_and_speed_get_different_shares(chosen: Chosen) 
 
 @pytest.mark.parametrize("n", [3, 5])
 def test_odd_numbers_of_cards(chosen: Chosen, n: int) -> None:
-    """Eight heads for keys do not divide evenly by them; a large model is faster nevertheless."""
+    """Eight key-value heads do not divide evenly; a large model is faster nevertheless."""
     choice = chosen("70b", f"{n}x3090@p2p")
     assert choice.params.devices == tuple(f"cuda:{i}" for i in range(n))
     assert choice.params.split_mode == "tensor"
@@ -208,7 +207,7 @@ def test_too_little_gain_is_said(chosen: Chosen) -> None:
 
 
 def test_many_cards_are_grouped_where_sums_over_all_are_slow(planners: dict[str, Planner]) -> None:
-    """Pairs with a bridge, and between them only what the host passes on very slowly."""
+    """Bridged pairs, between which values pass by the host very slowly."""
     rig = parse_rig("4x3060")
     fast, slow = LinkFacts(5e-6, 50e9), LinkFacts(400e-6, 1e9)
     pairs = {(f"cuda:{a}", f"cuda:{b}"): slow for b in range(4) for a in range(b)}
@@ -268,7 +267,7 @@ def test_where_nothing_fits_that_is_said(chosen: Chosen, planners: dict[str, Pla
 
 
 def test_memory_that_others_take_counts(chosen: Chosen, planners: dict[str, Planner]) -> None:
-    """And what has to stay free."""
+    """The reserve counts, too."""
     kept = chosen("8b", "2x5090@shm", reserve=(("cuda:0", 30 * GIB),))
     assert kept.params.devices == ("cuda:1",)
     planner, forecaster = planners["8b"], Forecaster.of_rig(parse_rig("2x5090@shm"))
@@ -278,7 +277,7 @@ def test_memory_that_others_take_counts(chosen: Chosen, planners: dict[str, Plan
 
 
 def test_prompts_that_count_are_a_reason_for_more_cards(chosen: Chosen) -> None:
-    """Where documents are read a card more may pay that does nothing for answers."""
+    """For long documents another card may pay that does nothing for answers."""
     chat, prompts = chosen("a3b", "2x3090"), chosen("a3b", "2x3090", goal="prompts")
     assert chat.params.devices == ("cuda:0",)
     assert len(prompts.params.devices) == 2
@@ -303,7 +302,7 @@ def test_what_cannot_be_run_is_an_error_and_not_too_large(tmp_path: Path, rig: s
 def test_eight_cards_take_well_below_a_tenth_of_a_second(
     planners: dict[str, Planner], model: str, rig: str
 ) -> None:
-    """The better of two runs, each with a planner that knows nothing yet of this rig."""
+    """The better of two runs counts, each with a planner that has kept nothing of this rig."""
     seconds = []
     for _ in range(2):
         planner, forecaster = Planner(planners[model].info.path), Forecaster.of_rig(parse_rig(rig))

@@ -15,7 +15,7 @@ def split(
     devices: tuple[str, ...], decode_ts: float, mode: str = "tensor", *, prefill_ts: float = 2000,
     n_sum: int = 0, sum_us: float = 0, limit: str = MEMORY, **more: Any,
 ) -> Alternative:  # fmt: skip
-    """A split that was predicted to be so fast."""
+    """Return an alternative with these predicted speeds."""
     params = LoadParams("m.gguf", devices, split_mode=mode, **more)
     seconds = CHAT.seconds(prefill_ts, decode_ts)
     speeds = Speeds(prefill_ts, decode_ts)
@@ -24,7 +24,7 @@ def split(
 
 
 def told(*found: Alternative, gpus: tuple[str, ...] = TWO) -> str:
-    """The reason for the first one."""
+    """Return the reason for choosing the first one."""
     return reason_for_choice(found[0], sorted(found, key=lambda one: one.seconds), gpus)
 
 

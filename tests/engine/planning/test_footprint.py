@@ -1,4 +1,4 @@
-"""What computing takes on a device, from a header alone."""
+"""Working memory of a device, estimated from a header alone."""
 
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def test_quick_plans_say_the_same(
 
 
 def test_a_file_of_a_models_size(tmp_path: Path) -> None:
-    """An 8B in Q4_K_M with 8192 tokens of context: within what such a model takes elsewhere."""
+    """An 8B in Q4_K_M with 8192 tokens of context takes about as much as elsewhere."""
     file = GGUFFile.open(hollow_llama(tmp_path / "8b.gguf"))
     found = planned(file, "cuda:0", n_batch=512)
     assert 5.0e9 < found.bytes_by_device()["cuda:0"] < 7.5e9

@@ -12,7 +12,7 @@ from tests.helpers.tiny_gguf import tiny_gguf
 
 
 def test_a_split_reads_every_sharded_byte_once(tmp_path: Path) -> None:
-    """Ranks read their own slices; only norms are read by each."""
+    """Ranks read their own slices; only norms are read by all."""
     path = tiny_gguf(tmp_path / "m.gguf", n_head_kv=4, head_dim=32, quant="Q8_0")
     with GGUFFile.open(path) as file:
         whole = sum(t.n_bytes for t in file.tensors.values())

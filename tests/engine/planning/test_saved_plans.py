@@ -1,5 +1,4 @@
-"""Saved plans: what is kept comes back, on the right model and the right cards, whatever happens
-to the file."""
+"""Saved plans come back, for the right model and on the right GPUs; damaged files are kept."""
 
 import json
 from contextlib import closing

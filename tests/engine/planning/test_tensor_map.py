@@ -1,4 +1,4 @@
-"""The map of a model says of each tensor who holds how much of it."""
+"""The map of a model tells how much of each tensor each rank holds."""
 
 import statistics
 import time
@@ -19,7 +19,7 @@ GPUS = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
 
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four blocks of experts, no weights."""
+    """Return a model of four blocks of experts, without weights."""
     path = tmp_path_factory.mktemp("moe") / "m.gguf"
     return hollow_moe(path, n_layer=4, n_embd=512, n_head=16, n_vocab=512)
 
@@ -33,7 +33,7 @@ def tensor(found: PlacementMap, name: str) -> TensorPlace:
 
 
 def test_ranks_hold_what_the_loader_would_read(tmp_path: Path) -> None:
-    """Tensor by tensor as declared; matrices are cut once, norms are held by all."""
+    """Each tensor lies as declared; matrices are cut once, norms are held by all."""
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=2, n_head=8, n_head_kv=4, n_ff=300, quant="Q8_0")
     params = LoadParams(str(path), ("cpu", "cpu"), (3.0, 1.0))
     found = Planner(path).placement(params)
@@ -64,7 +64,7 @@ def test_a_tensor_knows_its_block_and_the_part_that_moves_with_it(moe: Path) -> 
 
 
 def test_what_is_pinned_lies_whole_on_one_rank(moe: Path) -> None:
-    """Also on a device that has no share of anything else."""
+    """The device may have no share of anything else."""
     pins = ((r"^blk\.1\.ffn_.*_exps\.", "cpu"), (r"^blk\.2\.attn_", "#1"))
     found = placed(moe, devices=GPUS[:2], overrides=pins)
     assert found.devices == ("cuda:0", "cuda:1", "cpu")
@@ -88,7 +88,7 @@ def test_what_cannot_be_split_is_refused(moe: Path) -> None:
 
 
 def test_a_large_model_is_mapped_in_an_instant(tmp_path: Path) -> None:
-    """80 blocks with experts on four devices; what else the machine does does not count."""
+    """80 blocks with experts on four devices; time spent on anything else does not count."""
     path = hollow_moe(tmp_path / "large.gguf")
     planner, seconds = Planner(path), []
     for step in range(5):

@@ -1,4 +1,4 @@
-"""Plans that are looked up are those of the whole model, declared anew; and they are quick."""
+"""Evaluations from looked-up costs equal those of the whole model, and are quick."""
 
 import statistics
 import time
@@ -29,7 +29,7 @@ GPUS = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
 
 
 def routed(path: Path) -> Path:
-    """Three blocks, the last two with experts and a shared one."""
+    """Write a model of three blocks, the last two with experts and a shared one."""
     draft = ModelDraft.read(tiny_gguf(path, n_layer=3, n_head=8, n_head_kv=4, n_ff=172))
     draft = draft.changed(
         {"general.architecture": "qwen2moe"}
@@ -95,18 +95,18 @@ KNOWN: dict[Path, tuple[GGUFFile, Evaluator]] = {}
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Planner:
-    """80 blocks, 128 experts."""
+    """Return the planner of a model of 80 blocks with 128 experts."""
     return Planner(hollow_moe(tmp_path_factory.mktemp("large") / "m.gguf"))
 
 
 def drag(planner: Planner, x: float) -> Evaluation:
-    """The second handle of four at x."""
+    """Evaluate a split with the second of three handles at x."""
     params = LoadParams(planner.info.path, GPUS, (0.1, x - 0.1, 0.8 - x, 0.2), n_ctx=8192)
     return planner.evaluate(params, dict.fromkeys(GPUS, 80 << 30))
 
 
 def test_an_evaluation_fits_into_a_frame(large: Planner) -> None:
-    """New positions all the time. What else a machine does meanwhile does not count."""
+    """Each position is new. Time in which the machine does something else does not count."""
     drag(large, 0.2)
     seconds = []
     for step in range(20):
@@ -127,7 +127,7 @@ def test_blocks_that_are_alike_count_once(large: Planner) -> None:
 def test_the_ranks_together_do_a_tokens_work(
     models: list[tuple[GGUFFile, Evaluator]], mode: str
 ) -> None:
-    """Of matrices that all ranks hold, each has its own."""
+    """Matrices that all ranks hold count once for each."""
     for file, evaluator in models:
         params = LoadParams(str(file.path), ("cpu",) * 2, (2, 1), split_mode=mode)
         work = work_of(declare(file, LoadParams(str(file.path))))
@@ -141,7 +141,7 @@ def test_the_ranks_together_do_a_tokens_work(
 
 
 def total(load: ModelWorkload, name: str) -> float:
-    """Of all blocks and ranks, and of what goes with the embedding."""
+    """Return the sum of a field over all blocks and ranks, and the embedding's."""
     blocks = sum(
         block.count * sum(getattr(rank, name) for rank in block.ranks.values())
         for block in load.blocks
@@ -153,7 +153,7 @@ def total(load: ModelWorkload, name: str) -> float:
 def test_a_dense_model_reads_what_it_holds_but_for_the_embedding(
     models: list[tuple[GGUFFile, Evaluator]], device: str
 ) -> None:
-    """Of that it reads one row."""
+    """It reads one row of the embedding."""
     file, evaluator = models[1]
     params = LoadParams(str(file.path), (device,) * 3, (3, 2, 1))
     found = evaluator.evaluate(params)

@@ -1,4 +1,4 @@
-"""What fits, what to do where it does not, and what to begin with."""
+"""Longest contexts, remedies where a model does not fit, and shares by memory."""
 
 import time
 from dataclasses import replace
@@ -18,19 +18,19 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Planner:
-    """12 blocks of 128 experts, 33 GiB as they are in the file."""
+    """Return the planner of a model of 12 blocks with 128 experts, 33 GiB in the file."""
     return Planner(hollow_moe(tmp_path_factory.mktemp("fit") / "m.gguf", n_layer=12))
 
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Planner:
-    """10 MiB of F32."""
+    """Return the planner of a dense model of 10 MiB in F32."""
     path = tmp_path_factory.mktemp("fit") / "d.gguf"
     return Planner(tiny_gguf(path, n_layer=8, n_head=8, n_head_kv=4, head_dim=32, n_ctx=65536))
 
 
 def rooms(cpu: float, *gpus: float) -> list[Room]:
-    """GiB of each device; later GPUs are slower, the CPU is the slowest."""
+    """Return devices with these GiB; later GPUs are slower, the CPU is the slowest."""
     cards = [Room(f"cuda:{i}", int(g * GIB), (9 - i) * 1e11) for i, g in enumerate(gpus)]
     return [*cards, Room("cpu", int(cpu * GIB), 5e10)]
 
@@ -147,7 +147,7 @@ def test_a_split_that_cannot_be_made_is_said(moe: Planner) -> None:
 
 
 def test_answers_come_at_once(tmp_path: Path) -> None:
-    """80 blocks of 128 experts: remedies, and what the CPU could take, in well under a second."""
+    """80 blocks of 128 experts: remedies and the CPU's part take well under a second."""
     planner = Planner(hollow_moe(tmp_path / "m.gguf"))
     fit = planner.fit(rooms(400, 40, 24, 24, 24))
     params = asked(planner, "cuda:0", "cuda:1", "cuda:2", "cuda:3")

@@ -1,4 +1,4 @@
-"""Where handles snap to."""
+"""Positions to which handles snap."""
 
 import time
 from dataclasses import replace
@@ -46,7 +46,7 @@ def boundary(planner: Planner, params: LoadParams, handle: int) -> float:
 def test_every_position_gives_the_share_it_says(
     paths: list[Path], index: int, split: list[int], mode: str, data: st.DataObject
 ) -> None:
-    """Asked for in a plan of its own, declared as the loader does; the other ranks stay."""
+    """A separate plan, declared as by the loader, has the same share; other ranks keep theirs."""
     path, handle = paths[index], data.draw(st.integers(0, len(split) - 2))
     params = LoadParams(str(path), ("cpu",) * len(split), tuple(map(float, split)), mode)
     positions = Planner(path).positions(params, handle)
@@ -117,7 +117,7 @@ def test_positions_really_load(paths: list[Path]) -> None:
 
 
 def test_a_large_model_answers_at_once(tmp_path: Path) -> None:
-    """80 blocks of 128 experts: to begin a drag and to go on with it."""
+    """80 blocks of 128 experts: a drag begins and goes on without delay."""
     path = hollow_moe(tmp_path / "m.gguf")
     planner, gpus = Planner(path), ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
     params = LoadParams(str(path), gpus, (4, 3, 2, 1))

@@ -1,4 +1,4 @@
-"""How often ranks meet is stated by blocks; here it is counted."""
+"""Blocks state how many all-reduces they make; here these are counted."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def modules(module: Module) -> Iterator[Module]:
 
 
 def assert_meets_as_stated(path: Path) -> None:
-    """In each block of a pass over two ranks, and in the load that speeds are predicted from."""
+    """Check the all-reduces of each block over two ranks against the predicted workload's."""
     counts: dict[int, int] = {}
     with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
         rank = model.runtime.ranks[0]
@@ -59,7 +59,7 @@ def test_blocks_meet_as_often_as_they_say(tmp_path: Path, arch: str) -> None:
 
 
 ARCHITECTURES = {arch: name for name, arch in reversed(golden_models().items())}
-"""A model of each."""
+"""A golden model of each architecture."""
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

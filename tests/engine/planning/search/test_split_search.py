@@ -29,7 +29,7 @@ Cost = Callable[[tuple[str, ...], Split], float]
 
 
 @dataclass
-class Way:
+class HundredPositions:
     """A handle with a hundred positions."""
 
     base: Split
@@ -51,7 +51,7 @@ class Way:
 
 @dataclass
 class World:
-    """Seconds of a token by devices and split; what was predicted need not be true."""
+    """Seconds of a token by devices and split; predictions need not be true."""
 
     truth: Cost
     predicted: Cost
@@ -80,8 +80,8 @@ class World:
         params = LoadParams("m", devices, split)
         return Candidate(params, key, split, expected, "Limited by tests.")
 
-    def handle(self, family: Family, split: Split, number: int) -> Way:
-        return Way(split, number)
+    def handle(self, family: Family, split: Split, number: int) -> HundredPositions:
+        return HundredPositions(split, number)
 
     def measure(self, candidate: Candidate) -> Sample:
         devices, split = candidate.params.devices, candidate.shares
@@ -100,7 +100,7 @@ class World:
         return search
 
     def found(self, search: SplitSearch) -> tuple[Trial, float]:
-        """The winner, and its true seconds."""
+        """Return the best trial and its true seconds."""
         at = best_of(search.trials, GOAL)
         assert at is not None
         trial = search.trials[at]
@@ -108,12 +108,12 @@ class World:
 
 
 def slowest(*speeds: float, fixed: float = 0.0) -> Callable[[Split], float]:
-    """Everybody waits for the slowest."""
+    """Return the time of a token if all wait for the slowest rank."""
     return lambda split: fixed + max(x / speed for x, speed in zip(split, speeds, strict=True))
 
 
 def two(truth: Callable[[Split], float], start: float = 0.5, **more: object) -> World:
-    """Two devices, each alone as fast as with all of the share."""
+    """Return a world of two devices, each alone as fast as with all of the share."""
     starts = {("cuda:0",): (1.0,), ("cuda:1",): (1.0,), ("cuda:0", "cuda:1"): (start, 1 - start)}
 
     def cost(devices: tuple[str, ...], split: Split) -> float:
@@ -227,7 +227,7 @@ def test_of_equally_fast_ones_the_fewest_devices_are_used() -> None:
 
 
 def of_four(**more: object) -> tuple[World, tuple[float, ...]]:
-    """All sets of four devices of different speeds, where each costs 0.02 to meet."""
+    """Return a world of all sets of four unequal devices; each one costs 0.02 s more."""
     speeds = dict(zip(("cuda:0", "cuda:1", "cuda:2", "cpu"), (0.45, 0.3, 0.2, 0.05), strict=True))
     sets = [s for n in range(1, 5) for s in combinations(speeds, n)]
 
@@ -250,7 +250,7 @@ def test_four_devices_where_predictions_are_right() -> None:
 
 
 def test_busy_ranks_get_less() -> None:
-    """From even shares, a few trials balance four devices as they really are."""
+    """From even shares, a few trials balance four devices by their true speeds."""
     world, speeds = of_four(
         busy=lambda split: (
             tuple(x / s for x, s in zip(split, (0.45, 0.3, 0.2, 0.05), strict=True))
@@ -267,7 +267,7 @@ def test_busy_ranks_get_less() -> None:
 
 
 def test_moving_handles_alone_finds_a_better_split_of_four() -> None:
-    """Smooth, without any hint of who is busy."""
+    """The cost is smooth, and nothing tells which rank is busy."""
     best = (0.4, 0.3, 0.2, 0.1)
 
     def cost(_devices: tuple[str, ...], split: Split) -> float:

@@ -1,4 +1,4 @@
-"""What real runs teach predictions, and what becomes of a damaged file."""
+"""Predictions learn from real runs; a damaged file is no error."""
 
 import json
 import threading

@@ -35,7 +35,7 @@ def test_one_rank_has_nothing_to_add_up() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_a_one_shot_sends_everything_to_everyone(n: int) -> None:
-    """Twice the bytes, as every four have a mark."""
+    """It sends twice the bytes, as every four have a mark."""
     links = Links({}, LinkFacts(1e-3, RATE))
     expected = 1e-3 + (n - 2) * PEER_S + (n - 1) * 2 * 1000 / RATE
     assert by_how(links, n, 1000)["lane"] == pytest.approx(expected)
@@ -43,7 +43,7 @@ def test_a_one_shot_sends_everything_to_everyone(n: int) -> None:
 
 @pytest.mark.parametrize("n", [3, 4, 5, 8])
 def test_copies_send_slices_there_and_sums_back(n: int) -> None:
-    """2 (n - 1) / n of a value, in BF16, in two stages."""
+    """They send 2 (n - 1) / n of a value, in BF16, in two stages."""
     assert by_how(Links({}, FREE), n, MUCH)["copies"] == pytest.approx(
         2 * (n - 1) / n * MUCH / 2 / RATE + 2 * (COPY_S + (n - 2) * PEER_S)
     )
@@ -74,7 +74,7 @@ def test_one_shots_are_for_little_and_copies_for_much() -> None:
 
 @pytest.mark.parametrize("way", ["nvlink", "p2p", "host"])
 def test_where_one_shots_end_copies_are_sooner(way: str) -> None:
-    """Or nearly: sums do not become much cheaper by being larger."""
+    """Or nearly: larger all-reduces never become much cheaper."""
     links = parse_rig(f"4x3090@{way}").links
     last, next_ = (
         links.all_reduce_s(gpus(2), n) for n in (MOST_ONE_SHOT_BYTES, MOST_ONE_SHOT_BYTES + 4)
@@ -96,7 +96,7 @@ def test_pairs_by_the_same_way_share_a_slot_and_others_do_not() -> None:
 
 
 def test_the_memory_of_the_host_is_shared_by_all_that_go_through_it() -> None:
-    """Each byte of each pair is written and read there: 4 for two ranks, 24 for four."""
+    """Each byte of each pair is written and read there: 4 bytes for two ranks, 24 for four."""
     slow = 0.5 * RATE
 
     def copies(n: int, way: str) -> float:

@@ -1,4 +1,4 @@
-"""From a file's header to tokens per second, on rigs and with what earlier runs have taught."""
+"""Forecasts from a file's header, on rigs and with the ratios of earlier runs."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -50,7 +50,7 @@ def test_a_slow_device_slows_a_split_but_with_a_small_share(path: Path, planner:
 
 
 def test_links_are_as_fast_as_the_ways_that_are_used(path: Path, planner: Planner) -> None:
-    """What is faster only if GPUs reach each other is not promised to who forbids it."""
+    """Speed that needs peer access is not promised where that is off."""
     devices, facts = RIG.devices, RIG.facts
     slow = Links({("cuda:0", "cuda:1"): LinkFacts(1e-3, 1e9)})
     forecaster = Forecaster(devices, facts, RIG.links, by_mode={"auto": RIG.links, "off": slow})

@@ -1,4 +1,4 @@
-"""What follows from trials of links, how it is said, kept, and used by predictions."""
+"""Records of tested routes: the route chosen, its problems in words, JSON, and predictions."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ TOPOLOGY = Topology(
 
 
 def passed(**seconds: float) -> TrialRecord:
-    """Such as k16=1e-5 for 16 KiB, or m16 for 16 MiB."""
+    """Return a passed trial; k16=1e-5 is the time of 16 KiB, m16 that of 16 MiB."""
     sizes = {"k": 1 << 10, "m": MIB}
     return TrialRecord(
         "passed", "", {sizes[name[0]] * int(name[1:]): s for name, s in seconds.items()}
@@ -147,7 +147,7 @@ def test_a_damaged_record_is_none(document: object) -> None:
 
 
 def test_predictions_are_made_from_the_way_that_is_used(tmp_path: Path) -> None:
-    """The slower direction counts; without a proof it is the class of the link."""
+    """The slower direction counts; without a record the link's class does."""
     file = MachineFile(tmp_path / "machine.json")
     expected = known_links(GPUS, TOPOLOGY, file).between("cuda:0", "cuda:1")
     assert expected.bytes_per_s > 5e10, "NVLink"

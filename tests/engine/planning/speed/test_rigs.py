@@ -118,7 +118,7 @@ def test_a_card_in_a_narrow_slot_is_slow_to_reach() -> None:
 
 
 def test_many_gpus_share_the_memory_of_the_host() -> None:
-    """A server's is wider than a desktop computer's."""
+    """A server's memory has more bandwidth than a desktop computer's."""
 
     def seconds(text: str) -> float:
         return parse_rig(text).links.all_reduce_s([f"cuda:{n}" for n in range(4)], 64 << 20)
@@ -162,7 +162,7 @@ def test_a_driver_s_name_is_understood(driver: str, card: str | None) -> None:
 
 
 def test_every_card_is_found_and_plausible() -> None:
-    """A slip of a digit would be seen: bytes for each operation lie in a narrow range."""
+    """A wrong digit shows: bytes per operation lie in a narrow range."""
     for card in GPU_SPECS:
         assert spec_from_text(card.name) is card
         assert spec_from_driver(f"NVIDIA GeForce {card.name}") is not None
@@ -174,7 +174,7 @@ def test_every_card_is_found_and_plausible() -> None:
 
 
 def test_slots_give_what_is_measured_of_them() -> None:
-    """26 GB/s on PCIe 4.0 x16, 53 on 5.0; generations that nobody has yet count as the last."""
+    """26 GB/s on PCIe 4.0 x16, 53 on 5.0; later generations count as the last known one."""
     assert pcie_bytes_per_s(4, 16) == pytest.approx(26e9, rel=0.03)
     assert pcie_bytes_per_s(5, 16) == pytest.approx(53e9, rel=0.03)
     assert pcie_bytes_per_s(9, 16) == pcie_bytes_per_s(6, 16)

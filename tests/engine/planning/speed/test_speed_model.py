@@ -29,13 +29,13 @@ def model(*blocks: BlockWorkload, head: dict[int, RankWorkload] | None = None) -
 
 
 def block(count: int = 1, n_reduce: int = 1, **loads: RankWorkload) -> BlockWorkload:
-    """Loads by rank: `r0=…, r1=…`."""
+    """Return equal blocks with these workloads of ranks: `r0=…, r1=…`."""
     ranks = {int(name[1:]): load for name, load in loads.items()}
     return BlockWorkload(count, tuple(ranks), ranks, n_reduce)
 
 
 def alone(load: RankWorkload, device: DeviceFacts = GPU, position: int = 0, n: int = 1) -> float:
-    """Seconds of one rank that has nothing else to do."""
+    """Return the seconds of one rank alone with this workload."""
     speed = SpeedModel([replace(device, device="cpu")], links())
     if n == 1:
         return speed.decode(model(block(r0=load)), position).seconds
@@ -78,7 +78,7 @@ def test_a_prompt_multiplies_with_what_is_read_once() -> None:
 
 
 def test_tokens_of_a_prompt_see_each_other() -> None:
-    """The first sees itself, the last all of them; the cache is read once."""
+    """The first token sees itself, the last one all; the cache is read once."""
     load = RankWorkload(kv_flop=1.0)
     assert alone(load, n=10) == pytest.approx(55 / 1000)
     assert alone(replace(load, window=3), n=10) == pytest.approx((1 + 2 + 8 * 3) / 1000)
@@ -159,7 +159,7 @@ def test_sums_cost_latency_and_payload() -> None:
 
 
 def test_only_what_is_drawn_on_gpus_needs_no_logits() -> None:
-    """A prompt's logits go to the host, and those of a head on the CPU beside a GPU do."""
+    """The logits of a prompt go to the host, and so do those of a head partly on the CPU."""
     load, facts = RankWorkload(read_bytes=1), LinkFacts(1.0, 1.0)
     ends = {0: load, 1: load}
     alone, both = model(block(r0=load)), model(block(r0=load, r1=load), head=ends)
@@ -179,7 +179,7 @@ CPU = DeviceFacts("cpu", 100.0, 1000.0, n_threads=4, thread_bytes_per_s=40.0)
 
 
 def test_ranks_on_one_cpu_share_its_threads() -> None:
-    """Two of four threads read no more than two can; together they read what memory gives."""
+    """Two of four threads read as fast as two can; all together as fast as memory is."""
     alone = SpeedModel([CPU], links()).decode(model(block(r0=RankWorkload(read_bytes=100)))).seconds
     assert alone == pytest.approx(1.0)
     half = RankWorkload(read_bytes=50)
@@ -233,7 +233,7 @@ def test_a_corrected_prediction_keeps_its_proportions() -> None:
 
 
 def test_a_prediction_takes_less_than_a_millisecond() -> None:
-    """Of 80 layers of two parts each, no two alike, on four devices, once they are known."""
+    """80 layers of two parts each, no two alike, on four devices, once they are known."""
     rates = {"Q4_K": WeightRate(9, 9, 9)}
     devices = [replace(GPU, device=f"cuda:{n}", rates=rates) for n in range(4)]
     kinds = (Weights("Q4_K", 3.0, 4.0), Weights("Q6_K", 1.0, 2.0))
