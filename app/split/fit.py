@@ -31,7 +31,7 @@ Rooms = tuple[tuple[str, int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class FitQuestion:
-    """A load of which to find out what fits.
+    """A load whose longest context and remedies are wanted.
 
     Attributes:
         params: the load.

@@ -19,10 +19,12 @@ class SettingsHistory:
 
     @property
     def can_undo(self) -> bool:
+        """Whether there is a step to undo."""
         return bool(self._before)
 
     @property
     def can_redo(self) -> bool:
+        """Whether there is a step to redo."""
         return bool(self._after)
 
     def begin(self) -> None:

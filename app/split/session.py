@@ -119,7 +119,7 @@ class SplitSession(QObject):
 
     @property
     def load_state(self) -> LoadState:
-        """What the engine does with the model."""
+        """State of the model in the engine."""
         return self._state.load_state
 
     def load_params(self) -> LoadParams:

@@ -27,7 +27,7 @@ from engine import (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A search of which to estimate the time.
+    """A search whose time is to be estimated.
 
     Attributes:
         params: what all runs have in common.

@@ -1,0 +1,86 @@
+"""The split's session: no widget is needed to choose, to plan and to ask for a load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.split.picture import SplitPicture
+from app.split.session import SplitSession
+from engine import LoadParams
+from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machine
+from tests.helpers.split_panels import loaded_as, settle
+
+
+@pytest.fixture
+def session(qapp: QApplication) -> Iterator[SplitSession]:
+    """Over three GPUs and the CPU, with a model that can be loaded."""
+    made = SplitSession(FakePlanner, fake_machine)
+    made.set_devices([*GPUS, CPU])
+    made.set_model(INFO)
+    made.set_state("ready")
+    settle()
+    yield made
+    made.stop()
+
+
+def test_changes_of_one_turn_are_one_picture(session: SplitSession) -> None:
+    """Of a drag, the last position counts."""
+    pictures: list[SplitPicture] = []
+    session.pictured.connect(pictures.append)
+    for n in range(20):
+        session.drag(0, 0.2 + n / 100)
+    session.set_overrides((("^output", "cpu"),))
+    settle()
+    assert len(pictures) == 1
+    assert pictures[-1].settings == session.settings
+    assert session.settings.boundary(0) == pytest.approx(3 / 8, abs=0.06)
+    assert session.load_params().overrides == (("^output", "cpu"),)
+
+
+def test_a_load_is_asked_for_as_the_state_allows(session: SplitSession, qtbot: QtBot) -> None:
+    """Loaded when nothing is, applied live where that is possible, and nothing meanwhile."""
+    asked: list[str] = []
+    session.load_requested.connect(lambda: asked.append("load"))
+    session.apply_requested.connect(lambda: asked.append("apply"))
+    session.request_load()
+    assert asked == ["load"]
+    session.set_state("loading")
+    settle()
+    session.request_load()
+    session.set_loaded(loaded_as(session.load_params()))
+    settle()
+    session.request_load()
+    assert asked == ["load"], "there is nothing to change"
+    session.split_by_speed()
+    settle()
+    session.request_load()
+    assert asked == ["load", "apply"]
+    with qtbot.waitSignal(session.settings_changed):
+        session.choose(LoadParams(INFO.path, ("cuda:0",), n_ctx=4096))
+    settle()
+    session.request_load()
+    assert asked == ["load", "apply", "load"], "another context needs a reload"
+
+
+def test_what_the_person_does_can_be_undone_but_what_is_suggested_cannot(
+    session: SplitSession,
+) -> None:
+    before = session.load_params()
+    session.begin_gesture()
+    session.drag(0, 0.25)
+    settle()
+    session.drag(0, 0.5)
+    session.end_gesture()
+    after = session.load_params()
+    assert after != before
+    session.undo()
+    assert session.load_params() == before
+    session.redo()
+    assert session.load_params() == after
+    session.restore(session.to_dict())
+    session.undo()
+    assert session.load_params().split == pytest.approx(after.split)
