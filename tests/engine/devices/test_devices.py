@@ -1,4 +1,4 @@
-"""Which devices there are and what they are called, with a made-up NVIDIA driver."""
+"""The list of devices, their names and problems, with a made-up NVIDIA driver."""
 
 import importlib
 import os
@@ -352,7 +352,7 @@ def test_a_build_that_does_not_fit_the_driver_is_explained(
 
 
 def find_build_with(monkeypatch, tmp_path, source: str | None, version: str = "") -> TorchBuild:
-    """`find_torch_build` for an installation with this torch/version.py and package version."""
+    """Run `find_torch_build` for an installation with this torch/version.py and package version."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     origin = tmp_path / "torch" / "__init__.py"
     origin.parent.mkdir()

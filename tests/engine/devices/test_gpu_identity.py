@@ -40,7 +40,7 @@ print(json.dumps({uuid: after[uuid] - before[uuid] for uuid in after}))
 
 @pytest.fixture
 def torch_says(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """The UUIDs that torch gives the numbers; fill it in."""
+    """Return the UUIDs that torch gives the numbers, to be filled in."""
     uuids: dict[str, object] = {}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
@@ -76,7 +76,7 @@ def test_a_uuid_that_nobody_knows_is_no_contradiction(torch_says: dict[str, obje
 
 
 def new_holders(path: Path, devices: list[str], split: list[int] | None) -> dict[str, int]:
-    """By UUID, how many more processes compute on a GPU while another process has a model."""
+    """Return by UUID how many more processes use a GPU while another process has a model."""
     arguments = json.dumps([str(path), devices, split])
     found = subprocess.run(
         [sys.executable, "-c", HOLDERS, arguments], capture_output=True, text=True, check=True,

@@ -1,4 +1,4 @@
-"""What the driver tells of links between GPUs, with a made-up driver."""
+"""Links between GPUs as the driver tells them, with a made-up driver."""
 
 import importlib
 
@@ -12,7 +12,7 @@ A, B, C = (f"00000000:{bus:02x}:00.0" for bus in (1, 2, 3))
 
 @pytest.fixture
 def driver(monkeypatch) -> FakeDriver:
-    """Three equal GPUs, listed in another order than they sit on the bus."""
+    """Return a driver of three equal GPUs, listed in another order than they sit on the bus."""
     gpus = [FakeGpu("H100", f"GPU-{bus}", bus=bus, gib=80) for bus in (3, 1, 2)]
     return install(FakeDriver(gpus), monkeypatch)
 
@@ -22,7 +22,7 @@ def gpu(driver: FakeDriver, bus: str) -> FakeGpu:
 
 
 def let_read(driver: FakeDriver, *buses: str) -> None:
-    """Let these read each other's memory."""
+    """Let two GPUs read each other's memory."""
     for one in buses:
         gpu(driver, one).peers = dict.fromkeys(buses, 0)
 

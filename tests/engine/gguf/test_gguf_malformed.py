@@ -33,7 +33,7 @@ BOUND_S = 1.0  # of processor time: a generous multiple of the milliseconds that
 
 
 def read_everything(path: Path) -> None:
-    """Open a file and look at all that it holds."""
+    """Open a file and read all that it holds."""
     with GGUFFile.open(path) as file:
         for key in file.meta.keys():  # noqa: SIM118
             file.meta.get(key)
@@ -43,7 +43,7 @@ def read_everything(path: Path) -> None:
 
 
 def outcome(path: Path) -> str:
-    """What a person would read, or nothing; fails if it takes long."""
+    """Return the error that a person would read, or nothing; fail if it takes long."""
     started = time.process_time()
     try:
         read_everything(path)
@@ -183,7 +183,7 @@ def test_a_header_that_does_not_end_is_cut(tmp_path: Path, monkeypatch: pytest.M
 
 
 def small_file() -> bytes:
-    """Every kind of value and three tensors, in a kilobyte."""
+    """Return a file of a kilobyte with every kind of value and three tensors."""
     entries = [
         entry("general.architecture", STRING, string("llama")),
         entry(ALIGNMENT, U32, u32(32)),

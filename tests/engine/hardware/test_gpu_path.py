@@ -1,4 +1,4 @@
-"""What people are told about computing on GPUs, with a made-up driver of NVIDIA."""
+"""Sentences on computing with GPUs, with a made-up NVIDIA driver."""
 
 import pytest
 
@@ -14,7 +14,7 @@ CUDA, CPU_ONLY = TorchBuild(True, "12.8"), TorchBuild(True, "")
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is there, and nothing is asked for by variables."""
+    """Install everything that GPUs need, and unset all variables."""
     for name in ("TANDEM_BACKEND", "TANDEM_LAUNCHER", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(gpu_path, "triton_version", lambda: "3.7.1")

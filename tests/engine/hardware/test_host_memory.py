@@ -1,4 +1,4 @@
-"""Keys and values in the host's memory, read by attention that is computed elsewhere."""
+"""Keys and values in the host's memory, read by attention on another device."""
 
 import gc
 import mmap
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def state(*, v_in_k: bool = False, whole_groups: bool = True) -> KVState:
-    """Four query heads on two key-value heads; without whole groups, the first has three."""
+    """Return a state of four query heads on two key-value heads, cut by groups or 3 to 1."""
     heads = Ranges(((0, 4), (4, 4)) if whole_groups else ((0, 3), (3, 4)), 4)
     kv_heads = Ranges(((0, 2), (2, 2)) if whole_groups else ((0, 2), (1, 2)), 2)
     return KVState(heads, kv_heads, 64, 32, v_in_k=v_in_k)
@@ -74,7 +74,7 @@ def test_only_keys_and_values_move_to_the_host(kv_on_host: bool) -> None:
 
 
 class FakeCuda:
-    """CUDA's functions that pin memory, and what they were called with."""
+    """Fake of CUDA's functions that pin memory, which notes its calls."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -91,7 +91,7 @@ class FakeCuda:
 
 
 def on_gpu(monkeypatch: pytest.MonkeyPatch, code: int) -> tuple[FakeCuda, list[Any], Any]:
-    """A fake of CUDA, the devices that it was called for, and one of those."""
+    """Return a fake of CUDA, the devices it was called for, and one of these."""
     cuda, used = FakeCuda(code), []
 
     class Using:

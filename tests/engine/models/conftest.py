@@ -1,4 +1,4 @@
-"""Small models that tests break in one place each, and the arithmetic they are computed with.
+"""Small models for tests to break in one place each, and the kernels that compute them.
 
 What models compute is compared exactly, so these tests run on the reference path; tests of the
 CPU's kernels ask for the fixture `kernels`.
@@ -22,7 +22,7 @@ def _reference(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute as users do."""
+    """Compute with kernels, as users do."""
     monkeypatch.delenv("TANDEM_BACKEND", raising=False)
 
 
@@ -33,13 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sound(folder: Path) -> ModelDraft:
-    """A llama of two blocks, with a vocabulary of as many tokens as it has rows."""
+    """Return a llama of two blocks, with a vocabulary of as many tokens as rows."""
     return ModelDraft.read(tiny_gguf(folder / "sound.gguf"))
 
 
 @pytest.fixture(scope="module")
 def routed(sound: ModelDraft) -> ModelDraft:
-    """The same with four experts, of which two are used, in place of each FFN."""
+    """Return a llama of two blocks with four experts, two of them used, in place of each FFN."""
     draft, rng = sound.copy(), np.random.default_rng(0)
     draft.meta |= {"llama.expert_count": 4, "llama.expert_used_count": 2}
     for layer in range(2):

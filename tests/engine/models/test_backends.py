@@ -1,4 +1,4 @@
-"""The backends agree on what comes next: same tokens, but where two are as good as equal."""
+"""The backends agree on the next token, except where two are nearly equal."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ QUICK = NAMES[::4]
 
 
 def answer(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The likeliest tokens after the model's reference prompt."""
+    """Return the most likely tokens after the model's reference prompt."""
     monkeypatch.setenv("TANDEM_BACKEND", backend)
     prompt, _ = golden_logits(name)
     params = SamplingParams(max_tokens=N_TOKENS, temperature=0, ignore_eos=True)

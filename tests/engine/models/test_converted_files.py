@@ -1,4 +1,4 @@
-"""What converters write and reference files lack: factors, other heads, sizes per layer."""
+"""Converted files with what reference files lack: factors, other heads, sizes per layer."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class PlainExperts(PlainLlama):
 
 
 def with_experts(path: Path, widths: tuple[int, int], extra: dict[str, Any]) -> Path:
-    """A llama of two layers with five experts of so many columns each."""
+    """Return a llama of two layers with five experts of this many columns each."""
     rng = np.random.default_rng(7)
     parts: dict[str, Any] = {"llama.expert_count": 5, "llama.expert_used_count": 2}
     for layer, n_ff in enumerate(widths):
@@ -112,7 +112,7 @@ def test_experts_may_have_factors_and_biases(tmp_path: Path, split: list[int]) -
 
 
 class PlainShared(PlainExperts):
-    """With a gated shared expert that has a bias."""
+    """Plain experts with a gated shared one that has a bias."""
 
     def moe(self, x: Array, p: str) -> Array:
         gate, up = (x @ self.t[f"{p}ffn_{name}_shexp.weight"].T for name in ("gate", "up"))

@@ -52,7 +52,7 @@ SPLITS: dict[str, dict[str, Any]] = {
 
 
 class Linear(torch.nn.Module):
-    """In place of attention: one matrix, or nothing at all."""
+    """Stand-in for attention: one matrix, or nothing at all."""
 
     def __init__(self, n: int, *, is_nothing: bool) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ FAMILY = Family(
 
 
 def kept(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters without those of parts that are left out."""
+    """Return the parameters without those of parts that are left out."""
     gone = []
     for layer, (kind, has_ffn) in enumerate(LAYERS):
         prefix = f"model.layers.{layer}."

@@ -35,7 +35,7 @@ class Built:
     logits: Any
 
     def error(self, path: Path, split: Sequence[float], **options: Any) -> float:
-        """The NMSE of the file at `path`, which should say the same as this one."""
+        """Return the NMSE of the file at `path`, which should compute the same as this one."""
         with load_model(path, ["cpu"] * len(split), split, **OPTIONS | options) as model:
             return nmse(model.logits(self.ids), self.logits)
 
@@ -109,7 +109,7 @@ def test_a_conversation_equals_fresh_runs(
 
 
 def with_drafting_block(built: Built) -> ModelDraft:
-    """One more block: a copy of the last, which has attention, with what drafting needs."""
+    """Add a block: a copy of the last, which has attention, with what drafting needs."""
     draft = ModelDraft.read(built.path)
     for tensor in [t for t in draft.tensors if t.startswith("blk.2.")]:
         draft.tensors[tensor.replace("blk.2.", "blk.3.")] = draft.tensors[tensor]
@@ -140,7 +140,7 @@ def values_of(draft: ModelDraft, name: str) -> Any:
 
 
 def joint_projections(built: Built) -> ModelDraft:
-    """Qwen3-Next as converted in 2025: `ssm_in` with rows q, k, v and gate of each key head."""
+    """Return Qwen3-Next as converted in 2025: `ssm_in` with rows q, k, v, gate of each key head."""
     draft = ModelDraft.read(built.path)
     for layer in range(2):
         block = f"blk.{layer}."
@@ -153,7 +153,7 @@ def joint_projections(built: Built) -> ModelDraft:
 
 
 def fused_attention(built: Built) -> ModelDraft:
-    """As `convert_hf_to_gguf.py --fuse-qkv` writes the layer with attention."""
+    """Return the layer with attention as `convert_hf_to_gguf.py --fuse-qkv` writes it."""
     draft = ModelDraft.read(built.path)
     parts = [values_of(draft, f"blk.2.attn_{part}.weight") for part in "qkv"]
     draft.tensors["blk.2.attn_qkv.weight"] = DraftTensor.of(np.concatenate(parts))

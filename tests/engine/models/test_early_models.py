@@ -1,4 +1,4 @@
-"""Baichuan and the first Qwen, which `transformers` does not have: they are like others."""
+"""Baichuan and the first Qwen, which `transformers` lacks, against models like them."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def logits(path: Path, split: list[int]) -> Array:
 
 
 def renamed(path: Path, arch: str) -> ModelDraft:
-    """The same model under the name of another architecture."""
+    """Return a model under the name of another architecture."""
     draft = ModelDraft.read(path)
     old = draft.meta["general.architecture"]
     draft.meta = {key.replace(f"{old}.", f"{arch}."): v for key, v in draft.meta.items()}
@@ -44,7 +44,7 @@ def test_the_first_qwen_counts_gate_and_up_together(tmp_path: Path, split: list[
 
 
 class PlainAlibi(PlainLlama):
-    """Six heads: the slopes of four, then two that lie between those of the first."""
+    """ALiBi of six heads: the slopes of four, then two that lie between those of the first."""
 
     def rope(self, x: Array) -> Array:
         return x

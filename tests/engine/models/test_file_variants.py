@@ -1,4 +1,4 @@
-"""Files with blocks at their end that only draft tokens (MTP), and other things that few have."""
+"""Rare variants of files, such as final blocks that only draft tokens (MTP)."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,7 @@ DRAFTING = [
 
 
 def with_drafting_block(name: str) -> ModelDraft:
-    """The reference model with one more block: a copy of the last, with what drafting needs."""
+    """Return the reference model with one more block: a copy of the last, plus drafting tensors."""
     draft = ModelDraft.read(golden_path(f"{name}.gguf"))
     arch = draft.meta["general.architecture"]
     n_layer = draft.meta[f"{arch}.block_count"]
@@ -77,7 +77,7 @@ def test_a_block_that_drafts_must_be_said_to_do_so(tmp_path: Path) -> None:
 
 
 def halves_apart(draft: ModelDraft) -> ModelDraft:
-    """GLM 4 with the rotated rows of each head as M-RoPE wants them: 32 of 64, first one half."""
+    """Return GLM 4 with rows of each head ordered for M-RoPE: 32 of 64 rotated, one half first."""
     other = draft.copy()
     order = np.array([*range(0, 32, 2), *range(1, 32, 2), *range(32, 64)])
     for layer in range(2):

@@ -1,4 +1,4 @@
-"""Files with gated attention and limited activations that the reference models do not show."""
+"""Variants of files with gated attention and clamped activations."""
 
 from pathlib import Path
 from typing import Any

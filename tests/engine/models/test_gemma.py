@@ -1,4 +1,4 @@
-"""What Gemma files may leave out or have too much of, and where their memory goes."""
+"""Gemma files with missing or unused tensors and keys, and their memory."""
 
 from contextlib import closing
 from pathlib import Path
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(folder: Path) -> ModelDraft:
-    """Six layers, of which the last three read the keys of layers 1 and 2; per-layer inputs."""
+    """Return a model of six layers, the last three sharing keys, with per-layer inputs."""
     return draft_of("gemma4-shared-kv", folder)
 
 

@@ -1,4 +1,4 @@
-"""Every family's files with one thing wrong, or several: a sentence, or a model that works.
+"""Files of every family with one or more faults: each gives a sentence or a working model.
 
 The files are written by `tests.helpers.hf_models`; architectures that it does not have, and more
 variants, are taken from the reference data where there is some.
@@ -72,7 +72,7 @@ COMPANIONS = {
 
 @dataclass(frozen=True)
 class Subject:
-    """A sound file in parts, and where variants of it may be written."""
+    """A sound file taken apart, and a folder for variants of it."""
 
     name: str
     draft: ModelDraft
@@ -89,12 +89,12 @@ class Subject:
         return n
 
     def some(self, cases: Sequence[T], one_in: int) -> Sequence[T]:
-        """One case in so many, not the same ones for all files."""
+        """Return one of `one_in` cases, other ones for each file."""
         return cases[crc32(self.name.encode()) % one_in :: one_in]
 
 
 def subjects() -> Iterator[Any]:
-    """One file of each architecture; the others belong to the wider sweep."""
+    """Yield one file of each architecture; the others belong to the wider sweep."""
     known: set[str] = set()
     for name, arch in [*((f.name, f.arch) for f in FAMILY.values()), *golden_models().items()]:
         if is_supported(arch):
@@ -120,7 +120,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def subject(request: pytest.FixtureRequest, folder: Path) -> Subject:
-    """A file that runs, taken apart once for all tests that break it."""
+    """Return a file that runs, taken apart once for all tests that break it."""
     subject = Subject(request.param, sound_file(request.param, folder), folder / "hostile.gguf")
     assert not run(subject.draft, subject.path)
     return subject
@@ -130,7 +130,7 @@ each_subject = pytest.mark.parametrize("subject", list(subjects()), indirect=Tru
 
 
 def names(tensor: str, problem: str) -> bool:
-    """Whether a sentence names a tensor, or the other one that it does not fit."""
+    """Return whether a sentence names a tensor, or the other one that it does not fit."""
     stem, kind = tensor.rsplit(".", 1) if tensor.endswith((".weight", ".bias")) else (tensor, "")
     block, _, part = stem.rpartition(".")
     found = rf"{re.escape(block)}\.?({part}|{COMPANIONS.get(part, part)})(\.{kind}|\b)"
@@ -138,7 +138,7 @@ def names(tensor: str, problem: str) -> bool:
 
 
 def first_ones(tensors: Iterable[str]) -> list[str]:
-    """Of tensors that several blocks have, those of the first block that has them."""
+    """Return each tensor of the blocks once: from the first block that has it."""
     found: dict[str, str] = {}
     for name in tensors:
         found.setdefault(re.sub(r"^blk\.\d+", "blk", name), name)
@@ -146,7 +146,7 @@ def first_ones(tensors: Iterable[str]) -> list[str]:
 
 
 def unused(path: Path) -> list[str]:
-    """The tensors in a file of which a model has no use for each byte, but for tables and such."""
+    """Return the tensors in a file that a model does not use fully, but for ignored ones."""
     with GGUFFile.open(path) as file:
         slots = declare(file, LoadParams(str(path))).slots
         read = {(slot.tensor.offset, slot.tensor.n_bytes) for slot in slots}
@@ -172,7 +172,7 @@ def test_a_missing_tensor_is_named(subject: Subject) -> None:
 
 
 def may_be(tensor: str, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether a tensor may also have another shape.
+    """Return whether a tensor may also have another shape.
 
     A tied embedding is all that says how large a vocabulary is; norms of groups may be flat.
     """
@@ -220,7 +220,7 @@ def test_a_key_that_the_file_lacks_works_or_is_refused(subject: Subject) -> None
 
 
 def work_or_are_refused(subject: Subject, cases: Sequence[tuple[str, Any]]) -> None:
-    """Look at all; run one in four of those that nothing is known against."""
+    """Inspect all files; run one in four of those without a known problem."""
     n_sound = 0
     for key, value in cases:
         draft = subject.draft.changed({key: value})
@@ -248,7 +248,7 @@ def test_an_unknown_tensor_is_named(subject: Subject) -> None:
 
 @pytest.fixture(scope="module")
 def all_tensors(folder: Path) -> dict[str, tuple[int, ...]]:
-    """One shape of each tensor that any family has in its first block, or beside its blocks."""
+    """Return a shape of each tensor that any family has in its first block or outside blocks."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name in FAMILY:
         tensors = sound_file(name, folder).tensors
@@ -270,7 +270,7 @@ def test_a_tensor_of_another_family_is_used_or_refused(
 
 
 class Mutations:
-    """Draws changes of a file, among them what other files of any family have."""
+    """Generator of changes to a file, also by tensors and keys of other families."""
 
     def __init__(self, drafts: dict[str, ModelDraft]) -> None:
         self.drafts = drafts

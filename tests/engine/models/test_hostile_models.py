@@ -1,4 +1,4 @@
-"""Well-formed files of models that contradict themselves: a sentence, and never anything else."""
+"""Well-formed files of models that contradict themselves: each gives a sentence, nothing else."""
 
 import time
 from contextlib import suppress
@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def changed(draft: ModelDraft, meta: dict[str, Any]) -> ModelDraft:
-    """A copy with other keys of its architecture; None drops one."""
+    """Return a copy with other keys of its architecture; None drops one."""
     return draft.changed(meta, "llama.")
 
 

@@ -1,4 +1,4 @@
-"""Well-formed files whose tensors do not make a model: a sentence, and never anything else."""
+"""Well-formed files whose tensors do not make a model: each gives a sentence, nothing else."""
 
 from pathlib import Path
 

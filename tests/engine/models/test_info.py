@@ -1,4 +1,4 @@
-"""What a file says about itself, however oddly it says it."""
+"""Descriptions of files, however odd their metadata."""
 
 from pathlib import Path
 from typing import Any

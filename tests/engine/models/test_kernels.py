@@ -1,4 +1,4 @@
-"""Models on the CPU's kernels: close to the reference logits, and to themselves however split."""
+"""Models on the CPU's kernels: close to the reference logits, and alike for every split."""
 
 from pathlib import Path
 

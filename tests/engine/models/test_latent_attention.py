@@ -1,4 +1,4 @@
-"""Latent attention: older files, any number of ranks, what is cached, and broken sizes."""
+"""Latent attention: older files, any number of ranks, the cache, and broken sizes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ SPLITS = [Case((1,)), Case((3, 1), chunk=11, n_decode=4), Case((1, 1, 1, 1, 1))]
 
 @pytest.fixture(scope="module")
 def draft() -> ModelDraft:
-    """DeepSeek V3 of two layers: 4 heads of 32 + 32 and 48 elements, and 64 latents."""
+    """Return DeepSeek V3 of two layers: 4 heads of 32 + 32 and 48 elements, and 64 latents."""
     return ModelDraft.read(golden_path(f"{DEEPSEEK}.gguf"))
 
 
@@ -56,7 +56,7 @@ def values(name: str, path: Path) -> Any:
 
 
 def older(draft: ModelDraft) -> ModelDraft:
-    """As files were before 2025: one matrix to keys and values, and the keys of attention."""
+    """Return a file as before 2025: one matrix to keys and values, and the keys of attention."""
     old, source = draft.copy(), golden_path(f"{DEEPSEEK}.gguf")
     for layer in range(2):
         p = f"blk.{layer}.attn_"
@@ -75,7 +75,7 @@ def older(draft: ModelDraft) -> ModelDraft:
 
 
 def folded(draft: ModelDraft) -> ModelDraft:
-    """As some files are: matrices of all heads below each other, and the joint one unused."""
+    """Return a file as some are: matrices of all heads stacked, and the joint one unused."""
     other = draft.copy()
     for layer in range(2):
         for part in ("k_b", "v_b"):

@@ -1,4 +1,4 @@
-"""Logits against llama.cpp's where parts of a model lie in unusual places."""
+"""Logits against llama.cpp's with parts of a model in unusual places."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -70,13 +70,13 @@ ON_KERNELS = ["gptoss-mxfp4", "llama-gqa-q4_k_m", "mixtral-q4_k_m", "qwen35-q4_k
 
 
 def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Each model with each mode that it has parts for."""
+    """Return each model with each mode that it has parts for."""
     routed = routed_models()
     return [(n, mode) for n in names for mode in MODES if n in routed or "experts" not in mode]
 
 
 def error_of(name: str, mode: Mode) -> float:
-    """The NMSE of a model's logits."""
+    """Return the NMSE of a model's logits."""
     with GGUFFile.open(golden_path(f"{name}.gguf")) as file:
         movable = movable_tensors(tuple(file.tensors), ())
     found = (movable.matching(pattern) for pattern, _ in mode.overrides)
@@ -118,7 +118,7 @@ STATIONS: tuple[dict[str, Any], ...] = (
 
 
 def error_on_the_way(name: str, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Some tokens are computed in each mode, after those that the modes before have cached."""
+    """Return the NMSE where each mode computes tokens after those that other modes have cached."""
     monkeypatch.setattr(
         "engine.runtime.builder.keeps_kv_on_host", lambda params, _: params.kv_on_host
     )

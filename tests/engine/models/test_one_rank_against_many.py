@@ -1,4 +1,4 @@
-"""The same logits whatever the split, on random models of random sizes."""
+"""Random models of random sizes give the same logits for every split."""
 
 import tempfile
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_any_split_equals_one_rank_and_the_plain_reference(
 
 @st.composite
 def patterns(draw: st.DrawFn) -> dict[str, Any]:
-    """Groups of ranks, blocks on the CPU, and parts on ranks of their own."""
+    """Strategy of splits: groups of ranks, blocks on the CPU, parts on ranks of their own."""
     groups = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     n_ranks = sum(groups)
     split = st.lists(st.integers(0, 4), min_size=n_ranks, max_size=n_ranks).filter(any)

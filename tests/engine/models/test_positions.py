@@ -1,4 +1,4 @@
-"""What positions a model knows: learned tables, two sets of rotations, windows, ALiBi."""
+"""Positions of models: learned tables, two sets of RoPE, windows, ALiBi."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ TWO_RANKS = Case((1, 1))
 
 
 def draft_of(name: str, **meta: Any) -> ModelDraft:
-    """A reference model with other metadata; names without the architecture."""
+    """Return a reference model with other metadata; keys without the architecture."""
     draft = ModelDraft.read(golden_path(f"{name}.gguf"))
     return draft.changed(
         {k.replace("__", "."): v for k, v in meta.items()},
@@ -56,7 +56,7 @@ def test_a_table_of_positions_must_be_as_long_as_said(
 
 
 def with_divisors(long: float, short: float, n_pairs: int = 32) -> ModelDraft:
-    """Phi 3 with an original context of 128 tokens."""
+    """Return Phi 3 with an original context of 128 tokens."""
     draft = draft_of("phi3-q4_k_m", rope__scaling__original_context_length=128)
     for kind, value in (("long", long), ("short", short)):
         values = np.full(n_pairs, value, np.float32)

@@ -1,4 +1,4 @@
-"""Models with a state of fixed size: any cut of it, answers over many turns, exact memory."""
+"""Models with a recurrent state: any cut of it, answers over many turns, exact memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ Build = Callable[[str], tuple[Path, list[int], Any]]
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Writes a family's model once; gives its path, token ids and their logits."""
+    """Write a family's model once; return its path, token ids and their logits."""
     folder, built = tmp_path_factory.mktemp("recurrent"), {}
 
     def build(name: str) -> tuple[Path, list[int], Any]:
@@ -104,7 +104,7 @@ def test_working_memory_grows_with_the_tokens_of_a_pass(build: Build, name: str,
 
 
 def best(model: Model, prompt: list[int], drawn: list[int]) -> list[int]:
-    """What one pass over everything would draw after each token from the prompt's last on."""
+    """Return the tokens that one pass over everything gives from the prompt's end on."""
     return model.logits(prompt + drawn)[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 

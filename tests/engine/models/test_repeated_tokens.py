@@ -1,4 +1,4 @@
-"""Single tokens are recorded and repeated: to the bit what computing them gives."""
+"""Captured and replayed tokens have the bits of computed ones."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ SPLITS = ([1], [1, 1], [3, 0, 1])
 
 
 def singly(model: Model, ids: list[int], start: int = 0) -> Logits:
-    """Logits after each token, computed one by one."""
+    """Return the logits after each token, computed one by one."""
     return [model.runtime.forward([t], start + n, 0) for n, t in enumerate(ids)]
 
 
@@ -30,7 +30,7 @@ def are_recorded(model: Model) -> bool:
 
 
 def never_recorded(model: Model) -> None:
-    """Have all tokens computed from now on."""
+    """Compute all tokens from now on, without capture."""
     model.runtime.runner.forget()
     model.runtime.runner.n_single = 1000
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_repeated_is_computed(
 
 
 def asking_rope(self: ReferenceOps, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
-    """A rotation that looks at its numbers."""
+    """Rotate heads after reading one of the numbers, which a capture must not do."""
     if float(cos[0, 0, 0]) > 2:
         return x
     return ROPE(self, x, cos, sin, style)

@@ -1,4 +1,4 @@
-"""Whatever a model remembers survives every change of its split, bit for bit.
+"""The caches and states of a model survive every change of its split, bit for bit.
 
 A state file has it as a single rank would, so two files are alike if and only if two caches hold
 the same. The models are random ones of `tests.helpers.hf_models`.
@@ -44,7 +44,7 @@ def state_of(model: Model, path: Path) -> bytes:
 
 
 def probe(model: Model) -> Any:
-    """Logits of some further tokens: two at once, then one by one, until they are repeated."""
+    """Return logits of further tokens: two at once, then one by one, until they are replayed."""
     n = model.n_cached
     rows = [model.runtime.forward(NEXT[:2], n, 0)]
     rows += [model.runtime.forward([token], n + 2 + i, 0) for i, token in enumerate(NEXT[2:])]

@@ -1,4 +1,4 @@
-"""Tokens find the same experts on every rank, whatever kind of device it is."""
+"""Tokens get the same experts on every rank, whatever the kind of its device."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -46,7 +46,7 @@ def load(file: str, split: list[int]) -> Any:
 
 
 def nll(model: Any, ids: list[int]) -> float:
-    """Mean -log p of each token after the first."""
+    """Return the mean -log p of each token after the first."""
     logits = model.logits(ids)[:-1].astype(np.float64)
     top = logits.max(-1, keepdims=True)
     log_sum = np.log(np.exp(logits - top).sum(-1)) + top[:, 0]

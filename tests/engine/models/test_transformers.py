@@ -39,7 +39,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """A family's file, written once for all tests of this module that use it."""
+    """Return a family's file, written once for all tests of this module that use it."""
     family = BY_NAME[request.param]
     path = tmp_path_factory.mktemp("hf") / f"{family.name}.gguf"
     return Built(family, path, *family.build(path))
@@ -90,7 +90,7 @@ def test_chunks_and_single_tokens_equal_one_pass(built: Built, split: str) -> No
 
 
 def structure(path: Path) -> tuple[set[tuple[str, int]], set[str]]:
-    """Names of tensors without their layer, with how many axes they have, and names of keys.
+    """Return tensor names without layers, with their numbers of axes, and names of keys.
 
     A leading axis of one element is not counted: requantising a file drops it.
     """

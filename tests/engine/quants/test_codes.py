@@ -1,4 +1,4 @@
-"""Types that are packed by way of codes: their planes say exactly what the file says."""
+"""Types that are packed as codes: their planes hold exactly the weights of the file."""
 
 import ctypes
 from collections.abc import Callable
@@ -36,13 +36,13 @@ def kernel(
 
 
 def aligned(n_bytes: int) -> Bytes:
-    """Zeros on a 64-byte boundary."""
+    """Return zeros on a 64-byte boundary."""
     memory = np.zeros(n_bytes + 64, np.uint8)
     return memory[-memory.ctypes.data % 64 :][:n_bytes]
 
 
 def packed(raw: Bytes, number: int, first: int, n_blocks: int, goal_row: int) -> Bytes:
-    """Planes (n_tile, tile_bytes) whose rows from `goal_row` on are those of `raw`."""
+    """Return planes (n_tile, tile_bytes) whose rows from `goal_row` on are those of `raw`."""
     tile_bytes = LAYOUTS[number].tile_bytes(n_blocks, 0)
     n_tile = -(-(goal_row + len(raw)) // TILE)
     planes = aligned(n_tile * tile_bytes).reshape(n_tile, tile_bytes)
@@ -58,7 +58,7 @@ def packed(raw: Bytes, number: int, first: int, n_blocks: int, goal_row: int) ->
 
 
 def unpacked(planes: Bytes, layout: Layout, n_blocks: int) -> Floats:
-    """The weights of all rows, by the words of `engine.quants.layout`."""
+    """Return the weights of all rows, as the text of `engine.quants.layout` defines them."""
     high_at, scales_at, _, _ = layout.offsets(n_blocks, 0)
     n_tile = len(planes)
     low = planes[:, :high_at].reshape(n_tile, n_blocks, layout.low, 64)
@@ -82,14 +82,14 @@ def unpacked(planes: Bytes, layout: Layout, n_blocks: int) -> Floats:
 
 
 def random_rows(number: int) -> Bytes:
-    """Any bytes: each code, sign and scale, infinite and subnormal ones too."""
+    """Return random bytes: each code, sign and scale, infinite and subnormal ones too."""
     info = TYPES[number]
     shape = (N_ROWS, N_COLUMNS // info.block_size * info.type_size)
     return np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)
 
 
 def finite_rows(number: int) -> Bytes:
-    """Blocks that differ in size by up to 16."""
+    """Return rows with finite scales, whose blocks differ in size by up to 16."""
     info, rng = TYPES[number], np.random.default_rng(number)
     n = N_ROWS * N_COLUMNS // info.block_size
     sizes = 2.0 ** rng.uniform(-4, 0, n)
@@ -152,7 +152,7 @@ def test_products_are_those_of_the_weights_and_rounded_activations(
 
 
 def multiplied(planes: Bytes, number: int, x: Floats) -> Floats:
-    """Planes times tokens, (n_tokens, N_ROWS), by the kernels of this processor."""
+    """Return planes times tokens, (n_tokens, N_ROWS), by the kernels of this processor."""
     isa, layout = chosen(), LAYOUTS[number]
     team = Team(2)
     numbers = aligned(panels.quantised_bytes(len(x), N_BLOCKS))

@@ -34,13 +34,13 @@ every_type = pytest.mark.parametrize("number", QUANTS, ids=lambda number: QUANTS
 
 
 def random_rows(quant: Quant, *shape: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Random bytes (..., shape[-1] blocks of bytes)."""
+    """Return random bytes (..., shape[-1] blocks of bytes)."""
     size = (*shape[:-1], shape[-1] * quant.type_size)
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
 
 
 def realistic_rows(quant: Quant, n_rows: int, n_blocks: int) -> NDArray[np.uint8]:
-    """Random codes under scales of the size that weights have."""
+    """Return random codes with scales of the size that weights have."""
     blocks = random_rows(quant, n_rows * n_blocks, 1, seed=1)
     scales = np.random.default_rng(2).normal(0, 0.01, (len(blocks), 2)).astype("<f2")
     for column, offset in enumerate(HALVES.get(quant.name, [])):
@@ -63,7 +63,7 @@ def by_torch(raw: NDArray[np.uint8], number: int) -> NDArray[np.float32]:
 
 
 def assert_same_bits(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
-    """Equal bit for bit, signed zeros included; any NaN equals any NaN."""
+    """Check equality bit for bit, signed zeros included; any NaN equals any NaN."""
     assert got.dtype == wanted.dtype == np.float32
     assert got.shape == wanted.shape
     same = (got.view(np.int32) == wanted.view(np.int32)) | (np.isnan(got) & np.isnan(wanted))
@@ -73,14 +73,14 @@ def assert_same_bits(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> N
 
 
 def q1_0_oracle(block: bytes) -> Iterator[float]:
-    """A half scale, then 128 bits: bit j % 8 of byte j // 8 says whether weight j is positive."""
+    """Read Q1_0: a half scale, then 128 bits: bit j % 8 of byte j // 8 is set if weight j > 0."""
     (scale,) = struct.unpack_from("<e", block)
     for j in range(128):
         yield scale if block[2 + j // 8] & 1 << j % 8 else -scale
 
 
 def q2_0_oracle(block: bytes) -> Iterator[float]:
-    """A half scale, then 64 codes of two bits, lowest first, that mean (code - 1) * scale."""
+    """Read Q2_0: a half scale, then 64 codes of two bits, lowest first, of (code - 1) * scale."""
     (scale,) = struct.unpack_from("<e", block)
     for j in range(64):
         code = block[2 + j // 4] // 4 ** (j % 4) % 4

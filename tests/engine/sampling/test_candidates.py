@@ -1,4 +1,4 @@
-"""Tokens drawn from the likeliest of each slice, against the sampler with all logits."""
+"""Tokens sampled from the top candidates of each slice, against the sampler with all logits."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ NEUTRAL = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=0)
 GREEDY = SamplingParams(temperature=0)
 
 NUMBERS = st.one_of(st.integers(-4, 4).map(float), st.floats(-30, 30, width=32), st.just(-math.inf))
-"""Few distinct ones, so that ties are common."""
+"""Logits with few distinct values, so that ties are common."""
 
 PARAMS = st.builds(
     SamplingParams,
@@ -44,11 +44,11 @@ PARAMS = st.builds(
     presence_penalty=st.sampled_from([0.0, 1.5]),
     repeat_last_n=st.sampled_from([-1, 0, 3]),
 )
-"""With lists of all kinds."""
+"""Settings that need candidates of all kinds."""
 
 
 class Ranks:
-    """Slices with a sampler each, of which the first one's draws."""
+    """Ranks with a slice and a sampler each, of which the first one samples."""
 
     def __init__(self, params: SamplingParams, cuts: Sequence[int], never: Sequence[int] = ()):
         self.slices = [slice(*ends) for ends in pairwise(cuts)]
@@ -133,7 +133,7 @@ def test_where_lists_do_not_suffice_nothing_has_changed(changes: dict[str, float
 
 
 def test_a_longer_list_of_one_rank_does_not_hide_what_another_did_not_tell() -> None:
-    """The second slice has flat ones below the first's: what it told are not all of them."""
+    """The second slice has many equal logits below the first's; it sent some of them alone."""
     params = dataclasses.replace(NEUTRAL, top_p=0.9)
     logits = np.zeros(5000, np.float32)
     logits[:1500] = np.linspace(3, 2, 1500)

@@ -1,4 +1,4 @@
-"""The sampler's steps against plain, slow references, and its promises as a whole."""
+"""The sampler's steps against slow references, and the sampler as a whole."""
 
 import dataclasses
 import math
@@ -55,7 +55,7 @@ def softmax(logits) -> list[float]:
 
 
 def ranked(logits) -> list[int]:
-    """Ids by falling logit, equal ones by rising id."""
+    """Return ids by falling logit, equal ones by rising id."""
     return sorted(range(len(logits)), key=lambda i: (-float(logits[i]), i))
 
 

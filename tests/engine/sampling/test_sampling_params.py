@@ -1,4 +1,4 @@
-"""The sampling settings: what is accepted, what is said, what a panel can build on."""
+"""The sampling settings: accepted values, error sentences, metadata for a panel."""
 
 import dataclasses
 import math

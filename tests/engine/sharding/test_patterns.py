@@ -1,4 +1,4 @@
-"""What a person asks for, as shares of every part."""
+"""Share tables that split modes, blocks on the CPU and overrides lead to."""
 
 import time
 from itertools import pairwise
@@ -27,7 +27,7 @@ REPLICATED = ("attn_norm", "attn_q_norm", "ffn_norm", "ffn_gate_inp", "exp_probs
 
 
 def names(n_layer: int, *, tied: bool = False) -> list[str]:
-    """The tensors of a model whose blocks have every part."""
+    """Return the tensor names of a model whose blocks have every part."""
     stems = [stem for part in STEMS.values() for stem in part] + list(REPLICATED)
     ends = ["token_embd.weight", "output_norm.weight"] + ([] if tied else ["output.weight"])
     return [f"blk.{i}.{stem}.weight" for i in range(n_layer) for stem in stems] + ends

@@ -1,4 +1,4 @@
-"""Who gets what from whom when a cut changes, and in which order."""
+"""Runs of units between ranks when a cut changes, and the order of moves."""
 
 from collections import Counter
 from itertools import pairwise
@@ -23,7 +23,7 @@ def cut(weights: list[int], total: int) -> Ranges:
 
 
 def spread(cuts: Segments, whole: list[np.ndarray]) -> list[np.ndarray]:
-    """What each rank of a cut holds of some segments."""
+    """Return what each rank of a cut holds of some segments."""
     return [
         np.concatenate([part[slice(*c.spans[rank])] for c, part in zip(cuts, whole, strict=True)])
         for rank in range(len(cuts[0].spans))
@@ -76,7 +76,7 @@ def test_the_source_that_is_asked_first_gives_what_it_has() -> None:
 
 
 def peak(moves: list[Move], held: Counter[str], limits: dict[str, int]) -> dict[str, int]:
-    """The most that each device holds while moves that free nothing else are made."""
+    """Return the most that each device holds while the moves are made, nothing else being freed."""
     held, most = Counter(held), Counter(held)
     while moves:
         move = moves.pop(next_move(moves, held, {}, limits))

@@ -1,4 +1,4 @@
-"""BPE: merges, bytes, and what a vocabulary's kind changes."""
+"""BPE: merges, bytes, and the rules of a vocabulary's kind."""
 
 import re
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Chat templates: what they render, and that no template can hang or fill the memory."""
+"""Chat templates: their text, and that none can hang or fill the memory."""
 
 import threading
 import time

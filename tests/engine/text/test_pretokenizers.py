@@ -1,4 +1,4 @@
-"""How named vocabularies cut text: against published expressions, and by hand."""
+"""Cuts of text by named vocabularies: against published expressions, and by hand."""
 
 import time
 from functools import cache
@@ -67,7 +67,7 @@ def cutter(name: str) -> Cutter:
 
 
 def cut(text: str, name: str) -> list[str]:
-    """The words a named pre-tokenizer sees."""
+    """Return the words that a named pre-tokenizer cuts."""
     return [word for word, _ in cutter(name).pre_tokenize_str(text)]
 
 

@@ -1,4 +1,4 @@
-"""SPM merging against the plainest possible reading of its rule."""
+"""SPM merging against the simplest implementation of its rule."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ LETTERS = "ab▁"
 
 
 def merge_plainly(text: str, scores: dict[str, float]) -> list[str]:
-    """Join the best-scored neighbours, the leftmost of equals, until none is a token."""
+    """Join the best-scored adjacent pieces, the leftmost of equals, until none is a token."""
     pieces = list(text)
     while True:
         pairs = [

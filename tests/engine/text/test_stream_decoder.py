@@ -1,4 +1,4 @@
-"""Streaming: characters whole, text as the bytes say."""
+"""Streaming: whole characters, and the text of the bytes."""
 
 from itertools import pairwise
 

@@ -35,7 +35,7 @@ def read_json(*parts: str) -> Any:
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
 def case(request: pytest.FixtureRequest) -> tuple[Tokenizer, list[dict[str, Any]]]:
-    """A vocabulary and its vectors."""
+    """Return a vocabulary and its test vectors."""
     path = golden_path("tokenizers", f"ggml-vocab-{request.param}.gguf")
     return load_tokenizer(path), read_json("tokenizers", f"{request.param}.json")["vectors"]
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a file: special tokens, prefixes, decoding, files that cannot serve."""
+"""The tokenizer of a file: special tokens, prefixes, decoding, unusable files."""
 
 from pathlib import Path
 from typing import Any
