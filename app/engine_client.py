@@ -102,7 +102,7 @@ class EngineClient(QObject):
     shifted = Signal(int)  # number of tokens dropped from a full context
     text = Signal(str)
     rate = Signal(float)  # tokens per second over the last second, 0 at the end
-    token_times = Signal(object)  # TokenTimes of a sampled token
+    token_times = Signal(object)  # TokenTimes of one token in every few
     finished = Signal(object)  # Finished
     failed = Signal(object)  # EngineError that ended a generation
     lost = Signal()  # a failure has ended the loaded model

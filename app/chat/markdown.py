@@ -126,6 +126,8 @@ def _normal(text: str) -> str:
 
 @dataclass(slots=True)
 class _List:
+    """An open list; `number` is its next number, None for bullets."""
+
     number: int | None
 
     def next_marker(self) -> str:

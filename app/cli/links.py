@@ -1,4 +1,4 @@
-"""What `devices` shows beside the devices: links between GPUs, and measurements."""
+"""The part of `devices` below the list of devices: links between GPUs, and measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subcommand `perplexity`: scores a text with a model."""
+"""The subcommand `perplexity`: measures how well a model predicts a text."""
 
 from __future__ import annotations
 

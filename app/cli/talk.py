@@ -36,6 +36,7 @@ class Interrupt:
         self.is_set = False
 
     def __call__(self) -> bool:
+        """Return whether Ctrl+C was pressed."""
         return self.is_set
 
     @contextlib.contextmanager

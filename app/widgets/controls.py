@@ -37,6 +37,8 @@ def line() -> QWidget:
 
 
 class _WheelBlocker(QObject):
+    """Filter that keeps wheel events from a widget without the focus."""
+
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         is_wheel = event.type() == QEvent.Type.Wheel
         if is_wheel and isinstance(watched, QWidget) and not watched.hasFocus():

@@ -1,4 +1,4 @@
-"""The chats on the left: search, a new one, and the list grouped by day."""
+"""The panel of the chats: a search field, a button for a new chat, and the list by day."""
 
 from __future__ import annotations
 

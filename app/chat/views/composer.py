@@ -149,6 +149,8 @@ class ContextGauge(QWidget):
 
 
 class _Ring(QWidget):
+    """Ring that is filled by a share of 0 to 1."""
+
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self._share = 0.0

@@ -44,7 +44,7 @@ class Reached:
 
 
 class Report:
-    """Formats the rows of a benchmark of one file.
+    """Formatter of a benchmark's rows, all of them of one file.
 
     Args:
         info: facts of the file's header.

@@ -1,1 +1,1 @@
-"""`tandem tune`: the measured search, and what it teaches predictions."""
+"""`tandem tune`: the measured search for the fastest split, and the calibration it gives."""
