@@ -172,7 +172,7 @@ class AwakeMeeting(Meeting):
             shown = 0, NO_NUMBERS, 0
         else:
             shown = x.data_ptr(), x.numel(), out.data_ptr()
-        self._board.meet(seat, number, *shown, AWAKE_TURNS)
+        self._board.all_reduce(seat, number, *shown, AWAKE_TURNS)
         return slots, bool(self._finish(seat, shown) & ADDED)
 
     def note(self, log: CallLog, seat: int, x: Tensor | None, out: Tensor) -> None:
@@ -197,7 +197,7 @@ class AwakeMeeting(Meeting):
         if not found:
             number = board.round(seat)
             self._sleep(seat, number)
-            found = board.meet(seat, number, *shown, 0)
+            found = board.all_reduce(seat, number, *shown, 0)
         if not found:
             raise threading.BrokenBarrierError
         if found & OTHERS_SLEEP:

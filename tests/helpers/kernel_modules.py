@@ -73,7 +73,7 @@ MODULES: Mapping[str, Writer] = {
     "panels": lambda isa: lambda module: panels.build(module, isa),
     "wide-panels": lambda isa: lambda module: panels.build(module, isa, 2),
     "expert-panels": lambda isa: lambda module: experts.build_quantise(module, isa),
-    "team": lambda isa: team._build_help,
+    "team": lambda isa: team._build_work_loop,
     "meeting": lambda isa: thread_all_reduce.build,
     "clock": lambda isa: timestamp_counter.build,
     "call": lambda isa: lambda module: fastcall._build(module, 3, False),

@@ -129,12 +129,12 @@ def _emit_piece(code: Code, given: Named, index: Value) -> None:
             with code.when(given["slopes"].differs(0)):
                 slope.set(code.load(given["slopes"] + (head + one) * 4, I32).to(I64))
             code.call(
-                "soften", VOID, scores + one * (4 * BLOCK), count, at - given["stop"] + 1,
+                "online_softmax", VOID, scores + one * (4 * BLOCK), count, at - given["stop"] + 1,
                 given["scale"], given["softcap"], slope.get(), state + one * row_bytes, is_first,
             )  # fmt: skip
         later = code.where(at + BLOCK < given["stop"], at + BLOCK, at)
         code.call(
-            "gather", VOID, n, scores, count, v + at * given["v_stride"], given["v_stride"],
+            "weighted_sum", VOID, n, scores, count, v + at * given["v_stride"], given["v_stride"],
             k + later * given["k_stride"], given["k_stride"], dim_v, state - row, row, row_bytes,
             is_first,
         )  # fmt: skip

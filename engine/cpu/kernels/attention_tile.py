@@ -40,19 +40,19 @@ MINUS_INFINITY = float("-inf")
 
 
 def add_parts(module: ir.Module, isa: Isa, kv_type: str) -> None:
-    """Write `scores`, `soften` and `gather`: see the functions below that write them."""
+    """Write `scores`, `online_softmax` and `weighted_sum`: see the functions below."""
     for size in sizes(isa):
         _add_dots(module, isa, kv_type, size)
-        _add_gather(module, isa, kv_type, size)
+        _add_weighted_sum(module, isa, kv_type, size)
     _add_scores(module, isa)
-    _add_soften(module)
-    code, (n, weights, *others, row, row_bytes, is_first) = function(module, "gather", 12)
+    _add_online_softmax(module)
+    code, (n, weights, *others, row, row_bytes, is_first) = function(module, "weighted_sum", 12)
     code.builder.function.linkage = "internal"
     for_heads(
         code, isa, n,
         lambda size, head: code.call(
-            f"gather_{size}", VOID, weights + head * (4 * BLOCK), *others, row + head * row_bytes,
-            row_bytes, is_first,
+            f"weighted_sum_{size}", VOID, weights + head * (4 * BLOCK), *others,
+            row + head * row_bytes, row_bytes, is_first,
         ),
     )  # fmt: skip
     code.builder.ret_void()
@@ -164,13 +164,13 @@ def _folded(a: Value, b: Value | None, n_groups: int) -> Value:
     return a.shuffle(low, b) + a.shuffle(high, b)
 
 
-def _add_soften(module: ir.Module) -> None:
-    """Write `soften(x, count, distance, scale, softcap, slope, state, is_first)`: online softmax.
+def _add_online_softmax(module: ir.Module) -> None:
+    """Write `online_softmax(x, count, distance, scale, softcap, slope, state, is_first)`.
 
     Replaces the scores x of one head (q·k) by weights and updates the head's state. `distance` is
     the first position minus that of the query. scale, softcap and slope are the bits of F32.
     """
-    code, (x, count, distance, *factors, state, is_first) = function(module, "soften", 8)
+    code, (x, count, distance, *factors, state, is_first) = function(module, "online_softmax", 8)
     code.builder.function.linkage = "internal"
     scale, softcap, slope = (factor.to(I32).bitcast(F32) for factor in factors)
     lowest = code.constant(FLOATS, MINUS_INFINITY)
@@ -203,15 +203,15 @@ def _add_soften(module: ir.Module) -> None:
     code.builder.ret_void()
 
 
-def _add_gather(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
-    """Write `gather_m(weights, count, v, stride, ahead, ahead_stride, head_dim, offset, row, …)`.
+def _add_weighted_sum(module: ir.Module, isa: Isa, kv_type: str, size: int) -> None:
+    """Write `weighted_sum_m(weights, count, v, stride, ahead, ahead_stride, head_dim, offset, …)`.
 
-    Its last arguments are `row_bytes, is_first`. Rescales the sums of m heads by the factors in
-    their states and adds weights × values of `count` positions. The sums are rows `row_bytes`
+    The last arguments are `row, row_bytes, is_first`. Rescales the sums of m heads by the factors
+    in their states and adds weights × values of `count` positions. The sums are rows `row_bytes`
     apart, each with its state `offset` bytes on; if `is_first`, they start from zero. The cache's
     rows at `ahead` are prefetched meanwhile.
     """
-    code, arguments = function(module, f"gather_{size}", 11)
+    code, arguments = function(module, f"weighted_sum_{size}", 11)
     weights, count, v, stride, ahead, ahead_stride, dim, offset, row, row_bytes, is_first = (
         arguments
     )

@@ -21,7 +21,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.cpu.kernels.isa import Isa
-from engine.cpu.kernels.panels import add_some_tokens
+from engine.cpu.kernels.panels import add_pack_tokens
 from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.quantised_gemm import add_rows
 from engine.cpu.kernels.team import add_run
@@ -48,12 +48,12 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
     """Write `quantise_groups(team, *QUANTISE)`."""
     name, size = "quantise_groups", isa.tile_tokens
     add_run(module)
-    add_some_tokens(module, isa, x_bytes)
+    add_pack_tokens(module, isa, x_bytes)
     with piece(module, name, QUANTISE) as (code, named, index):
         _, first, n = _part(code, named, code.number(size), index)
         goal = named["panels"] + first * named["n_blocks"] * token_bytes(x_bytes)
         x = named["x"] + first * named["x_stride"]
-        code.call("some_tokens", VOID, x, named["x_stride"], n, named["n_blocks"], goal)
+        code.call("pack_tokens", VOID, x, named["x_stride"], n, named["n_blocks"], goal)
     add_kernel(module, name, QUANTISE, lambda code, named: _n_parts(code, named, code.number(size)))
 
 

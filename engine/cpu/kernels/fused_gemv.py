@@ -17,7 +17,7 @@ JOB = ("task", "arguments", "n_piece")
 arguments (`engine.cpu.kernels.quantised_gemm`), number of its pieces."""
 
 JOB_BYTES = 8 * len(JOB)
-"""Size of an entry."""
+"""Size of such an entry, in bytes."""
 
 NAMES = ("multiply_all", "multiply_gated")
 

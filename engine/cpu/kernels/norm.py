@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm of rows: `y = x / sqrt(mean(x²) + eps) × weight + bias`, LayerNorm centred.
+"""RMSNorm and LayerNorm: `y = x / sqrt(mean(x²) + eps) × weight + bias`; LayerNorm first centres x.
 
 Sums are made in four vectors, always in the same order.
 """

@@ -51,7 +51,7 @@ class PanelOffsets:
 
     @property
     def n_bytes(self) -> int:
-        """Size of a block."""
+        """Size of a block, in bytes."""
         return self.n_tokens * token_bytes(self.x_bytes)
 
     def numbers(self, token: int, part: int = 0) -> int:
@@ -88,24 +88,24 @@ ARGUMENTS = ("x", "x_stride", "n_tokens", "n_blocks", "panels")
 def build(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
     """Write `quantise(team, *ARGUMENTS)`; the calling thread packs one panel's tokens alone."""
     add_run(module)
-    add_some_tokens(module, isa, x_bytes)
+    add_pack_tokens(module, isa, x_bytes)
     with piece(module, "quantise", ARGUMENTS) as (code, given, index):
         first, stride = index * isa.tile_tokens, given["x_stride"]
         n = code.min_signed(given["n_tokens"] - first, code.number(isa.tile_tokens))
         goal = given["panels"] + first * given["n_blocks"] * token_bytes(x_bytes)
         code.call(
-            "some_tokens", VOID, given["x"] + first * stride, stride, n, given["n_blocks"], goal
+            "pack_tokens", VOID, given["x"] + first * stride, stride, n, given["n_blocks"], goal
         )
     add_kernel(module, "quantise", ARGUMENTS, lambda _, g: ceil_div(g["n_tokens"], isa.tile_tokens))
 
 
-def add_some_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
-    """Write `some_tokens(x, x_stride, n, n_blocks, panels)`: packs up to `isa.tile_tokens` tokens.
+def add_pack_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
+    """Write `pack_tokens(x, x_stride, n, n_blocks, panels)`: packs up to `isa.tile_tokens` tokens.
 
     One panel for each bit set in n, the largest first.
     """
-    _add_token(module, x_bytes)
-    code, (x, stride, n, n_blocks, panels) = function(module, "some_tokens", 5)
+    _add_pack_token(module, x_bytes)
+    code, (x, stride, n, n_blocks, panels) = function(module, "pack_tokens", 5)
     code.builder.function.linkage = "internal"
     token = code.variable(code.number(0))
 
@@ -113,7 +113,7 @@ def add_some_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
         first = token.get()
         with code.loop(code.number(0), code.number(size)) as t:
             row, panel = x + (first + t) * stride, panels + first * n_blocks * token_bytes(x_bytes)
-            code.call("token", VOID, row, n_blocks, panel, code.number(size), t)
+            code.call("pack_token", VOID, row, n_blocks, panel, code.number(size), t)
         token.set(first + size)
 
     size = isa.tile_tokens
@@ -124,9 +124,9 @@ def add_some_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
     code.builder.ret_void()
 
 
-def _add_token(module: ir.Module, x_bytes: int = 1) -> None:
-    """Write `token(x, n_blocks, panel, n, t)`: packs token t of a panel of n."""
-    code, (x, n_blocks, panel, n, t) = function(module, "token", 5)
+def _add_pack_token(module: ir.Module, x_bytes: int = 1) -> None:
+    """Write `pack_token(x, n_blocks, panel, n, t)`: packs token t of a panel of n."""
+    code, (x, n_blocks, panel, n, t) = function(module, "pack_token", 5)
     code.builder.function.linkage = "internal"
     with code.loop(code.number(0), n_blocks) as index:
         at = panel + index * n * token_bytes(x_bytes)

@@ -64,11 +64,11 @@ MAX_EXPERTS = 4096
 def build(module: ir.Module) -> None:
     """Write `gating(team, *ASSIGN)` for each gating, and `sum_of_experts(team, *SUM)`."""
     add_run(module)
-    _add_take(module)
+    _add_take_largest(module)
     _add_best_groups(module)
     _add_sort(module)
-    _add_normalised(module)
-    _add_shares(module)
+    _add_normalise(module)
+    _add_softmax(module)
     for gating in GATINGS:
         _add_token(module, gating)
         _add_assign(module, gating)
@@ -109,9 +109,9 @@ def _internal(module: ir.Module, name: str, n: int, result: Any = VOID) -> tuple
     return code, values
 
 
-def _add_take(module: ir.Module) -> None:
-    """Write `take(keys, n)`: marks the first of the largest keys as taken."""
-    code, (keys, n) = _internal(module, "take", 2)
+def _add_take_largest(module: ir.Module) -> None:
+    """Write `take_largest(keys, n)`: marks the first of the largest keys as taken."""
+    code, (keys, n) = _internal(module, "take_largest", 2)
     best = code.variable(code.constant(INTS, TAKEN))
     places = code.variable(code.constant(INTS, 0))
     lanes = code.vector_of(INTS, range(LANES))
@@ -150,7 +150,7 @@ def _add_best_groups(module: ir.Module) -> None:
             first.set(code.where(number > best, number, best))
         code.store(_key(code, first.get() + second.get()), groups + group * 4)
     with code.loop(none, n_used):
-        code.call("take", VOID, groups, _padded(n_group))
+        code.call("take_largest", VOID, groups, _padded(n_group))
     with (
         code.loop(none, n_group) as group,
         code.when(code.load(groups + group * 4, I32) > TAKEN),
@@ -160,9 +160,9 @@ def _add_best_groups(module: ir.Module) -> None:
     code.builder.ret_void()
 
 
-def _add_shares(module: ir.Module) -> None:
-    """Write `shares(x, n, out)`: a softmax; out has room up to a multiple of 16."""
-    code, (x, n, out) = _internal(module, "shares", 3)
+def _add_softmax(module: ir.Module) -> None:
+    """Write `apply_softmax(x, n, out)`: a softmax; out has room up to a multiple of 16."""
+    code, (x, n, out) = _internal(module, "apply_softmax", 3)
     lowest = code.constant(FLOATS, float("-inf"))
     largest, total = code.variable(lowest), code.variable(code.constant(FLOATS, 0.0))
 
@@ -187,9 +187,9 @@ def _add_shares(module: ir.Module) -> None:
     code.builder.ret_void()
 
 
-def _add_normalised(module: ir.Module) -> None:
-    """Write `normalised(weights, n, smallest)`: divides by the larger of the sum and `smallest`."""
-    code, (weights, n, smallest) = _internal(module, "normalised", 3)
+def _add_normalise(module: ir.Module) -> None:
+    """Write `normalise(weights, n, smallest)`: divides by the larger of the sum and `smallest`."""
+    code, (weights, n, smallest) = _internal(module, "normalise", 3)
     total = code.variable(code.constant(F32, 0.0))
     with code.loop(code.number(0), n) as index:
         total.set(total.get() + code.load(weights + index * 4, F32))
@@ -211,7 +211,7 @@ def _add_token(module: ir.Module, gating: str) -> None:
     n, n_used, none = given["n_expert"], given["n_used"], code.number(0)
     scores, keys = _list(code, n), _list(code, n)
     if gating == "softmax":
-        code.call("shares", VOID, logits, n, scores)
+        code.call("apply_softmax", VOID, logits, n, scores)
     elif gating == "sigmoid":
         for_each_vector(
             code, n, lambda lanes: lanes.store(maths.sigmoid(code, lanes.load(logits)), scores)
@@ -223,15 +223,15 @@ def _add_token(module: ir.Module, gating: str) -> None:
         with code.when(given["n_group"] > 1):
             code.call("best_groups", VOID, keys, n, given["n_group"], given["n_group_used"])
     with code.loop(none, n_used):
-        code.call("take", VOID, keys, _padded(n))
+        code.call("take_largest", VOID, keys, _padded(n))
     _emit_chosen(code, n, keys, scores, weights, chosen)
     if gating == "softmax_chosen":
         powers = _list(code, n_used)
-        code.call("shares", VOID, weights, n_used, powers)
+        code.call("apply_softmax", VOID, weights, n_used, powers)
         for_each_vector(code, n_used, lambda lanes: lanes.store(lanes.load(powers), weights))
     else:
         with code.when(given["normalise"] > 0):
-            code.call("normalised", VOID, weights, n_used, given["smallest"])
+            code.call("normalise", VOID, weights, n_used, given["smallest"])
     scale = code.splat(given["scale"].to(I32).bitcast(F32))
     for_each_vector(code, n_used, lambda lanes: lanes.store(lanes.load(weights) * scale, weights))
     code.builder.ret_void()

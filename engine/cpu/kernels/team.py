@@ -56,7 +56,7 @@ YIELD_TURNS = 2_000
 
 def add_run(module: ir.Module) -> None:
     """Write `run(team, task, arguments, n)`: does a job of 0 to `MAX_PIECES` pieces."""
-    _add_step(module)
+    _add_take_piece(module)
     code, (team, task, arguments, n) = function(module, "run", 4)
     word = load(code, team + WORD)
     store(code, task, team + TASK)
@@ -66,7 +66,7 @@ def add_run(module: ir.Module) -> None:
     job = (word >> LEFT_BITS) + 1
     store(code, (job << LEFT_BITS) | n, team + WORD)
     with code.forever() as leave:
-        leave(code.call("step", I64, team).equals(0))
+        leave(code.call("take_piece", I64, team).equals(0))
     waited = code.variable(code.number(0))
     with code.forever() as leave:
         leave(load(code, team + DONE) >= n)
@@ -74,16 +74,16 @@ def add_run(module: ir.Module) -> None:
     code.builder.ret_void()
 
 
-def _build_help(module: ir.Module) -> None:
-    """Write `help(team, turns)`: a worker's loop, until there was no job for so many turns.
+def _build_work_loop(module: ir.Module) -> None:
+    """Write `work_loop(team, turns)`: a worker's loop, until there was no job for so many turns.
 
     It ends at once where there is no piece to take and the team shall rest.
     """
-    _add_step(module)
-    code, (team, turns) = function(module, "help", 2)
+    _add_take_piece(module)
+    code, (team, turns) = function(module, "work_loop", 2)
     idle = code.variable(code.number(0))
     with code.forever() as leave:
-        did = code.call("step", I64, team)
+        did = code.call("take_piece", I64, team)
         with code.when(did > 0):
             idle.set(code.number(0))
         leave(idle.get() > turns)
@@ -92,9 +92,9 @@ def _build_help(module: ir.Module) -> None:
     code.builder.ret_void()
 
 
-def _add_step(module: ir.Module) -> None:
-    """Write `step(team)`: does one piece of the present job; returns 1, or 0 if none is left."""
-    code, (team,) = function(module, "step", 1, I64)
+def _add_take_piece(module: ir.Module) -> None:
+    """Write `take_piece(team)`: does a piece of the present job; returns 1, or 0 if none is left."""
+    code, (team,) = function(module, "take_piece", 1, I64)
     code.builder.function.linkage = "internal"
     word = load(code, team + WORD)
     left = word & MAX_PIECES
@@ -142,9 +142,11 @@ def pause(code: Code, team: Value, waited: Variable, yield_turns: int = YIELD_TU
 
 
 @cache
-def _help() -> Callable[[int, int], None]:
+def _work_loop() -> Callable[[int, int], None]:
     """Compile the worker's loop."""
-    address = jit.addresses_by_source("team", chosen(), ["help"], _build_help)["help"]
+    address = jit.addresses_by_source("team", chosen(), ["work_loop"], _build_work_loop)[
+        "work_loop"
+    ]
     return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address)
 
 
@@ -200,7 +202,7 @@ class _State:
 
 def _work(state: _State, memory: object, address: int) -> None:
     """Run a worker thread; it holds `memory`, in which the team's address lies."""
-    take_part = _help()
+    take_part = _work_loop()
     while True:
         n_calls = state.n_calls  # read first: closing counts as a call
         if state.is_closed:

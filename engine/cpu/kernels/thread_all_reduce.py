@@ -56,22 +56,22 @@ one; `turns` is the number of turns that a thread spins before it gives up."""
 
 
 def build(module: ir.Module) -> None:
-    """Write `meet` and `count_asleep`: see the methods of `ThreadAllReduce`."""
-    _add_are_here(module)
+    """Write `all_reduce` and `count_asleep`: see the methods of `ThreadAllReduce`."""
+    _add_all_arrived(module)
     _add_wait(module)
     _add_sum(module)
-    _build_meet(module)
+    _build_all_reduce(module)
     code, (seat, head, number, change) = function(module, "count_asleep", 1 + len(COUNT_ASLEEP))
     place = code.builder.inttoptr((head + N_ASLEEP).raw, I64.as_pointer())
     code.builder.atomic_rmw("add", place, change.raw, "seq_cst")
-    store(code, code.call("are_here", I64, head, number), seat + RESULT)
+    store(code, code.call("all_arrived", I64, head, number), seat + RESULT)
     code.builder.ret_void()
 
 
-def _build_meet(module: ir.Module) -> None:
-    """Write `meet(seat, *ALL_REDUCE)`: see `ThreadAllReduce.meet`."""
+def _build_all_reduce(module: ir.Module) -> None:
+    """Write `all_reduce(seat, *ALL_REDUCE)`: see `ThreadAllReduce.all_reduce`."""
     code, (seat, head, given, address, n, out, turns) = function(
-        module, "meet", 1 + len(ALL_REDUCE)
+        module, "all_reduce", 1 + len(ALL_REDUCE)
     )
     number = code.where(given.equals(0), load(code, seat + ROUND) + 1, given)
     shown = (number & 1) * 16 + SHOWN
@@ -88,9 +88,9 @@ def _build_meet(module: ir.Module) -> None:
     code.builder.ret_void()
 
 
-def _add_are_here(module: ir.Module) -> None:
-    """Write `are_here(head, round)`: returns 1 if all members have arrived in the round, else 0."""
-    code, (head, number) = function(module, "are_here", 2, I64)
+def _add_all_arrived(module: ir.Module) -> None:
+    """Write `all_arrived(head, round)`: returns 1 if all have arrived in the round, else 0."""
+    code, (head, number) = function(module, "all_arrived", 2, I64)
     code.builder.function.linkage = "internal"
     with (
         code.loop(code.number(0), load(code, head + N_SEAT)) as index,
@@ -111,7 +111,7 @@ def _add_wait(module: ir.Module) -> None:
     waited = code.variable(code.number(0))
     with code.forever() as leave:
         leave(load(code, head + IS_BROKEN) > 0)
-        here = code.call("are_here", I64, head, number)
+        here = code.call("all_arrived", I64, head, number)
         with code.when(here > 0):
             code.builder.ret(here.raw)
         leave(waited.get() >= turns)
@@ -150,21 +150,23 @@ def _add_sum(module: ir.Module) -> None:
 
 
 class _Kernels(NamedTuple):
-    """The compiled kernels, and the address of `meet` for logs."""
+    """The compiled kernels, and the address of `all_reduce` for logs."""
 
-    meet: Kernel
+    all_reduce: Kernel
     count_asleep: Kernel
-    meet_address: int
+    all_reduce_address: int
 
 
 @cache
 def _kernels() -> _Kernels:
     """Compile the kernels; waiting releases Python's lock."""
-    found = jit.addresses_by_source("meeting", chosen(), ["meet", "count_asleep"], build)
+    found = jit.addresses_by_source(
+        "thread-all-reduce", chosen(), ["all_reduce", "count_asleep"], build
+    )
     return _Kernels(
-        bind(found["meet"], 1 + len(ALL_REDUCE), holds_gil=False),
+        bind(found["all_reduce"], 1 + len(ALL_REDUCE), holds_gil=False),
         bind(found["count_asleep"], 1 + len(COUNT_ASLEEP), holds_gil=True),
-        found["meet"],
+        found["all_reduce"],
     )
 
 
@@ -183,7 +185,7 @@ class ThreadAllReduce:
         self._words[YIELD // 8] = yield_address()
         self._seats = [self._head + HEAD_BYTES + n * SEAT_BYTES for n in range(n_seats)]
         self._starts = [(HEAD_BYTES + n * SEAT_BYTES) // 8 for n in range(n_seats)]
-        self._meet, self._count_asleep, self._meet_address = _kernels()
+        self._all_reduce, self._count_asleep, self._all_reduce_address = _kernels()
 
     def round(self, seat: int) -> int:
         """Return the last round in which a seat has arrived, 0 for none."""
@@ -193,7 +195,7 @@ class ThreadAllReduce:
         """Return the bits of the last call for a seat."""
         return self._words[self._starts[seat] + RESULT // 8]
 
-    def meet(self, seat: int, number: int, x: int, n: int, out: int, turns: int) -> int:
+    def all_reduce(self, seat: int, number: int, x: int, n: int, out: int, turns: int) -> int:
         """Arrive in a round, spin until all have, and add up what they show; return bits.
 
         Args:
@@ -206,7 +208,7 @@ class ThreadAllReduce:
             out: address for the sum.
             turns: number of turns to spin before giving up.
         """
-        self._meet(self._seats[seat], self._head, number, x, n, out, turns)
+        self._all_reduce(self._seats[seat], self._head, number, x, n, out, turns)
         return self.result(seat)
 
     def called_s(self, seat: int) -> float | None:
@@ -221,11 +223,11 @@ class ThreadAllReduce:
 
         Args:
             log: log to record in.
-            seat, x, n, out, turns: see `meet`.
+            seat, x, n, out, turns: see `all_reduce`.
             end: function that is called where a replay's bits are not just `COMPLETE | ADDED`.
         """
         arguments = self._seats[seat], self._head, 0, x, n, out, turns
-        log.add_checked(self._meet_address, arguments, end)
+        log.add_checked(self._all_reduce_address, arguments, end)
 
     def count_asleep(self, seat: int, number: int, change: int) -> int:
         """Change the number of members asleep, then look whether all have arrived; return bits."""

@@ -1,4 +1,4 @@
-"""Writing to the cache and attention over it by kernels, against the reference."""
+"""Kernels that write the KV cache and attend over it, against the reference."""
 
 from functools import partial
 from typing import Any
@@ -43,7 +43,7 @@ def layer(
     *,
     v_in_k: bool = False,
 ) -> LayerCache:
-    """A cache full of random numbers."""
+    """Return a layer's cache full of random numbers."""
     heads, kv_heads = (Ranges(((0, n),), n) for n in (n_head, n_kv))
     state = KVState(heads, kv_heads, dim_k, dim_v, v_in_k=v_in_k)
     held = LayerCache(state, 0, n_ctx, kv_type, CPU)
@@ -79,7 +79,7 @@ def test_writing_is_that_of_the_reference(isa: Isa, kv_type: str, n_tokens: int)
 @KINDS
 @pytest.mark.parametrize("kv_type", TYPES)
 def test_hard_numbers_are_rounded_as_by_torch_and_gguf(isa: Isa, kv_type: str) -> None:
-    """Of all sizes, with ties, zeros of both signs, and the least and largest of F16."""
+    """Numbers of all sizes, with ties, zeros of both signs, and the least and largest of F16."""
     rng = np.random.default_rng(5)
     x = rng.normal(size=(2000, 64)) * np.exp(rng.uniform(-22, 12, (2000, 1)))
     x = x.astype(np.float32)
@@ -198,7 +198,7 @@ def test_scores_far_apart_and_infinite_ones(isa: Isa) -> None:
 
 
 def test_a_token_elsewhere_takes_the_same_calls() -> None:
-    """Only what `move` writes says where it is, for layers with and without a window."""
+    """Only what `move` writes gives its position, for layers with and without a window."""
     steps, held = CacheOps(Team(1)), layer("f16", 4, 2, 32, 32, 600)
     kinds = [Scores(0.3), Scores(0.3, window=20), Scores(0.3, chunk=256)]
     q, k = numbers(18, 1, 4, 32), numbers(19, 1, 2, 32)
@@ -249,7 +249,7 @@ def test_what_would_lie_outside_of_the_cache_is_refused() -> None:
 
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q4_0"])
 def test_code_for_arm_calls_no_library(kv_type: str) -> None:
-    """Where it runs, nobody may be there to link it with one."""
+    """Kernels are linked in memory, without any library."""
     isa = next(kind() for kind in ISAS if kind.name == "neon")
     for build in (attention.build, cache_write.build):
         text = jit.assembly(

@@ -1,4 +1,4 @@
-"""All experts in one job, against one product after another."""
+"""The grouped GEMM over experts, against one product after another."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -22,16 +22,16 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 KINDS = [Kind.Q4_0, Kind.Q6_K, Kind.MXFP4]
-"""Scales of each block; with factors on 256 columns; in whole powers of two."""
+"""Types with F16 scales, with factors on 256 columns, with exponents as scales."""
 
 N_EXPERT, N_BLOCKS, SKIP = 7, 11, 3
 FINITE = 0xBB
-"""Bits of random bytes that leave every scale finite."""
+"""Mask of random bytes that leaves every scale finite."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Of one kind of processor and one type: those for experts, and those for a matrix alone."""
+    """The kernels of one instruction set and type, for experts and for a single matrix."""
 
     isa: Isa
     kind: Kind
@@ -71,7 +71,7 @@ class Kernels:
         return LAYOUTS[self.kind]
 
     def planes(self, n_rows: int) -> Bytes:
-        """Of all experts, (N_EXPERT, n_tile, tile_bytes)."""
+        """Return the planes of all experts, (N_EXPERT, n_tile, tile_bytes)."""
         shape = N_EXPERT, n_tiles(n_rows), self.layout.tile_bytes(N_BLOCKS, SKIP)
         planes = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         planes[..., self.layout.offsets(N_BLOCKS, SKIP)[1] :] &= FINITE
@@ -95,7 +95,7 @@ def team(request: pytest.FixtureRequest) -> Iterator[Team]:
 
 
 def one_by_one(kernels: Kernels, planes: Bytes, n_rows: int, x: Floats, groups: Groups) -> Floats:
-    """Each expert's product by itself."""
+    """Compute each expert's product by itself."""
     team, out = Team(1), np.empty((len(x), n_rows), np.float32)
     memory = np.empty(kernels.panel_bytes(len(x)), np.uint8)
     for expert, rows in groups:
@@ -116,7 +116,7 @@ def at_once(
     kernels: Kernels, team: Team, planes: Bytes, n_rows: int, x: Floats, groups: Groups,
     sizes: tuple[int, int],
 ) -> Floats:  # fmt: skip
-    """All experts in one job, in pieces of so many tiles and rows; x may be one row for all."""
+    """Compute all experts in one job, with pieces of these sizes; x may be one row for all."""
     n_row, is_shared = groups.n_row, len(x) < groups.n_row
     out = np.full((n_row, n_rows + 3), np.nan, np.float32)
     memory = np.empty(kernels.panel_bytes(len(x)), np.uint8)
@@ -141,7 +141,7 @@ def at_once(
 def test_the_bits_are_those_of_each_expert_alone(
     kernels: Kernels, team: Team, n_rows: int, n_token: int, sizes: tuple[int, int]
 ) -> None:
-    """Expert 0 gets most tokens, and nobody goes to the last one, whose weights are no numbers."""
+    """Expert 0 gets most tokens; the last one gets none, and its weights are NaN."""
     torch.manual_seed(n_token)
     liked = torch.tensor([2.0, *[0.0] * (N_EXPERT - 2), -99.0])
     groups = Groups.of((torch.randn(n_token, N_EXPERT) + liked).topk(3).indices.sort().values)

@@ -1,4 +1,4 @@
-"""Which kernels a processor gets, and that they need nothing but the processor."""
+"""The choice of an instruction set, and kernels that need nothing but the processor."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ MACOS, MACOS_ARM = "x86_64-apple-macosx10.15.0", "arm64-apple-macosx11.0.0"
 
 
 def cases(triple: str, main: str, *others: str) -> list[Any]:
-    """All modules for some kinds of processors; those like others are left to `-m slow`."""
+    """Return all modules for some instruction sets; those like others are left to `-m slow`."""
     return [
         pytest.param(
             name, isa_named(isa), triple, id=f"{name}-{isa}-{triple}",
@@ -41,7 +41,7 @@ def cases(triple: str, main: str, *others: str) -> list[Any]:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """No choice of earlier tests, and none left for later ones."""
+    """Forget the chosen instruction set before and after each test."""
     monkeypatch.delenv("TANDEM_CPU", raising=False)
     chosen.cache_clear()
     yield monkeypatch
@@ -138,7 +138,7 @@ def test_what_is_missing_is_seen(triple: str, expected: set[str]) -> None:
 
 
 def _build_needy(module: ir.Module) -> None:
-    """`needy(address)`: a cosine and a conversion that not all processors have."""
+    """Write `needy(address)`: a cosine and a conversion that not all processors have."""
     code, (address,) = function(module, "needy", 1)
     code.store(code.unary("cos", code.load(address, F32)), address)
     code.store(code.load(address + 4, F16).to(F32), address + 8)

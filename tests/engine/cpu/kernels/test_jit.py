@@ -1,4 +1,4 @@
-"""Compiled kernels are kept on disk and found again; nothing that happens there does harm."""
+"""Compiled kernels are kept on disk and found again; damaged or missing files do no harm."""
 
 import ast
 import ctypes
@@ -23,21 +23,21 @@ WITHOUT_IR = {
 
 
 def _build(module: ir.Module) -> None:
-    """`add_three(n)` and `twice(n)`."""
+    """Write `add_three(n)` and `twice(n)`."""
     for name in ("add_three", "twice"):
         code, (n,) = function(module, name, 1, I64)
         code.builder.ret((n + 3 if name == "add_three" else n * 2).raw)
 
 
 def results(name: str = "sums") -> list[int]:
-    """Both functions of a module, called with 20."""
+    """Call both functions of a module with 20."""
     found = jit.addresses(name, chosen(), ["add_three", "twice"], _build)
     kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
     return [kind(found[key])(20) for key in ("add_three", "twice")]
 
 
 class Compiler:
-    """Counts what is compiled."""
+    """Counter of compilations."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.n_modules = 0
@@ -52,7 +52,7 @@ class Compiler:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder that does not exist yet."""
+    """Make a path for the cache, which does not exist yet."""
     path = tmp_path / "deep" / "kernels"
     monkeypatch.setenv("TANDEM_KERNEL_CACHE", str(path))
     return path
@@ -173,7 +173,7 @@ for name, build in builds.items():
 
 
 def start(seed: int) -> subprocess.Popen[bytes]:
-    """A program that compiles some kernels."""
+    """Start a program that compiles some kernels."""
     environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONHASHSEED": str(seed)}
     return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment)
 

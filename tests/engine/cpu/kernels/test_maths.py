@@ -23,7 +23,7 @@ def build(module: ir.Module) -> None:
 
 
 def add(module: ir.Module, name: str) -> None:
-    """`name(x, n, out)`"""
+    """Write `name(x, n, out)`, which applies a function to n floats."""
     code, (x, n, out) = function(module, name, 3)
     for_each_vector(code, n, lambda lanes: lanes.store(FUNCTIONS[name](code, lanes.load(x)), out))
     code.builder.ret_void()

@@ -1,4 +1,4 @@
-"""Kernels for ARM run by an emulator, where one is installed: packing, panels and products.
+"""Kernels for ARM, run by an emulator where one is installed: packing, panels and products.
 
 On Debian: apt install qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross.
 """
@@ -82,7 +82,7 @@ typical_first = pytest.mark.parametrize(
 
 
 class Emulator:
-    """Compiles, links and runs one kernel at a time."""
+    """Emulator of ARM, which compiles, links and runs one kernel at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -90,7 +90,7 @@ class Emulator:
     def run(
         self, isa: Isa, build: Build, name: str, *arguments: int | NDArray[np.generic]
     ) -> list[bytes]:
-        """What the arrays among the arguments hold after a kernel was called with them."""
+        """Call a kernel and return what the arrays among its arguments hold then."""
         program = self._linked(isa, build, name)
         given = struct.pack("<q", len(arguments))
         for argument in arguments:
@@ -107,7 +107,7 @@ class Emulator:
         return [found[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def _linked(self, isa: Isa, build: Build, name: str) -> Path:
-        """An ARM program that calls the kernel."""
+        """Link an ARM program that calls the kernel."""
         program = self._folder / f"{name}-{isa.name}"
         code, source = program.with_suffix(".o"), program.with_suffix(".c")
         code.write_bytes(jit.object_file(isa, build, TRIPLE))
@@ -129,7 +129,7 @@ def emulator(tmp_path: Path) -> Emulator:
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[team.Team]:
-    """A team on this machine."""
+    """Make a team on this machine."""
     made = team.Team(1)
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""Planes hold the very bits of the file, wherever rows and columns are cut."""
+"""Planes hold the bits of the file, wherever rows and columns are split."""
 
 from collections.abc import Iterator
 
@@ -28,14 +28,14 @@ def team() -> Iterator[Team]:
 
 
 def any_bytes(kind: Kind, n_rows: int) -> NDArray[np.uint8]:
-    """Rows of all byte values, also in scales."""
+    """Return rows of all byte values, also in scales."""
     block, size = GGML_QUANT_SIZES[kind]
     shape = (n_rows, N_COLUMNS // block * size)
     return np.random.default_rng(int(kind)).integers(0, 256, shape, np.uint8)
 
 
 def part_of(parts: Parts, first: int, stop: int, sub: int) -> Parts:
-    """The same for some blocks of 32 columns."""
+    """Return some blocks of 32 columns of such rows."""
     per_block = 32 // sub
     return Parts(
         parts.codes[:, first:stop],

@@ -31,13 +31,13 @@ FIRST, N_BLOCKS = 3, 18  # of 24: partial super-blocks on both sides
 N_ROWS = 37
 
 TYPICAL = (Kind.Q2_K, Kind.Q4_K, Kind.Q5_1, Kind.Q6_K, Kind.Q8_0, Kind.IQ4_NL, Kind.MXFP4)
-"""One for each way in which a type is computed."""
+"""One type for each way in which types are decoded."""
 
 every_isa = pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
 
 
 def every_type_and_isa(test: Callable[..., None]) -> Callable[..., None]:
-    """On lesser processors the types that are computed like others are left to `-m slow`."""
+    """Parametrise a test; on lesser processors, types like others are left to `-m slow`."""
     cases = [
         pytest.param(
             kind, isa, id=f"{kind.name}-{isa.name}",
@@ -56,7 +56,7 @@ def team() -> Iterator[Team]:
 
 
 def dequantised(raw: NDArray[np.uint8], kind: Kind) -> Doubles:
-    """The columns of the window (rows, 32 × N_BLOCKS)."""
+    """Return the window's columns, dequantised: (rows, 32 × N_BLOCKS)."""
     return dequantize(raw, kind).astype(np.float64)[:, 32 * FIRST : 32 * (FIRST + N_BLOCKS)]
 
 
@@ -65,7 +65,7 @@ def random_x(n_tokens: int, *, seed: int = 0) -> Floats:
 
 
 def windowed(raw: NDArray[np.uint8], kind: Kind, isa: Isa, team: Team) -> NDArray[np.uint8]:
-    """Planes of the window."""
+    """Pack the window's columns into planes."""
     return packed(raw, kind, isa, team, first=FIRST, n_blocks=N_BLOCKS)
 
 
@@ -81,12 +81,12 @@ def result(
 
 
 def coded(x: Floats, isa: Isa, team: Team) -> Doubles:
-    """What the products get to see of activations."""
+    """Return activations as the products see them, rounded."""
     return activations(quantised(x, isa, team), len(x), x.shape[1] // 32, isa)
 
 
 def scaled(kind: Kind, codes: int, *, factor: float = 0.01) -> NDArray[np.uint8]:
-    """Rows whose bytes are all the same, codes and inner scales, under one factor."""
+    """Return rows whose bytes are all equal, codes and inner scales, under one factor."""
     block, size = GGML_QUANT_SIZES[kind]
     raw = np.full((N_ROWS, N_COLUMNS // block, size), codes, np.uint8)
     for offset in HALVES[kind.name]:

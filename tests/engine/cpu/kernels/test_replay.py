@@ -1,4 +1,4 @@
-"""Kernels called again from a log do what they did, with the numbers that are there then."""
+"""A replay of recorded calls computes with the numbers that are in memory then."""
 
 import threading
 
@@ -94,7 +94,7 @@ def test_a_kernel_has_at_most_so_many_arguments() -> None:
 
 
 class Seat:
-    """One of two that meet again and again, from a log."""
+    """One of two members that replay an all-reduce again and again."""
 
     def __init__(self, board: ThreadAllReduce, seat: int, turns: int) -> None:
         self.team, self.log = Team(1), CallLog()
@@ -110,7 +110,7 @@ class Seat:
         found = 0
         while not found & COMPLETE:
             number = self._board.round(self._seat)
-            found = self._board.meet(self._seat, number, *self._places, 1000)
+            found = self._board.all_reduce(self._seat, number, *self._places, 1000)
         assert found & ADDED
 
     def run(self, number: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Norms, activations and rotation by kernels against the reference, on every processor kind."""
+"""Norms, activations and RoPE by kernels, against the reference, for every instruction set."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_sums_and_products(steps: SmallOps, shape: tuple[int, ...]) -> None:
 
 
 def test_rows_with_gaps_between(steps: SmallOps) -> None:
-    """As they come from a matrix that makes queries, keys and values at once."""
+    """Rows come like this from a matrix that makes queries, keys and values at once."""
     whole = rows(1, 6, 300)
     for x in (whole[:, 20:120], whole[:, 50:242].unflatten(1, (3, 64))):
         found = steps.rms_norm(x, None, None, 1e-6)

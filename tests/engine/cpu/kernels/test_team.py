@@ -1,4 +1,4 @@
-"""Every piece of a job is done once, whoever is awake, and no thread outlives its team."""
+"""Every piece of a job is done once, whichever threads are awake; no thread outlives its team."""
 
 import ctypes
 import gc
@@ -24,7 +24,7 @@ LONG = 10.0
 
 
 def _build(module: ir.Module) -> None:
-    """`count(team, counters, n, n_jobs, busy)` adds 1 to n counters, in each of so many jobs."""
+    """Write `count(team, counters, n, n_jobs, busy)`: jobs that add 1 to each of n counters."""
     add_run(module)
     code, (place, index) = function(module, "add_one", 2)
     counters, busy = code.load_array(place, 2)
@@ -127,7 +127,7 @@ def test_work_is_done_while_all_helpers_sleep(count: Kernel) -> None:
 
 
 def _build_meeting(module: ir.Module) -> None:
-    """`meet(team, seen)`: two pieces, each of which waits until the other has said hello."""
+    """Write `meet(team, seen)`: two pieces, each of which waits until the other has begun."""
     add_run(module)
     code, (seen, index) = function(module, "hello", 2)
     pointers = [
@@ -149,7 +149,7 @@ def _build_meeting(module: ir.Module) -> None:
 
 
 def meeting() -> Callable[[Team], list[int]]:
-    """A job of two pieces that ends only if two threads take one each."""
+    """Compile a job of two pieces that ends only if two threads take one each."""
     found = jit.addresses("test-meeting", chosen(), ["meet"], _build_meeting)
     kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2)(found["meet"])
 

@@ -1,4 +1,4 @@
-"""Ranks that wait awake: the same sums, the same failures, and nobody is left asleep."""
+"""Ranks that spin: the same sums and failures as ranks that sleep, and nobody is left asleep."""
 
 import random
 import threading
@@ -20,7 +20,7 @@ Step = Callable[[ThreadCommunicator], Tensor | None]
 
 
 class Ranks:
-    """A pool and the communicators of its ranks."""
+    """Threads of ranks, and the ranks' communicators."""
 
     def __init__(self, n: int, *, is_awake: bool) -> None:
         self.everyone = tuple(range(n))
@@ -40,7 +40,7 @@ class Ranks:
 
 
 class Pair:
-    """Ranks that wait awake and, for comparison, such that sleep at once."""
+    """Ranks that spin and, for comparison, ranks that sleep at once."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -57,7 +57,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 @pytest.fixture(params=[1, 30_000], ids=["impatient", "patient"])
 def turns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How long ranks stay awake: the impatient fall asleep nearly every time."""
+    """Set how long ranks spin: the impatient ones fall asleep nearly every time."""
     monkeypatch.setattr("engine.parallel.meeting.AWAKE_TURNS", request.param)
     return int(request.param)
 
@@ -81,7 +81,7 @@ def test_ranks_with_nothing_do_not_count(pair: Pair, absent: set[int]) -> None:
 
 
 def others(n: int) -> dict[str, list[Tensor]]:
-    """What the kernel does not add."""
+    """Return values that the kernel does not add."""
     return {
         "of another type": [torch.randn(3, 8).double() for _ in range(n)],
         "with gaps": [torch.randn(8, 3).T for _ in range(n)],
@@ -184,17 +184,17 @@ def test_who_waits_long_leaves_the_core_alone() -> None:
 def test_a_board_tells_what_came_of_it() -> None:
     board = ThreadAllReduce(2)
     x, out = torch.tensor([1.0, 2.0]), torch.zeros(2)
-    assert board.meet(0, 1, x.data_ptr(), 2, out.data_ptr(), 10) == 0, "nobody else is here"
-    assert board.meet(1, 1, 0, NO_NUMBERS, 0, 10) == COMPLETE
-    assert board.meet(0, 1, x.data_ptr(), 2, out.data_ptr(), 10) == COMPLETE
-    assert board.meet(1, 2, x.data_ptr(), 2, out.data_ptr(), 10) == 0
-    assert board.meet(0, 2, x.data_ptr(), 2, out.data_ptr(), 10) == COMPLETE | ADDED
+    assert board.all_reduce(0, 1, x.data_ptr(), 2, out.data_ptr(), 10) == 0, "nobody else is here"
+    assert board.all_reduce(1, 1, 0, NO_NUMBERS, 0, 10) == COMPLETE
+    assert board.all_reduce(0, 1, x.data_ptr(), 2, out.data_ptr(), 10) == COMPLETE
+    assert board.all_reduce(1, 2, x.data_ptr(), 2, out.data_ptr(), 10) == 0
+    assert board.all_reduce(0, 2, x.data_ptr(), 2, out.data_ptr(), 10) == COMPLETE | ADDED
     assert out.tolist() == [2, 4]
 
 
 def test_a_board_that_is_broken_off_ends_all_waiting() -> None:
     board, found = ThreadAllReduce(2), []
-    thread = threading.Thread(target=lambda: found.append(board.meet(0, 1, 0, 0, 0, 1 << 40)))
+    thread = threading.Thread(target=lambda: found.append(board.all_reduce(0, 1, 0, 0, 0, 1 << 40)))
     thread.start()
     time.sleep(0.02)
     assert thread.is_alive()

@@ -1,4 +1,4 @@
-"""What kernels take is added up for each team, by a clock that goes as Python's does."""
+"""The time of kernels is added up for each team, by a counter that agrees with Python's clock."""
 
 import time
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(tick_s() is None, reason="no clock is known for 
 
 
 def _build(module: ir.Module) -> None:
-    """`wait(team, turns)` counts so far."""
+    """Write `wait(team, turns)`: counts up to `turns`."""
     code, (team, turns) = function(module, "wait", 2)
     with code.loop(code.number(0), turns):
         pointer = code.builder.inttoptr(team.raw, I64.as_pointer())
