@@ -93,7 +93,7 @@ def _build_work_loop(module: ir.Module) -> None:
 
 
 def _add_take_piece(module: ir.Module) -> None:
-    """Write `take_piece(team)`: does a piece of the present job; returns 1, or 0 if none is left."""
+    """Write `take_piece(team)`: does a piece of the present job; returns 1, 0 if none is left."""
     code, (team,) = function(module, "take_piece", 1, I64)
     code.builder.function.linkage = "internal"
     word = load(code, team + WORD)
