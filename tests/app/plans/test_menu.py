@@ -36,7 +36,7 @@ CPU = DeviceInfo("cpu", "cpu", "Ryzen", 32 * GIB, 30 * GIB, n_cores=8)
 
 
 class FakeSplit:
-    """A split panel with nothing but its choice."""
+    """A split session with nothing but its choice."""
 
     def __init__(self, params: LoadParams) -> None:
         self.params = params
