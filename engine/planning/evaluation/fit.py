@@ -1,4 +1,4 @@
-"""What fits: the longest context, remedies where a model does not fit, and shares by memory.
+"""The longest context that fits, remedies where a model does not fit, and shares by memory.
 
 All proposals have been evaluated and fit.
 """

@@ -101,7 +101,7 @@ class TunePlan:
 
     Attributes:
         goal: request that shall be fast.
-        params: see above.
+        params: parameters that all trials share.
         n_ctx: context of the trials, in tokens.
         space: the splits that can be tried.
         estimate: expected extent.

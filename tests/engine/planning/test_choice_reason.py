@@ -1,4 +1,4 @@
-"""Why a split was chosen: a sentence for each kind of outcome."""
+"""Reasons for a choice: the sentences for each kind of outcome."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a search may try: sets of devices, modes, positions that fit, and results that are kept."""
+"""Candidates of a search: sets of devices, modes and fitting positions; and saved results."""
 
 import json
 from collections.abc import Iterator

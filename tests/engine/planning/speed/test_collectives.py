@@ -1,4 +1,4 @@
-"""What sums take: closed forms against counting by hand, and against what others measured."""
+"""Predicted all-reduces, against counting by hand and published measurements."""
 
 from dataclasses import replace
 
@@ -141,7 +141,7 @@ def test_what_is_covered_by_a_measured_latency_costs_nothing_more() -> None:
     ("n_bytes", "measured_us"), [(4 << 10, 4.0), (8 << 10, 5.0), (16 << 10, 7.2), (32 << 10, 11.8)]
 )
 def test_a_push_of_four_gpus_takes_what_was_measured(n_bytes: int, measured_us: float) -> None:
-    """Of four V100 behind a PCIe 3.0 switch (sglang-V100#2), without marks: its latency is what the
+    """Four V100 behind a PCIe 3.0 switch (sglang-V100#2), without marks: its latency is what the
     smallest sum has beside its bytes, all else follows."""
     slot = 0.84 * 0.985e9 * 16
     latency = 4.0e-6 - 3 * (4 << 10) / slot - 2 * PEER_S
