@@ -48,7 +48,7 @@ def test_gpus_are_named_by_uuid_wherever_a_device_is_named(
         "cuda:0",
     ]
     assert again["reserve"] == {"cuda:2": 100 << 20}
-    assert_refused(run("plan", model, "--devices", "GPU-aaaa"), "write more of it")
+    assert_refused(run("plan", model, "--devices", "GPU-aaaa"), "write a longer part")
 
 
 def test_what_hides_gpus_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
