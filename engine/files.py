@@ -59,7 +59,7 @@ def tandem_folder(kind: Kind) -> Path | None:
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that replaces `path` once it is complete and on the disk.
 
     Raises:

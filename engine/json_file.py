@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.files import HOME_VARIABLE, replaced, user_folder
+from engine.files import HOME_VARIABLE, atomic_write, user_folder
 
 MOST_BYTES = 4 << 20
 """Size limit of a file; a larger one is not ours."""
@@ -52,5 +52,5 @@ def replace_json(path: Path, value: object, *, ensure_ascii: bool = True) -> Non
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=1)
-    with replaced(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode(errors="surrogatepass"))

@@ -18,7 +18,7 @@ from engine.cpu.worker import Worker
 from engine.forward.expert_rows import Groups
 from engine.forward.weight import ALL, Weight
 from engine.ops.weights import gathered_rows
-from engine.quants.extent import BF16_CHUNK, Extent, n_tiles, token_bytes
+from engine.quants.extent import BF16_CHUNK, Extent, n_tiles, panel_block_bytes
 from engine.quants.layout import BLOCK, TILE
 
 PIECE_BYTES = 128 << 10
@@ -59,7 +59,7 @@ class PlaneWeight:
         per_thread = n_tiles(n_rows) // (2 * worker.n_threads)
         self.n_tiles_per_piece = max(1, min(PIECE_BYTES // tile_bytes, per_thread))
         group = chosen().tile_tokens
-        per_token = extent.n_blocks * token_bytes(worker.x_bytes)
+        per_token = extent.n_blocks * panel_block_bytes(worker.x_bytes)
         self.n_tokens_per_pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
 
     @property

@@ -14,7 +14,7 @@ from engine.cpu.kernels import compiled
 from engine.cpu.kernels.fastcall import Kernel
 from engine.cpu.kernels.team import Team
 from engine.forward.expert_rows import Groups
-from engine.quants.extent import Extent, token_bytes
+from engine.quants.extent import Extent, panel_block_bytes
 from engine.quants.layout import BLOCK
 
 
@@ -38,7 +38,7 @@ class Worker:
         self._quantise_address = compiled.quantise_address(x_bytes)
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._panels = self._n_bytes = 0
-        self._token_bytes = token_bytes(x_bytes)
+        self._token_bytes = panel_block_bytes(x_bytes)
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
         self._inner = torch.empty(0)
         self._last: Tensor | None = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import Cancelled, ContextOverflow, StateFileError
-from engine.files import replaced
+from engine.files import atomic_write
 from engine.generation.state_format import Contents, Entry, StateHeader, entries, header, identity
 from engine.progress import StateProgress
 from engine.sharding.recut import as_one, runs
@@ -57,7 +57,7 @@ class StateFiles:
         work = _Work(total, on_progress, is_cancelled, "Saving")
         first = header(found, self._identity, contents)
         try:
-            with replaced(path) as file:
+            with atomic_write(path) as file:
                 file.write(first)
                 for entry in found:
                     for part in self._parts(entry, contents):

@@ -13,31 +13,32 @@ from engine.errors import EngineError
 VARIABLE = "TANDEM_BACKEND"
 """Environment variable that names the backend."""
 
-Backend = Literal["reference", "eager", "graph", "interpreter"]
+BackendName = Literal["reference", "eager", "graph", "interpreter"]
 """The backends. "reference": F32 with dequantised weights everywhere. "eager": kernels, launched
 one by one. "graph": kernels, captured for one token and replayed. "interpreter": as "graph", but
 ranks on the CPU run the GPU kernels in Triton's interpreter; very slow, for tests."""
 
-Kernels = Literal["", "cpu", "gpu"]
-"""Kernels of a rank; "" is the reference in torch."""
+KernelKind = Literal["", "cpu", "gpu"]
+"""Kind of the kernels of a rank; "" is the reference in torch."""
 
 _refused: dict[str, str] = {}
 
 
-def chosen_backend() -> Backend:
+def chosen_backend() -> BackendName:
     """Return the backend that the environment asks for, "graph" by default.
 
     Raises:
         EngineError: the variable is set to something else.
     """
     value = os.environ.get(VARIABLE, "") or "graph"
-    for name in get_args(Backend):
+    for name in get_args(BackendName):
         if value == name:
-            found: Backend = name
+            found: BackendName = name
             return found
+    *others, last = get_args(BackendName)
     raise EngineError(
         f"{VARIABLE} is {value[:40]!r}, which is not a backend.",
-        f"Set it to {', '.join(get_args(Backend)[:-1])} or {get_args(Backend)[-1]}, or unset it.",
+        f"Set it to {', '.join(others)} or {last}, or unset it.",
     )
 
 
@@ -50,7 +51,7 @@ def is_reference() -> bool:
     return chosen_backend() == "reference"
 
 
-def repeats_tokens() -> bool:
+def captures_tokens() -> bool:
     """Return whether the computation of a token is captured and replayed.
 
     Raises:
@@ -59,7 +60,7 @@ def repeats_tokens() -> bool:
     return chosen_backend() in ("graph", "interpreter")
 
 
-def kernels_for(device: str) -> Kernels:
+def kernels_for(device: str) -> KernelKind:
     """Return the kernels of a rank on this device; "" for the reference in torch.
 
     Args:

@@ -42,7 +42,7 @@ Dim = tuple[int, int, int]
 """Size of a grid in x, y and z."""
 
 
-class Loaded(NamedTuple):
+class LoadedKernel(NamedTuple):
     """A kernel loaded on a device.
 
     Attributes:
@@ -87,7 +87,7 @@ class CudaApi:
             ) from error
         return cls(library)
 
-    def load(self, name: str, code: bytes, shared_bytes: int, device: int) -> Loaded:
+    def load(self, name: str, code: bytes, shared_bytes: int, device: int) -> LoadedKernel:
         """Load a compiled kernel.
 
         Args:
@@ -111,7 +111,7 @@ class CudaApi:
                 "cuFuncSetAttribute", function, c_int(FUNCTION_MOST_DYNAMIC_SHARED_BYTES),
                 c_int(most),
             )  # fmt: skip
-        return Loaded(
+        return LoadedKernel(
             module.value or 0,
             function.value or 0,
             self._function_attribute(FUNCTION_REGISTERS, function),

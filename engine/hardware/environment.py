@@ -21,7 +21,7 @@ DEFAULTS = {
 LOADING = "CUDA_MODULE_LOADING"
 
 
-def loads_kernels_late() -> bool:
+def loads_kernels_lazily() -> bool:
     """Return whether CUDA loads a kernel at its first launch, and then waits for the whole GPU.
 
     Loading all kernels at the start takes hundreds of MB on each GPU, mostly for PyTorch's, so that
@@ -30,14 +30,14 @@ def loads_kernels_late() -> bool:
     return os.environ.get(LOADING, "").upper() != "EAGER"
 
 
-def starts_wait() -> bool:
+def launches_block() -> bool:
     """Return whether a kernel launch waits for the kernel's end, which people set to debug."""
     return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
 
 
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
-if not loads_kernels_late():
+if not loads_kernels_lazily():
     # then ranks of one GPU wait for each other in kernels; with fewer hardware queues than streams,
     # a kernel that one waits for could be queued behind that one
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

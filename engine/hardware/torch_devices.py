@@ -108,12 +108,12 @@ def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
     return free
 
 
-def leave_alone(devices: Iterable[torch.device]) -> None:
+def mark_hanging(devices: Iterable[torch.device]) -> None:
     """Note GPUs whose work does not end, so that nobody waits for them."""
     _hanging.update(device for device in devices if device.type == "cuda")
 
 
-def release_reserves(devices: Sequence[torch.device]) -> None:
+def release_cached_memory(devices: Sequence[torch.device]) -> None:
     """Return freed memory to the system; use no GPU but these.
 
     Torch frees the reserve of all GPUs of this process at once and waits for their work. So if one

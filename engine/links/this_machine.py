@@ -10,7 +10,7 @@ from engine.devices import list_devices, read_topology
 from engine.devices.routes import Pair, Place
 from engine.devices.types import DeviceInfo
 from engine.hardware.backend_choice import kernels_for
-from engine.hardware.torch_devices import release_reserves, torch_device
+from engine.hardware.torch_devices import release_cached_memory, torch_device
 from engine.links.bench import GpuBench
 from engine.links.child import TrialStep, try_steps
 from engine.planning.speed.link_records import MEANS, NCCL, Means, TrialRecord
@@ -55,7 +55,7 @@ class ThisMachine:
 
     def release(self, devices: Sequence[str]) -> None:
         self._benches.clear()
-        release_reserves([torch_device(name) for name in devices])
+        release_cached_memory([torch_device(name) for name in devices])
 
     def try_in_child(
         self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool

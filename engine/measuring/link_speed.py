@@ -14,7 +14,7 @@ import torch
 
 from engine.errors import EngineError
 from engine.hardware.backend_choice import kernels_for, uses_kernels
-from engine.hardware.torch_devices import is_out_of_memory, release_reserves, torch_device
+from engine.hardware.torch_devices import is_out_of_memory, release_cached_memory, torch_device
 from engine.links.proof import find_routes
 from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadGroup
@@ -74,7 +74,7 @@ def measure_link(a: str, b: str) -> LinkSpeed:
             raise
         raise EngineError(f"{a} or {b} has no memory left to measure their link with.") from None
     finally:
-        release_reserves(devices)
+        release_cached_memory(devices)
     return LinkSpeed(a, b, small, LARGE_BYTES / large)
 
 

@@ -20,7 +20,7 @@ from engine.errors import EngineError
 from engine.hardware.torch_devices import (
     free_bytes,
     is_out_of_memory,
-    release_reserves,
+    release_cached_memory,
     torch_device,
 )
 from engine.measuring.weight_speed import measurable, measure_weights
@@ -99,7 +99,7 @@ def measure_device(name: str) -> DeviceSpeed:
         raise EngineError(f"{name} has no memory left to measure its speed with.") from None
     finally:
         torch.set_num_threads(n_before)
-        release_reserves([device])
+        release_cached_memory([device])
 
 
 def measure_facts(

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from engine.errors import CommError, DeviceError
-from engine.hardware.torch_devices import is_out_of_memory, release_reserves, stream_of_rank
+from engine.hardware.torch_devices import is_out_of_memory, release_cached_memory, stream_of_rank
 from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadGroup
 
@@ -152,7 +152,7 @@ class RankExecutor:
         """Give back memory that is in no use; devices may wait for all that they do."""
         self.wait()
         if self.has_gpus:
-            release_reserves([device for device in self.devices if device.type == "cuda"])
+            release_cached_memory([device for device in self.devices if device.type == "cuda"])
 
     def check(self, rank: int, begun: float) -> None:
         """Look at the clock while a rank's device is waited for; a single one has all the time.

@@ -16,7 +16,7 @@ from engine.forward.state import (
     State,
     attention_work,
 )
-from engine.quants.extent import BF16_CHUNK, DEVICE_CHUNK, Extent, token_bytes
+from engine.quants.extent import BF16_CHUNK, DEVICE_CHUNK, Extent, panel_block_bytes
 from engine.quants.layout import BLOCK, LAYOUTS
 from engine.sharding.placement import Shard, Slices
 
@@ -273,7 +273,7 @@ def _kernel_bytes(working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int)
     sizes = [F32_BYTES * feed + short, F32_BYTES * working.recurrent]
     if working.routed:
         n_used, widest = max(hp.n_expert_used), max(working.routed, hp.n_embd)
-        panels = -(-widest // BLOCK) * token_bytes(x_bytes(hp))
+        panels = -(-widest // BLOCK) * panel_block_bytes(x_bytes(hp))
         rows = 3 * working.routed + 2 * hp.n_embd
         sizes.append(n_used * (F32_BYTES * rows + panels))
     attention = max((_attention_bytes(c, n_tokens, n_ctx) for c in working.caches), default=0)

@@ -15,7 +15,7 @@ DEVICE_CHUNK = 1 << 24
 Few enough for the caches of large GPUs, enough to keep a whole one busy."""
 
 
-def token_bytes(x_bytes: int = 1) -> int:
+def panel_block_bytes(x_bytes: int = 1) -> int:
     """Return the bytes of 32 activations in a panel, with two scales, a sum and its halves.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError, EngineError
-from engine.hardware.backend_choice import repeats_tokens
+from engine.hardware.backend_choice import captures_tokens
 from engine.runtime.micro_batches import LEAST_ROWS, micro_batches_pay
 from engine.runtime.rank import Rank, Replay, warm_rows
 
@@ -114,7 +114,7 @@ class ModelRunner:
             EngineError: see `Runtime.forward`.
         """
         is_single = len(ids) == 1 and self.has_kernels
-        self.n_single += is_single and repeats_tokens()
+        self.n_single += is_single and captures_tokens()
         if is_single and all(rank.recording for rank in self.ranks):
             return self._read(lambda: self._repeated(ids[0], n_past))
         if is_single and self.n_single == self._recorded and not self._refusal:
@@ -233,7 +233,7 @@ class ModelRunner:
         """
         holders = [rank for rank in self.ranks if not rank.is_idle]
         is_sure = all(rank.card and rank.recording and not rank.refusal for rank in holders)
-        if self.stream is not None or n_past >= self._n_ctx or not repeats_tokens() or not is_sure:
+        if self.stream is not None or n_past >= self._n_ctx or not captures_tokens() or not is_sure:
             return
         from engine.gpu.decode.token_stream import TokenStream
         from engine.gpu.launch.graph import NotRepeatable

@@ -20,8 +20,8 @@ from engine.hardware.process_memory import ResidentPeak, resident_bytes
 from engine.hardware.torch_devices import (
     free_bytes,
     kind_of,
-    leave_alone,
-    release_reserves,
+    mark_hanging,
+    release_cached_memory,
     torch_devices,
 )
 from engine.models.declare import declare
@@ -303,7 +303,7 @@ class Runtime:
 
     def _watch_memory(self) -> None:
         """Begin to measure what is taken beyond weights and cache."""
-        release_reserves(self.devices)
+        release_cached_memory(self.devices)
         self._resident, self._cached_at_load = ResidentPeak(), self._cached_bytes()
         for device in {d for d in self.devices if d.type == "cuda"}:
             torch.cuda.reset_peak_memory_stats(device)
@@ -333,8 +333,8 @@ class Runtime:
         if not self.runner.executor.lost:
             self.group.close()
         release_scratch()
-        leave_alone(self.devices[rank] for rank in self.runner.executor.lost)
-        release_reserves(self.devices)
+        mark_hanging(self.devices[rank] for rank in self.runner.executor.lost)
+        release_cached_memory(self.devices)
 
 
 def open_runtime(

@@ -11,7 +11,7 @@ PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 
 
 @dataclass(frozen=True, slots=True)
-class Special:
+class SpecialToken:
     """A token that is found in text by its spelling.
 
     Args:
@@ -44,7 +44,7 @@ class SpecialTokens:
     The longest is searched first, the next one in the pieces that are left, and so on.
     """
 
-    def __init__(self, tokens: list[Special]) -> None:
+    def __init__(self, tokens: list[SpecialToken]) -> None:
         self._tokens = sorted(tokens, key=lambda token: -len(token.text.encode()))
 
     @classmethod
@@ -57,7 +57,7 @@ class SpecialTokens:
         is_phi3 = "phi-3" in name or "phi3" in name
         return cls(
             [
-                Special(
+                SpecialToken(
                     text,
                     token_id,
                     is_hidden=bool(kind & (CONTROL | UNKNOWN)),

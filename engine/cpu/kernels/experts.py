@@ -26,7 +26,7 @@ from engine.cpu.kernels.parallel_for import Named, add_kernel, ceil_div, piece
 from engine.cpu.kernels.quantised_gemm import add_rows
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import I64, VOID, Code, Value
-from engine.quants.extent import token_bytes
+from engine.quants.extent import panel_block_bytes
 from engine.quants.layout import TILE, Layout
 
 ENTRY_BYTES = 24
@@ -51,7 +51,7 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
     add_pack_tokens(module, isa, x_bytes)
     with piece(module, name, QUANTISE) as (code, named, index):
         _, first, n = _part(code, named, code.number(size), index)
-        goal = named["panels"] + first * named["n_blocks"] * token_bytes(x_bytes)
+        goal = named["panels"] + first * named["n_blocks"] * panel_block_bytes(x_bytes)
         x = named["x"] + first * named["x_stride"]
         code.call("pack_tokens", VOID, x, named["x_stride"], n, named["n_blocks"], goal)
     add_kernel(module, name, QUANTISE, lambda code, named: _n_parts(code, named, code.number(size)))

@@ -20,7 +20,7 @@ from engine.cpu.kernels.isa import Isa
 from engine.cpu.kernels.parallel_for import add_kernel, ceil_div, piece
 from engine.cpu.kernels.team import add_run
 from engine.cpu.kernels.values import F32, FLOATS, I8, INTS, VOID, Value, function, vector
-from engine.quants.extent import token_bytes
+from engine.quants.extent import panel_block_bytes
 from engine.quants.layout import BLOCK
 
 BASE = 255
@@ -52,7 +52,7 @@ class PanelOffsets:
     @property
     def n_bytes(self) -> int:
         """Size of a block, in bytes."""
-        return self.n_tokens * token_bytes(self.x_bytes)
+        return self.n_tokens * panel_block_bytes(self.x_bytes)
 
     def numbers(self, token: int, part: int = 0) -> int:
         """Return the offset of a token's bytes; part 0 is the high bytes where there are two."""
@@ -77,7 +77,7 @@ class PanelOffsets:
 
 def quantised_bytes(n_tokens: int, n_blocks: int, x_bytes: int = 1) -> int:
     """Return the size of the panels of `n_tokens` tokens, in bytes."""
-    return n_tokens * n_blocks * token_bytes(x_bytes)
+    return n_tokens * n_blocks * panel_block_bytes(x_bytes)
 
 
 ARGUMENTS = ("x", "x_stride", "n_tokens", "n_blocks", "panels")
@@ -92,7 +92,7 @@ def build(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
     with piece(module, "quantise", ARGUMENTS) as (code, given, index):
         first, stride = index * isa.tile_tokens, given["x_stride"]
         n = code.min_signed(given["n_tokens"] - first, code.number(isa.tile_tokens))
-        goal = given["panels"] + first * given["n_blocks"] * token_bytes(x_bytes)
+        goal = given["panels"] + first * given["n_blocks"] * panel_block_bytes(x_bytes)
         code.call(
             "pack_tokens", VOID, given["x"] + first * stride, stride, n, given["n_blocks"], goal
         )
@@ -112,7 +112,8 @@ def add_pack_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
     def group(size: int) -> None:
         first = token.get()
         with code.loop(code.number(0), code.number(size)) as t:
-            row, panel = x + (first + t) * stride, panels + first * n_blocks * token_bytes(x_bytes)
+            row = x + (first + t) * stride
+            panel = panels + first * n_blocks * panel_block_bytes(x_bytes)
             code.call("pack_token", VOID, row, n_blocks, panel, code.number(size), t)
         token.set(first + size)
 
@@ -129,7 +130,7 @@ def _add_pack_token(module: ir.Module, x_bytes: int = 1) -> None:
     code, (x, n_blocks, panel, n, t) = function(module, "pack_token", 5)
     code.builder.function.linkage = "internal"
     with code.loop(code.number(0), n_blocks) as index:
-        at = panel + index * n * token_bytes(x_bytes)
+        at = panel + index * n * panel_block_bytes(x_bytes)
         numbers, behind = at + t * BLOCK, at + n * (x_bytes * BLOCK)
         sums = []
         for half in range(2):

@@ -32,7 +32,7 @@ from engine.cpu.kernels.values import (
     function,
     vector,
 )
-from engine.quants.extent import token_bytes
+from engine.quants.extent import panel_block_bytes
 from engine.quants.layout import BLOCK, SUPER, TILE, Layout
 
 AHEAD = 16384
@@ -313,7 +313,7 @@ def _emit_piece(code: Code, named: Named, index: Value, x_bytes: int) -> None:
     last_tile = code.min_signed(first_tile + named["tiles_per_piece"], named["n_tile"])
     first_token = index // n_runs * named["tokens_per_pass"]
     last_token = code.min_signed(first_token + named["tokens_per_pass"], named["n_tokens"])
-    panels = named["panels"] + first_token * named["n_blocks"] * token_bytes(x_bytes)
+    panels = named["panels"] + first_token * named["n_blocks"] * panel_block_bytes(x_bytes)
     out = named["out"] + first_token * named["out_stride"]
     with code.loop(first_tile, last_tile) as tile:
         rows_left = named["n_rows"] - tile * TILE
@@ -353,7 +353,7 @@ def add_rows(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> N
         ):
             number = code.load(buffer + t * (4 * TILE) + row * 4, F32)
             code.store(number, out + (token + t) * stride + row * 4)
-        panel.set(panel.get() + n_blocks * (size * token_bytes(x_bytes)))
+        panel.set(panel.get() + n_blocks * (size * panel_block_bytes(x_bytes)))
         done.set(token + size)
 
     with code.loop(code.number(0), n_tokens // sizes[0]):

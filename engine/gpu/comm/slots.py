@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.errors import EngineError
 from engine.gpu.launch.target import target_of
 from engine.hardware.cuda_api import CudaApi
-from engine.hardware.environment import loads_kernels_late, starts_wait
+from engine.hardware.environment import launches_block, loads_kernels_lazily
 from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:
@@ -195,9 +195,9 @@ def most_waiting(device: torch.device, n_rank: int) -> int:
 def why_not_together(names: Sequence[str]) -> str:
     """Return why kernels of ranks on these devices cannot wait for each other; "" if they can."""
     gpus = [name for name in names if name.startswith("cuda")]
-    if gpus and starts_wait():
+    if gpus and launches_block():
         return "kernel launches are blocking"
-    if len(set(gpus)) < len(gpus) and loads_kernels_late():
+    if len(set(gpus)) < len(gpus) and loads_kernels_lazily():
         return "some share a GPU, where loading a kernel waits for those that run"
     return ""
 

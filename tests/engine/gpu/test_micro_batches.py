@@ -24,7 +24,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.runtime.model_runner.LEAST_ROWS", 2)
     monkeypatch.setattr(OneShot, "serves", lambda one_shot, n: False)
     monkeypatch.setattr(
-        "engine.runtime.model_runner.repeats_tokens", lambda: False
+        "engine.runtime.model_runner.captures_tokens", lambda: False
     )  # to capture them takes long
 
 

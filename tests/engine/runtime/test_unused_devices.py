@@ -182,11 +182,11 @@ def test_nobody_waits_for_a_gpu_that_hangs(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(1))
     monkeypatch.setattr(torch_devices, "_hanging", set())
     cpu, first, second = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
-    torch_devices.release_reserves([cpu, first, second])
+    torch_devices.release_cached_memory([cpu, first, second])
     assert freed == [1, 1]
-    torch_devices.leave_alone([cpu])
-    torch_devices.release_reserves([first])
+    torch_devices.mark_hanging([cpu])
+    torch_devices.release_cached_memory([first])
     assert len(freed) == 3
-    torch_devices.leave_alone([second])
-    torch_devices.release_reserves([cpu, first])
+    torch_devices.mark_hanging([second])
+    torch_devices.release_cached_memory([cpu, first])
     assert len(freed) == 3

@@ -114,7 +114,7 @@ def test_what_ranks_met_by_is_freed_with_the_model(
 ) -> None:
     """At once: another split needs the room, and garbage is collected only now and then."""
     monkeypatch.setattr(
-        "engine.runtime.model_runner.repeats_tokens", lambda: False
+        "engine.runtime.model_runner.captures_tokens", lambda: False
     )  # to capture them takes long
     monkeypatch.setattr(one_shot, "MOST_NUMBERS", 3 * 64)
     gc.collect()
