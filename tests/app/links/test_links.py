@@ -1,4 +1,4 @@
-"""The page of links: what the driver tells and what was measured, drawn and in a table."""
+"""The Links panel: links as the driver reports them and as measured, in a graph and a table."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_measured_links_are_told_from_expected_ones() -> None:
 
 
 def test_measuring_stops_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the next device or pair; what is done is kept."""
+    """It stops before the next device or pair; finished measurements are kept."""
     done: list[str] = []
     monkeypatch.setattr("engine.measure_facts", lambda d, kinds, file: done.append(d.id))
     monkeypatch.setattr("engine.measure_link", lambda a, b: pytest.fail("stopped"))
@@ -146,7 +146,7 @@ def pair() -> tuple[DeviceInfo, ...]:
 def test_what_was_proven_of_a_link_is_told(
     lost: bool, pair: tuple[DeviceInfo, ...], panel: LinksPanel
 ) -> None:
-    """Which ways are used, since when they are known to work, and what is wrong."""
+    """The panel names the routes in use, the date of their test, and problems."""
     file, topology = MachineFile(), Topology({}, (Link("cuda:0", "cuda:1", "p2p"),))
     file.keep_proof(pair[0], pair[1], proven(lost))
     file.keep_proof(pair[1], pair[0], proven(lost=False))
@@ -169,7 +169,7 @@ def test_what_was_proven_of_a_link_is_told(
 def test_a_link_that_nothing_goes_through_directly_is_not_drawn_as_one(
     pair: tuple[DeviceInfo, ...],
 ) -> None:
-    """Whatever the driver says; and what the driver forbids is not used, whatever was proven."""
+    """A failed test outweighs the driver's word, and the driver's veto a passed test."""
     file = MachineFile()
     for problem in ("", "the driver's settings forbid it"):
         link = Link("cuda:0", "cuda:1", "host" if problem else "p2p", peer_problem=problem)
@@ -189,7 +189,7 @@ def test_a_link_that_nothing_goes_through_directly_is_not_drawn_as_one(
 def test_gpus_are_tried_together_and_what_is_found_is_said(
     pair: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before sums are measured, which go by the ways that were found."""
+    """Routes come before all-reduces are measured, which use them."""
     tried, measured, said = [], [], []
 
     def prove(devices: Sequence[str]) -> Routes:
@@ -226,7 +226,7 @@ PICTURE = LinksPicture(
 
 
 def test_the_table_says_all_that_is_drawn(panel: LinksPanel) -> None:
-    """For screen readers, and for everybody where there are many devices."""
+    """Screen readers need it, and everybody does with many devices."""
     panel.show_picture(PICTURE, ["cuda:0", "cuda:1", "cpu"], ["GPU 0", "GPU 1", "CPU"])
     assert rows(panel) == [
         ["GPU 0", "1.0 x16 of 4.0 x16", "", ""],
@@ -239,7 +239,7 @@ def test_the_table_says_all_that_is_drawn(panel: LinksPanel) -> None:
 
 
 def test_lines_and_devices_are_drawn(panel: LinksPanel, qapp: QApplication) -> None:
-    """In the colours of the kind of link and of the devices, in both themes."""
+    """Lines have the colour of their kind, boxes that of their device, in both themes."""
     panel.show_picture(PICTURE, ["cuda:0", "cuda:1", "cpu"], ["GPU 0", "GPU 1", "CPU"])
     panel.show()
     for name in ("dark", "light"):
@@ -275,7 +275,7 @@ def test_simulated_devices_cannot_be_measured(panel: LinksPanel) -> None:
 
 
 class Meter:
-    """Measures nothing, until it may go on."""
+    """Fake measurement that waits until it may go on."""
 
     def __init__(self) -> None:
         self.go_on, self.was_stopped = threading.Event(), False

@@ -1,4 +1,4 @@
-"""The placement map: what stands where, what it says, and how parts are pinned by hand."""
+"""The placement map: its cells, their texts, and pinning by hand."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def select(panel: PlacementPanel, *places: tuple[str, str]) -> None:
 
 
 def names(grid: Grid, row: str) -> list[list[str]]:
-    """The tensors of each cell of a row, from the left."""
+    """Return the tensors of each cell of a row, from the left."""
     number = grid.rows.index(row)
     cells = [grid.cells[place] for place in sorted(grid.cells) if place[0] == number]
     return [[tensor.stem for tensor in cell.tensors] for cell in cells]
 
 
 def test_a_dense_model_has_its_matrices_in_order(tmp_path: Path) -> None:
-    """Attention before the FFN, whatever the file's order; norms share the last column."""
+    """Attention is left of the FFN, whatever the file's order; norms share the last column."""
     grid = grid_of(placed(tiny_gguf(tmp_path / "m.gguf", n_layer=3)), ())
     assert grid.rows == ("emb", "0", "1", "2", "head")
     assert grid.columns == (
@@ -123,7 +123,7 @@ def test_what_moves_with_a_cell_is_said(moe: Path) -> None:
 
 
 def test_a_cell_is_painted_in_the_parts_of_its_ranks(panel: PlacementPanel, qtbot: QtBot) -> None:
-    """Three quarters in the first colour, the rest in the second; pinned ones in the third."""
+    """A cell is three quarters in one colour, the rest in another; a pinned cell has the third."""
     show(panel, moe_of(panel), with_pins((), [(1, "experts")], "cuda:0"))
     QApplication.processEvents()
     image = panel.view.viewport().grab().toImage()
@@ -143,7 +143,7 @@ def test_a_cell_is_painted_in_the_parts_of_its_ranks(panel: PlacementPanel, qtbo
 
 
 def moe_of(panel: PlacementPanel) -> Path:
-    """The file that the fixture shows."""
+    """Return the model file of the fixture."""
     return panel.property("moe") or pytest.fail("no model")
 
 
@@ -155,7 +155,7 @@ def _remember(request: pytest.FixtureRequest) -> None:
 
 
 def test_a_cell_says_everything_about_its_tensor(panel: PlacementPanel) -> None:
-    """By focus, for the eye below the map and for a screen reader as the cell's text."""
+    """The focused cell's text stands below the map, and a screen reader gets it as well."""
     select(panel, ("2", "attn k"))
     lines = panel.detail.text().splitlines()
     assert lines[0].startswith("blk.2.attn_k.weight · Q4_K · ")
@@ -219,7 +219,7 @@ def test_zoom_by_wheel_and_keys_keeps_what_is_pointed_at(
 
 
 def test_a_large_model_fits_and_scrolls(panel: PlacementPanel, tmp_path: Path) -> None:
-    """80 blocks: no wider than the panel, and the arrow keys reach the last row."""
+    """80 blocks are no wider than the panel, and the arrow keys reach the last row."""
     show(panel, hollow_moe(tmp_path / "large.gguf"))
     QApplication.processEvents()
     view = panel.view
@@ -236,7 +236,7 @@ def test_a_large_model_fits_and_scrolls(panel: PlacementPanel, tmp_path: Path) -
 def test_painting_a_large_model_takes_less_than_a_stall(
     panel: PlacementPanel, tmp_path: Path
 ) -> None:
-    """A map that is shown anew and painted; what else the machine does does not count."""
+    """It counts the processor's time to show and paint a map, not other programs."""
     found = placed(hollow_moe(tmp_path / "large.gguf"))
     seconds = []
     for _ in range(5):
@@ -280,7 +280,7 @@ def test_nothing_is_pinned_without_a_selection(panel: PlacementPanel, qtbot: QtB
 
 
 def test_cells_dropped_on_a_chip_are_pinned(panel: PlacementPanel, qtbot: QtBot) -> None:
-    """What the table gives a drag is what the chip reads from it."""
+    """The chip reads the parts that the table gives to a drag."""
     table: PlacementTable = panel.view.table
     cells = [table.index(*at(panel, "3", name)) for name in ("attn q", "ffn down exps")]
     assert table.flags(cells[0]) & Qt.ItemFlag.ItemIsDragEnabled

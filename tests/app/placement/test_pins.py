@@ -1,4 +1,4 @@
-"""Pins are overrides that are written and recognised, and move exactly what they name."""
+"""Pins are overrides that are written and recognised again, and move exactly their parts."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_blocks_with_the_same_target_share_a_pattern() -> None:
 
 
 def test_what_a_person_typed_stays_and_pins_win() -> None:
-    """Later overrides win, so pins stand behind."""
+    """Later overrides win, so pins come last."""
     typed = (("_exps", "cpu"),)
     overrides = with_pins(typed, [(0, "experts")], "cuda:0")
     assert overrides == (("_exps", "cpu"), (r"^blk\.0\.ffn_.*_exps\.", "cuda:0"))
@@ -59,7 +59,7 @@ def test_other_patterns_are_no_pins(pattern: str) -> None:
 
 @pytest.mark.parametrize("model", ["dense", "moe", "qwen35moe-q4_k_m", "falcon-h1-q4_k_m"])
 def test_the_engine_moves_exactly_the_part(tmp_path: Path, model: str) -> None:
-    """Each part of each block: its tensors and no others lie on the target alone."""
+    """Of each pinned part of each block, all tensors and no others lie on the target alone."""
     if model == "dense":
         path = tiny_gguf(tmp_path / "m.gguf", n_layer=2)
     elif model == "moe":

@@ -65,7 +65,7 @@ class Desk:
         return Planner(path)
 
     def tell(self, **changes: object) -> None:
-        """The split has other settings."""
+        """Show the map of changed settings."""
         values = {name: getattr(self.split.settings, name) for name in ("ranks", "mode")}
         self.split.settings = SplitSettings(**(values | changes))  # type: ignore[arg-type]
         n = len(self.split.settings.ranks)
@@ -116,7 +116,7 @@ def test_a_pin_becomes_an_override_beside_the_others(desk: Desk, qtbot: QtBot) -
 
 
 def test_a_split_that_cannot_be_made_is_a_sentence_with_a_way_out(desk: Desk, qtbot: QtBot) -> None:
-    """A rank that was pinned to is gone."""
+    """The target of a pin is gone."""
     desk.tell(overrides=((r"^blk\.0\.attn_", "#5"),))
     desk.panel.show()
     qtbot.waitUntil(lambda: "names a rank that does not exist" in desk.panel.hint.text())
@@ -135,7 +135,7 @@ def test_without_a_model_the_map_is_empty(desk: Desk, qtbot: QtBot) -> None:
 
 
 def test_ranks_and_other_devices_can_be_pinned_to() -> None:
-    """A device that stands for several ranks is named by rank; one that is off by its id."""
+    """Several ranks of one device are named by number; a device that is off by its id."""
     settings = SplitSettings(ranks("cuda:0", "cuda:1", "cpu", off=(1,)), "tensor")
     picture = Picture(settings, (0, 1, 2))
     assert [(t.override, t.label, t.colour) for t in targets_of(picture)] == [

@@ -1,4 +1,4 @@
-"""Saved plans in the window: chosen, kept, renamed, deleted, exported; badges from answers."""
+"""Saved plans in the window: chosen, saved, renamed, deleted, exported; badges from answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FakeSplit:
 
 
 class Desk:
-    """A menu with its presenter, and all that it needs."""
+    """A plan menu with its presenter and what both need."""
 
     def __init__(self, qtbot: QtBot, path: Path, folder: Path) -> None:
         self.info: ModelInfo = read_model_info(path)
@@ -77,7 +77,7 @@ class Desk:
         return [plan.name for plan in self.store.plans(self.key)]
 
     def open(self) -> dict[str, QAction]:
-        """The entries of the menu by their texts, those of submenus behind a slash."""
+        """Return the menu's entries by text; entries of submenus have a slash."""
         self.menu._on_menu()
         found = {}
         for action in self.menu.menu.actions():
@@ -165,7 +165,7 @@ def test_renaming_keeps_plan_and_badge(desk: Desk, monkeypatch: pytest.MonkeyPat
 def test_only_the_letters_of_a_name_can_be_changed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names that differ in capitals only are one."""
+    """Names that differ only in case are the same plan."""
     desk.save("fast")
     monkeypatch.setattr(QInputDialog, "getText", lambda *_: ("Fast", True))
     desk.open()["Rename/fast"].trigger()
@@ -216,7 +216,7 @@ def test_the_fastest_that_fits_is_found_on_a_thread(desk: Desk, qtbot: QtBot) ->
 
 
 def test_an_answer_gives_its_plan_a_badge(desk: Desk, qtbot: QtBot) -> None:
-    """But not a short one, nor one of other settings."""
+    """Short answers and answers of other settings give none."""
     desk.save("Mine")
     desk.presenter.refresh()
     loaded = replace(model_loaded(desk.split.params), n_ctx=64)

@@ -1,4 +1,4 @@
-"""The panel's buttons: load, apply live, undo, cancel; what became of it."""
+"""The buttons of the split panel: load, apply live, undo, cancel, and their outcomes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.helpers.tiny_gguf import tiny_gguf
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """A model that plans can be made for."""
+    """Return the path of a model that can be planned."""
     return str(tiny_gguf(tmp_path / "tiny.gguf", n_layer=2, n_head_kv=4, n_ff=256))
 
 
 def test_the_buttons_follow_the_state(panel: WiredPanel, qtbot: QtBot) -> None:
-    """Load, then cancel with progress, then apply or reload what has changed."""
+    """First load, then cancel with progress, then apply or reload what has changed."""
     footer, session = panel.footer, panel.session
     with qtbot.waitSignal(session.load_requested):
         footer.load.click()
@@ -73,7 +73,7 @@ def test_the_buttons_follow_the_state(panel: WiredPanel, qtbot: QtBot) -> None:
 
 
 def test_what_a_loaded_model_can_take_is_asked_in_its_own_words(panel: WiredPanel) -> None:
-    """A context that was left to the engine stays so."""
+    """A context length that was left to the engine is still left to it."""
     assert panel.session.resplit_params() is None
     before = panel.session.load_params()
     panel.session.set_loaded(loaded_as(before))
@@ -90,7 +90,7 @@ def test_what_a_loaded_model_can_take_is_asked_in_its_own_words(panel: WiredPane
 
 
 def test_a_split_is_applied_during_a_chat(qtbot: QtBot, make_shell: MakeShell, path: str) -> None:
-    """The engine is asked to split anew, not to load, and the conversation stays."""
+    """The engine gets a Resplit, not a Load, and the conversation stays."""
     shell = make_shell(model=path)
     ask(qtbot, shell, "Hi")
     before = shown(shell)
@@ -112,7 +112,7 @@ def test_a_split_is_applied_during_a_chat(qtbot: QtBot, make_shell: MakeShell, p
 def test_a_split_that_fails_comes_back(
     qtbot: QtBot, make_shell: MakeShell, script: Script, path: str, is_cancelled: bool
 ) -> None:
-    """With a banner unless a person stopped it; the panel shows what there is."""
+    """A banner says so unless the person stopped it; the panel shows the old split."""
     shell = make_shell(model=path)
     if is_cancelled:
         script.hold, script.hold_after = True, 1
@@ -153,7 +153,7 @@ def test_a_model_that_is_lost_while_it_is_split_can_be_loaded_again(
 
 
 def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: WiredPanel) -> None:
-    """Bytes per rank with the error; the speed of the last answer with that of its prediction."""
+    """The panel shows bytes per rank and the last answer's speed, with errors of the predictions."""
     panel.session.set_loaded(loaded_as(panel.session.load_params()))
     panel.session.note_answer(answered(61.84))  # it began before the split that there is now
     settle()
@@ -175,7 +175,7 @@ def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: Wir
 
 
 def test_memory_figures_stand_still_while_loading(panel: WiredPanel) -> None:
-    """Or the half-loaded model would be taken for other programs."""
+    """Otherwise a half-loaded model would count as other programs."""
     for state in ("loading", "applying"):
         panel.session.set_state(state)  # type: ignore[arg-type]
         panel.session.set_snapshots([used("cuda:0", 23)])
@@ -184,7 +184,7 @@ def test_memory_figures_stand_still_while_loading(panel: WiredPanel) -> None:
 
 
 def test_changes_can_be_undone_and_done_again(panel: WiredPanel, qtbot: QtBot) -> None:
-    """By the button and by keys within the panel; another change forgets what was undone."""
+    """The button and keys within the panel do it; another change forgets what was undone."""
     start = panel.session.load_params()
     assert not panel.footer.undo.isEnabled()
     panel.header.even_requested.emit()
@@ -212,7 +212,7 @@ def test_changes_can_be_undone_and_done_again(panel: WiredPanel, qtbot: QtBot) -
 
 
 def test_a_drag_is_one_step(panel: WiredPanel) -> None:
-    """However far and however often the mouse moves; the next drag is another."""
+    """It is one, however far and often the mouse moves; the next drag is another."""
     start = panel.session.load_params()
     handle = panel.header.bar.handles[0]
     press(handle)

@@ -1,4 +1,4 @@
-"""Figures per rank: memory is told per physical device, in words that add up."""
+"""Figures per rank: memory is counted per physical device, and the texts add up."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ INFO = ModelInfo("m.gguf", "M", "llama", True, 8, 64, 4, 2, 99, 4096, 1, GIB, "F
 
 
 def plan_for(split: SplitSettings, total: int = 10 * GIB) -> Plan:
-    """Everything in proportion to what was asked: 8 parts weights, 2 parts cache."""
+    """Return a plan in proportion to the asked shares: 8 parts weights, 2 parts KV cache."""
     params = split.load_params("m.gguf")
     shares = params.split or (1.0,)
     devices = tuple(
@@ -94,13 +94,13 @@ def test_a_device_that_is_full_without_the_model_is_no_shortage() -> None:
 
 
 def test_one_device_mode_shows_each_device_once() -> None:
-    """Virtual ranks make no sense there; the chosen one is the one shown."""
+    """Virtual ranks make no sense in this mode; only the chosen one is shown."""
     split = replace(default_settings([GPU, CPU]).with_cpu_ranks(3), mode="single", single=2)
     assert [row.index for row in rows_of(split)] == [0, 2]
 
 
 def test_colours_are_those_of_the_monitor() -> None:
-    """By the place among all devices, usable or not; virtual CPU ranks follow their device."""
+    """Colours go by the place among all devices, usable or not; virtual CPU ranks come next."""
     broken = replace(GPU, usable=False, reason="Too old.")
     second = replace(GPU, id="cuda:1", uuid="b")
     split = default_settings([broken, second, CPU]).with_cpu_ranks(2)
@@ -132,7 +132,7 @@ def test_a_device_that_cannot_be_read_keeps_its_last_figures() -> None:
 
 
 def test_figures_are_spoken_as_a_sentence() -> None:
-    """What a screen reader says of a row."""
+    """A screen reader gets name, share and memory of a row."""
     row = rows_of(default_settings([GPU]))[0]
     assert row.spoken == "GPU 0, 100 percent, 10.0 gibibytes of 24.0 gibibytes"
     assert share_text(row) == "asked 100.0 · gets 100.0 %"
@@ -149,12 +149,12 @@ def test_figures_are_spoken_as_a_sentence() -> None:
     ],
 )
 def test_device_names_lose_what_says_nothing(name: str, short: str) -> None:
-    """Brand and decoration go, the model stays."""
+    """Brand and decoration are left out, the model stays."""
     assert short_name(name) == short
 
 
 def test_sensors_show_what_the_device_tells() -> None:
-    """Nothing is invented where there is no reading."""
+    """Values without a reading are left out."""
     snapshot = DeviceSnapshot("cuda:0", 0.0, 1, 2, 1, temperature_c=62, power_w=309.6)
     assert sensors_text(snapshot) == "62 °C · 310 W"
     assert sensors_text(replace(snapshot, power_w=None)) == "62 °C"
@@ -180,7 +180,7 @@ def test_texts_keep_three_digits_and_their_unit() -> None:
 
 
 def test_what_was_moved_to_a_device_that_is_off_shows_in_its_row() -> None:
-    """It takes a part, but nothing was asked of it; keys and values of GPUs count there, too."""
+    """It has a part but no asked share; the KV cache of GPUs in host memory counts, too."""
     split = default_settings([GPU, CPU])
     on_gpu = DevicePlan(0, "cuda:0", 1.0, 0.75, MemoryUse(9 * GIB, 0, 0, host_kv=GIB))
     taker = DevicePlan(1, "cpu", 0.0, 0.25, MemoryUse(3 * GIB))
@@ -207,7 +207,7 @@ def test_what_was_moved_to_a_device_that_is_off_shows_in_its_row() -> None:
 
 
 def test_a_reserve_leaves_less_and_is_named() -> None:
-    """Free is what stays beside it."""
+    """Free memory excludes the reserve."""
     split = default_settings([CPU]).with_reserve("cpu", 20 * GIB)
     (row,) = rows_of(split)
     assert row.free == (32 - 4 - 10 - 20) * GIB

@@ -1,4 +1,4 @@
-"""What fits is found out beside the window, and remedies are one press away."""
+"""The search for what fits runs on a thread; remedies are one press away."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUESTION = FitQuestion(
 
 
 def test_what_does_not_fit_is_said_in_the_danger_colour(panel: WiredPanel) -> None:
-    """Where and by how much; it comes from the live memory figures."""
+    """The sentence says where and by how much, from the live memory figures."""
     assert not panel.problem.isVisible()
     panel.session.set_snapshots([used("cuda:0", 21)])
     settle()
@@ -34,7 +34,7 @@ def test_what_does_not_fit_is_said_in_the_danger_colour(panel: WiredPanel) -> No
 
 
 def test_an_error_of_the_planner_is_a_sentence_and_stops_loading(make_panel: MakePanel) -> None:
-    """Message and hint; no plan, no load."""
+    """Message and hint are shown; without a plan nothing can be loaded."""
     panel = make_panel(GPUS, RefusingPlanner)
     assert panel.problem.text() == "This model cannot be split by tensor. Choose layers."
     assert not panel.footer.load.isEnabled()
@@ -45,7 +45,7 @@ def test_an_error_of_the_planner_is_a_sentence_and_stops_loading(make_panel: Mak
 
 
 def test_the_longest_context_is_marked(panel: WiredPanel, qtbot: QtBot) -> None:
-    """Of this split: beside 3.75 GiB of weights and what CUDA takes, 1 GiB is left on GPU 0."""
+    """Besides 3.75 GiB of weights and CUDA's overhead, 1 GiB is left on GPU 0."""
     panel.session.set_snapshots([used("cuda:0", 24 - 5.25)])
     qtbot.waitUntil(lambda: "tokens fit" in panel.options.context_note.accessibleName())
     assert panel.options.context_slider.mark == pytest.approx(0.6, abs=0.1)
@@ -78,7 +78,7 @@ def test_a_remedy_is_applied_with_one_press_and_can_be_undone(
 
 
 def test_remedies_of_other_settings_cannot_be_pressed(panel: WiredPanel, qtbot: QtBot) -> None:
-    """Until new ones are found."""
+    """They are disabled until new ones are found."""
     panel.session.set_snapshots([used("cuda:0", 21)])
     qtbot.waitUntil(lambda: panel.remedies.isVisible() and panel.remedies.isEnabled())
     panel.options.context.setValue(3000)
@@ -108,7 +108,7 @@ def test_a_remedy_is_told_in_a_few_words(remedy: Remedy, text: str) -> None:
 
 
 class WaitingPlanner(FakePlanner):
-    """Does not answer before it may."""
+    """Planner that waits before it answers."""
 
     may_answer = threading.Event()
     n_open = 0
@@ -128,7 +128,7 @@ class WaitingPlanner(FakePlanner):
 
 
 def test_only_the_last_question_is_answered(qtbot: QtBot) -> None:
-    """The one under way gives up; nobody waits for it, and its file is closed."""
+    """The search under way gives up without being waited for, and closes its file."""
     finder = FitFinder(WaitingPlanner)
     found: list[FitAnswer] = []
     finder.found.connect(found.append)
@@ -163,7 +163,7 @@ def test_stopping_waits_for_the_thread(qtbot: QtBot) -> None:
 
 
 def test_a_split_that_cannot_be_made_fits_nowhere(qtbot: QtBot) -> None:
-    """That is no error of the search."""
+    """The search finds nothing, which is no error."""
     finder = FitFinder(RefusingPlanner)
     with qtbot.waitSignal(finder.found) as found:
         finder.ask(QUESTION)

@@ -1,4 +1,4 @@
-"""The bar of shares: its handles follow mouse and keys, and stand where the model can be cut."""
+"""The share bar: its handles follow mouse and keys, and stop where the model can be split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.helpers.tiny_gguf import tiny_gguf
 def test_a_dragged_handle_stands_on_the_nearest_position(
     panel: WiredPanel, mouse: float, lands: int
 ) -> None:
-    """Already while the mouse is down; the third device keeps its share."""
+    """It does so while the mouse is down; the third device keeps its share."""
     handle = panel.header.bar.handles[0]
     press(handle)
     move(panel, handle, mouse)
@@ -48,7 +48,7 @@ def test_a_dragged_handle_stands_on_the_nearest_position(
 def test_keys_move_a_handle_by_what_the_model_allows(
     panel: WiredPanel, key: Qt.Key, lands: int
 ) -> None:
-    """One cut for an arrow, ten for a page, and never past the neighbour."""
+    """An arrow moves by one place, a page key by ten, and never past the neighbour."""
     handle = panel.header.bar.handles[0]
     assert handle.value() == 375  # 40 % asked, three eighths possible
     QTest.keyClick(handle, key)
@@ -63,7 +63,7 @@ def test_a_key_that_the_handle_does_not_know_is_left_to_others(panel: WiredPanel
 
 
 def test_a_handle_speaks_to_assistive_technology(panel: WiredPanel) -> None:
-    """Name with device, percent and memory; a slider with a value."""
+    """It is a slider with a value, named by device, percent and memory."""
     handle = panel.header.bar.handles[0]
     assert handle.accessibleName().startswith("GPU 0, 38 percent, ")
     assert "of 24.0 gibibytes" in handle.accessibleName()
@@ -92,7 +92,7 @@ def test_a_lock_holds_the_handles_beside_it(panel: WiredPanel) -> None:
 
 
 def test_many_events_in_one_turn_are_planned_once(panel: WiredPanel) -> None:
-    """A drag sends more of them than can be planned."""
+    """A drag sends more events than can be planned."""
     calls = FakePlanner.calls
     for share in range(100, 700, 10):
         panel.rows[0].slider.setValue(share)
@@ -111,7 +111,7 @@ def test_many_events_in_one_turn_are_planned_once(panel: WiredPanel) -> None:
 
 
 def test_without_a_plan_handles_go_where_they_are_dragged(make_panel: MakePanel) -> None:
-    """Nothing tells where the model can be cut."""
+    """Without a plan, all places are possible."""
     for panel in (make_panel(planner=RefusingPlanner), make_panel(info=None)):
         handle = panel.header.bar.handles[0]
         drag(panel, handle, 0.27)
@@ -130,7 +130,7 @@ def test_without_a_plan_handles_go_where_they_are_dragged(make_panel: MakePanel)
 def test_a_real_file_is_planned_while_its_handles_move(
     mode: str, qapp: QApplication, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    """With the engine's own planner: each key changes what is possible, the bytes add up."""
+    """With the engine's planner, each key changes the plan, and the bytes add up."""
     path = tiny_gguf(tmp_path / "tiny.gguf", n_layer=6, n_head_kv=4, n_ff=256)
     panel = WiredPanel()
     qtbot.addWidget(panel)

@@ -25,7 +25,7 @@ DEMO = REPO / "resources" / "demo" / "tandem-demo.gguf"
 def test_everything_fits(
     qapp: QApplication, qtbot: QtBot, devices: list[DeviceInfo], mode: str, theme: str
 ) -> None:
-    """Also what is folded away, and the buttons below."""
+    """It also holds with all details open, and for the buttons below."""
     apply_theme(qapp, theme)
     panel = WiredPanel()
     qtbot.addWidget(panel)

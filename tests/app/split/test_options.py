@@ -1,4 +1,4 @@
-"""Context, cache type and threads; what is remembered of the panel."""
+"""Context, KV cache type, threads, links, and what is saved of the panel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers.split_panels import WiredPanel, settle
 
 
 def test_options_feed_the_load(make_panel: MakePanel) -> None:
-    """Context, cache type and threads; threads only where a CPU takes part."""
+    """Context, KV cache type and threads are passed on; threads only where a CPU takes part."""
     panel = make_panel([CPU])
     options = panel.options
     assert options.threads.isVisible()
@@ -40,7 +40,7 @@ def test_options_feed_the_load(make_panel: MakePanel) -> None:
 
 
 def test_how_gpus_reach_each_other_is_asked_where_there_are_several(panel: WiredPanel) -> None:
-    """It is loaded with, remembered, and undone like the rest."""
+    """The choice is loaded with, saved, and undone like the rest."""
     options = panel.options
     panel.header.mode_button("single").click()
     settle()
@@ -69,7 +69,7 @@ def test_a_smaller_model_takes_the_context_down(panel: WiredPanel) -> None:
 
 
 def test_context_stops_end_with_what_the_model_was_trained_for() -> None:
-    """Powers of two below it; an unknown length offers 32k."""
+    """Below it are powers of two; for an unknown length, 32k is the last."""
     assert context_stops(40960) == [512, 1024, 2048, 4096, 8192, 16384, 32768, 40960]
     assert context_stops(256) == [256]
     assert context_stops(0)[-1] == 32768
@@ -89,7 +89,7 @@ def test_context_stops_end_with_what_the_model_was_trained_for() -> None:
 def test_the_slider_marks_what_fits(
     qtbot: QtBot, most: int | None, mark: float | None, text: str
 ) -> None:
-    """Between its stops, which double."""
+    """The mark can be between the stops, each of which is twice the one before."""
     options = LoadOptions()
     qtbot.addWidget(options)
     options.set_model_context(8192)
@@ -125,7 +125,7 @@ def test_the_slider_moves_by_keys(panel: WiredPanel) -> None:
 
 
 def test_state_survives_json_and_a_new_panel(panel: WiredPanel, qtbot: QtBot) -> None:
-    """Restored before or after the devices are known."""
+    """Settings can be restored before or after the devices are known."""
     panel.rows[0].number.setValue(55)
     panel.header.mode_button("groups").click()
     panel.rows[2].joined.emit(2, True)

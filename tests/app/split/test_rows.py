@@ -1,4 +1,4 @@
-"""The rows of devices: share, lock, order, reserve, groups, and where the bytes go."""
+"""Device rows: share, lock, order, reserve, groups, and bytes by kind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_text_that_is_typed_survives_the_next_reading(panel: WiredPanel) -> No
 
 
 def test_a_locked_device_keeps_its_share(panel: WiredPanel) -> None:
-    """Its own fields rest, the others share what it leaves, quick ways too."""
+    """Its fields are disabled, and the others share the rest, also by the quick buttons."""
     row = panel.rows[1]
     assert row.lock.accessibleName() == "Lock the share of GPU 1"
     QTest.keyClick(row.lock, Qt.Key.Key_Space)
@@ -65,7 +65,7 @@ def test_a_locked_device_keeps_its_share(panel: WiredPanel) -> None:
 
 
 def test_switching_a_device_off_leaves_it_out(panel: WiredPanel, qtbot: QtBot) -> None:
-    """By the switch of its row, with the keyboard too."""
+    """The switch of its row does it, also from the keyboard."""
     with qtbot.waitSignal(panel.session.settings_changed):
         QTest.keyClick(panel.rows[1].switch, Qt.Key.Key_Space)
     settle()
@@ -75,7 +75,7 @@ def test_switching_a_device_off_leaves_it_out(panel: WiredPanel, qtbot: QtBot) -
 
 
 def test_one_device_mode_asks_for_one_device(panel: WiredPanel) -> None:
-    """The switches choose which."""
+    """The switches choose the device."""
     QTest.mouseClick(panel.header.mode_button("single"), Qt.MouseButton.LeftButton)
     settle()
     assert panel.session.load_params().devices == ("cuda:0",)
@@ -86,7 +86,7 @@ def test_one_device_mode_asks_for_one_device(panel: WiredPanel) -> None:
 
 
 def test_the_mode_reaches_the_engine(panel: WiredPanel) -> None:
-    """All splits keep the same shares."""
+    """All modes keep the same shares."""
     before = panel.session.load_params()
     for mode in ("layer", "groups", "tensor"):
         panel.header.mode_button(mode).click()  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_the_mode_reaches_the_engine(panel: WiredPanel) -> None:
 
 
 def test_groups_are_made_of_neighbours(panel: WiredPanel) -> None:
-    """Each row but the first says whether it works with the one above; the text sums it up."""
+    """Each row but the first has a check box for the group above; a text sums up the groups."""
     assert not panel.rows[1].join.isVisible()
     panel.header.mode_button("groups").click()
     settle()
@@ -116,7 +116,7 @@ def test_groups_are_made_of_neighbours(panel: WiredPanel) -> None:
 
 
 def test_devices_can_be_put_in_another_order(panel: WiredPanel) -> None:
-    """A row takes its share and colour with it, and the focus stays where it was."""
+    """A row keeps its share, colour and focus."""
     row = panel.rows[2]
     row.more.click()
     settle()
@@ -137,7 +137,7 @@ def test_devices_can_be_put_in_another_order(panel: WiredPanel) -> None:
 
 
 def test_a_reserve_stays_free(panel: WiredPanel) -> None:
-    """The row counts it, the engine is told, and the bar draws it at its end."""
+    """The row counts it, the engine gets it, and the bar draws it at its end."""
     row = panel.rows[0]
     row.more.click()
     row.details.reserve.setValue(2048)
@@ -158,7 +158,7 @@ def test_a_reserve_stays_free(panel: WiredPanel) -> None:
 
 
 def test_bytes_are_told_by_kind(panel: WiredPanel, qapp: QApplication) -> None:
-    """When the row is opened, in the colours of its bar."""
+    """An open row lists them in the colours of its bar."""
     row = panel.rows[0]
     row.more.click()
     settle()
@@ -174,7 +174,7 @@ def test_bytes_are_told_by_kind(panel: WiredPanel, qapp: QApplication) -> None:
 
 
 def test_all_that_takes_the_focus_has_a_name_of_its_own(panel: WiredPanel) -> None:
-    """Also what is folded away: with several devices nobody could tell the fields apart else."""
+    """This includes open details: otherwise fields of several devices could not be told apart."""
     panel.header.mode_button("groups").click()
     for row in panel.rows:
         row.more.click()
@@ -192,14 +192,14 @@ def test_all_that_takes_the_focus_has_a_name_of_its_own(panel: WiredPanel) -> No
 
 
 def test_the_memory_bar_is_painted_in_the_colour_of_its_device(panel: WiredPanel) -> None:
-    """Each row from the left in its own colour."""
+    """Each bar begins with the device's colour."""
     for index in range(3):
         image = panel.rows[index].memory_bar.grab().toImage()
         assert image.pixelColor(2, image.height() // 2).name() == theme().device_colour(index)
 
 
 def test_quick_ways_fill_the_shares(panel: WiredPanel) -> None:
-    """By what is free now, not by what the cards were sold with; by how fast they read."""
+    """Memory counts as far as it is free now; speed is the read speed."""
     panel.header.even_requested.emit()
     assert panel.session.load_params().split == pytest.approx((1 / 3,) * 3)
     panel.session.set_snapshots([used("cuda:0", 18), used("cuda:1", 12), used("cuda:2", 6, 12)])
@@ -210,7 +210,7 @@ def test_quick_ways_fill_the_shares(panel: WiredPanel) -> None:
 
 
 def test_the_planner_knows_the_free_memory(panel: WiredPanel) -> None:
-    """It decides whether weights stay packed: total less what others use, in coarse steps."""
+    """Free memory is the total less what others use, in coarse steps."""
     panel.session.set_snapshots([used("cuda:0", 14)])
     settle()
     assert FakePlanner.free_bytes is not None
@@ -239,7 +239,7 @@ def test_cpu_ranks_can_be_added_where_there_is_no_gpu(
 
 
 def test_a_gpu_that_cannot_be_used_is_named_with_its_reason(make_panel: MakePanel) -> None:
-    """It has no row, but it is not silently missing."""
+    """It has no row, but a line says why."""
     broken = DeviceInfo(
         "cuda:0", "cuda", "NVIDIA GTX 1060", GIB, GIB, usable=False, reason="Too old."
     )

@@ -1,4 +1,4 @@
-"""What a person does with the split while a chat goes on: nothing of the chat may be lost."""
+"""A person changes the split while a chat goes on: nothing of the chat may be lost."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ class Person:
         self.wait(lambda: not self.shell.session.is_busy)
 
     def drag(self, handle: int, stop: float, n_moves: int = 40) -> None:
-        """Take a handle of the bar with the mouse and move it to another share."""
+        """Drag a handle of the share bar to another share."""
         bar = self.shell.split_panel.header.bar
         grip = bar.handles[handle]
         start, y = grip.geometry().center().x(), grip.height() // 2
@@ -63,14 +63,14 @@ class Person:
         QApplication.processEvents()
 
     def apply(self) -> None:
-        """Press the button and wait until the model is split anew."""
+        """Press the button and wait until the new split is applied."""
         button = self.shell.split_panel.footer.load
         self.wait(button.isEnabled)
         with self._qtbot.waitSignal(self.shell.client.resplit_done, timeout=WAIT_MS):
             self._qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
 
     def find_the_best(self) -> None:
-        """Have a short search run, to its end, and leave the split as it is."""
+        """Run a short search to its end, and keep the split as it is."""
         side_panels = self.shell.side_panels
         dialog = side_panels.dialog
         self._qtbot.mouseClick(side_panels.find, Qt.MouseButton.LeftButton)

@@ -17,7 +17,7 @@ from tests.helpers.split_panels import loaded_as, settle
 
 @pytest.fixture
 def session(qapp: QApplication) -> Iterator[SplitSession]:
-    """Over three GPUs and the CPU, with a model that can be loaded."""
+    """Return a session with three GPUs, the CPU, and a model that can be loaded."""
     made = SplitSession(FakePlanner, fake_machine)
     made.set_devices([*GPUS, CPU])
     made.set_model(INFO)
@@ -28,7 +28,7 @@ def session(qapp: QApplication) -> Iterator[SplitSession]:
 
 
 def test_changes_of_one_turn_are_one_picture(session: SplitSession) -> None:
-    """Of a drag, the last position counts."""
+    """The last position of a drag counts."""
     pictures: list[SplitPicture] = []
     session.pictured.connect(pictures.append)
     for n in range(20):
@@ -42,7 +42,7 @@ def test_changes_of_one_turn_are_one_picture(session: SplitSession) -> None:
 
 
 def test_a_load_is_asked_for_as_the_state_allows(session: SplitSession, qtbot: QtBot) -> None:
-    """Loaded when nothing is, applied live where that is possible, and nothing meanwhile."""
+    """It loads at first, later applies live where possible, and does nothing during a load."""
     asked: list[str] = []
     session.load_requested.connect(lambda: asked.append("load"))
     session.apply_requested.connect(lambda: asked.append("apply"))

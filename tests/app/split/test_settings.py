@@ -52,7 +52,7 @@ def assert_sound(split: SplitSettings) -> None:
 
 
 def tensor(*shares: float) -> SplitSettings:
-    """The rig with these shares; a missing one is off."""
+    """Return settings of the rig with these shares; ranks without one are off."""
     split = default_settings(RIG).with_mode("tensor")
     for index in range(len(shares), len(RIG)):
         split = split.with_rank_on(index, False)
@@ -116,7 +116,7 @@ def test_others_that_had_nothing_share_evenly_what_one_gives_up() -> None:
 
 
 def test_a_rank_switched_off_leaves_its_share_to_the_others() -> None:
-    """In proportion, and it is not named to the engine any more."""
+    """The others grow in proportion; the engine does not get the rank any more."""
     split = tensor(2, 1, 1).with_rank_on(1, False)
     assert split.shares == pytest.approx((2 / 3, 0, 1 / 3, 0))
     assert split.load_params("m.gguf").devices == ("cuda:0", "cuda:2")
@@ -160,7 +160,7 @@ def test_one_device_takes_all_and_the_split_comes_back() -> None:
 
 
 def test_no_device_at_all_is_a_sentence() -> None:
-    """The engine's own error, not an index error."""
+    """The engine's own error is raised, not an index error."""
     with pytest.raises(EngineError, match="No device"):
         SplitSettings().load_params("m")
 
@@ -168,7 +168,7 @@ def test_no_device_at_all_is_a_sentence() -> None:
 @settings(deadline=None)
 @given(st.lists(changes, max_size=8))
 def test_json_restores_the_same_split(steps: list[tuple[Any, ...]]) -> None:
-    """To a rounding error, after a real trip through text."""
+    """They are equal up to rounding, after a round trip through text."""
     split = default_settings(RIG)
     for name, *args in steps:
         split = getattr(split, name)(*args) if name != "with_cpu_ranks" else split
@@ -198,7 +198,7 @@ def test_gpus_are_recognised_by_uuid_when_their_numbers_change() -> None:
 
 
 def test_what_an_older_version_saved_is_restored() -> None:
-    """Without locks, groups, reserves and what is moved to the CPU."""
+    """It has no locks, groups, reserves, or blocks on the CPU."""
     old = {
         "mode": "layer",
         "single": 1,
@@ -219,7 +219,7 @@ def test_what_an_older_version_saved_is_restored() -> None:
 
 
 def test_a_saved_place_follows_its_card() -> None:
-    """Overrides and reserves name devices by what they are recognised by."""
+    """Overrides and reserves are saved with the keys of devices."""
     split = replace(
         tensor(1, 1),
         reserve=(("cuda:1", GIB),),
@@ -238,7 +238,7 @@ def test_a_saved_place_follows_its_card() -> None:
 
 
 def test_a_rank_that_is_put_elsewhere_leaves_groups_where_they_were() -> None:
-    """They are places in the order, not devices."""
+    """Groups are places in the order, not devices."""
     split = tensor(3, 2, 1).with_joined(1, True).with_joined(2, False).with_mode("groups")
     moved = split.with_rank_moved(2, -2)
     assert moved.load_params("m").devices == ("cuda:2", "cuda:0", "cuda:1")
@@ -259,7 +259,7 @@ def test_a_rank_that_is_put_elsewhere_leaves_groups_where_they_were() -> None:
     ],
 )
 def test_settings_can_be_made_that_load_what_is_wanted(params: LoadParams) -> None:
-    """As for a remedy, or a split that was found elsewhere, whatever is chosen now."""
+    """A remedy or a plan can be used whatever is chosen now."""
     for now in (default_settings(RIG), tensor(0, 0, 1).with_locked(2, True).with_cpu_ranks(3)):
         made = settings_for(now, params)
         assert_sound(made)
@@ -267,7 +267,7 @@ def test_settings_can_be_made_that_load_what_is_wanted(params: LoadParams) -> No
 
 
 def test_devices_that_are_not_here_are_left_out_of_what_is_wanted() -> None:
-    """Those that are share evenly; with none of them nothing changes."""
+    """Devices that are here share evenly; if none is, nothing changes."""
     now = default_settings([GPUS[0], GPUS[1], CPU])
     made = settings_for(now, LoadParams("m", ("cuda:0", "cuda:1", "cuda:7"), (1, 2, 3)))
     assert made.load_params("m").split == pytest.approx((0.5, 0.5))
@@ -333,7 +333,7 @@ damaged = st.fixed_dictionaries(
 def test_a_damaged_file_restores_to_something_sound(
     data: dict[str, Any], devices: list[DeviceInfo]
 ) -> None:
-    """Any JSON there may be gives settings that can be loaded."""
+    """Any JSON gives settings that can be loaded."""
     split = from_dict(data, devices)
     assert_sound(split)
     split.load_params("m.gguf")

@@ -1,4 +1,4 @@
-"""What the window begins with, and a machine that is not here."""
+"""Suggested splits, and simulated machines."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_nothing_is_suggested_where_nothing_can_be_planned() -> None:
 
 
 def test_a_suggestion_keeps_context_and_cache_type(panel: WiredPanel) -> None:
-    """And cannot be undone, since nobody chose what was before."""
+    """It cannot be undone, since nobody chose the split before."""
     panel.options.context.setValue(4096)
     panel.options.kv_type.setCurrentIndex(panel.options.kv_type.findData("bf16"))
     settle()
@@ -91,7 +91,7 @@ def test_a_suggestion_keeps_context_and_cache_type(panel: WiredPanel) -> None:
 
 
 def test_why_a_split_was_chosen_is_shown_until_another_one_is(panel: WiredPanel) -> None:
-    """In one line, in which what limits a split that a person chose stands."""
+    """It takes the line that names the limit of a split that the person chose."""
     why = "GPU 1 alone: 61 t/s. Split over both: 48."
     limit = panel.summary.reason.text()
     assert limit
@@ -121,7 +121,7 @@ def test_what_was_chosen_before_any_model_is_not_suggested_away(make_panel: Make
 
 
 def test_a_machine_that_was_not_measured_says_so(qapp: QApplication, qtbot: QtBot) -> None:
-    """And where that can be done."""
+    """The text also says where to measure."""
     panel = WiredPanel(
         FakePlanner, lambda devices: replace(fake_machine(devices), measured=frozenset())
     )
@@ -147,7 +147,7 @@ def simulated(qtbot: QtBot, qapp: QApplication, monkeypatch: pytest.MonkeyPatch)
 def test_a_window_plans_for_a_machine_that_is_not_here(
     qtbot: QtBot, simulated: Shell, tmp_path: Path
 ) -> None:
-    """With its devices and speeds; loading is refused in a sentence."""
+    """It has the simulated devices and speeds; a load is refused with a sentence."""
     path = tiny_gguf(tmp_path / "tiny.gguf", n_layer=2, n_head_kv=4, n_ff=256)
     simulated.models.open(str(path))
     qtbot.waitUntil(lambda: simulated.window.banner.notice is not None)
@@ -166,7 +166,7 @@ def test_a_window_plans_for_a_machine_that_is_not_here(
 
 
 def test_a_slot_that_the_driver_does_not_tell_is_left_out() -> None:
-    """At most what it was made for, since an idle one rests; but as wide as it is."""
+    """The highest generation counts, as idle slots are slower; the width is the present one."""
     pcie = {"cuda:0": Pcie(1, 8, 4, 16), "cuda:1": Pcie(3, 0, 0, 4), "cuda:2": Pcie()}
     assert slot_texts(Topology(pcie, ())) == {"cuda:0": "PCIe 4 ×8", "cuda:1": "PCIe 3 ×4"}
 
@@ -174,7 +174,7 @@ def test_a_slot_that_the_driver_does_not_tell_is_left_out() -> None:
 def test_what_a_person_chose_is_not_suggested_away(
     qtbot: QtBot, simulated: Shell, tmp_path: Path
 ) -> None:
-    """The next time the file is opened."""
+    """It is still there the next time the file is opened."""
     path = str(tiny_gguf(tmp_path / "tiny.gguf", n_layer=2, n_head_kv=4, n_ff=256))
     info: ModelInfo = read_model_info(path)
     simulated.models.open(path)

@@ -1,4 +1,4 @@
-"""The search for the best split: what it costs first, results as they come, the winner."""
+"""The dialog of the search: its estimate, live results, the winner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dialog(qapp: QApplication, qtbot: QtBot) -> TuneDialog:
 
 
 def run(dialog: TuneDialog, n: int = len(TRIALS)) -> None:
-    """A search of which `n` trials are done."""
+    """Show a search with `n` finished trials."""
     dialog.show_estimate(ESTIMATE)
     dialog.begin(ESTIMATE)
     best = None
@@ -131,7 +131,7 @@ def test_modes_have_their_own_marks(dialog: TuneDialog) -> None:
 
 
 def test_it_can_be_stopped_at_any_time(dialog: TuneDialog, qtbot: QtBot) -> None:
-    """By the button, by Escape and by closing; what was found until then can be applied."""
+    """The button, Escape and closing stop it; the best so far can be applied."""
     run(dialog, 2)
     assert not dialog.start.isVisible()
     with qtbot.waitSignal(dialog.cancel_requested):

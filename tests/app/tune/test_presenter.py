@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> str:
 
 
 def opened(qtbot: QtBot, make_shell: MakeShell, path: str, n_ranks: int = 2) -> Shell:
-    """A window with a loaded model on some CPU ranks, and the dialog, ready to start."""
+    """Open a window with a loaded model on some CPU ranks, and the dialog, ready to start."""
     shell = make_shell(model=path)
     shell.side_panels._tune._estimate = lambda question: (ESTIMATE, ())
     shell.split_panel.cpu_ranks.setValue(n_ranks)
@@ -49,7 +49,7 @@ def dialog_of(shell: Shell) -> TuneDialog:
 
 
 def test_the_button_stands_under_the_split(make_shell: MakeShell) -> None:
-    """It needs a model."""
+    """It is disabled without a model."""
     shell = make_shell()
     assert shell.split_panel.footer.isAncestorOf(shell.side_panels.find)
     assert not dialog_of(shell).isVisible()
@@ -91,7 +91,7 @@ def test_an_estimate_of_a_real_model_says_what_would_be_tried(path: str) -> None
 def test_a_search_runs_to_its_winner_which_is_applied(
     qtbot: QtBot, make_shell: MakeShell, path: str
 ) -> None:
-    """The loaded model is split anew, and the chat goes on."""
+    """The loaded model changes to the new split, and the chat goes on."""
     shell = opened(qtbot, make_shell, path)
     shell.models.load()
     qtbot.waitUntil(lambda: loaded_devices(shell) == ("cpu", "cpu"))
@@ -155,7 +155,7 @@ def test_a_model_that_is_lost_can_be_loaded_again(
 def test_pins_to_ranks_are_left_out_and_that_is_said(
     qtbot: QtBot, make_shell: MakeShell, path: str
 ) -> None:
-    """The number of a rank means another one in each split that is tried."""
+    """A rank number means another rank in each tried split."""
     shell = make_shell(model=path)
     shell.side_panels._tune._estimate = lambda question: (ESTIMATE, ())
     shell.split_panel.cpu_ranks.setValue(2)
