@@ -153,7 +153,7 @@ def test_a_model_that_is_lost_while_it_is_split_can_be_loaded_again(
 
 
 def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: WiredPanel) -> None:
-    """The panel shows bytes per rank and the last answer's speed, with errors of the predictions."""
+    """The panel shows bytes per rank and the last answer's speed, with prediction errors."""
     panel.session.set_loaded(loaded_as(panel.session.load_params()))
     panel.session.note_answer(answered(61.84))  # it began before the split that there is now
     settle()
