@@ -150,7 +150,7 @@ def attention(
     slopes: Tensor | None = None,
     new: New | None = None,
 ) -> Tensor | None:
-    """Compute `ReferenceOps.attention`.
+    """Compute `Ops.attention`.
 
     Args:
         q: (T, n_head, head_dim), F32; only the elements of a head need to lie side by side.

@@ -46,24 +46,24 @@ class RowLayout(NamedTuple):
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
-    """Compute `ReferenceOps.rms_norm` of x (..., n), with weights (n,) or (n_head, n)."""
+    """Compute `Ops.rms_norm` of x (..., n), with weights (n,) or (n_head, n)."""
     return _norm("rms", x, weight, bias, eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
-    """Compute `ReferenceOps.layer_norm`; shapes as in `rms_norm`."""
+    """Compute `Ops.layer_norm`; shapes as in `rms_norm`."""
     return _norm("layer", x, weight, bias, eps)
 
 
 def l2_norm(x: Tensor, eps: float) -> Tensor | None:
-    """Compute `ReferenceOps.l2_norm`."""
+    """Compute `Ops.l2_norm`."""
     return _norm("l2", x, None, None, eps)
 
 
 def add_norm(
     x: Tensor, addend: Addend, norm_of: NormLayer | None, x_bytes: int | None = None
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Compute `ReferenceOps.add_norm` in one kernel.
+    """Compute `Ops.add_norm` in one kernel.
 
     Args:
         x_bytes: bytes of a quantised activation, if few normed rows are quantised for the next
@@ -139,7 +139,7 @@ def add_norm_launch(
 
 
 def norm_gated(x: Tensor, norm_of: NormLayer, act: Activation, gate: Tensor) -> Tensor | None:
-    """Compute `ReferenceOps.norm_gated`."""
+    """Compute `Ops.norm_gated`."""
     if norm_of.is_absent or act.kind == "oai" or act.limit or not _is_matrix(gate):
         return None
     shape = x.shape
@@ -150,7 +150,7 @@ def norm_gated(x: Tensor, norm_of: NormLayer, act: Activation, gate: Tensor) -> 
 
 
 def opened(x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor | None:
-    """Compute `ReferenceOps.opened`."""
+    """Compute `Ops.opened`."""
     base = y if other is None else other
     n_in, n = x.shape[-1], y.shape[-1]
     size = power_of_two(max(n_in, n))
@@ -170,17 +170,17 @@ def opened(x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> T
 
 
 def activate(act: Activation, x: Tensor) -> Tensor | None:
-    """Compute `ReferenceOps.activate`."""
+    """Compute `Ops.activate`."""
     return None if act.kind == "oai" else _gated(act.kind, 0.0, x, None)
 
 
 def gated(act: Activation, gate: Tensor, up: Tensor) -> Tensor | None:
-    """Compute `ReferenceOps.gated` for two tensors of one shape."""
+    """Compute `Ops.gated` for two tensors of one shape."""
     return _gated(act.kind, act.limit, gate, up)
 
 
 def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor | None:
-    """Compute `ReferenceOps.xielu`."""
+    """Compute `Ops.xielu`."""
     rows = flat_rows(x)
     if rows is None:
         return None

@@ -44,7 +44,7 @@ def causal_conv(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None = None,
     gates: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Compute `ReferenceOps.causal_conv`, for any number of tokens; gates have x's strides."""
+    """Compute `Ops.causal_conv`, for any number of tokens; gates have x's strides."""
     n_token, n_channel = x.shape
     n_tap = weight.shape[1]
     if not _has_rows(x) or not all(is_plain(t) for t in (weight, state) if t.numel()):
@@ -66,7 +66,7 @@ def causal_conv(
 
 
 def delta_net(x: DeltaInputs, state: Tensor) -> Tensor | None:
-    """Compute `ReferenceOps.delta_net` for up to `FEW_TOKENS` tokens."""
+    """Compute `Ops.delta_net` for up to `FEW_TOKENS` tokens."""
     n_token, n_head, n_value = x.v.shape
     n_key = x.q.shape[2]
     rows = (x.q, x.k, x.v, x.step, x.beta)
@@ -91,7 +91,7 @@ def selective_scan(
     x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
     state: Tensor,
 ) -> Tensor | None:  # fmt: skip
-    """Compute `ReferenceOps.selective_scan`, for any number of tokens: torch has nothing faster."""
+    """Compute `Ops.selective_scan`, for any number of tokens: torch has nothing faster."""
     rows = (x, step, b, c, gate)
     if not all(map(_has_rows, rows)) or not all(map(is_plain, (a, d, state))):
         return None
@@ -108,7 +108,7 @@ def selective_scan(
 
 
 def state_space_scan(x: ScanInputs, state: Tensor) -> Tensor | None:
-    """Compute `ReferenceOps.state_space_scan` for up to `FEW_TOKENS` tokens."""
+    """Compute `Ops.state_space_scan` for up to `FEW_TOKENS` tokens."""
     n_token, n_head, n_row = x.values.shape
     rows = (x.values, x.step, x.b, x.c, x.gate)
     plain = (x.step_bias, x.rate, x.skip, state)

@@ -38,7 +38,7 @@ class Angles:
     def __call__(
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute `ReferenceOps.rope_angles`: two of (T, 1, n_rot / 2), for positions (T,)."""
+        """Compute `Ops.rope_angles`: two of (T, 1, n_rot / 2), for positions (T,)."""
         turns = self._turns_of(params, factors, positions.device)
         n_tokens, n_pairs = positions.shape[0], turns.shape[0]
         cos, sin = (torch.empty(n_tokens, 1, n_pairs, device=positions.device) for _ in range(2))
@@ -57,7 +57,7 @@ class Angles:
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
-    """Compute `ReferenceOps.rope`; None where the kernel does not support the arguments."""
+    """Apply RoPE to one tensor, see `rope_all`."""
     turned = rope_all((x,), cos, sin, style)
     return None if turned is None else turned[0]
 

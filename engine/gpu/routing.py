@@ -73,7 +73,7 @@ class DeviceGroups(Groups):
 def assign(
     rule: Routing, logits: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, DeviceGroups] | None:
-    """Compute `ReferenceOps.assign`; None where the kernels do not support the arguments.
+    """Compute `Ops.assign`; None where the kernels do not support the arguments.
 
     Of experts with equal scores, the first ones are chosen.
     """
@@ -129,7 +129,7 @@ def most_block_rows(target: KernelTarget) -> int:
 
 
 def sum_of_experts(y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
-    """Compute `ReferenceOps.sum_of_experts`; None where the kernel does not support it."""
+    """Compute `Ops.sum_of_experts`; None where the kernel does not support it."""
     if not is_plain(y) or not (weights is None or is_plain(weights)):
         return None
     (n_token, n_used), n = groups.row_of.shape, y.shape[1]

@@ -1,4 +1,4 @@
-"""Tokens drawn by kernels on one or several ranks, next to a sampler of the host."""
+"""Tokens sampled by kernels on one or several ranks, compared with a sampler of the host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PENALTIES = {"repeat_penalty": 1.3, "frequency_penalty": 0.15, "presence_penalty
 
 
 class HostExchanges:
-    """Where ranks exchange words on the host; each has a thread of its own."""
+    """Message exchange between ranks on the host; each rank has a thread of its own."""
 
     def __init__(self, n_rank: int) -> None:
         self.barrier = threading.Barrier(n_rank, timeout=60)
@@ -39,10 +39,10 @@ class HostExchanges:
 
 
 class HostExchange:
-    """That of one rank.
+    """One rank's end of a `HostExchanges`.
 
     Attributes:
-        n_bytes: that it told each other one so far.
+        n_bytes: bytes that it has sent to each other rank so far.
     """
 
     def __init__(self, one_shots: HostExchanges, seat: int) -> None:
@@ -60,11 +60,11 @@ class HostExchange:
         return found
 
 
-class Draws:
-    """A sampler of the host and ranks of the device that draw the same, or else the test fails.
+class SamplerPair:
+    """A host sampler and ranks on a device that must sample the same tokens.
 
     Args:
-        cuts: where slices of the vocabulary begin and end, if there are several ranks.
+        cuts: boundaries of the ranks' slices of the vocabulary, if there are several ranks.
         one_shots: the ends by which they exchange messages, if not on the host.
     """
 
@@ -78,9 +78,9 @@ class Draws:
         self.slices = [range(*ends) for ends in pairwise(cuts)] or [range(n_vocab)]
         on_host = HostExchanges(len(self.slices))
         self.one_shots = one_shots or [on_host.one_shot(n) for n in range(len(self.slices))]
-        self.drawers = [DeviceSampler(place, n_vocab)]
+        self.samplers = [DeviceSampler(place, n_vocab)]
         if cuts:
-            self.drawers = [
+            self.samplers = [
                 DeviceSampler(place, n_vocab, own, one_shot)
                 for own, one_shot in zip(self.slices, self.one_shots, strict=True)
             ]
@@ -90,14 +90,14 @@ class Draws:
         self.positions = [torch.zeros(1, dtype=torch.int64, device=place) for _ in self.slices]
         self.streams: list[Tensor | None] = [None for _ in self.slices]
         self.n_step = n_step
-        self._takes: list[Captured[None]] = []
+        self._captures: list[Captured[None]] = []
         for token in prompt:
             self.accept(token)
         self.begin()
 
     @property
     def token(self) -> int:
-        """What the next step computes, on all ranks."""
+        """Token that the next step computes, the same on all ranks."""
         return self._same([int(x) for x in self.tokens])
 
     @property
@@ -110,17 +110,17 @@ class Draws:
         return values[0]
 
     def begin(self) -> None:
-        for drawer in self.drawers:
-            assert drawer.begin(self.followed, self.never, self.n_step)
+        for device_sampler in self.samplers:
+            assert device_sampler.begin(self.followed, self.never, self.n_step)
 
     def accept(self, token: int) -> None:
         self.host.accept(token)
         self.followed.accept(token)
 
     def step(self, logits: np.ndarray) -> RingEntry:
-        """What the device draws from logits: the same on all ranks."""
-        for drawer in self.drawers:
-            drawer.upload_uniforms()
+        """Take a step from logits; return its ring entry, the same on all ranks."""
+        for device_sampler in self.samplers:
+            device_sampler.upload_uniforms()
         self.n_step += 1
         entries = set(self.on_all(lambda n: self.step_of(n, logits)))
         assert len(entries) == 1
@@ -129,46 +129,46 @@ class Draws:
         return entry
 
     def on_all(self, do: Callable[[int], T]) -> list[T]:
-        """What ranks give, each on its thread."""
+        """Call a function for all ranks, each on its thread; return their results."""
         return list(self._threads.map(do, range(len(self.slices))))
 
     def step_of(self, n: int, logits: np.ndarray) -> RingEntry:
-        """One rank's part of a step."""
+        """Take one rank's part of a step."""
         own, place = self.slices[n], self.tokens[n].device
         slice_ = torch.from_numpy(logits[own.start : own.stop]).to(place)
-        if self._takes:
+        if self._captures:
             self._logits[n].copy_(slice_)
-            self._takes[n].replay()
+            self._captures[n].replay()
         else:
             places = self.tokens[n], self.positions[n], self.streams[n]
-            self.drawers[n].sample(slice_ if own else None, *places)
-        return RingEntry.of(int(self.drawers[n].ring[(self.n_step - 1) % sampling.RING]))
+            self.samplers[n].sample(slice_ if own else None, *places)
+        return RingEntry.of(int(self.samplers[n].ring[(self.n_step - 1) % sampling.RING]))
 
     def capture(self) -> None:
-        """Repeat from now on what a step does once."""
+        """Capture a step, and replay it from now on."""
 
-        def take(n: int) -> Captured[None]:
-            drawer, logits = self.drawers[n], self._logits[n]
+        def captured(n: int) -> Captured[None]:
+            device_sampler, logits = self.samplers[n], self._logits[n]
             places = self.tokens[n], self.positions[n], self.streams[n]
-            drawer.sample(logits, *places)
-            return capture(logits.device, lambda: drawer.sample(logits, *places))
+            device_sampler.sample(logits, *places)
+            return capture(logits.device, lambda: device_sampler.sample(logits, *places))
 
         self._logits = [torch.zeros(len(own), device=self.tokens[0].device) for own in self.slices]
-        for drawer in self.drawers:
-            drawer.pause(self.n_step)
-        self._takes = self.on_all(take)
+        for device_sampler in self.samplers:
+            device_sampler.pause(self.n_step)
+        self._captures = self.on_all(captured)
         self.begin()
 
-    def draw(self, logits: np.ndarray) -> bool:
-        """A token that both draw and accept; whether the device could, or the host did it."""
+    def sample(self, logits: np.ndarray) -> bool:
+        """Sample on device and host, and accept the token; return whether the device could."""
         place, masked = self.position, self.masked(logits)
         entry = self.step(logits)
         token = self.host.sample(masked)
         if entry.is_sampled:
             assert entry.token == self.token == token
             assert self.position == place + 1
-            for n, drawer in enumerate(self.drawers):
-                drawer.advance(is_first=n == 0)
+            for n, device_sampler in enumerate(self.samplers):
+                device_sampler.advance(is_first=n == 0)
             self.accept(token)
             return True
         assert self.followed.sample(masked) == token
@@ -176,9 +176,9 @@ class Draws:
         self.begin()
         return False
 
-    def drawn(self, logits: np.ndarray) -> int:
-        """The same where the device must be able to; what was drawn."""
-        assert self.draw(logits)
+    def sampled(self, logits: np.ndarray) -> int:
+        """Sample a token where the device must be able to, and return it."""
+        assert self.sample(logits)
         return self.token
 
     def masked(self, logits: np.ndarray) -> np.ndarray:
@@ -188,7 +188,7 @@ class Draws:
 
 
 def random_params(random: np.random.Generator) -> SamplingParams:
-    """Settings that are served, of every kind."""
+    """Return random settings that the device supports, of every kind."""
     kind = random.integers(5)
     top_k = int(random.integers(1, 120)) if kind < 3 else 0
     top_p = float(random.choice([1.0, 0.95, 0.8, 0.3, 0.0]))
@@ -206,7 +206,7 @@ def random_params(random: np.random.Generator) -> SamplingParams:
 
 
 def random_logits(random: np.random.Generator, n: int) -> np.ndarray:
-    """Steep or flat, some with many equal ones, or with tokens that cannot come."""
+    """Return random logits: steep or flat, some with many equal ones or impossible tokens."""
     logits = (random.standard_normal(n) * random.choice([1, 3, 8])).astype(np.float32)
     kind = random.integers(4)
     if kind == 0:

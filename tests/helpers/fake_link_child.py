@@ -1,4 +1,4 @@
-"""Stands for `engine.links.child_program`: behaves as its argument says, step by step.
+"""Stand-in for `engine.links.child_program` that behaves as its arguments say.
 
     python -m tests.helpers.fake_link_child BEHAVIOUR STEP [FOLDER]
 

@@ -1,4 +1,4 @@
-"""Made-up GPUs whose memory is the CPU's, and links between them that may lie."""
+"""Fake GPUs in host memory, with links between them that may corrupt data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.planning.speed.link_records import MEANS, NCCL, Means, TrialRecord
 CPU = torch.device("cpu")
 
 Fault = Callable[[Tensor, Tensor], None]
-"""Brings what was sent (first) to where it is read, in its own way."""
+"""Moves sent packets (first) to the memory where they are read, with some fault."""
 
 
 def honest(sent: Tensor, memory: Tensor) -> None:
@@ -28,11 +28,11 @@ def honest(sent: Tensor, memory: Tensor) -> None:
 
 
 def lost(sent: Tensor, memory: Tensor) -> None:
-    """Nothing arrives, and nothing says so."""
+    """Move nothing, without an error."""
 
 
 def corrupt(sent: Tensor, memory: Tensor) -> None:
-    """One bit of one word differs."""
+    """Move all packets, one bit of one word flipped."""
     memory.copy_(sent)
     (at,) = sent.nonzero(as_tuple=True)
     if len(at):
@@ -40,12 +40,12 @@ def corrupt(sent: Tensor, memory: Tensor) -> None:
 
 
 def torn(sent: Tensor, memory: Tensor) -> None:
-    """Flags arrive before their data."""
+    """Move the flags before their data."""
     memory.copy_(sent & ~0xFFFFFFFF | memory & 0xFFFFFFFF)
 
 
 class Late:
-    """What is sent arrives with what is sent after it."""
+    """A link on which data arrives one write late."""
 
     def __init__(self) -> None:
         self._before: dict[int, Tensor] = {}
@@ -56,12 +56,12 @@ class Late:
 
 
 def swapped(sent: Tensor, memory: Tensor) -> None:
-    """Neighbours change places."""
+    """Move all packets, neighbours exchanged."""
     memory.copy_(sent.view(-1, 2).flip(1).reshape(-1) if len(sent) % 2 == 0 else sent)
 
 
 class Fading:
-    """It works for a while."""
+    """A link that works for `n` writes."""
 
     def __init__(self, n: int) -> None:
         self._left = n
@@ -73,7 +73,7 @@ class Fading:
 
 
 class FakeSlot:
-    """Memory of the one that writes, and of the one that reads; nothing else brings it there."""
+    """A slot with separate memory for writer and reader; only `FakeBench.carry` moves packets."""
 
     device_bytes = 0
 
@@ -89,15 +89,15 @@ class FakeSlot:
 
 @dataclass
 class FakeBench:
-    """Two such GPUs.
+    """Two fake GPUs and the link between them.
 
     Attributes:
-        stores, copies: what happens to what device 0 or 1 sends by a place; honest if not named.
-        without: places where no memory can be had.
-        hangs: (means, source, place) that never end.
-        slot_lanes: generation and width of each one's slot while it copies.
-        nccl: what happens to what it brings; None if it is not there.
-        calls: what was asked for.
+        stores, copies: fault by source (0 or 1) and place; honest if not named.
+        without: places without memory.
+        hangs: copies that never end, by source and place.
+        slot_lanes: PCIe generation and lanes of each device's slot while it copies.
+        nccl: fault of NCCL; None if it is missing.
+        calls: log of the calls.
     """
 
     stores: Mapping[tuple[int, Place], Fault] = field(default_factory=dict)
@@ -147,14 +147,14 @@ class FakeBench:
 
 @dataclass
 class FakeMachine:
-    """A machine with three GPUs of such links.
+    """A machine with three fake GPUs.
 
     Attributes:
-        benches: by pair; honest ones where there is none.
-        forbidden: pairs whose memory the driver keeps apart.
-        apart: what another process finds instead of trying, by pair.
-        asked: what was tried in another process.
-        without_kernels: stores cannot be tried.
+        benches: bench of each pair; honest where there is none.
+        forbidden: pairs without peer access.
+        apart: results of the child process that replace those of trials, by pair.
+        asked: pairs that were tried in a child process.
+        without_kernels: whether kernels, and so stores, are missing.
     """
 
     benches: dict[Pair, FakeBench] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class FakeMachine:
         return self.benches.setdefault((a, b), FakeBench(names=(a, b)))
 
     def release(self, devices: Sequence[str]) -> None:
-        """There is no memory to give back."""
+        """Do nothing: there is no memory to release."""
 
     def try_in_child(
         self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool

@@ -1,8 +1,8 @@
-"""One of two processes whose interpreted kernels wait for each other in memory that both map.
+"""One side of a link: one of two processes whose kernels wait for each other in a mapped file.
 
     python -m tests.helpers.link_side FILE N_ROUNDS
 
-It plays the second device, prints "ready" when it begins, and at the end what it saw.
+It plays the second device, prints "ready" when it begins, and its counts at the end.
 """
 
 import json
@@ -24,11 +24,11 @@ FILE_BYTES = 2 * N_PACKETS * 8
 
 
 def play(side: int, path: Path, n_rounds: int, *, limit: int = LIMIT, n_bad: int = 0) -> list[int]:
-    """Take part in rounds; rounds that were read, pairs that never came, and wrong ones.
+    """Take part in rounds; return the rounds read, and the pairs that were lost and wrong.
 
     Args:
-        path: a file of `FILE_BYTES` zeros.
-        n_bad: so many of the words to come are expected to be others than they are.
+        path: a file of `FILE_BYTES` zeros, mapped by both sides.
+        n_bad: number of words for which this side expects a wrong value.
     """
     slots = np.memmap(path, dtype=np.int64, mode="r+", shape=(2, N_PACKETS))
     generator = torch.Generator().manual_seed(7)

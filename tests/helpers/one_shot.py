@@ -1,4 +1,4 @@
-"""Ranks on the CPU that add up inside kernels, and what must come of it."""
+"""Ranks on the CPU that run one-shot all-reduces, and the results that these must have."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ class Ranks:
         self.pool = ThreadPoolExecutor(n)
 
     def meet(self) -> None:
-        """Return when all ranks are there."""
+        """Return once all ranks have called this."""
         self._barrier.wait(WAIT_S)
 
     def one_shot(self, seat: int) -> OneShot:
-        """One rank's end."""
+        """Return one rank's end."""
         one_shot = self.one_shots.one_shot(seat, self.group)
         assert one_shot is not None
         return one_shot
 
     def all(self, do: Callable[[OneShot], object]) -> list[object]:
-        """What each rank gives, at the same time."""
+        """Call a function for all ranks at the same time; return their results."""
         return list(self.pool.map(lambda seat: do(self.one_shot(seat)), self.group))
 
     def sums(self, values: Sequence[Tensor | None], shape: Sequence[int]) -> list[Tensor]:
-        """The sums of values on all ranks."""
+        """All-reduce values; return each rank's sum."""
         found = self.all(lambda one_shot: one_shot.all_reduce(values[one_shot.seat], shape))
         return [y for y in found if isinstance(y, Tensor)]
 
 
 @contextmanager
 def ranks_of(n: int, timeout_s: float = 1.0) -> Iterator[Ranks]:
-    """Ranks that end with the test."""
+    """Yield ranks that end with the test."""
     ranks = Ranks(n, timeout_s)
     try:
         yield ranks
@@ -71,7 +71,7 @@ def ranks_of(n: int, timeout_s: float = 1.0) -> Iterator[Ranks]:
 
 
 class Unheard:
-    """A one-shot all-reduce that tells nothing, and starts no kernels."""
+    """A one-shot all-reduce that sends nothing and starts no kernels."""
 
     def __init__(self, n_rank: int) -> None:
         self.seat, self.group = 0, tuple(range(n_rank))
@@ -81,11 +81,11 @@ class Unheard:
 
 
 class Gone(Exception):
-    """A rank that has written, and does not come to read."""
+    """Raised for a rank that has written, and does not come to read."""
 
 
 def write_only(ranks: Ranks, seat: int, do: Callable[[OneShot], object]) -> None:
-    """Let a rank write what it would exchange, and no more."""
+    """Let a rank write its packets of an exchange, and read none."""
 
     def leave(rank: int, group: tuple[int, ...]) -> None:
         raise Gone
@@ -104,23 +104,23 @@ def write_only(ranks: Ranks, seat: int, do: Callable[[OneShot], object]) -> None
 
 @contextmanager
 def one_kernel() -> Iterator[None]:
-    """Kernels write and wait at once, as on a GPU without a clock: nobody else can come then."""
+    """Let one kernel write and wait, as on a GPU without a clock: no peer can come meanwhile."""
     with mock.patch.object(one_shot_module, "target_of", return_value=KernelTarget("amd", 0, 4)):
         yield
 
 
 def randn(*shape: int, seed: int = 1) -> Tensor:
-    """Numbers that are always the same."""
+    """Return random numbers that are the same in every run."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def values_of(n: int, shape: Sequence[int], empty: Sequence[int], seed: int) -> list[Tensor | None]:
-    """A value of each rank, but of those that have none."""
+    """Return a value of each rank, None for those in `empty`."""
     return [None if r in empty else randn(*shape, seed=100 * seed + r) for r in range(n)]
 
 
 def expected(values: Sequence[Tensor | None]) -> Tensor:
-    """The sum in the order of seats, of what arrives."""
+    """Return the sum of the values as they arrive, in the order of seats."""
     total = None
     for x in values:
         if x is not None:
@@ -131,6 +131,6 @@ def expected(values: Sequence[Tensor | None]) -> Tensor:
 
 
 def alike(found: Sequence[Tensor], wanted: Tensor) -> bool:
-    """Whether all have the same bits."""
+    """Return whether all results have the expected bits."""
     bits = wanted.contiguous().view(torch.int32)
     return len(found) > 0 and all(torch.equal(y.view(torch.int32), bits) for y in found)

@@ -1,4 +1,4 @@
-"""Toys whose tokens are drawn where they are computed, and what an answer of them tells."""
+"""Toy runtimes whose tokens are sampled on the device, and the events of their answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = [3, 14, 15, 9, 26, 5]
 
 
 def toy(device: str, ahead: int | None = None, *, is_recurrent: bool = False) -> ToyRuntime:
-    """A runtime, whose stream runs so many steps ahead if it has one."""
+    """Return a toy runtime; with `ahead`, its token stream runs that many steps ahead."""
     made = ToyRuntime(device, n_ctx=20, is_recurrent=is_recurrent)
     if ahead is not None:
         attach(made, ahead)
@@ -33,7 +33,7 @@ def toy(device: str, ahead: int | None = None, *, is_recurrent: bool = False) ->
 
 
 def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
-    """The same on several ranks, whose kernels tell each other what could be drawn."""
+    """Return a toy runtime on several ranks whose kernels exchange candidates."""
     runtime = SplitToy(n_ranks, device=device, n_ctx=20, **options)
     group = DeviceGroup([runtime.device] * n_ranks, Routes())
     members = tuple(range(n_ranks))
@@ -46,7 +46,7 @@ def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
             [toy._state],
         )  # fmt: skip
 
-    executor = new_crew(group.devices, group)
+    executor = new_executor(group.devices, group)
     made = TokenStream([step(rank) for rank in members], executor, group.one_shots, ahead=1)
     made.prepare()
     runtime.stream = made
@@ -55,8 +55,8 @@ def split_toy(n_ranks: int, device: str, **options: object) -> SplitToy:
 
 
 def attach(runtime: ToyRuntime, ahead: int) -> TokenStream:
-    """Give it a stream that is ready; what that computed is gone."""
-    made = TokenStream([step_of(runtime)], crew_of(runtime), ahead=ahead)
+    """Give a runtime a prepared token stream."""
+    made = TokenStream([step_of(runtime)], executor_of(runtime), ahead=ahead)
     made.prepare()
     runtime.stream = made
     runtime.reset()
@@ -70,22 +70,22 @@ def step_of(runtime: ToyRuntime) -> TokenStep:
     )  # fmt: skip
 
 
-def crew_of(runtime: ToyRuntime) -> RankExecutor:
-    return new_crew([runtime.device], ThreadGroup())
+def executor_of(runtime: ToyRuntime) -> RankExecutor:
+    return new_executor([runtime.device], ThreadGroup())
 
 
-_crews: list[RankExecutor] = []
+_executors: list[RankExecutor] = []
 
 
-def new_crew(devices: Sequence[torch.device], group: ThreadGroup) -> RankExecutor:
-    """One whose threads `close_crews` ends."""
-    _crews.append(RankExecutor(devices, group))
-    return _crews[-1]
+def new_executor(devices: Sequence[torch.device], group: ThreadGroup) -> RankExecutor:
+    """Return an executor whose threads `close_executors` ends."""
+    _executors.append(RankExecutor(devices, group))
+    return _executors[-1]
 
 
-def close_crews() -> None:
-    while _crews:
-        _crews.pop().close()
+def close_executors() -> None:
+    while _executors:
+        _executors.pop().close()
 
 
 def answer(
@@ -110,10 +110,10 @@ def ids_of(events: Sequence[Event]) -> list[int]:
 
 
 def told(events: Sequence[Event], *, is_first: bool = True) -> list[object]:
-    """What of an answer must be the same whoever draws.
+    """Return the part of an answer that must be the same whether host or device samples.
 
     Args:
-        is_first: nothing was cached; otherwise states may have had to go back further.
+        is_first: whether nothing was cached; otherwise states may have been rewound further.
     """
     kept = [e for e in events if isinstance(e, TokenText | ContextShifted)]
     last = events[-1]
@@ -124,7 +124,7 @@ def told(events: Sequence[Event], *, is_first: bool = True) -> list[object]:
 
 
 class Slow:
-    """A device that takes its time: what is replayed happens on another thread, some time later."""
+    """A slow device: replays happen on another thread, some time later."""
 
     def __init__(self, captured: Captured[torch.Tensor]) -> None:
         self._captured = captured

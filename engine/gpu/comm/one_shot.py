@@ -327,7 +327,7 @@ class OneShot:
     def add_norm(
         self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
     ) -> tuple[Tensor, Tensor | None] | None:
-        """Compute `ReferenceOps.add_norm` of the sum of the members' partial sums, in one kernel.
+        """Compute `Ops.add_norm` of the sum of the members' partial sums, in one kernel.
 
         Args:
             addend: its `partial` is this rank's partial sum, or None.

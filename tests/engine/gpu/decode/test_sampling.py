@@ -16,21 +16,21 @@ from tests.helpers.device_sampling import (
     GREEDY,
     NEUTRAL,
     PENALTIES,
-    Draws,
+    SamplerPair,
     random_logits,
     random_params,
 )
 
 
 def sweep(device: str, n_settings: int, n_tokens: int, seed: int) -> None:
-    random, n_drawn = np.random.default_rng(seed), 0
+    random, n_sampled = np.random.default_rng(seed), 0
     for _ in range(n_settings):
         n_vocab = int(random.integers(300, 2000))
         prompt = random.integers(0, n_vocab, 30).tolist()
         never = random.integers(0, n_vocab, 2).tolist()
-        pair = Draws(device, random_params(random), n_vocab, prompt, never)
-        n_drawn += sum(pair.draw(random_logits(random, n_vocab)) for _ in range(n_tokens))
-    assert n_drawn > 0.9 * n_settings * n_tokens
+        pair = SamplerPair(device, random_params(random), n_vocab, prompt, never)
+        n_sampled += sum(pair.sample(random_logits(random, n_vocab)) for _ in range(n_tokens))
+    assert n_sampled > 0.9 * n_settings * n_tokens
 
 
 def test_draws_are_those_of_the_host(device: str) -> None:
@@ -50,51 +50,51 @@ def test_thousands_of_draws_are_those_of_the_host(device: str, seed: int) -> Non
 )
 @pytest.mark.parametrize("n_vocab", [1, 2, 1024, 8193, 33_000])
 def test_vocabularies_of_all_sizes(n_vocab: int, params: SamplingParams, device: str) -> None:
-    pair = Draws(device, params, n_vocab)
+    pair = SamplerPair(device, params, n_vocab)
     random = np.random.default_rng(n_vocab)
     for scale in (2, 4):
-        pair.drawn((random.standard_normal(n_vocab) * scale).astype(np.float32))
+        pair.sampled((random.standard_normal(n_vocab) * scale).astype(np.float32))
 
 
 def test_the_largest_top_k(device: str) -> None:
-    pair = Draws(device, dataclasses.replace(NEUTRAL, top_k=sampling.MOST_WANTED), 5000)
+    pair = SamplerPair(device, dataclasses.replace(NEUTRAL, top_k=sampling.MOST_WANTED), 5000)
     random = np.random.default_rng(2)
     for _ in range(3):
-        pair.drawn(random.standard_normal(5000).astype(np.float32))
+        pair.sampled(random.standard_normal(5000).astype(np.float32))
 
 
 def test_of_equal_ones_the_lowest_is_the_likeliest(device: str) -> None:
     logits = np.zeros(600, dtype=np.float32)
     logits[::7] = -0.0
     logits[:3] = -1
-    assert Draws(device, GREEDY, 600).drawn(logits) == 3
-    pair = Draws(device, dataclasses.replace(NEUTRAL, top_k=5), 600)
-    drawn = {pair.drawn(logits) for _ in range(12)}
-    assert drawn <= set(range(3, 8))
+    assert SamplerPair(device, GREEDY, 600).sampled(logits) == 3
+    pair = SamplerPair(device, dataclasses.replace(NEUTRAL, top_k=5), 600)
+    sampled = {pair.sampled(logits) for _ in range(12)}
+    assert sampled <= set(range(3, 8))
 
 
 def test_a_window_of_penalties_moves(device: str) -> None:
     """Greedy from equal logits with a presence penalty goes round a window."""
     params = SamplingParams(temperature=0, repeat_last_n=4, presence_penalty=1)
-    pair = Draws(device, params, 40, prompt=[0, 1, 2])
-    assert [pair.drawn(np.zeros(40, np.float32)) for _ in range(8)] == [3, 4, 0, 1, 2, 3, 4, 0]
+    pair = SamplerPair(device, params, 40, prompt=[0, 1, 2])
+    assert [pair.sampled(np.zeros(40, np.float32)) for _ in range(8)] == [3, 4, 0, 1, 2, 3, 4, 0]
 
 
 def test_more_random_numbers_than_there_is_room_for(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "N_UNIFORM", 8)
-    pair = Draws(device, dataclasses.replace(NEUTRAL, top_k=64), 64)
+    pair = SamplerPair(device, dataclasses.replace(NEUTRAL, top_k=64), 64)
     for _ in range(30):
-        pair.drawn(np.zeros(64, np.float32))
+        pair.sampled(np.zeros(64, np.float32))
 
 
 def test_the_host_goes_on_where_the_device_stopped_and_back(device: str) -> None:
     random = np.random.default_rng(7)
-    pair = Draws(device, SamplingParams(seed=5, temperature=2, **PENALTIES), 500)
+    pair = SamplerPair(device, SamplingParams(seed=5, temperature=2, **PENALTIES), 500)
     for _ in range(3):
         for _ in range(2):
-            pair.drawn(random_logits(random, 500))
+            pair.sampled(random_logits(random, 500))
         logits = random_logits(random, 500)
         token = pair.host.sample(logits)
         assert pair.followed.sample(logits) == token
@@ -119,24 +119,24 @@ def test_what_the_host_must_do_changes_nothing(
     params: SamplingParams, logits: Sequence[float], device: str
 ) -> None:
     served = params if params != NEUTRAL else dataclasses.replace(NEUTRAL, top_k=2)
-    pair = Draws(device, served, len(logits), n_step=20)
+    pair = SamplerPair(device, served, len(logits), n_step=20)
     pair.tokens[0].fill_(2)
-    (drawer,) = pair.drawers
-    before = [x.clone() for x in (drawer._counts, drawer._history)]
+    (device_sampler,) = pair.samplers
+    before = [x.clone() for x in (device_sampler._counts, device_sampler._history)]
     for usable in (np.asarray(logits, np.float32), np.arange(len(logits), dtype=np.float32)):
         assert not pair.step(usable).is_sampled, "also all steps behind it"
         assert (pair.token, pair.position) == (2, 0)
-    for x, y in zip(before, (drawer._counts, drawer._history), strict=True):
+    for x, y in zip(before, (device_sampler._counts, device_sampler._history), strict=True):
         assert torch.equal(x, y)
     pair.begin()
-    pair.drawn(np.arange(len(logits), dtype=np.float32))
+    pair.sampled(np.arange(len(logits), dtype=np.float32))
 
 
 def test_tokens_that_must_not_come_may_be_no_numbers(device: str) -> None:
     logits = np.arange(300, dtype=np.float32)
     logits[[298, 299]] = math.nan, math.inf
-    pair = Draws(device, GREEDY, 300, prompt=[299] * 5, never=[298, 299])
-    assert pair.drawn(logits) == 297
+    pair = SamplerPair(device, GREEDY, 300, prompt=[299] * 5, never=[298, 299])
+    assert pair.sampled(logits) == 297
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_tokens_that_must_not_come_may_be_no_numbers(device: str) -> None:
 def test_what_is_served(changes: dict[str, float], is_served: bool) -> None:
     params = SamplingParams(**changes)
     assert (settings_of(Sampler(params), 5000) is not None) == is_served
-    drawer = DeviceSampler(torch.device("cpu"), 5000)
-    assert drawer.begin(Sampler(params), [], 0) == is_served
+    device_sampler = DeviceSampler(torch.device("cpu"), 5000)
+    assert device_sampler.begin(Sampler(params), [], 0) == is_served
 
 
 @pytest.mark.parametrize("n_rank", [1, 2])
@@ -176,8 +176,8 @@ def test_a_step_that_no_kernel_computes_is_left_to_the_host(
         assert settings_of(sampler, 5000, n_rank) is not None
         sampler.steps += steps
         assert settings_of(sampler, 5000, n_rank) is None
-        drawer = DeviceSampler(torch.device("cpu"), 5000)
-        assert not drawer.begin(sampler, [], 0)
+        device_sampler = DeviceSampler(torch.device("cpu"), 5000)
+        assert not device_sampler.begin(sampler, [], 0)
 
 
 def test_no_setting_is_overlooked() -> None:

@@ -24,7 +24,7 @@ from tests.helpers.device_sampling import (
     GREEDY,
     NEUTRAL,
     PENALTIES,
-    Draws,
+    SamplerPair,
     random_logits,
     random_params,
 )
@@ -47,16 +47,16 @@ def equal_streams(n_rank: int) -> list[torch.Tensor | None]:
 
 
 def sweep(device: str, n_rank: int, n_settings: int, n_tokens: int, seed: int) -> None:
-    random, n_drawn = np.random.default_rng([seed, n_rank]), 0
+    random, n_sampled = np.random.default_rng([seed, n_rank]), 0
     for _ in range(n_settings):
         n_vocab = int(random.integers(300, 2000))
         prompt = random.integers(0, n_vocab, 30).tolist()
         never = random.integers(0, n_vocab, 2).tolist()
         cuts = random_cuts(random, n_rank, n_vocab)
-        draws = Draws(device, random_params(random), n_vocab, prompt, never, cuts=cuts)
-        draws.streams = [None if x is None else x.to(device) for x in equal_streams(n_rank)]
-        n_drawn += sum(draws.draw(random_logits(random, n_vocab)) for _ in range(n_tokens))
-    assert n_drawn > 0.9 * n_settings * n_tokens
+        pair = SamplerPair(device, random_params(random), n_vocab, prompt, never, cuts=cuts)
+        pair.streams = [None if x is None else x.to(device) for x in equal_streams(n_rank)]
+        n_sampled += sum(pair.sample(random_logits(random, n_vocab)) for _ in range(n_tokens))
+    assert n_sampled > 0.9 * n_settings * n_tokens
 
 
 @pytest.mark.parametrize("n_rank", [2, 3, 5, 8])
@@ -73,42 +73,42 @@ def test_thousands_of_draws_are_those_of_the_host(device: str, n_rank: int) -> N
 def test_several_ranks_draw_what_one_does(device: str) -> None:
     random = np.random.default_rng(4)
     params = SamplingParams(seed=9, temperature=1.5, top_k=60, **PENALTIES)
-    one = Draws(device, params, 601)
+    one = SamplerPair(device, params, 601)
     two, five = (
-        Draws(device, params, 601, cuts=cuts) for cuts in (HALVES, (0, 7, 7, 300, 599, 601))
+        SamplerPair(device, params, 601, cuts=cuts) for cuts in (HALVES, (0, 7, 7, 300, 599, 601))
     )
     for _ in range(3):
         logits = random_logits(random, 601)
-        assert one.drawn(logits) == two.drawn(logits) == five.drawn(logits)
+        assert one.sampled(logits) == two.sampled(logits) == five.sampled(logits)
 
 
 @pytest.mark.parametrize("cuts", [(0, 0, 33_001), (0, 20_000, 33_001), (0, 1, 2, 33_001)])
 def test_slices_of_all_sizes(cuts: Sequence[int], device: str) -> None:
     random = np.random.default_rng(cuts[1])
     for params in (GREEDY, SamplingParams(seed=3), dataclasses.replace(NEUTRAL, top_p=0.7)):
-        draws = Draws(device, params, cuts[-1], cuts=cuts)
-        draws.drawn((random.standard_normal(cuts[-1]) * 4).astype(np.float32))
+        pair = SamplerPair(device, params, cuts[-1], cuts=cuts)
+        pair.sampled((random.standard_normal(cuts[-1]) * 4).astype(np.float32))
 
 
 @pytest.mark.parametrize("n_rank", [2, 8])
 def test_the_largest_top_k(device: str, n_rank: int) -> None:
     params = dataclasses.replace(NEUTRAL, top_k=most_sent(n_rank))
     cuts = [n * 2000 // n_rank for n in range(n_rank + 1)]
-    draws, random = Draws(device, params, 2000, cuts=cuts), np.random.default_rng(2)
+    pair, random = SamplerPair(device, params, 2000, cuts=cuts), np.random.default_rng(2)
     for where in (slice(0, 0), slice(0, cuts[1])):  # all of the likeliest may be on one rank
         logits = random.standard_normal(2000).astype(np.float32)
         logits[where] += 20
-        draws.drawn(logits)
+        pair.sampled(logits)
 
 
 def test_of_equal_ones_the_lowest_is_the_likeliest(device: str) -> None:
     logits = np.zeros(601, dtype=np.float32)
     logits[::7] = -0.0
     logits[:298] = -1
-    assert Draws(device, GREEDY, 601, cuts=HALVES).drawn(logits) == 298
-    draws = Draws(device, dataclasses.replace(NEUTRAL, top_k=5), 601, cuts=HALVES)
-    drawn = {draws.drawn(logits) for _ in range(12)}
-    assert drawn == set(range(298, 303)), "two on one rank, three on the other"
+    assert SamplerPair(device, GREEDY, 601, cuts=HALVES).sampled(logits) == 298
+    pair = SamplerPair(device, dataclasses.replace(NEUTRAL, top_k=5), 601, cuts=HALVES)
+    sampled = {pair.sampled(logits) for _ in range(12)}
+    assert sampled == set(range(298, 303)), "two on one rank, three on the other"
 
 
 def test_over_real_one_shots_and_repeated() -> None:
@@ -116,30 +116,30 @@ def test_over_real_one_shots_and_repeated() -> None:
     with ranks_of(2) as ranks:
         one_shots = [ranks.one_shot(seat) for seat in ranks.group]
         params = SamplingParams(seed=5, temperature=2, top_k=12, repeat_last_n=3, **PENALTIES)
-        draws = Draws("cpu", params, 50, never=[4], cuts=(0, 20, 50), one_shots=one_shots)
-        draws.streams = equal_streams(2)
-        draws.drawn(random.standard_normal(50).astype(np.float32))
-        draws.capture()
+        pair = SamplerPair("cpu", params, 50, never=[4], cuts=(0, 20, 50), one_shots=one_shots)
+        pair.streams = equal_streams(2)
+        pair.sampled(random.standard_normal(50).astype(np.float32))
+        pair.capture()
         for _ in range(6):
-            draws.drawn(random.standard_normal(50).astype(np.float32))
-        assert draws.streams[1] is not None
-        draws.streams[1][3] += 1
-        assert draws.step(np.zeros(50, np.float32)).wrong == (0, 1)
+            pair.sampled(random.standard_normal(50).astype(np.float32))
+        assert pair.streams[1] is not None
+        pair.streams[1][3] += 1
+        assert pair.step(np.zeros(50, np.float32)).wrong == (0, 1)
         assert ranks.one_shots.problem() is None
 
 
 def test_a_window_of_penalties_moves_over_all_slices(device: str) -> None:
     params = SamplingParams(temperature=0, repeat_last_n=4, presence_penalty=1)
-    draws = Draws(device, params, 40, prompt=[0, 1, 2], cuts=(0, 2, 40))
-    assert [draws.drawn(np.zeros(40, np.float32)) for _ in range(8)] == [3, 4, 0, 1, 2, 3, 4, 0]
+    pair = SamplerPair(device, params, 40, prompt=[0, 1, 2], cuts=(0, 2, 40))
+    assert [pair.sampled(np.zeros(40, np.float32)) for _ in range(8)] == [3, 4, 0, 1, 2, 3, 4, 0]
 
 
 def test_penalties_of_many_tokens(device: str) -> None:
     random = np.random.default_rng(3)
     params = SamplingParams(temperature=1, seed=2, top_k=10, repeat_last_n=5, **PENALTIES)
-    draws = Draws(device, params, 50, cuts=(0, 20, 50))
+    pair = SamplerPair(device, params, 50, cuts=(0, 20, 50))
     for _ in range(12):
-        draws.drawn(random.standard_normal(50).astype(np.float32))
+        pair.sampled(random.standard_normal(50).astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -159,48 +159,48 @@ def test_what_the_host_must_do_changes_nothing(
     params: SamplingParams, logits: Sequence[float], device: str
 ) -> None:
     n = len(logits)
-    draws = Draws(device, params, n, n_step=20, cuts=(0, n // 4, n // 4, n))
-    for token in draws.tokens:
+    pair = SamplerPair(device, params, n, n_step=20, cuts=(0, n // 4, n // 4, n))
+    for token in pair.tokens:
         token.fill_(2)
-    before = [(x._counts.clone(), x._history.clone()) for x in draws.drawers]
+    before = [(x._counts.clone(), x._history.clone()) for x in pair.samplers]
     for usable in (np.asarray(logits, np.float32), np.arange(n, dtype=np.float32)):
-        entry = draws.step(usable)
+        entry = pair.step(usable)
         assert not entry.is_sampled, "also all steps behind it"
         assert entry.wrong == ()
-        assert (draws.token, draws.position) == (2, 0)
-    for (counts, history), drawer in zip(before, draws.drawers, strict=True):
-        assert torch.equal(drawer._counts, counts)
-        assert torch.equal(drawer._history, history)
-    draws.begin()
-    draws.drawn(np.arange(n, dtype=np.float32))
+        assert (pair.token, pair.position) == (2, 0)
+    for (counts, history), device_sampler in zip(before, pair.samplers, strict=True):
+        assert torch.equal(device_sampler._counts, counts)
+        assert torch.equal(device_sampler._history, history)
+    pair.begin()
+    pair.sampled(np.arange(n, dtype=np.float32))
 
 
 def test_a_slice_without_a_token_that_can_come(device: str) -> None:
     logits = np.arange(601, dtype=np.float32)
     logits[300:] = -math.inf
     for params in (GREEDY, dataclasses.replace(NEUTRAL, top_p=0.9)):
-        assert Draws(device, params, 601, cuts=HALVES).drawn(logits) in range(295, 300)
+        assert SamplerPair(device, params, 601, cuts=HALVES).sampled(logits) in range(295, 300)
 
 
 def test_tokens_that_must_not_come_may_be_no_numbers(device: str) -> None:
     logits = np.arange(601, dtype=np.float32)
     logits[[298, 600]] = math.nan, math.inf
-    draws = Draws(device, GREEDY, 601, prompt=[298] * 5, never=[298, 600], cuts=HALVES)
-    assert draws.drawn(logits) == 599
+    pair = SamplerPair(device, GREEDY, 601, prompt=[298] * 5, never=[298, 600], cuts=HALVES)
+    assert pair.sampled(logits) == 599
 
 
-def damaged(draws: Draws, *, seats: Sequence[int], lacking: Sequence[int] = ()) -> RingEntry:
+def damaged(pair: SamplerPair, *, seats: Sequence[int], lacking: Sequence[int] = ()) -> RingEntry:
     """What ranks say whose streams differ in one bit, and that nothing was drawn."""
-    for seat, stream in enumerate(equal_streams(len(draws.slices))):
+    for seat, stream in enumerate(equal_streams(len(pair.slices))):
         assert stream is not None
         if seat in seats:
             stream.view(torch.int32)[7 + seat] ^= 1
-        draws.streams[seat] = None if seat in lacking else stream.to(draws.tokens[0].device)
-    logits = np.arange(draws.slices[-1].stop, dtype=np.float32)
-    entry = draws.step(logits)
+        pair.streams[seat] = None if seat in lacking else stream.to(pair.tokens[0].device)
+    logits = np.arange(pair.slices[-1].stop, dtype=np.float32)
+    entry = pair.step(logits)
     assert not entry.is_sampled
-    assert (draws.token, draws.position) == (0, 0)
-    later = draws.step(logits)
+    assert (pair.token, pair.position) == (0, 0)
+    later = pair.step(logits)
     assert later.wrong == entry.wrong, "whenever the host looks"
     return entry
 
@@ -221,20 +221,20 @@ def test_who_computes_with_other_numbers_is_named(
     n_rank: int, seats: list[int], lacking: list[int], named: tuple[int, ...], device: str
 ) -> None:
     cuts = [0, *range(10, 10 * n_rank, 10), 10 * n_rank + 1]
-    draws = Draws(device, GREEDY, cuts[-1], cuts=cuts)
-    assert damaged(draws, seats=seats, lacking=lacking).wrong == named
+    pair = SamplerPair(device, GREEDY, cuts[-1], cuts=cuts)
+    assert damaged(pair, seats=seats, lacking=lacking).wrong == named
 
 
 def test_ranks_that_follow_another_token_or_step_are_named(device: str) -> None:
     logits = np.zeros(30, np.float32)
     for wrong in ("token", "step"):
-        draws = Draws(device, GREEDY, 30, cuts=(0, 10, 20, 30))
+        pair = SamplerPair(device, GREEDY, 30, cuts=(0, 10, 20, 30))
         if wrong == "token":
-            draws.tokens[1].fill_(5)
+            pair.tokens[1].fill_(5)
         else:
-            draws.drawers[1]._state[0] += 16  # at the same place of the ring
-        draws.n_step += 1
-        entries = draws.on_all(lambda n, d=draws: d.step_of(n, logits))
+            pair.samplers[1]._state[0] += 16  # at the same place of the ring
+        pair.n_step += 1
+        entries = pair.on_all(lambda n, d=pair: d.step_of(n, logits))
         assert {entry.wrong for entry in entries} == {(1,)}
 
 
@@ -245,16 +245,16 @@ def test_messages_that_did_not_come_draw_nothing(device: str) -> None:
         def words(self, own: torch.Tensor) -> torch.Tensor:
             return torch.full((2, own.numel()), -1, dtype=torch.int32, device=own.device)
 
-    drawer = DeviceSampler(torch.device(device), 20, range(10), Deaf(2))
+    device_sampler = DeviceSampler(torch.device(device), 20, range(10), Deaf(2))
     place = torch.zeros(1, dtype=torch.int64, device=device)
-    drawer.sample(torch.zeros(10, device=device), place, place.clone())
-    entry = RingEntry.of(int(drawer.ring[0]))
+    device_sampler.sample(torch.zeros(10, device=device), place, place.clone())
+    entry = RingEntry.of(int(device_sampler.ring[0]))
     assert (entry.is_sampled, entry.wrong, int(place)) == (False, (0,), 0)
 
 
 @pytest.mark.parametrize("n_embd", [1, 64, 5000])
 def test_the_check_sees_each_number_and_its_place(n_embd: int, device: str) -> None:
-    drawer = DeviceSampler(torch.device(device), 4, range(2), Unheard(2))
+    device_sampler = DeviceSampler(torch.device(device), 4, range(2), Unheard(2))
     place = torch.zeros(1, dtype=torch.int64, device=device)
 
     def check(stream: torch.Tensor) -> int:
@@ -262,9 +262,11 @@ def test_the_check_sees_each_number_and_its_place(n_embd: int, device: str) -> N
             def words(self, own: torch.Tensor) -> torch.Tensor:
                 return own.expand(2, -1).contiguous()
 
-        drawer._one_shot = Echo(2)
-        drawer.sample(torch.zeros(2, device=device), place, place.clone(), stream.to(device))
-        return int(drawer._message[1])
+        device_sampler._one_shot = Echo(2)
+        device_sampler.sample(
+            torch.zeros(2, device=device), place, place.clone(), stream.to(device)
+        )
+        return int(device_sampler._message[1])
 
     stream = torch.randn(n_embd)
     found = {check(stream)}
@@ -287,9 +289,9 @@ def test_what_is_told_is_small(n_rank: int, n_bytes: int) -> None:
     assert message_bytes(n_rank) == n_bytes
     if n_rank > 1:
         cuts = [n * 5 for n in range(n_rank + 1)]
-        draws = Draws("cpu", GREEDY, cuts[-1], cuts=cuts)
-        draws.step(np.zeros(cuts[-1], np.float32))
-        assert {one_shot.n_bytes for one_shot in draws.one_shots} == {n_bytes}
+        pair = SamplerPair("cpu", GREEDY, cuts[-1], cuts=cuts)
+        pair.step(np.zeros(cuts[-1], np.float32))
+        assert {one_shot.n_bytes for one_shot in pair.one_shots} == {n_bytes}
 
 
 def test_all_ranks_start_the_same_few_kernels() -> None:
@@ -303,8 +305,8 @@ def test_all_ranks_start_the_same_few_kernels() -> None:
     for own in (range(100, 150_001), range(100, 100)):
         logits = torch.empty(len(own), device="meta") if own else None
         with intercept_launches(note):
-            drawer = DeviceSampler(torch.device("meta"), 150_001, own, Unheard(3))
-            drawer.sample(logits, place, place, torch.empty(4096, device="meta"))
+            device_sampler = DeviceSampler(torch.device("meta"), 150_001, own, Unheard(3))
+            device_sampler.sample(logits, place, place, torch.empty(4096, device="meta"))
     assert started == ["survey", "bound", "offer", "decide"] * 2, "and the exchange's own"
 
 

@@ -30,10 +30,10 @@ from tests.helpers.token_streams import (
     Slow,
     answer,
     attach,
-    close_crews,
-    crew_of,
+    close_executors,
+    executor_of,
     ids_of,
-    new_crew,
+    new_executor,
     split_toy,
     step_of,
     told,
@@ -48,7 +48,7 @@ RANDOM = {"seed": 11, "temperature": 1.2, "repeat_penalty": 1.2, "repeat_last_n"
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
     yield
-    close_crews()
+    close_executors()
 
 
 @pytest.fixture(params=[0, 1, 2, "recurrent", "split"])
@@ -314,7 +314,7 @@ def test_answers_in_turn_share_a_stream(device: str) -> None:
 
 def test_it_is_captured_where_an_answer_begins_if_not_before(device: str) -> None:
     host, ahead = toy(device), toy(device)
-    ahead.stream = TokenStream([step_of(ahead)], crew_of(ahead))
+    ahead.stream = TokenStream([step_of(ahead)], executor_of(ahead))
     params = SamplingParams(**RANDOM, max_tokens=5)
     assert told(answer(host, params)) == told(answer(ahead, params))
 
@@ -376,7 +376,7 @@ def test_the_demo_model_writes_the_same_text(monkeypatch: pytest.MonkeyPatch) ->
             return torch.from_numpy(runtime.forward([int(token)], int(position), 0)[0]), None
 
         step = TokenStep(device, runtime.hp.n_vocab, token, position, begin, forward, True)
-        ahead = TokenStream([step], new_crew([device], ThreadGroup()))
+        ahead = TokenStream([step], new_executor([device], ThreadGroup()))
         ahead.prepare()
         for params in (
             SamplingParams(seed=1, max_tokens=16),
