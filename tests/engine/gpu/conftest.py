@@ -1,4 +1,4 @@
-"""Kernels for GPUs are tested on the CPU, where Triton interprets them."""
+"""Fixtures for kernels: tested on the CPU, where Triton interprets them."""
 
 import importlib.util
 import os
@@ -19,9 +19,9 @@ def pytest_report_header() -> str | None:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """Where kernels run: interpreted, and with `-m gpu` compiled on the first GPU.
+    """Device of the kernels: the CPU, which interprets them, and with `-m gpu` the first GPU.
 
-    `TRITON_INTERPRET=0 pytest -m gpu` is needed for the latter.
+    Run `TRITON_INTERPRET=0 pytest -m gpu` for the GPU.
     """
     name: str = request.param
     return name

@@ -1,4 +1,4 @@
-"""Kernels compiled for GPUs that are not here: Triton is shown a driver that is made up.
+"""Compiling kernels for GPUs that are not here: Triton is given a fake driver.
 
 It works in a process of its own, since the tests' one interprets kernels: `run_offline` starts one.
 """
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 
 class OfflineDriver(OwnDriver):
-    """As on a machine with one such GPU.
+    """Triton's driver as on a machine with one such GPU.
 
     Args:
         target: a `GPUTarget` of Triton.
@@ -64,13 +64,13 @@ def offline(target: Any, library: FakeCuda | None = None) -> Iterator[None]:
 
 
 def parameter_bytes(ptx: str) -> list[int]:
-    """The sizes of a kernel's parameters, as its code says."""
+    """Return the sizes of a kernel's parameters in bytes, read from its code."""
     (entry,) = ENTRY.findall(ptx)
     return [SIZES[kind] for kind in PARAMETER.findall(entry)]
 
 
 def run_offline(module: str, *arguments: str, **environment: str) -> Any:
-    """What a module prints last, as JSON, in a process where kernels are compiled."""
+    """Run a module in a process where kernels are compiled; return the JSON it prints last."""
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments], cwd=ROOT, env=env, capture_output=True,

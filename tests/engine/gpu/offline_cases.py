@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 @triton.jit(do_not_specialize=["plain"])
 def of_all_kinds(a, b, n, plain, one, far, f, flag, SIZE: tl.constexpr):
-    """Arguments of all kinds that there are."""
+    """Take arguments of all kinds that there are."""
     at = tl.arange(0, SIZE)
     value = tl.load(a + at).to(tl.float32) * f + n + plain + one + far + tl.where(flag, 1.0, 2.0)
     tl.store(b + at, value.to(tl.int8))
@@ -45,7 +45,7 @@ def of_all_kinds(a, b, n, plain, one, far, f, flag, SIZE: tl.constexpr):
 
 @triton.jit
 def of_much_memory(a, b, c, SIZE: tl.constexpr):
-    """Needs more shared memory than a kernel has without asking."""
+    """Use more shared memory than a kernel has without asking."""
     at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     total = tl.zeros((SIZE, SIZE), tl.float32)
     for step in range(4):
@@ -54,7 +54,7 @@ def of_much_memory(a, b, c, SIZE: tl.constexpr):
 
 
 def packing() -> object:
-    """The bytes that all kinds of arguments become, for each kind of GPU."""
+    """Pack arguments of all kinds into bytes, for each kind of GPU."""
     a, b = torch.zeros(64, dtype=torch.float16), torch.zeros(64, dtype=torch.int8)
     far = 1 << 40
     start = KernelLaunch(
@@ -81,7 +81,7 @@ def packing() -> object:
 
 
 def signatures() -> object:
-    """The parameters of kernels, by their code and by their signature."""
+    """Return the parameter sizes of kernels by their code and by their signature."""
     found = []
     x = torch.zeros(64, 64, dtype=torch.float16)
     starts = [
@@ -97,7 +97,7 @@ def signatures() -> object:
 
 
 def shared_memory() -> object:
-    """What is asked for where a kernel needs much shared memory."""
+    """Return what is asked of the driver for a kernel that needs much shared memory."""
     fake = FakeCuda()
     x = torch.zeros(128, 128, dtype=torch.float16)
     with offline(GPUTarget("cuda", 90, 32), fake):
@@ -106,7 +106,7 @@ def shared_memory() -> object:
 
 
 def other_parameters() -> object:
-    """What happens where a kernel's code has other parameters than we know of."""
+    """Return the error for a kernel whose code has unknown parameters."""
     x = torch.zeros(64, 64, dtype=torch.float16)
     with offline(GPUTarget("cuda", 90, 32), FakeCuda(lambda name: [8, 8, 4])):
         try:
@@ -117,7 +117,7 @@ def other_parameters() -> object:
 
 
 def ahead() -> object:
-    """Variants that were collected without memory are those that real starts find."""
+    """Check that variants compiled ahead, without memory, are those that launches find."""
     starts: list[KernelLaunch] = []
     meta = torch.empty(4, 64, dtype=torch.float16, device="meta")
     real = torch.zeros(4, 64, dtype=torch.float16)
@@ -144,7 +144,7 @@ def ahead() -> object:
 
 
 def whole_passes() -> object:
-    """Whatever number of tokens a pass has, loading has compiled all that it starts."""
+    """Check that loading compiles all kernels of passes with any number of tokens."""
     counts = [1, 2, 3, 5, 8, 9, 15, 17, 31, 33, 63, 65, 100, 128, 129, 200, 257, 300, 427, 511]
     targets = [KernelTarget("nvidia", n, n_sm) for n, n_sm in ((75, 68), (86, 82), (90, 132))]
     missing: list[str] = []
@@ -166,14 +166,14 @@ def whole_passes() -> object:
 
 
 def rehearsed(path: Path, target: KernelTarget, row_counts: list[int]) -> list[KernelLaunch]:
-    """The starts of a model on one GPU."""
+    """Return the kernel launches of a dry run of a model on one GPU."""
     params = LoadParams(str(path), devices=("cuda:0",), n_ctx=4096)
     with GGUFFile.open(path) as file:
         return collect_launches(declare(file, params), 0, params, target, row_counts)
 
 
 def broken() -> object:
-    """A kernel that cannot be compiled is an error with a sentence."""
+    """Return the error of a kernel that cannot be compiled."""
 
     def wrong(x, SIZE: tl.constexpr):
         tl.store(x + tl.arange(0, SIZE), nothing)  # noqa: F821
@@ -188,7 +188,7 @@ def broken() -> object:
 
 
 def full_disk() -> object:
-    """Where no file can be written any more, kernels go to a temporary folder."""
+    """Compile where no file can be written, so that kernels go to a temporary folder."""
     folder, put = os.environ["TRITON_CACHE_DIR"], FileCacheManager.put
 
     def put_there(manager: FileCacheManager, *args: object, **options: object) -> str:

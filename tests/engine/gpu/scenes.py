@@ -1,4 +1,4 @@
-"""What kernels are started with in real models: `engine.gpu` on tensors without memory.
+"""Kernel launches of real models: `engine.gpu` is called on tensors without memory.
 
 Sizes are those of models of 3 to 30 billion weights, so that variants are those people will have.
 """
@@ -44,14 +44,14 @@ N_COLUMNS, N_ROWS, N_CTX, N_VOCAB = 4096, 4096, 8192, 128256
 Q4_K = 12
 
 ROW_COUNTS = (1, 2, 4, 8)
-"""Of the products of few rows."""
+"""Numbers of rows for products of few rows."""
 
 HEADS = ((32, 8, 128), (16, 8, 64), (32, 16, 256))
-"""Of queries, of keys and values, and the size of each."""
+"""Numbers of query heads and KV heads, and the size of a head."""
 
 
 def collect(target: KernelTarget, *, is_brief: bool) -> list[KernelLaunch]:
-    """All starts of the scenes on a target.
+    """Return all kernel launches of the scenes on a target.
 
     Args:
         is_brief: one type of weights and of the cache, and few sizes.
@@ -68,7 +68,7 @@ def collect(target: KernelTarget, *, is_brief: bool) -> list[KernelLaunch]:
 
 
 def of_a_model(target: KernelTarget) -> list[KernelLaunch]:
-    """Whole passes of a model with experts, as loading it rehearses them."""
+    """Run whole passes of a model with experts, as the dry run of a load does."""
     sizes = {"n_layer": 2, "n_embd": 2048, "n_head": 32, "n_head_kv": 4, "n_ff_exp": 768}
     with TemporaryDirectory() as folder:
         path = hollow_moe(Path(folder) / "moe.gguf", **sizes)
@@ -78,7 +78,7 @@ def of_a_model(target: KernelTarget) -> list[KernelLaunch]:
 
 
 def of_weights(is_brief: bool) -> None:
-    """Products of each type: whole matrices, one that is cut inside a super-block, two together."""
+    """Multiply by each type: whole matrices, one cut inside a super-block, two together."""
     for number in (Q4_K,) if is_brief else LAYOUTS:
         for extent in (Extent.of(0, N_COLUMNS), Extent.of(96, N_COLUMNS))[: 1 if is_brief else 2]:
             weight = _planes(number, extent)
@@ -98,7 +98,7 @@ def of_weights(is_brief: bool) -> None:
 
 
 def of_steps(is_brief: bool) -> None:
-    """What is done between products."""
+    """Run the operations between products."""
     for n in (N_COLUMNS,) if is_brief else (128, 2880, N_COLUMNS, 8192):
         x, weight = _f32(4, n), _f32(n)
         elementwise.rms_norm(x, weight, None, 1e-6)
@@ -117,7 +117,7 @@ def of_steps(is_brief: bool) -> None:
 
 
 def of_routing(is_brief: bool) -> None:
-    """How tokens find experts."""
+    """Route tokens to experts."""
     rules = [
         Routing(128, 8),
         Routing(32, 4, "softmax_chosen"),
@@ -133,7 +133,7 @@ def of_routing(is_brief: bool) -> None:
 
 
 def of_attention(is_brief: bool) -> None:
-    """Writing to the cache, and reading it, for one token and for prompts."""
+    """Write and attend over the cache, for one token and for prompts."""
     n_past = torch.zeros(1, dtype=torch.int64, device=META)
     for kv_type in ("f16",) if is_brief else KV_TYPES:
         for n_head, n_kv, dim in HEADS[: 1 if is_brief else 3]:
@@ -152,7 +152,7 @@ def of_attention(is_brief: bool) -> None:
 
 
 def of_plain_weights(is_brief: bool) -> None:
-    """Products with weights that are no blocks."""
+    """Multiply by unquantised weights."""
     types = torch.float16, torch.bfloat16, torch.float32
     for dtype in types[: 1 if is_brief else 3]:
         for n_rows in (128, 4096):
@@ -162,7 +162,7 @@ def of_plain_weights(is_brief: bool) -> None:
 
 
 def of_experts_and_heads(is_brief: bool) -> None:
-    """Products with one matrix for each expert, or for each head."""
+    """Multiply by one matrix per expert, or per head."""
     extent, n_matrix = Extent.of(0, 2048), 32
     for number in (Q4_K,) if is_brief else LAYOUTS:
         up, down = (
@@ -190,7 +190,7 @@ def _grouped(weight: GpuPlanes | GpuPlain, n_matrix: int) -> None:
 
 
 def _layer(weight: GpuPlanes, *, has_bias: bool) -> SimpleNamespace:
-    """A linear layer of each expert."""
+    """Return a linear layer with a matrix per expert."""
     bias = _f32(len(weight.planes), weight.n_rows) if has_bias else None
     return SimpleNamespace(weight=weight, scale=None, bias=bias)
 
@@ -202,7 +202,7 @@ def _groups(n_token: int, n_expert: int) -> routing.DeviceGroups:
 
 
 def of_recurrent_layers(is_brief: bool) -> None:
-    """Gated delta nets and state spaces, token by token and for prompts."""
+    """Run gated delta nets and state spaces, token by token and for prompts."""
     for n in (1,) if is_brief else (1, 4, 64):
         recurrent.causal_conv(_f32(n, 8192), _f32(8192, 3), _f32(8192, 4), None)
         gated = _f32(n, 3 * 2048).chunk(3, dim=1)
@@ -229,7 +229,7 @@ def of_recurrent_layers(is_brief: bool) -> None:
 
 
 def of_sampling(is_brief: bool) -> None:
-    """How the next token is drawn."""
+    """Sample the next token."""
     sampler = DeviceSampler(META, N_VOCAB)
     sampler.sample(_f32(N_VOCAB), _ids(1), _ids(1))
     for n_rank in (2,) if is_brief else (2, 3, 8):
@@ -240,7 +240,7 @@ def of_sampling(is_brief: bool) -> None:
 
 
 def of_links(is_brief: bool) -> None:
-    """How links are tried."""
+    """Try links."""
     exchange = Exchange(NoBench(), (NoSlot(), NoSlot()), (256, 256), 1)
     exchange.start(0, 1)
     exchange.step(0)
@@ -250,25 +250,25 @@ def of_links(is_brief: bool) -> None:
 
 
 class NoSlot:
-    """No memory."""
+    """A slot without memory."""
 
     source, goal, device_bytes = 0, 0, 0
 
     def clear(self) -> None:
-        """There is nothing to clear."""
+        """Do nothing."""
 
 
 class NoBench:
-    """Two devices that nothing connects."""
+    """Two devices without a link."""
 
     devices, names, spins = (META, META), ("cuda:0", "cuda:1"), True
 
     def carry(self, slot: PacketSlot) -> None:
-        """There is nothing to carry."""
+        """Do nothing."""
 
 
 def of_one_shots(is_brief: bool) -> None:
-    """Sums of ranks inside kernels, also on one that has nothing to add."""
+    """Run one-shot all-reduces, also on a rank without a partial sum."""
     for n_rank in (2,) if is_brief else (2, 3, 4, 8):
         group = tuple(range(n_rank))
         one_shot = OneShotGroups([META] * n_rank, Routes()).one_shot(0, group)

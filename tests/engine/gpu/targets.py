@@ -44,14 +44,14 @@ SWEEP = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_120", "gfx1100", "gfx942")
 
 N_SM = {"sm_75": 68, "sm_80": 108, "sm_86": 82, "sm_90": 132, "sm_120": 170, "gfx1100": 96,
         "gfx942": 304}  # fmt: skip
-"""Of a card of each kind: RTX 2080 Ti, A100, RTX 3090, H200, RTX 5090, RX 7900 XTX, MI300X."""
+"""Multiprocessors of a card per target: RTX 2080 Ti, A100, 3090, H200, 5090, 7900 XTX, MI300X."""
 
 MOST_SHARED_BYTES = {"sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_90": 227, "sm_120": 99,
                      "gfx1100": 64, "gfx942": 64}  # fmt: skip
-"""That a program may have, in KiB."""
+"""Shared memory that a program may have, in KiB, per target."""
 
 MOST_SPILLED_BYTES = 256
-"""Of a thread: more would be read and written all the time."""
+"""Most registers that a thread may spill: more would cost too many loads and stores."""
 
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 AMD_USAGE = re.compile(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)")
@@ -79,7 +79,7 @@ class Usage:
 
     @property
     def problem(self) -> str:
-        """Why it must not stay so, or ""."""
+        """Why the variant is not acceptable, "" if it is."""
         if self.spilled_bytes > MOST_SPILLED_BYTES:
             return f"spills {self.spilled_bytes} bytes"
         if self.shared_bytes > MOST_SHARED_BYTES[self.target] << 10:
@@ -88,7 +88,7 @@ class Usage:
 
 
 def targets_of(name: str) -> tuple[KernelTarget, Any]:
-    """What our code and what Triton calls a target such as "sm_90"."""
+    """Return our and Triton's description of a target such as "sm_90"."""
     if name.startswith("sm_"):
         number = int(name[3:])
         return KernelTarget("nvidia", number, N_SM[name]), GPUTarget("cuda", number, 32)
@@ -97,7 +97,7 @@ def targets_of(name: str) -> tuple[KernelTarget, Any]:
 
 
 def starts_for(name: str, *, is_brief: bool) -> list[KernelLaunch]:
-    """The starts to compile: all variants, or one of each kernel and kind of arithmetic in it."""
+    """Return the launches to compile: all variants, or one per kernel and kind of arithmetic."""
     found = variants(collect(targets_of(name)[0], is_brief=is_brief))
     if not is_brief:
         return found
@@ -106,12 +106,12 @@ def starts_for(name: str, *, is_brief: bool) -> list[KernelLaunch]:
 
 
 def kernel_name(start: KernelLaunch) -> str:
-    """Such as "norm.rms_norm"."""
+    """Return a kernel's name, such as "norm.rms_norm"."""
     return f"{start.kernel.__module__.rpartition('.')[2]}.{start.kernel.__name__}"
 
 
 def compile_for(name: str, starts: Iterable[KernelLaunch]) -> tuple[list[Usage], list[str]]:
-    """Compile for a target; what variants take, and what is wrong."""
+    """Compile for a target; return the variants' resources and all problems."""
     starts, found, wrong = list(starts), [], []
     with offline(targets_of(name)[1]):
         for start in starts:
@@ -129,7 +129,7 @@ def compile_for(name: str, starts: Iterable[KernelLaunch]) -> tuple[list[Usage],
 
 
 def compile_ahead(name: str, starts: Sequence[KernelLaunch], n_threads: int) -> None:
-    """Compile in several threads, so that `compile_for` finds all on disk."""
+    """Compile in several threads, so that `compile_for` finds all variants on disk."""
     with offline(targets_of(name)[1]):
         for start in starts:
             start.kernel.device_caches.clear()
@@ -140,7 +140,7 @@ def compile_ahead(name: str, starts: Sequence[KernelLaunch], n_threads: int) -> 
 
 
 def usage_of(name: str, start: KernelLaunch, compiled: Any) -> Usage:
-    """Read what a compiled kernel takes."""
+    """Return the resources of a compiled kernel."""
     if "cubin" in compiled.asm:
         registers, stack, local = _nvidia_usage(compiled.asm["cubin"])
         spilled = stack + local
@@ -153,7 +153,7 @@ def usage_of(name: str, start: KernelLaunch, compiled: Any) -> Usage:
 
 
 def _nvidia_usage(cubin: bytes) -> tuple[int, int, int]:
-    """Registers, and bytes of stack and of local memory."""
+    """Return the registers, and the bytes of stack and of local memory, of a thread."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -168,7 +168,7 @@ def _nvidia_usage(cubin: bytes) -> tuple[int, int, int]:
 
 
 def parameter_problem(compiled: Any) -> str:
-    """Whether our launcher would pass other parameters than a kernel for NVIDIA has."""
+    """Return why our launcher would pass wrong parameters to a kernel for NVIDIA, "" if not."""
     if "ptx" not in compiled.asm:
         return ""
     ours = [ctypes.sizeof(kind) for _, kind in parameter_types(compiled.src.signature)]
@@ -177,7 +177,7 @@ def parameter_problem(compiled: Any) -> str:
 
 
 def table(found: Sequence[Usage]) -> str:
-    """The worst of all variants of each kernel and target."""
+    """Return a table of the worst variant of each kernel and target."""
     groups: dict[tuple[str, str], list[Usage]] = defaultdict(list)
     for usage in found:
         groups[usage.kernel, usage.target].append(usage)

@@ -27,7 +27,7 @@ def layer(
     kv_type: str, n_head: int, n_kv: int, dim_k: int, dim_v: int, n_ctx: int, *,
     v_in_k: bool = False, device: str = "cpu",
 ) -> LayerCache:  # fmt: skip
-    """A cache full of random numbers."""
+    """Return a layer's cache full of random numbers."""
     heads, kv_heads = (Ranges(((0, n),), n) for n in (n_head, n_kv))
     state = KVState(heads, kv_heads, dim_k, dim_v, v_in_k=v_in_k)
     held = LayerCache(state, 0, n_ctx, kv_type, torch.device(device))
@@ -40,7 +40,7 @@ def layer(
 
 
 def moved(held: LayerCache, device: str) -> LayerCache:
-    """The same on another device."""
+    """Return a copy of a cache on another device."""
     n_unit = held.v.shape[-1]
     held.k = held.k.to(device)
     held.v = held.k[..., :n_unit] if held.is_shared else held.v.to(device)
@@ -56,7 +56,7 @@ def check(
     held: LayerCache, q: Tensor, n_past: int, scores: Scores = PLAIN,
     sinks: Tensor | None = None, slopes: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """That it is what the reference gives."""
+    """Check that attention gives the reference's result."""
     found = gpu.attention(q, held, past(n_past, str(q.device)), scores, sinks, slopes)
     assert found is not None
     expected = attend(q, held, n_past, scores, sinks, slopes)
@@ -67,7 +67,7 @@ def check(
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So small that a short context has many tiles and pieces."""
+    """Shrink tiles and pieces, so that a short context has many."""
     monkeypatch.setattr(gpu, "FEW_KEYS", 16)
     monkeypatch.setattr(gpu, "FEW_PIECES", 2)
     monkeypatch.setattr(gpu, "MANY_KEYS", 16)
@@ -112,7 +112,7 @@ def test_what_tokens_see(scores: Scores, n_tokens: int, n_past: int, device: str
 @pytest.mark.parametrize(("n_tokens", "n_past"), [(2, 40), (20, 9)])
 @pytest.mark.usefixtures("small_tiles")
 def test_sinks_and_slopes(n_tokens: int, n_past: int, device: str) -> None:
-    """For few tokens and for many, which are computed in one piece."""
+    """Both for few tokens and for many, whose keys are one piece."""
     held = layer("f32", 4, 2, 16, 16, 42, device=device)
     q = numbers(6, n_tokens, 4, 16).to(device)
     sinks, slopes = numbers(7, 4).to(device) * 30, numbers(8, 4).to(device).abs() / 20
@@ -150,7 +150,7 @@ def test_queries_of_all_sizes(kv_type: str, scale: float, device: str) -> None:
 
 @pytest.mark.parametrize("size", [1e-3, 1e4])
 def test_values_of_all_sizes(size: float, device: str) -> None:
-    """Of blocks, whose scales are multiplied with weights in F16."""
+    """Values in blocks: their scales are multiplied with weights in F16."""
     held = layer("q8_0", 2, 1, 32, 32, 20)
     held.write(numbers(1, 20, 1, 32), numbers(2, 20, 1, 32) * size, 0)
     q, held = numbers(18, 1, 2, 32).to(device), moved(held, device)
@@ -161,7 +161,7 @@ def test_values_of_all_sizes(size: float, device: str) -> None:
 
 
 def test_scores_far_apart(device: str) -> None:
-    """The largest may come late, and what comes before may have no weight at all."""
+    """The largest score may come late, so that all before it have no weight at all."""
     held = layer("f32", 2, 1, 16, 16, 150, device=device)
     held.k *= 400
     check(held, numbers(13, 1, 2, 16).to(device).abs() * 10, 149, Scores(1.0))
@@ -188,7 +188,7 @@ def test_bits_do_not_depend_on_other_tokens(kv_type: str, device: str) -> None:
 def test_new_keys_and_values_are_written_first(
     kv_type: str, n_tokens: int, n_past: int, device: str
 ) -> None:
-    """By the same kernel for few tokens, with the same bits as by one of its own."""
+    """For few tokens the attention kernel writes them, with the bits of the writing kernel."""
     q, k, v = (numbers(n, n_tokens, 4 // n, 96).to(device) for n in (1, 2, 4))
     v = v.expand(-1, 2, -1)[..., :32]
     for scores in (PLAIN, Scores(0.2, window=3)):
@@ -249,7 +249,7 @@ def test_only_the_position_in_memory_counts(n_tokens: int, device: str) -> None:
 
 @pytest.mark.parametrize("scores", [PLAIN, Scores(0.1, window=512)], ids=str)
 def test_memory_beside_inputs_is_what_is_said(scores: Scores) -> None:
-    """Of the tensors that are made, all but the result; on a device without memory."""
+    """All tensors made count but the result; on a device without memory."""
     target = KernelTarget("nvidia", 86, 82)
     held = layer("f16", 32, 8, 128, 128, 1 << 15, device="meta")
     place, made = past(0, "meta"), dict[int, int]()

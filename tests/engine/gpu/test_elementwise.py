@@ -1,4 +1,4 @@
-"""Small operations by kernels against the reference."""
+"""Elementwise kernels and norms against the reference."""
 
 from itertools import product
 from unittest import mock
@@ -41,7 +41,7 @@ def test_norms(name: str, n: int, device: str) -> None:
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_heads_of_a_fused_projection(name: str, device: str) -> None:
-    """With gaps between tokens, and a weight for each head."""
+    """Their rows have gaps between tokens, and each head has a weight of its own."""
     whole = randn(3, 5 * 20, device=device)
     for start, width in ((0, 60), (20, 80), (3, 60)):
         x = whole[:, start : start + width].view(3, -1, 20)
@@ -206,7 +206,7 @@ def test_softplus(device: str) -> None:
 
 
 def test_without_memory() -> None:
-    """Where there is none, everything is started as it would be."""
+    """Launches without memory are those with memory."""
     x, n = torch.empty(2, 3, 32, device="meta"), 32
     norm = RMSNorm(n, 1e-5, Replicate((0,)))
     norm.weight = torch.empty(n, device="meta")

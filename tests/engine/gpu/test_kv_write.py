@@ -53,7 +53,7 @@ def test_bytes_are_those_of_the_reference(kv_type: str, n_tokens: int, device: s
 
 @pytest.mark.parametrize("kv_type", TYPES)
 def test_hard_numbers_are_rounded_as_by_torch_and_gguf(kv_type: str, device: str) -> None:
-    """Of all sizes, with ties, zeros of both signs, and the least and largest of F16."""
+    """Numbers of all sizes, with ties, zeros of both signs, and the limits of F16."""
     rng = np.random.default_rng(5)
     x = (rng.normal(size=(60, 64)) * np.exp(rng.uniform(-22, 12, (60, 1)))).astype(np.float32)
     x[0], x[1] = 0, -0.0
@@ -76,7 +76,7 @@ def test_hard_numbers_are_rounded_as_by_torch_and_gguf(kv_type: str, device: str
 
 
 def test_only_the_position_in_memory_counts(device: str) -> None:
-    """The same start elsewhere, which is what a graph repeats; outside nothing is written."""
+    """The same launch serves at another position, as in a graph; it writes nothing else."""
     held, k = layer("f16", 2, 24, 24, 20, device), numbers(4, 2, 2, 24).to(device)
     place = torch.tensor([3], dtype=torch.int32, device=device)
     starts: list[KernelLaunch] = []

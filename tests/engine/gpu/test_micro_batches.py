@@ -19,7 +19,7 @@ IDS = [5, 9, 33, 12, 7, 40, 2]
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that meet as on GPUs; no value is so small that kernels would add it up."""
+    """Let ranks meet as on GPUs, and never by one-shot all-reduces."""
     monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
     monkeypatch.setattr("engine.runtime.model_runner.LEAST_ROWS", 2)
     monkeypatch.setattr(OneShot, "serves", lambda one_shot, n: False)
@@ -30,7 +30,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
-    """Each time that a rank let its other half go on."""
+    """Return the log of the times a rank switched to its other micro-batch."""
     seen: list[Turns] = []
     pass_on = Turns.pass_on
 
@@ -47,7 +47,7 @@ def in_micro_batches(model: Model, *, wanted: bool) -> None:
 
 
 def batches(model: Model) -> np.ndarray:
-    """Logits behind a first batch, and behind one that sees it."""
+    """Return the logits of a first batch, and of one that attends to it."""
     return np.stack([model.runtime.forward(IDS[:4], 0, 3), model.runtime.forward(IDS[4:], 4, 2)])
 
 

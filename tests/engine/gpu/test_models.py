@@ -23,11 +23,11 @@ from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
 
 BAR = 1e-3
-"""NMSE beside exact logits: activations are rounded to bytes, keys and values to F16."""
+"""Largest NMSE against exact logits: activations are rounded to bytes, the cache to F16."""
 
 IDS = [5, 9, 33, 12]
 QUICK = ("qwen3next",)
-"""A family that has what most lack: linear attention, experts, and one that all tokens share."""
+"""Family with what most lack: linear attention, experts, and a shared expert."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,21 +70,21 @@ def test_tokens_are_captured_once_and_drawn_on_the_device(path: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_ranks_capture_and_draw_together(split: list[int], path: Path) -> None:
-    """What they draw is what the host draws from the logits of all."""
+    """They sample what the host samples from all ranks' logits."""
     with load_model(path, ["cpu"] * len(split), split, n_ctx=32) as model:
         check_drawing(model)
 
 
 @pytest.mark.slow
 def test_layers_on_different_ranks_draw_together(tmp_path: Path) -> None:
-    """The rank with the first layers learns the token from the one that has the logits."""
+    """The rank with the first layers gets the token from the one with the logits."""
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=2)
     with load_model(path, ["cpu"] * 2, n_ctx=32, split_mode="layer") as model:
         check_drawing(model)
 
 
 def check_drawing(model: Model) -> None:
-    """On devices and on the host, repeated and computed, all give the same."""
+    """Check that device and host, replayed and computed, sample the same tokens."""
     assert model.runtime.stream is not None, [rank.refusal for rank in model.runtime.ranks]
     drawn = [answer(model, temperature=0), answer(model, **RANDOM)]
     model.runtime.stream = None
@@ -111,7 +111,7 @@ def test_a_split_gives_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_one_rank_cannot_capture_none_does(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They go on meeting by one-shot all-reduces, which are not the reason."""
+    """They keep their one-shot all-reduces, which are not the reason."""
     asked: list[tuple[int, bool]] = []
     original = Rank.captured
 
@@ -169,7 +169,7 @@ def test_where_one_shots_fail_at_first_hosts_add_up(
 def test_a_rank_on_the_cpu_meets_parts_of_graphs(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It computes anew each time, with its own kernels, while the other one replays."""
+    """It computes each time, with its own kernels, while the other one replays."""
     original = RankBuilder._computing_with
 
     def computing_with(self: RankBuilder, number: int, has_kernels: bool) -> object:
@@ -211,7 +211,7 @@ def test_a_rank_that_is_late_once_is_an_error_and_then_forgotten(
 
 
 def check(name: str, folder: Path) -> None:
-    """A family's random model beside transformers, all at once and singly."""
+    """Check a family's random model against transformers, all tokens at once and singly."""
     family = next(family for family in FAMILIES if family.name == name)
     path = folder / "m.gguf"
     ids, expected = family.build(path)
@@ -236,7 +236,7 @@ def test_all_families(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split", [[1, 1], pytest.param([2, 0, 1], marks=pytest.mark.slow)])
 def test_after_another_split_the_devices_draw_again(split: list[int], path: Path) -> None:
-    """Several ranks draw the tokens that one draws."""
+    """Several ranks sample the tokens that one samples."""
     with load_model(path, n_ctx=32) as model:
         expected = answer(model, temperature=0)
         for parts in (split, [1]):

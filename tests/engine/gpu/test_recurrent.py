@@ -16,7 +16,7 @@ from engine.ops.reference import ReferenceOps
 EXACT = ReferenceOps()
 
 Step = Callable[[slice, Tensor], Tensor | None]
-"""What a layer makes of some of the tokens, after a state that it updates."""
+"""A layer's results for some of the tokens, from a state that it updates."""
 
 
 def randn(*shape: int) -> Tensor:
@@ -29,7 +29,7 @@ def seed() -> None:
 
 
 def check(step: Step, expected: Step, state: Tensor, n_token: int) -> None:
-    """In one pass, and the last token by itself."""
+    """Check a layer against the reference: in one pass, and with the last token by itself."""
     wanted, kept = expected(slice(None), want := state.clone()), state.clone()
     got = step(slice(None), state)
     assert got is not None
@@ -145,7 +145,7 @@ def test_state_space_scan(
 
 
 class ChunkOps(ReferenceOps):
-    """The reference with chunks by the kernel, which must serve."""
+    """The reference with chunks computed by the kernel, which must support them."""
 
     def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:
         y = recurrent.scan_chunks(chunks, state)
@@ -185,7 +185,7 @@ def test_many_tokens_are_left_to_matrix_products(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("n_token", [1, 130])
 def test_without_memory(n_token: int) -> None:
-    """Kernels and the matrix products for many tokens need to know the shapes only."""
+    """Kernels, and matrix products for many tokens, need only the shapes."""
     meta = torch.device("meta")
 
     def on_meta(x: Any) -> Any:

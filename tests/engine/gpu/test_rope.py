@@ -1,4 +1,4 @@
-"""Rotation by kernels against the reference."""
+"""RoPE by kernels against the reference."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_angles_of_near_and_far_positions(params: RopeParams, device: str) -> No
 
 
 def test_frequencies_are_made_once(device: str) -> None:
-    """As what a graph repeats would otherwise make them again for each token."""
+    """Otherwise a graph would compute them again for each token."""
     angles, positions = gpu.Angles(), torch.tensor([3], device=device)
     first = angles._turns_of(PLAIN, None, positions.device)
     assert angles._turns_of(RopeParams(24, "neox", 10000.0), None, positions.device) is first
@@ -39,7 +39,7 @@ def test_frequencies_are_made_once(device: str) -> None:
 @pytest.mark.parametrize("style", ["norm", "neox"])
 @pytest.mark.parametrize(("n_rot", "dim"), [(2, 2), (16, 16), (24, 40), (64, 96)])
 def test_heads_are_turned(style: str, n_rot: int, dim: int, device: str) -> None:
-    """Also where only a part of a head turns, and heads are a part of a wider row."""
+    """Heads are rotated whole or in part, also where they lie in a wider row."""
     q = torch.randn(3, 5, dim + 8, device=device)[..., :dim]
     k = torch.randn(3, 2, dim, device=device)
     angle = torch.randn(3, 1, n_rot // 2, device=device)
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_without_memory() -> None:
-    """So that kernels are collected before a model is there."""
+    """Launches are collected before a model is loaded."""
     positions = torch.empty(4, dtype=torch.int64, device="meta")
     cos, sin = gpu.Angles()(PLAIN, torch.empty(12, device="meta"), positions)
     x = torch.empty(4, 2, 32, device="meta")

@@ -1,4 +1,4 @@
-"""Routing and sums by kernels against the reference."""
+"""Expert routing and sums over experts, by kernels, against the reference."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,19 +34,19 @@ RULES = [
 
 
 def some_logits(n_token: int, n_expert: int) -> Tensor:
-    """Each token likes all experts differently."""
+    """Return logits in which all experts of a token differ."""
     torch.manual_seed(n_expert)
     order = torch.rand(n_token, n_expert).argsort()
     return torch.linspace(-3, 3, n_expert)[order] * torch.linspace(0.5, 1, n_token)[:, None]
 
 
 def choice(groups: Groups) -> Tensor:
-    """Each token's experts, (T, n_used)."""
+    """Return each token's experts, (T, n_used)."""
     return groups.expert_of[groups.row_of].cpu()
 
 
 def check(rule: Routing, logits: Tensor, bias: Tensor | None, device: str) -> DeviceGroups:
-    """The choice must be the reference's, weights within rounding."""
+    """Check that the choice is the reference's, and the weights agree within rounding."""
     found = routing.assign(rule, logits.to(device), None if bias is None else bias.to(device))
     assert found is not None
     weights, groups = EXACT.assign(rule, logits, bias)
@@ -58,7 +58,7 @@ def check(rule: Routing, logits: Tensor, bias: Tensor | None, device: str) -> De
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_few_tokens_choose_as_the_reference(rule: Routing, has_bias: bool, device: str) -> None:
-    """Their rows are their pairs."""
+    """Their rows are the pairs in token order."""
     bias = torch.linspace(-0.4, 0.6, rule.n_expert).exp() if has_bias else None
     for n_token in (1, 3):
         groups = check(rule, some_logits(n_token, rule.n_expert), bias, device)
@@ -81,7 +81,7 @@ def test_many_tokens_are_sorted_by_expert(rule: Routing, n_token: int, device: s
 
 
 def check_table(groups: DeviceGroups, expected: Groups) -> None:
-    """Blocks are parts of the groups, in order, and none is too large."""
+    """Check that blocks are parts of the groups, in order, and none is too large."""
     blocks = groups.table.tolist()
     assert len(blocks) >= sum(1 for block in blocks if block[2])
     used = [block for block in blocks if block[2]]
@@ -99,7 +99,7 @@ def check_table(groups: DeviceGroups, expected: Groups) -> None:
 def test_all_tokens_go_to_the_same_experts(
     experts: Sequence[int], n_token: int, device: str
 ) -> None:
-    """Also where that is more than a step of the kernel, and others are not used at all."""
+    """They fill more than a step of the kernel, and other experts are not used at all."""
     chosen = torch.tensor(experts).repeat(n_token, 1)
     groups = routing.sorted_groups(chosen.to(torch.int32).to(device), 7)
     expected = Groups.of(chosen)
@@ -130,7 +130,7 @@ def test_tiny_sums_do_not_divide(device: str) -> None:
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 0.0])
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_experts_differ_whatever_the_logits_are(rule: Routing, number: float, device: str) -> None:
-    """Of equal ones the first count."""
+    """Of equal logits the first experts are chosen."""
     logits = some_logits(4, rule.n_expert)
     logits[1:, ::2] = number
     logits[3] = number
@@ -166,7 +166,7 @@ def test_sums_are_those_of_the_reference(
 
 @pytest.mark.parametrize("n_token", [1, 5, 40])
 def test_groups_serve_as_those_of_the_host(n_token: int, device: str) -> None:
-    """What is gathered and added up is the same; only the host cannot go through them."""
+    """They gather and sum the same rows; only the host cannot iterate over them."""
     rule, logits = Routing(9, 3), some_logits(n_token, 9)
     found = routing.assign(rule, logits.to(device), None)
     assert found is not None
@@ -188,7 +188,7 @@ def test_groups_serve_as_those_of_the_host(n_token: int, device: str) -> None:
 
 @pytest.mark.parametrize("n_token", [1, 8, 9, 500])
 def test_shapes_alone_are_enough(n_token: int) -> None:
-    """No number is read: the same starts happen without any memory."""
+    """No number is read: the launches are the same without any memory."""
     started: list[Any] = []
     with intercept_launches(lambda start: started.append(start.kernel) or True):
         found = routing.assign(Routing(32, 4), torch.empty(n_token, 32, device="meta"), None)

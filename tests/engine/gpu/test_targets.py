@@ -16,14 +16,14 @@ SWEEP = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_120", "gfx1100", "gfx942")
 
 
 def compiled(*arguments: str) -> dict[str, Any]:
-    """What came of compiling; it is kept with pytest's own cache."""
+    """Return the results of compiling, which are kept with pytest's own cache."""
     folder = str(Path(os.environ["TANDEM_KERNEL_CACHE"]) / "triton")
     return dict(run_offline("tests.engine.gpu.targets", *arguments, TRITON_CACHE_DIR=folder))
 
 
 @pytest.fixture(scope="module")
 def quick() -> dict[str, Any]:
-    """One variant of each kernel, for two targets."""
+    """Compile one variant of each kernel, for two targets."""
     return compiled("--json", *QUICK)
 
 
@@ -45,7 +45,7 @@ def test_all_variants_compile(target: str) -> None:
 
 
 def started_kernels() -> Iterator[str]:
-    """Such as "norm.norm": attributes of modules of kernels that others of `engine.gpu` name."""
+    """Return names such as "norm.norm": kernels that modules of `engine.gpu` launch."""
     package = Path(engine.gpu.__file__).parent
     jitted = {path.stem: set(_jitted(path)) for path in (package / "kernels").glob("*.py")}
     for path in package.rglob("*.py"):
@@ -64,7 +64,7 @@ def started_kernels() -> Iterator[str]:
 
 
 def _jitted(path: Path) -> Iterator[str]:
-    """The functions of a file that Triton compiles."""
+    """Return the functions of a file that Triton compiles."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and "jit" in map(_name, node.decorator_list):
             yield node.name

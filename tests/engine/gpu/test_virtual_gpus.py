@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 IDS = [5, 9, 33, 12]
 N_RANKS = (2, 4)
 MOST_HOST_S = 300e-6
-"""Per rank and token; a step that takes longer is the host's, not the GPU's."""
+"""Seconds per rank and token; a step that takes longer is the host's fault."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_they_write_what_one_rank_writes(split: Model, path: Path) -> None:
 
 
 def test_many_replays_give_the_same_bits(split: Model) -> None:
-    """Neither does one of them wait for ever, nor is there a bit that differs."""
+    """No replay hangs, and no bit differs."""
     expected = split.runtime.forward([7], 100, 0)
     for _ in range(2000):
         assert np.array_equal(split.runtime.forward([7], 100, 0), expected)

@@ -1,4 +1,4 @@
-"""Trials in another process: what it lives through, what it does not, and that it is ended."""
+"""Trials in a child process: those it survives, those it does not, and that it is killed."""
 
 import sys
 import time
@@ -26,7 +26,7 @@ def outcome(
     steps: Sequence[TrialStep] = STEPS,
     step_s: float = 1.0,
 ) -> tuple[list[StepResult], int]:
-    """What is found, and how many processes it took."""
+    """Run trials; return the results, and the number of processes that it took."""
     command = sys.executable, "-m", "tests.helpers.fake_link_child", behaviour, where, str(folder)
     found = try_steps(steps, GPUS, command=command, start_s=10, step_s=step_s)
     for file in folder.iterdir():

@@ -1,4 +1,4 @@
-"""What is found of links when a model is loaded is among its warnings."""
+"""Findings about links while a model is loaded are among its warnings."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ def test_a_person_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_ways_are_found_for_gpus_that_hold_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the wish of who loads."""
+    """They are asked for with the p2p mode of the load."""
     pytest.importorskip("triton")
     asked = []
 

@@ -1,4 +1,4 @@
-"""Which routes follow from trials: what was proven, is kept on disk and still works."""
+"""Routes that follow from trials: proven, kept on disk and still working."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stores_without_kernels(bench: FakeBench, place: Place, effort: Effort) -> BothDirections:
-    """Interpreted kernels are slow, and tested elsewhere: here the host writes."""
+    """Let the host write packets: interpreted kernels are slow, and tested elsewhere."""
     found = []
     for source in (0, 1):
         slot = bench.slot(source, place, 16)
@@ -161,7 +161,7 @@ def test_nothing_that_kernels_write_arrives(path: Path) -> None:
 
 
 def test_no_memory_of_the_host_for_kernels(path: Path) -> None:
-    """It may be there the next time, so it is not kept."""
+    """The memory may be there the next time, so the result is not kept."""
     machine = FakeMachine({TWO: FakeBench(without=frozenset(["host"]))}, forbidden=frozenset([TWO]))
     routes = find_routes(TWO, file=MachineFile(path), machine=machine)
     assert both(routes) == (Way(None, "host"), Way(None, "host"))
@@ -239,7 +239,7 @@ def test_a_process_that_does_not_start_proves_nothing(path: Path) -> None:
 
 
 def test_the_faster_of_two_ways_is_taken_unless_asked(path: Path) -> None:
-    """Some machines read a neighbour's memory well and write it badly."""
+    """Some machines read a peer's memory fast and write it slowly."""
     slow = TrialRecord("passed", "", {16384: 9e-5, 32768: 1e-4})
     fast = TrialRecord("passed", "", {16384: 1e-5, 32768: 2e-5})
     apart = {

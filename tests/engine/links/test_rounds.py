@@ -1,4 +1,4 @@
-"""The kernel that writes and waits, in two processes at once: interpreted, but really waiting."""
+"""The kernel of exchanges in two processes at once: interpreted, but really waiting."""
 
 import json
 import subprocess
@@ -32,5 +32,5 @@ def test_two_kernels_write_for_each_other_in_turn(path: Path) -> None:
 
 
 def test_a_kernel_that_is_alone_gives_up(path: Path) -> None:
-    """In its first round, and once; a second one is not begun."""
+    """It gives up in its first round, and begins no second one."""
     assert play(0, path, 5, limit=2) == [0, N_PROGRAMS * MOST, 0]

@@ -1,4 +1,4 @@
-"""What is asked of a real machine: its driver, and another process that sees two GPUs only."""
+"""Queries of a real machine: its driver, and a child process that sees two GPUs only."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +21,7 @@ CPU = DeviceInfo("cpu", "cpu", "CPU", 1, 1)
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> ThisMachine:
-    """Of three GPUs the first two reach each other."""
+    """Return a machine with three GPUs, of which the first two have peer access."""
 
     def reaches(device: torch.device, peer: torch.device) -> bool:
         return {device.index, peer.index} == {0, 1}

@@ -1,4 +1,4 @@
-"""Trials of links, with kernels that are interpreted: whatever a link does wrong is found."""
+"""Trials of links with interpreted kernels find whatever a link does wrong."""
 
 import io
 import json
@@ -80,7 +80,7 @@ def test_a_copy_that_never_ends_is_given_up() -> None:
 
 
 def test_answers_that_vanish_are_told_from_data_that_do() -> None:
-    """Both go by the host then."""
+    """Lost answers through host memory are told from lost data."""
     found = try_stores(FakeBench(stores={(1, "host"): lost}), "host", TINY)
     assert [trial.verdict for trial in found] == ["lost", "lost"]
     assert found[0].why == "an answer through host memory does not arrive"
@@ -100,7 +100,7 @@ def test_what_passes_is_timed_with_the_lanes_of_the_slots() -> None:
 
 
 def test_a_lack_of_memory_is_no_fault_of_the_link() -> None:
-    """It may be tried again, unlike what ended with an error of the driver."""
+    """It is refused, to be tried again, unlike a trial that a driver's error ended."""
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.\nAnd more.")
     cases = (full, "refused"), (RuntimeError("CUDA error: unspecified launch failure"), "crashed")
     for error, verdict in cases:
@@ -160,7 +160,7 @@ def test_two_streams_of_one_gpu_pass_by_the_host(means: str) -> None:
 
 
 def test_a_trial_touches_no_other_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch makes the device from before current when a stream of another one is left."""
+    """Leaving a stream of another device makes torch's earlier device current."""
     current, left = [0], list[int]()
 
     @contextmanager

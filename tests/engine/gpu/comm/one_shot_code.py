@@ -48,7 +48,7 @@ BRANCH = re.compile(r"(?:BRA|s_c?branch\w*)\s.*?(\.L\w+)")
 
 
 def starts_of(name: str) -> list[KernelLaunch]:
-    """The fused kernels of a rank that has something to add, and of one that has not."""
+    """Return the fused kernels of a rank with a partial sum, and of one without."""
     starts: list[KernelLaunch] = []
     with (
         use_target(targets_of(name)[0]),
@@ -64,14 +64,14 @@ def starts_of(name: str) -> list[KernelLaunch]:
 
 
 def reduced(ttgir: str) -> list[str]:
-    """How numbers that are added up lie in threads, which decides in what order that happens."""
+    """Return the layouts of summed values in threads, which decide the order of additions."""
     layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
     found = re.findall(r"\}\) : \(tensor<\d+xf32, (#\w+)>\) -> f32", ttgir)
     return [layouts[name] for name in found]
 
 
 def sass(cubin: bytes) -> str:
-    """A kernel for NVIDIA as its instructions."""
+    """Return the instructions (SASS) of a kernel for NVIDIA."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -81,7 +81,7 @@ def sass(cubin: bytes) -> str:
 
 
 def loops(lines: Sequence[str]) -> Iterator[range]:
-    """The lines between each branch backwards and where it leads."""
+    """Return the loops: lines between each backward branch and its target."""
     places = {m[1]: at for at, line in enumerate(lines) if (m := LABEL.match(line))}
     for at, line in enumerate(lines):
         m = BRANCH.search(line)
@@ -90,19 +90,19 @@ def loops(lines: Sequence[str]) -> Iterator[range]:
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """Which loads and stores there are, and where.
+    """Return counts of the loads and stores of a compiled kernel.
 
     Returns:
         polls: loads of packets; `looped` of them are in a loop.
-        n_pair: of packets that a thread has of each member.
+        n_pair: pairs of packets of each member that a thread reads.
         writes: stores of packets; `early` of them come before the first load.
         clocks: reads of the clock in a loop.
-        weak: loads of 64 bits in a loop that a cache may answer, but for tables of addresses.
-        strong: what PTX calls accesses that go to memory itself.
-        whole: stores in PTX whose packets are made of a word and the flag of both.
-        stores: all of them.
-        rough: arithmetic in PTX that is not exactly rounded, so each kind of GPU may have its own.
-        norms: how each of the kernels adds up squares.
+        weak: 64-bit loads in a loop that a cache may answer, without those of address tables.
+        strong: PTX names of the accesses that bypass caches.
+        whole: PTX stores of two packets, each made of a word and the same flag.
+        stores: all such stores.
+        rough: PTX arithmetic without exact rounding, which may differ between kinds of GPUs.
+        norms: how each kernel sums squares, see `reduced`.
     """
     starts = starts_of(name)
     with offline(targets_of(name)[1]):
@@ -136,7 +136,7 @@ def facts_of(name: str) -> dict[str, Any]:
 
 
 def places(lines: Sequence[str], pattern: str) -> list[int]:
-    """Where such lines are."""
+    """Return the numbers of the lines that match a pattern."""
     return [at for at, line in enumerate(lines) if re.search(pattern, line)]
 
 

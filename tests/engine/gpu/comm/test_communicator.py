@@ -1,4 +1,4 @@
-"""Ranks on GPUs: sums, joins, failures; with interpreted kernels and made-up streams."""
+"""Communicator of ranks on GPUs: all-reduce, gather, failures; with fake streams."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ Compute = Callable[[DeviceCommunicator], Tensor | None]
 
 @dataclass(frozen=True)
 class SameWay(Routes):
-    """One way between all devices, even where they are one."""
+    """Routes that are the same between all devices, even between a device and itself."""
 
     way: Way = BY_HOST
 
@@ -36,7 +36,7 @@ class SameWay(Routes):
 
 
 class Ranks:
-    """A pool and the communicators of its ranks.
+    """An executor of ranks and their communicators.
 
     Args:
         machine: made-up devices; None for such that do everything at once.
@@ -91,7 +91,7 @@ def total_of(values: Sequence[Tensor | None]) -> Tensor:
 def test_a_sum_has_the_same_bits_on_every_rank(
     ranks: Callable[..., Ranks], n: int, *, is_known: bool
 ) -> None:
-    """By kernels where all members know its shape, else by copies."""
+    """One-shot where all members know the shape, else by copies."""
     values = [torch.randn(2, 33) * 10.0**r for r in range(n)]
     found = ranks(n).sums(values, (2, 33) if is_known else None)
     assert len(found) == n
@@ -128,7 +128,7 @@ def test_what_no_kernel_adds_up_is_copied(ranks: Callable[..., Ranks]) -> None:
 
 
 def come_out_right(some: Ranks) -> bool:
-    """Sums, values of one rank and joined slices in a row, with groups in between."""
+    """Return whether all-reduces, broadcasts and gathers in a row, also in groups, are right."""
     large = [torch.randn(300, 200) for _ in range(3)]
     given = torch.randn(5, 7)
 
@@ -173,7 +173,7 @@ def test_whatever_devices_do_first(ranks: Callable[..., Ranks], seed: int, copie
 def test_no_wait_is_there_in_vain(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither those of streams nor that of the host."""
+    """Every wait of streams and of the host is needed for some order of operations."""
     routes, machine = SameWay(way=Way(None, "host")), Machine(0)
     assert come_out_right(ranks(3, routes, machine))
     sites = [site for site in machine.sites if site.startswith("communicator.py")]
@@ -326,7 +326,7 @@ def test_a_device_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_repeated_token_meets_again(ranks: Callable[..., Ranks]) -> None:
-    """What is captured has the same sums, in memory that each replay writes anew."""
+    """A capture gives the same sums, in memory that each replay writes again."""
     some = ranks(2)
     values = [torch.randn(1, 12), torch.randn(1, 12)]
 

@@ -1,4 +1,4 @@
-"""Large values by copies: the same bits everywhere, in whatever order devices do what they may."""
+"""All-reduce by copies: the same bits on all ranks, in whatever order devices work."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -21,12 +21,12 @@ PLACES: tuple[Place, ...] = ("host", "peer", "device")
 
 Values = Sequence[Tensor | None]
 Map = list[list[Place]]
-"""How each rank, by row, brings values to each other one."""
+"""Place of values from each rank (row) to each other one (column)."""
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buffers of which even few numbers need several."""
+    """Shrink buffers, so that even small values need several rounds."""
     monkeypatch.setattr(footprint, "LINK_ROUND_BYTES", ROUND)
     monkeypatch.setattr(copies, "ROUND_BYTES", ROUND)
     monkeypatch.setattr(copies, "LEAST_CHUNK", 128)
@@ -34,7 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ranks:
-    """Members of one group on made-up devices."""
+    """Members of one group on fake devices."""
 
     def __init__(self, machine: Machine, places: Map) -> None:
         self.machine = machine
@@ -59,7 +59,7 @@ class Ranks:
         return Seat(number, places[number], [row[number] for row in places], meet, until)
 
     def run(self, collectives: Sequence[tuple[str, Values]]) -> list[list[Tensor]]:
-        """What each of several in a row gives on each rank."""
+        """Run collectives in a row; return each one's results on all ranks."""
         try:
             found = self._pool.run(lambda rank: [self._one(rank, *c) for c in collectives])
         finally:
@@ -68,7 +68,7 @@ class Ranks:
         return [list(results) for results in zip(*found, strict=True)]
 
     def _one(self, rank: int, kind: str, values: Values) -> Tensor:
-        """One collective; what is behind it in the stream takes the memory for other things."""
+        """Run a collective; the next work in its stream overwrites the memory."""
         compute, member = self._queues[rank].compute, self._ranks[rank]
         value = values[rank]
         shape = next(v for v in values if v is not None).shape
@@ -91,7 +91,7 @@ class Ranks:
 
 
 def expected(kind: str, values: Values) -> Tensor:
-    """What all ranks must have."""
+    """Return the result that all ranks must have."""
     some = [v for v in values if v is not None]
     if kind == "broadcast":
         return some[0]
@@ -103,7 +103,7 @@ def expected(kind: str, values: Values) -> Tensor:
 
 
 def some_collectives(n: int, random: Random) -> list[tuple[str, Values]]:
-    """Sums and broadcasts of all sizes, with members that have nothing."""
+    """Return all-reduces and broadcasts of all sizes, also with members without a value."""
     torch.manual_seed(random.random())
     made: list[tuple[str, Values]] = []
     for _ in range(4):
@@ -151,7 +151,7 @@ def test_memory_that_cannot_be_pinned_is_slow_but_right(n: int) -> None:
 
 
 def long_sums(n: int, kind: str = "sum") -> list[tuple[str, Values]]:
-    """Of several rounds each, so that all sets of buffers are used again."""
+    """Return all-reduces of several rounds each, so that all sets of buffers are reused."""
     torch.manual_seed(n)
     source = [{k % n} if kind == "broadcast" else set(range(n)) for k in range(3)]
     return [(kind, [torch.randn(40, 50) if k in s else None for k in range(n)]) for s in source]
@@ -165,7 +165,7 @@ SCENES: list[tuple[Callable[[int], Map], int, str]] = [
 
 
 def test_no_wait_is_there_in_vain() -> None:
-    """Without any one of the waits something is wrong, for some order of operations."""
+    """Without any one of the waits a result is wrong, for some order of operations."""
     machine = Machine(0)
     for places, n, kind in SCENES:
         scene = Machine(0)
@@ -178,7 +178,7 @@ def test_no_wait_is_there_in_vain() -> None:
 
 
 def is_missed(site: str) -> bool:
-    """Whether something goes wrong without a wait."""
+    """Return whether a result is wrong without a wait."""
     return any(
         not is_right(Machine(seed, site), places(n), long_sums(n, kind))
         for seed in range(8)
@@ -187,7 +187,7 @@ def is_missed(site: str) -> bool:
 
 
 def test_what_arrives_is_less_than_all_values() -> None:
-    """Each of n ranks gets 2 (n - 1) / n of a value, and no more goes up to the host."""
+    """Each of n ranks receives 2 (n - 1) / n of a value, and no more goes to the host."""
     for n in (2, 3, 4, 8):
         machine = Machine(0)
         ranks = Ranks(machine, uniform(n, "host"))

@@ -23,7 +23,7 @@ from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
 
 BAR = 1e-3
-"""NMSE beside exact logits, as in `test_models`."""
+"""Largest NMSE against exact logits, as in `test_models`."""
 
 IDS = [5, 9, 33, 12]
 
@@ -35,7 +35,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Have everything copied, in several rounds; how many sums were."""
+    """Let all-reduces go by copies, in several rounds; return a function that counts them."""
     assert LINK_ROUND_BYTES > 1 << 10
     counts = []
     monkeypatch.setattr(one_shot, "MOST_NUMBERS", 0)
@@ -52,7 +52,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 def logits(path: Path, n_device: int, ids: list[int] = IDS, **how: object) -> np.ndarray:
-    """All at once; the first ones by themselves give the same."""
+    """Return the logits of all tokens at once; the first tokens alone must give the same."""
     with load_model(path, ["cpu"] * n_device, n_ctx=32, **how) as model:  # type: ignore[arg-type]
         assert isinstance(model.runtime.group, DeviceGroup)
         found = model.logits(ids)
@@ -97,7 +97,7 @@ def test_what_is_copied_is_rounded_and_right(
 def test_families_with_ranks_that_have_nothing(
     name: str, by: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Where a rank has no part of a block it takes part in each of its sums."""
+    """A rank without a part of a block takes part in all of its all-reduces."""
     family = next(family for family in FAMILIES if family.name == name)
     path = tmp_path / "m.gguf"
     ids, expected = family.build(path)
@@ -112,7 +112,7 @@ def test_families_with_ranks_that_have_nothing(
 def test_what_ranks_met_by_is_freed_with_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once: another split needs the room, and garbage is collected only now and then."""
+    """It is freed at once: another split needs the memory, and the gc runs only now and then."""
     monkeypatch.setattr(
         "engine.runtime.model_runner.captures_tokens", lambda: False
     )  # to capture them takes long
@@ -133,7 +133,7 @@ def test_what_ranks_met_by_is_freed_with_the_model(
 
 
 def test_a_device_that_fails_leaves_no_second_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of CUDA stays: whatever is asked of the device fails with it, recovery as well."""
+    """CUDA errors are sticky: every later call on the device fails, recovery too."""
     monkeypatch.setattr(comms, "_abandoned", kept := list[Any]())
 
     def record() -> None:

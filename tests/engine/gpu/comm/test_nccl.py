@@ -1,4 +1,4 @@
-"""Large sums by NCCL, as a made-up one does them: late, or not at all."""
+"""All-reduce by a fake NCCL that is late, or fails."""
 
 import logging
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def late_gather(
     values: Sequence[Tensor], outputs: Sequence[Tensor], queues: Sequence[FakeQueue]
 ) -> None:
-    """Each queue waits for all, writes, and is waited for by all: peers read what it gave."""
+    """All-gather in which each queue waits for all others before and after it writes."""
     ready = [queue.record() for queue in queues]
     for queue, output in zip(queues, outputs, strict=True):
         for event in ready:
@@ -34,7 +34,7 @@ def late_gather(
 
 
 class Failing:
-    """Works a number of times."""
+    """An all-gather that works `n` times, then fails."""
 
     def __init__(self, n_good: int) -> None:
         self.n_left = n_good
@@ -49,7 +49,7 @@ class Failing:
 def summed(
     seed: int, shared: Nccl, values: Sequence[Tensor | None], machine: Machine | None = None
 ) -> list[Tensor]:
-    """By two ranks, twice in a row."""
+    """Return the sums of two ranks, computed twice in a row."""
     machine = machine or Machine(seed)
     group = DeviceGroup([CPU] * 2, Routes(), shared, lambda device: FakeQueues(machine))
     pool = RankThreads(2, group.abort, lambda: None)

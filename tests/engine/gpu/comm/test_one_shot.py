@@ -1,4 +1,4 @@
-"""Sums of ranks inside kernels: the same bits on all, round after round."""
+"""One-shot all-reduce: the same bits on all ranks, round after round."""
 
 import sys
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ META = torch.device("meta")
 
 @pytest.fixture(params=["f32", "bf16"])
 def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How numbers travel: whole, or in BF16 from 4 on."""
+    """Type of the packets: F32, or BF16 for values of more than 3 elements."""
     if request.param == "bf16":
         monkeypatch.setattr(one_shot_module, "MOST_IN_F32", 3)
     return str(request.param)
@@ -61,7 +61,7 @@ def test_all_members_have_the_same_bits(n: int, empty: Sequence[int]) -> None:
 
 @pytest.mark.usefixtures("wire")
 def test_numbers_that_are_none(wire: str) -> None:
-    """Zeros keep their sign; what is no number or infinite stays so, whatever its bits."""
+    """Zeros keep their sign; NaN and infinity survive, whatever their bits."""
     odd = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3e38, -3.4e38, 1e-40]
     x = torch.tensor([odd]).repeat(1, 2)
     x.view(torch.int32)[0, 12:15] = torch.tensor([0x7FFFFFFF, -1, 0x7FC00001])
@@ -80,7 +80,7 @@ def test_numbers_that_are_none(wire: str) -> None:
 
 @pytest.mark.usefixtures("wire")
 def test_several_programs_with_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each counts once: values of one and of many programs go on by turns."""
+    """A round counts once, for values of one program and of many in turn."""
     monkeypatch.setattr(one_shot_module, "BLOCK", 128)
     with ranks_of(2) as ranks:
         for seed, n in enumerate((300, 1, 129, 513, 128)):
@@ -97,7 +97,7 @@ def norm_of(n: int, kind: type[Norm] = RMSNorm, *, has_bias: bool = False) -> No
 
 
 def same(found: object, wanted: tuple[Tensor, Tensor | None] | None) -> bool:
-    """Whether both are the same stream and the same normed one, bit by bit."""
+    """Return whether two pairs of hidden state and normed state have the same bits."""
     assert isinstance(found, tuple)
     assert wanted is not None
     pairs = zip(found, wanted, strict=True)
@@ -150,7 +150,7 @@ def test_normed_rows_are_rounded_on_the_way(how: str, monkeypatch: pytest.Monkey
 
 
 def test_arithmetic_by_a_one_shot() -> None:
-    """Operations of a rank take the one-shot all-reduce, also where its kernel does not serve."""
+    """A rank's add_norm uses the one-shot all-reduce, with or without the fused kernel."""
     values, x, norm = values_of(2, (2, 48), (), 3), randn(2, 48, seed=9), norm_of(48)
     norm_without = norm_of(48)
     norm_without.weight = norm_without.weight.double()  # no kernel reads it
@@ -191,7 +191,7 @@ def test_numbers_of_rounds_begin_anew(start: int) -> None:
 
 
 def test_old_packets_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever a packet lies, also where rounds of this size have none."""
+    """Old packets are rewritten anywhere, also where rounds of this size write none."""
     renewed = one_shot.RENEWED.value
     monkeypatch.setattr(one_shot_module, "SLOT", 2 + 2 * 3 * renewed)
     with ranks_of(2) as ranks:
@@ -249,7 +249,7 @@ def test_ten_thousand_replays() -> None:
 
 
 def test_one_kernel_for_all() -> None:
-    """What GPUs start: it writes, waits and adds up at once."""
+    """GPUs launch a single kernel, which writes, waits and adds."""
     values, x, norm = values_of(2, (2, 48), (), 3), randn(2, 48, seed=9), norm_of(48)
     wanted = elementwise.add_norm(x, Addend(expected(values)), norm)
     with ranks_of(2) as ranks:
@@ -322,7 +322,7 @@ def test_what_a_one_shot_takes() -> None:
 
 
 def test_programs_of_ranks_on_one_gpu_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that wait for each other must run together; a rank that is alone needs no limit."""
+    """Programs that wait for each other must run together; a single rank needs no limit."""
     monkeypatch.setattr(slots, "target_of", lambda device: KernelTarget("nvidia", 86, 28))
     first, second = (torch.device("cuda", n) for n in range(2))
     assert [most_waiting(first, 2), most_waiting(second, 1)] == [7, sys.maxsize]
@@ -339,7 +339,7 @@ def test_programs_of_ranks_on_one_gpu_find_room(monkeypatch: pytest.MonkeyPatch)
 def test_each_pair_is_read_by_one_thread(
     n_row: int, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one that reads it too could see it later, and have the program go on without it."""
+    """A second reader could see the pair later than the first, and miss it."""
     starts: list[KernelLaunch] = []
     x = torch.empty(n_row, n, device=META)
     with (
@@ -361,7 +361,7 @@ def test_each_pair_is_read_by_one_thread(
 
 
 def test_without_memory() -> None:
-    """On a GPU all is one kernel; interpreted it is two."""
+    """A collective is one kernel on a GPU, and two where kernels are interpreted."""
     x = torch.empty(2, 64, device=META)
     norm = SimpleNamespace(kind="rms", weight=x[0].clone(), bias=None, eps=1e-5, is_absent=False)
     for target, n_start in ((KernelTarget("nvidia", 90, 132), 1), (KernelTarget("amd", 0, 96), 1)):

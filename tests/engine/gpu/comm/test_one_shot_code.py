@@ -11,7 +11,7 @@ from tests.engine.gpu.offline import run_offline
 TARGETS = "sm_75", "sm_90", "gfx1100"
 
 N_OTHER = 2
-"""Members that the compiled kernel writes for."""
+"""Number of members in the compiled kernels."""
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +39,13 @@ def test_packets_on_nvidia(code: dict[str, dict[str, Any]], target: str) -> None
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_90"])
 def test_different_gpus_have_the_same_bits(code: dict[str, dict[str, Any]], target: str) -> None:
-    """The residual stream may go through a norm, and ranks compare it."""
+    """The hidden state goes through a norm, and ranks compare its bits."""
     assert code[target]["rough"] == []
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_ranks_with_nothing_norm_as_others_do(code: dict[str, dict[str, Any]], target: str) -> None:
-    """In the same order: a choice of experts depends on the last bit."""
+    """They add in the same order: the choice of experts depends on the last bit."""
     with_own, without = code[target]["norms"]
     assert with_own == without
     assert len(with_own) == 1

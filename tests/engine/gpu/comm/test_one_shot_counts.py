@@ -22,7 +22,7 @@ GPUS = ("cuda:0", "cuda:1")
 
 
 def met(path: Path, monkeypatch: pytest.MonkeyPatch, mode: str = "tensor") -> tuple[int, int, int]:
-    """Sums that blocks state for a token, those inside kernels, and meetings of hosts."""
+    """Return a token's expected all-reduces, its one-shot ones, and the hosts' meetings."""
     n_by_host = 0
     by_one_shot, broadcast = _LoneRank._by_one_shot, _LoneRank.broadcast
 

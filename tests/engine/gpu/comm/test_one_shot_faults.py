@@ -1,4 +1,4 @@
-"""Sums inside kernels where a rank does not come, or shall not be awaited."""
+"""One-shot all-reduces in which a rank does not come, or must not be waited for."""
 
 import threading
 import time
@@ -31,16 +31,16 @@ from tests.helpers.one_shot import (
 )
 
 SHORT_S = 50e-6
-"""Fifty polls."""
+"""Timeout of fifty polls, in seconds."""
 
 LONG_S = 100.0
-"""More polls than a test can wait for."""
+"""Number of polls that no test can wait for."""
 
 SHAPE = (1, 20)
 
 
 def starts_anew(ranks: Ranks) -> bool:
-    """Whether sums are right on all ranks."""
+    """Return whether all-reduces are right on all ranks."""
     for seed in range(3):
         values = values_of(len(ranks.group), SHAPE, (), seed)
         if not alike(ranks.sums(values, SHAPE), expected(values)):
@@ -49,7 +49,7 @@ def starts_anew(ranks: Ranks) -> bool:
 
 
 def patient(one_shot: OneShot) -> OneShot:
-    """A one-shot all-reduce that would wait for longer than the test may take."""
+    """Let a rank's kernels wait for longer than the test may take."""
     one_shot._end = replace(one_shot._end, patience=int(LONG_S * slots_module.POLLS_PER_S))
     return one_shot
 
@@ -80,7 +80,7 @@ def test_a_rank_that_does_not_come_is_named(exchange: Exchange) -> None:
 
 
 def write_late(ranks: Ranks, seats: Sequence[int], exchange: Exchange) -> None:
-    """Let some ranks write, in kernels of their own as where they are interpreted."""
+    """Let some ranks write their packets, without reading any."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (one_shot_module, slots_module):
             patch.setattr(module, "target_of", lambda device: INTERPRETER)
@@ -106,7 +106,7 @@ def test_after_a_reset_all_is_well() -> None:
 
 
 def test_rounds_after_a_reset_are_not_those_before() -> None:
-    """What a link brings late is then of no round that comes."""
+    """Packets that a link delivers late belong to no coming round."""
     with ranks_of(2, SHORT_S) as ranks:
         slot = ranks.one_shot(1)._end.slots[0]._packets  # type: ignore[attr-defined]
         with one_kernel():
@@ -125,7 +125,7 @@ def test_rounds_after_a_reset_are_not_those_before() -> None:
 
 
 def test_rounds_go_on_beyond_the_largest_number() -> None:
-    """Unless 0 would follow, which stands where nobody has written."""
+    """Round numbers wrap around, but skip 0, which marks unwritten packets."""
     most = (1 << 31) - 1
     assert fresh_round([7, 9, 8]) == 10
     assert fresh_round([most, most]) == -most - 1
@@ -135,7 +135,7 @@ def test_rounds_go_on_beyond_the_largest_number() -> None:
 
 
 def test_nobody_waits_while_all_are_started_once() -> None:
-    """Each rank starts as many kernels, one after the other; then they meet as ever."""
+    """Ranks launch their kernels one rank after another; later all-reduces work as ever."""
     with ranks_of(2) as ranks:
         assert starts_anew(ranks)
         with one_kernel(), ranks.one_shots.without_waiting():
@@ -174,7 +174,7 @@ def test_what_is_made_later_does_not_wait_either() -> None:
 
 
 def test_ranks_in_several_groups() -> None:
-    """A problem in one group ends waiting in the others, too, and is told once for all."""
+    """A problem in one group ends waiting in all groups, and is reported once."""
     with one_kernel(), ranks_of(2, SHORT_S) as ranks:
         pair, alone = (0, 1), ranks.one_shots
         wide = OneShotGroups([CPU] * 3, Routes(), None, SHORT_S)
@@ -202,7 +202,7 @@ def test_who_waited_itself_is_not_to_blame() -> None:
 
 
 class Peers(FakeCuda):
-    """A driver with memory.
+    """A fake CUDA driver that allocates memory.
 
     Attributes:
         allowed: devices that were given access, by the context they had.
@@ -285,7 +285,7 @@ def test_slots_on_the_host_have_a_place_on_each_device(
 
 
 def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the driver gives none, there is no one-shot all-reduce, on any rank."""
+    """Without the driver's memory no rank has a one-shot all-reduce."""
     for failing in ("cuCtxEnablePeerAccess", "cuMemAlloc_v2", "cuMemsetD8_v2"):
         peers = Peers((failing, 2))
         monkeypatch.setattr(CudaApi, "open", lambda peers=peers: CudaApi(peers))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 N = 4096
 
 SUMS = 100
-"""Of a graph whose time is taken."""
+"""All-reduces in a graph that is timed."""
 
 
 class Ranks:
@@ -47,7 +47,7 @@ class Ranks:
         return one_shot
 
     def all(self, do: Callable[[OneShot], object]) -> list[object]:
-        """Start something on each rank, then wait for all of them."""
+        """Start work on each rank, then wait for all ranks; return the results."""
         torch.cuda.synchronize(self.device)
         found = []
         for seat, stream in enumerate(self.streams):
@@ -57,14 +57,14 @@ class Ranks:
         return found
 
     def ready(self, do: Callable[[OneShot], object]) -> None:
-        """Have all kernels loaded before any waits for another one."""
+        """Load all kernels before any of them waits for another."""
         with self.one_shots.without_waiting():
             self.all(do)
 
     def captured(
         self, do: Callable[[OneShot], Tensor]
     ) -> list[tuple[torch.cuda.CUDAGraph, Tensor]]:
-        """A graph of each rank, and its result."""
+        """Capture work on each rank; return the graphs and their results."""
         self.ready(do)
         found = []
         for seat, stream in enumerate(self.streams):
@@ -77,7 +77,7 @@ class Ranks:
         return found
 
     def replay(self, graphs: Sequence[tuple[torch.cuda.CUDAGraph, Tensor]]) -> None:
-        """Start all of them, then wait."""
+        """Replay all graphs, then wait."""
         for stream, (graph, _) in zip(self.streams, graphs, strict=True):
             with torch.cuda.stream(stream):
                 graph.replay()
@@ -188,7 +188,7 @@ def test_latency(place: str, n_byte: int, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_ten_thousand_replays(place: str) -> None:
-    """Graphs of four ranks, with other numbers each time and no bit that differs."""
+    """Graphs of four ranks give the right bits for new values each time."""
     ranks = Ranks(4, place)
     xs = [randn(1, N, seed=seat).cuda() for seat in ranks.group]
     graphs = ranks.captured(lambda one_shot: one_shot.all_reduce(xs[one_shot.seat], (1, N)))

@@ -19,11 +19,11 @@ import pytest
 T = TypeVar("T")
 
 PLACES = 3
-"""Pairs of packets in a half; a program has one of them, so a round has up to as many programs."""
+"""Pairs of packets in a half of a slot: one per program, so also the most programs."""
 
 
 class Packet(NamedTuple):
-    """What is read at once: a flag, and what the word would tell, which no reader looks at."""
+    """A packet as read at once: its flag, and what its word stands for, which readers ignore."""
 
     flag: int
     kind: str = "nothing"
@@ -34,7 +34,7 @@ UNWRITTEN = Packet(0)
 
 
 class Turn(NamedTuple):
-    """A round: how many pairs of packets there are, and which members have nothing."""
+    """A round: its number of pairs of packets, and the members without a value."""
 
     n_pairs: int
     empty: frozenset[int] = frozenset()
@@ -43,7 +43,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What the protocol asks for, and how much of the world is modelled.
+    """Rules of the protocol that can be switched off, and the sizes of the model.
 
     Attributes:
         n_flag: numbers of rounds there are before they begin anew.
@@ -65,7 +65,7 @@ class Rules:
 
 
 class Member(NamedTuple):
-    """A rank.
+    """State of a rank.
 
     Attributes:
         turn: which kernel runs, counted by nobody.
@@ -83,10 +83,10 @@ class Member(NamedTuple):
 
 
 Cell = tuple[Packet, ...]
-"""What a reader may find at an address: what arrived last, and what is on its way in order."""
+"""Packets that a reader may find at an address: the last to arrive, then those under way."""
 
 Slots = tuple[tuple[Cell, ...], ...]
-"""By writer * n + reader: cells of both halves, the header first."""
+"""Slots by writer * n + reader: the cells of both halves, headers first."""
 
 
 class State(NamedTuple):
@@ -95,23 +95,23 @@ class State(NamedTuple):
 
 
 class Violation(AssertionError):
-    """The protocol does not hold."""
+    """A state in which the protocol is violated."""
 
 
 class Model:
-    """All that may happen in some rounds of n members."""
+    """Model of some rounds of n members, with all orders of events."""
 
     def __init__(self, n: int, turns: Sequence[Turn], rules: Rules) -> None:
         self.n, self.turns, self.rules = n, turns, rules
 
     def first(self, epoch: int = 1, slots: Slots | None = None) -> State:
-        """Before the first round."""
+        """Return the state before the first round."""
         empty = (((UNWRITTEN,),) * (2 * (1 + PLACES)),) * self.n**2
         member = Member(0, epoch, (None,) * self.turns[0].n_pairs)
         return State((member,) * self.n, slots or empty)
 
     def explore(self, first: State) -> set[State]:
-        """Visit all states; the ends of those in which everybody is done.
+        """Visit all states; return the final ones.
 
         Raises:
             Violation: something is taken that is not meant, or overwritten too early, or members
@@ -133,7 +133,7 @@ class Model:
         return ends
 
     def steps(self, state: State) -> Iterator[State]:
-        """What may happen next."""
+        """Return the states that may follow."""
         for seat, member in enumerate(state.members):
             if member.turn == len(self.turns) or not self.may_begin(state, member):
                 continue
@@ -144,14 +144,14 @@ class Model:
                     yield from self.collect(state, seat, program)
 
     def may_begin(self, state: State, member: Member) -> bool:
-        """The host lets kernels wait again when all that do not are done, on all devices."""
+        """Return whether a kernel may begin: waiting ones only after those that do not wait."""
         hasty = [turn for turn, one in enumerate(self.turns) if not one.waits]
         if not hasty or member.turn <= hasty[-1]:
             return True
         return all(other.turn > hasty[-1] for other in state.members)
 
     def push(self, state: State, seat: int, program: int) -> State:
-        """A program reads the number of the round and writes its packets for all others."""
+        """Let a program read the round's number and write its packets for all others."""
         rules, member = self.rules, state.members[seat]
         turn, epoch = self.turns[member.turn], member.epoch
         has_own = seat not in turn.empty
@@ -166,7 +166,7 @@ class Model:
                 flag = (epoch - rules.age) % rules.n_flag
                 writes.append((1 + old, Packet(flag, "renewed", member.turn)))
         slots = list(state.slots)
-        half = epoch % rules.micro_batches * (1 + PLACES)
+        half = epoch % rules.halves * (1 + PLACES)
         for peer in range(self.n):
             if peer != seat:
                 cells = list(slots[seat * self.n + peer])
@@ -178,7 +178,7 @@ class Model:
         return State(put(state.members, seat, begun), tuple(slots))
 
     def check_overwritten(self, state: State, peer: int, packet: Packet, place: int) -> None:
-        """Whoever shall read what is there has done so, unless somebody gave up."""
+        """Check that overwritten packets have been read, unless a member gave up."""
         if packet.kind in ("nothing", "renewed", "header") or not self.turns[packet.turn].waits:
             return
         if any(member.stop for member in state.members):
@@ -195,7 +195,7 @@ class Model:
             raise Violation("a packet is overwritten that nobody has read")
 
     def collect(self, state: State, seat: int, program: int) -> Iterator[State]:
-        """A program that has the packets of all others, or does not wait for them, ends."""
+        """End a program that has the packets of all others, or does not wait for them."""
         member = state.members[seat]
         turn, epoch = self.turns[member.turn], member.programs[program]
         assert epoch is not None
@@ -211,9 +211,9 @@ class Model:
             yield self.end_round(late, seat, program, epoch)
 
     def received(self, state: State, seat: int, peer: int, program: int, epoch: int) -> bool:
-        """Whether this program may find what it waits for; whatever it may take must be right."""
+        """Return whether a program may find its packets, and check that it can take no other."""
         cells = state.slots[peer * self.n + seat]
-        half = epoch % self.rules.micro_batches * (1 + PLACES)
+        half = epoch % self.rules.halves * (1 + PLACES)
         values = [p for p in cells[half + 1 + program] if p.flag == epoch]
         headers = [p for p in cells[half] if p.flag == epoch and p.kind == "empty"]
         turn = state.members[seat].turn
@@ -226,7 +226,7 @@ class Model:
         return bool(values or headers)
 
     def end_round(self, state: State, seat: int, program: int, epoch: int) -> State:
-        """The last program of a kernel counts the round; then the next kernel may begin."""
+        """Let the last program of a kernel count the round, so that the next kernel may begin."""
         rules, member = self.rules, state.members[seat]
         programs = put(member.programs, program, -1)
         following = (epoch + 1) % rules.n_flag
@@ -246,7 +246,7 @@ class Model:
         return State(put(state.members, seat, member), slots)
 
     def flushed(self, slots: Slots, seat: int) -> Slots:
-        """All that a member has written has arrived."""
+        """Return slots in which all packets of a member have arrived."""
         return tuple(
             tuple(cell[-1:] for cell in cells) if at // self.n == seat else cells
             for at, cells in enumerate(slots)
@@ -254,12 +254,12 @@ class Model:
 
 
 def put(items: tuple[T, ...], at: int, item: T) -> tuple[T, ...]:
-    """A tuple with another item at a place."""
+    """Return a tuple with one item replaced."""
     return (*items[:at], item, *items[at + 1 :])
 
 
 def turns_of(n: int, length: int, seed: int, most: int = 2) -> list[Turn]:
-    """Rounds of changing sizes in which some members, or all, have nothing."""
+    """Return rounds of changing sizes in which some members, or all, have no value."""
     draw = random.Random(seed)
     return [
         Turn(draw.randint(1, most), frozenset(seat for seat in range(n) if draw.random() < 0.3))
@@ -270,11 +270,11 @@ def turns_of(n: int, length: int, seed: int, most: int = 2) -> list[Turn]:
 SOUND = Rules()
 
 FEW_FLAGS = replace(SOUND, n_flag=16)
-"""Numbers of rounds begin anew after 16; each place is written anew within 6."""
+"""Rules with round numbers that wrap after 16; every packet is rewritten within 6 rounds."""
 
 
 def explored(n: int, turns: Sequence[Turn], rules: Rules, first: int = 1) -> int:
-    """How many states there are."""
+    """Explore a model; return its number of states."""
     model = Model(n, turns, rules)
     ends = model.explore(model.first(first))
     assert ends
@@ -295,7 +295,7 @@ def test_three_members(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_numbers_of_rounds_that_come_again(seed: int) -> None:
-    """Small rounds leave packets of large ones where they are, until their number comes again."""
+    """Small rounds leave packets of large ones in place until round numbers repeat."""
     large = [Turn(3), Turn(3)]
     turns = [*large, *turns_of(2, 12, seed, most=1), *large, Turn(3, frozenset({1}))]
     for first in (1, 7):
@@ -309,7 +309,7 @@ def test_members_that_do_not_wait_at_first() -> None:
 
 @pytest.mark.parametrize(("n", "length"), [(2, 5), (3, 3)])
 def test_who_gives_up_gives_nobody_wrong_values(n: int, length: int) -> None:
-    """Whoever still waits takes what is meant, or gives up as well."""
+    """A member that still waits takes the right packets, or gives up as well."""
     rules = replace(SOUND, gives_up=True)
     assert explored(n, turns_of(n, length, 2), rules) > 500
 
@@ -317,7 +317,7 @@ def test_who_gives_up_gives_nobody_wrong_values(n: int, length: int) -> None:
 LARGE, SMALL = Turn(3), Turn(1)
 
 LONG_AGO = [LARGE, LARGE, *[SMALL] * 14, LARGE, LARGE]
-"""The number of the first large rounds is that of the last ones, if there are 16."""
+"""Rounds in which the first and the last large ones have the same of 16 numbers."""
 
 BROKEN = {
     "one half only": replace(SOUND, halves=1),
@@ -332,14 +332,14 @@ BROKEN = {
 
 
 def explored_all(scripts: Sequence[Sequence[Turn]], rules: Rules) -> None:
-    """Each of them, between two members."""
+    """Explore all rounds between two members."""
     for turns in scripts:
         explored(2, turns, rules)
 
 
 @pytest.mark.parametrize("rules", BROKEN.values(), ids=list(BROKEN))
 def test_each_rule_is_needed(rules: Rules) -> None:
-    """Without it, some rounds go wrong that are sound with it."""
+    """Without a rule some rounds go wrong that are right with it."""
     scripts = [turns_of(2, 6, seed, most=3) for seed in range(4)]
     scripts.append(LONG_AGO)
     with pytest.raises(Violation):
@@ -349,7 +349,7 @@ def test_each_rule_is_needed(rules: Rules) -> None:
 
 @pytest.mark.parametrize("is_fresh", [True, False])
 def test_packets_that_arrive_after_a_reset(*, is_fresh: bool) -> None:
-    """Nobody takes them, as numbers of rounds go on; if they began anew, somebody would."""
+    """They are ignored, as round numbers go on; restarted numbers would let them pass."""
     before, after = turns_of(2, 4, 3), turns_of(2, 4, 4)
     first = Model(2, before, replace(SOUND, gives_up=True, is_flushed=False))
     second = Model(2, [*before, *after], SOUND)

@@ -12,14 +12,14 @@ HERE, THERE = torch.device("cuda:0"), torch.device("cuda:1")
 
 
 class FakeStream:
-    """A stream of which only its device matters."""
+    """A fake stream on a device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
 
 class Cuda:
-    """What is current, as torch keeps it: a stream for each device, and a device.
+    """Torch's current device, and its current stream of each device.
 
     Attributes:
         copies: the current device and streams at each copy.
@@ -39,7 +39,7 @@ class Cuda:
 
 
 class FakeTensor:
-    """Somewhere."""
+    """A tensor on a device, without data."""
 
     def __init__(self, cuda: Cuda, device: torch.device) -> None:
         self._cuda = cuda

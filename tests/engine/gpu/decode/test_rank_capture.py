@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Ranks:
-    """Ranks whose token is the sum of what they are asked for, and of all they have been."""
+    """Ranks whose result is the sum of the token asked for and of all earlier ones."""
 
     def __init__(self, n: int) -> None:
         self.executor = RankExecutor([CPU] * n, ThreadGroup())
@@ -56,7 +56,7 @@ class Ranks:
 
 
 class Noted:
-    """Something captured, whose replays are told."""
+    """A capture that logs its replays."""
 
     def __init__(self, inner: Any, told: list[str], rank: int) -> None:
         self._inner, self._told, self._rank = inner, told, rank
@@ -73,7 +73,7 @@ class Noted:
 
 
 class FakeOneShots:
-    """Tells when nobody waits, and what problem there is at the end."""
+    """Logs when kernels must not wait, and reports a given problem."""
 
     def __init__(self, told: list[str], problem: CommError | None = None) -> None:
         self._told, self._problem = told, problem
@@ -112,7 +112,7 @@ def test_a_token_is_computed_once_and_can_be_repeated(ranks: Ranks) -> None:
 
 
 def test_all_capture_before_one_is_started(ranks: Ranks) -> None:
-    """And the first time they are, nobody waits for the others."""
+    """In their first replay, kernels do not wait for other ranks."""
     n = len(ranks.x)
     ranks.captured(FakeOneShots(ranks.told))
     captures, replays = ([f"{what} {rank}" for rank in range(n)] for what in ("capture", "replay"))
@@ -168,7 +168,7 @@ def test_a_rank_that_does_not_come_is_a_reason_to_do_without(ranks: Ranks) -> No
 
 
 def test_a_device_that_does_not_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be captured in another way then: whatever waits for it would not return."""
+    """No other way of capturing is tried then: waiting for the device would not return."""
     ranks = Ranks(3)
     monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.05)
     monkeypatch.setattr(RankExecutor, "is_idle", lambda self, rank: rank != 1)
@@ -204,7 +204,7 @@ def test_a_token_that_cannot_be_computed_is_an_error(ranks: Ranks) -> None:
 
 
 def test_ranks_without_graphs_compute_anew() -> None:
-    """Beside some that have graphs, which are then started on all ranks' threads."""
+    """Beside them, ranks with graphs are started on their own threads."""
     ranks = Ranks(2)
     idle = Recomputed(lambda: None, is_idle=True)
     tasks = [ranks.capture_task(0), ranks.capture_task(1)]
@@ -240,7 +240,7 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
     closed: list[int] = []
 
     class FakeRank:
-        """Knows that it was closed."""
+        """A rank that notes whether it was closed."""
 
         recording: object = 1
 
@@ -271,7 +271,7 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
 
 
 def test_all_devices_are_asked_while_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Windows that is what makes a device begin, and the one before may wait for it."""
+    """On Windows a query makes a device begin, and another device may wait for that one."""
     monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.2)
     executor = RankExecutor([CPU] * 2, ThreadGroup())
     begun: set[int] = set()
@@ -325,7 +325,7 @@ def test_work_for_a_gpu_touches_no_other(n_ranks: int, monkeypatch: pytest.Monke
 
 
 class Warming(ModelRunner):
-    """Computes only whether kernels that meet do so."""
+    """Passes that only tell whether they compute with one-shot all-reduces."""
 
     def __init__(self, one_shots: Any, fails: Callable[[int], bool]) -> None:
         super().__init__(
@@ -343,7 +343,7 @@ class Warming(ModelRunner):
 
 
 class Capturing(ModelRunner):
-    """Whose ranks compute singly what cannot be captured."""
+    """Passes whose ranks compute tokens one by one, as they cannot capture."""
 
     def __init__(self, one_shots: Any) -> None:
         super().__init__(RankExecutor([CPU], ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True)
@@ -363,7 +363,7 @@ class Capturing(ModelRunner):
 def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
     monkeypatch: pytest.MonkeyPatch, error: NotRepeatable, keeps_one_shots: bool
 ) -> None:
-    """Tokens that are computed step by step are far slower without."""
+    """Without one-shot all-reduces, tokens that are not captured are far slower."""
     tried: list[object] = []
 
     def fail(executor: RankExecutor, tasks: object, one_shots: object) -> None:
@@ -381,7 +381,7 @@ def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
 
 
 def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
-    """Which they do where a device makes room, or loads a kernel, only once another one ends."""
+    """Kernels wait in vain where a device allocates, or loads a kernel, only after another ends."""
     whys: list[str] = []
     one_shots = SimpleNamespace(retire=whys.append)
     passes = Warming(one_shots, lambda n: n == 2 and passes.one_shots is not None)

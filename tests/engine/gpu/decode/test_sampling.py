@@ -1,4 +1,4 @@
-"""Tokens drawn by kernels against the host's sampler, with the same random numbers."""
+"""Tokens sampled by kernels against the host's sampler, with the same random numbers."""
 
 import dataclasses
 import math
@@ -166,7 +166,7 @@ def test_what_is_served(changes: dict[str, float], is_served: bool) -> None:
 def test_a_step_that_no_kernel_computes_is_left_to_the_host(
     params: SamplingParams, n_rank: int
 ) -> None:
-    """Nor one derived from a step that kernels compute, nor known ones in another order."""
+    """The host also takes steps derived from known ones, and known ones in another order."""
 
     class Reversed(TopK):
         """A made-up step."""
@@ -181,7 +181,7 @@ def test_a_step_that_no_kernel_computes_is_left_to_the_host(
 
 
 def test_no_setting_is_overlooked() -> None:
-    """Whoever adds one says in `settings_of` what the kernels do with it, then here."""
+    """A new setting must be handled in `settings_of`, then listed here."""
     drawn_with = {
         "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
         "frequency_penalty", "presence_penalty", "seed",

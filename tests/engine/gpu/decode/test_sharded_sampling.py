@@ -34,7 +34,7 @@ HALVES = (0, 300, 601)
 
 
 def random_cuts(random: np.random.Generator, n_rank: int, n_vocab: int) -> list[int]:
-    """Slices of all sizes; often some are empty."""
+    """Return random boundaries of slices; often some slices are empty."""
     ends = random.integers(0, n_vocab + 1, n_rank - 1)
     if random.integers(2):
         ends = ends // 100 * 100
@@ -190,7 +190,7 @@ def test_tokens_that_must_not_come_may_be_no_numbers(device: str) -> None:
 
 
 def damaged(pair: SamplerPair, *, seats: Sequence[int], lacking: Sequence[int] = ()) -> RingEntry:
-    """What ranks say whose streams differ in one bit, and that nothing was drawn."""
+    """Return the entry of a step in which hidden states differ by a bit, so nothing is sampled."""
     for seat, stream in enumerate(equal_streams(len(pair.slices))):
         assert stream is not None
         if seat in seats:
@@ -239,7 +239,7 @@ def test_ranks_that_follow_another_token_or_step_are_named(device: str) -> None:
 
 
 def test_messages_that_did_not_come_draw_nothing(device: str) -> None:
-    """As where a one-shot all-reduce gave up: it still holds what was exchanged before."""
+    """A one-shot all-reduce that gave up still holds the messages of the round before."""
 
     class Deaf(Unheard):
         def words(self, own: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ def closed() -> Iterator[None]:
 
 @pytest.fixture(params=[0, 1, 2, "recurrent", "split"])
 def both(request: pytest.FixtureRequest, device: str) -> tuple[ToyRuntime, ToyRuntime]:
-    """The same model drawn by the host, and by its device so many steps ahead."""
+    """Return a toy model whose host samples, and one whose device runs `ahead` steps ahead."""
     if request.param == "recurrent":
         return toy(device, is_recurrent=True), toy(device, 2, is_recurrent=True)
     if request.param == "split":
@@ -88,7 +88,7 @@ def test_an_answer_is_the_same_whoever_draws_it(
 
 
 def test_what_is_drawn_behind_the_end_is_forgotten(both: tuple[ToyRuntime, ToyRuntime]) -> None:
-    """The next prompt goes on from what was read, and from nothing else."""
+    """The next prompt continues from the tokens that were read, and no others."""
     params = SamplingParams(**RANDOM, max_tokens=8)
     drawn = ids_of(answer(both[0], params, tokenizer=Letters()))
     eog = next(token for token in drawn[2:] if token not in drawn[:2])
@@ -138,7 +138,7 @@ def test_cancelling_takes_effect_within_a_token(both: tuple[ToyRuntime, ToyRunti
 
 
 def test_a_state_holds_the_end_of_an_answer(device: str) -> None:
-    """A chat that goes on behind it finds all of it cached."""
+    """A chat that continues the answer finds all of it cached."""
     host, ahead = toy(device, is_recurrent=True), toy(device, 1, is_recurrent=True)
     params = SamplingParams(**RANDOM, max_tokens=6)
     drawn = ids_of(answer(host, params, tokenizer=Letters()))
@@ -157,7 +157,7 @@ def test_a_state_holds_the_end_of_an_answer(device: str) -> None:
 
 @pytest.mark.parametrize("is_recurrent", [False, True])
 def test_an_answer_goes_on_after_a_look_at_the_cache(is_recurrent: bool, device: str) -> None:
-    """A state that is saved in the middle of an answer has all that the cache holds."""
+    """A state saved in the middle of an answer has all that the cache holds."""
     host, ahead = toy(device, is_recurrent=is_recurrent), toy(device, 1, is_recurrent=is_recurrent)
     params = SamplingParams(**RANDOM, max_tokens=6)
     session = Session(ahead)  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ def test_an_answer_goes_on_after_a_look_at_the_cache(is_recurrent: bool, device:
 
 
 def test_states_that_cannot_be_told_are_computed_again(device: str) -> None:
-    """More tokens are equally likely than the device can look at, which only then is known."""
+    """More tokens have equal logits than the device can sort, which the host learns too late."""
     params = SamplingParams(**{**RANDOM, "repeat_penalty": 1}, max_tokens=4)
     host, ahead = (
         ToyRuntime(device, n_vocab=1500, sharpness=0, is_recurrent=True) for _ in range(2)
@@ -181,7 +181,7 @@ def test_states_that_cannot_be_told_are_computed_again(device: str) -> None:
 
 
 def test_where_the_device_cannot_draw_the_host_does(device: str) -> None:
-    """Flat probabilities have more candidates than the device can look at."""
+    """Flat probabilities have more candidates than the device can sort."""
     params = SamplingParams(seed=5, temperature=1, top_k=0, top_p=0.999, min_p=0, max_tokens=6)
     for is_recurrent in (False, True):
         host, ahead = (
@@ -224,7 +224,7 @@ def test_ranks_that_compute_other_numbers_are_an_error(device: str) -> None:
 def test_a_kernel_that_waited_in_vain_is_an_error(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the ring has a token: nobody knows what it was drawn from."""
+    """It is an error even if the ring has a token, sampled from unknown numbers."""
     ahead = split_toy(2, device)
     stream, failed = ahead.stream, []
     assert isinstance(stream, TokenStream)
@@ -302,7 +302,7 @@ def test_what_is_not_served_is_drawn_by_the_host(device: str) -> None:
 
 
 def test_answers_in_turn_share_a_stream(device: str) -> None:
-    """With other settings each, and timed or not, in the same captured step."""
+    """Each has other settings, timed or not, and replays the same captured step."""
     host, ahead = toy(device), toy(device, 1)
     for seed in range(4):
         params = SamplingParams(seed=seed, temperature=seed / 2, top_k=3 * seed, max_tokens=5)
@@ -350,7 +350,7 @@ def test_a_device_that_says_nothing_is_not_waited_for(monkeypatch: pytest.Monkey
 
 
 class Rerun:
-    """Computes again what it was made of, for what cannot be captured."""
+    """Stands for a capture: a replay computes again."""
 
     is_whole = True
 
