@@ -96,24 +96,24 @@ class CacheLayer:
         self.k, self.v = CacheTensor(held.k, held.kv_type), CacheTensor(held.v, held.kv_type)
         self.is_served = self.k.fits and self.v.fits
         self.store, self.attend = _kernels(isa_name, held.kv_type)
-        self.heads: dict[int, HeadGroups | None] = {}
+        self.heads: dict[int, QueryGroups | None] = {}
 
     def is_of(self, held: LayerCache) -> bool:
         """Return whether the layer's cache still has the same tensors."""
         k, v = self._tensors
         return k is held.k and v is held.v
 
-    def make_heads(self, n_heads: int) -> HeadGroups | None:
+    def make_heads(self, n_heads: int) -> QueryGroups | None:
         """Group n query heads by key-value head; None if the cache is not for so many."""
         n_kv, rows = self.k.n_kv, self._head_map
         if rows is None and n_heads % n_kv == 0:
             rows = [head * n_kv // n_heads for head in range(n_heads)]
         if rows is None or len(rows) != n_heads or not all(0 <= row < n_kv for row in rows):
             return None
-        return HeadGroups(self.k, self.v, rows)
+        return QueryGroups(self.k, self.v, rows)
 
 
-class HeadGroups:
+class QueryGroups:
     """The query heads of a layer, in groups that share a key-value head.
 
     Args:
@@ -218,7 +218,7 @@ class CacheOps:
         factors = f32_bits(scores.scale), f32_bits(scores.softcap)
         work, spans = self._memory(heads.work_bytes), self._spans_of(scores)
         spans.set(n_past, n_tokens)
-        run = self._fitting(layer, n_past + n_tokens)
+        run = self._binding(layer, n_past + n_tokens)
         for span in spans.addresses[:n_tokens]:
             run(
                 self._address, query, *heads.places, span, *heads.cut, *factors, *vectors, work,
@@ -249,7 +249,7 @@ class CacheOps:
             self._work = torch.empty(n_bytes, dtype=torch.uint8)
         return self._work.data_ptr()
 
-    def _fitting(self, layer: CacheLayer, n_positions: int) -> Kernel:
+    def _binding(self, layer: CacheLayer, n_positions: int) -> Kernel:
         """Return the binding of attention for so many positions; wake the workers if many."""
         k, v = layer.k, layer.v
         if n_positions * k.n_kv * (k.head_dim + v.head_dim) <= SHORT_READ:

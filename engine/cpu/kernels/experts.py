@@ -49,12 +49,12 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
     name, size = "quantise_groups", isa.tile_tokens
     add_run(module)
     add_pack_tokens(module, isa, x_bytes)
-    with piece(module, name, QUANTISE) as (code, named, index):
-        _, first, n = _part(code, named, code.number(size), index)
-        goal = named["panels"] + first * named["n_blocks"] * panel_block_bytes(x_bytes)
-        x = named["x"] + first * named["x_stride"]
-        code.call("pack_tokens", VOID, x, named["x_stride"], n, named["n_blocks"], goal)
-    add_kernel(module, name, QUANTISE, lambda code, named: _n_parts(code, named, code.number(size)))
+    with piece(module, name, QUANTISE) as (code, given, index):
+        _, first, n = _part(code, given, code.number(size), index)
+        goal = given["panels"] + first * given["n_blocks"] * panel_block_bytes(x_bytes)
+        x = given["x"] + first * given["x_stride"]
+        code.call("pack_tokens", VOID, x, given["x_stride"], n, given["n_blocks"], goal)
+    add_kernel(module, name, QUANTISE, lambda code, given: _n_parts(code, given, code.number(size)))
 
 
 def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
@@ -62,48 +62,48 @@ def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1
     name = "multiply_groups"
     add_run(module)
     add_rows(module, isa, layout, x_bytes)
-    with piece(module, name, MULTIPLY) as (code, named, index):
-        _add_piece(code, named, index)
+    with piece(module, name, MULTIPLY) as (code, given, index):
+        _add_piece(code, given, index)
 
-    def n_pieces(code: Code, named: Named) -> Value:
-        return _n_parts(code, named, named["tokens_per_pass"]) * _n_runs(named)
+    def n_pieces(code: Code, given: Named) -> Value:
+        return _n_parts(code, given, given["tokens_per_pass"]) * _n_runs(given)
 
     add_kernel(module, name, MULTIPLY, n_pieces)
 
 
-def _n_runs(named: Named) -> Value:
+def _n_runs(given: Named) -> Value:
     """Return the number of pieces that the tiles of a matrix are split into."""
-    return ceil_div(named["n_tile"], named["tiles_per_piece"])
+    return ceil_div(given["n_tile"], given["tiles_per_piece"])
 
 
-def _add_piece(code: Code, named: Named, index: Value) -> None:
+def _add_piece(code: Code, given: Named, index: Value) -> None:
     """Write a piece: some tiles of one expert times some of its rows."""
-    n_runs = _n_runs(named)
-    expert, first, n = _part(code, named, named["tokens_per_pass"], index // n_runs)
-    first_tile = index % n_runs * named["tiles_per_piece"]
-    last_tile = code.min_signed(first_tile + named["tiles_per_piece"], named["n_tile"])
-    planes = named["planes"] + expert * named["expert_bytes"]
-    panels = named["panels"] + first * named["row_bytes"]
-    out = named["out"] + first * named["out_stride"]
+    n_runs = _n_runs(given)
+    expert, first, n = _part(code, given, given["tokens_per_pass"], index // n_runs)
+    first_tile = index % n_runs * given["tiles_per_piece"]
+    last_tile = code.min_signed(first_tile + given["tiles_per_piece"], given["n_tile"])
+    planes = given["planes"] + expert * given["expert_bytes"]
+    panels = given["panels"] + first * given["row_bytes"]
+    out = given["out"] + first * given["out_stride"]
     with code.loop(first_tile, last_tile) as tile:
         code.call(
-            "rows", VOID, planes + tile * named["tile_bytes"], named["n_blocks"], named["skip"],
-            panels, n, out + tile * (4 * TILE), named["out_stride"], named["n_rows"] - tile * TILE,
+            "rows", VOID, planes + tile * given["tile_bytes"], given["n_blocks"], given["skip"],
+            panels, n, out + tile * (4 * TILE), given["out_stride"], given["n_rows"] - tile * TILE,
         )  # fmt: skip
 
 
-def _n_parts(code: Code, named: Named, size: Value) -> Value:
+def _n_parts(code: Code, given: Named, size: Value) -> Value:
     """Return the number of parts of at most `size` rows that all groups are split into."""
     total = code.variable(code.number(0))
-    with code.loop(code.number(0), named["n_group"]) as group:
-        n = code.load(named["table"] + group * ENTRY_BYTES + 16, I64)
+    with code.loop(code.number(0), given["n_group"]) as group:
+        n = code.load(given["table"] + group * ENTRY_BYTES + 16, I64)
         total.set(total.get() + ceil_div(n, size))
     return total.get()
 
 
-def _part(code: Code, named: Named, size: Value, number: Value) -> tuple[Value, Value, Value]:
+def _part(code: Code, given: Named, size: Value, number: Value) -> tuple[Value, Value, Value]:
     """Return the expert, the first row and the number of rows of a part, by its number."""
-    left, entry = code.variable(number), code.variable(named["table"])
+    left, entry = code.variable(number), code.variable(given["table"])
     with code.forever() as leave:
         n_parts = ceil_div(code.load(entry.get() + 16, I64), size)
         leave(left.get() < n_parts)

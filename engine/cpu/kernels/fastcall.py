@@ -51,7 +51,7 @@ class _Method(ctypes.Structure):
     )
 
 
-_methods: list[_Method] = []  # functions refer to them as long as they live
+_methods: list[_Method] = []  # kept alive: functions point to them
 
 
 def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:

@@ -47,9 +47,9 @@ def addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[s
         The address of each wanted function.
     """
     with _lock:
-        machine = _machine(isa)
-        text = _text(name, build, machine)
-        code = _stored(f"{name}-{_digest(text, isa)}", lambda: _compile(text, machine))
+        machine = _target_machine(isa)
+        text = _write_ir(name, build, machine)
+        code = _cached(f"{name}-{_digest(text, isa)}", lambda: _compile(text, machine))
         return _link(code, machine, names)
 
 
@@ -63,9 +63,9 @@ def addresses_by_source(name: str, isa: Isa, names: Iterable[str], build: Build)
     if not sources:
         return addresses(name, isa, names, build)
     with _lock:
-        machine = _machine(isa)
+        machine = _target_machine(isa)
         known = f"{name}-{_digest(f'{machine.triple} {sources}', isa)}"
-        code = _stored(known, lambda: _compile(_text(name, build, machine), machine))
+        code = _cached(known, lambda: _compile(_write_ir(name, build, machine), machine))
         return _link(code, machine, names)
 
 
@@ -83,7 +83,7 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
-def _stored(name: str, make: Callable[[], bytes]) -> bytes:
+def _cached(name: str, make: Callable[[], bytes]) -> bytes:
     """Read object code from the disk cache, or make it and store it there."""
     folder = cache_folder()
     path = folder / f"{name}.o" if folder else None
@@ -108,17 +108,17 @@ def cache_folder() -> Path | None:
 
 def assembly(isa: Isa, build: Build, triple: str = "") -> str:
     """Return the assembly of a compiled module, for tests and for people."""
-    machine = _machine(isa, triple)
-    return str(machine.emit_assembly(_optimised(_text("shown", build, machine), machine)))
+    machine = _target_machine(isa, triple)
+    return str(machine.emit_assembly(_optimise(_write_ir("shown", build, machine), machine)))
 
 
 def object_file(isa: Isa, build: Build, triple: str = "") -> bytes:
     """Return the object file of a compiled module, also for another system; for tests."""
-    machine = _machine(isa, triple)
-    return _compile(_text("shown", build, machine), machine)
+    machine = _target_machine(isa, triple)
+    return _compile(_write_ir("shown", build, machine), machine)
 
 
-def _machine(isa: Isa, triple: str = "") -> Any:
+def _target_machine(isa: Isa, triple: str = "") -> Any:
     """Return LLVM's target machine for an instruction set, on this system or on `triple`."""
     if triple:
         llvm.initialize_all_targets()
@@ -127,7 +127,7 @@ def _machine(isa: Isa, triple: str = "") -> Any:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         triple = str(llvm.get_process_triple())
-        _know_windows()
+        _define_windows_symbols()
     triple, feature = _target(triple)
     features = ",".join(filter(None, (isa.features, feature)))
     return llvm.Target.from_triple(triple).create_target_machine(
@@ -148,14 +148,15 @@ def _target(triple: str) -> tuple[str, str]:
     return triple.removesuffix("-elf") + "-elf", ""
 
 
-def _know_windows() -> None:
+def _define_windows_symbols() -> None:
     """Tell LLVM the address of `__chkstk`, which Windows functions with large frames call."""
     if sys.platform == "win32":
         function = ctypes.WinDLL("ntdll").__chkstk
         llvm.add_symbol("__chkstk", ctypes.cast(function, ctypes.c_void_p).value)
 
 
-def _text(name: str, build: Build, machine: Any) -> str:
+def _write_ir(name: str, build: Build, machine: Any) -> str:
+    """Return the IR of a module as text."""
     module = ir.Module(name)
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
@@ -163,20 +164,23 @@ def _text(name: str, build: Build, machine: Any) -> str:
     return str(module)
 
 
-def _optimised(text: str, machine: Any) -> Any:
+def _optimise(text: str, machine: Any) -> Any:
+    """Parse IR and run LLVM's passes over it."""
     module = llvm.parse_assembly(text)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.loop_unrolling = False  # the kernels are unrolled as they should be
+    options.loop_unrolling = False  # kernels unroll their own loops
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return module
 
 
 def _compile(text: str, machine: Any) -> bytes:
-    return bytes(machine.emit_object(_optimised(text, machine)))
+    """Compile IR to object code."""
+    return bytes(machine.emit_object(_optimise(text, machine)))
 
 
 def _digest(text: str, isa: Isa) -> str:
+    """Return the cache key of a text: a hash of it, the compiler and the target."""
     about = (REVISION, llvmlite.__version__, isa.cpu, isa.features)
     return hashlib.sha256(f"{about}\n{text}".encode()).hexdigest()[:24]
 

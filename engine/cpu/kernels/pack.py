@@ -221,7 +221,7 @@ def _emit_tile(code: Code, layout: Layout, source: BlockReader, given: Named, in
     """Write a piece: the rows of one tile; tile 0 holds row `goal_row`."""
     raw, row_bytes, n_rows, goal_row, first, n_blocks, planes, tile_bytes = given.values()
     tile_number = goal_row // TILE + index
-    begin = tile_number * TILE - goal_row  # of the tile, counted in rows of `raw`
+    begin = tile_number * TILE - goal_row  # of the tile, as a row of `raw`
     begin_here = code.where(begin < 0, code.number(0), begin)
     tile = planes + tile_number * tile_bytes
     high, scales, supers = layout.starts(tile, n_blocks)

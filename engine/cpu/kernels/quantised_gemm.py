@@ -287,8 +287,8 @@ def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None
     """Write `multiply(team, *ARGUMENTS)` for matrices of one layout."""
     add_run(module)
     add_rows(module, isa, layout, x_bytes)
-    with piece(module, "multiply", ARGUMENTS) as (code, named, index):
-        _emit_piece(code, named, index, x_bytes)
+    with piece(module, "multiply", ARGUMENTS) as (code, given, index):
+        _emit_piece(code, given, index, x_bytes)
     add_kernel(module, "multiply", ARGUMENTS, _n_pieces)
 
 
@@ -297,30 +297,30 @@ def _sizes(isa: Isa) -> list[int]:
     return [1 << n for n in reversed(range(isa.tile_tokens.bit_length()))]
 
 
-def _n_runs(named: Named) -> Value:
+def _n_runs(given: Named) -> Value:
     """Return the number of pieces that the tiles are split into."""
-    return ceil_div(named["n_tile"], named["tiles_per_piece"])
+    return ceil_div(given["n_tile"], given["tiles_per_piece"])
 
 
-def _n_pieces(code: Code, named: Named) -> Value:
-    return _n_runs(named) * ceil_div(named["n_tokens"], named["tokens_per_pass"])
+def _n_pieces(code: Code, given: Named) -> Value:
+    return _n_runs(given) * ceil_div(given["n_tokens"], given["tokens_per_pass"])
 
 
-def _emit_piece(code: Code, named: Named, index: Value, x_bytes: int) -> None:
+def _emit_piece(code: Code, given: Named, index: Value, x_bytes: int) -> None:
     """Write a piece: some tiles times some tokens."""
-    n_runs = _n_runs(named)
-    first_tile = index % n_runs * named["tiles_per_piece"]
-    last_tile = code.min_signed(first_tile + named["tiles_per_piece"], named["n_tile"])
-    first_token = index // n_runs * named["tokens_per_pass"]
-    last_token = code.min_signed(first_token + named["tokens_per_pass"], named["n_tokens"])
-    panels = named["panels"] + first_token * named["n_blocks"] * panel_block_bytes(x_bytes)
-    out = named["out"] + first_token * named["out_stride"]
+    n_runs = _n_runs(given)
+    first_tile = index % n_runs * given["tiles_per_piece"]
+    last_tile = code.min_signed(first_tile + given["tiles_per_piece"], given["n_tile"])
+    first_token = index // n_runs * given["tokens_per_pass"]
+    last_token = code.min_signed(first_token + given["tokens_per_pass"], given["n_tokens"])
+    panels = given["panels"] + first_token * given["n_blocks"] * panel_block_bytes(x_bytes)
+    out = given["out"] + first_token * given["out_stride"]
     with code.loop(first_tile, last_tile) as tile:
-        rows_left = named["n_rows"] - tile * TILE
+        rows_left = given["n_rows"] - tile * TILE
         code.call(
-            "rows", VOID, named["planes"] + tile * named["tile_bytes"], named["n_blocks"],
-            named["skip"], panels, last_token - first_token, out + tile * (4 * TILE),
-            named["out_stride"], rows_left,
+            "rows", VOID, given["planes"] + tile * given["tile_bytes"], given["n_blocks"],
+            given["skip"], panels, last_token - first_token, out + tile * (4 * TILE),
+            given["out_stride"], rows_left,
         )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ class SmallOps:
         if rows is None or places is None:
             return None
         out = torch.empty_like(x) if x.is_contiguous() else _empty(x)
-        run = self._fitting(kernel, out)
+        run = self._binding(kernel, out)
         run(self._address, x.data_ptr(), *rows, *places, f32_bits(eps), out.data_ptr())
         return out
 
@@ -132,7 +132,7 @@ class SmallOps:
             n_rows, n = gate.shape
             strides = [rows[0] for rows in cut if rows is not None]
         out = _empty(gate)
-        self._fitting(kernel, out)(
+        self._binding(kernel, out)(
             self._address, gate.data_ptr(), strides[0], 0 if up is None else up.data_ptr(),
             strides[-1], n_rows, n, _limit(kind, limit), out.data_ptr(),
         )  # fmt: skip
@@ -148,7 +148,7 @@ class SmallOps:
         if shape != (rows[2], 1, n_pairs) or shape != sin.shape or 2 * n_pairs > rows[4]:
             return None
         out = _empty(x)
-        run = self._fitting(self._ropes[style], out)
+        run = self._binding(self._ropes[style], out)
         places = cos.data_ptr(), sin.data_ptr(), out.data_ptr()
         run(self._address, x.data_ptr(), *rows, n_pairs, *places)
         return out
@@ -162,11 +162,11 @@ class SmallOps:
         if not is_plain(x) or not is_plain(y):
             return None
         out = torch.empty_like(long)
-        run = self._fitting(self._pairwise[name], out)
+        run = self._binding(self._pairwise[name], out)
         run(self._address, x.data_ptr(), y.data_ptr(), x.numel(), out.data_ptr())
         return out
 
-    def _fitting(self, kernel: BoundKernel, out: Tensor) -> Kernel:
+    def _binding(self, kernel: BoundKernel, out: Tensor) -> Kernel:
         """Return the binding for a result of this size; wake the workers if it is large."""
         if out.numel() <= SHORT_CALL:
             return kernel.with_gil

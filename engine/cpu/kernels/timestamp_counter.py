@@ -20,8 +20,8 @@ def now(code: Code) -> Value:
     """Write a read of the counter, in ticks; always 0 on processors whose counter is not known."""
     family = code.builder.module.triple.split("-")[0]
     if family in ("x86_64", "amd64"):
-        return code.call("llvm.readcyclecounter", I64)  # counts evenly, whatever the frequency
-    if family in ("aarch64", "arm64"):  # that intrinsic may read what programs must not
+        return code.call("llvm.readcyclecounter", I64)  # at a constant rate
+    if family in ("aarch64", "arm64"):  # the intrinsic may read a forbidden counter
         return _register(code, "cntvct_el0")
     return code.number(0)
 
