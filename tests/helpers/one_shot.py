@@ -26,10 +26,10 @@ class Ranks:
     """Threads that stand for ranks on one device.
 
     Args:
-        timeout_s: of kernels that wait, in polls of a microsecond.
+        timeout_s: seconds a kernel waits, in polls of a microsecond each.
 
     Attributes:
-        group: of all of them.
+        group: all ranks, as a group.
     """
 
     def __init__(self, n: int, timeout_s: float = 1.0) -> None:

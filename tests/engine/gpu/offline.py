@@ -33,7 +33,7 @@ class OfflineDriver(OwnDriver):
 
     Args:
         target: a `GPUTarget` of Triton.
-        library: what is made of its driver.
+        library: library with the functions of a fake driver.
     """
 
     def __init__(self, target: Any, library: FakeCuda | None = None) -> None:

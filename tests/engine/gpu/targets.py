@@ -51,7 +51,7 @@ MOST_SHARED_BYTES = {"sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_90": 227, "sm_1
 """Shared memory that a program may have, in KiB, per target."""
 
 MOST_SPILLED_BYTES = 256
-"""Most registers that a thread may spill: more would cost too many loads and stores."""
+"""Most bytes of registers that a thread may spill: more would cost too many loads and stores."""
 
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 AMD_USAGE = re.compile(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)")
@@ -61,13 +61,13 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Usage:
-    """What one variant takes.
+    """Resources of one compiled variant of a kernel.
 
     Attributes:
         kernel: module and name.
-        registers: of a thread.
-        spilled_bytes: of a thread, in memory instead of registers.
-        shared_bytes: of a program.
+        registers: registers of a thread.
+        spilled_bytes: bytes of a thread's registers that lie in memory.
+        shared_bytes: bytes of a program's shared memory.
     """
 
     target: str

@@ -58,7 +58,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 RANDOM = {"temperature": 0.8, "top_k": 20, "seed": 3}
 
 
-def test_tokens_are_captured_once_and_drawn_on_the_device(path: Path) -> None:
+def test_tokens_are_captured_once_and_sampled_on_the_device(path: Path) -> None:
     with load_model(path, n_ctx=32) as model:
         check_drawing(model)
 
@@ -69,14 +69,14 @@ def test_tokens_are_captured_once_and_drawn_on_the_device(path: Path) -> None:
      pytest.param([1, 1, 1], marks=pytest.mark.slow)],
     ids=str,
 )  # fmt: skip
-def test_ranks_capture_and_draw_together(split: list[int], path: Path) -> None:
+def test_ranks_capture_and_sample_together(split: list[int], path: Path) -> None:
     """They sample what the host samples from all ranks' logits."""
     with load_model(path, ["cpu"] * len(split), split, n_ctx=32) as model:
         check_drawing(model)
 
 
 @pytest.mark.slow
-def test_layers_on_different_ranks_draw_together(tmp_path: Path) -> None:
+def test_layers_on_different_ranks_sample_together(tmp_path: Path) -> None:
     """The rank with the first layers gets the token from the one with the logits."""
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=2)
     with load_model(path, ["cpu"] * 2, n_ctx=32, split_mode="layer") as model:
@@ -86,9 +86,9 @@ def test_layers_on_different_ranks_draw_together(tmp_path: Path) -> None:
 def check_drawing(model: Model) -> None:
     """Check that device and host, replayed and computed, sample the same tokens."""
     assert model.runtime.stream is not None, [rank.refusal for rank in model.runtime.ranks]
-    drawn = [answer(model, temperature=0), answer(model, **RANDOM)]
+    sampled = [answer(model, temperature=0), answer(model, **RANDOM)]
     model.runtime.stream = None
-    assert [answer(model, temperature=0), answer(model, **RANDOM)] == drawn
+    assert [answer(model, temperature=0), answer(model, **RANDOM)] == sampled
     repeated = singly(model, IDS[:2])
     assert all(rank.recording for rank in model.runtime.ranks)
     never_repeated(model)
@@ -150,7 +150,7 @@ def test_what_is_another_token_when_repeated_is_computed(
         assert np.array_equal(found, model.logits(IDS[:1]))
 
 
-def test_where_one_shots_fail_at_first_hosts_add_up(
+def test_where_one_shot_sums_fail_at_first_hosts_add_up(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = CommError(1, "did not answer", "cuda:1")
@@ -235,7 +235,7 @@ def test_all_families(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", [[1, 1], pytest.param([2, 0, 1], marks=pytest.mark.slow)])
-def test_after_another_split_the_devices_draw_again(split: list[int], path: Path) -> None:
+def test_after_another_split_the_devices_sample_again(split: list[int], path: Path) -> None:
     """Several ranks sample the tokens that one samples."""
     with load_model(path, n_ctx=32) as model:
         expected = answer(model, temperature=0)
@@ -243,7 +243,7 @@ def test_after_another_split_the_devices_draw_again(split: list[int], path: Path
             model.resplit(parts, devices=["cpu"] * len(parts))
             assert model.runtime.stream is None
             assert answer(model, temperature=0) == expected
-            assert model.runtime.stream is not None, "behind the first token it draws"
+            assert model.runtime.stream is not None, "the device samples behind the first token"
 
 
 def test_a_kernel_that_cannot_be_compiled_is_done_without(

@@ -30,7 +30,7 @@ def test_packets_on_nvidia(code: dict[str, dict[str, Any]], target: str) -> None
         "ld.volatile.global.v2.b64",
         "st.relaxed.sys.global.v2.b64",
     ]
-    assert found["looped"] == found["polls"] >= 3 * found["n_pair"], "read anew in each turn"
+    assert found["looped"] == found["polls"] >= 3 * found["n_pair"], "read again in each turn"
     assert found["early"] == found["writes"] >= N_OTHER * found["n_pair"], "written before"
     assert found["clocks"] == 1
     assert found["weak"] == 0

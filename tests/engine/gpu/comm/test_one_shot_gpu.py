@@ -31,7 +31,7 @@ class Ranks:
     """Ranks on the first GPU.
 
     Args:
-        place: where packets lie meanwhile.
+        place: place of the packet slots.
     """
 
     def __init__(self, n: int, place: str, timeout_s: float = 2.0) -> None:

@@ -46,7 +46,7 @@ class Rules:
     """Rules of the protocol that can be switched off, and the sizes of the model.
 
     Attributes:
-        n_flag: numbers of rounds there are before they begin anew.
+        n_flag: number of round numbers before they repeat.
         gives_up: whether any program may stop waiting at any time.
         is_flushed: a kernel's packets have arrived when it ends.
     """
@@ -68,9 +68,9 @@ class Member(NamedTuple):
     """State of a rank.
 
     Attributes:
-        turn: which kernel runs, counted by nobody.
+        turn: index of the kernel that runs.
         epoch: `words`: the number of the round as the device counts it.
-        programs: of each None before it began, -1 when it is done, else its `epoch`.
+        programs: by program: None before it begins, its `epoch` while it runs, -1 once done.
         stop: `flags`: later kernels do not wait.
         left: programs of kernels that were not awaited, with their turns.
     """

@@ -33,13 +33,13 @@ def sweep(device: str, n_settings: int, n_tokens: int, seed: int) -> None:
     assert n_sampled > 0.9 * n_settings * n_tokens
 
 
-def test_draws_are_those_of_the_host(device: str) -> None:
+def test_samples_are_those_of_the_host(device: str) -> None:
     sweep(device, n_settings=16, n_tokens=8, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 11))
-def test_thousands_of_draws_are_those_of_the_host(device: str, seed: int) -> None:
+def test_thousands_of_samples_are_those_of_the_host(device: str, seed: int) -> None:
     sweep(device, n_settings=40, n_tokens=12, seed=seed)
 
 
@@ -63,7 +63,7 @@ def test_the_largest_top_k(device: str) -> None:
         pair.sampled(random.standard_normal(5000).astype(np.float32))
 
 
-def test_of_equal_ones_the_lowest_is_the_likeliest(device: str) -> None:
+def test_of_equal_ones_the_lowest_is_taken(device: str) -> None:
     logits = np.zeros(600, dtype=np.float32)
     logits[::7] = -0.0
     logits[:3] = -1

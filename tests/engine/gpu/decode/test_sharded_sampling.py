@@ -1,4 +1,4 @@
-"""Tokens drawn by ranks that have a slice of the logits each: on all the host's token."""
+"""Sharded sampling by ranks with a slice of the logits each: all get the host's token."""
 
 import dataclasses
 import math
@@ -60,17 +60,17 @@ def sweep(device: str, n_rank: int, n_settings: int, n_tokens: int, seed: int) -
 
 
 @pytest.mark.parametrize("n_rank", [2, 3, 5, 8])
-def test_all_ranks_draw_what_the_host_draws(device: str, n_rank: int) -> None:
+def test_all_ranks_sample_what_the_host_samples(device: str, n_rank: int) -> None:
     sweep(device, n_rank, n_settings=24 // n_rank, n_tokens=2, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_rank", range(2, 9))
-def test_thousands_of_draws_are_those_of_the_host(device: str, n_rank: int) -> None:
+def test_thousands_of_samples_are_those_of_the_host(device: str, n_rank: int) -> None:
     sweep(device, n_rank, n_settings=120 // n_rank, n_tokens=8, seed=1)
 
 
-def test_several_ranks_draw_what_one_does(device: str) -> None:
+def test_several_ranks_sample_what_one_does(device: str) -> None:
     random = np.random.default_rng(4)
     params = SamplingParams(seed=9, temperature=1.5, top_k=60, **PENALTIES)
     one = SamplerPair(device, params, 601)
@@ -95,13 +95,13 @@ def test_the_largest_top_k(device: str, n_rank: int) -> None:
     params = dataclasses.replace(NEUTRAL, top_k=most_sent(n_rank))
     cuts = [n * 2000 // n_rank for n in range(n_rank + 1)]
     pair, random = SamplerPair(device, params, 2000, cuts=cuts), np.random.default_rng(2)
-    for where in (slice(0, 0), slice(0, cuts[1])):  # all of the likeliest may be on one rank
+    for where in (slice(0, 0), slice(0, cuts[1])):  # all of the top-k may be on one rank
         logits = random.standard_normal(2000).astype(np.float32)
         logits[where] += 20
         pair.sampled(logits)
 
 
-def test_of_equal_ones_the_lowest_is_the_likeliest(device: str) -> None:
+def test_of_equal_ones_the_lowest_is_taken(device: str) -> None:
     logits = np.zeros(601, dtype=np.float32)
     logits[::7] = -0.0
     logits[:298] = -1
@@ -238,7 +238,7 @@ def test_ranks_that_follow_another_token_or_step_are_named(device: str) -> None:
         assert {entry.wrong for entry in entries} == {(1,)}
 
 
-def test_messages_that_did_not_come_draw_nothing(device: str) -> None:
+def test_messages_that_did_not_come_sample_nothing(device: str) -> None:
     """A one-shot all-reduce that gave up still holds the messages of the round before."""
 
     class Deaf(Unheard):

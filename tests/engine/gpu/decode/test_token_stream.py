@@ -1,4 +1,4 @@
-"""Tokens that a device draws for itself, read a little later: as if the host had drawn them."""
+"""Tokens that a device samples for itself, read a little later: as if the host had."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,7 +77,7 @@ def both(request: pytest.FixtureRequest, device: str) -> tuple[ToyRuntime, ToyRu
     ],
     ids=["greedy", "random", "top-p", "by id", "none", "one", "two", "context", "shift"],
 )
-def test_an_answer_is_the_same_whoever_draws_it(
+def test_an_answer_is_the_same_whoever_samples_it(
     both: tuple[ToyRuntime, ToyRuntime], changes: dict[str, float]
 ) -> None:
     params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **changes})
@@ -87,15 +87,15 @@ def test_an_answer_is_the_same_whoever_draws_it(
         assert both[0].n_computed.item() == both[1].n_computed.item(), "the number is known before"
 
 
-def test_what_is_drawn_behind_the_end_is_forgotten(both: tuple[ToyRuntime, ToyRuntime]) -> None:
+def test_what_is_sampled_behind_the_end_is_forgotten(both: tuple[ToyRuntime, ToyRuntime]) -> None:
     """The next prompt continues from the tokens that were read, and no others."""
     params = SamplingParams(**RANDOM, max_tokens=8)
-    drawn = ids_of(answer(both[0], params, tokenizer=Letters()))
-    eog = next(token for token in drawn[2:] if token not in drawn[:2])
+    sampled = ids_of(answer(both[0], params, tokenizer=Letters()))
+    eog = next(token for token in sampled[2:] if token not in sampled[:2])
     letters = Letters([eog])
     both[0].n_computed.zero_()
     sessions = [Session(runtime) for runtime in both]  # type: ignore[arg-type]
-    for prompt in (PROMPT, [*PROMPT, *drawn[:3]]):
+    for prompt in (PROMPT, [*PROMPT, *sampled[:3]]):
         host, ahead = (
             answer(s._runtime, params, tokenizer=letters, session=s, prompt=prompt)
             for s in sessions
@@ -112,8 +112,8 @@ def test_what_is_drawn_behind_the_end_is_forgotten(both: tuple[ToyRuntime, ToyRu
 def test_a_stop_text_ends_an_answer(both: tuple[ToyRuntime, ToyRuntime]) -> None:
     letters = Letters()
     params = SamplingParams(**RANDOM, max_tokens=8)
-    drawn = ids_of(answer(both[0], params, tokenizer=letters))
-    stop = letters.feed(drawn[3]) + letters.feed(drawn[4])
+    sampled = ids_of(answer(both[0], params, tokenizer=letters))
+    stop = letters.feed(sampled[3]) + letters.feed(sampled[4])
     params = SamplingParams(**RANDOM, max_tokens=8, stop=(stop,))
     host, ahead = (told(answer(runtime, params, tokenizer=letters)) for runtime in both)
     assert host == ahead
@@ -141,9 +141,9 @@ def test_a_state_holds_the_end_of_an_answer(device: str) -> None:
     """A chat that continues the answer finds all of it cached."""
     host, ahead = toy(device, is_recurrent=True), toy(device, 1, is_recurrent=True)
     params = SamplingParams(**RANDOM, max_tokens=6)
-    drawn = ids_of(answer(host, params, tokenizer=Letters()))
-    eog = next(token for token in drawn[2:] if token not in drawn[:2])
-    heard = [*PROMPT, *drawn[: drawn.index(eog)], eog]
+    sampled = ids_of(answer(host, params, tokenizer=Letters()))
+    eog = next(token for token in sampled[2:] if token not in sampled[:2])
+    heard = [*PROMPT, *sampled[: sampled.index(eog)], eog]
     session, letters = Session(ahead), Letters([eog])  # type: ignore[arg-type]
     answer(ahead, params, session=session, tokenizer=letters)
     assert session.ids == heard
@@ -180,7 +180,7 @@ def test_states_that_cannot_be_told_are_computed_again(device: str) -> None:
     assert told(answer(host, params)) == told(answer(ahead, params))
 
 
-def test_where_the_device_cannot_draw_the_host_does(device: str) -> None:
+def test_where_the_device_cannot_sample_the_host_does(device: str) -> None:
     """Flat probabilities have more candidates than the device can sort."""
     params = SamplingParams(seed=5, temperature=1, top_k=0, top_p=0.999, min_p=0, max_tokens=6)
     for is_recurrent in (False, True):
@@ -192,7 +192,7 @@ def test_where_the_device_cannot_draw_the_host_does(device: str) -> None:
         assert told(answer(host, params)) == told(answer(ahead, params))
 
 
-def test_where_no_rank_can_draw_the_host_joins_their_logits(device: str) -> None:
+def test_where_no_rank_can_sample_the_host_joins_their_logits(device: str) -> None:
     params = SamplingParams(seed=5, temperature=1, top_k=0, top_p=0.999, min_p=0, max_tokens=6)
     options = {"n_vocab": 1500, "sharpness": 0.25}
     host, ahead = ToyRuntime(device, **options), split_toy(2, device, **options)
@@ -253,7 +253,7 @@ def test_one_of_several_devices_is_not_waited_for_without_end(
     assert failed == [1]
 
 
-def test_it_is_careful_for_a_while_after_the_host_had_to_draw(
+def test_it_is_careful_for_a_while_after_the_host_had_to_sample(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_stream, "CALM", 3)
@@ -273,7 +273,7 @@ def test_it_is_careful_for_a_while_after_the_host_had_to_draw(
         else:
             by_host.append(place)
             runtime.spoilt.zero_()
-    assert by_host == [10], "two steps were drawn already"
+    assert by_host == [10], "two steps were sampled already"
     assert n_computed == [3, 1, 1, 1, 1, 1, 1, 1, 3]
 
 
@@ -294,7 +294,7 @@ def test_useless_logits_end_an_answer(both: tuple[ToyRuntime, ToyRuntime]) -> No
     assert told(answer(runtime, params, session=session)) == wanted
 
 
-def test_what_is_not_served_is_drawn_by_the_host(device: str) -> None:
+def test_what_is_not_served_is_sampled_by_the_host(device: str) -> None:
     params = SamplingParams(**RANDOM, typical_p=0.8, max_tokens=5)
     host, ahead = toy(device), toy(device, 1)
     assert told(answer(host, params)) == told(answer(ahead, params))
