@@ -130,7 +130,7 @@ def _overrides(saved: object, places: Mapping[str, str]) -> Iterator[tuple[str, 
 def _share(value: object) -> float:
     if not isinstance(value, int | float):
         return 0.0
-    return float(min(1.0, max(0.0, value)))  # 0 for NaN; cut first, as a huge int has no float
+    return float(min(1.0, max(0.0, value)))  # NaN gives 0; a huge int has no float, hence min first
 
 
 def _whole(value: object, low: int, high: int) -> int | None:

@@ -169,7 +169,7 @@ class SplitSession(QObject):
 
     def change(self, settings: SplitSettings) -> None:
         """Use other settings; the person can undo it."""
-        self._schedule()  # also where nothing changes: a control may show what was not accepted
+        self._schedule()  # even without a change: a control may show a value that was refused
         if self._state.change(settings):
             self.settings_changed.emit()
 

@@ -220,7 +220,7 @@ class ShareHandle(QAbstractSlider):
         painter.setBrush(QColor(grip))
         painter.setPen(QPen(QColor(colours.surface), 2))
         painter.drawRoundedRect(area, 3.5, 3.5)
-        if self.hasFocus():  # a core of accent: a rim of it would not show beside such a segment
+        if self.hasFocus():  # a core, as a rim would not show beside a segment of its colour
             painter.setPen(QPen(QColor(colours.text), 2))
             painter.setBrush(QColor(colours.accent))
             painter.drawRoundedRect(area.adjusted(-1, 1, 1, -1), 3.5, 3.5)
