@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError, LeftAlone
+from engine.forward.exchange_sizes import MOST_IN_F32
 from engine.gpu.comm.copies import CopyCollectives, Seat, is_rounded
 from engine.gpu.comm.gather_buffer import GatherBuffer, GatherSlice
 from engine.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove
-from engine.gpu.comm.one_shot import MOST_IN_F32, OneShotGroups
+from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.comm.streams import WAKING_S, DeviceEvent, Marks, Queues, queues_of
 from engine.gpu.launch.graph import host_step_value
 from engine.hardware.torch_devices import kind_of

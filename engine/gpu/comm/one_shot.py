@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CommError, EngineError
+from engine.forward.exchange_sizes import MOST_IN_F32, MOST_ONE_SHOT
 from engine.gpu.comm.slots import (
     FIRST_ROUND,
     End,
@@ -46,13 +47,6 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.5 if sys.platform == "win32" else 4.0
 """Seconds a kernel waits for a peer. Windows resets a GPU whose kernels take two seconds."""
-
-MOST_IN_F32 = 8 << 10
-"""Most elements of a value that travel in F32 (32 KiB); larger ones are rounded to BF16."""
-
-MOST_NUMBERS = 64 << 10
-"""Most elements of a value: 8 rows of 8192. Its packets take as many bytes as F32 (256 KiB), about
-20 us on a link of 12 GB/s; beyond it the latency of copies is small beside their speed."""
 
 MOST_WORDS = 32 << 10
 """Most words of a message: as many as a slot has packets."""
@@ -301,7 +295,7 @@ class OneShot:
 
     def serves(self, n: int) -> bool:
         """Return whether values of n elements can be reduced."""
-        return 0 < n <= MOST_NUMBERS and -(-n // BLOCK) <= self._end.most_programs
+        return 0 < n <= MOST_ONE_SHOT and -(-n // BLOCK) <= self._end.most_programs
 
     def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
         """Return the sum of the members' values, with the same bits on all of them.

@@ -17,8 +17,9 @@ from engine.cpu.weights import JoinedColumns
 from engine.devices.routes import Routes
 from engine.forward.cache import Cache
 from engine.forward.context import Context
+from engine.forward.exchange_sizes import MOST_IN_F32
 from engine.forward.weight import Weight
-from engine.gpu.comm.one_shot import MOST_IN_F32, OneShotGroups
+from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.gpu.launch.target import KernelTarget, use_target
 from engine.gpu.matmul.weights import GpuPlain, GpuPlanes

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from engine.forward.exchange_sizes import MOST_IN_F32, MOST_ONE_SHOT
+
 if TYPE_CHECKING:
     from engine.planning.speed.facts import LinkFacts
 
@@ -29,10 +31,10 @@ How = Literal["lane", "copies", "threads"]
 Wire = Literal["F32", "BF16"]
 """Element type of what is exchanged."""
 
-MOST_F32_BYTES = 32 << 10
+MOST_F32_BYTES = 4 * MOST_IN_F32
 """Largest value, in bytes of F32, that GPUs exchange as it is; larger ones go in BF16."""
 
-MOST_ONE_SHOT_BYTES = 256 << 10
+MOST_ONE_SHOT_BYTES = 4 * MOST_ONE_SHOT
 """Largest value, in bytes of F32, that goes by a one-shot all-reduce."""
 
 PACKET_FACTOR = 2.0

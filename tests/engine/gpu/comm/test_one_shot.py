@@ -14,7 +14,7 @@ from engine.forward.ops import Addend
 from engine.gpu import elementwise
 from engine.gpu.comm import one_shot as one_shot_module
 from engine.gpu.comm import slots
-from engine.gpu.comm.one_shot import MOST_NUMBERS, MOST_WORDS, OneShot, OneShotGroups
+from engine.gpu.comm.one_shot import MOST_ONE_SHOT, MOST_WORDS, OneShot, OneShotGroups
 from engine.gpu.comm.slots import most_waiting
 from engine.gpu.kernels import one_shot
 from engine.gpu.launch.graph import NotRepeatable, Tape, capture
@@ -311,12 +311,12 @@ def test_what_a_one_shot_takes() -> None:
     assert one_shot is not None
     assert (
         one_shot.serves(1),
-        one_shot.serves(MOST_NUMBERS),
-        one_shot.serves(MOST_NUMBERS + 1),
+        one_shot.serves(MOST_ONE_SHOT),
+        one_shot.serves(MOST_ONE_SHOT + 1),
     ) == (1, 1, 0)
-    long = torch.empty(2, MOST_NUMBERS, device=META)
+    long = torch.empty(2, MOST_ONE_SHOT, device=META)
     assert one_shot.add_norm(long, Addend(long), None) is None
-    odd = torch.empty(MOST_NUMBERS // 5, 5, device=META)  # more packets than it has numbers
+    odd = torch.empty(MOST_ONE_SHOT // 5, 5, device=META)  # more packets than it has numbers
     assert one_shot.add_norm(odd, Addend(odd), None) is None
     assert one_shot.words(torch.empty(MOST_WORDS, dtype=torch.int32, device=META)).shape[0] == 2
 
