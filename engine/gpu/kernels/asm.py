@@ -1,7 +1,7 @@
-"""NVIDIA's own instructions, element by element; `ASM` says whether there are such.
+"""Inline PTX, element by element; `ASM` says whether the target has it.
 
-What has no plain form here is only for use where there are. Reads stay where they are: what is
-asked for early shall be on its way early.
+Functions without a branch for other targets may only be used where ASM is set. Loads are marked as
+impure, so that the compiler does not move them: a load that is written early shall start early.
 """
 
 import triton
@@ -10,9 +10,9 @@ import triton.language as tl
 
 @triton.jit
 def four_words(address, ASM: tl.constexpr):
-    """Four neighbouring 32-bit words from each address on, a multiple of 16 bytes.
+    """Return the four 32-bit words from each address on, a multiple of 16 bytes.
 
-    They are read once only, like weights: nothing is kept for those who read them again.
+    For data that is read once, like weights: it is not kept in the L1 cache.
     """
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
@@ -27,7 +27,7 @@ def four_words(address, ASM: tl.constexpr):
 
 @triton.jit
 def two_words(address, ASM: tl.constexpr):
-    """Two neighbouring 32-bit words from each address on, a multiple of 8 bytes."""
+    """Return the two 32-bit words from each address on, a multiple of 8 bytes."""
     if ASM:
         a, b = tl.inline_asm_elementwise(
             "ld.global.nc.v2.b32 {$0, $1}, [$2];", "=r,=r,l",
@@ -41,7 +41,7 @@ def two_words(address, ASM: tl.constexpr):
 
 @triton.jit
 def four_shared_words(address, ASM: tl.constexpr):
-    """`four_words` of what many programs read, like activations."""
+    """Return `four_words` of data that many programs read, like activations."""
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             "ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l",
@@ -54,12 +54,12 @@ def four_shared_words(address, ASM: tl.constexpr):
 
 @triton.jit
 def dot_of_bytes(weights, x, total, IS_SIGNED: tl.constexpr):
-    """`dp4a`: `total` plus the products of four bytes each; those of x are signed.
+    """Return `total` plus the dot product of four bytes each (`dp4a`); the bytes of x are signed.
 
     Only for use where ASM is set.
 
     Args:
-        IS_SIGNED: whether those of the weights are signed.
+        IS_SIGNED: whether the bytes of the weights are signed.
     """
     if IS_SIGNED:
         return tl.inline_asm_elementwise(
@@ -75,9 +75,9 @@ def dot_of_bytes(weights, x, total, IS_SIGNED: tl.constexpr):
 
 @triton.jit
 def chosen_bytes(low, high, selector):
-    """`prmt`: four of the eight bytes of `low` and `high`, as four bits each in `selector` say.
+    """Return four of the eight bytes of `low` and `high`, selected by four bits each (`prmt`).
 
-    The highest of the four asks for the sign of the byte in its place. Only for use where ASM is
+    The highest of the four bits replaces the byte by copies of its sign. Only for use where ASM is
     set.
     """
     return tl.inline_asm_elementwise(
@@ -88,7 +88,7 @@ def chosen_bytes(low, high, selector):
 
 @triton.jit
 def one_word(address, ASM: tl.constexpr):
-    """A 32-bit word from each address on, a multiple of 4 bytes."""
+    """Return the 32-bit word at each address, a multiple of 4 bytes."""
     if ASM:
         return tl.inline_asm_elementwise(
             "ld.global.nc.b32 $0, [$1];", "=r,l",

@@ -1,11 +1,9 @@
-"""Softmax attention over a cache, by tiles of keys (arXiv 2205.14135), with the softmax taken as
-they come (arXiv 1805.02867).
+"""Flash attention over a KV cache: tiles of keys (arXiv 2205.14135), online softmax (1805.02867).
 
-Rows of a program are query heads of tokens that use the same head of keys and values, so that these
-are read once for all of them. Numbers of F32 meet those of the cache as sums of two shorter ones,
-for which GPUs multiply matrices: OPERAND is "f16" or "bf16", whichever holds the numbers of the
-cache as they are, or "f32". Those of blocks are multiplied without their scales, as F16. A weight
-is 2 to the power of a score.
+Rows of a program are query heads of tokens that share a head of keys and values, so that these are
+read once for all of them. F32 operands are split into sums of two shorter numbers, for which there
+are tensor cores: OPERAND is "f16" or "bf16", whichever holds the cache's numbers exactly, or "f32".
+Blocks are multiplied without their scales, as F16. Weights are 2 to the power of scores.
 """
 
 import triton
@@ -24,19 +22,20 @@ from engine.gpu.kernels.kv_cells import (
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
-"""Before the first key; infinity would make NaN of a row that sees no key of a tile."""
+"""Running maximum before the first key; -inf would give NaN where a row sees no key of a tile."""
 
 HEADROOM = tl.constexpr(15.0)
-"""The largest weight of a row is 2 to the power of this, which F16 can hold: so it also holds those
-that are a billion times less."""
+"""Exponent of a row's largest weight, 2^15, which F16 can hold; so it also holds weights that are a
+billion times smaller."""
 
 HEADROOM_OF_BLOCKS = tl.constexpr(7.0)
-"""The same where weights are multiplied with scales: for values that F16 could hold as well."""
+"""Exponent of a row's largest weight where weights are multiplied with scales: their product is in
+F16's range for values that are."""
 
 
 @triton.jit
 def split(x, OPERAND: tl.constexpr):
-    """F32 as the sum of two numbers for `tl.dot`; the same twice for "f32"."""
+    """Split F32 into the sum of two operands of `tl.dot`; for "f32" return x twice."""
     if OPERAND == "f16":
         high = x.to(tl.float16)
         low = (x - high.to(tl.float32)).to(tl.float16)
@@ -52,11 +51,11 @@ def split(x, OPERAND: tl.constexpr):
 @triton.jit
 def times(high, low, cells, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
           IN_F32: tl.constexpr):  # fmt: skip
-    """`total + (high + low) @ cells`, cells being numbers of the cache.
+    """Return `total + (high + low) @ cells`, where cells are numbers of the cache.
 
     Args:
-        PRECISION: for "f32".
-        IN_F32: multiply as F32 in any case, where there is no other way (the interpreter's BF16).
+        PRECISION: `input_precision` for "f32".
+        IN_F32: whether to multiply as F32 in any case (the interpreter has no BF16).
     """
     if OPERAND == "f32" or IN_F32:
         cells = cells.to(tl.float32)
@@ -73,7 +72,7 @@ def times(high, low, cells, total, OPERAND: tl.constexpr, PRECISION: tl.constexp
 
 @triton.jit
 def first_seen(position, window, chunk):
-    """See `Scores.first_visible`, for any number of positions."""
+    """Return `Scores.first_visible` for any number of positions."""
     first = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
     start = position // tl.maximum(chunk, 1) * chunk  # 0 if there are no chunks
     return tl.maximum(first, start)
@@ -81,21 +80,21 @@ def first_seen(position, window, chunk):
 
 @triton.jit
 def piece_of(key, small, n_small, large):
-    """The piece in which a key lies: n_small pieces of `small` keys are followed by large ones."""
+    """Return the index of a key's piece: n_small pieces of `small` keys, then pieces of `large`."""
     rest = tl.maximum(key - small * n_small, 0)
     return tl.where(key < small * n_small, key // small, n_small + rest // large)
 
 
 @triton.jit
 def start_of(piece, small, n_small, large):
-    """The first key of a piece."""
+    """Return the first key of a piece."""
     return tl.minimum(piece, n_small) * small + tl.maximum(piece - n_small, 0) * large
 
 
 @triton.jit
 def queries(rows, there, part, power, TYPE: tl.constexpr, OPERAND: tl.constexpr, DIM: tl.constexpr,
             SIZE: tl.constexpr):  # fmt: skip
-    """Elements of queries from part * SIZE on, over `power`, as `split` returns them."""
+    """Load elements of queries from part * SIZE on, times `power`, and `split` them."""
     at = tl.arange(0, SIZE)
     at = part * SIZE + element(at, TYPE)
     inside = there[:, None] & (at < DIM)[None, :] if DIM % SIZE else there[:, None]
@@ -105,9 +104,9 @@ def queries(rows, there, part, power, TYPE: tl.constexpr, OPERAND: tl.constexpr,
 
 @triton.jit
 def powers(rows, there, OPERAND: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """A power of 2 for each row that brings its elements below 2^13, and its inverse.
+    """Return a power of 2 for each row that brings its elements below 2^13, and its inverse.
 
-    So F16 holds them, and also what is left of them with all its digits.
+    So F16 holds the elements, and their remainders in full precision.
     """
     one = tl.where(there, 1.0, 1.0)
     if OPERAND != "f16":
@@ -127,7 +126,7 @@ def powers(rows, there, OPERAND: tl.constexpr, DIM: tl.constexpr, SIZE: tl.const
 @triton.jit
 def held_queries(rows, there, power, TYPE: tl.constexpr, OPERAND: tl.constexpr, DIM: tl.constexpr,
                  SIZE: tl.constexpr, HOLDS_Q: tl.constexpr):  # fmt: skip
-    """All parts of queries as `queries` gives them, or none if they are not held."""
+    """Return all parts of queries as `queries` gives them; empty tuples without HOLDS_Q."""
     highs = ()
     lows = ()
     if HOLDS_Q:
@@ -144,7 +143,7 @@ def products(
     PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     HOLDS_Q: tl.constexpr,
 ):  # fmt: skip
-    """Queries over `power` times keys, (ROWS, KEYS); k (KEYS,) are pointers to rows."""
+    """Return queries times `power` times keys, (ROWS, KEYS); k (KEYS,) are pointers to rows."""
     s = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
     if HOLDS_Q:
         for part in tl.static_range((DIM + SIZE - 1) // SIZE):
@@ -162,7 +161,7 @@ def _more(
     s, high, low, k, inside, part, TYPE: tl.constexpr, OPERAND: tl.constexpr,
     PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Scores s and what one part of queries and keys adds to them."""
+    """Return scores s plus the products of one part of queries and keys."""
     keys = tl.trans(read(k, inside, part, TYPE, SIZE, DIM))
     if has_blocks(TYPE):
         none = tl.zeros(s.shape, tl.float32)
@@ -177,7 +176,7 @@ def means(
     s, kept, sums, v, inside, TYPE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
     IN_F32: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """`sums * kept` and values weighted with s (ROWS, KEYS); v (KEYS,) are pointers to rows."""
+    """Return `sums * kept` plus values weighted with s (ROWS, KEYS); v (KEYS,) points to rows."""
     high, low = split(s, OPERAND)
     more = ()
     for part in tl.static_range((DIM + SIZE - 1) // SIZE):
@@ -197,18 +196,20 @@ def attended(
     SIZE_V: tl.constexpr, KEYS: tl.constexpr, HOLDS_Q: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
 ):  # fmt: skip
-    """What rows of queries make of the keys from start to stop, of those that they see.
+    """Compute attention of rows of queries over those keys from start to stop that they see.
 
     Args:
-        q: (ROWS,), pointers to the rows.
-        there, position, first, slope: (ROWS,), whether there is such a row; where its token is; the
-            first key that it sees; of its head.
-        row: the head of k and v, int64.
+        q: pointers to the rows, (ROWS,).
+        there: whether the row exists, (ROWS,).
+        position: position of the row's token, (ROWS,).
+        first: first key that the row sees, (ROWS,).
+        slope: ALiBi slope of the row's head, (ROWS,).
+        row: head of k and v, int64.
         start: a multiple of KEYS.
 
     Returns:
-        The greatest score less headroom (ROWS,), the sum of all weights relative to that (ROWS,),
-        and as many (ROWS, SIZE_V) as a value has parts: the sums of values so weighted.
+        The greatest score less headroom (ROWS,), the sum of all weights relative to it (ROWS,), and
+        for each part of a value the sum of values so weighted, (ROWS, SIZE_V).
     """
     headroom: tl.constexpr = HEADROOM_OF_BLOCKS if has_blocks(TYPE) else HEADROOM
     k, v = units(k, TYPE), units(v, TYPE)
@@ -261,36 +262,36 @@ def attend(
     IS_MAPPED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr, TOKENS: tl.constexpr, HAS_NEW_V: tl.constexpr, NEW: tl.constexpr,
 ):  # fmt: skip
-    """Causal attention of some rows over the whole cache, or over every n_split-th piece of it.
+    """Compute causal attention of some rows over the whole cache, or over every n_split-th piece.
 
     Programs: (n_head / group, n_split, blocks of ROWS rows). Rows are n_tokens * group, those of a
-    token side by side. Where pieces begin depends on nothing but their number: so what comes of a
-    row does not depend on which tokens are computed with it.
+    token side by side. Pieces begin at places that depend only on their index, so a row's result
+    does not depend on which tokens are computed with it.
 
     Args:
-        q: (n_tokens, n_head, DIM_K), F32, heads without gaps; strides in elements.
-        new_k, new_v: (n_tokens, heads, DIM_K or DIM_V), the same: keys, and values if HAS_NEW_V, of
-            these tokens, if they are not in the cache yet. Programs first write those in pieces
-            that they read; if others do as well, they write the same.
-        k: (heads, n_ctx, DIM_K elements of TYPE); blocks as bytes.
-        v: (heads, n_ctx, DIM_V elements of TYPE), rows WIDTH_V elements apart.
-        past: one whole number: how many tokens were in the cache before.
-        head_map: (n_head,), the head of k and v that each query head uses, if IS_MAPPED; then group
-            is 1. Else `group` neighbours use the same.
-        slopes, sinks: (n_head,), F32, if there are some.
-        out: (n_tokens, n_head, DIM_V), F32, if n_slot is 0: then all is one piece.
-        tops, sums: F32 of (n_tokens, n_head, n_slot), greatest scores and weights, one after the
-            other, and (n_tokens, n_head, n_slot, DIM_V), if n_slot is not 0: what became of
-            a piece, at its number modulo n_slot, for `combine`.
-        window, chunk: 0 for none.
+        q: F32 (n_tokens, n_head, DIM_K), heads contiguous; strides in elements.
+        new_k, new_v: F32 (n_tokens, heads, DIM_K or DIM_V), likewise: keys, and values if
+            HAS_NEW_V, of these tokens, if they are not in the cache yet. A program first writes
+            those of the pieces that it reads; other programs may write the same.
+        k: cached keys, (heads, n_ctx, DIM_K elements of TYPE); blocks as bytes.
+        v: cached values, (heads, n_ctx, DIM_V elements of TYPE), rows WIDTH_V elements apart.
+        past: number of tokens in the cache before, an integer in device memory.
+        head_map: the head of k and v that each query head uses, (n_head,), if IS_MAPPED; then
+            group is 1. Else `group` neighbours use the same.
+        slopes, sinks: ALiBi slopes and attention sinks, F32 (n_head,), if there are some.
+        out: output, F32 (n_tokens, n_head, DIM_V), if n_slot is 0: then all is one piece.
+        tops, sums: outputs of pieces for `combine`, if n_slot is not 0, at a piece's index modulo
+            n_slot: F32 (n_tokens, n_head, n_slot), greatest scores and then weights, and
+            (n_tokens, n_head, n_slot, DIM_V).
+        window, chunk: sizes in tokens; 0 for none.
         small, n_small, large: see `piece_of`; multiples of KEYS.
         SIZE_K, SIZE_V: elements of keys and values that are multiplied at once; 32 for blocks.
-        HOLDS_Q: registers hold queries while keys pass; else they are read for each tile.
-        TOKENS: the most tokens that may be new; 0 if all are in the cache.
-        NEW: the power of two from both dimensions on.
+        HOLDS_Q: whether registers hold queries throughout; else they are loaded for each tile.
+        TOKENS: largest number of new tokens; 0 if all are in the cache.
+        NEW: a power of two, at least both dimensions.
     """
     n_past = tl.load(past).to(tl.int32)
-    block = tl.num_programs(2) - 1 - tl.program_id(2)  # those with most keys first
+    block = tl.num_programs(2) - 1 - tl.program_id(2)  # blocks with most keys start first
     at = block * ROWS + tl.arange(0, ROWS)
     there = at < n_tokens * group
     token = tl.minimum(at // group, n_tokens - 1)
@@ -310,7 +311,7 @@ def attend(
         if HAS_NEW_V:
             _write(new_v, v_token, v_head, v, n_past, stop, row, n_ctx, begin, n_split, small,
                    n_small, large, TYPE, DIM_V, WIDTH_V, TOKENS, NEW)  # fmt: skip
-        tl.debug_barrier()  # then all threads of the program see it
+        tl.debug_barrier()  # makes the new keys and values visible to all threads of the program
     slope = tl.zeros((ROWS,), tl.float32)
     if HAS_SLOPES:
         slope = tl.load(slopes + head, mask=there, other=0.0) * LOG2E
@@ -344,7 +345,7 @@ def attend(
 def _write(x, x_token, x_head, cells, n_past, stop, row, n_ctx, begin, n_split, small, n_small,
            large, TYPE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr,
            NEW: tl.constexpr):  # fmt: skip
-    """New keys or values of one head into the cache, those in pieces that the program reads."""
+    """Write new keys or values of one head into the cache, in pieces that the program reads."""
     per_row: tl.constexpr = (NEW + BLOCK - 1) // BLOCK if has_blocks(TYPE) else 1
     at = tl.arange(0, TOKENS * per_row)
     token, block = at // per_row, at % per_row
@@ -359,7 +360,7 @@ def _write(x, x_token, x_head, cells, n_past, stop, row, n_ctx, begin, n_split, 
 
 @triton.jit
 def _put(rows, there, sums, factor, TYPE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """The parts of rows times their factors to where the pointers show."""
+    """Write the parts of rows, times their factors, to the rows' pointers."""
     for part in tl.static_range((DIM + SIZE - 1) // SIZE):
         at = part * SIZE + element(tl.arange(0, SIZE), TYPE)
         inside = there[:, None] & (at < DIM)[None, :]
@@ -374,13 +375,13 @@ def _put(rows, there, sums, factor, TYPE: tl.constexpr, DIM: tl.constexpr, SIZE:
 def combine(past, sinks, tops, sums, out, n_head, n_lines, window, chunk, small, n_small, large,
             n_slot, DIM: tl.constexpr, SIZE: tl.constexpr, PIECES: tl.constexpr,
             HAS_SINKS: tl.constexpr):  # fmt: skip
-    """What `attend` made of pieces, in one; programs: (tokens * n_head, parts of SIZE elements).
+    """Combine the results of pieces; programs: (tokens * n_head, parts of SIZE elements).
 
-    Pieces are added in groups that depend on nothing but their numbers.
+    Pieces are added in groups that depend only on their indices.
 
     Args:
         n_lines: tokens * n_head.
-        out: (tokens, n_head, DIM), F32; for the others see `attend`.
+        out: output, F32 (tokens, n_head, DIM); for the other arguments see `attend`.
     """
     line = tl.program_id(0).to(tl.int64)
     head = line % n_head

@@ -1,4 +1,4 @@
-"""The short convolution over time in front of recurrent layers."""
+"""Kernel of the short causal convolution over time in front of recurrent layers."""
 
 import triton
 import triton.language as tl
@@ -12,17 +12,17 @@ def causal_conv(x, before, after, state, weight, bias, y, n_token, n_channel, st
                 HAS_GATES: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Convolve BLOCK channels of TOKENS tokens, after the inputs in `state`, which is updated.
 
-    Only the program of the first tokens looks at the state, so that it can be written in place:
-    more than TOKENS tokens take TOKENS ≥ TAPS - 1. The sum has the same order for any number.
-    Each thread has the same channels of all that is read, so that nothing is exchanged.
+    Only the program of the first tokens reads the state, so that it can be updated in place; more
+    than TOKENS tokens need TOKENS ≥ TAPS - 1. Sums have the same order for any number of tokens.
+    Each thread holds the same channels of everything it loads, so that threads exchange nothing.
 
     Args:
-        x: F32 (n_token, n_channel), `stride` elements from token to token.
+        x: inputs, F32 (n_token, n_channel), `stride` elements from token to token.
         before, after: factors on x and on the result, like x; any pointers without HAS_GATES.
-        state: F32 (n_channel, TAPS - 1), the inputs before x, oldest first.
+        state: inputs before x, F32 (n_channel, TAPS - 1), oldest first.
         weight: F32 (n_channel, TAPS), the last column for the token itself.
-        bias: F32 (n_channel,); any pointer where there is none.
-        y: F32 (n_token, n_channel), without gaps.
+        bias: F32 (n_channel,); any pointer without HAS_BIAS.
+        y: contiguous output, F32 (n_token, n_channel).
         ACT: the activation that follows, or "none".
     """
     stride = stride.to(tl.int64)
@@ -49,7 +49,7 @@ def causal_conv(x, before, after, state, weight, bias, y, n_token, n_channel, st
             last = n_token + i - (TAPS - 1)
             newest = input_at(x, before, state, last, channel, inside, stride, TAPS, HAS_GATES)
             kept = kept + (newest,)
-        tl.debug_barrier()  # all have read what is overwritten now
+        tl.debug_barrier()  # all threads have read what is overwritten now
         for i in tl.static_range(TAPS - 1):
             tl.store(state + channel * (TAPS - 1) + i, kept[i], mask=inside)
 
@@ -57,7 +57,7 @@ def causal_conv(x, before, after, state, weight, bias, y, n_token, n_channel, st
 @triton.jit
 def input_at(x, before, state, place, channel, wanted, stride, TAPS: tl.constexpr,
              HAS_GATES: tl.constexpr):  # fmt: skip
-    """The inputs of token `place`; those before the first one are in the state."""
+    """Load the inputs of token `place`; those before the first token are in the state."""
     is_new = wanted & (place >= 0)
     value = tl.load(x + place * stride + channel, mask=is_new, other=0.0)
     if HAS_GATES:

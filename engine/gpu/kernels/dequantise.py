@@ -1,4 +1,4 @@
-"""Rows of planes as numbers again."""
+"""Kernels that dequantise rows of planes."""
 
 import triton
 import triton.language as tl
@@ -11,16 +11,16 @@ def dequantise(planes, tile_bytes, n_blocks, skip, lead, n_columns, n_rows, firs
                BLOCKS: tl.constexpr, IS_EXACT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
                ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
                SIGNED: tl.constexpr):  # fmt: skip
-    """16 rows of a matrix and BLOCKS blocks of them for each program.
+    """Dequantise BLOCKS blocks of 16 rows of a matrix in each program.
 
     Args:
         planes: bytes (n_tile, tile_bytes).
         tile_bytes: a multiple of 64.
         n_blocks, skip, lead, n_columns: see `Extent`.
-        n_rows: that are wanted from row `first` on.
-        out: (n_rows, n_columns) without gaps, of any float type; rounded to the nearest.
+        n_rows: number of rows to write, from row `first` on.
+        out: contiguous output (n_rows, n_columns) of any float type, rounded to the nearest.
         BLOCKS: a power of two.
-        IS_EXACT: see `Extent`; then rows of `out` begin where many numbers are stored at once.
+        IS_EXACT: see `Extent`; then rows of `out` are aligned and stored with wide accesses.
     """
     number = first // 16 + tl.program_id(0)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)[None, :]
@@ -47,12 +47,12 @@ def look_up(planes, tile_bytes, n_blocks, skip, lead, n_columns, n_rows, ids, ou
             BLOCKS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
             TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
             SIGNED: tl.constexpr):  # fmt: skip
-    """BLOCKS blocks of one row for each program; zeros where there is no such row.
+    """Dequantise BLOCKS blocks of one row in each program; zeros where there is no such row.
 
     Args:
-        n_rows: of the matrix.
-        ids: whole numbers of rows, (n,); any values.
-        out: (n, n_columns), F32; else as `dequantise`.
+        n_rows: number of rows of the matrix.
+        ids: row numbers, integers (n,), of any value.
+        out: output, F32 (n, n_columns); other arguments as in `dequantise`.
     """
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(ids + index).to(tl.int64)

@@ -1,6 +1,6 @@
-"""What happens to each element by itself, between products.
+"""Element-wise kernels and functions.
 
-A row has its elements side by side; sizes and strides come in units of UNIT elements, as in `norm`.
+The elements of a row are contiguous; sizes and strides are in units of UNIT elements, as in `norm`.
 """
 
 import triton
@@ -15,14 +15,17 @@ TANH = tl.constexpr(2 * (2 / 3.141592653589793) ** 0.5)
 
 @triton.jit
 def sigmoid(x):
-    """`1 / (1 + e^-x)`, which overflows nowhere."""
+    """Return `1 / (1 + e^-x)`, without overflow for any x."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x < 0, small, 1.0) / (1.0 + small)
 
 
 @triton.jit
 def activated(x, KIND: tl.constexpr):
-    """See `engine.layers.ffn.Activation`; "none" changes nothing, "oai" needs `gate`."""
+    """Return the activation of x, see `engine.layers.ffn.Activation`; "none" changes nothing.
+
+    "oai" needs `gate`.
+    """
     if KIND == "silu":
         return x * sigmoid(x)
     elif KIND == "gelu":
@@ -41,12 +44,12 @@ def activated(x, KIND: tl.constexpr):
 
 @triton.jit
 def gate(x, up, limit, KIND: tl.constexpr, HAS_LIMIT: tl.constexpr):
-    """`act(x) * up` within limits, see `ReferenceOps.gated`."""
+    """Return `act(x) * up` within limits, see `ReferenceOps.gated`."""
     if KIND == "oai":
         x = tl.minimum(x, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
         return x * sigmoid(x * ALPHA) * (up + 1.0)
-    else:  # what stands behind a return is compiled as well
+    else:  # Triton also compiles what follows a return
         x = activated(x, KIND)
         if HAS_LIMIT:
             x = tl.minimum(x, limit)
@@ -56,7 +59,7 @@ def gate(x, up, limit, KIND: tl.constexpr, HAS_LIMIT: tl.constexpr):
 
 @triton.jit
 def log1p(x):
-    """`ln(1 + x)` for x ≥ 0: what is lost in 1 + x is lost in both factors."""
+    """Return `ln(1 + x)` for x ≥ 0; the rounding error of 1 + x cancels between both factors."""
     u = 1.0 + x
     kept = u - 1.0
     return tl.where(kept == 0.0, x, tl.log(u) * (x / tl.where(kept == 0.0, 1.0, kept)))
@@ -64,13 +67,13 @@ def log1p(x):
 
 @triton.jit
 def softplus(x):
-    """`ln(1 + e^x)`; from 20 on that is x in F32, as torch has it."""
+    """Return `ln(1 + e^x)`; above 20 that is x, as in torch."""
     return tl.where(x > 20.0, x, log1p(tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
 def expm1(x):
-    """`e^x - 1` for x ≤ about 0: near 0 by Taylor's series, as nothing of it is lost there."""
+    """Return `e^x - 1` for x ≤ about 0: near 0 by Taylor's series, where no digits cancel."""
     series = 1.0 + x / 7.0
     for i in tl.static_range(6, 1, -1):
         series = 1.0 + x / i * series
@@ -79,7 +82,7 @@ def expm1(x):
 
 @triton.jit
 def place(n, BLOCK: tl.constexpr):
-    """A program's row and elements; one row's programs stand together."""
+    """Return a program's row and element indices; the programs of one row are neighbours."""
     program, n_block = tl.program_id(0), tl.cdiv(n, BLOCK)
     return (program // n_block).to(tl.int64), program % n_block * BLOCK + tl.arange(0, BLOCK)
 
@@ -88,11 +91,11 @@ def place(n, BLOCK: tl.constexpr):
 def gated(x, up, y, n_head, n, x_stride, x_head, up_stride, up_head, limit, KIND: tl.constexpr,
           HAS_UP: tl.constexpr, HAS_LIMIT: tl.constexpr, UNIT: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
-    """`act(x) * up`, or `act(x)` without `up`; BLOCK elements of one row for each program.
+    """Compute `act(x) * up`, or `act(x)` without `up`; BLOCK elements of a row for each program.
 
     Args:
         x, up: F32 (n_token, n_head, n) with any strides between tokens and between heads.
-        y: F32 (n_token, n_head, n), without gaps.
+        y: contiguous output, F32 (n_token, n_head, n).
     """
     n *= UNIT
     row, at = place(n, BLOCK)
@@ -112,7 +115,7 @@ def gated(x, up, y, n_head, n, x_stride, x_head, up_stride, up_head, limit, KIND
 @triton.jit(do_not_specialize=["n", "x_stride"])
 def xielu(x, y, n, x_stride, positive, negative, beta, eps, UNIT: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
-    """xIELU (see `engine.models.apertus.Xielu`) of x (n_row, n); the rest as in `gated`."""
+    """Compute xIELU (`engine.models.apertus.Xielu`) of x (n_row, n); see `gated` for the rest."""
     n *= UNIT
     row, at = place(n, BLOCK)
     inside = at < n
@@ -125,7 +128,7 @@ def xielu(x, y, n, x_stride, positive, negative, beta, eps, UNIT: tl.constexpr,
 @triton.jit(do_not_specialize=["n", "x_stride"])
 def softplus_rows(x, bias, y, n, x_stride, HAS_BIAS: tl.constexpr, UNIT: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
-    """`ln(1 + e^(x + bias))` of x (n_row, n) and bias (n,); the rest as in `gated`."""
+    """Compute `ln(1 + e^(x + bias))` of x (n_row, n) and bias (n,); see `gated` for the rest."""
     n *= UNIT
     row, at = place(n, BLOCK)
     inside = at < n
@@ -138,13 +141,14 @@ def softplus_rows(x, bias, y, n, x_stride, HAS_BIAS: tl.constexpr, UNIT: tl.cons
 @triton.jit(do_not_specialize=["n_in", "n", "x_stride", "y_stride", "other_stride"])
 def opened(x, door, y, other, out, n_in, n, x_stride, y_stride, other_stride,
            HAS_OTHER: tl.constexpr, UNIT: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """`other + sigmoid(x · door) * y`, one token for each program.
+    """Compute `other + sigmoid(x · door) * y`, one token for each program.
 
     Args:
-        x: F32 (n_token, n_in) with any stride between tokens, as y and other.
-        door: F32 (n_in,)
-        y, other, out: F32 (n_token, n); out without gaps, other any pointer without HAS_OTHER.
-        SIZE: a power of two from n_in and n on.
+        x: F32 (n_token, n_in) with any stride between tokens, like y and other.
+        door: weights of the gate, F32 (n_in,).
+        y, other: F32 (n_token, n); other is any pointer without HAS_OTHER.
+        out: contiguous output, F32 (n_token, n).
+        SIZE: a power of two, at least n_in and n.
     """
     n_in *= UNIT
     n *= UNIT

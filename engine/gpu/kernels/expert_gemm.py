@@ -1,9 +1,9 @@
-"""Products of many rows with the matrices of their experts, on the tensor cores.
+"""Grouped GEMM kernels of routed experts, on the tensor cores.
 
 A program multiplies the rows of one block (see `engine.gpu.routing.DeviceGroups.table`) with
-COLUMNS rows of its expert's matrix, and leaves at once where the table has no block. Programs are
-(parts of n_rows, blocks, matrices): up to two matrices of each expert are multiplied together.
-Weights become F16 or BF16 on their way; sums are F32.
+COLUMNS rows of its expert's matrix, and returns at once where the table has no block. Programs are
+(parts of n_rows, blocks, matrices): up to two matrices of each expert are multiplied in one launch.
+Weights are dequantised to F16 or BF16; sums are F32.
 """
 
 import triton
@@ -27,10 +27,11 @@ from engine.gpu.kernels.planes import (
 
 @triton.jit
 def block_rows(table, pair_of, ROWS: tl.constexpr, N_USED: tl.constexpr):
-    """What this program multiplies: an expert, ROWS rows of y and of x, and which there are.
+    """Return this program's expert, its ROWS rows of y and of x, and a mask of those that exist.
 
     Args:
-        N_USED: experts of a token where x has the rows of tokens; 0 where it has those of y.
+        N_USED: number of experts per token where x has one row per token; 0 where x has the rows
+            of y.
     """
     entry = table + tl.program_id(1) * 3
     expert, first, n = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
@@ -44,7 +45,7 @@ def block_rows(table, pair_of, ROWS: tl.constexpr, N_USED: tl.constexpr):
 
 @triton.jit
 def added_product(x, w, total, PRECISION: tl.constexpr, IS_INTERPRETED: tl.constexpr):
-    """`total + x w`, for x (rows, k) and w (k, columns), both of the type of x."""
+    """Return `total + x w` for x (rows, k) and w (k, columns), which is converted to x's type."""
     w = w.to(x.dtype)
     if IS_INTERPRETED:  # numpy has no BF16
         return tl.dot(x.to(tl.float32), w.to(tl.float32), total)
@@ -55,7 +56,7 @@ def added_product(x, w, total, PRECISION: tl.constexpr, IS_INTERPRETED: tl.const
 def store_products(out, total, x_scale, scale, bias, expert, row, source, is_row, column, n_row,
                    n_rows, HAS_X_SCALE: tl.constexpr, HAS_SCALE: tl.constexpr,
                    HAS_BIAS: tl.constexpr):  # fmt: skip
-    """Put (rows, columns) into out (matrices, n_row, n_rows), finished as `experts.finished` says.
+    """Write products (rows, columns) to out (matrices, n_row, n_rows) after `expert_gemv.finished`.
 
     Args:
         x_scale: factor on rows of x, (rows of x,), where HAS_X_SCALE.
@@ -73,11 +74,12 @@ def store_products(out, total, x_scale, scale, bias, expert, row, source, is_row
 @triton.jit
 def stored_step(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.constexpr,
                 SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
-    """What planes hold of some rows and blocks, as read; each thread has whole blocks.
+    """Load the stored words of some rows and blocks; each thread has whole blocks.
 
     Args:
-        tile: pointers to the tile of each row, (rows, 1). row: of each row in it.
-        block: (1, blocks); behind the last one, that is read again.
+        tile: pointers to the tile of each row, (rows, 1).
+        row: index of each row in its tile, (rows, 1).
+        block: block indices (1, blocks); beyond the last block, that is read again.
     """
     block = tl.minimum(block, n_blocks - 1)
     mask = block >= 0
@@ -95,7 +97,7 @@ def stored_step(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.co
 @triton.jit
 def decoded(stored, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
             SCALE: tl.constexpr, SUB: tl.constexpr):  # fmt: skip
-    """The weights (rows, 32 * blocks) of what `stored_step` read, F32."""
+    """Return the weights, F32 (rows, 32 * blocks), of the words that `stored_step` loaded."""
     IS_SIGNED: tl.constexpr = LOW == 8 or len(TABLE) > 0
     START: tl.constexpr = 128 if IS_SIGNED else ZERO
     lows, highs, factor, added = stored
@@ -129,17 +131,19 @@ def planes_product(planes0, planes1, scale0, scale1, bias0, bias1, out, table, p
                    IS_INTERPRETED: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
                    ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
                    SIGNED: tl.constexpr):  # fmt: skip
-    """`x Wᵀ` with W in planes.
+    """Compute `x Wᵀ` with W in planes.
 
     Args:
         planes: bytes (n_expert, n_tile, tile_bytes); tile_bytes is a multiple of 64.
-        scale, bias: see `experts.finished`; any pointers where there are none.
-        out: (matrices, n_row, n_rows), F32.
-        table, pair_of: of the groups.
-        x: (rows, 32 * n_blocks), F16 or BF16, without gaps; rows of tokens or those of out.
+        scale, bias: see `expert_gemv.finished`; any pointers where there are none.
+        out: output, F32 (matrices, n_row, n_rows).
+        table, pair_of: see `DeviceGroups`.
+        x: contiguous F16 or BF16 (rows, 32 * n_blocks); one row per token, or per row of out.
         x_scale: see `store_products`.
         n_blocks, skip: see `Extent`.
-        ROWS: of a block. COLUMNS: a multiple of 16. BLOCKS: of 32 columns of W at a time.
+        ROWS: number of rows of a block.
+        COLUMNS: number of rows of W, a multiple of 16.
+        BLOCKS: number of blocks of 32 columns of W at a time.
         N_USED: see `block_rows`.
     """
     if tl.load(table + tl.program_id(1) * 3 + 2) == 0:
@@ -150,13 +154,13 @@ def planes_product(planes0, planes1, scale0, scale1, bias0, bias1, out, table, p
         planes, scale, bias = planes1, scale1, bias1
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     near = tl.minimum(column, n_rows - 1)
-    # by this choice the compiler gives each thread whole rows, as tensor cores want them
+    # with this `where` the compiler gives each thread whole rows, as tensor cores need them
     lane = tl.where(column < n_rows, near % 16, 0)[:, None]
     tile = (planes + (expert * n_tile + near // 16) * tl.multiple_of(tile_bytes, 64))[:, None]
     number, at = tl.arange(0, BLOCKS)[None, :], tl.arange(0, BLOCKS * 32)
     width = n_blocks * 32
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    # what is multiplied next is decoded while tensor cores work, what comes then is on its way
+    # software pipeline: the next step is decoded while tensor cores work, the one after is loading
     stored = stored_step(tile, number, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, SIGNED)
     w = decoded(stored, LOW, HIGH, ZERO, TABLE, SCALE, SUB).to(x.dtype.element_ty)
     stored = stored_step(tile, BLOCKS + number, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, SIGNED)
@@ -178,14 +182,14 @@ def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_o
                   HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                   STEP: tl.constexpr, N_USED: tl.constexpr, UNIT: tl.constexpr,
                   PRECISION: tl.constexpr, IS_INTERPRETED: tl.constexpr):  # fmt: skip
-    """The same with W in F16, BF16 or F32.
+    """Compute `x Wᵀ` like `planes_product` with W in F16, BF16 or F32.
 
     Args:
-        data: (n_expert, n_rows, n_columns), without gaps; is turned into the type of x.
-        x: (rows, n_columns), F16, BF16 or F32, without gaps.
-        STEP: columns of W at a time.
-        n_units: see `experts.plain_rows`.
-        PRECISION: of F32, see `tl.dot`.
+        data: contiguous matrices (n_expert, n_rows, n_columns), converted to x's type.
+        x: contiguous F16, BF16 or F32 (rows, n_columns).
+        STEP: number of columns of W at a time.
+        n_units: see `expert_gemv.plain_rows`.
+        PRECISION: `input_precision` of `tl.dot` for F32.
     """
     if tl.load(table + tl.program_id(1) * 3 + 2) == 0:
         return
@@ -211,12 +215,12 @@ def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_o
 @triton.jit(do_not_specialize=["lead", "n_columns", "width"])
 def shorten(x, scale, out, lead, n_columns, width, HAS_SCALE: tl.constexpr, UNIT: tl.constexpr,
             SIZE: tl.constexpr):  # fmt: skip
-    """Rows of x in F16 or BF16 as the products read them; SIZE columns for each program.
+    """Round rows of x to F16 or BF16, as the products read them; SIZE columns for each program.
 
     Args:
-        x: (rows, n_columns), F32, without gaps.
-        scale: what rows are divided by, (rows,), where HAS_SCALE.
-        out: (rows, width); columns before `lead` and behind those of x become zeros.
+        x: contiguous F32 (rows, n_columns).
+        scale: divisors of rows, (rows,), where HAS_SCALE.
+        out: output (rows, width); columns before `lead` and behind those of x become zeros.
         lead, n_columns, width: in units of UNIT columns.
     """
     lead, n_columns, width = lead * UNIT, n_columns * UNIT, width * UNIT

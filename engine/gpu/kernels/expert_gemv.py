@@ -1,6 +1,6 @@
-"""Experts of few tokens: each row is multiplied by itself, with the matrix that its expert has.
+"""Gemv kernels of routed experts: each row is multiplied separately, by its expert's matrix.
 
-A program finds the expert of its row in the device's memory. Weights in planes are multiplied as in
+A program reads the expert of its row from device memory. Weights in planes are multiplied as in
 `engine.gpu.kernels.gemv`, so that a row has the same bits whatever other rows there are.
 """
 
@@ -15,11 +15,12 @@ from engine.gpu.kernels.quantise import write_bytes, write_numbers
 @triton.jit
 def finished(total, expert, column, inside, scale, bias, n_rows, HAS_SCALE: tl.constexpr,
              HAS_BIAS: tl.constexpr):  # fmt: skip
-    """`total * scale + bias` of an expert.
+    """Return `total * scale + bias` of an expert.
 
     Args:
-        total: its products in rows `column` of its matrix, where `inside`; of any shape.
-        scale: (n_expert,), F32. bias: (n_expert, n_rows), F32.
+        total: products with rows `column` of the expert's matrix, where `inside`; of any shape.
+        scale: F32 (n_expert,).
+        bias: F32 (n_expert, n_rows).
     """
     if HAS_SCALE:
         total = total * tl.load(scale + expert)
@@ -35,18 +36,19 @@ def planes_rows(planes0, planes1, scale0, scale1, bias0, bias1, out, expert_of, 
                 X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
                 TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
                 ASM: tl.constexpr):  # fmt: skip
-    """`x Wᵀ` of one row and one tile for each program, with up to two matrices of each expert.
+    """Compute `x Wᵀ` of one row and one tile in each program, with up to two matrices per expert.
 
     Programs are (n_tile, n_row, matrices).
 
     Args:
         planes: bytes (n_expert, n_tile, tile_bytes); tile_bytes is a multiple of 64.
         scale, bias: see `finished`; any pointers where there are none.
-        out: (matrices, n_row, n_rows), F32.
-        expert_of: of each row.
-        x, facts: of `quantise`; so many rows of y share a row of x as `per_row` says.
-        n_rows: of each matrix.
-        ITEMS: other constants are those of `tile_sums`.
+        out: output, F32 (matrices, n_row, n_rows).
+        expert_of: expert of each row, (n_row,).
+        x, facts: rows that `quantise` wrote.
+        per_row: number of rows of the output that share a row of x.
+        n_rows: number of rows of each matrix.
+        ITEMS: see `tile_sums`, as for the other constants.
     """
     tile, row, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     expert = tl.load(expert_of + row).to(tl.int64)
@@ -67,13 +69,13 @@ def planes_rows(planes0, planes1, scale0, scale1, bias0, bias1, out, expert_of, 
 def plain_rows(data0, data1, scale0, scale1, bias0, bias1, out, expert_of, x, n_rows, n_units,
                per_row, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr,
                STEP: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
-    """The same with matrices in F16, BF16 or F32; ROWS of their rows for each program.
+    """Compute `x Wᵀ` like `planes_rows` with matrices in F16, BF16 or F32, ROWS rows per program.
 
     Args:
-        data: (n_expert, n_rows, n_columns), without gaps.
-        x: (rows, n_columns), F32, without gaps.
-        STEP: columns at a time.
-        n_units: UNIT columns each; a known factor lets threads read several at once.
+        data: contiguous matrices (n_expert, n_rows, n_columns).
+        x: contiguous F32 (rows, n_columns).
+        STEP: number of columns at a time.
+        n_units: number of columns in units of UNIT; the known factor allows wide loads.
     """
     row, which = tl.program_id(1), tl.program_id(2)
     expert = tl.load(expert_of + row).to(tl.int64)
@@ -101,7 +103,7 @@ def plain_rows(data0, data1, scale0, scale1, bias0, bias1, out, expert_of, x, n_
 @triton.jit
 def inner_halves(gate, up, stride, lead, n_columns, n_blocks, limit, KIND: tl.constexpr,
                  HAS_UP: tl.constexpr, HAS_LIMIT: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
-    """`quantise.halves_of` of what lies between the products of an expert: act(gate) * up."""
+    """Return `act(gate) * up` in half blocks, like `quantise.halves_of`."""
     row = tl.program_id(0).to(tl.int64)
     half = tl.program_id(1) * (2 * BLOCKS) + tl.arange(0, 2 * BLOCKS)
     column = half[:, None] * 16 + tl.arange(0, 16)[None, :] - lead
@@ -119,13 +121,13 @@ def inner_halves(gate, up, stride, lead, n_columns, n_blocks, limit, KIND: tl.co
 def quantise_inner(gate, up, stride, lead, n_columns, n_blocks, limit, numbers, facts,
                    X_BYTES: tl.constexpr, KIND: tl.constexpr, HAS_UP: tl.constexpr,
                    HAS_LIMIT: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
-    """What the last matrix of an expert reads, as `engine.gpu.kernels.quantise` makes it.
+    """Compute `act(gate) * up`, quantised for the last matrix of an expert.
 
     Args:
-        gate, up: F32, rows `stride` elements apart, of n_columns columns each; without HAS_UP,
-            `gate` alone is what an activation is applied to.
-        numbers, facts: as in `quantise.as_bytes`, or where X_BYTES is 0 as in `as_numbers`.
-        limit, KIND, HAS_LIMIT: of the activation, see `elementwise.gate`.
+        gate, up: F32, rows of n_columns, `stride` elements apart; without HAS_UP the result is
+            `act(gate)`.
+        numbers, facts: outputs as in `quantise.as_bytes`, or where X_BYTES is 0 as in `as_numbers`.
+        limit, KIND, HAS_LIMIT: see `elementwise.gate`.
     """
     values, half, exists = inner_halves(gate, up, stride, lead, n_columns, n_blocks, limit, KIND,
                                         HAS_UP, HAS_LIMIT, BLOCKS)  # fmt: skip

@@ -1,7 +1,7 @@
-"""One to eight rows times quantised matrices: each weight is read once for all rows.
+"""Gemv kernels: one to eight rows times quantised matrices; each weight is read once for all rows.
 
-Large matrices have a program for each tile. Of small ones the columns are cut into parts: each
-program keeps its sums, and the last one of a tile adds them in order.
+Large matrices have a program for each tile. The columns of small ones are split into parts (split
+K): each program stores its sums, and the last one of a tile adds them in order.
 """
 
 import triton
@@ -14,14 +14,14 @@ from engine.gpu.kernels.quantise import write_bytes, write_numbers
 
 @triton.jit
 def part_of(part, n_parts, n_blocks, ITEMS: tl.constexpr):
-    """The blocks of one of several parts, as an interval; each but the last is whole steps."""
+    """Return the range of blocks of one of several parts; all but the last have whole steps."""
     size = tl.cdiv(tl.cdiv(n_blocks, ITEMS // 4), n_parts) * (ITEMS // 4)
     return tl.minimum(part * size, n_blocks), tl.minimum((part + 1) * size, n_blocks)
 
 
 @triton.jit
 def distinct_rows(n_row, M: tl.constexpr):
-    """The rows of x that a program multiplies: n_row of them, the last one again up to M."""
+    """Return a tuple of M row numbers of x: n_row of them, then the last one again."""
     rows = ()
     for m in tl.static_range(M):
         rows = rows + (tl.minimum(m, n_row - 1),)
@@ -30,12 +30,12 @@ def distinct_rows(n_row, M: tl.constexpr):
 
 @triton.jit
 def of_all_parts(sums, program, part, n_parts, scratch, counter):
-    """The sums of whole rows for the last program of a tile, and whether this is it.
+    """Return whether this is the tile's last program, and for that one the sums over all parts.
 
     Args:
-        sums: a tuple of tensors (16,), F32; of one part.
-        program: where it keeps them in `scratch`, (programs, sums, 16) F32.
-        counter: the address of a zero that all parts of the tile share; in the end it is one again.
+        sums: tuple of sums over this program's part, F32 (16,) each.
+        program: index of this program's sums in `scratch`, F32 (programs, sums, 16).
+        counter: address of a zero that all parts of the tile share; it is zero again in the end.
     """
     is_last = n_parts == 1
     if n_parts > 1:
@@ -52,7 +52,7 @@ def of_all_parts(sums, program, part, n_parts, scratch, counter):
 
 @triton.jit
 def added_parts(sums, scratch, n_parts):
-    """The kept sums of all parts, in their order, in place of those of one."""
+    """Return the total of the stored sums of all parts, added in their order."""
     totals = ()
     for _ in tl.static_range(len(sums)):
         totals = totals + (tl.zeros((16,), tl.float32),)
@@ -68,7 +68,7 @@ def added_parts(sums, scratch, n_parts):
 @triton.jit
 def write_row(value, tile, out, bias, residual, n_rows, m, n_row, HAS_BIAS: tl.constexpr,
               HAS_RESIDUAL: tl.constexpr):  # fmt: skip
-    """16 results of row m with what is added to them; nothing where there is no such row."""
+    """Write 16 results of row m plus bias and residual; nothing where there is no such row."""
     column = tile * 16 + tl.arange(0, 16)
     inside = (column < n_rows) & (m < n_row)
     if HAS_BIAS:
@@ -90,22 +90,22 @@ def products(planes0, planes1, planes2, out0, out1, out2, bias0, bias1, bias2, r
              X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
              TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
              ASM: tl.constexpr):  # fmt: skip
-    """`x Wᵀ + bias + residual` for up to three matrices of one type and extent.
+    """Compute `x Wᵀ + bias + residual` for up to three matrices of one type and extent.
 
-    A program multiplies one part of one tile; parts of a tile follow each other, then tiles, then
-    matrices.
+    A program multiplies one part of one tile. Programs are ordered by matrix, tile, part.
 
     Args:
         planes: bytes (n_tile, tile_bytes); any pointer for matrices from COUNT on.
-        out: (n_row, rows) of each matrix, F32.
-        bias: (rows,) of each, F32, if HAS_BIAS.
-        residual: as `out0`, if HAS_RESIDUAL; then COUNT is 1.
-        x, facts: of `quantise`, n_row rows.
+        out: results of each matrix, F32 (n_row, rows).
+        bias: bias of each matrix, F32 (rows,), if HAS_BIAS.
+        residual: summand like `out0`, if HAS_RESIDUAL; then COUNT is 1.
+        x, facts: n_row rows that `quantise` wrote.
         scratch: see `of_all_parts`; used by matrices in several parts.
-        counters: int32, zeros, one for each tile in several parts.
+        counters: zeros, int32, one for each tile in several parts.
         rows, parts: rows of each matrix, and programs for each of its tiles.
         tile_bytes: a multiple of 64.
-        M: a power of two from n_row on; other constants as in `tile_sums`.
+        COUNT: number of matrices.
+        M: a power of two, at least n_row; other constants as in `tile_sums`.
     """
     program = tl.program_id(0)
     index, counter = program, 0
@@ -144,14 +144,14 @@ def gated(gate, up, out, inner, inner_facts, x, facts, scratch, counters, n_rows
           X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
           TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
           ASM: tl.constexpr):  # fmt: skip
-    """`act(x gateᵀ) * (x upᵀ)` for two matrices of one type, extent and number of rows.
+    """Compute `act(x gateᵀ) * (x upᵀ)` for two matrices of one type, extent and number of rows.
 
     Args:
         gate, up: planes as in `products`.
-        out: (n_row, n_rows), F32.
-        inner, inner_facts: the same as `quantise` makes it, if IS_ROUNDED; then n_rows is a
+        out: results, F32 (n_row, n_rows).
+        inner, inner_facts: results quantised as by `quantise`, if IS_ROUNDED; then n_rows is a
             multiple of 32, and a tile's results are half a block.
-        limit, KIND, HAS_LIMIT: of the activation, see `elementwise.gate`.
+        limit, KIND, HAS_LIMIT: see `elementwise.gate`.
     """
     program = tl.program_id(0)
     tile, part = program // n_parts, program % n_parts
@@ -174,7 +174,7 @@ def gated(gate, up, out, inner, inner_facts, x, facts, scratch, counters, n_rows
 @triton.jit
 def write_inner(value, tile, out, inner, inner_facts, n_rows, m: tl.constexpr, n_row,
                 IS_ROUNDED: tl.constexpr, X_BYTES: tl.constexpr):  # fmt: skip
-    """16 results of row m, and the same rounded."""
+    """Write 16 results of row m, and the same quantised if IS_ROUNDED."""
     write_row(value, tile, out, out, out, n_rows, m, n_row, False, False)
     if IS_ROUNDED:
         values, row = tl.reshape(value, (1, 16)), tl.full((), m, tl.int32)

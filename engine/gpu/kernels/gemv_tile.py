@@ -1,11 +1,11 @@
-"""A tile of 16 rows times some rows: what the products of few rows are made of.
+"""Products of a tile of 16 matrix rows with some rows x, the core of all gemv kernels.
 
-A program walks the tile's blocks of 32 columns: each thread takes one block and four rows at a time
-and adds up what it finds, and in the end the threads' sums are added. So a row's result is summed
-in the same order for any number of rows, and whatever else is multiplied in the same launch.
+A program walks the tile's blocks of 32 columns: each thread takes one block of four rows at a time
+and accumulates its sums; in the end the threads' sums are added. So a row's result is summed in the
+same order for any number of rows, and whatever else is multiplied in the same launch.
 
-Rows x are made by `engine.gpu.kernels.quantise`: as bytes (`X_BYTES` of them for each number),
-which are multiplied four at a time in whole numbers, or as F32 (`X_BYTES` is 0).
+Rows x come from `engine.gpu.kernels.quantise`: as bytes (`X_BYTES` for each number), which are
+multiplied four at a time as integers, or as F32 (`X_BYTES` is 0).
 """
 
 import triton
@@ -23,7 +23,7 @@ from engine.gpu.kernels.plane_words import (
 from engine.gpu.kernels.planes import byte_of, has_minimum, joined
 
 BASE = tl.constexpr(255)
-"""What the first of two bytes counts, see `engine.cpu.kernels.panels`."""
+"""Weight of the first of two bytes of a number, see `engine.cpu.kernels.panels`."""
 
 
 @triton.jit
@@ -31,17 +31,17 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
               UNROLL: tl.constexpr, X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
               ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
               SIGNED: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Products of some rows of x with the 16 rows of a tile: for each row of x a tensor (16,), F32.
+    """Return the products of some rows of x with the 16 rows of a tile, an F32 (16,) for each.
 
     Args:
-        tile: address of the tile in its planes, in bytes.
-        x, facts: bytes of what `quantise` made, from its first row on.
-        rows: a tuple of the numbers of the rows of x, as long as there are products.
-        first, last: the blocks that count, all of them in [0, n_blocks).
-        n_blocks, skip: of the matrix' extent.
-        ITEMS: threads of a program: it takes ITEMS / 4 blocks at a time.
-        UNROLL: blocks that each thread has asked for before it works on the first of them. What is
-            asked for in the turn before cannot be put off until it is needed, as compilers like to.
+        tile: address of the tile in its planes, a pointer to bytes.
+        x, facts: numbers and facts that `quantise` wrote, pointers to bytes of the first row.
+        rows: tuple of the row numbers of x to multiply.
+        first, last: range of blocks to multiply, within [0, n_blocks).
+        n_blocks, skip: see `Extent`.
+        ITEMS: number of threads of a program, which takes ITEMS / 4 blocks at a time.
+        UNROLL: number of blocks that each thread prefetches before it works on the first of them.
+            Loads of an earlier iteration are not delayed until their use, as compilers like to do.
         X_BYTES: see above; other constants as in `engine.gpu.matmul.planes`.
     """
     BLOCKS: tl.constexpr = ITEMS // 4
@@ -73,7 +73,7 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
 
 @triton.jit
 def without_first(things):
-    """The other entries of a tuple."""
+    """Return a tuple without its first entry."""
     found = ()
     for n in tl.static_range(len(things) - 1):
         found = found + (things[n + 1],)
@@ -85,7 +85,7 @@ def with_block(sums, words, x, facts, rows, n_blocks, block, last, X_BYTES: tl.c
                LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
                SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
-    """`sums` with one block more of each thread, if it has one, from the words of `words_of`."""
+    """Return `sums` plus one block of each thread, if it has one, from the words of `words_of`."""
     inside = block < last
     block = tl.minimum(block, last - 1)
     stored, numbers = words
@@ -101,7 +101,7 @@ def with_block(sums, words, x, facts, rows, n_blocks, block, last, X_BYTES: tl.c
 def words_of(tile, x, facts, row, block, lane, last, n_blocks, skip, X_BYTES: tl.constexpr,
              LOW: tl.constexpr, HIGH: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
              ASM: tl.constexpr):  # fmt: skip
-    """All that is read of a block before anything is done: `block_words` and `x_words` of a row."""
+    """Load a block before anything is computed: its `block_words`, and `x_words` of a row."""
     block = tl.minimum(block, last - 1)
     stored = block_words(tile, block, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, ASM)
     numbers = ()
@@ -112,7 +112,7 @@ def words_of(tile, x, facts, row, block, lane, last, n_blocks, skip, X_BYTES: tl
 
 @triton.jit
 def x_words(x, facts, place, X_BYTES: tl.constexpr, ASM: tl.constexpr):
-    """A block of a row of x: a tuple with 8 * X_BYTES words of its numbers, and four facts."""
+    """Load a block of a row of x: a tuple with 8 * X_BYTES words of its numbers, and four facts."""
     numbers = ()
     for n in tl.static_range(2 * X_BYTES):
         numbers = numbers + four_shared_words(x + (place * (32 * X_BYTES) + 16 * n), ASM)
@@ -125,13 +125,13 @@ def with_bytes(sums, stored, first, x, facts, rows, n_blocks, block, inside, X_B
                LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
                SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
-    """`sums` with one block more of each thread, in whole numbers for each 16 columns.
+    """Return `sums` plus one block of each thread, summed as integers over each 16 columns.
 
     Args:
-        sums: for each row of x and each of four rows of the tile.
-        stored: of `block_words`.
-        first: of `x_words`, for the first row; each further one is read while one is worked on.
-        inside: whether the block counts.
+        sums: sums of each row of x with each of the four rows of the tile.
+        stored: words of `block_words`.
+        first: `x_words` of the first row; those of a further row are loaded during the one before.
+        inside: whether the block exists.
     """
     low, high, scales, supers = stored
     IS_HIGH: tl.constexpr = has_high_halves(LOW, HIGH, TABLE)
@@ -178,7 +178,10 @@ def with_bytes(sums, stored, first, x, facts, rows, n_blocks, block, inside, X_B
 
 @triton.jit
 def operand(quads, IS_SIGNED: tl.constexpr, ASM: tl.constexpr):
-    """Eight quads or more for `half_product`: as they are; plainly, tensors (threads, 16)."""
+    """Return eight quads or more as `half_product` takes them.
+
+    With ASM these are the quads themselves, else tensors of integers (threads, 16).
+    """
     if ASM:
         return quads
     else:
@@ -198,11 +201,11 @@ def operand(quads, IS_SIGNED: tl.constexpr, ASM: tl.constexpr):
 @triton.jit
 def half_product(quads, numbers, total, HALF: tl.constexpr, X_BYTES: tl.constexpr,
                  IS_SIGNED: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """`total` plus the products of 16 columns, as F32.
+    """Return `total` plus the products of 16 columns, as F32.
 
     Args:
-        quads: an operand, of weights.
-        numbers: one of x; of two bytes those that count more, then those that count 1.
+        quads: weights, see `operand`.
+        numbers: numbers of x, see `operand`; of two bytes those of weight BASE come first.
     """
     LAST: tl.constexpr = 2 * (X_BYTES - 1) + HALF
     if ASM:
@@ -224,7 +227,7 @@ def half_product(quads, numbers, total, HALF: tl.constexpr, X_BYTES: tl.constexp
 def with_numbers(sums, stored, x, facts, rows, n_blocks, block, inside, LOW: tl.constexpr,
                  HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr,
                  SUB: tl.constexpr, SIGNED: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """`with_bytes` for rows x in F32; each weight is multiplied by itself."""
+    """Return `sums` plus one block, like `with_bytes`, for rows x in F32."""
     low, high, scales, supers = stored
     IS_SIGNED: tl.constexpr = has_signed_quads(LOW, TABLE, ASM)
     FROM: tl.constexpr = ZERO + table_bias(TABLE, LOW, ASM)
@@ -260,7 +263,7 @@ def with_numbers(sums, stored, x, facts, rows, n_blocks, block, inside, LOW: tl.
 @triton.jit
 def with_quads(products, quads, x, rows, n_blocks, block, QUAD: tl.constexpr,
                IS_SIGNED: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """`products` with four columns more, for each row of x and each of four rows of the tile."""
+    """Return `products` plus four columns, for each row of x and each of four rows of the tile."""
     weights = ()
     for row in tl.static_range(4):
         for column in tl.static_range(4):

@@ -1,42 +1,42 @@
-"""How keys and values lie in the cache: read in pieces for `tl.dot`, and written.
+"""Device functions that read the KV cache in pieces for `tl.dot`, and the kernel that writes it.
 
-TYPE is a KV type. Rows of "f32", "f16" and "bf16" are numbers side by side. Those of "q8_0" and
-"q4_0" are GGML blocks of 32 elements: an F16 scale d, then whole numbers q, in Q8_0 signed bytes,
-x = d q, in Q4_0 nibbles, x = d (q - 8), of which byte j holds element j (low) and j + 16 (high).
-Blocks are an even number of bytes, so they are read by two.
+TYPE is a KV type. Rows of "f32", "f16" and "bf16" are contiguous numbers. Those of "q8_0" and
+"q4_0" are GGML blocks of 32 elements: an F16 scale d, then integers q; in Q8_0 signed bytes,
+x = d q; in Q4_0 nibbles, x = d (q - 8), where byte j holds element j (low) and j + 16 (high).
+Blocks have an even number of bytes, so they are read as 16-bit units.
 """
 
 import triton
 import triton.language as tl
 
 BLOCK = tl.constexpr(32)
-"""Elements of a block."""
+"""Number of elements of a block."""
 
 SIGN, INFINITE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7F800000)
-"""All bits of an F32 but the sign; those of infinity."""
+"""Mask of all bits of an F32 but the sign; bits of infinity."""
 
 THOUSAND, THOUSAND_128 = tl.constexpr(0x6400), tl.constexpr(0x6480)
-"""1024 and 1152 as F16."""
+"""Bits of 1024 and 1152 as F16."""
 
 NO_NUMBER = tl.constexpr(0x7FC0)
-"""As BF16."""
+"""Bits of NaN as BF16."""
 
 
-@triton.constexpr_function  # what Triton 3.6 lets an `if` be decided by when it compiles
+@triton.constexpr_function  # the form in which Triton 3.6 can decide an `if` at compile time
 def has_blocks(TYPE):
-    """Whether a scale belongs to each 32 elements."""
+    """Return whether TYPE has blocks of 32 elements with a scale."""
     return TYPE == "q8_0" or TYPE == "q4_0"
 
 
 @triton.constexpr_function
 def n_units(TYPE, WIDTH):
-    """Of a row with WIDTH elements: pairs of bytes of blocks, else elements."""
+    """Return the number of units of a row of WIDTH elements: 16 bits of blocks, or elements."""
     return {"q8_0": WIDTH // 32 * 17, "q4_0": WIDTH // 32 * 9}.get(TYPE, WIDTH)
 
 
 @triton.jit
 def units(cells, TYPE: tl.constexpr):
-    """A pointer to what a row consists of; cells: bytes of blocks, else numbers."""
+    """Return a pointer to units, from one to the bytes of blocks or to numbers."""
     if has_blocks(TYPE):
         return cells.to(tl.pointer_type(tl.int16), bitcast=True)
     else:
@@ -45,7 +45,7 @@ def units(cells, TYPE: tl.constexpr):
 
 @triton.jit
 def element(at, TYPE: tl.constexpr):
-    """Which elements of a block the numbers are that `read` returns, as places in a block."""
+    """Return the index in a block of the element that `read` returns at index `at`."""
     if TYPE == "q4_0":
         return at // 2 + at % 2 * 16
     else:
@@ -54,7 +54,7 @@ def element(at, TYPE: tl.constexpr):
 
 @triton.jit
 def scales(rows, there, block, TYPE: tl.constexpr):
-    """Scales (N,) of a block of each row, F32; see `read`."""
+    """Load the scales of one block of each row, F32 (N,); see `read`."""
     size: tl.constexpr = 17 if TYPE == "q8_0" else 9
     held = tl.load(rows + block * size, mask=there, other=0)
     return held.to(tl.float16, bitcast=True).to(tl.float32)
@@ -62,16 +62,16 @@ def scales(rows, there, block, TYPE: tl.constexpr):
 
 @triton.jit
 def read(rows, there, part, TYPE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """The numbers (N, SIZE) of some rows from element part * SIZE on, 0 where there are none.
+    """Load the elements (N, SIZE) of some rows from element part * SIZE on; 0 where there are none.
 
-    They are in the type that they are held in, or of blocks without scales, in F16. Few
-    instructions make F16 of a byte: 0x6400 is 1024, and the last bits count ones.
+    They have the cache's type; those of blocks are F16, without their scales. A byte becomes F16 in
+    few instructions: 0x6400 is 1024, whose last bit counts one.
 
     Args:
-        rows: (N,), pointers to units.
-        there: (N,), whether a row may be read.
-        SIZE: 32 for blocks.
-        WIDTH: elements of a row.
+        rows: pointers to units, (N,).
+        there: whether a row may be read, (N,).
+        SIZE: number of elements; 32 for blocks.
+        WIDTH: number of elements of a row.
     """
     if TYPE == "q8_0":
         at = tl.arange(0, 16)
@@ -93,7 +93,7 @@ def read(rows, there, part, TYPE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.co
 
 @triton.jit
 def _write_plain(x, cells, there, TYPE: tl.constexpr):
-    """Numbers x, F32, to the places `cells`, rounded to the nearest."""
+    """Write numbers x, F32, to the pointers `cells`, rounded to the nearest."""
     if TYPE == "bf16":
         bits = x.to(tl.int32, bitcast=True)
         held = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -105,16 +105,16 @@ def _write_plain(x, cells, there, TYPE: tl.constexpr):
 
 @triton.jit
 def _inverse(scale):
-    """1 / scale, or 0."""
+    """Return 1 / scale, or 0 for 0."""
     return tl.where(scale == 0.0, 0.0, tl.math.div_rn(1.0, tl.where(scale == 0.0, 1.0, scale)))
 
 
 @triton.jit
 def _write_q8_0(x, cells, there):
-    """Blocks x (N, 32), F32, to the bytes from the pointers `cells` (N,) on.
+    """Quantise blocks x (N, 32), F32, and write them at the pointers `cells` (N,).
 
-    The last step would be another number if a product and a sum became one rounding; an absolute
-    value in between prevents that.
+    The absolute value between product and sum keeps the compiler from fusing them into one
+    rounding, which would give other codes.
     """
     scale = tl.math.div_rn(tl.max(tl.abs(x), 1), tl.full((x.shape[0],), 127.0, tl.float32))
     scaled = x * _inverse(scale)[:, None]
@@ -130,7 +130,7 @@ def _write_q8_0(x, cells, there):
 
 @triton.jit
 def _write_q4_0(low, high, cells, there):
-    """Blocks of halves low and high (N, 16), F32, to the bytes from the pointers `cells` on."""
+    """Quantise blocks, as halves low and high (N, 16) in F32, and write them at `cells` (N,)."""
     at = tl.arange(0, 16)[None, :]
     sizes = tl.abs(low), tl.abs(high)
     largest = tl.maximum(tl.max(sizes[0], 1), tl.max(sizes[1], 1))
@@ -138,7 +138,8 @@ def _write_q4_0(low, high, cells, there):
     place = tl.min(tl.minimum(tl.where(is_low, at, 32), tl.where(is_high, at + 16, 32)), 1)[:, None]
     bits = tl.where(at == place, low.to(tl.int32, bitcast=True), 0)
     bits += tl.where(at + 16 == place, high.to(tl.int32, bitcast=True), 0)
-    scale = tl.sum(bits, 1).to(tl.float32, bitcast=True) * -0.125  # of the first of the largest
+    # the scale comes from the first element of the largest magnitude
+    scale = tl.sum(bits, 1).to(tl.float32, bitcast=True) * -0.125
     inverse = _inverse(scale)[:, None]
     codes = _nibbles(low * inverse) | (_nibbles(high * inverse) << 4)
     tl.store(cells.to(tl.pointer_type(tl.float16), bitcast=True), scale.to(tl.float16), mask=there)
@@ -147,9 +148,10 @@ def _write_q4_0(low, high, cells, there):
 
 @triton.jit
 def _nibbles(scaled):
-    """Whole numbers from 0 to 15 of numbers from -8 to 8.
+    """Return codes from 0 to 15 of numbers from -8 to 8.
 
-    `minimum` changes nothing, but keeps a product and the sum from becoming one rounding.
+    The inner `minimum` changes nothing, but keeps the compiler from fusing product and sum into one
+    rounding.
     """
     return tl.minimum((tl.minimum(scaled, 9.0) + 8.5).to(tl.int32), 15)
 
@@ -158,11 +160,12 @@ def _nibbles(scaled):
 def put(x, x_token, x_head, cells, token, head, block, position, there, n_ctx,
         TYPE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
         SIZE: tl.constexpr):  # fmt: skip
-    """Some heads of tokens, or blocks of them, into keys or values of the cache; see `store`.
+    """Write some heads of tokens, or blocks of them, into keys or values of the cache; see `store`.
 
     Args:
-        token, head, block, position, there: (N,) or less, int64 but for the last: what of x goes
-            where, if at all. Positions outside of the cache are left out.
+        token, head, block: what to write of x, int64 (N,) or broadcast to it.
+        position: where to write it, int64 likewise; positions outside of the cache are left out.
+        there: whether to write it, likewise.
     """
     there = there & (position >= 0) & (position < n_ctx)
     x += token * x_token + head * x_head + block * BLOCK
@@ -188,7 +191,7 @@ def put(x, x_token, x_head, cells, token, head, block, position, there, n_ctx,
 def _store(x, x_token, x_head, cells, past, n_rows, n_head, n_ctx, TYPE: tl.constexpr,
            DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
            SIZE: tl.constexpr):  # fmt: skip
-    """ROWS heads of tokens, or blocks of them, of keys or of values; see `store`."""
+    """Write ROWS heads of tokens, or blocks of them, of keys or of values; see `store`."""
     per_row: tl.constexpr = DIM // BLOCK if has_blocks(TYPE) else 1
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row, block = at // per_row, (at % per_row).to(tl.int64)
@@ -203,18 +206,19 @@ def _store(x, x_token, x_head, cells, past, n_rows, n_head, n_ctx, TYPE: tl.cons
 def store(k, k_token, k_head, v, v_token, v_head, k_cells, v_cells, past, n_rows, n_head, n_ctx,
           TYPE: tl.constexpr, DIM_K: tl.constexpr, DIM_V: tl.constexpr, WIDTH_V: tl.constexpr,
           ROWS: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Keys and values of tokens into the cache, from the position that stands in memory on.
+    """Write keys and values of tokens into the cache, from a position in device memory on.
 
-    Programs with the second number 0 write keys, those with 1 values. Positions outside of the
-    cache are left out.
+    Programs with the second index 0 write keys, those with 1 values. Positions outside of the cache
+    are left out.
 
     Args:
-        k, v: (tokens, n_head, DIM_K or DIM_V), F32, heads without gaps; strides in elements.
-        k_cells, v_cells: (n_head, n_ctx, DIM_K or WIDTH_V elements of TYPE); blocks as bytes.
-        past: one whole number, the position of the first token.
+        k, v: F32 (tokens, n_head, DIM_K or DIM_V), heads contiguous; strides in elements.
+        k_cells, v_cells: the cache, (n_head, n_ctx, DIM_K or WIDTH_V elements of TYPE); blocks as
+            bytes.
+        past: position of the first token, an integer in device memory.
         n_rows: tokens * n_head.
-        ROWS: heads for each program, or blocks.
-        SIZE: the power of two from both dimensions on.
+        ROWS: number of heads, or of blocks, for each program.
+        SIZE: a power of two, at least both dimensions.
     """
     position = tl.load(past).to(tl.int64)
     if tl.program_id(1) == 0:

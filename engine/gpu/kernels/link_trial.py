@@ -1,8 +1,8 @@
-"""Whether what kernels of one GPU write comes to another one whole, and how soon.
+"""Kernels that test whether packets written by one GPU reach another one intact, and how soon.
 
-It is written and read by what the kernels of `exchange` write and read with. Packets of a round lie
-in one of two halves of a slot by turns: whoever writes round r has read all of round r - 1, so the
-other one is done with the half of round r - 2.
+They write and read with the functions of `one_shot`. Rounds alternate between two halves of a slot:
+whoever writes round r has read all of round r - 1, so the other GPU has finished with the half of
+round r - 2.
 """
 
 import triton
@@ -11,12 +11,12 @@ import triton.language as tl
 from engine.gpu.kernels.one_shot import read_pair, time_now, write_pair
 
 WAITING, TOO_LATE = tl.constexpr(1), tl.constexpr(2)
-"""Of a program: packets are on their way, or they are no longer awaited."""
+"""States of a program: it waits for packets, or its time is over."""
 
 
 @triton.jit
 def write_packets(slot, words, n, flag, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Write n pairs of packets, of words (2 n,) int32, from the address `slot` on."""
+    """Write n pairs of packets, from words int32 (2 n,), at the address `slot`."""
     for start in range(0, n, SIZE):
         at = start + tl.arange(0, SIZE)
         inside = at < n
@@ -27,7 +27,7 @@ def write_packets(slot, words, n, flag, SIZE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def time_left(left, begun, limit, ASM: tl.constexpr):
-    """Until it is too late: in units of 1024 ns, or polls where there is no clock."""
+    """Return the remaining time, in units of 1024 ns; or in polls where there is no clock."""
     if ASM:
         return limit - (time_now(begun, ASM) - begun)
     else:
@@ -36,10 +36,14 @@ def time_left(left, begun, limit, ASM: tl.constexpr):
 
 @triton.jit
 def read_packets(slot, words, n, flag, limit, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Wait for n pairs; how many never came whole, and how many hold other words (2 n,) int32.
+    """Wait for n pairs of packets and compare them.
 
     Args:
-        limit: how long to wait for all of them, see `time_left`.
+        words: expected words, int32 (2 n,).
+        limit: longest wait for all of them, see `time_left`.
+
+    Returns:
+        The number of pairs that did not come, and of those with other words.
     """
     missing = limit * 0
     wrong = limit * 0
@@ -68,21 +72,21 @@ def read_packets(slot, words, n, flag, limit, SIZE: tl.constexpr, ASM: tl.conste
 
 @triton.jit
 def slot_of(table, which, turn, most):
-    """The address of this program's packets of a round, in memory that `table` names."""
+    """Return the address of this program's packets of a round, in the slot `table[which]`."""
     half = tl.program_id(0) * 2 + (turn & 1)
     return tl.load(table + which) + half.to(tl.int64) * most * 16
 
 
 @triton.jit
 def words_of(words, turn, n_rows, most):
-    """This program's words of a round: (n_rows, n_programs, 2 most) serve by turns."""
+    """Return a pointer to this program's words of a round; rounds cycle through (n_rows, …)."""
     row = (turn % n_rows).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     return words + row * most * 2
 
 
 @triton.jit
 def note(status, n_rounds, missing, wrong):
-    """status (n_programs, 3) int64: rounds that were read, what never came, what was wrong."""
+    """Add to status, int64 (n_programs, 3): rounds read, pairs that did not come, wrong pairs."""
     at = status + tl.program_id(0) * 3
     tl.store(at, tl.load(at) + n_rounds)
     tl.store(at + 1, tl.load(at + 1) + missing)
@@ -113,22 +117,22 @@ def read_round(theirs, table, status, first, n_rows, n_theirs, most, limit, SIZE
                                "limit"])  # fmt: skip
 def exchange(mine, theirs, table, status, first, n_rounds, n_rows, n_mine, n_theirs, most, limit,
              SIZE: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Rounds in which each of two devices writes its packets and then waits for the other's.
+    """Run rounds in which each of two devices writes its packets and then waits for the other's.
 
     It ends with the first round that does not come.
 
     Args:
-        mine: int32 (n_rows, n_programs, 2 most): what this device writes.
-        theirs: the same of the other one, which is what has to come.
-        table: int64 (2,): addresses of the slots to write and of those to read, each int64
+        mine: words that this device writes, int32 (n_rows, n_programs, 2 most).
+        theirs: words that the other device writes, likewise.
+        table: addresses of the slots to write and to read, int64 (2,); each slot is int64
             (n_programs, 2, 2 most).
         status: see `note`.
-        first: number of the first round; slots hold no flag of it or of later ones.
-        n_mine, n_theirs: pairs of packets of a program that are written and that come.
-        most: of both.
-        limit: see `read_packets`; the first round may take five times that, as the other device
-            may start later.
-        SIZE: pairs at once, as many as a program has threads or more.
+        first: number of the first round; slots hold no flag of it or of later rounds.
+        n_mine, n_theirs: number of pairs of packets that a program writes and reads.
+        most: the larger of both.
+        limit: see `read_packets`; the first round may take five times as long, since the other
+            device may start later.
+        SIZE: number of pairs at a time, at least the number of threads of a program.
     """
     turn = first.to(tl.int32)
     patience = limit.to(tl.int64) * 5
@@ -151,7 +155,7 @@ def exchange(mine, theirs, table, status, first, n_rounds, n_rows, n_mine, n_the
 
 @triton.jit(do_not_specialize=["flag", "n"])
 def store_pairs(words, table, flag, n, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Write n pairs of packets of words (2 n,) int32 to the address that `table` names first."""
+    """Write n pairs of packets, from words int32 (2 n,), at the first address in `table`."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     first = tl.load(words + at * 2, mask=at < n, other=0)
     second = tl.load(words + at * 2 + 1, mask=at < n, other=0)
@@ -160,7 +164,7 @@ def store_pairs(words, table, flag, n, SIZE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def load_pairs(out, table, n, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Read n pairs of packets from the address that `table` names first, as they are: (4 n,)."""
+    """Read n pairs of packets, flags included, at the first address in `table` into out (4 n,)."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     first, flag_1, second, flag_2 = read_pair(
         tl.load(table) + at.to(tl.int64) * 16, at < n, ASM

@@ -1,7 +1,7 @@
-"""Norms over the last dimension, also of what is added to the residual stream before.
+"""Kernels of norms over the last dimension, also fused with the addition to the residual stream.
 
-A row is a token, or a head of a token. Sizes and strides come in units of UNIT elements, so that
-the compiler knows what they are multiples of and loads as much at once.
+A row is a token, or a head of a token. Sizes and strides are in units of UNIT elements, so that the
+compiler knows a factor of them and uses wide loads.
 """
 
 import triton
@@ -13,10 +13,10 @@ from engine.gpu.kernels.quantise import clear, write_bytes, write_numbers
 
 @triton.jit
 def squares_factor(squares, n, eps, KIND: tl.constexpr):
-    """What a row is multiplied by, of the sum of its squares.
+    """Return the factor of a row from the sum of its squares.
 
-    Exactly rounded: ranks on different GPUs must have the same residual stream, bit by bit, and
-    what instructions that only come close give is each GPU's own.
+    It is correctly rounded: ranks on different GPUs must have bit-equal residual streams, and the
+    results of approximate instructions differ between GPUs.
     """
     if KIND == "l2":
         return tl.div_rn(1.0, tl.maximum(tl.sqrt_rn(squares), eps))
@@ -25,7 +25,7 @@ def squares_factor(squares, n, eps, KIND: tl.constexpr):
 
 @triton.jit
 def normed(value, inside, n, eps, KIND: tl.constexpr):
-    """A row brought to one size: KIND is "rms", "layer" (about its mean) or "l2"."""
+    """Normalise a row: KIND is "rms", "layer" (less its mean) or "l2"."""
     if KIND == "layer":
         mean = tl.div_rn(tl.sum(value), n.to(tl.float32))
         value = tl.where(inside, value - mean, 0.0)
@@ -34,7 +34,7 @@ def normed(value, inside, n, eps, KIND: tl.constexpr):
 
 @triton.jit
 def affine(value, weight, bias, at, inside, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """`value * weight + bias`, as far as there are such."""
+    """Return `value * weight + bias`, each only if there is one."""
     if HAS_WEIGHT:
         value = value * tl.load(weight + at, mask=inside, other=0.0)
     if HAS_BIAS:
@@ -48,14 +48,14 @@ def norm(x, weight, bias, gate, y, n_head, n, token_stride, head_stride, weight_
          gate_stride, eps, KIND: tl.constexpr, ACT: tl.constexpr, SIZE: tl.constexpr,
          UNIT: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
          HAS_GATE: tl.constexpr):  # fmt: skip
-    """A norm of one row of x (n_token, n_head, n) for each program, times `ACT(gate)` if any.
+    """Normalise one row of x (n_token, n_head, n) in each program, times `ACT(gate)` if HAS_GATE.
 
     Args:
-        x: F32 with any strides, but the elements of a row side by side.
+        x: F32 of any strides, but with contiguous rows.
         weight, bias: F32 (n,), or (n_head, n) with a stride; any pointer where there is none.
         gate: F32 (n_token, n_head * n) with any stride between tokens; or any pointer.
-        y: F32 (n_token, n_head, n), without gaps.
-        SIZE: a power of two from n on.
+        y: contiguous output, F32 (n_token, n_head, n).
+        SIZE: a power of two, at least n.
     """
     row = tl.program_id(0).to(tl.int64)
     head = row % n_head
@@ -76,7 +76,7 @@ def norm(x, weight, bias, gate, y, n_head, n, token_stride, head_stride, weight_
 def long_norm(x, weight, bias, y, n_head, n, token_stride, head_stride, weight_stride, eps,
               KIND: tl.constexpr, SIZE: tl.constexpr, UNIT: tl.constexpr,
               HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):  # fmt: skip
-    """The same for rows of any length, SIZE elements at a time."""
+    """Normalise rows of any length like `norm` without a gate, SIZE elements at a time."""
     row = tl.program_id(0).to(tl.int64)
     head = row % n_head
     n *= UNIT
@@ -112,7 +112,7 @@ def add_norm_of(value, x, delta_bias, inner_weight, inner_bias, weight, bias, su
                 HAS_INNER_WEIGHT: tl.constexpr, HAS_INNER_BIAS: tl.constexpr,
                 HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr,
                 HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
-    """`add_norm` of this program's row of delta, which is `value` (SIZE,); n in elements."""
+    """Compute `add_norm` of this program's row; `value` (SIZE,) is delta's row, n in elements."""
     row = tl.program_id(0).to(tl.int64) * n
     at = tl.arange(0, SIZE)
     inside = at < n
@@ -151,20 +151,20 @@ def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, sum_s
              HAS_INNER_WEIGHT: tl.constexpr, HAS_INNER_BIAS: tl.constexpr,
              HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr,
              HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
-    """`total = (x + inner(delta + delta_bias) * scale) * sum_scale; y = norm(total)`.
+    """Compute `total = (x + inner(delta + delta_bias) * scale) * sum_scale; y = norm(total)`.
 
     A row for each program.
 
     Args:
-        x, delta, total, y: F32 (rows, n), without gaps; y may be any pointer if KIND is "none".
+        x, delta, total, y: contiguous F32 (rows, n); y may be any pointer if KIND is "none".
         delta_bias, weight, bias, inner_weight, inner_bias: F32 (n,); any pointer where there is
             none.
         sum_scale: F32 (1,), or any pointer.
-        INNER: the kind of the norm of what is added, or "none".
-        numbers, facts, counters: y as `quantise` makes it, for products; n is a multiple of 32.
-        KIND: of the norm of the sum, or "none".
-        X_BYTES: of each of the numbers, 0 for F32; -1 if nobody wants them.
-        SIZE: a power of two from n on.
+        numbers, facts, counters: outputs, y quantised as by `quantise`; n is a multiple of 32.
+        INNER: kind of the norm of delta, or "none".
+        KIND: kind of the norm of the sum, or "none".
+        X_BYTES: bytes of each quantised number, 0 for F32; -1 to write none.
+        SIZE: a power of two, at least n.
     """
     n *= UNIT
     row = tl.program_id(0).to(tl.int64) * n

@@ -1,24 +1,24 @@
-"""Sums over ranks inside kernels: each writes its values into the others' slots and awaits theirs.
+"""One-shot all-reduce kernels: each rank writes its values into the slots of all others.
 
 A value travels in packets of 64 bits: a word of 32 bits (one number in F32, or two in BF16), and
 the number of the round as a flag. Both are written at once, so whoever sees the flag has the word
-(the protocol LL of NCCL). Two packets go side by side, each whole by itself.
+(NCCL's LL protocol). Two packets are written side by side; each is atomic by itself.
 
-Why no packet is overwritten before it was read. Rounds of a group alternate between two halves of
-each slot. Let A write round r into B's slot: A's kernel of round r - 1 is at its end by then, so a
-packet of that round had come from B. B's kernel of round r - 1 only begins when that of round
-r - 2 is at its end, so B has read all that A wrote then, which is what lies in this half. It takes
-no more than that every member writes something for every other one in each round, and that the
-kernels of a rank run one after the other. A member that has nothing writes its header only.
+Why no packet is overwritten before it was read: rounds alternate between two halves of each slot.
+Let A write round r into B's slot: A's kernel of round r - 1 has ended by then, so it had received a
+packet of that round from B. B's kernel of round r - 1 only begins after that of round r - 2 has
+ended, so B has read all that A wrote in round r - 2, which is what lies in this half. This only
+requires that every member writes something for every other one in each round, and that the kernels
+of a rank run one after the other. A member without values writes only its header.
 
-Why no old packet is taken for a new one once the 32 bits of a round's number are used up: each
-round, a member writes some further packets of its slots anew, beside its values, so that all of
-them are a few thousand rounds old at most. Nobody reads those, and they are its own to write.
+Why no old packet is taken for a new one after the 32 bits of a round's number wrap around: in each
+round a member also rewrites some further packets of its slots, so that none is more than a few
+thousand rounds old. Nobody reads those, and only this member writes them.
 
 Why all threads of a program leave a loop together: what they read there (flags, clocks, words of
-the host) may differ between them, so nothing decides but what is reduced over all of them. A pair
-of packets is read by one thread alone, as a program has no more threads than pairs: else one could
-go on with what another one has not seen yet.
+the host) may differ between them, so conditions only use values reduced over all threads. A pair of
+packets is read by one thread alone, since a program has no more threads than pairs: else one thread
+could go on with data that another has not seen yet.
 
 No program waits for another one of its own kernel, which may not have begun.
 """
@@ -29,27 +29,28 @@ import triton.language as tl
 from engine.gpu.kernels.norm import add_norm_of
 
 HEADER = tl.constexpr(2)
-"""Packets at the beginning of a half of a slot: whether there are values, and nothing."""
+"""Number of packets in the header of a slot's half: one says whether there are values."""
 
 HAS_VALUES, IS_EMPTY = tl.constexpr(1), tl.constexpr(2)
-"""The word of a header."""
+"""Words of a header: values follow, or none."""
 
 RENEWED = tl.constexpr(32)
-"""Pairs of packets of each slot that are written anew in a round."""
+"""Number of pairs of packets of each slot that are rewritten in a round."""
 
 LOOK = tl.constexpr(64)
-"""Polls between two looks at the host's word."""
+"""Number of polls between two checks of the host's word."""
 
 MOST_MEMBERS = tl.constexpr(8)
-"""Of a group. Kernels are written out for each; a seat and one must be below 16, see `received`."""
+"""Largest number of members of a group: kernels are unrolled over them, and a seat plus one must be
+below 16, see `received`."""
 
 GIVEN_UP, ABORTED, LATE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-"""Why a kernel does not wait: it shall not, the host says so, or it has waited long enough."""
+"""Reasons to stop waiting: an earlier kernel gave up, the host aborted, or the time is over."""
 
 
 @triton.jit
 def clock():
-    """Time in units of 1024 ns; NVIDIA's own."""
+    """Return NVIDIA's global timer, in units of 1024 ns."""
     now = tl.inline_asm_elementwise(
         "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
     )
@@ -58,7 +59,7 @@ def clock():
 
 @triton.jit
 def time_now(epoch, ASM: tl.constexpr):
-    """`clock`, where there is one."""
+    """Return `clock` where there is one, else 0."""
     if ASM:
         return clock()
     else:
@@ -67,7 +68,7 @@ def time_now(epoch, ASM: tl.constexpr):
 
 @triton.jit
 def write_pair(address, first, second, flag, mask, ASM: tl.constexpr):
-    """Two packets from each address on, a multiple of 16 bytes; `flag` is one for all."""
+    """Write two packets at each address, a multiple of 16 bytes, all with the same `flag`."""
     if ASM:
         tl.inline_asm_elementwise(
             "{ .reg .pred p; .reg .b64 a, b; setp.ne.s32 p, $5, 0; mov.b64 a, {$2, $4}; "
@@ -85,7 +86,7 @@ def write_pair(address, first, second, flag, mask, ASM: tl.constexpr):
 
 @triton.jit
 def read_pair(address, mask, ASM: tl.constexpr):
-    """Word, flag, word and flag of two packets, from the memory itself each time."""
+    """Read word, flag, word and flag of two packets, bypassing caches."""
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             "{ .reg .pred p; .reg .b64 a, b; setp.ne.s32 p, $5, 0; mov.b64 a, 0; mov.b64 b, 0; "
@@ -106,7 +107,7 @@ def read_pair(address, mask, ASM: tl.constexpr):
 
 @triton.jit
 def read_word(at, mask, ASM: tl.constexpr):
-    """64 bits from the memory itself; Triton's own words for that differ between makers."""
+    """Read 64 bits, bypassing caches; Triton's options for that differ between makers."""
     if ASM:
         return tl.load(at, mask=mask, other=0, volatile=True)
     else:
@@ -115,18 +116,19 @@ def read_word(at, mask, ASM: tl.constexpr):
 
 @triton.jit
 def as_bf16(value):
-    """The nearest BF16 (ties to even) in the lower 16 of 32 bits; the same bits everywhere."""
+    """Return the nearest BF16 (ties to even) in the lower 16 of 32 bits; equal on all targets."""
     bits = value.to(tl.int32, bitcast=True)
     near = bits + 0x7FFF + ((bits >> 16) & 1)
-    near = tl.where(value == value, near, bits | 0x400000)  # else some NaNs became infinite
+    near = tl.where(value == value, near, bits | 0x400000)  # or some NaNs would become infinite
     return (near >> 16) & 0xFFFF
 
 
 @triton.jit
 def words_of(x, at, n, HALVES: tl.constexpr):
-    """The two words of each pair of packets `at` of n numbers x.
+    """Return the two words of each pair of packets `at` of n numbers x.
 
-    HALVES: numbers are rounded to BF16, four in a pair; else two in 32 bits each.
+    Args:
+        HALVES: whether numbers are rounded to BF16, four in a pair; else two of 32 bits.
     """
     if HALVES:
         at *= 4
@@ -141,7 +143,7 @@ def words_of(x, at, n, HALVES: tl.constexpr):
 
 @triton.jit
 def numbers_of(first, second, HALVES: tl.constexpr):
-    """What `words_of` made words of: (pairs, 2), or (pairs, 2, 2), in their order."""
+    """Return the numbers in words of `words_of`, in order: (pairs, 2), or (pairs, 2, 2)."""
     if HALVES:
         even = tl.join((first << 16), (first >> 16) << 16)
         odd = tl.join((second << 16), (second >> 16) << 16)
@@ -152,9 +154,10 @@ def numbers_of(first, second, HALVES: tl.constexpr):
 
 @triton.jit
 def half_of(table, member, epoch, SLOT: tl.constexpr):
-    """The address of the half of a slot that serves in a round.
+    """Return the address of the half of a slot that a round uses.
 
-    SLOT: packets in a half.
+    Args:
+        SLOT: number of packets in a half.
     """
     return tl.load(table + member) + (epoch & 1).to(tl.int64) * (SLOT * 8)
 
@@ -162,10 +165,10 @@ def half_of(table, member, epoch, SLOT: tl.constexpr):
 @triton.jit
 def push(table, seat, epoch, at, first, second, inside, n_pairs, N: tl.constexpr,
          HAS_OWN: tl.constexpr, SLOT: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Write this program's packets, pairs `at`, and once the header, for all other members.
+    """Write this program's packets, pairs `at`, for all other members; the first also the header.
 
     Args:
-        n_pairs: of all programs.
+        n_pairs: number of pairs of all programs.
     """
     lane = tl.arange(0, at.shape[0]).to(tl.int64)
     header = at * 0 + (HAS_VALUES if HAS_OWN else IS_EMPTY)
@@ -189,16 +192,16 @@ def push(table, seat, epoch, at, first, second, inside, n_pairs, N: tl.constexpr
 def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience, nothing,
              N: tl.constexpr, TOGETHER: tl.constexpr, SLOT: tl.constexpr,
              ASM: tl.constexpr):  # fmt: skip
-    """The pairs `at` of TOGETHER members from the seat `begin` on, once they are there.
+    """Wait for the pairs `at` of TOGETHER members from seat `begin` on.
 
     Args:
         stop: whether not to wait.
-        begun, turn: when this program began to wait, and the polls it has made since then.
-        nothing: the word of packets that are not there: of members that have none, and this rank.
+        begun, turn: time at which this program began to wait, and its number of polls since then.
+        nothing: word in place of missing packets: of members without values, and of this rank.
 
     Returns:
-        Of each member both words of each pair; the polls so far; and 0, or 16 times why it does
-        not wait for all, plus a seat and one.
+        Both words of each pair, for each member; the number of polls; and 0, or 16 times the reason
+        why it stopped waiting plus one plus the seat it waited for.
     """
     M: tl.constexpr = N - begin if N - begin < TOGETHER else TOGETHER
     addresses, headers, firsts, seconds = (), (), (), ()
@@ -211,7 +214,7 @@ def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience,
     state, is_aborted = epoch * 0 + 1, epoch * 0
     while (state > 0) & (state < 16):
         reads, heads = (), ()
-        for k in tl.static_range(M):  # all are on their way before the first is looked at
+        for k in tl.static_range(M):  # all loads are in flight before the first is used
             reads = reads + (read_pair(addresses[k], inside & (begin + k != seat), ASM),)
             heads = heads + (read_word(headers[k], begin + k != seat, ASM),)
         new_firsts, new_seconds, missing = (), (), at * 0
@@ -240,7 +243,7 @@ def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience,
 
 @triton.jit
 def note(table, flags, epoch, state, N: tl.constexpr):
-    """Let later kernels not wait if this one had to give up, and tell the host for whom it did."""
+    """Tell later kernels not to wait if this one gave up, and the host which member is late."""
     if state >= 16 * ABORTED:
         tl.store(flags, 1)
         if state >= 16 * LATE:
@@ -252,10 +255,10 @@ def note(table, flags, epoch, state, N: tl.constexpr):
 def collect(table, flags, seat, epoch, at, own, own_2, inside, patience, N: tl.constexpr,
             TOGETHER: tl.constexpr, HALVES: tl.constexpr, HAS_OWN: tl.constexpr,
             SLOT: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """The sum of all members' numbers, in the order of seats: (pairs * numbers of a pair,)."""
+    """Return the sum of all members' numbers, in the order of seats: (pairs * their numbers,)."""
     stop = tl.load(flags) | tl.load(flags + 1)
     begun, turn = time_now(epoch, ASM), epoch * 0
-    nothing = -0x7FFF8000 if HALVES else -0x80000000  # -0.0: added to a number, it changes none
+    nothing = -0x7FFF8000 if HALVES else -0x80000000  # -0.0, which changes no number it is added to
     total = numbers_of(at * 0 + nothing, at * 0 + nothing, HALVES)
     for begin in tl.static_range(0, N, TOGETHER):
         firsts, seconds, turn, state = received(
@@ -276,8 +279,8 @@ def collect(table, flags, seat, epoch, at, own, own_2, inside, patience, N: tl.c
 
 @triton.jit
 def end_round(words, epoch):
-    """Let the next kernel have the next round, when all programs know the number of this one."""
-    tl.debug_barrier()  # all threads have read it
+    """Increment the round's number for the next kernel, once all programs have read it."""
+    tl.debug_barrier()  # all threads have read the number
     n = tl.num_programs(0)
     ticket = n - 1
     if n > 1:
@@ -292,21 +295,22 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
                TOGETHER: tl.constexpr, HALVES: tl.constexpr, HAS_OWN: tl.constexpr,
                PUSH: tl.constexpr, COLLECT: tl.constexpr, SLOT: tl.constexpr, PAIRS: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
-    """The sum of all members' n numbers; PAIRS pairs of packets for each program.
+    """Sum n numbers over all members; PAIRS pairs of packets for each program.
 
     Args:
-        x: F32 (n,), without gaps; any pointer if not HAS_OWN.
-        out: F32 (n,).
-        table: int64 (2 * N + 2,): addresses of the slots for each member, of those of each member,
-            of the status and of the host's word, both int64.
-        words: int32 (2,): the number of the round, and programs that are done with it.
-        flags: int32 (2,) of the rank: something went wrong, and no kernel shall wait.
-        seat: this rank's place in its group of N.
-        patience: how long to wait, in units of 1024 ns; or polls where there is no clock.
-        TOGETHER: members that are awaited at once.
-        HALVES: BF16 on the way, see `words_of`.
-        PUSH, COLLECT: which half of the work is done.
-        SLOT: packets in a half of a slot.
+        x: contiguous F32 (n,); any pointer if not HAS_OWN.
+        out: output, F32 (n,).
+        table: addresses, int64 (2 * N + 2,): of the slots to write for each member, of the slots
+            that each member writes, of the status and of the host's word (both int64).
+        words: int32 (2,): the round's number, and the number of programs that are done with it.
+        flags: the rank's flags, int32 (2,): a kernel gave up; no kernel shall wait.
+        seat: this rank's index in its group of N.
+        patience: longest wait, in units of 1024 ns; or in polls where there is no clock.
+        TOGETHER: number of members that are awaited at once.
+        HALVES: whether packets hold BF16, see `words_of`.
+        HAS_OWN: whether this rank has values.
+        PUSH, COLLECT: which of the two steps to do.
+        SLOT: number of packets in a half of a slot.
     """
     PER: tl.constexpr = 4 if HALVES else 2
     n_pairs = (n + PER - 1) // PER
@@ -329,9 +333,9 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
 def all_words(x, out, table, words, flags, seat, n, patience, N: tl.constexpr,
               TOGETHER: tl.constexpr, PUSH: tl.constexpr, COLLECT: tl.constexpr,
               SLOT: tl.constexpr, PAIRS: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """n words (int32) of each member in `out` (N, n), or -1 if they did not come.
+    """Gather n words (int32) of each member in `out` (N, n), -1 where they did not come.
 
-    The rest is as in `all_reduce`.
+    Other arguments are as in `all_reduce`.
     """
     n_pairs = (n + 1) // 2
     at = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
@@ -369,11 +373,11 @@ def add_norm(x, own, own_bias, inner_weight, inner_bias, weight, bias, sum_scale
              HAS_DELTA_BIAS: tl.constexpr, HAS_INNER_WEIGHT: tl.constexpr,
              HAS_INNER_BIAS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
              HAS_SCALE: tl.constexpr, HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
-    """`norm.add_norm` of the sum of all members' rows; a row for each program.
+    """Compute `norm.add_norm` of the sum of all members' rows; a row for each program.
 
     Args:
-        own: F32 (rows, n), this rank's; any pointer if not HAS_OWN.
-        The rest is as in `norm.add_norm` and `all_reduce`.
+        own: this rank's rows, F32 (rows, n); any pointer if not HAS_OWN. Other arguments are as in
+            `norm.add_norm` and `all_reduce`.
     """
     PER: tl.constexpr = 4 if HALVES else 2
     n *= UNIT

@@ -1,7 +1,7 @@
-"""Products of few rows with one matrix for each head, in F32, in either direction.
+"""Gemv kernels with one matrix for each head, in F32: `x Wᵀ` and `x W`.
 
-Programs are (heads, parts of a matrix, rows of x): each row is multiplied by itself, so that it has
-the same bits alone and among others. Matrices are small, and stay in a cache meanwhile.
+Programs are (heads, parts of a matrix, rows of x): each row is multiplied separately, so that it
+has the same bits alone and among others. Matrices are small and stay in the cache meanwhile.
 """
 
 import triton
@@ -12,7 +12,7 @@ from engine.gpu.kernels.tile_gemm import stored_words, weights_at
 
 @triton.jit
 def first_column(block, line, PART: tl.constexpr, LOW: tl.constexpr):
-    """The first of four columns of part PART of words, counted from the first block."""
+    """Return the first of the four columns in part PART of words, counted from the first block."""
     if LOW == 4:
         quad = line + 4 * PART
     else:
@@ -26,13 +26,15 @@ def planes_product(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_col
                    x_row, x_head, BLOCKS: tl.constexpr, ROWS: tl.constexpr, ASM: tl.constexpr,
                    LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
                    SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
-    """`y = x Wᵀ` with rows `first` to `first + n_out` of W: ROWS rows from a tile on.
+    """Compute `y = x Wᵀ` with rows `first` to `first + n_out` of W, ROWS rows in each program.
 
     Args:
-        x: (n_row, n_head, n_columns), F32; x_row, x_head: elements between rows and between heads.
+        x: F32 (n_row, n_head, n_columns).
+        x_row, x_head: elements between rows and between heads of x.
         planes: bytes (n_head, n_tile, tile_bytes); tile_bytes is a multiple of 64.
-        y: (n_row, n_head, n_out), F32, without gaps.
-        BLOCKS: of 32 columns, at a time. ROWS: a multiple of 16.
+        y: contiguous output, F32 (n_row, n_head, n_out).
+        BLOCKS: number of blocks of 32 columns at a time.
+        ROWS: a multiple of 16.
     """
     WORDS: tl.constexpr = BLOCKS * LOW
     head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -68,11 +70,12 @@ def planes_transposed(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_
                       ASM: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
                       TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
                       SIGNED: tl.constexpr):  # fmt: skip
-    """`y = x W` with rows `first` to `first + n_in` of W: BLOCKS blocks, ROWS rows at a time.
+    """Compute `y = x W` with rows `first` to `first + n_in` of W, BLOCKS blocks in each program.
 
     Args:
-        x: (n_row, n_head, n_in), F32.
-        y: (n_row, n_head, n_columns), F32, without gaps; else as `planes_product`.
+        x: F32 (n_row, n_head, n_in).
+        y: contiguous output, F32 (n_row, n_head, n_columns).
+        ROWS: number of rows at a time; other arguments as in `planes_product`.
     """
     WORDS: tl.constexpr = BLOCKS * LOW
     head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -109,7 +112,7 @@ def planes_transposed(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_
 @triton.jit
 def plain_part(data, n_rows, n_columns, first_row, first_column, ROWS: tl.constexpr,
                COLUMNS: tl.constexpr):  # fmt: skip
-    """Some rows and columns of this program's head, F32 (ROWS, COLUMNS); 0 where there are none."""
+    """Load rows and columns of this program's head, F32 (ROWS, COLUMNS); 0 where there are none."""
     row = first_row + tl.arange(0, ROWS)[:, None]
     column = first_column + tl.arange(0, COLUMNS)[None, :]
     start = data + tl.program_id(0).to(tl.int64) * n_rows * n_columns
@@ -120,13 +123,15 @@ def plain_part(data, n_rows, n_columns, first_row, first_column, ROWS: tl.conste
 @triton.jit(do_not_specialize=["n_rows", "n_columns", "first", "n_out", "x_row", "x_head"])
 def plain_product(x, data, y, n_rows, n_columns, first, n_out, x_row, x_head, ROWS: tl.constexpr,
                   COLUMNS: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
-    """`y = x Wᵀ` with rows `first` to `first + n_out` of W: ROWS rows, COLUMNS columns at a time.
+    """Compute `y = x Wᵀ` with rows `first` to `first + n_out` of W, ROWS rows in each program.
 
     Args:
-        x: (n_row, n_head, n_columns), F32; x_row, x_head: elements between rows and between heads.
-        data: (n_head, n_rows, n_columns), without gaps.
-        n_columns: divided by ALIGNED, so that it is known what it is a multiple of.
-        y: (n_row, n_head, n_out), F32, without gaps.
+        x: F32 (n_row, n_head, n_columns).
+        x_row, x_head: elements between rows and between heads of x.
+        data: contiguous matrices (n_head, n_rows, n_columns).
+        n_columns: divided by ALIGNED, so that the compiler knows a factor of it.
+        y: contiguous output, F32 (n_row, n_head, n_out).
+        COLUMNS: number of columns at a time.
     """
     n_columns *= ALIGNED
     head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -145,11 +150,12 @@ def plain_product(x, data, y, n_rows, n_columns, first, n_out, x_row, x_head, RO
 @triton.jit(do_not_specialize=["n_rows", "n_columns", "first", "n_in", "x_row", "x_head"])
 def plain_transposed(x, data, y, n_rows, n_columns, first, n_in, x_row, x_head, ROWS: tl.constexpr,
                      COLUMNS: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
-    """`y = x W` with rows `first` to `first + n_in` of W: COLUMNS columns, ROWS rows at a time.
+    """Compute `y = x W` with rows `first` to `first + n_in` of W, COLUMNS columns in each program.
 
     Args:
-        x: (n_row, n_head, n_in), F32.
-        y: (n_row, n_head, n_columns), F32, without gaps; else as `plain_product`.
+        x: F32 (n_row, n_head, n_in).
+        y: contiguous output, F32 (n_row, n_head, n_columns).
+        ROWS: number of rows at a time; other arguments as in `plain_product`.
     """
     n_columns *= ALIGNED
     head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)

@@ -1,9 +1,9 @@
-"""How kernels of few rows read planes: one thread, one block of 32 columns, four rows of a tile.
+"""How gemv reads planes: each thread one block of 32 columns of four rows of a tile.
 
-A thread reads all stored words of its block first, so that many are on their way at once, and
-then takes them apart. Every tensor here has one element for each thread. The constants are those of
-`gpu.matmul.planes.constants_of`, a *quad* is what `planes` calls so. With `ASM` the instructions
-of `asm` are used; products have the same bits without.
+A thread loads all stored words of its block first, so that many loads are in flight, and then
+decodes them. Every tensor here has one element for each thread. The constants are those of
+`engine.gpu.matmul.planes.constants_of`; a *quad* is defined in `planes`. With `ASM` the inline PTX
+of `asm` is used; products have the same bits without.
 """
 
 import triton
@@ -25,19 +25,19 @@ from engine.gpu.kernels.planes import (
 
 @triton.constexpr_function
 def is_narrow(TABLE, LOW):
-    """Whether 16 numbers lie so close together that, counted from the least, none has a sign."""
+    """Return whether 16 numbers are so close that, counted from the least, all fit into 7 bits."""
     return LOW == 4 and len(TABLE) > 0 and max(TABLE) - min(TABLE) < 128
 
 
 @triton.constexpr_function
 def table_bias(TABLE, LOW, ASM):
-    """What is added to a table's numbers before they are looked up."""
+    """Return the number that is added to a table's numbers before they are looked up."""
     return -min(TABLE) if ASM and is_narrow(TABLE, LOW) else 0
 
 
 @triton.constexpr_function
 def table_word(TABLE, n, BIAS):
-    """Four numbers of a table, in one word."""
+    """Return numbers 4 n to 4 n + 3 of a table, plus BIAS, in one word."""
     numbers = [number + BIAS & 255 for number in TABLE[4 * n : 4 * n + 4]]
     found = sum(number << 8 * place for place, number in enumerate(numbers))
     return found - (1 << 32) if found >> 31 else found
@@ -45,25 +45,25 @@ def table_word(TABLE, n, BIAS):
 
 @triton.constexpr_function
 def has_signed_quads(LOW, TABLE, ASM):
-    """Whether the bytes of `row_quads` are signed."""
+    """Return whether the bytes of `row_quads` are signed."""
     return LOW == 8 or (len(TABLE) > 0 and not (ASM and is_narrow(TABLE, LOW)))
 
 
 @triton.constexpr_function
 def has_high_halves(LOW, HIGH, TABLE):
-    """Whether quads may stay in the upper halves of bytes, as 16 times what they are."""
+    """Return whether quads may stay in the upper halves of bytes, as 16 times their numbers."""
     return LOW == 4 and HIGH == 0 and len(TABLE) == 0
 
 
 @triton.jit
 def block_words(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.constexpr,
                 SCALE: tl.constexpr, SUB: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """The stored words of a block: `low`, `high`, `scales`, `supers`, each a tuple.
+    """Load the stored words of a block: `low`, `high`, `scales`, `supers`, each a tuple.
 
     Args:
         tile: address of the tile.
-        block: the number of the block.
-        row: the first of four rows, a multiple of four.
+        block: number of the block.
+        row: first of the four rows, a multiple of four.
     """
     high_at, scales_at, supers_at = starts(n_blocks, LOW, HIGH, SCALE, SUB)
     at = tile + (block * (64 * LOW) + row * 4)
@@ -86,7 +86,7 @@ def block_words(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.co
 
 @triton.jit
 def scale_words(at, row, SCALE: tl.constexpr, SUB: tl.constexpr, ASM: tl.constexpr):
-    """The words of the plane `scales`, of a block that begins at `at`."""
+    """Load the words of the plane `scales` of a block whose scales begin at `at`."""
     words = ()
     for sub in tl.static_range(32 // SUB):
         if SCALE == "f16" or SCALE == "f16_min":
@@ -105,14 +105,15 @@ def scale_words(at, row, SCALE: tl.constexpr, SUB: tl.constexpr, ASM: tl.constex
 @triton.jit
 def row_quads(low, high, ROW: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
               TABLE: tl.constexpr, IS_HIGH: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """The eight quads of one of the four rows, see `has_signed_quads`.
+    """Return the eight quads of one of the four rows, see `has_signed_quads`.
 
     Args:
-        low, high: of `block_words`.
-        IS_HIGH: quads 4 to 7 stay in the upper halves of their bytes, see `has_high_halves`.
+        low, high: words that `block_words` returned.
+        IS_HIGH: whether quads 4 to 7 stay in the upper halves of their bytes, see
+            `has_high_halves`.
 
     Returns:
-        Eight quads; of codes with a table the numbers, plus `table_bias`.
+        Eight quads: codes; with a table, its numbers plus `table_bias`.
     """
     quads = ()
     if ASM and LOW == 4 and len(TABLE) > 0:
@@ -140,10 +141,10 @@ def row_quads(low, high, ROW: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexp
 
 @triton.jit
 def looked_up_halves(stored, TABLE: tl.constexpr):
-    """The numbers of the lower and of the upper halves of four bytes, plus `table_bias`.
+    """Look up the lower and the upper halves of four bytes in a table, plus `table_bias`.
 
-    A selector of `chosen_bytes` has three bits for eight bytes; its fourth gives the byte's sign
-    alone. Where no number has one, what the wrong half of the table gives is 0.
+    Three bits of a selector of `chosen_bytes` select one of eight bytes; the fourth replaces the
+    byte by its sign. Where no number is negative, the wrong half of the table thus gives 0.
     """
     BIAS: tl.constexpr = table_bias(TABLE, 4, True)
     t0: tl.constexpr = table_word(TABLE, 0, BIAS)
@@ -165,7 +166,7 @@ def looked_up_halves(stored, TABLE: tl.constexpr):
 
 @triton.jit
 def looked_up_eight(code, TABLE: tl.constexpr):
-    """The numbers of four codes of three bits, a byte each."""
+    """Look up four codes of three bits, one in each byte, in a table of eight numbers."""
     pairs = code | (code >> 4)
     selector = chosen_bytes(pairs, pairs, 0x3120)
     return chosen_bytes(table_word(TABLE, 0, 0), table_word(TABLE, 1, 0), selector)
@@ -173,7 +174,7 @@ def looked_up_eight(code, TABLE: tl.constexpr):
 
 @triton.jit
 def half_at(words, ROW: tl.constexpr, FIRST: tl.constexpr):
-    """One of four F16 numbers in two words from `words[FIRST]` on, as F32."""
+    """Return one of the four F16 numbers in two words from `words[FIRST]` on, as F32."""
     bits = (words[FIRST + ROW // 2] >> (ROW % 2 * 16)).to(tl.int16)
     return bits.to(tl.float16, bitcast=True).to(tl.float32)
 
@@ -181,10 +182,10 @@ def half_at(words, ROW: tl.constexpr, FIRST: tl.constexpr):
 @triton.jit
 def row_scales(scales, supers, ROW: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
                SIGNED: tl.constexpr):  # fmt: skip
-    """Of one of the four rows, F32: a tuple of scales of the sub-blocks, one of what is added.
+    """Return the scales of a row's sub-blocks and its minima, two tuples of F32.
 
     Args:
-        scales, supers: of `block_words`.
+        scales, supers: words that `block_words` returned.
     """
     numbers, added = (), ()
     if SCALE == "f16_min":

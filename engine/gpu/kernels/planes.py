@@ -1,13 +1,13 @@
-"""How kernels read planes; see `engine.quants.layout` for how these lie.
+"""Device functions that read planes; see `engine.quants.layout` for their format.
 
-All functions work element by element on tensors of any shape, one element for each pair of a block
-of 32 columns and a row of a tile: `block` and `row` are broadcast against each other, `tile` is the
-address of the tile (a pointer to bytes, or one for each element) and `mask` says which elements
-there are. What is read where there is none is 0. The constants are those of
+All functions work element by element on tensors of any shape, with one element for each pair of a
+block of 32 columns and a row of a tile: `block` and `row` are broadcast against each other, `tile`
+is the address of the tile (a pointer to bytes, or one for each element), and `mask` says which
+elements exist; others are read as 0. The constants are those of
 `engine.gpu.matmul.planes.constants_of`.
 
 A *quad* is a 32-bit word with four neighbouring columns of a row, the first one in the lowest byte:
-quad i of a block has columns 4i … 4i+3. Its bytes are codes, unsigned; or signed numbers, where the
+quad i of a block has columns 4i … 4i+3. Its bytes are unsigned codes; or signed numbers, where the
 layout has a table or eight bits.
 """
 
@@ -21,26 +21,26 @@ SUPER = tl.constexpr(8)
 
 @triton.constexpr_function
 def scale_bytes(SCALE, SUB):
-    """Bytes of the scales of a block of 16 rows."""
+    """Return the size of the scales of a block of 16 rows, in bytes."""
     size = {"f16": 2, "f16_min": 4, "f32": 4, "super_min": 2}.get(SCALE, 1)
     return 16 * (32 // SUB) * size
 
 
 @triton.constexpr_function
 def super_bytes(SCALE):
-    """Bytes of the factors of 256 columns and 16 rows."""
+    """Return the size of the factors of 256 columns and 16 rows, in bytes."""
     return {"super": 32, "super_min": 64, "super_nibbles": 64}.get(SCALE, 0)
 
 
 @triton.constexpr_function
 def has_minimum(SCALE):
-    """Whether something is added to the product of scale and number."""
+    """Return whether a minimum is added to the product of scale and number."""
     return SCALE in ("f16_min", "super_min", "super_nibbles")
 
 
 @triton.constexpr_function
 def splat(number):
-    """A 32-bit word, signed, with this number in each byte."""
+    """Return a signed 32-bit word with `number` in each byte."""
     word = (number & 255) * 0x01010101
     return word - (1 << 32) if word >> 31 else word
 
@@ -48,7 +48,7 @@ def splat(number):
 @triton.jit
 def starts(n_blocks, LOW: tl.constexpr, HIGH: tl.constexpr, SCALE: tl.constexpr,
            SUB: tl.constexpr):  # fmt: skip
-    """Where the planes `high`, `scales` and `supers` begin in a tile, in bytes."""
+    """Return the offsets of the planes `high`, `scales` and `supers` in a tile, in bytes."""
     high = n_blocks * (64 * LOW)
     scales = high + n_blocks * (64 * HIGH)
     return high, scales, scales + n_blocks * scale_bytes(SCALE, SUB)
@@ -56,31 +56,31 @@ def starts(n_blocks, LOW: tl.constexpr, HIGH: tl.constexpr, SCALE: tl.constexpr,
 
 @triton.jit
 def words(address, mask):
-    """32-bit words at addresses of bytes."""
+    """Load 32-bit words at byte addresses."""
     return tl.load(address.to(tl.pointer_type(tl.int32)), mask=mask, other=0)
 
 
 @triton.jit
 def halves(address, mask):
-    """F16 numbers at addresses of bytes, as F32."""
+    """Load F16 numbers at byte addresses, as F32."""
     return tl.load(address.to(tl.pointer_type(tl.float16)), mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def low_words(tile, block, row, mask, LINE: tl.constexpr, LOW: tl.constexpr):
-    """Stored line LINE, below LOW, of the plane `low`; it has the bits of 8 / LOW quads."""
+    """Load line LINE < LOW of the plane `low`, which has the bits of 8 / LOW quads."""
     return words(tile + (block * (64 * LOW) + row * 4 + 64 * LINE), mask)
 
 
 @triton.jit
 def high_words(tile, high, block, row, mask, LINE: tl.constexpr, HIGH: tl.constexpr):
-    """Stored line LINE, below HIGH, of the plane that begins at `high`."""
+    """Load line LINE < HIGH of the plane that begins at `high`."""
     return words(tile + (high + block * (64 * HIGH) + row * 4 + 64 * LINE), mask)
 
 
 @triton.jit
 def low_part(low, PART: tl.constexpr, LOW: tl.constexpr):
-    """The lower bits of one of the quads that share stored words."""
+    """Return the lower bits of one of the quads that share stored words."""
     if LOW == 8:
         return low
     else:
@@ -89,10 +89,10 @@ def low_part(low, PART: tl.constexpr, LOW: tl.constexpr):
 
 @triton.jit
 def high_part(high, QUAD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """The upper bits of quad QUAD, where they belong in its bytes.
+    """Return the upper bits of quad QUAD, in their place in its bytes.
 
     Args:
-        high: the stored line with the bits of that quad, QUAD * HIGH // 8.
+        high: stored line with the bits of that quad, number QUAD * HIGH // 8.
     """
     SHIFT: tl.constexpr = LOW - QUAD * HIGH % 8
     MASK: tl.constexpr = splat(((1 << HIGH) - 1) << LOW)
@@ -104,11 +104,11 @@ def high_part(high, QUAD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
 
 @triton.jit
 def quad_of(low, high, QUAD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """The codes of quad QUAD from its stored words; no number that a table has, yet.
+    """Return the codes of quad QUAD from its stored words, before any table look-up.
 
     Args:
-        low: stored line `low_line` of that quad.
-        high: stored line QUAD * HIGH // 8; not used where HIGH is 0.
+        low: stored line of the quad's lower bits, number `low_line`.
+        high: stored line of its upper bits, number QUAD * HIGH // 8; unused where HIGH is 0.
     """
     code = low_part(low, QUAD // 4 if LOW == 4 else QUAD % (8 // LOW), LOW)
     if HIGH > 0:
@@ -118,17 +118,17 @@ def quad_of(low, high, QUAD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr
 
 @triton.constexpr_function
 def low_line(QUAD, LOW):
-    """Which stored line of the plane `low` has the bits of a quad."""
+    """Return the number of the line of the plane `low` with the bits of a quad."""
     return QUAD % 4 if LOW == 4 else QUAD * LOW // 8
 
 
 @triton.jit
 def quads(tile, high, block, row, mask, LOW: tl.constexpr, HIGH: tl.constexpr,
           TABLE: tl.constexpr):  # fmt: skip
-    """All eight quads of a block, in order; each stored word is read once.
+    """Return all eight quads of a block, in order; each stored word is read once.
 
     Args:
-        high: where that plane begins, see `starts`.
+        high: offset of that plane, see `starts`.
     """
     lows = ()
     for line in tl.static_range(LOW):
@@ -148,13 +148,13 @@ def quads(tile, high, block, row, mask, LOW: tl.constexpr, HIGH: tl.constexpr,
 
 @triton.jit
 def looked_up(code, TABLE: tl.constexpr, BITS: tl.constexpr):
-    """Numbers in place of codes, four at a time; codes themselves where there is no table.
+    """Return the table's numbers for codes, four in a word; the codes where there is no table.
 
-    A choice between two halves of the table for each bit, for four bytes at once, in plain
-    arithmetic, so that it works everywhere.
+    Each bit chooses between two halves of the table, for four bytes at once, in plain arithmetic,
+    so that it works on all targets.
 
     Args:
-        BITS: of a code.
+        BITS: number of bits of a code.
     """
     found = (code,)
     if len(TABLE) > 0:
@@ -172,7 +172,7 @@ def looked_up(code, TABLE: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def byte_of(quad, COLUMN: tl.constexpr, IS_SIGNED: tl.constexpr):
-    """The number of one of a quad's four columns, as a 32-bit integer."""
+    """Return the number of one of a quad's four columns, as a 32-bit integer."""
     if IS_SIGNED:
         return (quad << (24 - 8 * COLUMN)) >> 24
     else:
@@ -182,12 +182,12 @@ def byte_of(quad, COLUMN: tl.constexpr, IS_SIGNED: tl.constexpr):
 @triton.jit
 def scale_numbers(tile, scales, block, row, mask, SCALE: tl.constexpr, SUB: tl.constexpr,
                   SIGNED: tl.constexpr):  # fmt: skip
-    """What the plane `scales` holds: a tuple with a scale for each sub-block, one of minima.
+    """Load the plane `scales`: a tuple with the scale of each sub-block, and one of minima.
 
-    F32; of types with factors for 256 columns, whole numbers of 32 bits that these multiply.
+    They are F32; of types with factors for 256 columns, 32-bit integers that these multiply.
 
     Args:
-        scales: where the plane begins, see `starts`.
+        scales: offset of the plane, see `starts`.
     """
     at = tile + (scales + block * scale_bytes(SCALE, SUB))
     numbers, minima = (), ()
@@ -215,18 +215,18 @@ def scale_numbers(tile, scales, block, row, mask, SCALE: tl.constexpr, SUB: tl.c
 
 @triton.jit
 def half_power(code):
-    """Half of 2 ** (code - 127), from its bits; the two smallest are subnormal."""
+    """Return half of 2 ** (code - 127), made of its bits; the two smallest are subnormal."""
     bits = tl.where(code < 2, 0x00200000 << (code & 1), (code - 1) << 23)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def factors(tile, supers, block, row, mask, skip, SCALE: tl.constexpr):
-    """Of a block of types that have such: the factors of its scales and of its minima, F32.
+    """Load a block's factors of scales and of minima, F32, for types that have them.
 
     Args:
-        supers: where the plane begins, see `starts`.
-        skip: blocks of the first 256 columns that are not here (`Extent.skip`).
+        supers: offset of the plane, see `starts`.
+        skip: number of blocks of the first 256 columns that are not held (`Extent.skip`).
     """
     at = tile + (supers + (block + skip) // 8 * super_bytes(SCALE) + row * 2)
     of_scales = halves(at, mask)
@@ -239,11 +239,11 @@ def factors(tile, supers, block, row, mask, skip, SCALE: tl.constexpr):
 @triton.jit
 def scales_of(tile, scales, supers, block, row, mask, skip, SCALE: tl.constexpr, SUB: tl.constexpr,
               SIGNED: tl.constexpr):  # fmt: skip
-    """What codes are multiplied by, and what is added then, with the roundings of `engine.quants`.
+    """Return the scales of codes and the minima added then, with the roundings of `engine.quants`.
 
     Returns:
-        A tuple of F32 scales, one for each sub-block of the block, and one of as many numbers to be
-        added, or an empty one.
+        A tuple of F32 scales, one for each sub-block of the block, and a tuple of as many minima,
+        or an empty one.
     """
     numbers, minima = scale_numbers(tile, scales, block, row, mask, SCALE, SUB, SIGNED)
     if super_bytes(SCALE) > 0:
@@ -253,14 +253,14 @@ def scales_of(tile, scales, supers, block, row, mask, skip, SCALE: tl.constexpr,
             products = products + (of_scales * numbers[sub].to(tl.float32),)
             if has_minimum(SCALE):
                 minimum = of_minima * minima[sub].to(tl.float32)
-                added = added + (minimum * -1.0,)  # a minus sign would lose that of zero
+                added = added + (minimum * -1.0,)  # a unary minus would lose the sign of zero
         numbers, minima = products, added
     return numbers, minima
 
 
 @triton.jit
 def joined(parts):
-    """2, 4 or 8 tensors in new last dimensions of 2, which in order count through them."""
+    """Join 2, 4 or 8 tensors in new last dimensions of 2, which in order index the tensors."""
     for _ in tl.static_range(len(parts).bit_length() - 1):
         pairs = ()
         for n in tl.static_range(len(parts) // 2):
@@ -272,7 +272,7 @@ def joined(parts):
 @triton.jit
 def numbers_of(found, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
                TABLE: tl.constexpr):  # fmt: skip
-    """The 32 columns of eight quads of shape (a, b) as whole numbers (a, b, 32), 32 bits each."""
+    """Return the 32 columns of eight quads of shape (a, b) as 32-bit integers (a, b, 32)."""
     IS_SIGNED: tl.constexpr = LOW == 8 or len(TABLE) > 0
     words = tl.reshape(joined(found), (found[0].shape[0], found[0].shape[1], 8))
     columns = ()
@@ -286,12 +286,12 @@ def numbers_of(found, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
 def weights(tile, n_blocks, block, row, mask, skip, LOW: tl.constexpr, HIGH: tl.constexpr,
             ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
             SIGNED: tl.constexpr):  # fmt: skip
-    """Blocks of rows as F32 numbers (a, b, 32), bit-equal to the dequantised file.
+    """Dequantise blocks of rows to F32 (a, b, 32), bit-equal to the dequantised file.
 
     Args:
-        tile: of the first byte; or of each element.
-        n_blocks: of the planes.
-        block, row, mask: of shape (a, b), or what becomes so when added.
+        tile: address of the tile; or that of each element.
+        n_blocks: number of blocks of a row in the planes.
+        block, row, mask: tensors of shape (a, b), or that broadcast to it.
     """
     high, scales, supers = starts(n_blocks, LOW, HIGH, SCALE, SUB)
     found = quads(tile, high, block, row, mask, LOW, HIGH, TABLE)
@@ -306,7 +306,7 @@ def weights(tile, n_blocks, block, row, mask, skip, LOW: tl.constexpr, HIGH: tl.
 
 @triton.jit
 def sub_blocks(parts):
-    """One number for each sub-block, (a, b, sub-blocks)."""
+    """Return a number for each sub-block, (a, b, sub-blocks)."""
     if len(parts) == 1:
         return tl.expand_dims(parts[0], 2)
     else:

@@ -1,8 +1,8 @@
-"""Layers whose state is held by a program, part by part, while it goes from token to token.
+"""Kernels of recurrent layers: a program holds part of the state while it goes through the tokens.
 
-States are read once and written once, in place. A part of a state needs nothing of the others, and
-one warp holds it, so that nothing waits within a program. Where heads share keys, `key_of` says for
-each head which one it has. Sizes of heads are constants, strides are those between tokens.
+States are read once and written once, in place. The parts of a state are independent, and one warp
+holds a part, so that nothing synchronises within a program. Where heads share keys, `key_of` has
+the key head of each head. Sizes of heads are constants; strides are those between tokens.
 """
 
 import triton
@@ -13,7 +13,7 @@ from engine.gpu.kernels.elementwise import activated, sigmoid, softplus
 
 @triton.jit
 def unit(x, eps):
-    """A vector brought to length one, as `ReferenceOps.l2_norm` does."""
+    """Normalise a vector to length one, as `ReferenceOps.l2_norm` does."""
     return x / tl.maximum(tl.sqrt(tl.sum(x * x)), eps)
 
 
@@ -23,20 +23,20 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, y, n_token, q
               v_stride, step_stride, beta_stride, scale, eps, PER_CHANNEL: tl.constexpr,
               HAS_MAP: tl.constexpr, N_KEY: tl.constexpr, N_VALUE: tl.constexpr,
               SIZE: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """`ReferenceOps.delta_net`, COLUMNS columns of one head's state for each program.
+    """Compute `ReferenceOps.delta_net`, COLUMNS columns of one head's state for each program.
 
     Args:
         q, k: F32 (n_token, key heads, N_KEY), of any length.
-        v: F32 (n_token, n_head, N_VALUE)
-        step: F32 (n_token, n_head), or (n_token, n_head, N_KEY) if PER_CHANNEL.
+        v: F32 (n_token, n_head, N_VALUE).
+        step: decay steps, F32 (n_token, n_head), or (n_token, n_head, N_KEY) if PER_CHANNEL.
         beta: F32 (n_token, n_head), before the sigmoid.
         step_bias: F32 (n_head,), or (n_head, N_KEY) if PER_CHANNEL.
-        rate: F32 (n_head,), negative.
+        rate: decay rates, F32 (n_head,), negative.
         key_of: int64 (n_head,) if HAS_MAP.
-        state: F32 (n_head, N_KEY, N_VALUE)
-        y: F32 (n_token, n_head, N_VALUE)
-        scale: on the queries of length one.
-        SIZE: a power of two from N_KEY on.
+        state: F32 (n_head, N_KEY, N_VALUE), updated.
+        y: output, F32 (n_token, n_head, N_VALUE).
+        scale: factor on the normalised queries.
+        SIZE: a power of two, at least N_KEY.
     """
     head, n_head = tl.program_id(0), tl.num_programs(0)
     row, column = tl.arange(0, SIZE), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -83,17 +83,17 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, y, n_token, q
 def selective_scan(x, step, a, b, c, d, gate, state, y, n_token, n_channel, x_stride, step_stride,
                    b_stride, c_stride, gate_stride, N_STATE: tl.constexpr, SIZE: tl.constexpr,
                    CHANNELS: tl.constexpr):  # fmt: skip
-    """`ReferenceOps.selective_scan` of CHANNELS channels for each program.
+    """Compute `ReferenceOps.selective_scan` of CHANNELS channels in each program.
 
     Args:
-        x: F32 (n_token, n_channel)
+        x: F32 (n_token, n_channel).
         step: F32 (n_token, n_channel), before the softplus.
-        gate: F32 (n_token, n_channel), whose SiLU is a factor on what is read.
-        a, state: F32 (n_channel, N_STATE)
-        b, c: F32 (n_token, N_STATE)
-        d: F32 (n_channel,)
-        y: F32 (n_token, n_channel), without gaps.
-        SIZE: a power of two from N_STATE on.
+        gate: F32 (n_token, n_channel), whose SiLU is a factor on the output.
+        a, state: F32 (n_channel, N_STATE); the state is updated.
+        b, c: F32 (n_token, N_STATE).
+        d: F32 (n_channel,).
+        y: contiguous output, F32 (n_token, n_channel).
+        SIZE: a power of two, at least N_STATE.
     """
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     column = tl.arange(0, SIZE)
@@ -127,18 +127,18 @@ def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, y, n_t
                      step_stride, b_stride, c_stride, gate_stride, HAS_MAP: tl.constexpr,
                      N_ROW: tl.constexpr, N_STATE: tl.constexpr, SIZE: tl.constexpr,
                      ROWS: tl.constexpr):  # fmt: skip
-    """`ReferenceOps.state_space_scan`, ROWS rows of one head's state for each program.
+    """Compute `ReferenceOps.state_space_scan`, ROWS rows of one head's state for each program.
 
     Args:
-        x: F32 (n_token, n_head, N_ROW)
+        x: F32 (n_token, n_head, N_ROW).
         step: F32 (n_token, n_head), before bias and softplus.
-        step_bias, a, d: F32 (n_head,)
-        b, c: F32 (n_token, groups, N_STATE)
-        gate: F32 (n_token, n_head * N_ROW), whose SiLU is a factor on what is read.
-        key_of: int64 (n_head,) if HAS_MAP, the group of each head.
-        state: F32 (n_head, N_ROW, N_STATE)
-        y: F32 (n_token, n_head, N_ROW), without gaps.
-        SIZE: a power of two from N_STATE on.
+        step_bias, a, d: F32 (n_head,).
+        b, c: F32 (n_token, groups, N_STATE).
+        gate: F32 (n_token, n_head * N_ROW), whose SiLU is a factor on the output.
+        key_of: group of each head, int64 (n_head,), if HAS_MAP.
+        state: F32 (n_head, N_ROW, N_STATE), updated.
+        y: contiguous output, F32 (n_token, n_head, N_ROW).
+        SIZE: a power of two, at least N_STATE.
     """
     head, n_head = tl.program_id(0), tl.num_programs(0)
     row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, SIZE)
@@ -178,17 +178,17 @@ def scan_chunks(q, k, v, products, from_start, to_end, inverse, state, y, n_chun
                 N_KEY: tl.constexpr, N_VALUE: tl.constexpr, CHUNK: tl.constexpr,
                 PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                 PRECISION: tl.constexpr):  # fmt: skip
-    """`engine.ops.recurrent.scan_chunks`, COLUMNS columns of one head's state for each program.
+    """Compute `engine.ops.recurrent.scan_chunks`, COLUMNS columns of a head's state per program.
 
     They are held as PARTS matrices of ROWS rows, so that no operand takes all registers.
 
     Args:
-        q, k: F32 (n_chunk, n_head, CHUNK, N_KEY), as all others without gaps.
-        v: F32 (n_chunk, n_head, CHUNK, N_VALUE)
+        q, k: F32 (n_chunk, n_head, CHUNK, N_KEY), contiguous like all others.
+        v: F32 (n_chunk, n_head, CHUNK, N_VALUE).
         products, inverse: F32 (n_chunk, n_head, CHUNK, CHUNK); inverse if HAS_INVERSE.
-        from_start, to_end: F32 (n_chunk, n_head, CHUNK, N_KEY if PER_CHANNEL else 1)
-        state: F32 (n_head, N_KEY, N_VALUE), or (n_head, N_VALUE, N_KEY) if IS_TRANSPOSED.
-        y: F32 (n_chunk * CHUNK, n_head, N_VALUE)
+        from_start, to_end: F32 (n_chunk, n_head, CHUNK, N_KEY if PER_CHANNEL else 1).
+        state: F32 (n_head, N_KEY, N_VALUE), or (n_head, N_VALUE, N_KEY) if IS_TRANSPOSED; updated.
+        y: output, F32 (n_chunk * CHUNK, n_head, N_VALUE).
     """
     head, n_head = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     token = tl.arange(0, CHUNK)
@@ -242,7 +242,7 @@ def scan_chunks(q, k, v, products, from_start, to_end, inverse, state, y, n_chun
 @triton.jit
 def part_of_state(part: tl.constexpr, column, IS_TRANSPOSED: tl.constexpr, N_KEY: tl.constexpr,
                   N_VALUE: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Where some rows and columns of a head's state lie, and whether there are such."""
+    """Return the offsets of some rows and columns of a head's state, and a mask of those within."""
     row = part * ROWS + tl.arange(0, ROWS)
     inside = (row < N_KEY)[:, None] & (column < N_VALUE)[None, :]
     if IS_TRANSPOSED:
@@ -253,14 +253,14 @@ def part_of_state(part: tl.constexpr, column, IS_TRANSPOSED: tl.constexpr, N_KEY
 
 @triton.jit
 def part_of_keys(part: tl.constexpr, token, N_KEY: tl.constexpr, ROWS: tl.constexpr):
-    """Where those elements of a chunk's keys lie that meet some rows of the state."""
+    """Return the offsets of a chunk's key elements that some rows of the state use, and a mask."""
     row = part * ROWS + tl.arange(0, ROWS)
     return token[:, None] * N_KEY + row[None, :], (row < N_KEY)[None, :]
 
 
 @triton.jit
 def decay_of(decay, start, at, token, inside, PER_CHANNEL: tl.constexpr, N_KEY: tl.constexpr):
-    """The decays of a chunk's tokens, for some elements of the keys or for all."""
+    """Load the decays of a chunk's tokens, of some elements of the keys or of whole keys."""
     if PER_CHANNEL:
         return tl.load(decay + start * N_KEY + at, mask=inside, other=0.0)
     else:

@@ -1,22 +1,23 @@
-"""Rotary positions (arXiv 2104.09864): a pair (a, b) becomes (a cos - b sin, a sin + b cos)."""
+"""RoPE kernels (arXiv 2104.09864): a pair (a, b) becomes (a cos - b sin, a sin + b cos)."""
 
 import triton
 import triton.language as tl
 
 TURN = tl.constexpr(6.283185307179586)
+"""A whole turn, 2 π."""
 
 
 @triton.jit(do_not_specialize=["n_pairs"])
 def angles(turns, positions, cos, sin, n_pairs, magnitude, SIZE: tl.constexpr):
-    """Cosines and sines, times `magnitude`; a token for each program.
+    """Compute cosines and sines, times `magnitude`; a token for each program.
 
-    Whole turns are taken off in F64, of which GPUs for games have little; the rest is F32.
+    Whole turns are removed in F64, of which consumer GPUs have little; the rest is F32.
 
     Args:
-        turns: (n_pairs,), F64, how far a pair turns from position to position; 1 is a whole turn.
-        positions: (tokens,), whole numbers.
-        cos, sin: (tokens, n_pairs), F32.
-        SIZE: the power of two from n_pairs on.
+        turns: turn of each pair from position to position, F64 (n_pairs,); 1 is a whole turn.
+        positions: integers (tokens,).
+        cos, sin: outputs, F32 (tokens, n_pairs).
+        SIZE: a power of two, at least n_pairs.
     """
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, SIZE)
@@ -36,7 +37,7 @@ def _turn(
     HAS_NORM: tl.constexpr, IS_NEOX: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
     REST: tl.constexpr,
 ):  # fmt: skip
-    """HEADS heads of a token from the one with the number `first` on; see `rotate`."""
+    """Rotate HEADS heads of a token, from head `first` on; see `rotate`."""
     token = tl.program_id(0).to(tl.int64)
     head = first + tl.arange(0, HEADS)
     there = (head < n_head)[:, None]
@@ -78,17 +79,17 @@ def rotate(
     k_eps, cos, sin, n_pairs, dim, n_block_q, HAS_NORM: tl.constexpr, IS_NEOX: tl.constexpr,
     HEADS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Queries and keys of tokens; programs: (tokens, blocks of HEADS heads, first those of q).
+    """Rotate queries and keys; programs: (tokens, blocks of HEADS heads, first those of q).
 
     Args:
-        q, k: (tokens, n_q or n_k, dim), F32, heads without gaps; strides in elements.
-        q_out, k_out: the same, without gaps.
-        q_weight, k_weight: (dim,), F32, of the norm that a head goes through first if HAS_NORM:
+        q, k: F32 (tokens, n_q or n_k, dim), heads contiguous; strides in elements.
+        q_out, k_out: contiguous outputs of the same shapes.
+        q_weight, k_weight: weights of the heads' norm that comes first if HAS_NORM, F32 (dim,):
             `x / sqrt(mean(x²) + eps) * weight`.
-        cos, sin: (tokens, n_pairs), F32.
-        IS_NEOX: pairs are the elements i and i + n_pairs, else 2 i and 2 i + 1.
-        PAIRS, REST: the powers of two from n_pairs and from dim - 2 n_pairs on; the rest of a head
-            stays as it is.
+        cos, sin: F32 (tokens, n_pairs).
+        IS_NEOX: whether pairs are the elements i and i + n_pairs, else 2 i and 2 i + 1.
+        PAIRS, REST: powers of two, at least n_pairs and dim - 2 n_pairs; the rest of a head is
+            copied.
     """
     block = tl.program_id(1)
     if block < n_block_q:

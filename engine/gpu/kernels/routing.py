@@ -1,41 +1,41 @@
-"""How tokens find their experts, the order of rows, and the sum of what experts make of them.
+"""Kernels of expert routing: choice of experts, order of rows by expert, sum of experts' results.
 
-Numbers are compared as integers in the same order, so that not-a-numbers find distinct experts too;
-of equal ones, the first counts, as in `engine.cpu.kernels.routing`.
+Numbers are compared as integers of the same order, so that NaNs choose distinct experts, too; of
+equal ones the first wins, as in `engine.cpu.kernels.routing`.
 """
 
 import triton
 import triton.language as tl
 
 TAKEN = tl.constexpr(-(1 << 60))
-"""Below every place in an order."""
+"""Mark of an entry that is taken, below all keys with indices."""
 
 LEAST_KEY = tl.constexpr(2 - (1 << 31))
-"""Of a number; experts out of reach have one less."""
+"""Least key of a number; experts of groups that were not chosen have one less."""
 
 
 @triton.jit
 def key_of(x):
-    """A 32-bit integer for each F32, in the same order."""
+    """Return a 32-bit integer for each F32, in the same order."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.maximum(tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), LEAST_KEY)
 
 
 @triton.jit
 def number_of(key):
-    """The F32 that a key stands for."""
+    """Return the F32 of a key."""
     return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def highest(x):
-    """The largest number, where not-a-numbers are larger than all others."""
+    """Return the largest number; NaNs are larger than all others."""
     return number_of(tl.max(key_of(x)))
 
 
 @triton.jit
 def largest(key, at, inside, N: tl.constexpr):
-    """Which N of the keys are the largest, the first ones of equal; `at` numbers them."""
+    """Return a mask of the N largest keys, the first ones of equal; `at` holds their indices."""
     order = tl.where(inside, key.to(tl.int64) * 65536 + (65535 - at), TAKEN)
     for _ in range(N):
         order = tl.where(order == tl.max(order), TAKEN, order)
@@ -45,7 +45,7 @@ def largest(key, at, inside, N: tl.constexpr):
 @triton.jit
 def within_best_groups(key, N_GROUP: tl.constexpr, N_GROUP_USED: tl.constexpr,
                        GROUPS: tl.constexpr, MEMBERS: tl.constexpr):  # fmt: skip
-    """Keys (GROUPS * MEMBERS,), out of reach outside the groups whose two best sum highest."""
+    """Return keys (GROUPS * MEMBERS,), lowered outside the groups whose two best sum highest."""
     groups = tl.reshape(key, (GROUPS, MEMBERS))
     member = tl.arange(0, MEMBERS)[None, :]
     first = tl.max(groups, axis=1)
@@ -63,16 +63,16 @@ def assign(logits, bias, weights, chosen, pair_of, scale, smallest, N_EXPERT: tl
            N_USED: tl.constexpr, N_GROUP: tl.constexpr, N_GROUP_USED: tl.constexpr,
            GROUPS: tl.constexpr, MEMBERS: tl.constexpr, GATING: tl.constexpr,
            HAS_BIAS: tl.constexpr, NORMALISES: tl.constexpr, IN_PAIRS: tl.constexpr):  # fmt: skip
-    """The experts of one token for each program, and their weights; see `Routing`.
+    """Choose the experts of one token in each program, and their weights; see `Routing`.
 
     Args:
-        logits: (T, N_EXPERT), F32, without gaps.
-        bias: (N_EXPERT,), F32; any pointer where there is none.
-        weights, chosen: (T, N_USED), F32 and integers, in ascending order of experts.
-        pair_of: (T * N_USED,), becomes 0, 1, 2, … where IN_PAIRS.
+        logits: contiguous F32 (T, N_EXPERT).
+        bias: F32 (N_EXPERT,); any pointer where there is none.
+        weights, chosen: outputs, F32 and integers (T, N_USED), by ascending expert.
+        pair_of: output (T * N_USED,), set to 0, 1, 2, … where IN_PAIRS.
         scale: factor on the weights.
-        smallest: the least that weights are divided by.
-        GROUPS, MEMBERS: powers of two from the groups, and from the experts of one, on.
+        smallest: least divisor of the weights.
+        GROUPS, MEMBERS: powers of two, at least the number of groups and of experts in a group.
     """
     token = tl.program_id(0)
     at = tl.arange(0, GROUPS * MEMBERS)
@@ -113,15 +113,16 @@ def assign(logits, bias, weights, chosen, pair_of, scale, smallest, N_EXPERT: tl
 @triton.jit(do_not_specialize=["n_pair", "n_block"])
 def sort(chosen, n_pair, expert_of, pair_of, row_of, table, n_block, N_EXPERT: tl.constexpr,
          SIZE: tl.constexpr, STEP: tl.constexpr, BLOCK_ROWS: tl.constexpr):  # fmt: skip
-    """The rows of one expert for each program; pairs keep their order among them.
+    """Collect the rows of one expert in each program; pairs of an expert keep their order.
 
-    Every program counts all pairs by itself, so that one start is enough for everything.
+    Every program counts all pairs by itself, so that one launch does everything.
 
     Args:
-        chosen: the expert of each pair, (n_pair,).
-        expert_of, pair_of: of each row, (n_pair,).
-        row_of: of each pair, (n_pair,).
-        table: expert, first row and rows of each block of at most BLOCK_ROWS, (n_block, 3).
+        chosen: expert of each pair of token and expert, (n_pair,).
+        expert_of, pair_of: outputs, expert and pair of each row, (n_pair,).
+        row_of: output, row of each pair, (n_pair,).
+        table: output, expert, first row and number of rows of each block of at most BLOCK_ROWS
+            rows, (n_block, 3).
         SIZE: a power of two above N_EXPERT.
     """
     expert = tl.program_id(0)
@@ -157,15 +158,15 @@ def sort(chosen, n_pair, expert_of, pair_of, row_of, table, n_block, N_EXPERT: t
 @triton.jit(do_not_specialize=["n"])
 def sum_of_experts(y, weights, row_of, out, n, N_USED: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
                    SIZE: tl.constexpr):  # fmt: skip
-    """`out[t] = Σ y[row_of[t, i]] * weights[t, i]` in the order of i.
+    """Compute `out[t] = Σ y[row_of[t, i]] * weights[t, i]` in the order of i.
 
     A program computes SIZE columns of one token.
 
     Args:
-        y: (n_row, n), F32, without gaps.
-        weights: (T, N_USED), F32; any pointer where there are none.
-        row_of: (T, N_USED).
-        out: (T, n), F32, without gaps.
+        y: contiguous F32 (n_row, n).
+        weights: F32 (T, N_USED); any pointer where there are none.
+        row_of: row of y for each token and expert, (T, N_USED).
+        out: contiguous output, F32 (T, n).
     """
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)

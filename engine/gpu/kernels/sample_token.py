@@ -1,7 +1,7 @@
-"""What draws of one rank and of several share: where facts stand, and from candidates to a token.
+"""Device functions that choose a token among candidates, and the layout of the sampler's memory.
 
-What differs from answer to answer stands in `settings` (F64), what differs from token to token in
-`state` (int64), `counts` and `history`. `limits` (F32) and `found` (int32) go from kernel to
+`settings` (F64) holds what differs from answer to answer; `state` (int64), `counts` and `history`
+hold what differs from token to token. `limits` (F32) and `found` (int32) pass from kernel to
 kernel.
 """
 
@@ -11,49 +11,50 @@ import triton.language as tl
 REPEAT, FREQUENCY, PRESENCE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 IS_PENALISED = tl.constexpr(3)
 N_LAST = tl.constexpr(4)
-"""How many tokens count for the penalties; -1 for all, 0 for none."""
+"""Index of the number of tokens that count for the penalties; -1 for all, 0 for none."""
 N_WANTED = tl.constexpr(5)
-"""How many of the likeliest tokens are looked at."""
+"""Index of the number of most likely tokens that are considered."""
 IS_TOP_K = tl.constexpr(6)
-"""Whether those are all: otherwise what was not looked at counts for top-p."""
+"""Index of whether only those have a probability (top-k); else all tokens count for top-p."""
 TOP_P = tl.constexpr(7)
 MIN_P = tl.constexpr(8)
-"""The logarithm as F32; -inf for none."""
+"""Index of min-p's logarithm, rounded to F32; -inf for none."""
 TEMPERATURE = tl.constexpr(9)
 IS_BY_ID = tl.constexpr(10)
-"""Whether the draw counts tokens by rising id and not by falling logit."""
+"""Index of whether tokens are accumulated by rising id instead of by falling logit."""
 N_SETTING = 11
 
 N_STEP, N_UNIFORM, N_HISTORY, HALT = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
 )  # fmt: skip
-"""Steps so far; random numbers used; tokens that came to the history; why nothing is drawn."""
+"""Indices in `state`: steps so far; random numbers used; tokens added to the history; how sampling
+ended, DRAWN while it goes on."""
 N_STATE = 4
 
 BEST, BOUND = tl.constexpr(0), tl.constexpr(1)
-"""In `limits`: the largest logit, infinite if none is of use; what candidates reach."""
+"""Indices in `limits`: the largest logit, infinite if none is usable; the candidates' threshold."""
 N_FOUND, IS_WHOLE, N_DONE, CHECK = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
 )  # fmt: skip
-"""In `found`: how many do; whether no other token could pass the filters; programs of the kernel
-after `bound` that are done; what the residual stream comes to."""
+"""Indices in `found`: number of candidates; whether no other token could pass the filters; finished
+programs of the kernel after `bound`; checksum of the residual stream."""
 N_FACT = 4
 
 DRAWN, UNUSABLE, FOR_HOST, WRONG = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
 )  # fmt: skip
-"""How a step ended: with a token; with logits that are not numbers; the host has to draw; ranks
-have computed with different numbers, and instead of an id there is a bit for each that is named."""
+"""Endings of a step: a token; logits that are NaN or infinite; the host has to sample; ranks have
+computed with different numbers, and instead of an id there is a bit for each seat to blame."""
 
 ENDING_BITS, ENDING_MASK = tl.constexpr(4), tl.constexpr((1 << 4) - 1)
-"""What `state` holds at HALT is an ending and, above these bits, what stands in place of an id."""
+"""Number of the bits of the ending in `state` at HALT, below those of the id; their mask."""
 
 WORD_BITS, ENTRY_BITS = tl.constexpr(32), tl.constexpr(36)
-"""An entry of the ring is `(number of the step << ENTRY_BITS) | (ending << WORD_BITS) | id`."""
+"""Shifts in an entry of the ring: `(step number << ENTRY_BITS) | (ending << WORD_BITS) | id`."""
 
 LARGEST = tl.constexpr((1 << 31) - 1)
 LOWEST = tl.constexpr(-(1 << 63))
-"""Of int32; of int64."""
+"""Largest int32; lowest int64."""
 
 RANK_OF_NONE = tl.constexpr(0x007FFFFF)
 """`rank_of` -inf, below that of all numbers."""
@@ -61,31 +62,31 @@ RANK_OF_NONE = tl.constexpr(0x007FFFFF)
 
 @triton.jit
 def rank_of(x):
-    """uint32 that rise with x (F32); equal ones for equal x, so also for both zeros."""
+    """Return uint32 in the order of x (F32), equal for equal x, so also for both zeros."""
     bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
 
 @triton.jit
 def number_of(rank):
-    """The F32 of a `rank_of`."""
+    """Return the F32 of a `rank_of`."""
     bits = tl.where((rank >> 31) != 0, rank ^ 0x80000000, rank ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def below(x, best):
-    """How far x (F32) lies below the largest, F64."""
+    """Return x (F32) less the largest logit, as F64."""
     return x.to(tl.float64) - best.to(tl.float64)
 
 
 @triton.jit
 def _filtered(x, there, n, best, is_whole, total, settings):
-    """Which of the candidates pass top-p and min-p; and whether these are known to be all.
+    """Return a mask of the candidates that pass top-p and min-p, and whether no other token does.
 
     Args:
-        x: (N,), logits, in the order of the draw; the first n are `there`.
-        total: probability of all tokens, if not only of the candidates.
+        x: logits in the order of accumulation, (N,); the first n are `there`.
+        total: sum of the probabilities of all tokens, relative to the largest; unused with top-k.
     """
     lane = tl.arange(0, x.shape[0])
     is_known = (tl.load(settings + IS_TOP_K) != 0) | is_whole
@@ -103,14 +104,14 @@ def _filtered(x, there, n, best, is_whole, total, settings):
 
 @triton.jit
 def sort(x, n, run, SIZE: tl.constexpr):
-    """x (SIZE,) by falling value: a bitonic sort, as a loop because that is less to read.
+    """Sort x (SIZE,) by falling value: a bitonic sort, as a loop to keep the code short.
 
     Args:
-        n: all behind the first n are LOWEST.
-        run: 2, or twice the length of pieces that are in order already, falling and rising in turn.
+        n: number of entries before the rest, which are LOWEST.
+        run: 2, or twice the length of runs that are sorted already, falling and rising by turns.
     """
     lane = tl.arange(0, SIZE)
-    run = tl.full((), 0, tl.int32) + run  # a number that is not known when this is compiled
+    run = tl.full((), 0, tl.int32) + run  # not a constant at compile time, so that loops stay loops
     while (run <= SIZE) & (run // 2 < n):
         step = run // 2
         while step > 0:
@@ -124,10 +125,10 @@ def sort(x, n, run, SIZE: tl.constexpr):
 
 @triton.jit
 def choose(packed, n_found, best, is_whole, total, settings, uniform, SIZE: tl.constexpr):
-    """The token of a uniform random number; and whether the candidates were enough to know it.
+    """Return the token of a uniform random number, and whether the candidates determine it.
 
     Args:
-        packed: (SIZE,), int64, n_found candidates in the order of the draw.
+        packed: n_found candidates in the order of accumulation, int64 (SIZE,).
         total: see `_filtered`.
     """
     lane = tl.arange(0, SIZE)
@@ -154,7 +155,7 @@ def choose(packed, n_found, best, is_whole, total, settings, uniform, SIZE: tl.c
 
 @triton.jit
 def _count(counts, token, change, first, n_own, is_wanted):
-    """Change how often a token is in the history, if it is one of the rank's own."""
+    """Add `change` to a token's count in the history, if it is in the rank's slice."""
     own = token - first
     is_own = is_wanted & (own >= 0) & (own < n_own)
     tl.atomic_add(counts + tl.where(is_own, own, 0), change, mask=is_own, sem="relaxed")
@@ -162,7 +163,7 @@ def _count(counts, token, change, first, n_own, is_wanted):
 
 @triton.jit
 def _accept(token, is_drawn, settings, state, counts, history, first, n_own):
-    """Let a token count for the penalties, and the one that leaves their window no more."""
+    """Add a token to the history, and remove the one that leaves the penalties' window."""
     n_last = tl.load(settings + N_LAST).to(tl.int64)
     n = tl.load(state + N_HISTORY)
     place = tl.where(n_last > 0, n % tl.maximum(n_last, 1), 0)
@@ -178,15 +179,15 @@ def _accept(token, is_drawn, settings, state, counts, history, first, n_own):
 @triton.jit
 def finish(token, now, settings, state, counts, history, ids, position, ring, first, n_own,
            RING: tl.constexpr):  # fmt: skip
-    """Write what the next step reads, and what the host does.
+    """Write the next step's inputs, and the result for the host.
 
-    Where nothing was drawn, this step and all later ones leave everything as it is, but for the
-    ring: the same token at the same place is then computed once more.
+    If no token was sampled, this step and all later ones change only the ring: the same token at
+    the same position is then computed once more.
 
     Args:
-        token: what was drawn; or what stands in place of an id.
-        now: how this step ended, if none before it halted.
-        counts: of n_own tokens from `first` on.
+        token: the sampled token, or what replaces its id.
+        now: ending of this step, if no earlier step halted.
+        counts: counts in the history of n_own tokens from `first` on.
     """
     halt, n_step = tl.load(state + HALT), tl.load(state + N_STEP)
     is_new = halt == DRAWN

@@ -1,8 +1,8 @@
-"""A token drawn from logits as `engine.sampling.sampler` draws it, in four small kernels.
+"""Four small kernels that sample a token from logits as `engine.sampling.sampler` does.
 
-`survey` reads all logits, applies the penalties and finds the largest of each few neighbours.
-`bound` finds from those a number that enough tokens reach, `gather` the tokens that reach it, in
-any order, and `draw` sorts and filters these, draws one, and writes what the next token needs.
+`survey` reads all logits, applies the penalties and finds the largest of each group of neighbours.
+`bound` finds from those a threshold that enough tokens reach, `gather` the tokens that reach it, in
+any order, and `draw` sorts and filters these, samples one, and writes the next step's inputs.
 
 For `settings`, `state`, `limits` and `found` see `sample_token`. Where ranks have a slice of the
 logits each, `sharded_sampling` has other kernels for the last two.
@@ -46,18 +46,18 @@ from engine.gpu.kernels.sample_token import (
 @triton.jit(do_not_specialize=["n_vocab"])
 def survey(logits, counts, settings, penalised, maxima, n_vocab, FACTOR: tl.constexpr,
            BLOCK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
-    """Logits after penalties, and the largest of each GROUP; each program does BLOCK of them.
+    """Compute logits after penalties and the largest of each GROUP; BLOCK logits for each program.
 
-    What is not a number becomes +inf, and so shows in the maxima.
+    NaN becomes +inf, and so shows in the maxima.
 
     Args:
-        logits, penalised: (n_vocab,), F32.
-        counts: (n_vocab,), int32, how often each is in the history; below 0: it must not come.
-        maxima: (ceil(n_vocab / BLOCK) * BLOCK / GROUP,), F32.
-        FACTOR: a power of two that n_vocab is a multiple of, so that several are read at once.
+        logits, penalised: input and output, F32 (n_vocab,).
+        counts: count of each token in the history, int32 (n_vocab,); below 0 it is forbidden.
+        maxima: output, F32 (ceil(n_vocab / BLOCK) * BLOCK / GROUP,).
+        FACTOR: a power of two that divides n_vocab, so that loads can be wide.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n_vocab // FACTOR * FACTOR  # so that the compiler knows
+    inside = at < n_vocab // FACTOR * FACTOR  # tells the compiler the factor
     x = tl.load(logits + at, mask=inside, other=-float("inf"))
     count = tl.load(counts + at, mask=inside, other=0)
     x = tl.where(count < 0, -float("inf"), x)
@@ -77,10 +77,10 @@ def survey(logits, counts, settings, penalised, maxima, n_vocab, FACTOR: tl.cons
 
 @triton.jit
 def _check_of(stream, n_embd, BLOCK: tl.constexpr):
-    """32 bits of a residual stream (n_embd,), F32, that one other number in it changes, as int32.
+    """Return an int32 checksum of a residual stream, F32 (n_embd,).
 
-    Each is mixed with its place (Appleby's finaliser of MurmurHash3), and sums of integers have no
-    order. All that is no number counts alike.
+    Each number is mixed with its index (Appleby's finaliser of MurmurHash3); sums of integers do
+    not depend on their order. All NaNs count alike.
     """
     total = tl.zeros((BLOCK,), tl.int64)
     for first in range(0, n_embd, BLOCK):
@@ -97,17 +97,18 @@ def _check_of(stream, n_embd, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["n_group", "n_embd"])
 def bound(maxima, stream, settings, limits, found, n_group, n_embd, SIZE: tl.constexpr,
           HAS_STREAM: tl.constexpr, STREAM_BLOCK: tl.constexpr):  # fmt: skip
-    """A number that the wanted tokens reach, and few others; one program.
+    """Find a threshold that the wanted tokens reach, and few others; one program.
 
-    As many maxima reach it as tokens are wanted, and each is a token of its own. It is found bit by
-    bit, from the highest, until exactly so many do. Without top-k, min-p may raise it: then what
-    lies below is certainly left out.
+    As many maxima reach it as tokens are wanted, and each is a different token. It is found bit by
+    bit, from the highest, until exactly so many do. Without top-k, min-p may raise it, since tokens
+    below are certainly left out.
 
     Args:
-        maxima: (n_group,), F32.
-        stream: (n_embd,), F32: what the logits were computed from, if ranks are to compare it.
-        SIZE: the power of two from n_group on.
-        STREAM_BLOCK: numbers of the stream that are read at once.
+        maxima: F32 (n_group,).
+        stream: residual stream that the logits were computed from, F32 (n_embd,), if HAS_STREAM,
+            for ranks to compare.
+        SIZE: a power of two, at least n_group.
+        STREAM_BLOCK: number of elements of the stream that are read at a time.
     """
     at = tl.arange(0, SIZE)
     x = tl.load(maxima + at, mask=at < n_group, other=-float("inf"))
@@ -141,14 +142,14 @@ def bound(maxima, stream, settings, limits, found, n_group, n_embd, SIZE: tl.con
 def candidates_of(penalised, settings, limits, found, candidates, sums, n_vocab, first,
                   IS_SPLIT: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr,
                   ROOM: tl.constexpr):  # fmt: skip
-    """A program's part of `gather`.
+    """Do a program's part of `gather`.
 
     Args:
-        first: the id of the first logit.
-        IS_SPLIT: candidates are packed by falling logit, whatever the draw will ask for.
+        first: id of the first logit.
+        IS_SPLIT: whether candidates are packed by falling logit, whatever order `choose` needs.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n_vocab // FACTOR * FACTOR  # so that the compiler knows
+    inside = at < n_vocab // FACTOR * FACTOR  # tells the compiler the factor
     x = tl.load(penalised + at, mask=inside, other=-float("inf"))
     best = tl.load(limits + BEST)
     x = tl.where(x == float("inf"), -float("inf"), x)
@@ -170,7 +171,7 @@ def candidates_of(penalised, settings, limits, found, candidates, sums, n_vocab,
 
 @triton.jit
 def total_of(sums, n_sum, settings, SUMS: tl.constexpr):
-    """The sum of what all programs wrote, where they did, also in this kernel."""
+    """Return the sum of all programs' `sums`, 0 where none are written; also of this kernel's."""
     at = tl.arange(0, SUMS)
     n = tl.where(tl.load(settings + TOP_P) < 1, n_sum, 0)
     n = tl.where(tl.load(settings + IS_TOP_K) != 0, 0, n)
@@ -180,13 +181,13 @@ def total_of(sums, n_sum, settings, SUMS: tl.constexpr):
 @triton.jit(do_not_specialize=["n_vocab"])
 def gather(penalised, settings, limits, found, candidates, sums, n_vocab, FACTOR: tl.constexpr,
            BLOCK: tl.constexpr, ROOM: tl.constexpr):  # fmt: skip
-    """The tokens that reach the bound, packed so that larger numbers come first in the draw.
+    """Gather the tokens that reach the bound, packed so that `choose` takes them by falling value.
 
     Args:
-        candidates: (ROOM,), int64: rank of the logit and id counted from above, the one that
-            decides in the upper half.
-        sums: (programs,), F64, of the probabilities of all tokens, as multiples of the largest;
-            written where top-p asks for them.
+        candidates: output, int64 (ROOM,): rank of the logit and id counted from above, with the one
+            that is compared first in the upper half.
+        sums: output, F64 (programs,): sums of the probabilities of all tokens, as multiples of the
+            largest; written where top-p needs them.
     """
     candidates_of(penalised, settings, limits, found, candidates, sums, n_vocab, 0, False, FACTOR,
                   BLOCK, ROOM)  # fmt: skip
@@ -194,7 +195,7 @@ def gather(penalised, settings, limits, found, candidates, sums, n_vocab, FACTOR
 
 @triton.jit
 def _of_all(candidates, n_found, best, is_whole, total, settings, uniform, SIZE: tl.constexpr):
-    """`choose` from candidates in any order."""
+    """Sort candidates and `choose` a token."""
     lane = tl.arange(0, SIZE)
     packed = tl.load(candidates + lane, mask=lane < n_found, other=LOWEST)
     packed = sort(packed, n_found, 2, SIZE)
@@ -205,16 +206,16 @@ def _of_all(candidates, n_found, best, is_whole, total, settings, uniform, SIZE:
 def draw(candidates, sums, settings, limits, found, uniforms, state, counts, history, ids, position,
          ring, n_sum, n_vocab, FEW: tl.constexpr, ROOM: tl.constexpr, SUMS: tl.constexpr,
          UNIFORMS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
-    """Draw a token and write what the next step reads, see `finish`; one program.
+    """Sample a token and write the next step's inputs, see `finish`; one program.
 
     Args:
-        uniforms: (UNIFORMS,), F64, a ring of random numbers in [0, 1).
-        state: (N_STATE,), int64.
-        history: int32, a ring of the last tokens.
-        ids, position: (1,), what the next step computes, and where.
-        ring: (RING,), int64, what the host reads, see ENTRY_BITS.
-        FEW: candidates up to which less work is enough.
-        SUMS: the power of two from n_sum on.
+        uniforms: ring of random numbers in [0, 1), F64 (UNIFORMS,).
+        state: int64 (N_STATE,), see `sample_token`.
+        history: ring of the last tokens, int32.
+        ids, position: token and position of the next step, (1,).
+        ring: ring of results for the host, int64 (RING,), see ENTRY_BITS.
+        FEW: number of candidates up to which a smaller sort is enough.
+        SUMS: a power of two, at least n_sum.
     """
     n_found, is_whole = tl.load(found + N_FOUND), tl.load(found + IS_WHOLE) != 0
     best = tl.load(limits + BEST)

@@ -1,11 +1,11 @@
-"""A token drawn by several ranks that have a slice of the logits each; every rank draws it.
+"""Sharded sampling: ranks with a slice of the logits each sample the same token.
 
-After `sampling.survey` and `sampling.bound` of its slice a rank offers what could be drawn:
-`offer` gathers and packs a message, ranks exchange these, and `decide` merges them in the order of
-seats. It computes with nothing but what all have, so all draw the same token.
+After `sampling.survey` and `sampling.bound` of its slice, a rank offers its candidates: `offer`
+gathers and packs them into a message, ranks exchange these, and `decide` merges them in the order
+of seats. It computes only with what all ranks have, so all sample the same token.
 
-A message is int64: MARK, CHECK_WORD, INFO and SUM, then SENT candidates by falling logit, packed
-as in `sampling.gather`.
+A message is int64: MARK, CHECK_WORD, INFO and SUM, then SENT candidates by falling logit, packed as
+in `sampling.gather`.
 """
 
 import triton
@@ -36,19 +36,21 @@ from engine.gpu.kernels.sample_token import (
 from engine.gpu.kernels.sampling import candidates_of, total_of
 
 MARK = tl.constexpr(0)
-"""The number of the step and, in the lower half, the token that the logits follow."""
+"""Index of the step's number and, in the lower half, the token before the sampled one."""
 CHECK_WORD = tl.constexpr(1)
-"""What the residual stream comes to, in the lower half, and whether there was one."""
+"""Index of the residual stream's checksum, in the lower half, and of whether there is one."""
 INFO = tl.constexpr(2)
-"""How many candidates; OVER_BIT, LACKS_BIT; in the upper half the largest logit."""
+"""Index of the number of candidates, OVER_BIT, LACKS_BIT and, above, the largest logit."""
 SUM = tl.constexpr(3)
-"""Of the probabilities of all tokens of the slice, as multiples of the largest there."""
+"""Index of the sum of the slice's probabilities, as multiples of the largest there."""
 N_HEAD = tl.constexpr(4)
+"""Number of words before the candidates."""
 
 OVER_BIT, LACKS_BIT = tl.constexpr(1 << 16), tl.constexpr(1 << 17)
-"""There was no room for all candidates; tokens that are none could pass the filters."""
+"""Bits of INFO: there was no room for all candidates; other tokens could pass the filters."""
 
 LOWER_HALF = tl.constexpr((1 << 32) - 1)
+"""Mask of the lower 32 bits."""
 
 
 @triton.jit(do_not_specialize=["n_own", "first", "n_sum"])
@@ -56,17 +58,18 @@ def offer(penalised, settings, limits, found, candidates, sums, state, ids, mess
           n_sum, HAS_STREAM: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr,
           FEW: tl.constexpr, ROOM: tl.constexpr, SENT: tl.constexpr,
           SUMS: tl.constexpr):  # fmt: skip
-    """What `sampling.gather` finds in a slice, as a message, which the last program writes.
+    """Gather a slice's candidates like `sampling.gather`; the last program writes the message.
 
     Args:
-        message: (N_HEAD + SENT,), int64.
-        n_own, first: how many logits, and the id of the first.
-        SENT: at least as many as are wanted.
-        SUMS: the power of two from n_sum on, the number of programs.
+        message: output, int64 (N_HEAD + SENT,).
+        n_own, first: number of logits, and id of the first.
+        n_sum: number of programs.
+        SENT: number of candidates of a message, at least as many as are wanted.
+        SUMS: a power of two, at least n_sum.
     """
     candidates_of(penalised, settings, limits, found, candidates, sums, n_own, first, True, FACTOR,
                   BLOCK, ROOM)  # fmt: skip
-    tl.debug_barrier()  # all threads have written before one of them says so
+    tl.debug_barrier()  # all threads have written before one of them counts the program
     if tl.atomic_add(found + N_DONE, 1, sem="acq_rel") == n_sum - 1:
         n_found = tl.load(found + N_FOUND, cache_modifier=".cg")
         n_sent = tl.minimum(n_found, tl.load(settings + N_WANTED).to(tl.int32))
@@ -90,7 +93,7 @@ def offer(penalised, settings, limits, found, candidates, sums, state, ids, mess
 
 @triton.jit
 def _send(candidates, n, n_sent, message, SIZE: tl.constexpr):
-    """The n_sent largest of n candidates, by falling logit."""
+    """Write the n_sent largest of n candidates to the message, by falling logit."""
     lane = tl.arange(0, SIZE)
     packed = tl.load(candidates + lane, mask=lane < n, other=LOWEST, cache_modifier=".cg")
     packed = sort(packed, n, 2, SIZE)
@@ -99,31 +102,31 @@ def _send(candidates, n, n_sent, message, SIZE: tl.constexpr):
 
 @triton.jit
 def _best_of(info):
-    """The largest logit of each slice, infinite if a link has made no number of it."""
+    """Return the largest logit of each slice; infinite if a link has corrupted it to NaN."""
     best = (info >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return tl.where(best == best, best, float("inf"))
 
 
 @triton.jit
 def _n_sent(info, STRIDE: tl.constexpr):
-    """How many candidates there are, whatever a link has made of that; int32."""
+    """Return the number of candidates as int32, limited in case a link has corrupted it."""
     return tl.minimum((info & (OVER_BIT - 1)).to(tl.int32), STRIDE - N_HEAD)
 
 
 @triton.jit
 def _agree(mark, check, other_mark, other_check):
-    """Whether two ranks have computed with the same; not all of them have a stream."""
+    """Return whether two ranks' marks and checksums agree; not all ranks have a stream."""
     is_same = (check == other_check) | ((check >> 32) == 0) | ((other_check >> 32) == 0)
     return (mark == other_mark) & is_same
 
 
 @triton.jit
 def _wrong(told, own, seat, n_rank, SEATS: tl.constexpr, STRIDE: tl.constexpr):
-    """A bit for each seat that is named because ranks have computed with different numbers.
+    """Return a bit for each seat that is to blame where ranks have computed with different numbers.
 
-    These are the seats that no majority agrees with, and where there are none such, because not
-    all can be compared, those with which fewer agree than with another. If what this rank told is
-    not what it now reads of itself, messages were not exchanged, and only this seat is named.
+    These are the seats that no majority agrees with. If there are none, because not all ranks can
+    be compared, they are those with which fewer agree than with another. If this rank's message
+    differs from the one that it reads back, messages were not exchanged; only this seat is named.
     """
     mine, other = tl.arange(0, SEATS)[:, None], tl.arange(0, SEATS)[None, :]
     is_mine, is_other = mine < n_rank, other < n_rank
@@ -146,32 +149,32 @@ def _wrong(told, own, seat, n_rank, SEATS: tl.constexpr, STRIDE: tl.constexpr):
 
 @triton.jit
 def _logit_of(packed):
-    """The logit of a candidate that is packed by falling logit."""
+    """Return the logit of a candidate that is packed by falling logit."""
     return number_of(((packed >> 32) + 0x80000000).to(tl.uint32))
 
 
 @triton.jit
 def _merged(told, n_rank, settings, limit, best, total, n_each, uniform, SIZE: tl.constexpr,
             STRIDE: tl.constexpr):  # fmt: skip
-    """`choose` from the candidates of all ranks that are not below a limit.
+    """Merge the candidates of all ranks that are not below a limit, and `choose` a token.
 
     Args:
-        limit: of packed candidates: tokens that are none may lie below.
-        n_each: a power of two that no rank has told more candidates than.
+        limit: packed candidate, below which there may be tokens that no rank has sent.
+        n_each: a power of two, at least every rank's number of candidates.
         SIZE: at least n_each for each rank.
     """
     lane = tl.arange(0, SIZE)
     rank, place = lane // n_each, lane % n_each
     is_rank = rank < n_rank
     info = tl.load(told + rank * STRIDE + INFO, mask=is_rank, other=0)
-    # falling and rising in turn, as a sort has them when it comes to pieces of this length
+    # falling and rising by turns, as a bitonic sort has runs of this length
     place = tl.where(rank % 2 != 0, n_each - 1 - place, place)
     there = is_rank & (place < _n_sent(info, STRIDE))
     packed = tl.load(told + rank * STRIDE + N_HEAD + place, mask=there, other=LOWEST)
     there = there & (packed >= limit)
     least = best + tl.load(settings + MIN_P).to(tl.float32)
     is_by_id = tl.load(settings + IS_BY_ID) != 0
-    # in that order, those that the largest logit of all ranks leaves out would lie between others
+    # sorted by id, candidates below min-p of all ranks' largest logit would lie between others
     there = there & ((_logit_of(packed) >= least) | (is_by_id == 0))
     by_id = ((packed & LOWER_HALF) << 32) | ((packed >> 32) + 0x80000000)
     packed = tl.where(there, tl.where(is_by_id, by_id, packed), LOWEST)
@@ -185,15 +188,15 @@ def _merged(told, n_rank, settings, limit, best, total, n_each, uniform, SIZE: t
 def decide(told, own, settings, uniforms, state, counts, history, ids, position, ring, seat, n_rank,
            n_own, first, n_vocab, SEATS: tl.constexpr, FEW: tl.constexpr, SENT: tl.constexpr,
            UNIFORMS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
-    """Draw a token from the messages of all ranks and write what the next step reads; one program.
+    """Sample a token from the messages of all ranks and write the next step's inputs; one program.
 
     Args:
-        told: (n_rank, N_HEAD + SENT), int64.
-        own: (N_HEAD + SENT,), what this rank told.
-        counts: of the n_own tokens from `first` on.
-        SEATS: the power of two from n_rank on.
-        FEW: candidates of a rank up to which less work is enough.
-        uniforms and what follows it: see `sampling.draw`.
+        told: messages of all ranks, int64 (n_rank, N_HEAD + SENT).
+        own: message that this rank sent, (N_HEAD + SENT,).
+        uniforms: see `sampling.draw`, as for the following arguments.
+        counts: counts in the history of the n_own tokens from `first` on.
+        SEATS: a power of two, at least n_rank.
+        FEW: number of candidates per rank up to which a smaller sort is enough.
     """
     STRIDE: tl.constexpr = N_HEAD + SENT
     at = tl.arange(0, SEATS)
@@ -225,7 +228,7 @@ def decide(told, own, settings, uniforms, state, counts, history, ids, position,
         token, is_known = _merged(
             told, n_rank, settings, limit, best, total, n_each, uniform, SEATS * SENT, STRIDE
         )
-    is_known = is_known & (is_over == 0) & (token < n_vocab)  # whatever a link has made of it
+    is_known = is_known & (is_over == 0) & (token < n_vocab)  # a link may have corrupted the id
     now = tl.where(is_known, DRAWN, FOR_HOST)
     now = tl.where(is_usable, now, UNUSABLE).to(tl.int64)
     seats = _wrong(told, own, seat, n_rank, SEATS, STRIDE)

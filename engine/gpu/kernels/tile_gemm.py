@@ -1,9 +1,9 @@
-"""Products of some to some hundred rows with weights in planes, by tensor cores.
+"""Tile GEMM of up to some hundred rows with weights in planes, on the tensor cores.
 
-Weights turn into short floats where they are multiplied: a 32-bit word of the plane `low` has four
-neighbouring columns of each of several quads (see `engine.gpu.kernels.planes`), so byte c of part p
-of all words in a step is one matrix (rows, words), and the activations that it is multiplied with
-lie together in memory as well (`shorten`). Nothing moves between threads but words.
+Weights are dequantised to F16 or BF16 where they are multiplied. A 32-bit word of the plane `low`
+has four neighbouring columns of each of several quads (see `engine.gpu.kernels.planes`). So byte c
+of part p of all words in a step is one matrix (rows, words), and the activations that it is
+multiplied with are stored together, too (`shorten`). Only stored words move between threads.
 """
 
 import triton
@@ -16,7 +16,7 @@ from engine.gpu.kernels.planes import half_power, has_minimum, looked_up, splat,
 
 @triton.constexpr_function
 def offset(LOW, ZERO, TABLE, ASM):
-    """What is taken off the bytes of `codes_of`."""
+    """Return the number that is subtracted from the bytes of `codes_of`."""
     if ASM and is_narrow(TABLE, LOW):
         return -min(TABLE)
     return 128 if LOW == 8 or len(TABLE) > 0 else ZERO
@@ -25,15 +25,15 @@ def offset(LOW, ZERO, TABLE, ASM):
 @triton.jit(do_not_specialize=["n_blocks", "lead", "n_columns"])
 def shorten(x, row_stride, scale, out, n_blocks, lead, n_columns, LOW: tl.constexpr,
             BLOCKS: tl.constexpr, HAS_SCALE: tl.constexpr):  # fmt: skip
-    """Activations as `product` reads them: the columns of one step of one row for each program.
+    """Round activations and order them as `product` reads them; one step of a row per program.
 
     Args:
-        x: (T, n_columns), F32, rows `row_stride` elements apart.
-        scale: (T,), what rows are divided by, where HAS_SCALE.
-        out: (T, n_step, 32 / LOW, BLOCKS * LOW), F16 or BF16: of each step and position the columns
-            of all words. Columns that a matrix has not are 0.
-        lead: columns of the first block that are not in x.
-        BLOCKS: of 32 columns, in a step.
+        x: F32 (T, n_columns), rows `row_stride` elements apart.
+        scale: divisors of rows, (T,), where HAS_SCALE.
+        out: output, F16 or BF16 (T, n_step, 32 / LOW, BLOCKS * LOW): for each step and position in
+            words, the columns of all words. Columns outside of the matrix are 0.
+        lead: number of columns of the first block that are not in x.
+        BLOCKS: number of blocks of 32 columns in a step.
     """
     row, step = tl.program_id(0).to(tl.int64), tl.program_id(1)
     SIZE: tl.constexpr = 32 * BLOCKS
@@ -56,8 +56,8 @@ def shorten(x, row_stride, scale, out, n_blocks, lead, n_columns, LOW: tl.conste
 
 @triton.jit
 def numbers(code, magic, COLUMN: tl.constexpr, BIAS: tl.constexpr, ASM: tl.constexpr):
-    """Byte COLUMN of words, unsigned, less BIAS, as F32: by the bits of 2^23 + byte."""
-    if ASM:  # one instruction instead of three: the byte, two of zeros, the uppermost of `magic`
+    """Return byte COLUMN of words, unsigned, less BIAS, as F32: by the bits of 2^23 + byte."""
+    if ASM:  # one instruction instead of three: the byte, two zero bytes, the top byte of `magic`
         bits = chosen_bytes(code, magic, 0x7440 + COLUMN)
     else:
         bits = ((code >> (8 * COLUMN)) & 255) | 0x4B000000
@@ -67,14 +67,16 @@ def numbers(code, magic, COLUMN: tl.constexpr, BIAS: tl.constexpr, ASM: tl.const
 @triton.jit
 def plain_scales(start, at, block, inside, SCALE: tl.constexpr, SUBS: tl.constexpr,
                  STEP: tl.constexpr):  # fmt: skip
-    """Factors of blocks of rows, and what is added: F32, a tuple of each, one for each sub-block.
+    """Load the scales and minima of blocks of rows, a tuple of F32 each, for each sub-block.
 
     Args:
-        start: the plane `scales` of the first tile.
-        at: (bytes from there to each row's tile, lane in it and first sub-block), see `product`.
-        block: (1, words).
-        inside: (rows, words), what there is.
-        SUBS: sub-blocks in a tuple. STEP: in a block.
+        start: pointer to the plane `scales` of the first tile.
+        at: pair of the bytes from there to each row's tile, and of the index in the plane of the
+            row and first sub-block, see `stored_words`.
+        block: block of each word, (1, words).
+        inside: mask of the blocks and rows that exist, (rows, words).
+        SUBS: number of sub-blocks in a tuple.
+        STEP: number of sub-blocks in a block.
     """
     tile, lane = at
     factors, added = (), ()
@@ -100,10 +102,11 @@ def plain_scales(start, at, block, inside, SCALE: tl.constexpr, SUBS: tl.constex
 @triton.jit
 def super_scales(start, supers, skip, at, lane, block, inside, SCALE: tl.constexpr,
                  SUBS: tl.constexpr, STEP: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
-    """The same for types with factors on 256 columns, whose plane begins at `supers`.
+    """Load scales and minima like `plain_scales` for types with factors of 256 columns.
 
     Args:
-        lane: of each row in its tile.
+        supers: pointer to the plane of these factors, in the first tile.
+        lane: index of each row in its tile.
     """
     KINDS: tl.constexpr = 2 if has_minimum(SCALE) else 1
     tile, sub_lane = at
@@ -133,11 +136,11 @@ def super_scales(start, supers, skip, at, lane, block, inside, SCALE: tl.constex
 @triton.jit
 def codes_of(low, highs, shift, LOW: tl.constexpr, HIGH: tl.constexpr, TABLE: tl.constexpr,
              ASM: tl.constexpr):  # fmt: skip
-    """Unsigned bytes, four in a word, of each part of words of the plane `low`: a tuple.
+    """Return a tuple with the codes of each part of words of the plane `low`, four bytes in a word.
 
     Args:
-        highs: words with their upper bits, one or two (see `engine.gpu.kernels.planes`).
-        shift: the line in its block of each word.
+        highs: words with the codes' upper bits, one or two (see `engine.gpu.kernels.planes`).
+        shift: line of each word in its block.
     """
     codes = ()
     if LOW == 8:
@@ -165,7 +168,7 @@ def codes_of(low, highs, shift, LOW: tl.constexpr, HIGH: tl.constexpr, TABLE: tl
 
 @triton.jit
 def multiplied(weights, numbers, total, IS_INTERPRETED: tl.constexpr):
-    """`total + weights numbers`."""
+    """Return `total + weights numbers`."""
     if IS_INTERPRETED:  # numpy has no BF16
         weights = weights.to(numbers.dtype).to(tl.float32)
         return tl.dot(weights, numbers.to(tl.float32), total)
@@ -177,16 +180,17 @@ def multiplied(weights, numbers, total, IS_INTERPRETED: tl.constexpr):
 def stored_words(tile, at, lane, is_row, block, line, shift, n_blocks, skip, ASM: tl.constexpr,
                  LOW: tl.constexpr, HIGH: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr,
                  SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
-    """What `weights_at` makes weights of: codes of each part, factors, and what is added; tuples.
+    """Load what `weights_at` needs: tuples of each part's codes, of scales, and of minima.
 
     Args:
-        tile: pointer to the first tile, bytes.
-        at: bytes from there to each row's tile, (rows, 1). lane: of the row in it.
-        is_row: (rows, 1), which rows there are.
-        block, line: of each word, (1, words).
-        shift: the same as line, maybe read from memory, see `product`.
+        tile: pointer to the bytes of the first tile.
+        at: bytes from there to each row's tile, (rows, 1).
+        lane: index of the row in its tile, (rows, 1).
+        is_row: mask of the rows that exist, (rows, 1).
+        block, line: block, and line in it, of each word, (1, words).
+        shift: equal to line, but possibly loaded from memory, see `product`.
     """
-    # words of two quads for each sub-block have both in one word, those of four have one of both
+    # with two quads in a word each has a sub-block of its own; with four all are in one sub-block
     IN_WORD: tl.constexpr = 32 // SUB if LOW == 4 else 1
     sub_at = at, lane + line * 16 if LOW == 2 and SUB == 16 else lane
     high, scales, supers = starts(n_blocks, LOW, HIGH, SCALE, SUB)
@@ -211,10 +215,10 @@ def stored_words(tile, at, lane, is_row, block, line, shift, n_blocks, skip, ASM
 def weights_at(stored, magic, PART: tl.constexpr, COLUMN: tl.constexpr, ASM: tl.constexpr,
                LOW: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr,
                SUB: tl.constexpr):  # fmt: skip
-    """The weights of one column of one part of all words, F32 (rows, words).
+    """Return the weights of one column of one part of all words, F32 (rows, words).
 
     Args:
-        stored: of `stored_words`.
+        stored: result of `stored_words`.
         magic: words with the bits of 2^23 as F32.
     """
     codes, factors, added = stored
@@ -230,12 +234,12 @@ def weights_at(stored, magic, PART: tl.constexpr, COLUMN: tl.constexpr, ASM: tl.
 def step_product(total, x, stored, magic, WORDS: tl.constexpr, IS_INTERPRETED: tl.constexpr,
                  ASM: tl.constexpr, LOW: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
                  SCALE: tl.constexpr, SUB: tl.constexpr):  # fmt: skip
-    """`total + W x` of the columns of one step.
+    """Return `total + W x` over the columns of one step.
 
     Args:
-        total: F32 (rows, tokens).
-        x: pointers to what is multiplied with the first position, (WORDS, tokens); those of the
-            next position follow WORDS elements on.
+        total: sums, F32 (rows, tokens).
+        x: pointers to the activations of the first position in words, (WORDS, tokens); those of the
+            next position are WORDS elements further.
         stored, magic: see `weights_at`.
     """
     for part in tl.static_range(8 // LOW):
@@ -252,19 +256,20 @@ def product(x, planes, tile_bytes, n_tile, n_blocks, skip, n_token, n_rows, n_st
             IS_INTERPRETED: tl.constexpr, ASM: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
             ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
             SIGNED: tl.constexpr):  # fmt: skip
-    """`y = x Wᵀ`: TOKENS rows of x, ROWS rows of W and a part of the columns for each program.
+    """Compute `y = x Wᵀ`: TOKENS rows of x, ROWS rows of W and a part of the columns per program.
 
     Args:
-        x: (n_token, n_step, 32 / LOW, BLOCKS * LOW), F16 or BF16, as `shorten` writes it.
+        x: F16 or BF16 (n_token, n_step, 32 / LOW, BLOCKS * LOW), as `shorten` writes it.
         planes: bytes (n_tile, tile_bytes); tile_bytes is a multiple of 64.
         n_blocks, skip: see `Extent`.
-        ramp: 32-bit words 0, 1, … 7, then eight times the bits of 2^23 as F32. They are read, since
-            Triton moves words to where they are multiplied before they turn into weights only if
-            all that weights are made of is read or constant; and registers must not be filled with
-            a constant again and again.
-        y: (parts, n_token, n_rows), F32: sums over parts of the columns.
-        ROWS, TOKENS: powers of two from 16 on.
-        BLOCKS: of 32 columns, in a step; BLOCKS * LOW words are a power of two from 16 on.
+        ramp: 32-bit words 0, 1, … 7, then eight times the bits of 2^23 as F32. They are loaded
+            because Triton converts stored words to the operand's layout before it decodes them only
+            if all inputs of the decoding are loaded or constant; and loaded words are not written
+            to registers again and again, as constants are.
+        y: output, F32 (parts, n_token, n_rows): sums over parts of the columns.
+        ROWS, TOKENS: powers of two, at least 16.
+        BLOCKS: number of blocks of 32 columns in a step; BLOCKS * LOW is a power of two, at least
+            16.
     """
     WORDS: tl.constexpr = BLOCKS * LOW
     tile_bytes = tl.multiple_of(tile_bytes, 64)
@@ -274,7 +279,7 @@ def product(x, planes, tile_bytes, n_tile, n_blocks, skip, n_token, n_rows, n_st
     tile = planes + first_tile.to(tl.int64) * tile_bytes
     at, lane = (row // 16 * tile_bytes)[:, None], (row % 16)[:, None]
     is_row = (first_tile + row // 16 < n_tile)[:, None]
-    # rows of x that there are not are read from the last one
+    # rows of x beyond the last one read the last one
     x_at = x + (tl.minimum(token, n_token - 1)[None, :] * (n_step * (32 * BLOCKS)) + word[:, None])
     block, line = (word // LOW)[None, :], (word % LOW)[None, :]
     shift, magic = line, line

@@ -1,4 +1,4 @@
-"""Products of one to eight rows with matrices in F16, BF16 or F32."""
+"""Gemv kernel for matrices in F16, BF16 or F32."""
 
 import triton
 import triton.language as tl
@@ -7,19 +7,19 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["n_row", "n_rows", "x_stride", "n_columns"])
 def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROWS: tl.constexpr,
             STEP: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
-    """`y = x Wᵀ`: ROWS rows of W for each program, all columns.
+    """Compute `y = x Wᵀ`: ROWS rows of W for each program, all columns.
 
     Sums are F32, and their order is the same for any number of rows of x and of W. Each row of W is
-    a tensor by itself, of the shape of a row of x: so Triton reads both alike, and no number moves
-    from thread to thread before the sums.
+    a tensor of its own, of the shape of a row of x: so Triton gives both the same layout, and no
+    number moves between threads before the sums.
 
     Args:
-        x: (n_row, n_columns), F32, rows `x_stride` apart.
-        data: (n_rows, n_columns), without gaps.
-        y: (n_row, n_rows), F32.
-        M: n_row or more; a power of two.
-        STEP: columns at a time.
-        x_stride, n_columns: divided by ALIGNED, so that it is known what they are multiples of.
+        x: rows (n_row, n_columns), F32, `x_stride` apart.
+        data: contiguous W (n_rows, n_columns).
+        y: output, F32 (n_row, n_rows).
+        M: a power of two, at least n_row.
+        STEP: number of columns at a time.
+        x_stride, n_columns: divided by ALIGNED, so that the compiler knows a factor of them.
     """
     n_columns *= ALIGNED
     x_stride *= ALIGNED
@@ -32,7 +32,7 @@ def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROW
         inside = column < n_columns
         weights = ()
         for row in tl.static_range(ROWS):
-            # rows that there are not are read from the last one
+            # rows beyond the last one read the last one
             start = tl.minimum(first_row + row, n_rows - 1).to(tl.int64) * n_columns
             weight = tl.load(data + start + column, mask=inside, other=0.0)
             weights = weights + (weight.to(tl.float32),)
