@@ -1,1 +1,4 @@
-"""Computing on GPUs by Triton's kernels. Only what serves a GPU imports from here."""
+"""GPU backend: operations, matrix products and collectives by Triton kernels.
+
+Imports nothing that loads or runs models; code that also works without Triton imports it lazily.
+"""

@@ -136,7 +136,7 @@ class AttentionLaunch(NamedTuple):
     """
 
     tiles: TileSizes
-    cut: KeyPieces
+    pieces: KeyPieces
     n_slot: int
     n_split: int
 

@@ -1,4 +1,4 @@
-"""Which routes between GPUs work: trials in a process of their own, and what came of them.
+"""Routes between GPUs: trials of links, in a child process at first, and the routes that follow.
 
-Imports `gpu.comm`; nothing that loads a model.
+Imports `gpu.comm` and `gpu.launch`; nothing that loads or runs a model.
 """

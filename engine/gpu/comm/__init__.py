@@ -1,4 +1,4 @@
-"""Collectives of ranks on GPUs: one-shot all-reduce, copies, NCCL.
+"""Collectives of ranks on GPUs: one-shot all-reduce, copies, NCCL, gathers to the host.
 
-Imports `gpu.launch` and `gpu.kernels`, no products and nothing that decodes.
+Imports `gpu.launch`, `gpu.kernels` and elementwise operations; no matrix products, no decoding.
 """

@@ -1,4 +1,4 @@
-"""Decoding on GPUs without the host: captured tokens, sampling on the device, the stream of ids.
+"""Decoding on GPUs without the host: captured tokens, sampling on the device, the decode loop.
 
-Imported only by `engine.runtime`.
+Imports `gpu.comm` and `gpu.launch`, no matrix products, nothing that loads a model.
 """

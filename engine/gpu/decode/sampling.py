@@ -174,9 +174,8 @@ class DeviceSampler:
         n_vocab: number of logits of a token, on all ranks together.
         own: token ids of this rank's logits; None for all.
         one_shot: message exchange with the other ranks that sample the same token; None if there
-            are none. The ranks' slices cover every id once. How often a token is in the history is
-            counted on the rank with its logit, 4 bytes each; the window of the penalties itself,
-            `N_HISTORY` tokens, is on every rank.
+            are none. The ranks' slices cover every id once. Counts of tokens in the history lie on
+            the rank with the logit, 4 bytes each; the window itself (`N_HISTORY`) on every rank.
 
     Attributes:
         n_rank: number of ranks that sample together.
