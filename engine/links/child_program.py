@@ -17,7 +17,7 @@ import torch
 from engine.devices.routes import Place
 from engine.errors import EngineError
 from engine.links.bench import GpuBench
-from engine.links.trial import FULL, BothDirections, failed, tried
+from engine.links.trial import FULL, BothDirections, failed_trials, try_route
 from engine.planning.speed.link_records import Means, trial_document
 
 
@@ -36,7 +36,7 @@ def run(requests: TextIO, replies: TextIO) -> None:
             if means == "stores":
                 bench.warm_up()  # compiling takes long; the time of a trial counts from `begin` on
         except EngineError as error:
-            both = failed(error)
+            both = failed_trials(error)
         say(begin=number)
         both = both or _tried(bench, means, place)
         say(there=trial_document(both[0]), back=trial_document(both[1]))
@@ -45,9 +45,9 @@ def run(requests: TextIO, replies: TextIO) -> None:
 def _tried(bench: GpuBench, means: Means, place: Place) -> BothDirections:
     """Make one trial with full effort; what cannot start is refused."""
     try:
-        return tried(bench, means, place, FULL)
+        return try_route(bench, means, place, FULL)
     except (EngineError, torch.OutOfMemoryError) as error:  # others end this process
-        return failed(error)
+        return failed_trials(error)
 
 
 if __name__ == "__main__":

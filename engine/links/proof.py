@@ -261,13 +261,13 @@ class Prover:
     def _tried(
         self, a: str, b: str, means: Means, place: Place, effort: Effort
     ) -> Mapping[Pair, TrialRecord]:
-        from engine.links.trial import failed, tried
+        from engine.links.trial import failed_trials, try_route
 
         try:
-            there, back = tried(self._machine.bench(a, b), means, place, effort)
+            there, back = try_route(self._machine.bench(a, b), means, place, effort)
         except (EngineError, RuntimeError) as error:  # CUDA fails in all ways
             log.warning("%s of %s and %s by %s: %s", means, a, b, place, error)
-            there, back = failed(error)
+            there, back = failed_trials(error)
         return {(a, b): there, (b, a): back}
 
     def _misses(self, pair: Pair, place: Place) -> bool:

@@ -36,8 +36,15 @@ from engine.links.exchange import (
 from engine.planning.speed.link_records import Means, TrialRecord
 
 __all__ = [
-    "FULL", "QUICK", "BothDirections", "Effort", "failed", "tried", "try_copies",
-    "try_nccl", "try_stores",
+    "FULL",
+    "QUICK",
+    "BothDirections",
+    "Effort",
+    "failed_trials",
+    "try_copies",
+    "try_nccl",
+    "try_route",
+    "try_stores",
 ]  # fmt: skip
 
 BothDirections = tuple[TrialRecord, TrialRecord]
@@ -81,7 +88,7 @@ FULL = Effort(
 QUICK = Effort(n_rounds=8, n_pairs=64, n_rows=8, n_bulk=1024, copied=(32 << 10,))
 
 
-def tried(bench: LinkBench, means: Means, place: Place, effort: Effort) -> BothDirections:
+def try_route(bench: LinkBench, means: Means, place: Place, effort: Effort) -> BothDirections:
     """Try one route in both directions.
 
     Raises:
@@ -162,7 +169,7 @@ def _gathered(bench: LinkBench, values: Sequence[Tensor], outputs: Sequence[Tens
     return bench.finish(NCCL_PATIENCE_S)
 
 
-def failed(error: EngineError | RuntimeError) -> BothDirections:
+def failed_trials(error: EngineError | RuntimeError) -> BothDirections:
     """Return the results of a trial that could not start, or ended with an error of the driver."""
     is_refused = isinstance(error, EngineError) or is_out_of_memory(error)
     why = str(error).partition("\n")[0][:120].rstrip(".")

@@ -14,7 +14,7 @@ from engine.devices.routes import Pair, Place
 from engine.devices.types import DeviceInfo
 from engine.errors import EngineError
 from engine.links import trial
-from engine.links.trial import failed, tried
+from engine.links.trial import failed_trials, try_route
 from engine.planning.speed.link_records import MEANS, NCCL, Means, TrialRecord
 
 CPU = torch.device("cpu")
@@ -194,14 +194,14 @@ class FakeMachine:
         found: dict[Pair, dict[tuple[Means, Place], TrialRecord]] = {}
         for a, b in pairs:
             for key in product(self.means(a, b), places):
-                there, back = tried(self.bench(a, b), *key, trial.FULL)
+                there, back = try_route(self.bench(a, b), *key, trial.FULL)
                 found.setdefault((a, b), {})[key] = there
                 found.setdefault((b, a), {})[key] = back
             if with_nccl:
                 try:
-                    both = tried(self.bench(a, b), *NCCL, trial.FULL)
+                    both = try_route(self.bench(a, b), *NCCL, trial.FULL)
                 except EngineError as error:
-                    both = failed(error)
+                    both = failed_trials(error)
                 found[a, b][NCCL], found[b, a][NCCL] = both
             for pair in ((a, b), (b, a)):
                 found[pair].update(self.apart.get(pair, {}))

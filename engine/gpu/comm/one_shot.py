@@ -232,11 +232,11 @@ class OneShotGroups:
                 self._flags[rank] = flags.to(device)
         ends = []
         for seat, (rank, device) in enumerate(zip(group, devices, strict=True)):
-            to = [slots[seat, b].source if b != seat else 0 for b in range(len(group))]
-            of = [slots[a, seat].goal if a != seat else 0 for a in range(len(group))]
+            write_to = [slots[seat, b].source if b != seat else 0 for b in range(len(group))]
+            read_from = [slots[a, seat].goal if a != seat else 0 for a in range(len(group))]
             own = [slots[a, seat] for a in range(len(group)) if a != seat]
             places = [statuses.address_on(device) + 8 * seat, self._host.address_on(device)]
-            table = torch.tensor([*to, *of, *places], dtype=torch.int64).to(device)
+            table = torch.tensor([*write_to, *read_from, *places], dtype=torch.int64).to(device)
             wait = patience_of(device, self._timeout_s)
             end = End(table, self._flags[rank], own, statuses, wait, most, self._meet)
             ends.append(OneShot(group, seat, device, end))

@@ -16,7 +16,7 @@ from engine.gpu.launch.kernel_launch import is_interpreted
 from engine.links import bench as benches
 from engine.links import child_program, exchange
 from engine.links.bench import GpuBench
-from engine.links.trial import FULL, Effort, failed, try_copies, try_nccl, try_stores
+from engine.links.trial import FULL, Effort, failed_trials, try_copies, try_nccl, try_stores
 from tests.helpers.fake_links import (
     Fading,
     FakeBench,
@@ -104,7 +104,7 @@ def test_a_lack_of_memory_is_no_fault_of_the_link() -> None:
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.\nAnd more.")
     cases = (full, "refused"), (RuntimeError("CUDA error: unspecified launch failure"), "crashed")
     for error, verdict in cases:
-        there, back = failed(error)
+        there, back = failed_trials(error)
         assert there == back
         assert there.verdict == verdict
         assert there.why.startswith("CUDA ")
