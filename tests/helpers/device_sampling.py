@@ -88,7 +88,7 @@ class SamplerPair:
         self.never = list(never)
         self.tokens = [torch.zeros(1, dtype=torch.int64, device=place) for _ in self.slices]
         self.positions = [torch.zeros(1, dtype=torch.int64, device=place) for _ in self.slices]
-        self.streams: list[Tensor | None] = [None for _ in self.slices]
+        self.hidden_states: list[Tensor | None] = [None for _ in self.slices]
         self.n_step = n_step
         self._captures: list[Captured[None]] = []
         for token in prompt:
@@ -140,7 +140,7 @@ class SamplerPair:
             self._logits[n].copy_(slice_)
             self._captures[n].replay()
         else:
-            places = self.tokens[n], self.positions[n], self.streams[n]
+            places = self.tokens[n], self.positions[n], self.hidden_states[n]
             self.samplers[n].sample(slice_ if own else None, *places)
         return RingEntry.of(int(self.samplers[n].ring[(self.n_step - 1) % sampling.RING]))
 
@@ -149,7 +149,7 @@ class SamplerPair:
 
         def captured(n: int) -> Captured[None]:
             device_sampler, logits = self.samplers[n], self._logits[n]
-            places = self.tokens[n], self.positions[n], self.streams[n]
+            places = self.tokens[n], self.positions[n], self.hidden_states[n]
             device_sampler.sample(logits, *places)
             return capture(logits.device, lambda: device_sampler.sample(logits, *places))
 

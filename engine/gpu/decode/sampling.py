@@ -303,7 +303,7 @@ class DeviceSampler:
             self._n_uploaded += half
 
     def sample(
-        self, logits: Tensor | None, token: Tensor, position: Tensor, stream: Tensor | None = None
+        self, logits: Tensor | None, token: Tensor, position: Tensor, hidden: Tensor | None = None
     ) -> None:
         """Sample a token from logits: a step, to be captured.
 
@@ -311,7 +311,7 @@ class DeviceSampler:
             logits: this rank's logits (n_own,), F32; None if it has none.
             token: (1,), int64, set to the sampled token.
             position: (1,), increased by one.
-            stream: hidden state (n_embd,), F32, that the logits were computed from; ranks compare
+            hidden: hidden state (n_embd,), F32, that the logits were computed from; ranks compare
                 theirs. None for a rank that samples alone.
         """
         n_own, settings, found = len(self._own), self._settings, self._found
@@ -321,10 +321,10 @@ class DeviceSampler:
             FACTOR=math.gcd(n_own, 16), BLOCK=self._block, GROUP=self._group,
         )  # fmt: skip
         n_group = min(len(self._maxima), -(-n_own // self._group))
-        size, is_checked = power_of_two(n_group), stream is not None and self._one_shot is not None
+        size, is_checked = power_of_two(n_group), hidden is not None and self._one_shot is not None
         launch(
-            kernels.bound, (1,), self._maxima, self._maxima if stream is None else stream, settings,
-            self._limits, found, n_group, 0 if stream is None else stream.numel(),
+            kernels.bound, (1,), self._maxima, self._maxima if hidden is None else hidden, settings,
+            self._limits, found, n_group, 0 if hidden is None else hidden.numel(),
             SIZE=size, HAS_STREAM=is_checked, STREAM_BLOCK=STREAM_BLOCK,
             num_warps=16 if size > 2048 else 4,
         )  # fmt: skip
@@ -394,7 +394,7 @@ def sampling_starts(
     one_shot = OneShotGroups([meta] * n_rank, Routes()).one_shot(0, tuple(range(n_rank)))
     sampler = DeviceSampler(meta, n_vocab, own, one_shot)
     logits = torch.empty(n_vocab if own is None else len(own), device=meta)
-    stream = None if n_embd is None else torch.empty(n_embd, device=meta)
+    hidden = None if n_embd is None else torch.empty(n_embd, device=meta)
     with intercept_launches(note):
-        sampler.sample(logits, place, place, stream)
+        sampler.sample(logits, place, place, hidden)
     return starts

@@ -111,9 +111,9 @@ class _RankDecoder:
     def compute(self) -> Tensor | None:
         """Take a step: compute, sample and copy the ring; return this rank's logits."""
         step = self.step
-        logits, stream = step.forward()
+        logits, hidden = step.forward()
         own = None if logits is None else logits.view(-1)
-        self.sampler.sample(own, step.token, step.position, stream)
+        self.sampler.sample(own, step.token, step.position, hidden)
         if self.ring is not None:
             self.ring.value.copy_(self.sampler.ring, non_blocking=True)
         return own

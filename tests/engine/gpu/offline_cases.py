@@ -154,9 +154,11 @@ def whole_passes() -> object:
         )
         for path in (moe, hollow_llama(Path(folder) / "llama.gguf", n_layer=2)):
             for target in (*targets, KernelTarget("amd", 0, 96)):
-                known = {variant_key(start) for start in rehearsed(path, target, warm_rows(512))}
+                known = {
+                    variant_key(start) for start in dry_run_launches(path, target, warm_rows(512))
+                }
                 for n in counts:
-                    wanted = rehearsed(path, target, [n])
+                    wanted = dry_run_launches(path, target, [n])
                     missing += [
                         f"{target}: {start.kernel.__name__} for {n} tokens: {start.constants}"
                         for start in wanted
@@ -165,7 +167,7 @@ def whole_passes() -> object:
     return missing
 
 
-def rehearsed(path: Path, target: KernelTarget, row_counts: list[int]) -> list[KernelLaunch]:
+def dry_run_launches(path: Path, target: KernelTarget, row_counts: list[int]) -> list[KernelLaunch]:
     """Return the kernel launches of a dry run of a model on one GPU."""
     params = LoadParams(str(path), devices=("cuda:0",), n_ctx=4096)
     with GGUFFile.open(path) as file:

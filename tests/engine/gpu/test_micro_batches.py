@@ -1,4 +1,4 @@
-"""Batches in two halves that take turns: the numbers of whole ones, and whether they pay."""
+"""Micro-batches: a batch in two halves that take turns gives the whole one's numbers."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -41,9 +41,9 @@ def random_cuts(random: np.random.Generator, n_rank: int, n_vocab: int) -> list[
     return [0, *sorted(ends.tolist()), n_vocab]
 
 
-def equal_streams(n_rank: int) -> list[torch.Tensor | None]:
-    stream = torch.randn(70, generator=torch.Generator().manual_seed(n_rank))
-    return [stream.clone() for _ in range(n_rank)]
+def equal_hidden_states(n_rank: int) -> list[torch.Tensor | None]:
+    hidden = torch.randn(70, generator=torch.Generator().manual_seed(n_rank))
+    return [hidden.clone() for _ in range(n_rank)]
 
 
 def sweep(device: str, n_rank: int, n_settings: int, n_tokens: int, seed: int) -> None:
@@ -54,7 +54,9 @@ def sweep(device: str, n_rank: int, n_settings: int, n_tokens: int, seed: int) -
         never = random.integers(0, n_vocab, 2).tolist()
         cuts = random_cuts(random, n_rank, n_vocab)
         pair = SamplerPair(device, random_params(random), n_vocab, prompt, never, cuts=cuts)
-        pair.streams = [None if x is None else x.to(device) for x in equal_streams(n_rank)]
+        pair.hidden_states = [
+            None if x is None else x.to(device) for x in equal_hidden_states(n_rank)
+        ]
         n_sampled += sum(pair.sample(random_logits(random, n_vocab)) for _ in range(n_tokens))
     assert n_sampled > 0.9 * n_settings * n_tokens
 
@@ -117,13 +119,13 @@ def test_over_real_one_shots_and_repeated() -> None:
         one_shots = [ranks.one_shot(seat) for seat in ranks.group]
         params = SamplingParams(seed=5, temperature=2, top_k=12, repeat_last_n=3, **PENALTIES)
         pair = SamplerPair("cpu", params, 50, never=[4], cuts=(0, 20, 50), one_shots=one_shots)
-        pair.streams = equal_streams(2)
+        pair.hidden_states = equal_hidden_states(2)
         pair.sampled(random.standard_normal(50).astype(np.float32))
         pair.capture()
         for _ in range(6):
             pair.sampled(random.standard_normal(50).astype(np.float32))
-        assert pair.streams[1] is not None
-        pair.streams[1][3] += 1
+        assert pair.hidden_states[1] is not None
+        pair.hidden_states[1][3] += 1
         assert pair.step(np.zeros(50, np.float32)).wrong == (0, 1)
         assert ranks.one_shots.problem() is None
 
@@ -191,11 +193,11 @@ def test_tokens_that_must_not_come_may_be_no_numbers(device: str) -> None:
 
 def damaged(pair: SamplerPair, *, seats: Sequence[int], lacking: Sequence[int] = ()) -> RingEntry:
     """Return the entry of a step in which hidden states differ by a bit, so nothing is sampled."""
-    for seat, stream in enumerate(equal_streams(len(pair.slices))):
-        assert stream is not None
+    for seat, hidden in enumerate(equal_hidden_states(len(pair.slices))):
+        assert hidden is not None
         if seat in seats:
-            stream.view(torch.int32)[7 + seat] ^= 1
-        pair.streams[seat] = None if seat in lacking else stream.to(pair.tokens[0].device)
+            hidden.view(torch.int32)[7 + seat] ^= 1
+        pair.hidden_states[seat] = None if seat in lacking else hidden.to(pair.tokens[0].device)
     logits = np.arange(pair.slices[-1].stop, dtype=np.float32)
     entry = pair.step(logits)
     assert not entry.is_sampled
@@ -257,27 +259,27 @@ def test_the_check_sees_each_number_and_its_place(n_embd: int, device: str) -> N
     device_sampler = DeviceSampler(torch.device(device), 4, range(2), Unheard(2))
     place = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def check(stream: torch.Tensor) -> int:
+    def check(hidden: torch.Tensor) -> int:
         class Echo(Unheard):
             def words(self, own: torch.Tensor) -> torch.Tensor:
                 return own.expand(2, -1).contiguous()
 
         device_sampler._one_shot = Echo(2)
         device_sampler.sample(
-            torch.zeros(2, device=device), place, place.clone(), stream.to(device)
+            torch.zeros(2, device=device), place, place.clone(), hidden.to(device)
         )
         return int(device_sampler._message[1])
 
-    stream = torch.randn(n_embd)
-    found = {check(stream)}
+    hidden = torch.randn(n_embd)
+    found = {check(hidden)}
     for n in {0, n_embd // 2, n_embd - 1}:
-        changed = stream.clone()
+        changed = hidden.clone()
         changed.view(torch.int32)[n] ^= 1 << 31 if n == 0 else 1
         found.add(check(changed))
     if n_embd > 1:
-        found.add(check(stream.flip(0)))
+        found.add(check(hidden.flip(0)))
     assert len(found) == 1 + len({0, n_embd // 2, n_embd - 1}) + (n_embd > 1)
-    assert check(stream) in found
+    assert check(hidden) in found
     ends = [torch.full((n_embd,), x) for x in (math.nan, -math.nan)]
     assert check(ends[0]) == check(ends[1]), "the payload of what is no number means nothing"
 
