@@ -69,9 +69,11 @@ def _several(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[
         alone = f"{how}, {names(single.params.devices)} alone: {_rate(single)}"
         if not chosen.n_sum:
             return f"{alone}, because only the slower GPU has room for the whole model"
-        return f"{alone}. Each GPU reads only its part of the weights, although {_sums(chosen)}"
+        return (
+            f"{alone}. Each GPU reads only its part of the weights, although {_all_reduces(chosen)}"
+        )
     needed = f"no GPU holds the model alone. {_upper(how)}"
-    other = _other_way(chosen, others)
+    other = _compared(chosen, others)
     if other is None:
         return needed
     compared = f"{needed}. {_upper(_difference(other, chosen, gpus))}: {_rate(other)}"
@@ -89,7 +91,7 @@ def _difference(other: Alternative, chosen: Alternative, gpus: Sequence[str]) ->
     return " ".join(mode if is_same and mode else [*mode, f"over {_set(other, gpus)}"])
 
 
-def _other_way(chosen: Alternative, others: Sequence[Alternative]) -> Alternative | None:
+def _compared(chosen: Alternative, others: Sequence[Alternative]) -> Alternative | None:
     """Return the split to compare with: another mode on as many GPUs, another mode, the next."""
     n, mode = len(chosen.params.devices), chosen.params.split_mode
     other_mode = [one for one in others if one.params.split_mode != mode]
@@ -133,7 +135,7 @@ def _why_slower(slow: Alternative, fast: Alternative) -> str:
         return "because only one GPU computes at a time"
     lost = 1 / slow.speeds.decode_ts - 1 / fast.speeds.decode_ts
     if slow.n_sum and slow.link_s >= lost:
-        return f"because {_sums(slow)}"
+        return f"because {_all_reduces(slow)}"
     limit = slow.limit.rstrip(".")
     if limit.startswith("Limited"):
         return f"{limit[0].lower()}{limit[1:].partition(':')[0]}"
@@ -142,7 +144,7 @@ def _why_slower(slow: Alternative, fast: Alternative) -> str:
     return f"because {limit}"
 
 
-def _sums(one: Alternative) -> str:
+def _all_reduces(one: Alternative) -> str:
     """Return what all-reduces cost: "each token waits 64 times 13 µs for the other GPU"."""
     others = "the other GPU" if len(one.params.devices) == 2 else "the other GPUs"
     return f"each token waits {one.n_sum} times {1e6 * one.sum_s:.0f} µs for {others}"

@@ -50,7 +50,7 @@ COPY_S = 25e-6
 81 µs were measured for NCCL's all-reduces of two ranks, without and with copies (sglang#39605)."""
 
 
-class SumTime(NamedTuple):
+class AllReduceTime(NamedTuple):
     """Predicted time of an all-reduce by one algorithm.
 
     Attributes:
@@ -85,13 +85,13 @@ class LinkGroup:
     @property
     def latency_s(self) -> float:
         """Latency of one all-reduce in seconds: the slowest pair plus polling each rank in turn."""
-        slowest = max(link.latency_s for rank in self.peers for way in rank for link in way)
+        slowest = max(link.latency_s for rank in self.peers for route in rank for link in route)
         return slowest + PEER_S * (self.n - 2)
 
     def exchange_s(self, n_bytes: float) -> float:
         """Return the seconds, beside latency, until each rank has `n_bytes` of every other one."""
         own = max(
-            sum(link.payload_s(n_bytes) for link in way) for rank in self.peers for way in rank
+            sum(link.payload_s(n_bytes) for link in route) for rank in self.peers for route in rank
         )
         if not self.host_bytes_per_s:
             return own
@@ -114,20 +114,20 @@ class LinkGroup:
         return 2 * (stage_s + self.one_shot_s(n_bytes / self.n))
 
 
-def sums(group: LinkGroup, n_bytes: float) -> list[SumTime]:
+def all_reduce_times(group: LinkGroup, n_bytes: float) -> list[AllReduceTime]:
     """Return the algorithms for an all-reduce of `n_bytes` in F32, first the one that is used."""
     if group.has_cpu:
         threads = min(group.one_shot_s(n_bytes), group.sliced_s(n_bytes, 0.0))
-        return [SumTime(threads, "threads", "F32")]
+        return [AllReduceTime(threads, "threads", "F32")]
     wire: Wire = "F32" if n_bytes <= MOST_F32_BYTES else "BF16"
     sent = n_bytes if wire == "F32" else n_bytes / 2
-    copies = SumTime(group.sliced_s(sent, COPY_S), "copies", wire)
+    copies = AllReduceTime(group.sliced_s(sent, COPY_S), "copies", wire)
     if n_bytes > MOST_ONE_SHOT_BYTES:
         return [copies]
-    return [SumTime(group.one_shot_s(PACKET_FACTOR * sent), "lane", wire), copies]
+    return [AllReduceTime(group.one_shot_s(PACKET_FACTOR * sent), "lane", wire), copies]
 
 
-def by_way(links: Sequence[tuple[str, LinkFacts]]) -> tuple[tuple[LinkFacts, ...], ...]:
+def by_route(links: Sequence[tuple[str, LinkFacts]]) -> tuple[tuple[LinkFacts, ...], ...]:
     """Group one rank's links by route: those of one route share its slot, or its NVLinks."""
-    ways = dict.fromkeys(way for way, _ in links)
-    return tuple(tuple(link for of, link in links if of == way) for way in ways)
+    routes = dict.fromkeys(route for route, _ in links)
+    return tuple(tuple(link for of, link in links if of == route) for route in routes)

@@ -97,5 +97,5 @@ def expected_links(
         (device, CPU): LinkFacts(CLASSES["host"].latency_s, slot_bytes_per_s(slot))
         for device, slot in topology.pcie.items()
     }
-    ways = {(link.a, link.b): link.kind for link in topology.links}
-    return Links({**pairs, **host, (CPU, CPU): SHARED_MEMORY, **(measured or {})}, ways=ways)
+    routes = {(link.a, link.b): link.kind for link in topology.links}
+    return Links({**pairs, **host, (CPU, CPU): SHARED_MEMORY, **(measured or {})}, ways=routes)

@@ -112,19 +112,19 @@ class MachineFile:
     def proof(self, source: DeviceInfo, target: DeviceInfo) -> LinkRecord | None:
         """Return the record of the routes from one GPU to another; None if there is none."""
         with self._lock:
-            return self._proofs.get(_way_key(source, target))
+            return self._proofs.get(_route_key(source, target))
 
     def keep_proof(self, source: DeviceInfo, target: DeviceInfo, record: LinkRecord) -> None:
         """Save the record of the routes from one GPU to another."""
         with self._lock:
-            self._proofs.pop(_way_key(source, target), None)
-            self._proofs[_way_key(source, target)] = record
+            self._proofs.pop(_route_key(source, target), None)
+            self._proofs[_route_key(source, target)] = record
             self._save()
 
     def forget_proof(self, source: DeviceInfo, target: DeviceInfo) -> None:
         """Delete the record of the routes from one GPU to another: they are tested again."""
         with self._lock:
-            if self._proofs.pop(_way_key(source, target), None) is not None:
+            if self._proofs.pop(_route_key(source, target), None) is not None:
                 self._save()
 
     def proofs(self, devices: Sequence[DeviceInfo]) -> dict[tuple[str, str], LinkRecord]:
@@ -156,7 +156,7 @@ def _link_key(a: DeviceInfo, b: DeviceInfo) -> str:
     return " | ".join((*ends, a.driver or b.driver or str(a.n_cores), package_version()))
 
 
-def _way_key(source: DeviceInfo, target: DeviceInfo) -> str:
+def _route_key(source: DeviceInfo, target: DeviceInfo) -> str:
     """Return the key of a route, with the versions that may decide whether it works."""
     ends = " > ".join(f"{info.name} {info.pci_bus}".strip() for info in (source, target))
     versions = f"driver {source.driver}", f"CUDA {_cuda()}", package_version()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from engine.devices.types import CPU
-from engine.planning.speed.collectives import LinkGroup, SumTime, by_way, sums
+from engine.planning.speed.collectives import AllReduceTime, LinkGroup, all_reduce_times, by_route
 from engine.planning.speed.facts import LinkFacts
 
 
@@ -31,10 +31,10 @@ class Links:
     ) -> None:
         self._pairs = {_sorted(pair): facts for pair, facts in pairs.items()}
         self._other = other or HOST_STAGED
-        self._ways = {_sorted(pair): way for pair, way in (ways or {}).items()}
+        self._routes = {_sorted(pair): route for pair, route in (ways or {}).items()}
         self._host_bytes_per_s = host_bytes_per_s
         self._groups: dict[tuple[str, ...], LinkGroup] = {}
-        self._sums: dict[tuple[tuple[str, ...], float], list[SumTime]] = {}
+        self._sums: dict[tuple[tuple[str, ...], float], list[AllReduceTime]] = {}
 
     def between(self, a: str, b: str) -> LinkFacts:
         """Return the link between two devices."""
@@ -47,7 +47,7 @@ class Links:
 
     def way(self, a: str, b: str) -> str:
         """Return the route between two devices, such as "nvlink"; "" if unknown."""
-        return self._ways.get(_sorted((a, b)), "")
+        return self._routes.get(_sorted((a, b)), "")
 
     def group(self, devices: Sequence[str]) -> LinkGroup:
         """Return the links between two or more ranks, given their devices."""
@@ -61,11 +61,11 @@ class Links:
         peers = []
         for rank, a in enumerate(ids):
             others = [*ids[:rank], *ids[rank + 1 :]]
-            peers.append(by_way([(self.way(a, b), self.between(a, b)) for b in others]))
+            peers.append(by_route([(self.way(a, b), self.between(a, b)) for b in others]))
         n_by_host = sum(self.way(*pair) == "host" for pair in combinations(ids, 2))
         return LinkGroup(len(ids), CPU in ids, tuple(peers), n_by_host, self._host_bytes_per_s)
 
-    def sums(self, devices: Sequence[str], n_bytes: float) -> list[SumTime]:
+    def sums(self, devices: Sequence[str], n_bytes: float) -> list[AllReduceTime]:
         """Return the algorithms for an all-reduce over ranks on `devices`, first the one used.
 
         Args:
@@ -76,9 +76,9 @@ class Links:
         key = tuple(devices), n_bytes
         found = self._sums.get(key)
         if found is None:
-            if len(self._sums) >= MOST_SUMS:
+            if len(self._sums) >= MOST_KNOWN:
                 self._sums.clear()
-            found = self._sums[key] = sums(self.group(devices), n_bytes)
+            found = self._sums[key] = all_reduce_times(self.group(devices), n_bytes)
         return found
 
     def all_reduce_s(self, devices: Sequence[str], n_bytes: float) -> float:
@@ -92,7 +92,7 @@ def _sorted(pair: tuple[str, str]) -> tuple[str, str]:
     return (a, b) if a <= b else (b, a)
 
 
-MOST_SUMS = 1 << 12
+MOST_KNOWN = 1 << 12
 """Most all-reduces that are kept: a split that is dragged has the same ones all the time."""
 
 SHARED_MEMORY = LinkFacts(11e-6, 3e9, 32 << 10)

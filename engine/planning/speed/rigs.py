@@ -88,24 +88,24 @@ def parse_rig(text: str) -> Rig:
             raise EngineError(
                 "A machine has one CPU.", f"Write {entry.split('x')[-1].strip()} once."
             )
-    way, lanes = _links(links_text)
-    return _build(text.strip(), _in_slots(gpus, lanes), host, way)
+    route, lanes = _links(links_text)
+    return _build(text.strip(), _in_slots(gpus, lanes), host, route)
 
 
 def _links(text: str) -> tuple[str, list[int]]:
     """Return the route between GPUs, "" for the usual one, and the slots' lanes, if given."""
-    way, lanes = "", list[int]()
+    route, lanes = "", list[int]()
     for word in text.lower().replace(" ", "").split(",") if text.strip() else ():
         if LANES.fullmatch(word):
             lanes = [int(number) for number in re.findall(r"\d+", word)]
         elif word in CLASSES:
-            way = word
+            route = word
         else:
             raise EngineError(
                 f"'{word}' is no route between GPUs.",
                 f"Use {', '.join(CLASSES)}, or lanes of slots such as x8 or x16/x4.",
             )
-    return way, lanes
+    return route, lanes
 
 
 def _in_slots(gpus: Sequence[DeviceSpec], lanes: Sequence[int]) -> list[DeviceSpec]:
@@ -210,7 +210,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _build(text: str, gpus: Sequence[DeviceSpec], host: DeviceSpec, way: str) -> Rig:
+def _build(text: str, gpus: Sequence[DeviceSpec], host: DeviceSpec, route: str) -> Rig:
     """Return the machine with these devices and this route between GPUs."""
     cards = {f"cuda:{number}": card for number, card in enumerate(gpus)}
     devices = [_gpu_info(device, card) for device, card in cards.items()]
@@ -218,14 +218,14 @@ def _build(text: str, gpus: Sequence[DeviceSpec], host: DeviceSpec, way: str) ->
     facts = {device: card.facts(device) for device, card in cards.items()}
     facts[CPU] = host.facts(CPU)
     pcie = {device: Pcie(*card.pcie, *card.pcie) for device, card in cards.items()}
-    ways = _ways(cards, way)
+    routes = _routes(cards, route)
     pairs: dict[tuple[str, str], LinkFacts] = {(CPU, CPU): SHARED_MEMORY}
     for device, card in cards.items():
         pairs[device, CPU] = LinkFacts(CLASSES["host"].latency_s, card.pcie_bytes_per_s)
-    for (a, b), kind in ways.items():
+    for (a, b), kind in routes.items():
         pairs[a, b] = _facts(kind, cards[a], cards[b])
-    links = Links(pairs, ways=ways, host_bytes_per_s=1e9 * host.gb_per_s * DMA_PART)
-    told = tuple(_link(a, b, kind, cards[a]) for (a, b), kind in ways.items())
+    links = Links(pairs, ways=routes, host_bytes_per_s=1e9 * host.gb_per_s * DMA_PART)
+    told = tuple(_link(a, b, kind, cards[a]) for (a, b), kind in routes.items())
     return Rig(text, tuple(devices), facts, links, Topology(pcie, told))
 
 
@@ -250,7 +250,7 @@ def _host_info(host: DeviceSpec) -> DeviceInfo:
     )  # fmt: skip
 
 
-def _ways(cards: Mapping[str, DeviceSpec], way: str) -> dict[tuple[str, str], str]:
+def _routes(cards: Mapping[str, DeviceSpec], route: str) -> dict[tuple[str, str], str]:
     """Return the route of each pair of GPUs.
 
     Raises:
@@ -259,19 +259,19 @@ def _ways(cards: Mapping[str, DeviceSpec], way: str) -> dict[tuple[str, str], st
     bridged = _bridged(cards)
     found: dict[tuple[str, str], str] = {}
     for a, b in combinations(cards, 2):
-        usual = _usual_way(cards[a], cards[b])
-        if way == "nvlink":
+        usual = _usual_route(cards[a], cards[b])
+        if route == "nvlink":
             found[a, b] = "nvlink" if (a, b) in bridged else usual
         else:
-            found[a, b] = way or usual
-    if way == "nvlink" and "nvlink" not in found.values():
+            found[a, b] = route or usual
+    if route == "nvlink" and "nvlink" not in found.values():
         raise EngineError(
             "No two of these cards can be joined by NVLink.", "Use p2p or host instead."
         )
     return found
 
 
-def _usual_way(a: DeviceSpec, b: DeviceSpec) -> str:
+def _usual_route(a: DeviceSpec, b: DeviceSpec) -> str:
     """Return the best route that drivers allow without a bridge, which has to be bought."""
     if not (a.has_peer_access and b.has_peer_access):
         return "host"
@@ -287,15 +287,15 @@ def _bridged(cards: Mapping[str, DeviceSpec]) -> set[tuple[str, str]]:
     return found
 
 
-def _facts(way: str, a: DeviceSpec, b: DeviceSpec) -> LinkFacts:
-    if way == "nvlink":
+def _facts(route: str, a: DeviceSpec, b: DeviceSpec) -> LinkFacts:
+    if route == "nvlink":
         return nvlink_facts(1e9 * min(a.nvlink_gb_per_s, b.nvlink_gb_per_s))
-    return CLASSES[way].facts(min(a.pcie_bytes_per_s, b.pcie_bytes_per_s))
+    return CLASSES[route].facts(min(a.pcie_bytes_per_s, b.pcie_bytes_per_s))
 
 
-def _link(a: str, b: str, way: str, card: DeviceSpec) -> Link:
+def _link(a: str, b: str, route: str, card: DeviceSpec) -> Link:
     """Return a link as the driver would report it."""
-    kind: LinkKind = "nvlink" if way == "nvlink" else "p2p" if way == "p2p" else "host"
+    kind: LinkKind = "nvlink" if route == "nvlink" else "p2p" if route == "p2p" else "host"
     is_bridge = card.nvlink_gb_per_s < BRIDGED_GB_PER_S
     n_nvlink = round(card.nvlink_gb_per_s / (BRIDGE_LINK_GB if is_bridge else NVLINK_GB))
     if kind == "nvlink":
