@@ -84,11 +84,15 @@ def find_gpu_path(devices: Sequence[DeviceInfo]) -> GpuPath:
         torch_cuda=build.cuda,
         launcher_problem=problem,
         missing=tuple(missing),
-        sentence=_how(is_exact, triton, launcher, problem) if has_gpu else _why_not(missing),
+        sentence=(
+            _describe_path(is_exact, triton, launcher, problem)
+            if has_gpu
+            else _describe_missing(missing)
+        ),
     )
 
 
-def _how(is_exact: bool, triton: str, launcher: Launcher, problem: str) -> str:
+def _describe_path(is_exact: bool, triton: str, launcher: Launcher, problem: str) -> str:
     """Return a sentence on how the GPUs of this machine compute."""
     if is_exact:
         return "GPUs compute with PyTorch in F32, as TANDEM_BACKEND=reference asks for."
@@ -106,7 +110,7 @@ def _how(is_exact: bool, triton: str, launcher: Launcher, problem: str) -> str:
     )
 
 
-def _why_not(missing: Sequence[str]) -> str:
+def _describe_missing(missing: Sequence[str]) -> str:
     """Return a sentence on why no GPU is used, and on what else is missing."""
     status, more = cuda_status(), [text for text in missing if text != GPU]
     if GPU in missing and more:

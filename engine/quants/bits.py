@@ -19,7 +19,7 @@ Q_SUPER = 256
 """Number of elements of a super-block of the K, IQ and TQ types."""
 
 
-def field(blocks: Tensor, start: int, stop: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+def read_field(blocks: Tensor, start: int, stop: int, dtype: torch.dtype = torch.uint8) -> Tensor:
     """Return bytes `start` to `stop` of every block, reinterpreted as little-endian `dtype`.
 
     It copies, because the bytes may start at any address and a reinterpreted tensor may not.
@@ -28,12 +28,12 @@ def field(blocks: Tensor, start: int, stop: int, dtype: torch.dtype = torch.uint
     return part.view(dtype)
 
 
-def half(blocks: Tensor, start: int) -> Tensor:
+def read_half(blocks: Tensor, start: int) -> Tensor:
     """Return the float16 number at byte `start` of every block, as float32 (n_blocks, 1)."""
-    return field(blocks, start, start + 2, torch.float16).to(torch.float32)
+    return read_field(blocks, start, start + 2, torch.float16).to(torch.float32)
 
 
-def planes(packed: Tensor, bits: int) -> Tensor:
+def unpack_planes(packed: Tensor, bits: int) -> Tensor:
     """Unpack codes stored in bit planes over the whole row: (..., w) -> (..., 8 // bits, w).
 
     The lowest bits of the w bytes hold the first w codes, the bits above the next w, and so on.
@@ -41,7 +41,7 @@ def planes(packed: Tensor, bits: int) -> Tensor:
     return torch.stack(_parts(packed, bits), dim=-2)
 
 
-def interleaved(packed: Tensor, bits: int) -> Tensor:
+def unpack_bytes(packed: Tensor, bits: int) -> Tensor:
     """Unpack codes that follow each other within a byte: (..., w) -> (..., w * 8 // bits)."""
     return torch.stack(_parts(packed, bits), dim=-1).flatten(-2)
 
@@ -57,7 +57,7 @@ def scaled(codes: Tensor, scale: Tensor) -> Tensor:
     return values.mul_(scale.unsqueeze(-1)).flatten(1)
 
 
-def multiplied(read: Callable[[Tensor], Codes]) -> Callable[[Tensor], Tensor]:
+def weight_reader(read: Callable[[Tensor], Codes]) -> Callable[[Tensor], Tensor]:
     """Return a reader of weights, given one of scales and whole numbers."""
 
     def dequantise_blocks(blocks: Tensor) -> Tensor:

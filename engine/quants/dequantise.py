@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.gguf.types import TYPES
 from engine.quants import iquants, kquants, legacy, microscaling, ternary
-from engine.quants.bits import Codes, multiplied
+from engine.quants.bits import Codes, weight_reader
 from engine.quants.plain import plain
 
 # Elements to dequantise at a time. On a CPU, intermediate bytes then stay in its caches; elsewhere
@@ -81,7 +81,7 @@ _CODED: dict[int, Callable[[Tensor], Codes]] = {
 
 def _quant(number: int) -> Quant:
     info, codes_of = TYPES[number], _CODED.get(number)
-    reader = _READERS[number] if codes_of is None else multiplied(codes_of)
+    reader = _READERS[number] if codes_of is None else weight_reader(codes_of)
     return Quant(info.name, info.block_size, info.type_size, reader, codes_of)
 
 

@@ -3,28 +3,28 @@
 import torch
 from torch import Tensor
 
-from engine.quants.bits import affine, field, half, planes, scaled
+from engine.quants.bits import affine, read_field, read_half, scaled, unpack_planes
 
 
 def q2_k(blocks: Tensor) -> Tensor:
     scales = blocks[:, :16]
-    offset = half(blocks, 82) * (scales >> 4)
-    return affine(q2_k_codes(blocks), half(blocks, 80) * (scales & 0x0F), offset.neg_())
+    offset = read_half(blocks, 82) * (scales >> 4)
+    return affine(q2_k_codes(blocks), read_half(blocks, 80) * (scales & 0x0F), offset.neg_())
 
 
 def q2_k_codes(blocks: Tensor) -> Tensor:
     """Return the stored codes without scales, uint8 (n_blocks, 256), as all `…_codes` here do."""
-    return planes(torch.unflatten(blocks[:, 16:80], 1, (2, 32)), 2).flatten(1)
+    return unpack_planes(torch.unflatten(blocks[:, 16:80], 1, (2, 32)), 2).flatten(1)
 
 
 def q3_k(blocks: Tensor) -> Tensor:
     codes = q3_k_codes(blocks).view(torch.int8).sub_(4)
-    return scaled(codes, half(blocks, 108) * q3_k_scales(blocks))
+    return scaled(codes, read_half(blocks, 108) * q3_k_scales(blocks))
 
 
 def q3_k_codes(blocks: Tensor) -> Tensor:
-    top = planes(blocks[:, :32], 1).flatten(1)
-    low = planes(torch.unflatten(blocks[:, 32:96], 1, (2, 32)), 2).flatten(1)
+    top = unpack_planes(blocks[:, :32], 1).flatten(1)
+    low = unpack_planes(torch.unflatten(blocks[:, 32:96], 1, (2, 32)), 2).flatten(1)
     return low.add_(top, alpha=4)
 
 
@@ -33,7 +33,7 @@ def q4_k(blocks: Tensor) -> Tensor:
 
 
 def q4_k_codes(blocks: Tensor) -> Tensor:
-    return planes(torch.unflatten(blocks[:, 16:], 1, (4, 32)), 4).flatten(1)
+    return unpack_planes(torch.unflatten(blocks[:, 16:], 1, (4, 32)), 4).flatten(1)
 
 
 def q5_k(blocks: Tensor) -> Tensor:
@@ -41,26 +41,26 @@ def q5_k(blocks: Tensor) -> Tensor:
 
 
 def q5_k_codes(blocks: Tensor) -> Tensor:
-    top = planes(blocks[:, 16:48], 1).flatten(1)
-    low = planes(torch.unflatten(blocks[:, 48:], 1, (4, 32)), 4).flatten(1)
+    top = unpack_planes(blocks[:, 16:48], 1).flatten(1)
+    low = unpack_planes(torch.unflatten(blocks[:, 48:], 1, (4, 32)), 4).flatten(1)
     return low.add_(top, alpha=16)
 
 
 def q6_k(blocks: Tensor) -> Tensor:
     codes = q6_k_codes(blocks).view(torch.int8).sub_(32)
-    return scaled(codes, half(blocks, 208) * field(blocks, 192, 208, torch.int8))
+    return scaled(codes, read_half(blocks, 208) * read_field(blocks, 192, 208, torch.int8))
 
 
 def q6_k_codes(blocks: Tensor) -> Tensor:
-    low = planes(torch.unflatten(blocks[:, :128], 1, (2, 64)), 4).flatten(1)
-    top = planes(torch.unflatten(blocks[:, 128:192], 1, (2, 32)), 2).flatten(1)
+    low = unpack_planes(torch.unflatten(blocks[:, :128], 1, (2, 64)), 4).flatten(1)
+    top = unpack_planes(torch.unflatten(blocks[:, 128:192], 1, (2, 32)), 2).flatten(1)
     return low.add_(top, alpha=16)
 
 
 def q3_k_scales(blocks: Tensor) -> Tensor:
     """Return the 16 scales of Q3_K: eight bytes of low nibbles, four of top bit pairs, less 32."""
-    low = planes(blocks[:, 96:104], 4).flatten(1)
-    top = planes(blocks[:, 104:108], 2).flatten(1)
+    low = unpack_planes(blocks[:, 96:104], 4).flatten(1)
+    top = unpack_planes(blocks[:, 104:108], 2).flatten(1)
     return low.add_(top, alpha=16).view(torch.int8).sub_(32)
 
 
@@ -79,4 +79,4 @@ def six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def _scales_and_offsets(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return scales and offsets in F32, times the block's factors; offsets are to be added."""
     scale, offset = six_bits(blocks)
-    return half(blocks, 0) * scale, (half(blocks, 2) * offset).neg_()
+    return read_half(blocks, 0) * scale, (read_half(blocks, 2) * offset).neg_()

@@ -6,20 +6,20 @@ import torch
 from torch import Tensor
 
 from engine.quants import lookup_tables
-from engine.quants.bits import Codes, planes, scaled
+from engine.quants.bits import Codes, scaled, unpack_planes
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the value of each code, to stay in integers; the scales are halved in turn."""
 
 
 def mxfp4(blocks: Tensor) -> Tensor:
-    values = _e2m1(planes(blocks[:, 1:], 4))
+    values = _e2m1(unpack_planes(blocks[:, 1:], 4))
     return scaled(values, _scales(_power_of_two_scales(blocks.device), blocks[:, :1]))
 
 
 def nvfp4(blocks: Tensor) -> Codes:
     """Read NVFP4: four parts of 16 elements, with a scale each."""
-    values = _e2m1(planes(torch.unflatten(blocks[:, 4:], 1, (4, 8)), 4))
+    values = _e2m1(unpack_planes(torch.unflatten(blocks[:, 4:], 1, (4, 8)), 4))
     return _scales(_e4m3_scales(blocks.device), blocks[:, :4]), values.flatten(1)
 
 

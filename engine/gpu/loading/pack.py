@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.planning.footprint import PACK_BYTES
 from engine.quants import iquants, kquants
-from engine.quants.bits import field, planes
+from engine.quants.bits import read_field, unpack_planes
 from engine.quants.codes import codes_and_scales
 from engine.quants.dequantise import QUANTS, Quant
 from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
@@ -117,7 +117,7 @@ def _codes_and_scales(
 
 
 def _supers(blocks: Tensor, offsets: tuple[int, ...], rows: torch.Size) -> Tensor:
-    factors = torch.cat([field(blocks, at, at + 2, torch.int16) for at in offsets], dim=1)
+    factors = torch.cat([read_field(blocks, at, at + 2, torch.int16) for at in offsets], dim=1)
     return factors.view(*rows, -1, len(offsets))
 
 
@@ -179,7 +179,7 @@ def _spans(out_row: int, n_row: int) -> Iterator[tuple[slice, slice, slice]]:
 
 
 def _nibbles(start: int) -> Read:
-    return lambda blocks: planes(blocks[:, start:], 4)
+    return lambda blocks: unpack_planes(blocks[:, start:], 4)
 
 
 def _halves(*offsets: int) -> Read:
