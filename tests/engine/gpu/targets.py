@@ -198,7 +198,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.gpu.targets")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(SWEEP))
     parser.add_argument("--all", action="store_true", help="all variants")
-    parser.add_argument("--only", default="", metavar="REGEX", help="kernels such as few.products")
+    parser.add_argument("--only", default="", metavar="REGEX", help="kernels such as gemv.products")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Activations as bytes, against the words of `engine.cpu.kernels.panels`."""
+"""Activations quantised to bytes, against those of `engine.cpu.kernels.panels`."""
 
 from unittest import mock
 

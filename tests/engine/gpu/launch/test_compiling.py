@@ -1,4 +1,4 @@
-"""Kernels compiled ahead: what counts as one variant, progress, cancelling, failures."""
+"""Background compilation of kernels: variants, progress, cancelling, failures."""
 
 import threading
 from pathlib import Path
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class FakeKernel:
-    """As Triton's, with two arguments, of which the second is not compiled for."""
+    """A kernel like Triton's with two arguments; it is not specialised for the second."""
 
     __name__ = "fake"
 
@@ -75,7 +75,7 @@ def test_what_is_interpreted_is_not_compiled() -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came of the cases in a process where kernels are compiled."""
+    """Run the cases in a process where kernels are compiled; return their results."""
     cases = ("ahead", "broken", "whole_passes")
     folder = tmp_path_factory.mktemp("cache")
     return dict(run_offline(CASES, *cases, TRITON_CACHE_DIR=str(folder)))

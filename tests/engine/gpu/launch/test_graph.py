@@ -1,4 +1,4 @@
-"""What is captured: in one piece or in several, with what the host does between them."""
+"""Captured computations: as one graph, or as several with host steps between them."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 class Device:
-    """Does at once what it is given, or later, if it is captured meanwhile."""
+    """A device that runs work at once, or captures it to run later."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -60,7 +60,7 @@ class Device:
 
 
 class Sums:
-    """A computation with two sums that the host makes, on memory that stays."""
+    """A computation with two host steps that compute sums, on memory that stays."""
 
     def __init__(self, device: Device) -> None:
         self.x, self.y = torch.zeros(1), torch.zeros(1)
@@ -164,7 +164,7 @@ def test_a_tape_repeats_what_is_done_between() -> None:
 
 
 def test_what_a_step_does_is_not_captured_itself() -> None:
-    """It would happen twice; and it may read numbers, as it is not repeated blindly."""
+    """Its operations would be replayed twice; and it may read numbers back."""
     x = torch.zeros(1)
 
     def step() -> None:
@@ -188,7 +188,7 @@ def test_without_a_capture_steps_are_just_done() -> None:
 
 
 class FakeCuda:
-    """As much of CUDA as capturing in parts takes, which notes what it is asked."""
+    """A fake of the part of `torch.cuda` that captures graphs; it records the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[object, ...]] = []
@@ -277,7 +277,7 @@ def test_a_capture_that_fails_lets_others_capture(
 def test_the_allocator_knows_that_a_capture_has_failed(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it would not free what lies idle when the device is full; torch leaves that out."""
+    """It would not free cached memory when the device is full; torch does not end its mode."""
     cuda = FakeCuda(monkeypatch)
     cuda.fails_at = place
     with pytest.raises(NotRepeatable, match="illegal"):
@@ -291,7 +291,7 @@ def test_the_allocator_knows_that_a_capture_has_failed(
 
 
 def test_one_rank_captures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one does the others wait, but not where they meet between parts."""
+    """The others wait meanwhile, but not during host steps between graphs."""
     FakeCuda(monkeypatch)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     monkeypatch.setattr(FakeCuda, "capture_begin", lambda self, pool, capture_error_mode: None)

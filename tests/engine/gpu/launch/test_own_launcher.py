@@ -1,4 +1,4 @@
-"""Starting kernels without Triton's own launcher, by a made-up driver of NVIDIA."""
+"""Launching kernels without Triton's launcher, on a fake of NVIDIA's driver; the kernel cache."""
 
 import ctypes
 import logging
@@ -21,7 +21,7 @@ CASES = "tests.engine.gpu.offline_cases"
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Nothing is decided yet, and kernels would be kept in this folder."""
+    """Reset the choice of the launcher and the kernel cache; return the folder of the cache."""
     monkeypatch.setattr(launcher_choice, "_found", {})
     monkeypatch.setenv("TANDEM_KERNEL_CACHE", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
@@ -30,7 +30,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def active(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What was made Triton's active driver; its own one cannot be made."""
+    """Return the list of drivers that are made Triton's active one; its own cannot be built."""
 
     class Triton:
         @property
@@ -47,7 +47,7 @@ def active(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """What came of the cases in a process where kernels are compiled."""
+    """Run the cases in a process where kernels are compiled; return their results."""
     names = ("packing", "signatures", "shared_memory", "other_parameters")
     return dict(run_offline(CASES, *names))
 
@@ -120,7 +120,7 @@ def test_our_launcher_serves_where_tritons_cannot_be_made(
 ) -> None:
     fake = FakeCuda()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
-    for problem in ("", "there is no C compiler"):  # known before, or found out
+    for problem in ("", "there is no C compiler"):  # found out by building, or known before
         monkeypatch.setattr(launcher_choice, "launcher_problem", lambda problem=problem: problem)
         monkeypatch.setattr(launcher_choice, "_found", {})
         assert launcher_choice.prepare() == "own"
@@ -151,7 +151,7 @@ def test_where_nothing_starts_kernels_there_is_a_sentence(
         launcher_choice.prepare()
 
 
-# --- where compiled kernels are kept
+# --- the cache of compiled kernels
 
 
 def test_kernels_are_kept_by_version_and_device(
@@ -203,7 +203,7 @@ def test_where_no_file_can_be_written_there_is_a_sentence(
     full = OSError(28, "No space left on device")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/their/own")
     kernel_cache.leave_cache("/their/own", full)
-    kernel_cache.leave_cache("/their/own", full)  # which another thread did before
+    kernel_cache.leave_cache("/their/own", full)  # another thread has left it before
     with pytest.raises(EngineError, match="no place for compiled kernels"):
         kernel_cache.leave_cache(kernel_cache.cache_in_use(), full)
 
@@ -213,7 +213,7 @@ def test_long_or_foreign_paths_are_only_shortened_on_windows(tmp_path: Path) -> 
     assert kernel_cache.short_path(folder) == folder
 
 
-# --- what is missing here
+# --- missing tools
 
 
 def test_what_tritons_launcher_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A pass without memory: no layer of any architecture reads a number of the device."""
+"""Dry runs: no layer of any architecture reads a number back from the device."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ ROWS = (1, 2, 8, 40, 300)
 
 
 def starts_of(path: Path, rank: int = 0, **options: object) -> list[str]:
-    """The names of the kernels that passes over `ROWS` rows would start."""
+    """Return the names of the kernels that passes over `ROWS` rows would launch."""
     params = LoadParams(str(path), n_ctx=320, **options)
     with GGUFFile.open(path) as file:
         found = collect_launches(declare(file, params), rank, params, H200, ROWS)
@@ -36,20 +36,20 @@ def test_all_architectures_can_be_captured(name: str) -> None:
 def test_a_small_model_can_be_captured(tmp_path: Path, quant: str) -> None:
     names = starts_of(tiny_gguf(tmp_path / "m.gguf", quant=quant))
     assert names.count("attend") == 2 * len(ROWS)
-    n_longer = sum(n > SMALL_BATCH for n in ROWS)  # few are written where they are read
+    n_longer = sum(n > SMALL_BATCH for n in ROWS)  # `attend` writes those of small batches
     assert names.count("store") == 2 * n_longer
 
 
 @pytest.mark.parametrize("mode", ["tensor", "layer"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_rehearse_alone(tmp_path: Path, mode: str, rank: int) -> None:
+def test_each_rank_runs_dry_alone(tmp_path: Path, mode: str, rank: int) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
     names = starts_of(path, rank, devices=("cuda:0", "cuda:1"), split_mode=mode)
     assert names.count("attend") == (2 if mode == "tensor" else 1) * len(ROWS)
 
 
 @pytest.mark.parametrize(("second", "n_sum"), [("cuda:1", 4), ("cuda:0", 4), ("cpu", 0)])
-def test_ranks_on_gpus_rehearse_their_sums(tmp_path: Path, second: str, n_sum: int) -> None:
+def test_ranks_on_gpus_launch_their_sums(tmp_path: Path, second: str, n_sum: int) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=2)
     params = LoadParams(str(path), n_ctx=320, devices=("cuda:0", second), split_mode="tensor")
     with GGUFFile.open(path) as file:
@@ -60,7 +60,7 @@ def test_ranks_on_gpus_rehearse_their_sums(tmp_path: Path, second: str, n_sum: i
 
 
 def test_a_token_needs_few_kernels(tmp_path: Path) -> None:
-    """A block of a dense model: what takes time between kernels is their number."""
+    """A block of a dense model has few: the gaps between kernels take time."""
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=9)
     params = LoadParams(str(path), n_ctx=320)
     with GGUFFile.open(path) as file:

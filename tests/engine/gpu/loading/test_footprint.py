@@ -1,4 +1,4 @@
-"""What a plan says computing takes on a GPU, against the tensors of real passes without memory."""
+"""The planned scratch memory of a GPU, against the tensors of real passes without memory."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,7 +42,7 @@ def measured(
     declaration: Declaration, params: LoadParams, n_tokens: int, target: KernelTarget,
     monkeypatch: pytest.MonkeyPatch,
 ) -> int:  # fmt: skip
-    """The most that tensors of a pass take beside weights and cache."""
+    """Return the peak size of a pass's tensors beside weights and cache, in bytes."""
     monkeypatch.setattr(dry_run, "_note", lambda starts, start: False)  # they would keep tensors
     live = LiveMemory()
     with live:

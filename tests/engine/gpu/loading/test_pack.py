@@ -1,4 +1,4 @@
-"""Planes that torch makes are those of the CPU's packer, byte for byte."""
+"""Planes packed by torch equal those of the CPU's packer, byte for byte."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from tests.bench.random_blocks import random_tensor
 
 N_COLUMNS = 1024
 FILLED = 0xA5
-"""What lies in planes before; whatever is not written must stay so."""
+"""Value of the planes' bytes before packing, which bytes that are not written must keep."""
 
 every_type = pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)
 
@@ -36,7 +36,7 @@ def worker() -> Iterator[Worker]:
 
 
 def random_rows(number: int, n: int, n_row: int) -> np.ndarray:
-    """Matrices of all byte values, also in scales; what is computed of these must be a number."""
+    """Return matrices of random bytes, also in scales, as far as results are numbers."""
     info, rng = TYPES[number], np.random.default_rng(int(number))
     if number in CODED:
         return random_tensor(number, (n * n_row, N_COLUMNS), 0.5, rng).reshape(n, n_row, -1)
@@ -45,7 +45,7 @@ def random_rows(number: int, n: int, n_row: int) -> np.ndarray:
 
 
 def covering(raw: np.ndarray, number: int, extent: Extent) -> Tensor:
-    """The blocks of the file that cover an extent."""
+    """Return the bytes of the file's blocks that cover an extent."""
     info = TYPES[number]
     first, stop = file_blocks(info.block_size, extent)
     return torch.from_numpy(raw[..., first * info.type_size : stop * info.type_size].copy())
@@ -101,7 +101,7 @@ def test_rows_come_in_chunks_of_any_size(
 def test_work_is_done_in_pieces_that_bound_its_memory(
     number: int, worker: Worker, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pieces of rows, and of matrices."""
+    """Both rows and matrices are split into pieces."""
     monkeypatch.setattr(packing, "PIECE_WEIGHTS", 20 * N_COLUMNS)
     assert_packed(number, 2, 37, (32, N_COLUMNS), 3, worker, device)
     assert_packed(number, 5, 9, (32, N_COLUMNS), 0, worker, device)
@@ -114,7 +114,7 @@ def test_the_memory_it_takes_is_bounded(number: int, monkeypatch: pytest.MonkeyP
     extent = Extent.of(32, N_COLUMNS)
     raw = covering(random_rows(number, 2, 128), number, extent)
     goal = planes_for(number, 2, 128, extent)
-    pack(raw, number, extent, goal)  # tables are made once
+    pack(raw, number, extent, goal)  # creates the cached tables
     with Allocated() as allocated:
         pack(raw, number, extent, goal)
     assert allocated.now == 0
@@ -122,7 +122,7 @@ def test_the_memory_it_takes_is_bounded(number: int, monkeypatch: pytest.MonkeyP
 
 
 class Allocated(TorchDispatchMode):
-    """Counts bytes of the tensors that operations make."""
+    """Counter of the bytes of all tensors that operations create."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What passes through buffers arrives as it was, in order, however long copies take."""
+"""Staging buffers deliver bytes unchanged and in order, however long copies take."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class SlowCopier(CpuCopier):
-    """A device whose copies take a while: it reads the host's buffers late."""
+    """Copier of a device with slow copies: it reads the host's buffers late."""
 
     def __init__(self) -> None:
         self.copies: dict[int, threading.Thread] = {}
@@ -81,7 +81,7 @@ def _put(goal: Tensor, raw: Tensor) -> None:
 
 
 class FakeStreams:
-    """Streams and events of a device, which only note what they are asked for."""
+    """Fake streams and events of a device, which record the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
@@ -131,7 +131,7 @@ class FakeStreams:
 
 
 def test_copies_of_a_gpu_wait_for_what_they_must(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A buffer is copied when what used it before has ended, and used when it was copied."""
+    """A buffer is copied after its previous use has ended, and used after it was copied."""
     cuda = FakeStreams(monkeypatch)
     rows = np.arange(4 * 300, dtype=np.uint8).reshape(4, 3, 100)
     found: list[Tensor] = []

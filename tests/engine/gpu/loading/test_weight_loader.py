@@ -1,4 +1,4 @@
-"""Weights of GPUs are the CPU's planes, however they come; what fails leaves nothing behind."""
+"""Weights of GPUs equal the CPU's planes, whatever the buffers; failures leave nothing behind."""
 
 import gc
 import threading
@@ -38,7 +38,7 @@ N_COLUMNS = 512
 
 @dataclass
 class File:
-    """What a loader sees of a file; it has one tensor."""
+    """A fake of a model file with one tensor."""
 
     tensor: TensorInfo
     data: Bytes
@@ -69,7 +69,7 @@ def slot_of(file: File, placement: Placement, *, is_lookup: bool = False) -> Slo
 
 
 def cut(total: int, *stops: int) -> Ranges:
-    """One interval for each rank."""
+    """Return an interval for each rank."""
     return Ranges(tuple(zip((0, *stops), (*stops, total), strict=True)), total)
 
 
@@ -98,14 +98,14 @@ def loaded(
     file: File, slot: Slot, rank: int, device: torch.device = CPU, n_bytes: int = 10_000,
     report: Callable[[int], object] = [].append,
 ) -> Weight:  # fmt: skip
-    """By way of small buffers."""
+    """Load a weight through small buffers."""
     pieces = slot.placement.pieces(file.tensor.shape, rank)
     with Staging(device, report, n_bytes) as staging:
         return load_for_gpu(file, slot, pieces, staging, 2)
 
 
 def assert_same(found: Weight, wanted: Weight) -> None:
-    """The same bytes, beside the ends of tiles, which nobody reads."""
+    """Assert equal bytes, except behind the last rows of tiles, which nobody reads."""
     if isinstance(wanted, JoinedColumns):
         assert isinstance(found, JoinedColumns)
         assert found.widths == wanted.widths
@@ -211,7 +211,7 @@ def test_buffers_are_no_larger_than_is_worth_it() -> None:
 
 @pytest.fixture
 def buffers(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[HostTensor]:
-    """All that are alive."""
+    """Return the set of all buffers that are alive."""
     made: weakref.WeakSet[HostTensor] = weakref.WeakSet()
     make = CpuCopier.buffer
 
@@ -229,7 +229,7 @@ def n_threads() -> int:
 
 
 class Failure:
-    """Fails at the third call, as a device does that was lost, or as one that is full."""
+    """Failure at the third call, like that of a lost or of a full device."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -257,7 +257,7 @@ def test_what_fails_leaves_nothing(
     where: str, error: BaseException, told: type[BaseException],
     buffers: weakref.WeakSet[HostTensor], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Neither weights nor buffers nor threads; and what is told is a sentence."""
+    """Neither weights nor buffers nor threads stay; and the error is a sentence."""
     failure = Failure(error)
     file = file_of(Kind.Q8_0, 400, N_COLUMNS)
     slot = slot_of(file, Replicate((0,)))

@@ -1,4 +1,4 @@
-"""The search for kernels' configurations, with kernels that are interpreted and made-up times."""
+"""The search for kernel configurations, with interpreted kernels and fake times."""
 
 import json
 import math
@@ -48,7 +48,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class FakeClock:
-    """Each measurement takes what is said, the last one again and again."""
+    """Timer whose measurements are given, the last one repeated."""
 
     def __init__(self, *seconds: float) -> None:
         self._seconds = seconds
@@ -93,7 +93,7 @@ def test_neighbours_are_within_bounds() -> None:
 
 
 def test_products_ask_under_the_facts_that_are_searched() -> None:
-    """Otherwise what is found would never be used."""
+    """Otherwise found configurations would never be used."""
     for kernel, matrix, n_token in search_cases(SMALL):
         facts = facts_of(kernel, INTERPRETER, matrix, n_token)
         rule = dict(config_of(INTERPRETER, kernel, **facts))
@@ -218,7 +218,7 @@ def test_another_version_begins_anew() -> None:
     assert read_configs(path) == {}
 
 
-# --- what people meet
+# --- the command
 
 
 def test_without_a_gpu_there_is_a_sentence() -> None:

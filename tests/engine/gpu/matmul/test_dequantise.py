@@ -1,4 +1,4 @@
-"""Rows of planes are the numbers of the dequantised file, bit for bit."""
+"""Dequantised rows of planes equal those of the file, bit for bit."""
 
 from collections.abc import Iterator
 
@@ -32,13 +32,13 @@ def worker() -> Iterator[Worker]:
 
 @pytest.fixture(autouse=True)
 def any_numbers() -> Iterator[None]:
-    """Random bytes are infinite and no numbers here and there; numpy must not mind."""
+    """Let numpy compute with infinities and NaNs, which random bytes contain."""
     with np.errstate(all="ignore"):
         yield
 
 
 def random_rows(number: int) -> np.ndarray:
-    """Rows of all byte values, also in scales."""
+    """Return rows of random bytes, also in scales."""
     info = TYPES[number]
     shape = (N_ROWS, N_COLUMNS // info.block_size * info.type_size)
     return np.random.default_rng(int(number)).integers(0, 256, shape, np.uint8)
@@ -87,7 +87,7 @@ def test_cuts(
 def assert_rows(
     number: int, first: int, n: int, start: int, stop: int, worker: Worker, device: str
 ) -> None:
-    """Some rows in F32, and rows that are looked up."""
+    """Assert some rows in F32, and rows that are looked up."""
     raw, extent = random_rows(number), Extent.of(start, stop)
     planes = packed(raw, number, extent, worker).to(device)
     wanted = weights(raw, number, start, stop)
@@ -104,7 +104,7 @@ def assert_rows(
 def test_short_numbers_are_rounded(
     dtype: torch.dtype, stop: int, worker: Worker, device: str
 ) -> None:
-    """To the nearest, but in Triton's interpreter, which cuts off what is too long for BF16."""
+    """They are rounded to the nearest; Triton's interpreter truncates to BF16."""
     raw, extent = finite_rows(Kind.Q6_K), Extent.of(32, stop)
     planes = packed(raw, Kind.Q6_K, extent, worker).to(device)
     wanted = weights(raw, Kind.Q6_K, 32, stop)

@@ -1,4 +1,4 @@
-"""Routed experts by kernels that find them on the device, against one expert after another."""
+"""Routed experts by kernels that look them up on the device, against one expert after another."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,20 +31,20 @@ EXACT = ReferenceOps()
 N_EXPERT = 5
 
 FEW, MANY = 2e-4, 3e-2
-"""Of the results' size: activations in two bytes; operands in BF16, which the interpreter cuts off
-instead of rounding."""
+"""Relative tolerances: of activations in two bytes; of operands in BF16, to which the interpreter
+truncates."""
 
 every_type = pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)
 
 
 def some_choice(n_token: int, n_used: int = 2, seed: int = 0) -> Tensor:
-    """Each token's experts, ascending; not all of them are anybody's."""
+    """Return each token's experts, ascending; the last expert is nobody's."""
     torch.manual_seed(seed)
     return torch.rand(n_token, N_EXPERT - 1).topk(n_used).indices.sort().values
 
 
 def device_groups(chosen: Tensor, device: str) -> DeviceGroups:
-    """As the router would have put them."""
+    """Return the groups that the router would build."""
     n_token, n_used = chosen.shape
     if n_token > SMALL_BATCH:
         return routing.sorted_groups(chosen.to(torch.int32).to(device), N_EXPERT)
@@ -55,7 +55,7 @@ def device_groups(chosen: Tensor, device: str) -> DeviceGroups:
 
 
 def expected_rows(weight: Weight, x: Tensor, chosen: Tensor, groups: DeviceGroups) -> Tensor:
-    """What the reference makes of x (T, n), in the order of the device's rows."""
+    """Return the reference's products of x (T, n), in the order of the device's rows."""
     exact = Groups.of(chosen)
     y = weight.grouped(exact.rows(x), exact)
     return y[exact.row_of.view(-1)][groups.pair_of.cpu()]
@@ -84,7 +84,7 @@ def check(some: Matrix, n_token: int, device: str, x_bytes: int = 2) -> None:
 
 @every_type
 def test_every_type(number: int, device: str) -> None:
-    """A cut that begins inside a block of the file; rows that fill no tile."""
+    """The extent begins inside a block of the file; the rows do not fill a tile."""
     block = TYPES[number].block_size
     some = matrix(number, 12, 64 % block, 64 % block + 96, n_matrix=N_EXPERT, device=device)
     check(some, 1, device)
@@ -141,7 +141,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(number: int, device: str
 
 
 def layer_of(weight: Weight, *, extras: bool, device: str, seed: int) -> ExpertLinear:
-    """With a scale and a bias, if wanted."""
+    """Return a layer of experts, with a scale and a bias if wanted."""
     n_rows = weight.n_rows if isinstance(weight, GpuPlanes | GpuPlain) else 0
     layer = ExpertLinear(N_EXPERT, 1, n_rows, Shard(1, Ranges(((0, n_rows),), n_rows)))
     layer.weight = weight
@@ -153,7 +153,7 @@ def layer_of(weight: Weight, *, extras: bool, device: str, seed: int) -> ExpertL
 
 
 def exact_layer(layer: ExpertLinear, values: Tensor) -> ExpertLinear:
-    """The same for the reference, on the CPU."""
+    """Return the same layer with exact weights for the reference, on the CPU."""
     exact = ExpertLinear(N_EXPERT, 1, values.shape[1], layer.placement)
     exact.weight = DenseWeight(values.float().cpu())
     exact.scale = None if layer.scale is None else layer.scale.cpu()
@@ -177,7 +177,7 @@ OAI, LIMITED, SQUARED = Activation("oai", 1.5), Activation("gelu", 0.5), Activat
 def test_whole_experts(
     act: Activation, form: str, has_factors: bool, n_token: int, device: str
 ) -> None:
-    """Gate, up, activation and down, some with scales and biases, or as Llama 4 has them."""
+    """Gate, up, activation and down, with scales and biases, or with factors as in Llama 4."""
     rows = 2 * N_FF if form == "fused" else N_FF
     shapes = [(rows, WIDTH)] * (2 if form == "gated" else 1) + [(WIDTH, N_FF)]
     found = [
@@ -195,7 +195,7 @@ def compare(
     act: Activation, form: str, layers: list[ExpertLinear], values: list[Tensor], n_token: int,
     device: str, has_factors: bool = False,
 ) -> None:  # fmt: skip
-    """With the reference; maybe with factors on what experts read."""
+    """Compare whole experts with the reference, maybe with factors on their inputs."""
     *first, down = layers
     *exact_first, exact_down = [
         exact_layer(layer, numbers) for layer, numbers in zip(layers, values, strict=True)
@@ -218,7 +218,7 @@ def compare(
 def arranged(
     form: str, first: list[ExpertLinear]
 ) -> tuple[ExpertLinear | None, ExpertLinear | None]:
-    """Gate and up."""
+    """Return the gate and up layers in the arrangement to test."""
     if form == "gated":
         return first[0], first[1]
     return (first[0], None) if form == "fused" else (None, first[0])
@@ -226,7 +226,7 @@ def arranged(
 
 @pytest.mark.parametrize("n_token", [2, 11])
 def test_matrices_of_different_types(n_token: int, device: str) -> None:
-    """A file may have them as it likes, and some not in planes."""
+    """A file may mix types, also unquantised ones."""
     gate = matrix(Kind.Q4_0, N_FF, 0, WIDTH, n_matrix=N_EXPERT, device=device)
     up = matrix(Kind.Q5_1, N_FF, 0, WIDTH, n_matrix=N_EXPERT, device=device)
     down = torch.randn(N_EXPERT, WIDTH, N_FF).half()
@@ -237,7 +237,7 @@ def test_matrices_of_different_types(n_token: int, device: str) -> None:
 
 @pytest.mark.parametrize("n_token", [1, 12])
 def test_one_expert_of_each_token(n_token: int, device: str) -> None:
-    """Rows of tokens are then as many as those of experts, but in another order."""
+    """There are then as many rows of tokens as of experts, but in another order."""
     gate, up, down = (
         matrix(Kind.Q8_0, n_rows, 0, n_columns, n_matrix=N_EXPERT, seed=n, device=device)
         for n, (n_rows, n_columns) in enumerate([(32, 32), (32, 32), (16, 32)])
@@ -259,7 +259,7 @@ def test_one_expert_of_each_token(n_token: int, device: str) -> None:
 @pytest.mark.parametrize("n_token", [1, 8, 9, 600])
 @pytest.mark.parametrize("capability", [75, 90])
 def test_shapes_alone_are_enough(n_token: int, capability: int) -> None:
-    """The same starts happen without any memory, and few of them."""
+    """Without memory the same launches happen, and few of them."""
     started: list[Any] = []
     some = matrix(Kind.Q4_0, 32, 0, 32, n_matrix=N_EXPERT)
     meta = replace(some, planes=some.planes.to("meta"))

@@ -1,4 +1,4 @@
-"""Few rows times matrices in planes: what dequantised values give, the same bits in any company."""
+"""Gemv with matrices in planes: products of dequantised values, of the same bits in any batch."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ from tests.helpers.ptx import emulated
 
 
 def every_type(test: Callable[..., None]) -> Callable[..., None]:
-    """Of small matrices, whose programs have one step."""
+    """Run a test with every type, with small matrices, whose programs have one step."""
     test = pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)(test)
     return pytest.mark.usefixtures("one_step")(test)
 
@@ -42,7 +42,7 @@ N_ROWS = 13
 
 @dataclass
 class Held:
-    """What products want to know of a matrix."""
+    """A matrix as products take it."""
 
     planes: Tensor
     type_number: int
@@ -72,14 +72,14 @@ def product(x: Tensor, weight: Held, **more: Tensor) -> Tensor:
 
 @contextmanager
 def arithmetic(name: str) -> Iterator[None]:
-    """All devices multiply few rows in this way."""
+    """Make gemv use this arithmetic on all devices."""
     with mock.patch.object(KernelTarget, "arithmetic", name):
         yield
 
 
 @pytest.fixture
 def one_step() -> Iterator[None]:
-    """Each program does with all columns at once what is in it."""
+    """Make each program compute all columns of a tile in one step."""
     rules = {
         "few": lambda target, **facts: {"num_warps": 4, "unroll": 1},
         "few_parts": lambda target, **facts: {"parts": 1},
@@ -90,13 +90,13 @@ def one_step() -> Iterator[None]:
 
 @contextmanager
 def many_parts() -> Iterator[None]:
-    """Each tile is shared by as many programs as can be."""
+    """Split each tile's columns between two programs."""
     with mock.patch.dict(configs.RULES, few_parts=lambda target, **facts: {"parts": 2}):
         yield
 
 
 def counted(call: Callable[[], T]) -> tuple[T, int]:
-    """What a function returns, and how many kernels it starts."""
+    """Return a function's result, and the number of kernels that it launches."""
     starts: list[KernelLaunch] = []
     with intercept_launches(lambda start: starts.append(start) is None):
         found = call()
@@ -104,7 +104,7 @@ def counted(call: Callable[[], T]) -> tuple[T, int]:
 
 
 def seen(x: Tensor, weight: Held) -> Tensor:
-    """What the bytes of rounded rows stand for, in F64."""
+    """Return the numbers that quantised rows stand for, in F64."""
     rows, extent = quantise.quantise(x, weight.extent, weight.x_bytes), weight.extent
     shape = (len(x), extent.n_blocks, weight.x_bytes, 2, 16)
     whole = rows.numbers.view(torch.int8).view(shape).double()
@@ -115,7 +115,7 @@ def seen(x: Tensor, weight: Held) -> Tensor:
 
 
 def assert_near(y: Tensor, x: Tensor, values: Tensor) -> None:
-    """But for roundings of F32."""
+    """Assert products up to roundings of F32."""
     size = x.double().abs() @ values.double().abs().T
     assert ((y - x.double() @ values.double().T).abs() <= 3e-6 * size).all()
 
@@ -223,7 +223,7 @@ def test_several_matrices_at_once(device: str) -> None:
     weights = [some(number, device, n, seed=n) for number, n in sizes]
     biases = [random_x(1, device, n)[0] if n != 7 else None for _, n in sizes]
     together, n_start = counted(lambda: gemv.products(x, weights, biases))
-    assert n_start == 4  # one that rounds; Q4_K with and without a bias, Q6_K
+    assert n_start == 4  # one that quantises; Q4_K with and without a bias, Q6_K
     alone = [gemv.product(x, w, b) for w, b in zip(weights, biases, strict=True)]
     assert together is not None
     for found, wanted in zip(together, alone, strict=True):

@@ -1,4 +1,4 @@
-"""Products of some and of many rows with matrices of all types."""
+"""Tile GEMM and GEMM after dequantising, with matrices of all types."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products of few rows with matrices that are not quantised."""
+"""Gemv with unquantised matrices."""
 
 import pytest
 import torch

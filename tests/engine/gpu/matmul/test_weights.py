@@ -1,4 +1,4 @@
-"""Matrices on a GPU do with any number of rows what their dequantised values do."""
+"""Weights of a GPU give the products of their dequantised values, for any number of rows."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_a_matrix_for_each_expert(is_plain: bool, device: str) -> None:
     groups = Groups.of(torch.tensor([[0, 2], [2, 3], [0, 3]], device=device))
     x = torch.randn(6, 64, device=device)
     expected = DenseWeight(found.values).grouped(x, groups)
-    tolerance = 1e-4 if is_plain else 0.2  # activations may be rounded to bytes
+    tolerance = 1e-4 if is_plain else 0.2  # activations may be quantised to bytes
     torch.testing.assert_close(weight.grouped(x, groups), expected, rtol=0, atol=tolerance)
 
 
