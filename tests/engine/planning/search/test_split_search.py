@@ -219,6 +219,19 @@ def test_one_device_wins_where_splitting_costs_more() -> None:
     assert text.endswith("Limited by tests.")
 
 
+@pytest.mark.parametrize(
+    ("devices", "name"), [(("cuda:0", "cuda:1"), "GPU 1"), (("cpu", "cpu"), "CPU 1")]
+)
+def test_the_rank_that_waits_longest_in_a_slow_split_is_named(
+    devices: tuple[str, ...], name: str
+) -> None:
+    params = [LoadParams("m", devices[:1]), LoadParams("m", devices)]
+    alone = Trial(params[0], (1.0,), Sample((90.0,), (10.0,)))
+    split = Trial(params[1], (0.5, 0.5), Sample((45.0,), (5.0,), (0.15, 0.1), (0.05, 0.1)))
+    text = reason_for_best([alone, split], GOAL)
+    assert text.endswith(f"There {name} waits for others 50 % of the time.")
+
+
 def test_of_equally_fast_ones_the_fewest_devices_are_used() -> None:
     world = two(lambda split: 1.0 if split[0] in (0, 1) else 0.99, start=0.5)
     search = world.search()
