@@ -7,8 +7,8 @@
     DeviceMonitor().snapshot() -> [DeviceSnapshot]
     read_topology() -> Topology          PCIe slots of GPUs, and the connection of each pair
 
-It reads NVML and psutil and never imports torch, nor of the engine more than `config` and `errors`.
-Without a driver there is only the CPU.
+Reads NVML and psutil; without a driver there is only the CPU. Imports no torch, and of the engine
+only `errors`.
 """
 
 from engine.devices.catalog import cuda_status, hidden_gpus, list_devices

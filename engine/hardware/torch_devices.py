@@ -114,7 +114,7 @@ def mark_hanging(devices: Iterable[torch.device]) -> None:
 
 
 def release_cached_memory(devices: Sequence[torch.device]) -> None:
-    """Return freed memory to the system; use no GPU but these.
+    """Give freed memory back to the system; use no GPU but these.
 
     Torch frees the reserve of all GPUs of this process at once and waits for their work. So if one
     hangs, nothing is freed: the memory stays in torch's reserve, for the next model.
@@ -128,7 +128,7 @@ def release_cached_memory(devices: Sequence[torch.device]) -> None:
 
 
 def trim_heap() -> None:
-    """Return heap memory that the C library holds back to the system."""
+    """Give freed heap memory that the C library keeps back to the system."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)

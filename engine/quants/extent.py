@@ -12,7 +12,8 @@ BF16_CHUNK = 1 << 21
 DEVICE_CHUNK = 1 << 24
 """Number of weights that a GPU dequantises to BF16 at a time, for prompts.
 
-Few enough for the caches of large GPUs, enough to keep a whole one busy."""
+Few enough for the caches of large GPUs, enough to keep a whole one busy.
+"""
 
 
 def panel_block_bytes(x_bytes: int = 1) -> int:
