@@ -32,7 +32,7 @@ class NotRepeatable(Exception):
     """Error of a computation that cannot be captured; the message says why."""
 
 
-_present = threading.local()
+_thread = threading.local()
 
 _capturing = threading.Lock()
 """Lock held while a graph is captured: PyTorch captures one at a time."""
@@ -44,7 +44,7 @@ def refuse_capture(reason: str) -> None:
     Raises:
         NotRepeatable: this thread is capturing.
     """
-    if getattr(_present, "is_capturing", False):
+    if getattr(_thread, "is_capturing", False):
         raise NotRepeatable(reason)
 
 
@@ -53,7 +53,7 @@ def host_step(step: Step) -> None:
 
     The device's earlier work is not waited for.
     """
-    record: Callable[[Step], None] | None = getattr(_present, "record_step", None)
+    record: Callable[[Step], None] | None = getattr(_thread, "record_step", None)
     if record is None:
         step()
     else:
@@ -66,7 +66,7 @@ def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
     While this thread captures, the tensor is in memory that each replay writes anew. A step returns
     a tensor of one shape always, or never.
     """
-    if getattr(_present, "record_step", None) is None:
+    if getattr(_thread, "record_step", None) is None:
         return step()
     places: list[Tensor | None] = []
 
@@ -121,22 +121,22 @@ def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
 @contextlib.contextmanager
 def _capturing_with(record_step: Callable[[Step], None]) -> Iterator[None]:
     """Mark this thread as capturing, with a function that records the host's steps."""
-    _present.is_capturing, _present.record_step = True, record_step
+    _thread.is_capturing, _thread.record_step = True, record_step
     try:
         yield
     finally:
-        _present.is_capturing, _present.record_step = False, None
+        _thread.is_capturing, _thread.record_step = False, None
 
 
 @contextlib.contextmanager
 def _not_capturing() -> Iterator[None]:
     """Suspend capturing for a host step: a replay runs the step, not the parts of it."""
-    record, _present.record_step, _present.is_capturing = _present.record_step, None, False
+    record, _thread.record_step, _thread.is_capturing = _thread.record_step, None, False
     try:
         with intercept_launches(lambda start: True), _disable_current_modes():
             yield
     finally:
-        _present.record_step, _present.is_capturing = record, True
+        _thread.record_step, _thread.is_capturing = record, True
 
 
 class GraphRecorder(Protocol):

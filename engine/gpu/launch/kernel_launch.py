@@ -49,7 +49,7 @@ class KernelLaunch:
         interpret(lambda: run(*self.args, **self.constants))
 
 
-_present = threading.local()
+_thread = threading.local()
 
 LaunchHook = Callable[[KernelLaunch], bool]
 """Callback before each launch of a thread; returns whether the launch shall happen."""
@@ -78,28 +78,28 @@ def launch(
     """
     if 0 in grid:
         return
-    start = KernelLaunch(kernel, tuple(grid), args, constants, num_warps, num_stages)
-    hook: LaunchHook | None = getattr(_present, "hook", None)
-    is_wanted = hook is None or hook(start)
+    request = KernelLaunch(kernel, tuple(grid), args, constants, num_warps, num_stages)
+    hook: LaunchHook | None = getattr(_thread, "hook", None)
+    is_wanted = hook is None or hook(request)
     if is_wanted and not any(isinstance(x, Tensor) and x.is_meta for x in args):
         device = next(x.device for x in args if isinstance(x, Tensor))
         if device.type == "cuda":
             prepare()
             with torch.cuda.device(device):
-                start.run()
+                request.run()
         else:
-            start.run()
+            request.run()
 
 
 @contextmanager
 def intercept_launches(hook: LaunchHook) -> Iterator[None]:
-    """Call `hook` before each launch of this thread."""
-    before = getattr(_present, "hook", None)
-    _present.hook = hook
+    """Call `hook` before each launch of this thread; launches that it rejects do not happen."""
+    before = getattr(_thread, "hook", None)
+    _thread.hook = hook
     try:
         yield
     finally:
-        _present.hook = before
+        _thread.hook = before
 
 
 def is_interpreted(kernel: Any) -> bool:

@@ -1,4 +1,4 @@
 """Loading of weights from the file into a GPU, and the dry run that finds the kernels to compile.
 
-Imported only by `engine.runtime`.
+Imports operations and products; `decode` must not be imported.
 """

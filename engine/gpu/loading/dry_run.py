@@ -62,22 +62,23 @@ def collect_launches(
     cache = Cache(declaration.states, rank, declaration.hp.n_ctx, params.kv_type, META)
     comm = _LoneRank(rank, declaration.hp.n_embd, _one_shots(declaration))
     context = Context(comm, GpuOps(META, n_bytes), cache, META, ["cuda"] * len(declaration.devices))
-    starts: list[KernelLaunch] = []
+    launches: list[KernelLaunch] = []
     with (
         torch.inference_mode(),
         use_target(target),
-        intercept_launches(lambda start: _note(starts, start)),
+        intercept_launches(lambda launch: _record(launches, launch)),
     ):
         for n in row_counts:
             comm.n_tokens = n
             context.begin(1, n, n - 1)
             ids = torch.zeros(n, dtype=torch.int64, device=META)
             declaration.model.forward(ids, context)
-    return starts
+    return launches
 
 
-def _note(starts: list[KernelLaunch], start: KernelLaunch) -> bool:
-    starts.append(start)
+def _record(launches: list[KernelLaunch], launch: KernelLaunch) -> bool:
+    """Record a launch, and prevent it."""
+    launches.append(launch)
     return False
 
 

@@ -1,4 +1,5 @@
 """Matrix products on GPUs: gemv, tile GEMM, GEMM after dequantising, experts, one per head.
 
-Imports `gpu.launch` and `gpu.kernels`, nothing that captures or communicates.
+Imports launching, kernels and the steps in front of products (`elementwise`, `routing`); nothing
+that communicates.
 """

@@ -43,7 +43,7 @@ def measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> int:  # fmt: skip
     """Return the peak size of a pass's tensors beside weights and cache, in bytes."""
-    monkeypatch.setattr(dry_run, "_note", lambda starts, start: False)  # they would keep tensors
+    monkeypatch.setattr(dry_run, "_record", lambda *_: False)  # launches would keep tensors
     live = LiveMemory()
     with live:
         collect_launches(declaration, 0, params, target, [n_tokens])
