@@ -119,7 +119,7 @@ def test_a_step_that_fails_leaves_nothing_captured() -> None:
     with pytest.raises(ValueError, match="lost"):
         CudaGraph(device, lambda: host_step_value(fail))
     assert device.done == ["open", "close"]
-    assert getattr(graph._present, "between", None) is None
+    assert getattr(graph._thread, "record_step", None) is None
 
 
 @pytest.mark.parametrize("place", ["compute", "begin", "end", "open"])
