@@ -168,7 +168,7 @@ def host_words(n: int, device: torch.device) -> HostTensor:
     """
     held = HostTensor((n,), torch.int64, device)
     if device.type == "cuda" and not held.is_pinned:
-        raise EngineError("The system allows no memory that several GPUs can write by themselves.")
+        raise EngineError("The system allows no pinned memory that several GPUs can write.")
     return held
 
 

@@ -95,7 +95,7 @@ class _RankDecoder:
         self.sampler = DeviceSampler(step.device, step.n_vocab, step.own, step.one_shot)
         self.ring = HostTensor((RING,), torch.int64, step.device) if is_read else None
         if self.ring and step.device.type == "cuda" and not self.ring.is_pinned:
-            raise EngineError("The system allows no memory that a GPU can write by itself.")
+            raise EngineError("The system allows no pinned memory that a GPU can write.")
 
     def capture_task(self, token: int, n_past: int, n_step: int) -> CaptureTask:
         """Return a step that samples nothing, as the work to be captured."""
@@ -319,7 +319,7 @@ class TokenStream:
             if is_idle:
                 self._check(None)
                 raise EngineError(
-                    "The device did not say which token it drew.", "Load the model again."
+                    "The device did not report the token it sampled.", "Load the model again."
                 )
             self._executor.check(self._read, begun)
             time.sleep(POLL_S)
@@ -338,7 +338,9 @@ class TokenStream:
         if entry is not None and entry.wrong and self._step.one_shot is not None:
             ranks = [self._step.one_shot.group[seat] for seat in entry.wrong]
             device = str(self._executor.devices[ranks[0]])
-            problem = problem or CommError(ranks[0], "has computed other numbers", device)
+            problem = problem or CommError(
+                ranks[0], "has computed other numbers than the others", device
+            )
         if problem is not None:
             raise problem
 
