@@ -73,7 +73,7 @@ STREAM_BLOCK = 2048
 """Elements of a hidden state that are read at once."""
 
 MOST_GROUPS = 8192
-"""Most groups of logits, whose maxima one program holds; a large vocabulary has at least half."""
+"""Most groups of logits: one program holds their maxima. Large vocabularies have at least half."""
 
 N_UNIFORM = 256
 """Random numbers on the device: one half is written while the other is used."""
