@@ -1,6 +1,6 @@
 """Compiling kernels for GPUs that are not here: Triton is given a fake driver.
 
-It works in a process of its own, since the tests' one interprets kernels: `run_offline` starts one.
+It needs a process of its own, as the tests' process interprets kernels: see `run_offline`.
 """
 
 from __future__ import annotations

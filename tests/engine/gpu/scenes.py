@@ -1,6 +1,6 @@
 """Kernel launches of real models: `engine.gpu` is called on tensors without memory.
 
-Sizes are those of models of 3 to 30 billion weights, so that variants are those people will have.
+Sizes are those of models of 3 to 30 billion weights, so that variants are those of real use.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Ranks:
     """An executor of ranks and their communicators.
 
     Args:
-        machine: made-up devices; None for such that do everything at once.
+        machine: fake devices; None for devices that do everything at once.
     """
 
     def __init__(

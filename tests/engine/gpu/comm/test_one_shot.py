@@ -212,7 +212,7 @@ def soak(ranks: Ranks, n_replay: int, n_sum: int) -> None:
     """Replay tapes of all ranks with changing values; each bit must be right each time.
 
     Args:
-        n_sum: sums in a tape, each of what the one before gave.
+        n_sum: number of all-reduces in a tape, each of the previous one's result.
     """
     xs = [randn(1, 8, seed=seat) for seat in ranks.group]
 

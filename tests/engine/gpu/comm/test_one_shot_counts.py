@@ -1,6 +1,6 @@
 """How ranks on GPUs meet in a token: as often as blocks say, and all of it inside kernels.
 
-A meeting of hosts would cut the graph that a token is captured in.
+A meeting of hosts would split the graph of a captured token.
 """
 
 from collections.abc import Sequence

@@ -205,9 +205,9 @@ class Peers(FakeCuda):
     """A fake CUDA driver that allocates memory.
 
     Attributes:
-        allowed: devices that were given access, by the context they had.
-        allocated: bytes by address.
-        owners: the devices that they are on.
+        allowed: devices that were given peer access, in order.
+        allocated: allocated bytes by address.
+        owners: devices of the allocations, in order.
     """
 
     def __init__(self, failing: tuple[str, int] = ("", 0)) -> None:

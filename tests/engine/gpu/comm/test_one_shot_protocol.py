@@ -1,7 +1,7 @@
 """The one-shot protocol, in every order in which programs may run and packets may arrive.
 
-What `engine.gpu.kernels.one_shot` does is written down once more in few steps: `push`, `received`
-and `end_round` do what the functions of these names do. All states that can follow are visited. A
+The model states in a few steps what `engine.gpu.kernels.one_shot` does: `push`, `received`
+and `end_round` do what the functions of these names do. All possible states are visited. A
 packet may become visible at any time until the kernel that wrote it has ended, and those at
 different addresses in any order. The model is only worth something if it finds what is wrong:
 so each rule of the protocol is left out once.
@@ -69,10 +69,10 @@ class Member(NamedTuple):
 
     Attributes:
         turn: index of the kernel that runs.
-        epoch: `words`: the number of the round as the device counts it.
+        epoch: number of the round, as in the device's `words`.
         programs: by program: None before it begins, its `epoch` while it runs, -1 once done.
-        stop: `flags`: later kernels do not wait.
-        left: programs of kernels that were not awaited, with their turns.
+        stop: whether later kernels do not wait, as in the device's `flags`.
+        left: turns and programs of kernels that did not wait for their packets.
     """
 
     turn: int
@@ -114,7 +114,7 @@ class Model:
         """Visit all states; return the final ones.
 
         Raises:
-            Violation: something is taken that is not meant, or overwritten too early, or members
+            Violation: a wrong packet is taken, or one is overwritten too early, or members
                 wait for ever.
         """
         seen, todo, ends = {first}, [first], set()
