@@ -42,7 +42,7 @@ def of_all_parts(sums, program, part, n_parts, scratch, counter):
         at = scratch + program * (16 * len(sums)) + tl.arange(0, 16)
         for n in tl.static_range(len(sums)):
             tl.store(at + 16 * n, sums[n])
-        tl.debug_barrier()  # all threads have written before one of them says so
+        tl.debug_barrier()  # all threads have written before one counts the program
         is_last = tl.atomic_add(counter, 1, sem="acq_rel") == n_parts - 1
         if is_last:
             tl.store(counter, 0)

@@ -89,7 +89,7 @@ def assign(logits, bias, weights, chosen, pair_of, scale, smallest, N_EXPERT: tl
         score = 1 / (1 + tl.exp(-logit))
     wanted = score
     if not HAS_BIAS and N_GROUP == 1:
-        wanted = logit  # in the same order, but large ones do not all become 1
+        wanted = logit  # in the same order, but large scores do not all round to 1
     if HAS_BIAS:
         wanted = wanted + tl.load(bias + expert, mask=inside, other=0.0)
     key = tl.where(inside, key_of(wanted), LEAST_KEY)

@@ -109,7 +109,7 @@ def expert_gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
 
 def expert_gemm_config(target: KernelTarget, *, rows: int) -> Config:
     """Return the tile sizes of a GEMM of a block of `rows` rows with their expert's matrix."""
-    if target.maker == "nvidia" and target.capability < 80:  # no tensor cores that Triton knows
+    if target.maker == "nvidia" and target.capability < 80:  # Triton cannot use their cores
         return {"columns": 64, "blocks": 1, "num_warps": 2, "num_stages": 2}
     if rows >= 128:
         return {"columns": 128, "blocks": 2, "num_warps": 8, "num_stages": 2}

@@ -274,7 +274,7 @@ class Staging:
         try:
             if self._copier is not None and self._buffers:
                 self._copier.finish()
-        except RuntimeError:  # that the device has failed was told already
+        except RuntimeError:  # the failure was reported before
             log.debug("copies to %s did not end", self.device, exc_info=True)
         self._waiting = self._fillers = self._copier = None
         self._buffers.clear()

@@ -206,7 +206,9 @@ def _quantised_inner(
     """Return the activation of gate and up, or of one alone, quantised for the last matrix."""
     first, second, extent = found[0], found[-1], weight.extent
     x_bytes = 0 if target_of(first.device).arithmetic == "numbers" else weight.x_bytes
-    nothing = torch.empty(0, dtype=torch.int32, device=first.device)  # no tile is shared
+    nothing = torch.empty(
+        0, dtype=torch.int32, device=first.device
+    )  # no counters: no tile is shared
     rows = allocate_rows(first.shape[0], extent, x_bytes, nothing)
     launch(
         expert_gemv.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),

@@ -67,7 +67,7 @@ def products(x: Tensor, weights: Sequence[QuantisedMatrix]) -> list[Tensor] | No
     target = target_of(x.device)
     if x.shape[0] > most_rows(target):
         return None
-    n_token = max(LEAST_TOKENS, power_of_two(x.shape[0]))  # a fact that has few values
+    n_token = max(LEAST_TOKENS, power_of_two(x.shape[0]))  # so that few variants exist
     shorts: dict[tuple[Extent, int], ShortRows] = {}
     found = []
     for weight in weights:
