@@ -24,7 +24,7 @@ from engine.runtime.builder import RankBuilder
 from engine.runtime.control_vectors import read_control_vectors
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import Progress, check_types
-from engine.sampling.candidates import (
+from engine.sampling.slices import (
     SliceCandidates,
     n_candidates,
     sample_gathered,

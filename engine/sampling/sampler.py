@@ -4,7 +4,7 @@ The steps, their order and their meaning are llama.cpp's defaults: penalties, to
 top-p, min-p, temperature. Every filter looks at the probabilities before temperature, and none
 leaves fewer than one candidate. A step that would change nothing is not in the list.
 
-Two other paths sample without calling the steps: `engine.sampling.candidates` and
+Two other paths sample without calling the steps: `engine.sampling.slices` and
 `engine.gpu.decode.sampling`. Each has a list of the step types it knows, which `all_known` checks,
 and leaves a sampler with any other step to the host.
 """
