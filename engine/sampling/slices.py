@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import SamplingParams
-from engine.sampling.sampler import (
+from engine.sampling.sampler import Sampler
+from engine.sampling.steps import (
     Candidates,
     FloatArray,
     IntArray,
     MinP,
     Penalties,
-    Sampler,
     SamplingTemperature,
     Step,
     TopK,

@@ -36,16 +36,15 @@ from engine.gpu.kernels import sample_token, sharded_sampling
 from engine.gpu.kernels import sampling as kernels
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
 from engine.hardware.host_memory import HostTensor
-from engine.sampling.sampler import (
+from engine.sampling.sampler import Sampler, penalises
+from engine.sampling.steps import (
     MinP,
     Penalties,
-    Sampler,
     SamplingTemperature,
     TokenHistory,
     TopK,
     TopP,
     all_known,
-    penalises,
 )
 
 KNOWN_STEPS = (Penalties, TopK, TopP, MinP, SamplingTemperature)

@@ -11,17 +11,16 @@ from hypothesis.extra import numpy as hnp
 
 from engine.config import SamplingParams
 from engine.errors import EngineError
-from engine.sampling.sampler import (
+from engine.sampling.sampler import Sampler, Uniforms
+from engine.sampling.steps import (
     Candidates,
     MinP,
     Penalties,
-    Sampler,
     SamplingTemperature,
     TokenHistory,
     TopK,
     TopP,
     TypicalP,
-    Uniforms,
 )
 
 # few distinct values, so that ties are common

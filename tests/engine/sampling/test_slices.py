@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.config import SamplingParams
 from engine.distributed.rank_runtime import Drawing, RankRuntime
 from engine.errors import EngineError
-from engine.sampling.sampler import Candidates, MinP, Sampler, TopK
+from engine.sampling.sampler import Sampler
 from engine.sampling.slices import (
     N_HEAD,
     N_LIMIT,
@@ -25,6 +25,7 @@ from engine.sampling.slices import (
     sample_gathered,
     slice_candidates,
 )
+from engine.sampling.steps import Candidates, MinP, TopK
 
 NEUTRAL = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=0)
 GREEDY = SamplingParams(temperature=0)

@@ -11,7 +11,8 @@ import torch
 from engine.config import SamplingParams
 from engine.gpu.decode import sampling
 from engine.gpu.decode.sampling import DeviceSampler, sampling_starts, settings_of
-from engine.sampling.sampler import MinP, Sampler, TopK
+from engine.sampling.sampler import Sampler
+from engine.sampling.steps import MinP, TopK
 from tests.helpers.device_sampling import (
     GREEDY,
     NEUTRAL,

@@ -1,0 +1,294 @@
+"""Filter steps of sampling: pure functions from candidates to candidates.
+
+The meaning of each is llama.cpp's. Every filter leaves at least one candidate. To add a step, write
+it here and list it in `engine.sampling.sampler`; the paths that sample without calling the steps
+(`engine.sampling.slices`, `engine.gpu.decode.sampling`) leave unknown steps to the host, as
+`all_known` tells them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import EngineError
+
+__all__ = [
+    "Candidates",
+    "FloatArray",
+    "IntArray",
+    "MinP",
+    "Penalties",
+    "SamplingTemperature",
+    "Step",
+    "TokenHistory",
+    "TopK",
+    "TopP",
+    "TypicalP",
+    "all_known",
+]
+
+FloatArray: TypeAlias = NDArray[np.float32]
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Tokens that may come next; at least one.
+
+    Args:
+        ids: token ids, (n,), each once; ascending, unless `is_sorted`.
+        logits: their logits, (n,), at least one of them finite; -inf for a token that must not
+            come.
+        is_sorted: whether they are ordered by falling logit, and by rising id where logits are
+            equal.
+    """
+
+    ids: IntArray
+    logits: FloatArray
+    is_sorted: bool = False
+
+    @staticmethod
+    def from_logits(logits: FloatArray) -> Candidates:
+        """Return all tokens of a vocabulary as candidates.
+
+        Raises:
+            EngineError: the logits contain a NaN or +inf, or are all -inf.
+        """
+        # the maximum of anything with a NaN is NaN
+        if not np.isfinite(logits.max(initial=-np.inf)):
+            raise EngineError(
+                "The model produced no usable probabilities for the next token (infinite or not "
+                "a number).",
+                "Load the model again; if it happens again the file may be damaged.",
+            )
+        return Candidates(np.arange(logits.size), logits)
+
+    def __len__(self) -> int:
+        return int(self.ids.size)
+
+    def take(self, index: IntArray | NDArray[np.bool_] | slice, is_sorted: bool) -> Candidates:
+        """Return the candidates at `index`."""
+        return Candidates(self.ids[index], self.logits[index], is_sorted)
+
+    def sort(self) -> Candidates:
+        """Return the candidates sorted as `is_sorted` says."""
+        if self.is_sorted:
+            return self
+        return self.take(np.argsort(-self.logits, kind="stable"), is_sorted=True)
+
+    def top(self, k: int) -> Candidates:
+        """Return the `k` most likely candidates, sorted, without sorting the rest."""
+        if k >= len(self) or self.is_sorted:
+            return self.sort().take(slice(k), is_sorted=True)
+        threshold = _at_most_kth_largest(self.logits, k)
+        above = self.take(np.flatnonzero(self.logits >= threshold), is_sorted=False)
+        return above.sort().take(slice(k), is_sorted=True)
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """Return the probability of each candidate, (n,), with a sum of 1."""
+        weights = self.weights()
+        normalised: NDArray[np.float64] = weights / weights.sum()
+        return normalised
+
+    def weights(self) -> NDArray[np.float64]:
+        """Return the probabilities as multiples of the largest one, (n,)."""
+        below_best = self.logits.astype(np.float64) - float(self.logits.max())
+        weights: NDArray[np.float64] = np.exp(below_best)
+        return weights
+
+
+def _at_most_kth_largest(values: FloatArray, k: int) -> np.float32:
+    """Return a bound that at least `k` values reach, and hardly more in a large vocabulary.
+
+    The values are cut into many blocks. The k-th largest of the blocks' maxima is such a bound, as
+    each maximum is one of the values. Finding it reads the values once and sorts next to nothing.
+    """
+    block = max(1, values.size // (16 * k))
+    whole = values.size // block * block
+    maxima = values[:whole].reshape(-1, block).max(axis=1)
+    bound: np.float32 = np.partition(maxima, maxima.size - k)[maxima.size - k]
+    return bound
+
+
+Step: TypeAlias = Callable[[Candidates], Candidates]
+"""Filter or change of the candidates; leaves at least one."""
+
+
+class TokenHistory:
+    """The last tokens of a sequence and how often each occurs among them.
+
+    Args:
+        n_last: number of tokens to remember; -1 for all.
+    """
+
+    def __init__(self, n_last: int) -> None:
+        self.n_last = n_last
+        self._tokens: deque[int] = deque(maxlen=None if n_last < 0 else n_last)
+        self._counts: Counter[int] = Counter()
+
+    def append(self, token: int) -> None:
+        """Add a token; drop the oldest one if there are more than `n_last`."""
+        if self._tokens.maxlen == 0:
+            return
+        if len(self._tokens) == self._tokens.maxlen:
+            self._forget(self._tokens[0])
+        self._tokens.append(token)
+        self._counts[token] += 1
+
+    def _forget(self, token: int) -> None:
+        self._counts[token] -= 1
+        if not self._counts[token]:
+            del self._counts[token]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The remembered tokens, oldest first."""
+        return list(self._tokens)
+
+    def counts(self) -> tuple[IntArray, IntArray]:
+        """Return the distinct tokens in ascending order, and the count of each: (n,), (n,)."""
+        tokens = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
+        counts = np.fromiter(self._counts.values(), np.int64, len(self._counts))
+        order = np.argsort(tokens)
+        return tokens[order], counts[order]
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Step that lowers the logits of tokens in the history."""
+
+    history: TokenHistory
+    repeat: float
+    frequency: float
+    presence: float
+
+    def __call__(self, candidates: Candidates) -> Candidates:
+        if candidates.is_sorted:
+            candidates = candidates.take(np.argsort(candidates.ids), is_sorted=False)
+        tokens, counts = self.history.counts()
+        at, which = _find(candidates.ids, tokens)
+        if not at.size:
+            return candidates
+        logits = candidates.logits.copy()
+        seen = logits[at]
+        seen = np.where(seen > 0, seen / self.repeat, seen * self.repeat)
+        logits[at] = seen - (counts[which] * self.frequency + self.presence)
+        return Candidates(candidates.ids, logits)
+
+
+def _find(ids: IntArray, tokens: IntArray) -> tuple[IntArray, IntArray]:
+    """Return where tokens found in `ids` (ascending) stand: positions in `ids` and in `tokens`."""
+    at = np.searchsorted(ids, tokens)
+    is_here = at < ids.size
+    is_here[is_here] = ids[at[is_here]] == tokens[is_here]
+    return at[is_here], np.flatnonzero(is_here)
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Step that keeps the `k` most likely candidates."""
+
+    k: int
+
+    def __call__(self, candidates: Candidates) -> Candidates:
+        return candidates.top(self.k)
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalP:
+    """Step that keeps the candidates of the most typical surprise, up to a probability above `p`.
+
+    A candidate is typical if its surprise, -log(probability), is close to the expected surprise,
+    the entropy.
+
+    Meister et al., "Locally Typical Sampling" (arXiv 2202.00666).
+    """
+
+    p: float
+
+    def __call__(self, candidates: Candidates) -> Candidates:
+        probabilities = candidates.probabilities()
+        possible = probabilities > 0
+        surprise = np.full(probabilities.shape, np.inf)
+        surprise[possible] = -np.log(probabilities[possible])
+        entropy = float(np.sum(probabilities[possible] * surprise[possible]))
+        order = np.argsort(np.abs(surprise - entropy), kind="stable")
+        reached = np.cumsum(probabilities[order])
+        n = int(np.searchsorted(reached, self.p, side="right")) + 1
+        return candidates.take(np.sort(order[:n]), candidates.is_sorted)
+
+
+@dataclass(frozen=True, slots=True)
+class TopP:
+    """Step that keeps the most likely candidates until their probabilities add up to `p`."""
+
+    p: float
+    N_FIRST = 1024
+    """Number of candidates to sort at first; the result nearly always lies among them."""
+
+    def __call__(self, candidates: Candidates) -> Candidates:
+        total = float(candidates.weights().sum())
+        # sorting a whole vocabulary is slow
+        for n_sorted in (min(self.N_FIRST, len(candidates)), len(candidates)):
+            top = candidates.top(n_sorted)
+            found = self.among_top(top, total)
+            if found is not None:
+                return found
+        return top
+
+    def among_top(self, top: Candidates, total: float) -> Candidates | None:
+        """Apply the step to the top candidates alone; None if they do not reach `p`.
+
+        Args:
+            top: the most likely candidates, sorted.
+            total: sum of the weights of all candidates, as in `Candidates.weights`.
+        """
+        reached = np.cumsum(np.exp(top.logits.astype(np.float64) - float(top.logits[0]))) / total
+        n = int(np.searchsorted(reached, self.p, side="left")) + 1
+        return top.take(slice(n), is_sorted=True) if n <= len(top) else None
+
+
+@dataclass(frozen=True, slots=True)
+class MinP:
+    """Step that keeps candidates at least `p` times as likely as the most likely one."""
+
+    p: float
+
+    def __call__(self, candidates: Candidates) -> Candidates:
+        threshold = candidates.logits.max() + np.float32(math.log(self.p))
+        return candidates.take(candidates.logits >= threshold, candidates.is_sorted)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTemperature:
+    """Step that divides the logits by the temperature.
+
+    They are counted from the largest one, so that none can overflow to +inf.
+    """
+
+    temperature: float
+
+    def __call__(self, candidates: Candidates) -> Candidates:
+        below_best = candidates.logits.astype(np.float64) - float(candidates.logits.max())
+        with np.errstate(over="ignore"):  # to -inf, a probability of 0, as it should be
+            logits = (below_best / self.temperature).astype(np.float32)
+        return replace(candidates, logits=logits)
+
+
+def all_known(steps: Sequence[Step], known: Sequence[type]) -> bool:
+    """Return whether all steps are of the `known` types, each at most once and in that order.
+
+    A path that samples without calling the steps asks this first and serves nothing else, so that
+    a new step is never dropped silently. A subclass is another type.
+    """
+    order = {kind: n for n, kind in enumerate(known)}
+    places = [order.get(type(step), -1) for step in steps]
+    return all(before < place for before, place in pairwise([-1, *places]))
