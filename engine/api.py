@@ -33,7 +33,7 @@ from engine.models.info import ModelInfo, describe
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
 from engine.progress import IsCancelled, ProgressSink, StateSink, ignore, never
-from engine.runtime.runtime import open_runtime
+from engine.runtime.thread_runtime import open_runtime
 from engine.sampling.token_source import Logits
 from engine.text import ChatTemplate, Tokenizer
 

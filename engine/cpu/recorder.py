@@ -50,6 +50,11 @@ class Recorder(Watching):
         self._last: Callable[[], Tensor | None] | None = None
         self._result: Tensor | None = None
 
+    @property
+    def refusal(self) -> str:
+        """Why the recording cannot be replayed; "" if it can."""
+        return self.log.refusal
+
     def record(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
         """Compute a token and record it."""
         with self, recording_to(self.log):

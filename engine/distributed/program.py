@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
@@ -24,7 +24,7 @@ import numpy as np
 from engine.config import LoadParams, SamplingParams
 from engine.cpu.kernels.isa import chosen
 from engine.devices import parse_devices
-from engine.distributed.rank_runtime import Drawing, RankRuntime
+from engine.distributed.process_runtime import Drawing, ProcessRuntime
 from engine.distributed.wire import GlooWire
 from engine.errors import EngineError, NoDevice
 from engine.generation.generate import Generation
@@ -38,7 +38,6 @@ from engine.models.info import describe
 from engine.progress import never
 
 if TYPE_CHECKING:
-    from engine.runtime.runtime import Runtime
     from engine.sampling.token_source import Logits
     from engine.text import Tokenizer
 
@@ -76,9 +75,9 @@ class RankModel:
             name = params.devices[wire.rank]
             wire.introduce(name, _kind(name), model_hash(file))
             self._prompts = Prompts(file, describe(file).name)
-            self.runtime = RankRuntime(file, params, wire)
+            self.runtime = ProcessRuntime(file, params, wire)
         wire.wait_for_all()
-        self._session = Session(cast("Runtime", self.runtime))  # but for times of single tokens
+        self._session = Session(self.runtime)
 
     def logits(self, ids: Sequence[int]) -> Logits | None:
         """Logits after each of `ids`, as a fresh sequence, F32 (len(ids), n_vocab).

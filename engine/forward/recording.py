@@ -7,7 +7,7 @@ something that would come out differently for the next token calls `refuse_repla
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +15,37 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class TokenRecording(Protocol):
+    """One token's operations, recorded on a rank's own thread."""
+
+    def run(self) -> Tensor | None:
+        """Do them again and return the logits, in memory of their own.
+
+        Raises:
+            LeftAlone: another rank is gone.
+        """
+        ...
+
+
 class TokenRecorder(Protocol):
     """Recorder of one token."""
+
+    @property
+    def refusal(self) -> str:
+        """Why the recording cannot be replayed; "" if it can."""
+        ...
+
+    def record(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
+        """Compute a token and record it."""
+        ...
+
+    def recording(self, rank: int, keeps: Sequence[Tensor]) -> TokenRecording | None:
+        """Return what was recorded; None if it cannot be replayed.
+
+        Args:
+            keeps: memory that the replay needs beside what was allocated meanwhile.
+        """
+        ...
 
     def live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
         """Do as the last step what is not recorded but called for each token."""

@@ -10,7 +10,7 @@ from engine.errors import ContextOverflow, PromptError
 from engine.runtime.timeline import TokenTimes, timed
 
 if TYPE_CHECKING:
-    from engine.runtime.runtime import Runtime
+    from engine.runtime.interface import Runtime
     from engine.sampling.sampler import Sampler
     from engine.sampling.token_source import Logits
 

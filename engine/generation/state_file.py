@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.generation.session import Session
     from engine.progress import IsCancelled, StateSink
     from engine.runtime.rank import Rank
-    from engine.runtime.runtime import Runtime
+    from engine.runtime.thread_runtime import ThreadRuntime
 
 CHUNK_BYTES = 32 << 20
 """About so much is copied at a time, but at least one head or unit of one layer."""
@@ -33,7 +33,9 @@ class StateFiles:
         model_hash: see `engine.gguf.identity`.
     """
 
-    def __init__(self, runtime: Runtime, session: Session, name: str, model_hash: str) -> None:
+    def __init__(
+        self, runtime: ThreadRuntime, session: Session, name: str, model_hash: str
+    ) -> None:
         self._runtime, self._session, self._name = runtime, session, name
         self._ranks, self._kv_type = runtime.ranks, runtime.plan.kv_type
         self._states = runtime.ranks[0].states

@@ -1,36 +1,69 @@
-"""What a rank on a GPU computes with, as a `Worker` is for a rank on the CPU."""
+"""A GPU's backend: kernels in Triton, compiled beside the load, and tokens that are captured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
 
 from engine.gpu.comm.host_collectives import HostCollectives
 from engine.gpu.decode.sampling import sampling_starts
 from engine.gpu.launch.compiling import Compiling
 from engine.gpu.launch.graph import Captured, capture
 from engine.gpu.launch.target import target_of, use_target
+from engine.gpu.loading import weight_loader
 from engine.gpu.loading.dry_run import collect_launches
 from engine.gpu.ops import GpuOps
+from engine.ops.backend import NothingToCompile
+from engine.parallel.thread_comm import ThreadCommunicator
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
     from engine.config import LoadParams
     from engine.forward.communicator import Communicator
+    from engine.forward.weight import Weight
+    from engine.gguf import GGUFFile
+    from engine.gpu.loading.staging import Staging
+    from engine.layers.module import Slot
     from engine.models.declare import Declaration
+    from engine.sharding.placement import Slices
 
 
-class Card:
-    """Kernels for one GPU, and what is captured of a token on it.
+class GpuLoader:
+    """Sends parts of a file to a GPU through staging buffers, and packs matrices there."""
+
+    def __init__(self, file: GGUFFile, staging: Staging, x_bytes: int) -> None:
+        self._file = file
+        self._staging = staging
+        self._x_bytes = x_bytes
+
+    def bring(self, raw: NDArray[np.uint8]) -> Tensor:
+        """Copy bytes (…, row_bytes) of the file to the device unchanged."""
+        return weight_loader.send_bytes(raw, self._staging)
+
+    def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
+        """Load the parts of a matrix that the rank holds, in planes or unquantised."""
+        return weight_loader.load_for_gpu(self._file, slot, pieces, self._staging, self._x_bytes)
+
+
+class GpuBackend:
+    """See `engine.runtime.backend.Backend`.
 
     Args:
-        x_bytes: of a quantised activation, see `engine.planning.footprint.x_bytes`.
+        x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
 
     Attributes:
         target: what kernels are compiled for.
     """
+
+    records, captures = False, True
+    memory: Sequence[Tensor] = ()
+    kernel_s: float | None = None
+    waited_s = 0.0
 
     def __init__(self, device: torch.device, x_bytes: int) -> None:
         self.device = device
@@ -39,19 +72,25 @@ class Card:
 
     @property
     def compiles(self) -> bool:
-        """Whether a kernel's first start takes longer than the others."""
         return self.target.maker != "interpreter"
 
-    def compile_ahead(
-        self, declaration: Declaration, rank: int, params: LoadParams, row_counts: Sequence[int],
-        note: Callable[[str], None],
-    ) -> Compiling:  # fmt: skip
-        """Begin to compile what passes over so many rows will start.
+    def make_ops(self) -> GpuOps:
+        return GpuOps(self.device, self.x_bytes)
 
-        Args:
-            declaration: with modules that nobody else uses.
-            note: told how far it is, as a sentence; "" at the end.
-        """
+    @contextmanager
+    def loader(
+        self, file: GGUFFile, slots: Sequence[Slot], rank: int, report: Callable[[int], None]
+    ) -> Iterator[GpuLoader]:
+        with weight_loader.staging_for(slots, rank, self.device, report) as staging:
+            yield GpuLoader(file, staging, self.x_bytes)
+
+    def compile_ahead(
+        self, declare: Callable[[], Declaration], rank: int, params: LoadParams,
+        row_counts: Sequence[int], note: Callable[[str], None],
+    ) -> Compiling | NothingToCompile:  # fmt: skip
+        if not self.compiles:
+            return NothingToCompile()
+        declaration = declare()
         starts = collect_launches(declaration, rank, params, self.target, row_counts)
         split, hp = declaration.split, declaration.hp
         n_embd = hp.n_embd if rank in split.last_group else None
@@ -64,18 +103,27 @@ class Card:
 
         return Compiling(self.device, starts, tell)
 
-    def make_ops(self) -> GpuOps:
-        """The arithmetic of one rank."""
-        return GpuOps(self.device, self.x_bytes)
+    def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
+        return value
 
-    def cutting(self, inner: Communicator) -> Communicator:
-        """The same collectives, made by the hosts, which cut what is captured into parts."""
-        return HostCollectives(inner)
+    def captured_collectives(self, comm: Communicator) -> Communicator:
+        """Have collectives that hosts make cut the captured token into parts."""
+        return HostCollectives(comm) if isinstance(comm, ThreadCommunicator) else comm
+
+    def recorder(self, keeps: Sequence[Tensor]) -> None:
+        return None
 
     def capture(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
-        """What computes a token, ready to be replayed.
-
-        Raises:
-            NotRepeatable: that cannot be.
-        """
         return capture(self.device, compute)
+
+    def prepare(self) -> None:
+        """Do nothing: which kernels serve prompts depends on no measurement."""
+
+    def forget(self) -> None:
+        """Do nothing: activations are not kept."""
+
+    def release(self) -> None:
+        """Do nothing: torch keeps working memory."""
+
+    def close(self) -> None:
+        """Do nothing: there are no threads."""

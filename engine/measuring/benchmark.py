@@ -22,7 +22,7 @@ from engine.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from engine.generation.session import Session
-    from engine.runtime.runtime import Runtime
+    from engine.runtime.thread_runtime import ThreadRuntime
 
 N_WARM_UP = 4
 """Tokens at most that a warm-up generates."""
@@ -150,7 +150,7 @@ class Benchmark:
     def __init__(
         self,
         session: Session,
-        runtime: Runtime,
+        runtime: ThreadRuntime,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._session = session

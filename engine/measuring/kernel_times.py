@@ -14,7 +14,7 @@ import torch
 from engine.runtime.timeline import GpuTimes, KernelTime
 
 if TYPE_CHECKING:
-    from engine.runtime.runtime import Runtime
+    from engine.runtime.thread_runtime import ThreadRuntime
 
 N_STARTED = 32
 """Tokens that the host starts, to see how long that takes it."""
@@ -82,7 +82,7 @@ def short_name(name: str) -> str:
     return head.rpartition("::")[2] or name
 
 
-def host_s(runtime: Runtime, position: int) -> float | None:
+def host_s(runtime: ThreadRuntime, position: int) -> float | None:
     """Seconds per token that the host takes to start one on all GPUs, not waiting for them.
 
     The token at `position` is computed anew each time; what the cache holds from there on is then

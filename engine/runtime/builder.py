@@ -1,76 +1,99 @@
-"""Makes the ranks of a runtime: their slices of the file, caches, and what they compute with."""
+"""Builds the ranks of a model: their slices of the file, caches and backends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from engine.cpu.worker import Worker
+from engine.cpu.backend import CpuBackend
 from engine.errors import Cancelled, EngineError, KernelError
 from engine.forward.cache import Cache
 from engine.forward.context import Context
 from engine.hardware.backend_choice import kernels_for, use_interpreter
 from engine.links.proof import find_routes
 from engine.models.declare import Declaration, declare
-from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
+from engine.ops.backend import ReferenceBackend
+from engine.parallel.thread_comm import ThreadGroup
 from engine.planning.footprint import x_bytes
 from engine.planning.plan import Plan, keeps_kv_on_host
 from engine.runtime.loader import Progress, load_rank
 from engine.runtime.micro_batches import MicroBatches, TakesTurns
-from engine.runtime.rank import Rank, make_ops, warm_rows
+from engine.runtime.rank import Rank, warm_rows
 
 if TYPE_CHECKING:
     from engine.config import LoadParams
+    from engine.forward.communicator import Communicator
     from engine.forward.state import State
     from engine.gguf import GGUFFile
-    from engine.gpu.card import Card
-    from engine.runtime.runtime import Runtime
+    from engine.layers.hparams import HParams
+    from engine.runtime.backend import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """What the ranks of a model have in common before there are any.
+
+    Attributes:
+        devices: device of each rank.
+        kinds: kind of each rank's device; those of a kind round alike.
+        n_batch: largest number of prompt tokens in a pass.
+        threads_per_rank: CPU threads of each rank.
+        communicator: returns the communicator of a rank, given its number and device.
+    """
+
+    devices: Sequence[torch.device]
+    kinds: Sequence[str]
+    plan: Plan
+    hp: HParams
+    n_batch: int
+    threads_per_rank: int
+    communicator: Callable[[int, torch.device], Communicator]
 
 
 class RankBuilder:
-    """Makes the ranks of a runtime, each on its own thread."""
+    """Makes the ranks of a model, each on its own thread or in its own process."""
 
     def __init__(
-        self, runtime: Runtime, file: GGUFFile, params: LoadParams, declaration: Declaration
+        self, setup: RankSetup, file: GGUFFile, params: LoadParams, declaration: Declaration
     ) -> None:
         self.file = file
-        self._runtime, self._params, self._declaration = runtime, params, declaration
+        self._setup, self._params, self._declaration = setup, params, declaration
 
     def empty(self, number: int) -> Rank:
-        """A rank without weights and with a cache that has no layers."""
-        first = self._declaration
-        return self._opened(number, first if number == 0 else declare(self.file, self._params), ())
+        """Return a rank without weights and with a cache that has no layers."""
+        return self._made(number, self._own_declaration(number), ())
 
     def loaded(self, number: int, progress: Progress) -> Rank:
-        """A rank that has all it needs."""
-        first = self._declaration
-        mine = first if number == 0 else declare(self.file, self._params)
-        rank = self._opened(number, mine, mine.states)
+        """Return a rank with its weights and its cache."""
+        mine = self._own_declaration(number)
+        rank = self._made(number, mine, mine.states)
         try:
             with self._compiled(rank, progress):
                 load_rank(
-                    self.file, rank.slots, number, rank.device, rank.storage, rank.worker, progress,
-                    rank.card,
-                )  # fmt: skip
+                    self.file, rank.slots, number, rank.device, rank.storage, rank.backend, progress
+                )
         except BaseException:
             rank.close()
             raise
         return rank
 
+    def _own_declaration(self, number: int) -> Declaration:
+        """Return a declaration whose modules no other rank uses."""
+        return self._declaration if number == 0 else declare(self.file, self._params)
+
     @contextmanager
     def _compiled(self, rank: Rank, progress: Progress) -> Iterator[None]:
-        """Compile a GPU's kernels meanwhile; they are there at the end."""
-        if rank.card is None or not rank.card.compiles:
-            yield
-            return
-        name = self._runtime.plan.devices[rank.number].device
+        """Compile the rank's kernels meanwhile; they are ready at the end."""
+        setup = self._setup
+        name = setup.plan.devices[rank.number].device
         with _explained(name):
-            compiling = rank.card.compile_ahead(
-                declare(self.file, self._params), rank.number, self._params,
-                warm_rows(min(self._runtime.n_ctx, self._runtime.n_batch)),
+            compiling = rank.backend.compile_ahead(
+                lambda: declare(self.file, self._params), rank.number, self._params,
+                warm_rows(min(setup.plan.n_ctx, setup.n_batch)),
                 lambda doing: progress.note(rank.number, doing),
             )  # fmt: skip
         try:
@@ -80,43 +103,41 @@ class RankBuilder:
         finally:
             compiling.cancel()
 
-    def _opened(self, number: int, declaration: Declaration, states: Iterable[State]) -> Rank:
-        runtime = self._runtime
-        device, storage = runtime.devices[number], runtime.plan.devices[number].storage
+    def _made(self, number: int, declaration: Declaration, states: Iterable[State]) -> Rank:
+        setup = self._setup
+        device, storage = setup.devices[number], setup.plan.devices[number].storage
         cache = Cache(
-            states, number, runtime.n_ctx, self._params.kv_type, device,
+            states, number, setup.plan.n_ctx, self._params.kv_type, device,
             kv_on_host=keeps_kv_on_host(self._params, device.type),
         )  # fmt: skip
-        worker, card = self._computing_with(number, storage == "kernels")
-        comm = runtime.group.communicator(number, device)
-        if card is not None and isinstance(comm, ThreadCommunicator):
-            comm = card.cutting(comm)
-        kinds = runtime.kinds
+        backend = self._backend(number, storage == "kernels")
+        inner = setup.communicator(number, device)
+        comm, kinds = backend.captured_collectives(inner), setup.kinds
 
         def make_context() -> Context:
-            return Context(comm, make_ops(worker, card), cache, device, kinds)
+            return Context(comm, backend.make_ops(), cache, device, kinds)
 
-        micro_batches = (
-            MicroBatches(comm, make_context) if card and isinstance(comm, TakesTurns) else None
-        )
-        return Rank(declaration, storage, make_context(), worker, card, micro_batches)
+        micro_batches = None
+        if backend.captures and isinstance(comm, TakesTurns):
+            micro_batches = MicroBatches(comm, make_context)
+        return Rank(declaration, storage, make_context(), backend, micro_batches)
 
-    def _computing_with(self, number: int, has_kernels: bool) -> tuple[Worker | None, Card | None]:
-        """What a rank computes with; an idle one as the others do, for they may repeat tokens."""
-        runtime, device = self._runtime, self._runtime.devices[number]
+    def _backend(self, number: int, has_kernels: bool) -> Backend:
+        """Return what a rank computes with; an idle one as the others, who may record tokens."""
+        setup, device = self._setup, self._setup.devices[number]
         is_idle = number not in self._declaration.split.holders
-        name = "cpu" if is_idle else runtime.plan.devices[number].device
+        name = "cpu" if is_idle else setup.plan.devices[number].device
         kernels = kernels_for(name) if has_kernels or is_idle else ""
-        n_bytes = x_bytes(runtime.hp)
+        n_bytes = x_bytes(setup.hp)
         if kernels == "cpu":
-            return Worker(1 if is_idle else runtime.threads_per_rank, n_bytes), None
+            return CpuBackend(1 if is_idle else setup.threads_per_rank, n_bytes)
         if kernels == "gpu" and not is_idle:
             if device.type == "cpu":
                 use_interpreter()
-            from engine.gpu.card import Card  # Triton is not for the CPU
+            from engine.gpu.backend import GpuBackend  # Triton is not for the CPU
 
-            return None, Card(device, n_bytes)
-        return None, None
+            return GpuBackend(device, n_bytes)
+        return ReferenceBackend()
 
 
 def make_group(plan: Plan, devices: Sequence[torch.device], params: LoadParams) -> ThreadGroup:

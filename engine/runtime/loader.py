@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -15,11 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.cpu.packing import load_for_kernels
-from engine.cpu.worker import Worker
 from engine.errors import Cancelled, UnsupportedQuant
 from engine.forward.weight import Weight
 from engine.layers.module import Slot
+from engine.ops.file_bytes import chunks
 from engine.ops.weights import DenseWeight, PackedWeight
 from engine.planning.footprint import slot_pieces
 from engine.progress import LoadProgress
@@ -28,14 +25,9 @@ from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
     from engine.gguf import GGUFFile, TensorInfo
-    from engine.gpu.card import Card
+    from engine.runtime.backend import Backend, WeightLoader
 
 Bytes = NDArray[np.uint8]
-Bring = Callable[[Bytes], Tensor]
-LoadMatrix = Callable[[Slot, Sequence[Slices]], Weight]
-
-CHUNK_BYTES = 8 << 20
-"""Read at a time; cancelling and progress take effect between chunks."""
 
 PROGRESS_INTERVAL_S = 0.04
 
@@ -112,71 +104,37 @@ def load_rank(
     rank: int,
     device: torch.device,
     storage: str,
-    worker: Worker | None,
+    backend: Backend,
     progress: Progress,
-    card: Card | None = None,
 ) -> None:
     """Fill the attributes that `slots` name with this rank's parts.
 
     Args:
-        storage: see `engine.planning.plan.DevicePlan`.
-        worker: of a rank that computes with the CPU's kernels, else None.
-        card: of a rank that computes with those for GPUs, else None.
+        storage: form of the rank's matrices, see `engine.planning.plan.DevicePlan`.
     """
-    with ExitStack() as stack:
-        if card is None:
-            bring: Bring = partial(_copied, progress=progress)
-            load: LoadMatrix = partial(_load_for_cpu, file, worker=worker, progress=progress)
-        else:
-            from engine.gpu.loading import weight_loader  # Triton is not for the CPU
-
-            staging = stack.enter_context(
-                weight_loader.staging_for(slots, rank, device, progress.add)
-            )
-            bring = partial(weight_loader.send_bytes, staging=staging)
-            load = partial(weight_loader.load_for_gpu, file, staging=staging, x_bytes=card.x_bytes)
+    with backend.loader(file, slots, rank, progress.add) as loader:
         for slot in slots:
             pieces = slot_pieces(slot, rank)
             if pieces:
-                value = _value(file, slot, pieces, device, storage, progress, bring, load)
+                value = _value(file, slot, pieces, device, storage, progress, loader)
                 setattr(slot.owner, slot.attribute, value)
                 file.release(slot.tensor)
 
 
 def _value(
     file: GGUFFile, slot: Slot, pieces: Sequence[Slices], device: torch.device, storage: str,
-    progress: Progress, bring: Bring, load: LoadMatrix,
+    progress: Progress, loader: WeightLoader,
 ) -> Weight | Tensor:  # fmt: skip
-    """A rank's part of one tensor.
-
-    Args:
-        bring: copies bytes of the file.
-        load: makes a matrix for kernels.
-    """
+    """Return a rank's part of one tensor."""
     dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
     kind = slot.holding(storage)
     if kind == "packed":
-        return _load_packed(file, slot.tensor, pieces, dim, device, bring)
+        return _load_packed(file, slot.tensor, pieces, dim, device, loader)
     if kind != "f32":
-        return load(slot, pieces)
+        return loader.matrix(slot, pieces)
     parts = [_dequantised(file, slot.tensor, piece, progress) for piece in pieces]
     whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
     return DenseWeight(whole.to(device)) if slot.is_matrix else whole.to(device)
-
-
-def _load_for_cpu(
-    file: GGUFFile, slot: Slot, pieces: Sequence[Slices], worker: Worker | None, progress: Progress
-) -> Weight:
-    assert worker is not None, "only ranks with kernels hold weights for them"
-    return load_for_kernels(file, slot, pieces, worker, progress.add)
-
-
-def _copied(raw: Bytes, progress: Progress) -> Tensor:
-    """Bytes of the file in memory of their own."""
-    rows = torch.empty(prod(raw.shape[:-1]), raw.shape[-1], dtype=torch.uint8)
-    for part, chunk in _chunks(raw, progress):
-        rows[part] = chunk
-    return rows.view(raw.shape)
 
 
 def _load_packed(
@@ -185,13 +143,13 @@ def _load_packed(
     pieces: Sequence[Slices],
     dim: int,
     device: torch.device,
-    bring: Bring,
+    loader: WeightLoader,
 ) -> Weight:
     """The file's bytes of the blocks that cover all pieces, joined along `dim`."""
     parts, columns, begin = [], [], 0
     for piece in pieces:
         raw, inside = _blocks(file, tensor, piece)
-        parts.append(bring(raw))
+        parts.append(loader.bring(raw))
         columns.append(torch.arange(begin + inside.start, begin + inside.stop))
         begin += raw.shape[-1] // tensor.type.type_size * tensor.type.block_size
     whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
@@ -207,26 +165,9 @@ def _dequantised(file: GGUFFile, tensor: TensorInfo, slices: Slices, progress: P
     raw, columns = _blocks(file, tensor, slices)
     n_columns = columns.stop - columns.start
     result = torch.empty(prod(raw.shape[:-1]), n_columns)
-    for part, chunk in _chunks(raw, progress):
+    for part, chunk in chunks(raw, progress.add):
         result[part] = dequantise(chunk, tensor.type.number)[:, columns]
     return result.reshape(*raw.shape[:-1], n_columns)
-
-
-def _chunks(raw: Bytes, progress: Progress) -> Iterator[tuple[slice, Tensor]]:
-    """Copies of some rows at a time, with their place among all rows.
-
-    Raises:
-        Cancelled: the person has asked to stop.
-    """
-    n_columns = raw.shape[-1]
-    step = max(1, CHUNK_BYTES // n_columns)
-    done = 0
-    for matrix in raw.reshape(-1, *raw.shape[-2:]) if raw.ndim > 1 else raw[None, None]:
-        for start in range(0, len(matrix), step):
-            chunk = torch.from_numpy(matrix[start : start + step].copy())
-            progress.add(chunk.nbytes)
-            yield slice(done, done + len(chunk)), chunk
-            done += len(chunk)
 
 
 def _blocks(file: GGUFFile, tensor: TensorInfo, slices: Slices) -> tuple[Bytes, slice]:

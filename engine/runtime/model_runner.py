@@ -57,11 +57,11 @@ class ModelRunner:
     @property
     def has_kernels(self) -> bool:
         """Whether there is something to record."""
-        return any(rank.worker or rank.card for rank in self.ranks)
+        return any(rank.backend.records or rank.backend.captures for rank in self.ranks)
 
     @property
-    def _has_cards(self) -> bool:
-        return any(rank.card for rank in self.ranks)
+    def _captures(self) -> bool:
+        return any(rank.backend.captures for rank in self.ranks)
 
     @property
     def _recorded(self) -> int:
@@ -69,7 +69,7 @@ class ModelRunner:
 
         On GPUs what is recorded is computed without that before, in any case.
         """
-        return 1 if self._has_cards else 2
+        return 1 if self._captures else 2
 
     def run(self, fn: Callable[[int], T], *, is_watched: bool = False) -> list[T]:
         """Call `fn` for each rank, see `RankExecutor.run`; a failure forgets what was recorded."""
@@ -96,13 +96,12 @@ class ModelRunner:
     def _warm_up(self, n_batch: int) -> None:
         for _ in range(self._recorded):
             self.compute([0], 0, 0)
-        if any(rank.card and rank.card.compiles for rank in self.ranks):
+        if any(rank.backend.compiles for rank in self.ranks):
             for n in warm_rows(min(self._n_ctx, n_batch)):
                 self.compute([0] * n, 0, n - 1)
             self._try_micro_batches(min(self._n_ctx, n_batch))
         for rank in self.ranks:
-            if rank.worker:
-                rank.worker.prepare()
+            rank.backend.prepare()
 
     def compute(self, ids: Sequence[int], n_past: int, first_logit: int) -> Logits:
         """Run tokens after `n_past` cached ones.
@@ -193,7 +192,7 @@ class ModelRunner:
     def _recorded_now(self, token: int, n_past: int) -> Tensor:
         """Compute a token and record it, in whichever way is possible."""
         ranks = self.ranks
-        if not self._has_cards:
+        if not self._captures:
             return self._one(lambda rank: ranks[rank].record(token, n_past))
         from engine.gpu.decode.rank_capture import Unproven, capture_on_all
         from engine.gpu.launch.graph import NotRepeatable
@@ -232,7 +231,9 @@ class ModelRunner:
             n_past: cached tokens, which stay, as states do.
         """
         holders = [rank for rank in self.ranks if not rank.is_idle]
-        is_sure = all(rank.card and rank.recording and not rank.refusal for rank in holders)
+        is_sure = all(
+            rank.backend.captures and rank.recording and not rank.refusal for rank in holders
+        )
         if self.stream is not None or n_past >= self._n_ctx or not captures_tokens() or not is_sure:
             return
         from engine.gpu.decode.token_stream import TokenStream

@@ -7,24 +7,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.ops import CpuOps
-from engine.cpu.recorder import Recorder, Recording
-from engine.ops.reference import REFERENCE
 from engine.planning.memory import MemoryUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from engine.cpu.worker import Worker
     from engine.forward.context import Context
-    from engine.forward.ops import Ops
+    from engine.forward.recording import TokenRecording
     from engine.forward.weight import Weight
-    from engine.gpu.card import Card
     from engine.gpu.decode.rank_capture import CaptureTask
     from engine.gpu.decode.sampling import WordExchange
     from engine.gpu.decode.token_stream import TokenStep
     from engine.gpu.launch.graph import Captured
     from engine.models.declare import Declaration
+    from engine.runtime.backend import Backend
     from engine.runtime.micro_batches import MicroBatches
 
 
@@ -34,8 +30,7 @@ class Rank:
     Args:
         declaration: of the model, with modules of its own, whose attributes are its slices.
         storage: how it holds matrices, see `engine.planning.plan.DevicePlan`.
-        worker: what it computes with, where it uses the CPU's kernels.
-        card: the same where it uses those for GPUs.
+        backend: what it computes with.
         micro_batches: computes batches in halves, where hosts do not wait for devices in sums.
 
     Attributes:
@@ -47,20 +42,22 @@ class Rank:
 
     def __init__(
         self, declaration: Declaration, storage: str, context: Context,
-        worker: Worker | None = None, card: Card | None = None,
-        micro_batches: MicroBatches | None = None,
+        backend: Backend, micro_batches: MicroBatches | None = None,
     ) -> None:  # fmt: skip
         self.model = declaration.model
         self.slots = declaration.slots
         self.states = declaration.states
         self.storage = storage
         self.context = context
-        self.worker = worker
-        self.card = card
+        self.backend = backend
         self.micro_batches = micro_batches
         self.is_idle = context.rank not in declaration.split.holders
-        self.recording: Recording | Replay | None = None
-        self.refusal = "" if worker or card else "its device has no kernels that can be repeated"
+        self.recording: TokenRecording | Replay | None = None
+        self.refusal = (
+            ""
+            if backend.records or backend.captures
+            else "its device has no kernels that can be repeated"
+        )
         self.token = torch.zeros(1, dtype=torch.int64, device=context.device)
 
     @property
@@ -104,9 +101,9 @@ class Rank:
         There must have been one token by itself before: what is made once is made then.
         """
         self.begin(token, n_past)
-        if self.worker is None:
+        recorder = self.backend.recorder(self._memory())
+        if recorder is None:
             return self.forward()
-        recorder = Recorder(self.worker.team, self._memory())
         self.context.recorder = recorder
         try:
             logits = recorder.record(self.forward)
@@ -114,7 +111,7 @@ class Rank:
             self.context.recorder = None
         self._forget()
         self.recording = recorder.recording(self.context.rank, self._memory())
-        self.refusal = recorder.log.refusal
+        self.refusal = recorder.refusal
         return logits
 
     def forward(self) -> Tensor | None:
@@ -167,8 +164,8 @@ class Rank:
         Raises:
             NotRepeatable: see `engine.gpu.launch.graph`.
         """
-        if self.card is not None and not self.is_idle:
-            return self.card.capture(compute)
+        if self.backend.captures and not self.is_idle:
+            return self.backend.capture(compute)
         from engine.gpu.decode.rank_capture import Recomputed
 
         found = Recomputed(lambda: self._anew(compute), is_idle=self.is_idle)
@@ -182,7 +179,8 @@ class Rank:
 
     def repeat(self, token: int, n_past: int) -> Tensor | None:
         """Run one token as the recorded one."""
-        assert isinstance(self.recording, Recording), "there is nothing to repeat"
+        assert self.recording is not None, "there is nothing to repeat"
+        assert not isinstance(self.recording, Replay), "what was captured is started"
         self.begin(token, n_past)
         return self.recording.run()
 
@@ -203,26 +201,22 @@ class Rank:
 
     def _memory(self) -> Sequence[Tensor]:
         """What kernels use beside what a pass allocates, as it is now."""
-        assert self.worker is not None
-        return [*self.worker.memory, *self.context.ops.memory]
+        return [*self.backend.memory, *self.context.ops.memory]
 
     def _forget(self) -> None:
-        if self.worker is not None:
-            self.worker.forget()
+        self.backend.forget()
 
     def let_go(self) -> None:
         """Forget what holds on to weights and caches beside the places where they belong."""
         self.recording = None
         if self.micro_batches is not None:
             self.micro_batches.forget()
-        self.context.ops = make_ops(self.worker, self.card)
-        if self.worker is not None:
-            self.worker.release()
+        self.context.ops = self.backend.make_ops()
+        self.backend.release()
 
     def close(self) -> None:
         """End its threads; safe to call twice."""
-        if self.worker is not None:
-            self.worker.close()
+        self.backend.close()
 
 
 def warm_rows(most: int) -> list[int]:
@@ -256,13 +250,6 @@ class Replay:
         """What it gave last; on a GPU in memory that the next one writes anew."""
         found = self._captured.result
         return found.clone() if found is not None and found.is_cpu else found
-
-
-def make_ops(worker: Worker | None, card: Card | None = None) -> Ops:
-    """The arithmetic of a rank that computes with one of them, or with neither."""
-    if card is not None:
-        return card.make_ops()
-    return CpuOps(worker.team) if worker else REFERENCE
 
 
 def bytes_of(value: Weight | Tensor) -> int:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from engine.cpu.weights import JoinedColumns, PlainWeight, PlaneWeight
 from engine.forward.state import KVState
 from engine.gguf.tensors import split_name
 from engine.hardware.torch_devices import trim_heap
@@ -33,7 +32,6 @@ from engine.sharding.placement import Shard
 from engine.sharding.recut import Move, next_move, runs
 
 if TYPE_CHECKING:
-    from engine.cpu.worker import Worker
     from engine.forward.weight import Weight
     from engine.gguf import GGUFFile
     from engine.runtime.rank import Rank
@@ -46,7 +44,7 @@ class Side:
     """The ranks of one of the two splits.
 
     Attributes:
-        run: calls a function on all of them at the same time, see `Runtime`.
+        run: calls a function on all of them at the same time, see `RankExecutor.run`.
     """
 
     ranks: Sequence[Rank]
@@ -102,7 +100,7 @@ class Transfer:
         for (number, index), source in self._kept.items():
             rank, value = self._new.ranks[number], self._old.ranks[source].value(index)
             assert value is not None, "a rank that has a part of a tensor holds it"
-            _set(rank, index, _for_worker(value, rank.worker))
+            _set(rank, index, rank.backend.adopt(value))
         while self._blocks:
             spare = {device: sum(n for *_, n in slots) for device, slots in self._spare.items()}
             place = next_move(self._moves, self._held, spare, self._limits)
@@ -166,8 +164,7 @@ class Transfer:
     def _load(self, rank: Rank, indices: Sequence[int], progress: Progress) -> None:
         slots = [rank.slots[index] for index in indices]
         load_rank(
-            self._file, slots, rank.number, rank.device, rank.storage, rank.worker, progress,
-            rank.card,
+            self._file, slots, rank.number, rank.device, rank.storage, rank.backend, progress,
         )  # fmt: skip
 
     def _carry(self, source: Side, target: Side, index: int) -> None:
@@ -340,22 +337,3 @@ def _drop(ranks: Sequence[Rank], index: int) -> None:
 
 def _set(rank: Rank, index: int, value: Weight | Tensor | None) -> None:
     setattr(rank.slots[index].owner, rank.slots[index].attribute, value)
-
-
-def _for_worker(value: Weight | Tensor, worker: Worker | None) -> Weight | Tensor:
-    """The same memory, multiplied by the threads of another worker."""
-    if worker is None:
-        return value
-    if isinstance(value, PlaneWeight):
-        return PlaneWeight(value.planes, value.type_number, value.n_rows, value.extent, worker)
-    if isinstance(value, PlainWeight):
-        return PlainWeight(value.data, worker)
-    if isinstance(value, JoinedColumns):
-        return JoinedColumns([_joined(part, worker) for part in value.parts], value.widths)
-    return value
-
-
-def _joined(part: Weight, worker: Worker) -> Weight:
-    found = _for_worker(part, worker)
-    assert not isinstance(found, Tensor)
-    return found

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
+    from engine.runtime.interface import Runtime
     from engine.runtime.rank import Rank
-    from engine.runtime.runtime import Runtime
 
 T = TypeVar("T")
 
@@ -101,10 +101,7 @@ def timed(
 
 def _clock(rank: Rank) -> _Clock:
     waited = rank.context.waited_s
-    if rank.worker is None:
-        return _Clock(None, waited)
-    team = rank.worker.team
-    return _Clock(team.kernel_s, waited + (team.waited_s or 0.0))
+    return _Clock(rank.backend.kernel_s, waited + rank.backend.waited_s)
 
 
 def _times(before: _Clock, after: _Clock, seconds: float) -> RankTimes:

@@ -26,7 +26,7 @@ from engine import BenchTest, Model, load_model
 
 LOAD = """
 import resource, sys, time
-import engine.runtime.runtime
+import engine.runtime.thread_runtime
 from engine import load_model
 begun = time.perf_counter()
 path, n_ctx, n_threads = sys.argv[1], *map(int, sys.argv[2:])

@@ -379,10 +379,11 @@ def test_a_model_makes_room_for_one_that_does_not_fit_beside_it(
 ) -> None:
     """And comes back when the new one fails for another reason."""
     desk.run(Load(LoadParams(path)))
-    from engine.runtime import runtime
+
+    from engine.runtime import thread_runtime
 
     calls = []
-    original = runtime.make_plan
+    original = thread_runtime.make_plan
 
     def first_is_full(*args: object) -> object:
         calls.append(args)
@@ -390,7 +391,7 @@ def test_a_model_makes_room_for_one_that_does_not_fit_beside_it(
             raise OutOfDeviceMemory("cpu", 2 << 30, 1 << 30, "to load the model")
         return original(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runtime, "make_plan", first_is_full)
+    monkeypatch.setattr(thread_runtime, "make_plan", first_is_full)
     assert isinstance(desk.run(Load(LoadParams(path, n_ctx=32))), ModelLoaded)
     failed = desk.run(Load(LoadParams(path)))
     assert isinstance(failed, Failed)

@@ -13,7 +13,7 @@ import torch
 
 from engine import LoadParams
 from engine.api import Model
-from engine.runtime.runtime import Runtime
+from engine.runtime.thread_runtime import ThreadRuntime
 
 
 def measured(path: Path, n_ranks: int, n_ctx: int, n_batch: int) -> dict[str, dict[str, int]]:
@@ -41,7 +41,7 @@ def main(path: str, n_ranks: int, n_ctx: int, n_batch: int) -> None:
     sys.stdout.write(json.dumps(total))
 
 
-def compute(runtime: Runtime, n_ctx: int, n_batch: int) -> None:
+def compute(runtime: ThreadRuntime, n_ctx: int, n_batch: int) -> None:
     """Fill the cache with zeros, then compute its last tokens, together and singly."""
     with torch.inference_mode():
         for rank in runtime.ranks:

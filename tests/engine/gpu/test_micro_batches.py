@@ -129,7 +129,7 @@ def test_it_is_tried_at_load_where_kernels_were_compiled(
         return True
 
     monkeypatch.setattr("engine.runtime.model_runner.micro_batches_pay", pay)
-    monkeypatch.setattr("engine.gpu.card.Card.compiles", True)
+    monkeypatch.setattr("engine.gpu.backend.GpuBackend.compiles", True)
     monkeypatch.setattr("engine.runtime.builder.RankBuilder._compiled", _nothing)
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
     with load_model(path, ["cpu"] * 2, n_ctx=4) as model:

@@ -8,9 +8,9 @@ import pytest
 from torch import Tensor
 
 from engine import EngineError, Model, SamplingParams, TokenText, load_model
-from engine.cpu.worker import Worker
+from engine.cpu.backend import CpuBackend
 from engine.errors import CommError
-from engine.gpu.card import Card
+from engine.gpu.backend import GpuBackend
 from engine.gpu.comm.one_shot import OneShotGroups
 from engine.gpu.launch.graph import NotRepeatable
 from engine.hardware import backend_choice
@@ -169,16 +169,18 @@ def test_where_one_shot_sums_fail_at_first_hosts_add_up(
 def test_a_rank_on_the_cpu_meets_parts_of_graphs(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It computes each time, with its own kernels, while the other one replays."""
-    original = RankBuilder._computing_with
+    """It computes anew each time, with its own kernels, while the other one replays."""
+    original = RankBuilder._backend
 
-    def computing_with(self: RankBuilder, number: int, has_kernels: bool) -> object:
+    def backend(self: RankBuilder, number: int, has_kernels: bool) -> object:
         if number == 0:
             return original(self, number, has_kernels)
-        return Worker(1, x_bytes(self._runtime.hp)), None
+        return CpuBackend(1, x_bytes(self._setup.hp))
 
-    monkeypatch.setattr(RankBuilder, "_computing_with", computing_with)
-    monkeypatch.setattr("engine.runtime.runtime.make_group", lambda *_: ThreadGroup(is_awake=True))
+    monkeypatch.setattr(RankBuilder, "_backend", backend)
+    monkeypatch.setattr(
+        "engine.runtime.thread_runtime.make_group", lambda *_: ThreadGroup(is_awake=True)
+    )
     with load_model(path, ["cpu"] * 2, [1, 1], n_ctx=32) as model:
         replays = [rank.recording for rank in model.runtime.ranks]
         assert [isinstance(x, Replay) and x.is_whole for x in replays] == [False, False]
@@ -253,11 +255,11 @@ def test_a_kernel_that_cannot_be_compiled_is_done_without(
         raise EngineError("The kernel products cannot be compiled for this GPU (ptxas died).")
 
     monkeypatch.setattr(backend_choice, "_refused", {})
-    monkeypatch.setattr(Card, "compiles", True)
-    monkeypatch.setattr(Card, "compile_ahead", fail)
+    monkeypatch.setattr(GpuBackend, "compiles", True)
+    monkeypatch.setattr(GpuBackend, "compile_ahead", fail)
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
     with load_model(path, n_ctx=32) as model:
-        assert not any(rank.card for rank in model.runtime.ranks)
+        assert not any(rank.backend.captures for rank in model.runtime.ranks)
         assert model.logits(IDS).shape[0] == len(IDS)
     assert backend_choice.refused_kernels() == {
         "cpu": "The kernel products cannot be compiled for this GPU (ptxas died)"

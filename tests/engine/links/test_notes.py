@@ -24,7 +24,7 @@ def test_a_person_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
     with load_model(path, n_ctx=8) as model:
         assert NOTE not in model.warnings
-    monkeypatch.setattr("engine.runtime.runtime.make_group", made)
+    monkeypatch.setattr("engine.runtime.thread_runtime.make_group", made)
     with load_model(path, n_ctx=8) as model:
         assert NOTE in model.warnings
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine import BenchResult, BenchTest, Cancelled, EngineError, Model, load_model
-from engine.runtime.runtime import Runtime
+from engine.runtime.thread_runtime import ThreadRuntime
 from tests.helpers.answers import ask
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -28,9 +28,11 @@ class Trace:
         self.ids: list[int] = []
         self.logits: list[np.ndarray] = []
         self.now = self.kernel_s = 0.0
-        original = Runtime.forward
+        original = ThreadRuntime.forward
 
-        def forward(runtime: Runtime, ids: Sequence[int], n_past: int, first_logit: int) -> Any:
+        def forward(
+            runtime: ThreadRuntime, ids: Sequence[int], n_past: int, first_logit: int
+        ) -> Any:
             logits = original(runtime, ids, n_past, first_logit)
             self.runner.append((n_past, len(ids)))
             self.ids += ids
@@ -39,10 +41,10 @@ class Trace:
             self.now += len(ids) + OUTSIDE_S
             return logits
 
-        monkeypatch.setattr(Runtime, "forward", forward)
+        monkeypatch.setattr(ThreadRuntime, "forward", forward)
         clock = SimpleNamespace(perf_counter=lambda: self.now)
         monkeypatch.setattr(
-            Runtime,
+            ThreadRuntime,
             "kernel_s",
             lambda runtime: [0.0] * (len(runtime.devices) - 1) + [self.kernel_s],
         )

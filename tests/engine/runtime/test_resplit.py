@@ -116,14 +116,22 @@ def test_an_answer_goes_on_while_it_is_split_anew(path: Path) -> None:
     assert drawn == expected
 
 
+def threads_of(model: Model) -> list[int]:
+    return [r.backend.worker.n_threads for r in model.runtime.ranks if r.backend.records]  # type: ignore[attr-defined]
+
+
 def test_all_that_is_told_of_a_model_follows(path: Path) -> None:
     with load_model(path, ["cpu"] * 2, [3, 1], cpu_threads=2) as model:
-        assert [rank.worker.n_threads for rank in model.runtime.ranks if rank.worker] == [1, 1]
+        assert [
+            rank.backend.worker.n_threads for rank in model.runtime.ranks if rank.backend.records
+        ] == [1, 1]
         model.resplit(None, devices=["cpu"])
         assert model.params.devices == ("cpu",)
         assert [d.effective for d in model.plan.devices] == [1.0]
         assert model.n_threads == 2
-        assert [rank.worker.n_threads for rank in model.runtime.ranks if rank.worker] == [2]
+        assert [
+            rank.backend.worker.n_threads for rank in model.runtime.ranks if rank.backend.records
+        ] == [2]
         model.resplit([1, 2, 1], devices=["cpu"] * 3)
         assert [d.asked for d in model.plan.devices] == [0.25, 0.5, 0.25]
         for memory in model.memory():
@@ -295,7 +303,9 @@ def test_one_that_would_not_fit_is_refused_before_anything_is_read(
     needed = model.plan.total_bytes
 
     def free(n_bytes: int) -> None:
-        monkeypatch.setattr("engine.runtime.runtime.free_bytes", lambda devices: {"cpu": n_bytes})
+        monkeypatch.setattr(
+            "engine.runtime.thread_runtime.free_bytes", lambda devices: {"cpu": n_bytes}
+        )
 
     free(needed - held - 5000)
     with monkeypatch.context() as patch:

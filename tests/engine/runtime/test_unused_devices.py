@@ -123,15 +123,16 @@ def test_a_rank_without_a_slice_holds_nothing(
         assert model.plan.devices[1].memory.total == 0
         assert model.memory()[1].measured.total == 0
         assert model.n_threads == 2, "those of the idle rank serve the others"
-        if idle.worker is not None:
-            assert sum(m.nbytes for m in (*idle.worker.memory, *idle.context.ops.memory)) == 0
+        memory = (*idle.backend.memory, *idle.context.ops.memory)
+        assert sum(m.nbytes for m in memory) == 0
 
 
 def test_what_is_reserved_is_not_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Planner(path).plan(LoadParams(str(path)))
     needed, gib = plan.total_bytes, 1 << 30
     monkeypatch.setattr(
-        "engine.runtime.runtime.free_bytes", lambda devices: dict.fromkeys(devices, needed + gib)
+        "engine.runtime.thread_runtime.free_bytes",
+        lambda devices: dict.fromkeys(devices, needed + gib),
     )
     load_model(path, reserve={"cpu": gib}).close()
     with pytest.raises(OutOfDeviceMemory, match=r"to load the model and keep 1\.00 GiB in rese"):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import SamplingParams
-from engine.distributed.rank_runtime import Drawing, RankRuntime
+from engine.distributed.process_runtime import Drawing, ProcessRuntime
 from engine.errors import EngineError
 from engine.sampling.sampler import Sampler
 from engine.sampling.slices import (
@@ -212,5 +212,7 @@ def test_a_rank_with_a_new_step_samples_from_all_logits() -> None:
 
     sampler = Sampler(GREEDY)
     sampler.steps.append(without_the_best)
-    found = Drawing(cast(RankRuntime, Alone())).draw(np.arange(10, dtype=np.float32), sampler, [9])
+    found = Drawing(cast(ProcessRuntime, Alone())).draw(
+        np.arange(10, dtype=np.float32), sampler, [9]
+    )
     assert found == 7, "the largest but for the token that must not come and for the best"

@@ -18,6 +18,7 @@ from engine.errors import Cancelled, DeviceError
 from engine.forward.weight import Weight
 from engine.gguf.tensors import TensorInfo
 from engine.gguf.types import TYPES
+from engine.gpu.backend import GpuBackend
 from engine.gpu.loading import staging as stages
 from engine.gpu.loading.staging import Buffer, CpuCopier, Staging
 from engine.gpu.loading.weight_loader import load_for_gpu, send_bytes, staging_for
@@ -169,9 +170,8 @@ def test_what_is_looked_up_stays_as_in_the_file(device: str) -> None:
     assert np.array_equal(whole.cpu().numpy(), file.data)
 
 
-@dataclass
-class Card:
-    x_bytes: int = 2
+def backend(device: str) -> GpuBackend:
+    return GpuBackend(torch.device(device), x_bytes=2)
 
 
 def progress(is_cancelled: object = None) -> Progress:
@@ -183,7 +183,7 @@ def test_a_rank_with_a_card_is_loaded_so(is_lookup: bool, worker: Worker, device
     file = file_of(Kind.Q4_K, 50, N_COLUMNS)
     slot = slot_of(file, Shard(0, cut(50, 20)), is_lookup=is_lookup)
     load_rank(
-        file, [slot], 1, torch.device(device), "kernels", None, progress(), Card()
+        file, [slot], 1, torch.device(device), "kernels", backend(device), progress()
     )  # fmt: skip
     value = slot.owner.weight
     if is_lookup:
@@ -301,7 +301,7 @@ def test_cancelling_in_the_middle_of_a_load(buffers: weakref.WeakSet[HostTensor]
         return n_asked > 3
 
     with pytest.raises(Cancelled):
-        load_rank(file, slots, 0, CPU, "kernels", None, progress(is_cancelled), Card())
+        load_rank(file, slots, 0, CPU, "kernels", backend("cpu"), progress(is_cancelled))
     assert n_asked == 4
     assert slots[-1].owner.weight is None
     gc.collect()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from engine.cpu.worker import Worker
 from engine.errors import EngineError, KernelError, OutOfDeviceMemory
 from engine.forward.state import RecurrentState
 from engine.hardware.backend_choice import refuse_kernels
@@ -30,7 +29,7 @@ from engine.parallel.executor import RankExecutor, RankOutOfMemory
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import DevicePlan, Plan, make_plan
 from engine.planning.threads import busy_on_cpu, threads_per_rank
-from engine.runtime.builder import RankBuilder, make_group
+from engine.runtime.builder import RankBuilder, RankSetup, make_group
 from engine.runtime.control_vectors import Direction, read_control_vectors
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import Progress, check_types
@@ -51,7 +50,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Runtime:
+class ThreadRuntime:
     """All ranks of one model.
 
     Args:
@@ -77,7 +76,7 @@ class Runtime:
         params: LoadParams,
         on_progress: ProgressSink,
         is_cancelled: IsCancelled,
-        donor: Runtime | None = None,
+        donor: ThreadRuntime | None = None,
         n_past: int = 0,
     ) -> None:
         declaration = declare(file, params)
@@ -102,7 +101,11 @@ class Runtime:
         self._cached_at_load = 0
         self._allocated_at_load: dict[str, int] = {}
         self._start_threads(params)
-        builder = RankBuilder(self, file, params, declaration)
+        setup = RankSetup(
+            self.devices, self.kinds, self.plan, self.hp, self.n_batch, self.threads_per_rank,
+            self.group.communicator,
+        )  # fmt: skip
+        builder = RankBuilder(setup, file, params, declaration)
         try:
             if donor is None:
                 self._load(builder, on_progress, is_cancelled)
@@ -121,11 +124,6 @@ class Runtime:
         executor = RankExecutor(self.devices, self.group, threads)
         self.runner = ModelRunner(executor, self.hp.n_vocab, self.n_ctx, can_rewind=self.can_rewind)
         self._finalizer = weakref.finalize(self, executor.close)
-
-    @property
-    def workers(self) -> list[Worker]:
-        """What the ranks on the CPU compute with that use its kernels."""
-        return [rank.worker for rank in self.ranks if rank.worker]
 
     @property
     def kinds(self) -> list[str]:
@@ -176,7 +174,7 @@ class Runtime:
             }
 
     def _take_over(
-        self, donor: Runtime, n_past: int, builder: RankBuilder,
+        self, donor: ThreadRuntime, n_past: int, builder: RankBuilder,
         on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
         """Become what `donor` is, on other ranks; there is no pass that its cache would lose."""
@@ -190,8 +188,8 @@ class Runtime:
         try:
             transfer.run()
             self._steer()
-            for worker in self.workers:
-                worker.prepare()
+            for rank in self.ranks:
+                rank.backend.prepare()
         except BaseException as error:
             donor._take_back(transfer, error)
             raise
@@ -243,7 +241,7 @@ class Runtime:
 
     def kernel_s(self) -> list[float] | None:
         """Seconds that each rank has spent in kernels so far; None if one has none, or no clock."""
-        found = [worker.team.kernel_s for worker in self.workers]
+        found = [rank.backend.kernel_s for rank in self.ranks]
         known = [seconds for seconds in found if seconds is not None]
         return known if len(known) == len(self.devices) else None
 
@@ -339,12 +337,12 @@ class Runtime:
 
 def open_runtime(
     file: GGUFFile, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled,
-    donor: Runtime | None = None, n_past: int = 0,
-) -> Runtime:  # fmt: skip
-    """A `Runtime`; without the kernels of a GPU where they cannot be compiled after all."""
+    donor: ThreadRuntime | None = None, n_past: int = 0,
+) -> ThreadRuntime:  # fmt: skip
+    """A `ThreadRuntime`; without the kernels of a GPU where they cannot be compiled after all."""
     while True:
         try:
-            return Runtime(file, params, on_progress, is_cancelled, donor, n_past)
+            return ThreadRuntime(file, params, on_progress, is_cancelled, donor, n_past)
         except KernelError as error:
             log.warning("%s", error)
             refuse_kernels(error.device, error.why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
@@ -20,7 +20,7 @@ from engine.models.declare import declare
 from engine.planning.plan import make_plan
 from engine.planning.threads import threads_per_rank
 from engine.progress import ignore, never
-from engine.runtime.builder import RankBuilder
+from engine.runtime.builder import RankBuilder, RankSetup
 from engine.runtime.control_vectors import read_control_vectors
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import Progress, check_types
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from engine.config import LoadParams
     from engine.distributed.wire import Wire
     from engine.gguf import GGUFFile
-    from engine.runtime.runtime import Runtime
+    from engine.runtime.rank import Rank
     from engine.sampling.sampler import Sampler
     from engine.sampling.token_source import Logits
 
@@ -45,8 +45,8 @@ ELSEWHERE = 1 << 60
 DOING = "to compute the next tokens"
 
 
-class RankRuntime:
-    """What `engine.runtime.runtime.Runtime` is for all ranks, for the one of this process.
+class ProcessRuntime:
+    """A `Runtime` whose ranks are processes, of which this one is `rank`.
 
     Attributes:
         comm: to the other ranks.
@@ -76,14 +76,15 @@ class RankRuntime:
         self.n_ctx, self.n_batch = self.plan.n_ctx, params.n_batch
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self.wire, self.comm = wire, ProcessCommunicator(wire, self.device)
-        self.group = self  # for the opener: here is where communicators come from
         self.drawer = self._split.last_group[0]
         self.stream = Drawing(self)
         progress = Progress(self.plan.file_bytes, ignore, never)
         with torch.inference_mode():
-            self.rank = RankBuilder(cast("Runtime", self), file, params, declaration).loaded(
-                number, progress
-            )
+            setup = RankSetup(
+                self.devices, self.kinds, self.plan, self.hp, self.n_batch, self.threads_per_rank,
+                self._communicator,
+            )  # fmt: skip
+            self.rank = RankBuilder(setup, file, params, declaration).loaded(number, progress)
             directions = read_control_vectors(
                 params.control_vectors, params.control_layers, self.hp.n_embd, self.hp.n_layer
             )
@@ -92,8 +93,13 @@ class RankRuntime:
                 for layer, direction in directions.items()
             }
 
-    def communicator(self, rank: int, device: torch.device) -> ProcessCommunicator:
-        """That of this process."""
+    @property
+    def ranks(self) -> Sequence[Rank]:
+        """The rank of this process."""
+        return (self.rank,)
+
+    def _communicator(self, rank: int, device: torch.device) -> ProcessCommunicator:
+        """Return the communicator of this process's rank."""
         assert rank == self.number, "another process has that one"
         return self.comm
 
@@ -184,7 +190,7 @@ class Drawing:
 
     waited_s = 0.0
 
-    def __init__(self, runtime: RankRuntime) -> None:
+    def __init__(self, runtime: ProcessRuntime) -> None:
         self._runtime = runtime
         self._sampler: Sampler | None = None
         self._never: Sequence[int] = ()

@@ -1,0 +1,114 @@
+"""The CPU's backend: a team of threads, planes, and tokens that are recorded and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from torch import Tensor
+
+from engine.cpu.ops import CpuOps
+from engine.cpu.packing import load_for_kernels
+from engine.cpu.recorder import Recorder
+from engine.cpu.weights import JoinedColumns, PlainWeight, PlaneWeight
+from engine.cpu.worker import Worker
+from engine.ops.backend import NothingToCompile, PlainLoader
+
+if TYPE_CHECKING:
+    from engine.forward.communicator import Communicator
+    from engine.forward.weight import Weight
+    from engine.gguf import GGUFFile
+    from engine.layers.module import Slot
+    from engine.sharding.placement import Slices
+
+
+class CpuLoader(PlainLoader):
+    """Loads matrices as planes, or unquantised as in the file, with the threads of a rank."""
+
+    def __init__(self, file: GGUFFile, worker: Worker, report: Callable[[int], None]) -> None:
+        super().__init__(report)
+        self._file = file
+        self._worker = worker
+
+    def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
+        """Load the parts of a matrix that the rank holds."""
+        return load_for_kernels(self._file, slot, pieces, self._worker, self.report)
+
+
+class CpuBackend:
+    """See `engine.runtime.backend.Backend`.
+
+    Args:
+        x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
+
+    Attributes:
+        worker: threads of the rank and their memory for activations.
+    """
+
+    records, captures, compiles = True, False, False
+
+    def __init__(self, n_threads: int, x_bytes: int) -> None:
+        self.worker = Worker(n_threads, x_bytes)
+
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        return self.worker.memory
+
+    @property
+    def kernel_s(self) -> float | None:
+        return self.worker.team.kernel_s
+
+    @property
+    def waited_s(self) -> float:
+        return self.worker.team.waited_s or 0.0
+
+    def make_ops(self) -> CpuOps:
+        return CpuOps(self.worker.team)
+
+    @contextmanager
+    def loader(
+        self, file: GGUFFile, slots: Sequence[Slot], rank: int, report: Callable[[int], None]
+    ) -> Iterator[CpuLoader]:
+        yield CpuLoader(file, self.worker, report)
+
+    def compile_ahead(self, *_: object) -> NothingToCompile:
+        return NothingToCompile()
+
+    def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
+        """Return the same memory, multiplied by the threads of this rank."""
+        if isinstance(value, PlaneWeight):
+            return PlaneWeight(
+                value.planes, value.type_number, value.n_rows, value.extent, self.worker
+            )
+        if isinstance(value, PlainWeight):
+            return PlainWeight(value.data, self.worker)
+        if isinstance(value, JoinedColumns):
+            return JoinedColumns([self._adopted(part) for part in value.parts], value.widths)
+        return value
+
+    def _adopted(self, part: Weight) -> Weight:
+        found = self.adopt(part)
+        assert not isinstance(found, Tensor)
+        return found
+
+    def captured_collectives(self, comm: Communicator) -> Communicator:
+        return comm
+
+    def recorder(self, keeps: Sequence[Tensor]) -> Recorder:
+        return Recorder(self.worker.team, keeps)
+
+    def capture(self, compute: object) -> NoReturn:
+        raise AssertionError("only GPUs capture")
+
+    def prepare(self) -> None:
+        self.worker.prepare()
+
+    def forget(self) -> None:
+        self.worker.forget()
+
+    def release(self) -> None:
+        self.worker.release()
+
+    def close(self) -> None:
+        self.worker.close()
