@@ -85,6 +85,29 @@ def tiny_gguf(
     return path
 
 
+def least_gguf(path: Path, *, quant: str = "Q8_0", n_layer: int = 1) -> Path:
+    """Write a llama that two or three ranks can share and that takes little time to interpret.
+
+    Triton's interpreter needs a quarter of a second for a token of it. Its vocabulary has one
+    letter for each token, so it encodes few texts.
+    """
+    n_vocab = 64
+    letters = [chr(ord("A") + n) for n in range(n_vocab - 3)]
+    vocabulary = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *letters],
+        "tokenizer.ggml.scores": [0.0] * n_vocab,
+        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL] + [NORMAL] * len(letters),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    return tiny_gguf(
+        path, quant=quant, n_layer=n_layer, n_embd=32, n_head=2, n_head_kv=2, n_ff=64,
+        n_vocab=n_vocab, tokenizer=False, extra=vocabulary,
+    )  # fmt: skip
+
+
 def _block_shapes(
     arch: str, n_embd: int, n_q: int, n_kv: int, n_ff: int
 ) -> dict[str, tuple[int, ...]]:

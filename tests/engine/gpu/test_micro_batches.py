@@ -12,7 +12,7 @@ from engine.parallel.turns import Turns
 from engine.runtime.micro_batches import ORDER, MicroBatches, micro_batches_pay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
-from tests.helpers.tiny_gguf import tiny_gguf
+from tests.helpers.tiny_gguf import least_gguf
 
 IDS = [5, 9, 33, 12, 7, 40, 2]
 
@@ -51,17 +51,17 @@ def batches(model: Model) -> np.ndarray:
     return np.stack([model.runtime.forward(IDS[:4], 0, 3), model.runtime.forward(IDS[4:], 4, 2)])
 
 
-@pytest.mark.parametrize("split_mode", ["tensor", "layer"])
+@pytest.mark.parametrize(("split_mode", "n_layer"), [("tensor", 1), ("layer", 2)])
 def test_halves_give_what_a_whole_batch_gives(
-    tmp_path: Path, turns: list[Turns], split_mode: str
+    tmp_path: Path, turns: list[Turns], split_mode: str, n_layer: int
 ) -> None:
-    path = tiny_gguf(tmp_path / "m.gguf", n_layer=2)
-    with load_model(path, ["cpu"] * 2, [2, 1], n_ctx=16, split_mode=split_mode) as model:
+    path = least_gguf(tmp_path / "m.gguf", quant="F32", n_layer=n_layer)
+    with load_model(path, ["cpu"] * 2, n_ctx=16, split_mode=split_mode) as model:
         expected = batches(model)
         assert not turns
         in_micro_batches(model, wanted=True)
         found = batches(model)
-        n_sum = 1 + 2 * 2  # the embedding, and two in each block
+        n_sum = 1 + 2 * n_layer  # the embedding, and two in each block
         assert len(turns) == (2 * 2 * 2 * n_sum if split_mode == "tensor" else 0)
         assert nmse(found, expected) < 1e-9
         in_micro_batches(model, wanted=False)
@@ -80,7 +80,7 @@ def test_states_and_experts_see_the_first_half_first(name: str, tmp_path: Path) 
 
 
 def test_logits_of_the_first_half_are_computed_whole(tmp_path: Path, turns: list[Turns]) -> None:
-    path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
+    path = least_gguf(tmp_path / "m.gguf", quant="F32")
     with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
         in_micro_batches(model, wanted=True)
         assert model.runtime.forward(IDS, 0, 0).shape[0] == len(IDS)
@@ -92,7 +92,7 @@ def test_logits_of_the_first_half_are_computed_whole(tmp_path: Path, turns: list
 def test_a_failure_in_one_half_leaves_the_model_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
+    path = least_gguf(tmp_path / "m.gguf", quant="F32")
     with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
         expected = batches(model)
         in_micro_batches(model, wanted=True)
@@ -131,7 +131,7 @@ def test_it_is_tried_at_load_where_kernels_were_compiled(
     monkeypatch.setattr("engine.runtime.model_runner.micro_batches_pay", pay)
     monkeypatch.setattr("engine.gpu.backend.GpuBackend.compiles", True)
     monkeypatch.setattr("engine.runtime.builder.RankBuilder._compiled", _nothing)
-    path = tiny_gguf(tmp_path / "m.gguf", n_layer=1)
+    path = least_gguf(tmp_path / "m.gguf", quant="F32")
     with load_model(path, ["cpu"] * 2, n_ctx=4) as model:
         assert len(tried) == 1
         assert model.runtime.runner._in_micro_batches

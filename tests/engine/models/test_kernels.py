@@ -19,6 +19,7 @@ from tests.helpers.golden import (
     logits_in_steps,
     nmse,
 )
+from tests.helpers.tiers import paired
 from tests.helpers.tiny_gguf import tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -29,8 +30,9 @@ ROUTED_BAR = 1e-6
 SPLITS = (CASES[0], CASES[3])
 
 
-@pytest.mark.parametrize("case", SPLITS, ids=str)
-@pytest.mark.parametrize("name", golden_models() or ["none"])
+@pytest.mark.parametrize(
+    ("name", "case"), paired(list(golden_models()) or ["none"], SPLITS), ids=str
+)
 def test_logits_are_as_close_as_llama_cpps(name: str, case: Case) -> None:
     assert golden_error(name, case) <= kernel_bars().get(name, LEAST_BAR)
 

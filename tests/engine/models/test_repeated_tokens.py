@@ -11,6 +11,7 @@ from engine import Model, load_model
 from engine.ops.reference import ReferenceOps
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.golden import golden_logits, golden_models, golden_path
+from tests.helpers.tiers import paired
 from tests.helpers.tiny_gguf import tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -44,8 +45,9 @@ def check(model: Model, ids: list[int]) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize("name", golden_models() or ["none"])
+@pytest.mark.parametrize(
+    ("name", "split"), paired(list(golden_models()) or ["none"], SPLITS), ids=str
+)
 def test_all_architectures(name: str, split: list[int]) -> None:
     ids, _ = golden_logits(name)
     path, devices = golden_path(f"{name}.gguf"), ["cpu"] * len(split)

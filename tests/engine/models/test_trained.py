@@ -10,6 +10,7 @@ from engine import Finished, SamplingParams, TokenText, load_model
 from tests.helpers.answers import ids_of
 from tests.helpers.golden import golden_path
 from tests.helpers.plain_llama import PlainLlama
+from tests.helpers.tiers import paired
 
 SPLITS = [[1], [1, 1], [3, 1], [1, 1, 1], [5, 0, 1]]
 
@@ -66,8 +67,7 @@ def test_exact_files_reproduce_the_checkpoint(file: str, split: list[int]) -> No
         assert nll(model, expected["text_ids"]) == pytest.approx(expected["nll"], rel=relative)
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize("file", EXACT)
+@pytest.mark.parametrize(("split", "file"), paired(SPLITS, list(EXACT)), ids=str)
 def test_exact_files_continue_like_the_checkpoint(file: str, split: list[int]) -> None:
     """Through the tokenizer, the cache and the sampler at temperature 0."""
     with load(file, split) as model:
@@ -84,8 +84,7 @@ def test_exact_files_continue_like_the_checkpoint(file: str, split: list[int]) -
             assert events[-1].reason == "length"
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize("file", LOSS)
+@pytest.mark.parametrize(("split", "file"), paired(SPLITS, list(LOSS)), ids=str)
 def test_quantised_files_lose_no_more_than_in_llama_cpp(file: str, split: list[int]) -> None:
     name, loss = LOSS[file]
     expected = golden(name)

@@ -16,6 +16,7 @@ from engine import load_model
 from tests.helpers.answers import ask
 from tests.helpers.golden import TOLERANCE, golden_path, nmse
 from tests.helpers.hf_models import FAMILIES, Family
+from tests.helpers.tiers import paired, swept
 
 SPLITS: dict[str, dict[str, Any]] = {
     "1 rank": {"devices": ["cpu"]},
@@ -27,6 +28,11 @@ SPLITS: dict[str, dict[str, Any]] = {
     "by groups": {"devices": ["cpu"] * 3, "split_mode": "groups", "groups": [2, 1]},
 }
 BY_NAME = {family.name: family for family in FAMILIES}
+TYPICAL = (
+    "llama", "qwen3moe", "gemma3", "gemma4-shared-kv", "gpt-oss", "deepseek2", "qwen3next",
+    "qwen35", "kimi-linear", "jamba", "mamba2", "falcon-h1", "lfm2", "bloom", "llama4",
+)  # fmt: skip
+"""A family for each kind of thing that is remembered."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,9 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Built(family, path, *family.build(path))
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("built", BY_NAME, indirect=True)
+@pytest.mark.parametrize(
+    ("built", "split"), paired(list(BY_NAME), list(SPLITS)), indirect=["built"]
+)
 def test_logits_equal_transformers(built: Built, split: str) -> None:
     with load_model(built.path, kv_type="f32", n_ctx=64, **SPLITS[split]) as model:
         assert nmse(model.logits(built.ids), built.logits) <= TOLERANCE
@@ -55,7 +62,7 @@ def test_logits_equal_transformers(built: Built, split: str) -> None:
             assert memory.measured.kv == memory.predicted.kv
 
 
-@pytest.mark.parametrize("built", BY_NAME, indirect=True)
+@pytest.mark.parametrize("built", swept(BY_NAME, TYPICAL), indirect=True)
 def test_a_conversation_goes_on_as_if_computed_afresh(built: Built) -> None:
     """What is kept of earlier turns, in caches and recurrent states, changes no token."""
     with load_model(built.path, kv_type="f32", n_ctx=64, **SPLITS["uneven"]) as model:
@@ -76,8 +83,9 @@ def test_a_conversation_goes_on_as_if_computed_afresh(built: Built) -> None:
     assert n_kept_other in (0, 7)
 
 
-@pytest.mark.parametrize("split", ["1 rank", "uneven"])
-@pytest.mark.parametrize("built", BY_NAME, indirect=True)
+@pytest.mark.parametrize(
+    ("built", "split"), paired(list(BY_NAME), ["1 rank", "uneven"]), indirect=["built"]
+)
 def test_chunks_and_single_tokens_equal_one_pass(built: Built, split: str) -> None:
     """Chunks shorter and longer than a sliding window, then token by token, from a used cache."""
     ids, logits = built.ids, []

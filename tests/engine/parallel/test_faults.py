@@ -26,6 +26,7 @@ from engine import (
 from engine.parallel.thread_comm import ThreadCommunicator
 from tests.engine.test_host import ASK, SHORT, Desk
 from tests.helpers.faults import Fault, flipped, quicken
+from tests.helpers.tiers import slow
 from tests.helpers.tiny_gguf import tiny_gguf
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
@@ -89,7 +90,7 @@ def hanging(wake: threading.Event) -> Callable[[Tensor], Tensor]:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("repeated", [False, True], ids=["computed", "repeated"])
-@pytest.mark.parametrize(("n", "rank"), [(2, 0), (2, 1), (3, 2), (5, 3)])
+@pytest.mark.parametrize(("n", "rank"), [(2, 1), (5, 3), *slow((2, 0), (3, 2))])
 def test_a_rank_that_hangs_is_named_and_a_new_load_works(
     path: Path, wake: threading.Event, monkeypatch: pytest.MonkeyPatch, n: int, rank: int, *,
     repeated: bool,
@@ -162,7 +163,7 @@ def test_a_rank_that_fails_is_a_failure_and_the_model_goes_on(
 
 
 @pytest.mark.parametrize("repeated", [False, True], ids=["computed", "repeated"])
-@pytest.mark.parametrize(("n", "rank"), [(2, 1), (3, 0), (3, 2), (5, 3)])
+@pytest.mark.parametrize(("n", "rank"), [(2, 1), (5, 3), *slow((3, 0), (3, 2))])
 def test_a_bit_that_is_wrong_on_one_rank_is_seen(
     path: Path, monkeypatch: pytest.MonkeyPatch, n: int, rank: int, *, repeated: bool
 ) -> None:

@@ -18,8 +18,8 @@ MODELS = (
     "llama-gqa-q4_k_m", "qwen3-q4_k_m", "qwen3moe-q4_k_m", "mixtral-q4_k_m", "phi3-q4_k_m",
     "olmo2-q4_k_m", "falcon-h1-q4_k_m", "cohere2-q4_k_m", "gptoss-mxfp4", "gemma2-q4_k_m",
 )  # fmt: skip
-N_QUICK = 3
-"""So many are measured each time; a process for each takes some seconds."""
+N_QUICK = 1
+"""Number of models that are measured each time; a process for each takes some seconds."""
 
 
 def assert_near(path: Path, n_ranks: int) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.errors import TemplateError
 from engine.text import ChatTemplate, Tokenizer, load_tokenizer
 from tests.helpers.golden import golden_path
+from tests.helpers.tiers import paired
 
 VOCABULARIES = ["llama-spm", "phi-3", "llama-bpe", "qwen2", "gpt-2", "deepseek-coder", "gemma-4"]
 TEMPLATES = [
@@ -85,7 +86,10 @@ def test_any_text_comes_back(case: tuple[Tokenizer, list[dict[str, Any]]], text:
     assert shown in (expected, " " + expected)
 
 
-@pytest.mark.parametrize("run", ["a", " ", "🙂", "1", "\n", "漢", "\u0301", "<", "<|user|>"])
+RUNS = ["a", " ", "🙂", "1", "\n", "漢", "\u0301", "<", "<|user|>"]
+
+
+@pytest.mark.parametrize(("case", "run"), paired(VOCABULARIES, RUNS), indirect=["case"])
 def test_long_runs_take_no_time(case: tuple[Tokenizer, list[dict[str, Any]]], run: str) -> None:
     """Some cuts keep them whole: a word of a hundred thousand characters."""
     tok, _ = case

@@ -17,12 +17,13 @@ from engine.cpu.kernels.team import Team
 from engine.forward.expert_rows import Groups
 from engine.quants.extent import n_tiles
 from engine.quants.layout import BLOCK, LAYOUTS, Layout
+from tests.helpers.tiers import swept
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-KINDS = [Kind.Q4_0, Kind.Q6_K, Kind.MXFP4]
-"""Types with F16 scales, with factors on 256 columns, with exponents as scales."""
+KINDS = [(Kind.Q6_K, 2), (Kind.Q4_0, 1), (Kind.Q6_K, 1), (Kind.MXFP4, 1)]
+"""Types and bytes of an activation: scales of 256 columns, of blocks, in whole powers of two."""
 
 N_EXPERT, N_BLOCKS, SKIP = 7, 11, 3
 FINITE = 0xBB
@@ -79,12 +80,10 @@ class Kernels:
 
 
 _compiled: dict[str, Callable[..., None]] = {}
-every_kernel = pytest.mark.parametrize(
-    "kernels",
-    [Kernels(isa, kind, 1) for isa in supported() for kind in KINDS]
-    + [Kernels(isa, Kind.Q6_K, 2) for isa in supported()],
-    ids=str,
-)
+_all = [Kernels(isa, kind, n) for isa in supported() for kind, n in KINDS]
+_quick = [*_all[: len(KINDS)], *_all[len(KINDS) :: len(KINDS)]]
+every_kernel = pytest.mark.parametrize("kernels", swept(_all, _quick), ids=str)
+"""All for the best kind of processor here; the others differ by what one type shows of each."""
 
 
 @pytest.fixture(params=[1, 3], scope="module")

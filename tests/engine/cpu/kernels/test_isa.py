@@ -1,7 +1,7 @@
 """The choice of an instruction set, and kernels that need nothing but the processor."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,14 @@ WINDOWS, WINDOWS_ARM = "x86_64-pc-windows-msvc", "aarch64-pc-windows-msvc"
 MACOS, MACOS_ARM = "x86_64-apple-macosx10.15.0", "arm64-apple-macosx11.0.0"
 
 
-def cases(triple: str, main: str, *others: str) -> list[Any]:
+def cases(triple: str, main: str, *others: str, quick: Container[str] = MODULES) -> list[Any]:
     """Return all modules for some instruction sets; those like others are left to `-m slow`."""
     return [
         pytest.param(
             name, isa_named(isa), triple, id=f"{name}-{isa}-{triple}",
-            marks=[pytest.mark.slow] if isa != main or name in LIKE_OTHERS else [],
+            marks=[]
+            if isa == main and name in quick and name not in LIKE_OTHERS
+            else [pytest.mark.slow],
         )
         for isa in dict.fromkeys([main, *others]) if isa for name in MODULES
     ]  # fmt: skip
@@ -152,7 +154,7 @@ def _build_needy(module: ir.Module) -> None:
         *cases(LINUX_ARM, "neon", "generic"),
         *cases(WINDOWS, "avx2", *X86),
         *cases(WINDOWS_ARM, "", "neon"),
-        *cases(MACOS_ARM, "neon"),
+        *cases(MACOS_ARM, "neon", quick=("product-Q4_K", "attention-f16", "store-f16", "rope")),
         *cases(MACOS, "", "avx2", "avx512"),
     ],
 )

@@ -20,7 +20,7 @@ from engine.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
 from engine.planning.footprint import LINK_ROUND_BYTES
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
-from tests.helpers.tiny_gguf import tiny_gguf
+from tests.helpers.tiny_gguf import least_gguf
 
 BAR = 1e-3
 """Largest NMSE against exact logits, as in `test_models`."""
@@ -76,7 +76,7 @@ def reference(path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 def test_the_stream_goes_from_group_to_group(
     how: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=2)
+    path = least_gguf(tmp_path / "m.gguf", n_layer=2)
     found = logits(path, 3 if "groups" in how else 2, **how)
     assert nmse(found, reference(path, monkeypatch)) < BAR
 
@@ -85,7 +85,7 @@ def test_the_stream_goes_from_group_to_group(
 def test_what_is_copied_is_rounded_and_right(
     n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: Callable[[], int]
 ) -> None:
-    path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_layer=1)
+    path = least_gguf(tmp_path / "m.gguf")
     found = logits(path, n)
     assert copied() >= 3 * n
     assert nmse(found, reference(path, monkeypatch)) < BAR
@@ -116,11 +116,13 @@ def test_what_ranks_met_by_is_freed_with_the_model(
     monkeypatch.setattr(
         "engine.runtime.model_runner.captures_tokens", lambda: False
     )  # to capture them takes long
-    monkeypatch.setattr(one_shot, "MOST_ONE_SHOT", 3 * 64)
+    monkeypatch.setattr(one_shot, "MOST_ONE_SHOT", 3 * 32)
     gc.collect()
     gc.disable()
     try:
-        with load_model(tiny_gguf(tmp_path / "m.gguf", n_layer=1), ["cpu"] * 2, n_ctx=32) as model:
+        with load_model(
+            least_gguf(tmp_path / "m.gguf", quant="F32"), ["cpu"] * 2, n_ctx=32
+        ) as model:
             model.logits(IDS)
             group = model.runtime.group
             assert isinstance(group, DeviceGroup)

@@ -25,6 +25,7 @@ from engine.parallel.executor import RankExecutor
 from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.timeline import TokenTimes
 from engine.sampling.sampler import Sampler
+from tests.helpers.tiers import paired
 from tests.helpers.token_streams import (
     PROMPT,
     Slow,
@@ -51,7 +52,10 @@ def closed() -> Iterator[None]:
     close_executors()
 
 
-@pytest.fixture(params=[0, 1, 2, "recurrent", "split"])
+WAYS = [0, 1, 2, "recurrent", "split"]
+
+
+@pytest.fixture(params=WAYS)
 def both(request: pytest.FixtureRequest, device: str) -> tuple[ToyRuntime, ToyRuntime]:
     """Return a toy model whose host samples, and one whose device runs `ahead` steps ahead."""
     if request.param == "recurrent":
@@ -62,24 +66,24 @@ def both(request: pytest.FixtureRequest, device: str) -> tuple[ToyRuntime, ToyRu
     return toy(device), toy(device, request.param)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"temperature": 0},
-        RANDOM,
-        {**RANDOM, "top_k": 0, "frequency_penalty": 0.2},
-        {**RANDOM, "top_k": 0, "top_p": 1.0, "repeat_last_n": -1},
-        {"temperature": 0, "max_tokens": 0},
-        {"temperature": 0, "max_tokens": 1},
-        {"temperature": 0, "max_tokens": 2},
-        {"temperature": 0, "max_tokens": 200},
-        {**RANDOM, "max_tokens": 24, "on_overflow": "shift"},
-    ],
-    ids=["greedy", "random", "top-p", "by id", "none", "one", "two", "context", "shift"],
-)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "random": RANDOM,
+    "top-p": {**RANDOM, "top_k": 0, "frequency_penalty": 0.2},
+    "by id": {**RANDOM, "top_k": 0, "top_p": 1.0, "repeat_last_n": -1},
+    "none": {"temperature": 0, "max_tokens": 0},
+    "one": {"temperature": 0, "max_tokens": 1},
+    "two": {"temperature": 0, "max_tokens": 2},
+    "context": {"temperature": 0, "max_tokens": 200},
+    "shift": {**RANDOM, "max_tokens": 24, "on_overflow": "shift"},
+}
+
+
+@pytest.mark.parametrize(("both", "name"), paired(WAYS, list(SETTINGS)), indirect=["both"])
 def test_an_answer_is_the_same_whoever_samples_it(
-    both: tuple[ToyRuntime, ToyRuntime], changes: dict[str, float]
+    both: tuple[ToyRuntime, ToyRuntime], name: str
 ) -> None:
+    changes = SETTINGS[name]
     params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **changes})
     host, ahead = (answer(runtime, params) for runtime in both)
     assert told(host) == told(ahead)

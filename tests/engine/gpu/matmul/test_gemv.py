@@ -24,11 +24,26 @@ from engine.quants.extent import Extent
 from engine.quants.layout import LAYOUTS
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.ptx import emulated
+from tests.helpers.tiers import swept
 
 
 def every_type(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test with every type, with small matrices, whose programs have one step."""
     test = pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)(test)
+    return pytest.mark.usefixtures("one_step")(test)
+
+
+TYPICAL = (
+    Kind.Q2_K, Kind.Q4_K, Kind.Q5_1, Kind.Q6_K, Kind.Q8_0, Kind.IQ4_NL, Kind.MXFP4, Kind.IQ1_M,
+    Kind.IQ2_XS, Kind.TQ2_0, Kind.NVFP4,
+)  # fmt: skip
+"""One type for each way to read codes and scales."""
+
+
+def typical_types(test: Callable[..., None]) -> Callable[..., None]:
+    """As `every_type`, but the types that are read like others are left to `-m slow`."""
+    cases = swept(LAYOUTS, TYPICAL)
+    test = pytest.mark.parametrize("number", cases, ids=lambda n: TYPES[n].name)(test)
     return pytest.mark.usefixtures("one_step")(test)
 
 
@@ -141,7 +156,7 @@ def test_products_of_numbers(number: int, device: str) -> None:
         assert_near(product(x, weight), x, weight.values)
 
 
-@every_type
+@typical_types
 def test_nvidias_instructions_give_the_same_bits(number: int) -> None:
     weight, x = some(number, "cpu"), random_x(2, "cpu")
     for x_bytes in (1, 2):
@@ -151,7 +166,7 @@ def test_nvidias_instructions_give_the_same_bits(number: int) -> None:
             assert torch.equal(product(x, weight), plain)
 
 
-@every_type
+@typical_types
 def test_a_row_has_the_same_bits_in_any_company(number: int, device: str) -> None:
     weight, x = some(number, device), random_x(8, device)
     with arithmetic("bytes"):
