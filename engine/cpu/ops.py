@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from engine.cpu.flash_attention import attend_fused, serves
-from engine.cpu.joint_product import JointProduct
 from engine.cpu.kernels.cache_ops import MAX_TOKENS, CacheOps
 from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.routing import RoutingSteps
-from engine.cpu.weights import PlaneWeight
+from engine.cpu.weights import JointProduct, PlaneWeight
 from engine.forward.recording import refuse_replay
 from engine.ops.composite import CompositeOps
 from engine.ops.reference import REFERENCE
