@@ -17,8 +17,8 @@ from typing import Any, Self
 import numpy as np
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
-from engine.config import ControlVector, LoadParams, PeerMode, SamplingParams
-from engine.devices import parse_devices, parse_target
+from engine import arguments
+from engine.config import LoadParams, PeerMode, SamplingParams
 from engine.errors import EngineError, ModelFileError, SplitError
 from engine.events import Generate, StateLoaded, StateSaved
 from engine.generation.generate import Generation
@@ -62,47 +62,40 @@ def load_model(
     on_progress: ProgressSink = ignore,
     is_cancelled: IsCancelled = never,
 ) -> Model:
-    """Load a GGUF over one or several ranks.
+    """Load a model over one or several ranks.
 
     Args:
-        path: the file, or any part of a split one.
-        devices: one entry per rank ("cpu", "cuda:0", …); a repeated one is a virtual device.
+        path: path of a GGUF file, or of any part of a split one.
+        devices: device of each rank ("cpu", "cuda:0", …); a repeated one is a virtual device.
         split: relative share of each rank, such as [3, 1]; None is even.
+        n_ctx: context in tokens; None is 2048, or the model's own if that is less.
         split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks, "groups" gives
             whole blocks to groups of ranks and cuts them inside.
-        n_ctx: context in tokens; None is 2048, or the model's own if that is less.
-        overrides: (regular expression on tensor names, device, or rank as "#0"); that part goes
-            there whole.
-        kv_type: "f32", "f16", "bf16", "q8_0" or "q4_0".
-        cpu_threads: of all CPU ranks together; None is one per physical core.
-        n_batch: prompt tokens computed at once.
-        control_vectors: (GGUF of the architecture "controlvector", factor) that steer the model.
-        control_layers: first and last layer that are steered; None is all but layer 0.
+        overrides: pairs of a regular expression on tensor names and a device, or a rank such as
+            "#0"; matching parts go there whole.
+        kv_type: type of stored keys and values: "f32", "f16", "bf16", "q8_0" or "q4_0".
+        cpu_threads: number of threads of all CPU ranks; None is one per physical core.
+        n_batch: number of prompt tokens to compute at once.
+        control_vectors: pairs of a GGUF of the architecture "controlvector" and a factor.
+        control_layers: first and last layer to steer; None is all but layer 0.
         groups, n_cpu_blocks, n_cpu_moe, kv_on_host, p2p: see `LoadParams`.
-        reserve: bytes that have to stay free, by device.
+        reserve: bytes to keep free, by device.
+        on_progress: receiver of the loading's progress.
+        is_cancelled: asked again and again; returning True ends the loading.
 
     Raises:
         EngineError: the file, the split or a device cannot be used, or it was cancelled.
     """
     params = LoadParams(
-        path=str(path),
-        devices=tuple(parse_devices(devices)),
-        split=None if split is None else _numbers(split),
-        split_mode=split_mode,
-        n_ctx=n_ctx,
-        overrides=tuple((pattern, parse_target(target)) for pattern, target in overrides),
-        kv_type=kv_type,
-        cpu_threads=cpu_threads,
-        n_batch=n_batch,
-        control_vectors=tuple(ControlVector(str(p), float(scale)) for p, scale in control_vectors),
-        control_layers=control_layers,
+        path=str(path), devices=arguments.device_names(devices),
+        split=arguments.shares(split), split_mode=split_mode, n_ctx=n_ctx,
+        overrides=arguments.override_pairs(overrides),
+        kv_type=kv_type, cpu_threads=cpu_threads, n_batch=n_batch,
+        control_vectors=arguments.scaled_vectors(control_vectors), control_layers=control_layers,
         groups=None if groups is None else tuple(groups),
-        n_cpu_blocks=n_cpu_blocks,
-        n_cpu_moe=n_cpu_moe,
-        kv_on_host=kv_on_host,
-        reserve=tuple((parse_devices(device)[0], n) for device, n in reserve.items()),
-        p2p=p2p,
-    )
+        n_cpu_blocks=n_cpu_blocks, n_cpu_moe=n_cpu_moe, kv_on_host=kv_on_host,
+        reserve=arguments.reserve_pairs(reserve), p2p=p2p,
+    )  # fmt: skip
     return Model(params, on_progress, is_cancelled)
 
 
@@ -275,13 +268,13 @@ class Model:
         Raises:
             EngineError: see `split_as`.
         """
-        changes: dict[str, Any] = {"split": None if split is None else _numbers(split)}
+        changes: dict[str, Any] = {"split": arguments.shares(split)}
         if devices is not None:
-            changes["devices"] = tuple(parse_devices(devices))
+            changes["devices"] = arguments.device_names(devices)
         if split_mode is not None:
             changes["split_mode"] = split_mode
         if overrides is not None:
-            changes["overrides"] = tuple((p, parse_target(target)) for p, target in overrides)
+            changes["overrides"] = arguments.override_pairs(overrides)
         self.split_as(replace(self.params, **changes), on_progress, is_cancelled)
 
     def split_as(
@@ -396,10 +389,3 @@ class Model:
     def close(self) -> None:
         """Free all memory and end the rank threads; safe to call twice."""
         self.runtime.close()
-
-
-def _numbers(split: Sequence[float]) -> tuple[float, ...]:
-    try:
-        return tuple(float(share) for share in split)
-    except (TypeError, ValueError):
-        raise SplitError(f"The split {split!r} is not a list of numbers.") from None
