@@ -4,6 +4,13 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import pytest
+from gguf.constants import GGMLQuantizationType as Kind
+
+TYPICAL_TYPES = (
+    Kind.Q2_K, Kind.Q4_K, Kind.Q5_1, Kind.Q6_K, Kind.Q8_0, Kind.IQ4_NL, Kind.MXFP4, Kind.IQ1_M,
+    Kind.IQ2_XS, Kind.TQ2_0, Kind.NVFP4,
+)  # fmt: skip
+"""One quantised type for each way in which kernels for GPUs read codes and scales."""
 
 
 def swept(cases: Iterable[Any], quick: Container[Any]) -> list[Any]:

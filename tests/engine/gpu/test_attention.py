@@ -14,6 +14,7 @@ from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.gpu.launch.target import KernelTarget, use_target
 from engine.ops.attention import attend
 from engine.sharding.ranges import Ranges
+from tests.helpers.tiers import paired
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 PLAIN = Scores(0.2)
@@ -182,13 +183,13 @@ def test_bits_do_not_depend_on_other_tokens(kv_type: str, device: str) -> None:
             assert torch.equal(together[token], alone[0])
 
 
-@pytest.mark.parametrize("kv_type", TYPES)
-@pytest.mark.parametrize(("n_tokens", "n_past"), [(1, 33), (8, 27), (9, 0)])
+@pytest.mark.parametrize(("kv_type", "lengths"), paired(list(TYPES), [(1, 33), (8, 27), (9, 0)]))
 @pytest.mark.usefixtures("small_tiles")
 def test_new_keys_and_values_are_written_first(
-    kv_type: str, n_tokens: int, n_past: int, device: str
+    kv_type: str, lengths: tuple[int, int], device: str
 ) -> None:
     """For few tokens the attention kernel writes them, with the bits of the writing kernel."""
+    n_tokens, n_past = lengths
     q, k, v = (numbers(n, n_tokens, 4 // n, 96).to(device) for n in (1, 2, 4))
     v = v.expand(-1, 2, -1)[..., :32]
     for scores in (PLAIN, Scores(0.2, window=3)):

@@ -23,6 +23,7 @@ from engine.forward.operands import Scores
 from engine.forward.state import KVState
 from engine.ops.attention import attend
 from engine.sharding.ranges import Ranges
+from tests.helpers.tiers import paired
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 CPU = torch.device("cpu")
@@ -61,8 +62,9 @@ def attended(
     return found
 
 
-@KINDS
-@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize(
+    ("isa", "kv_type"), paired(supported(), list(TYPES)), ids=lambda x: getattr(x, "name", x)
+)
 @pytest.mark.parametrize("n_tokens", [1, 3, 300])
 def test_writing_is_that_of_the_reference(isa: Isa, kv_type: str, n_tokens: int) -> None:
     steps = CacheOps(Team(2), isa)

@@ -31,6 +31,7 @@ from engine.runtime.loader import Progress, load_rank
 from engine.sharding.placement import Placement, Replicate, Shard
 from engine.sharding.ranges import Ranges
 from tests.bench.random_blocks import random_tensor
+from tests.helpers.tiers import TYPICAL_TYPES, swept
 
 Bytes = np.ndarray
 CPU = torch.device("cpu")
@@ -154,7 +155,7 @@ def test_weights_are_those_of_the_cpu(
     assert max(reported) <= 10_000
 
 
-@pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)
+@pytest.mark.parametrize("number", swept(LAYOUTS, TYPICAL_TYPES), ids=lambda n: TYPES[n].name)
 def test_every_type(number: int, worker: Worker, device: str) -> None:
     file = file_of(number, 21, N_COLUMNS)
     slot = slot_of(file, Shard(1, cut(16, 5)))

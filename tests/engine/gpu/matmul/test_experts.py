@@ -26,6 +26,7 @@ from engine.quants.layout import LAYOUTS
 from engine.sharding.placement import Shard
 from engine.sharding.ranges import Ranges
 from tests.helpers.device_planes import Matrix, matrix
+from tests.helpers.tiers import TYPICAL_TYPES, swept
 
 EXACT = ReferenceOps()
 N_EXPERT = 5
@@ -34,7 +35,9 @@ FEW, MANY = 2e-4, 3e-2
 """Relative tolerances: of activations in two bytes; of operands in BF16, to which the interpreter
 truncates."""
 
-every_type = pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)
+every_type = pytest.mark.parametrize(
+    "number", swept(LAYOUTS, TYPICAL_TYPES), ids=lambda n: TYPES[n].name
+)
 
 
 def some_choice(n_token: int, n_used: int = 2, seed: int = 0) -> Tensor:

@@ -24,7 +24,7 @@ from engine.quants.extent import Extent
 from engine.quants.layout import LAYOUTS
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.ptx import emulated
-from tests.helpers.tiers import swept
+from tests.helpers.tiers import TYPICAL_TYPES, swept
 
 
 def every_type(test: Callable[..., None]) -> Callable[..., None]:
@@ -33,16 +33,9 @@ def every_type(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.usefixtures("one_step")(test)
 
 
-TYPICAL = (
-    Kind.Q2_K, Kind.Q4_K, Kind.Q5_1, Kind.Q6_K, Kind.Q8_0, Kind.IQ4_NL, Kind.MXFP4, Kind.IQ1_M,
-    Kind.IQ2_XS, Kind.TQ2_0, Kind.NVFP4,
-)  # fmt: skip
-"""One type for each way to read codes and scales."""
-
-
 def typical_types(test: Callable[..., None]) -> Callable[..., None]:
     """As `every_type`, but the types that are read like others are left to `-m slow`."""
-    cases = swept(LAYOUTS, TYPICAL)
+    cases = swept(LAYOUTS, TYPICAL_TYPES)
     test = pytest.mark.parametrize("number", cases, ids=lambda n: TYPES[n].name)(test)
     return pytest.mark.usefixtures("one_step")(test)
 
