@@ -155,6 +155,7 @@ if TYPE_CHECKING:
     from engine.text import ChatTemplate, load_tokenizer
     from engine.text.messages import ChatMessage
     from engine.tuning import tune
+    from engine.version import package_version
 
 
 __all__ = [
@@ -299,6 +300,7 @@ __all__ = [
     "measure_facts",
     "measure_link",
     "model_key",
+    "package_version",
     "parse_devices",
     "parse_rig",
     "parse_target",
@@ -391,6 +393,7 @@ _HOME = {
     "tuning": ("tune",),
     "measuring.kernel_tuning": ("tune_kernels",),
     "gpu.matmul.tuning_report": ("KernelTuning",),
+    "version": ("package_version",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -405,4 +408,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
+    """Return the public names, before their first use as well."""
     return sorted(__all__)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tomllib
-from importlib import metadata
 from pathlib import Path
+
+from engine import package_version
 
 PROJECT_FILE = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def version() -> str:
     """Return the version of the installed package, or that of the source tree if there is none."""
-    try:
-        return metadata.version("tandem-llm")
-    except metadata.PackageNotFoundError:
-        project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))["project"]
-        return str(project["version"])
+    return package_version() or _source_version()
+
+
+def _source_version() -> str:
+    project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))["project"]
+    return str(project["version"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.gpu.launch.configs import RULES, Config, Key
 from engine.json_file import cache_folder, read_json, write_json
-from engine.planning.speed.calibration import package_version
+from engine.version import package_version
 
 FILE_NAME = "kernels.json"
 

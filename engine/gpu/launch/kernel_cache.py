@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engine.errors import EngineError
 from engine.json_file import cache_folder
-from engine.planning.speed.calibration import package_version
+from engine.version import package_version
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from engine.devices.types import DeviceInfo
 from engine.json_file import cache_folder, read_json, write_json
 from engine.planning.speed.prediction import Prediction
+from engine.version import package_version
 
 FILE_NAME = "calibration.json"
 MOST_SUBJECTS, MOST_RATIOS, MOST_LETTERS = 256, 9, 2000
@@ -48,14 +48,6 @@ def device_set(devices: Sequence[DeviceInfo]) -> str:
     """Return a key of all ranks' devices; a new driver or version of Tandem changes it."""
     names = (f"{d.name} {d.driver or d.n_cores}" for d in devices)
     return " + ".join([*names, package_version()])
-
-
-def package_version() -> str:
-    """Return Tandem's version; "" where it runs from a folder without being installed."""
-    try:
-        return metadata.version("tandem-llm")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 class Calibration:

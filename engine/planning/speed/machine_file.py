@@ -19,7 +19,6 @@ from engine.devices.links import Link, Topology
 from engine.devices.torch_build import find_torch_build
 from engine.devices.types import DeviceInfo
 from engine.json_file import cache_folder, read_json, write_json
-from engine.planning.speed.calibration import package_version
 from engine.planning.speed.device_specs import (
     GIB,
     GPU_SPECS,
@@ -38,6 +37,7 @@ from engine.planning.speed.link_records import (
 )
 from engine.planning.speed.machine_links import Links
 from engine.planning.speed.rigs import spec_from_driver
+from engine.version import package_version
 
 FILE_NAME = "machine.json"
 MOST_ENTRIES = 64
