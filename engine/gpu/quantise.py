@@ -59,7 +59,7 @@ def quantise(x: Tensor, extent: Extent, x_bytes: int) -> QuantisedRows:
     Args:
         x_bytes: bytes of a number, 1 or 2, where the device multiplies bytes.
     """
-    if target_of(x.device).arithmetic == "numbers":
+    if target_of(x.device).gemv_operands == "f32":
         x_bytes = 0
     rows: QuantisedRows | None = getattr(x, _ATTRIBUTE, None)
     if rows is not None and rows.x_bytes == x_bytes and _blocks(rows.extent) == _blocks(extent):
@@ -101,7 +101,7 @@ def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
     extent = Extent.of(0, x.shape[-1])
     if x_bytes is None or x.dim() != 2 or x.shape[0] > SMALL_BATCH or not extent.is_exact:
         return None
-    if target_of(x.device).arithmetic == "numbers":
+    if target_of(x.device).gemv_operands == "f32":
         x_bytes = 0
     counters = torch.empty(N_COUNTERS, dtype=torch.int32, device=x.device)
     return allocate_rows(x.shape[0], extent, x_bytes, counters)

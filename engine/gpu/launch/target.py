@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 Maker = Literal["nvidia", "amd", "interpreter"]
-Arithmetic = Literal["bytes", "numbers"]
+GemvOperands = Literal["int8", "f32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class KernelTarget:
         return self.maker == "nvidia"
 
     @property
-    def arithmetic(self) -> Arithmetic:
-        """Format of gemv's activations: "bytes" (int8, for `dp4a`) or "numbers" (F32)."""
-        return "bytes" if self.maker == "interpreter" or self.capability >= 61 else "numbers"
+    def gemv_operands(self) -> GemvOperands:
+        """Type of the activations that gemv multiplies: "int8" (by `dp4a`) or "f32"."""
+        return "int8" if self.maker == "interpreter" or self.capability >= 61 else "f32"
 
     @property
     def dot_precision(self) -> str:

@@ -205,7 +205,7 @@ def _quantised_inner(
 ) -> QuantisedRows:
     """Return the activation of gate and up, or of one alone, quantised for the last matrix."""
     first, second, extent = found[0], found[-1], weight.extent
-    x_bytes = 0 if target_of(first.device).arithmetic == "numbers" else weight.x_bytes
+    x_bytes = 0 if target_of(first.device).gemv_operands == "f32" else weight.x_bytes
     nothing = torch.empty(
         0, dtype=torch.int32, device=first.device
     )  # no counters: no tile is shared

@@ -86,12 +86,12 @@ def norm_with(kind: type[Norm], n: int, device: str, *, has_bias: bool) -> Norm:
     return norm
 
 
-@pytest.mark.parametrize("how", ["bytes", "numbers"])
+@pytest.mark.parametrize("how", ["int8", "f32"])
 @pytest.mark.parametrize("x_bytes", [1, 2])
 def test_normed_rows_are_rounded_on_the_way(how: str, x_bytes: int, device: str) -> None:
     x, addend = randn(3, 96, device=device), Addend(randn(3, 96, device=device, seed=2))
     norm, extent = norm_with(RMSNorm, 96, device, has_bias=False), Extent.of(0, 96)
-    with mock.patch.object(KernelTarget, "arithmetic", how):
+    with mock.patch.object(KernelTarget, "gemv_operands", how):
         made, plain = (elementwise.add_norm(x, addend, norm, n) for n in (x_bytes, None))
         assert made is not None
         assert plain is not None

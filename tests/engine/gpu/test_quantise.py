@@ -19,7 +19,7 @@ def test_bytes(extent: Extent, x_bytes: int, device: str) -> None:
     x = torch.randn(3, extent.n_columns, device=device)
     x[1] *= 1e-35  # counts as zeros
     x[2] *= 1e20
-    with mock.patch.object(KernelTarget, "arithmetic", "bytes"):
+    with mock.patch.object(KernelTarget, "gemv_operands", "int8"):
         rows = quantise(x, extent, x_bytes)
     padded = torch.zeros(3, extent.n_blocks * 32, device=device)
     padded[:, extent.lead : extent.lead + extent.n_columns] = x
@@ -42,7 +42,7 @@ def test_bytes(extent: Extent, x_bytes: int, device: str) -> None:
 @pytest.mark.parametrize("extent", EXTENTS, ids=lambda e: f"{e.lead}-{e.n_columns}")
 def test_numbers(extent: Extent, device: str) -> None:
     x = torch.randn(2, extent.n_columns, device=device)
-    with mock.patch.object(KernelTarget, "arithmetic", "numbers"):
+    with mock.patch.object(KernelTarget, "gemv_operands", "f32"):
         rows = quantise(x, extent, 1)
     padded = torch.zeros(2, extent.n_blocks * 32, device=device)
     padded[:, extent.lead : extent.lead + extent.n_columns] = x

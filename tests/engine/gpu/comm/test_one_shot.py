@@ -126,9 +126,9 @@ def test_sum_and_norm_in_one_kernel(n: int) -> None:
             assert all(same(one, wanted) for one in found)
 
 
-@pytest.mark.parametrize("how", ["bytes", "numbers"])
+@pytest.mark.parametrize("how", ["int8", "f32"])
 def test_normed_rows_are_rounded_on_the_way(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KernelTarget, "arithmetic", how)
+    monkeypatch.setattr(KernelTarget, "gemv_operands", how)
     values, x, norm = values_of(2, (2, 160), (), 1), randn(2, 160, seed=9), norm_of(160)
     with ranks_of(2) as ranks:
         found = ranks.all(

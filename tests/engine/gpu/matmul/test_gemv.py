@@ -79,9 +79,9 @@ def product(x: Tensor, weight: Held, **more: Tensor) -> Tensor:
 
 
 @contextmanager
-def arithmetic(name: str) -> Iterator[None]:
-    """Make gemv use this arithmetic on all devices."""
-    with mock.patch.object(KernelTarget, "arithmetic", name):
+def gemv_operands(name: str) -> Iterator[None]:
+    """Make gemv multiply activations of this type on all devices."""
+    with mock.patch.object(KernelTarget, "gemv_operands", name):
         yield
 
 
@@ -132,7 +132,7 @@ def assert_near(y: Tensor, x: Tensor, values: Tensor) -> None:
 @pytest.mark.parametrize("x_bytes", [1, 2])
 def test_products_of_bytes(number: int, x_bytes: int, device: str) -> None:
     weight, x = some(number, device, x_bytes=x_bytes), random_x(2, device)
-    with arithmetic("bytes"):
+    with gemv_operands("int8"):
         y = product(x, weight)
         numbers = seen(x, weight)
     assert y.shape == (2, weight.n_rows)
@@ -145,7 +145,7 @@ def test_products_of_bytes(number: int, x_bytes: int, device: str) -> None:
 @every_type
 def test_products_of_numbers(number: int, device: str) -> None:
     weight, x = some(number, device), random_x(1, device)
-    with arithmetic("numbers"):
+    with gemv_operands("f32"):
         assert_near(product(x, weight), x, weight.values)
 
 
@@ -162,7 +162,7 @@ def test_nvidias_instructions_give_the_same_bits(number: int) -> None:
 @typical_types
 def test_a_row_has_the_same_bits_in_any_company(number: int, device: str) -> None:
     weight, x = some(number, device), random_x(8, device)
-    with arithmetic("bytes"):
+    with gemv_operands("int8"):
         together = product(x, weight)
         for start, n in ((5, 1), (3, 2), (1, 3)):
             assert torch.equal(product(x[start : start + n], weight), together[start : start + n])
@@ -172,7 +172,7 @@ def test_a_row_has_the_same_bits_in_any_company(number: int, device: str) -> Non
 @pytest.mark.usefixtures("one_step")
 def test_the_same_of_numbers(number: int, device: str) -> None:
     weight, x = some(number, device, n_rows=16), random_x(5, device)
-    with arithmetic("numbers"):
+    with gemv_operands("f32"):
         together = product(x, weight)
         for row in (0, 4):
             assert torch.equal(product(x[row : row + 1], weight), together[row : row + 1])
@@ -268,13 +268,13 @@ def test_gated(act: Activation, is_shared: bool, device: str) -> None:
 
 
 @pytest.mark.usefixtures("one_step")
-@pytest.mark.parametrize(("x_bytes", "how"), [(1, "bytes"), (2, "bytes"), (1, "numbers")])
+@pytest.mark.parametrize(("x_bytes", "how"), [(1, "int8"), (2, "int8"), (1, "f32")])
 def test_what_is_rounded_on_the_way(x_bytes: int, how: str, device: str) -> None:
     gate, up = (some(Kind.Q4_0, device, 32, x_bytes, seed) for seed in (1, 2))
     down = held(matrix(Kind.Q4_0, 20, 0, 32, device=device), x_bytes)
     x = random_x(2, device) / 8
     for shared in (mock.MagicMock(), many_parts()):
-        with arithmetic(how), shared:
+        with gemv_operands(how), shared:
             inner = gemv.gated(x, gate, up, SILU)
             assert inner is not None
             y, n_start = counted(lambda: product(inner, down))  # noqa: B023 called at once
