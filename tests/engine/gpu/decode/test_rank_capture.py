@@ -334,7 +334,10 @@ class Warming(ModelRunner):
         self.one_shots, self._fails = one_shots, fails
         self.asked: list[tuple[int, bool]] = []
         rank: Any = SimpleNamespace(
-            card=SimpleNamespace(compiles=True), worker=None, micro_batches=None
+            backend=SimpleNamespace(
+                records=False, captures=True, compiles=True, prepare=lambda: None
+            ),
+            micro_batches=None,
         )
         self.ranks += [rank]
 
@@ -351,8 +354,8 @@ class Capturing(ModelRunner):
         super().__init__(RankExecutor([CPU], ThreadGroup()), n_vocab=10, n_ctx=8, can_rewind=True)
         self.one_shots = one_shots
         rank: Any = SimpleNamespace(
-            card=object(), worker=None, micro_batches=None, recording=None, is_idle=False,
-            refusal="",
+            backend=SimpleNamespace(records=False, captures=True), micro_batches=None,
+            recording=None, is_idle=False, refusal="",
             capture_task=lambda token, n_past: (token, n_past),
             compute=lambda ids, n_past, first, *, in_micro_batches: torch.zeros(1, 10),
         )  # fmt: skip
