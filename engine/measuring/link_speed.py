@@ -66,9 +66,9 @@ def measure_link(a: str, b: str) -> LinkSpeed:
     """
     devices = [torch_device(name) for name in (a, b)]
     try:
-        with _two_ranks(devices, _group(a, b, devices)) as (pool, ranks):
-            small = {n: _seconds(pool, ranks, n, N_SMALL) for n in SMALL_BYTES}
-            large = _seconds(pool, ranks, LARGE_BYTES, N_LARGE)
+        with _two_ranks(devices, _group(a, b, devices)) as (threads, ranks):
+            small = {n: _seconds(threads, ranks, n, N_SMALL) for n in SMALL_BYTES}
+            large = _seconds(threads, ranks, LARGE_BYTES, N_LARGE)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -116,22 +116,22 @@ def _two_ranks(
 ) -> Iterator[tuple[RankThreads, list[_Rank]]]:
     ranks = [_Rank(group, rank, device) for rank, device in enumerate(devices)]
     n_before = torch.get_num_threads()
-    pool = RankThreads(len(ranks), group.abort, lambda: torch.set_num_threads(1), group)
+    threads = RankThreads(len(ranks), group.abort, lambda: torch.set_num_threads(1), group)
     try:
         torch.set_num_threads(1)
-        yield pool, ranks
+        yield threads, ranks
     finally:
-        pool.close()
+        threads.close()
         group.settle()
         torch.set_num_threads(n_before)
 
 
-def _seconds(pool: RankThreads, ranks: list[_Rank], n_bytes: int, count: int) -> float:
+def _seconds(threads: RankThreads, ranks: list[_Rank], n_bytes: int, count: int) -> float:
     """The shortest time of a sum, by the rank that takes longer."""
 
     def measure(rank: int) -> float:
         with torch.inference_mode():
             return ranks[rank].run(n_bytes, count)
 
-    pool.run(measure)
-    return min(max(pool.run(measure)) for _ in range(N_ROUNDS))
+    threads.call_on_all(measure)
+    return min(max(threads.call_on_all(measure)) for _ in range(N_ROUNDS))

@@ -61,7 +61,7 @@ class RankExecutor:
         self.group = group
         self._streams = _streams(devices)
         self._stalled: set[int] = set()
-        self._pool = RankThreads(
+        self._threads = RankThreads(
             len(devices), group.abort, lambda: torch.set_num_threads(n_threads), group
         )
 
@@ -78,7 +78,7 @@ class RankExecutor:
     @property
     def lost(self) -> Collection[int]:
         """Ranks that do not come back, see `RankThreads`, or whose devices do not."""
-        return {*self._pool.lost, *self._stalled}
+        return {*self._threads.lost, *self._stalled}
 
     def run(self, fn: Callable[[int], T], *, is_watched: bool = False) -> list[T]:
         """Call `fn` for each rank, on its thread; the results in rank order.
@@ -105,7 +105,7 @@ class RankExecutor:
                 raise RankOutOfMemory(rank, self.devices[rank]) from None
 
         try:
-            return self._pool.run(ranked, is_watched=is_watched)
+            return self._threads.call_on_all(ranked, is_watched=is_watched)
         finally:
             self.group.settle()
 
@@ -176,7 +176,7 @@ class RankExecutor:
 
     def close(self) -> None:
         """End the threads; safe to call twice."""
-        self._pool.close()
+        self._threads.close()
 
     def _on(self, rank: int) -> contextlib.AbstractContextManager[object]:
         """Have torch's current device and stream be the rank's."""

@@ -46,7 +46,7 @@ class _Job(Generic[T]):
         self._is_over = False
         self._lock = threading.Lock()
 
-    def run(self, rank: int) -> None:
+    def compute(self, rank: int) -> None:
         try:
             self.results[rank] = self._fn(rank)
         except BaseException as error:  # noqa: BLE001 it is raised again on the calling thread
@@ -86,7 +86,7 @@ def _distance(error: BaseException) -> int:
 
 
 class RankThreads:
-    """Runs a function once per rank, all at the same time.
+    """The threads on which `engine.parallel.executor.RankExecutor` calls functions.
 
     A single rank runs on the calling thread, so that it costs no hand-over at all. Several have
     threads of their own, all of them: so whoever calls comes back even if one of them does not.
@@ -125,7 +125,7 @@ class RankThreads:
             self._threads.append(thread)
             thread.start()
 
-    def run(self, fn: Callable[[int], T], *, is_watched: bool = True) -> list[T]:
+    def call_on_all(self, fn: Callable[[int], T], *, is_watched: bool = True) -> list[T]:
         """Call `fn(rank)` on every rank and return the results in rank order.
 
         Args:
@@ -140,7 +140,7 @@ class RankThreads:
         assert self._threads or self.n_ranks == 1, "it is closed"
         job: _Job[T] = _Job(fn, self.n_ranks, self._on_failure)
         if not self._threads:
-            job.run(0)
+            job.compute(0)
         for inbox in self._inboxes:
             inbox.put(job)
         self._wait(job, self._group if is_watched else None)
@@ -184,7 +184,7 @@ class RankThreads:
         self._lives[rank] = Life()
         self._on_start()
         while (job := inbox.get()) is not None:
-            job.run(rank)
+            job.compute(rank)
             del job  # it holds the model and the last results
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from engine.sampling.token_source import Logits, TokenSource
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class ModelRunner:
@@ -70,14 +68,6 @@ class ModelRunner:
         On GPUs what is recorded is computed without that before, in any case.
         """
         return 1 if self._captures else 2
-
-    def run(self, fn: Callable[[int], T], *, is_watched: bool = False) -> list[T]:
-        """Call `fn` for each rank, see `RankExecutor.run`; a failure forgets what was recorded."""
-        try:
-            return self.executor.run(fn, is_watched=is_watched)
-        except BaseException:
-            self.forget()  # the places where ranks meet in what they recorded are of no use now
-            raise
 
     def warm_up(self, n_batch: int) -> None:
         """Compile, record and measure now what the first tokens and the first prompt wait for.
@@ -145,7 +135,7 @@ class ModelRunner:
 
     def _one(self, compute: Callable[[int], Tensor | None]) -> Tensor:
         """The logits, which one rank has."""
-        return _one(self.run(compute, is_watched=True))
+        return _one(self.executor.run(compute, is_watched=True))
 
     def _repeated(self, token: int, n_past: int) -> Tensor:
         ranks = self.ranks
@@ -156,7 +146,7 @@ class ModelRunner:
         if self.is_captured_whole:
             self.start(token, n_past)
         else:
-            self.run(lambda rank: ranks[rank].restart(token, n_past), is_watched=True)
+            self.executor.run(lambda rank: ranks[rank].restart(token, n_past), is_watched=True)
         if len(ranks) > 1:
             self.executor.wait()  # what one of them shows may be made by all
         return _one([replay.result for replay in replays])

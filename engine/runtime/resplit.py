@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from engine.sharding.recut import Move, next_move, runs
 if TYPE_CHECKING:
     from engine.forward.weight import Weight
     from engine.gguf import GGUFFile
+    from engine.parallel.executor import RankExecutor
     from engine.runtime.rank import Rank
 
 DOING = "to split the model anew"
@@ -41,14 +43,17 @@ DOING = "to split the model anew"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The ranks of one of the two splits.
+    """One of the two splits.
 
     Attributes:
-        run: calls a function on all of them at the same time, see `RankExecutor.run`.
+        ranks: its ranks, in order.
+        executor: executor of these ranks.
+        explaining: returns the context to call them in, which explains failures.
     """
 
     ranks: Sequence[Rank]
-    run: Callable[[Callable[[int], None]], object]
+    executor: RankExecutor
+    explaining: Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,8 @@ class Transfer:
             rank = self._old.ranks[number]
             self._load(rank, self._freed[number], progress)
 
-        self._old.run(load)
+        with self._old.explaining():
+            self._old.executor.run(load)
 
     def _bring(self, block: Block, move: Move) -> None:
         self._make_room(move)
@@ -139,7 +145,8 @@ class Transfer:
                 self._is_failed.set()
                 raise
 
-        self._new.run(load)
+        with self._new.explaining():
+            self._new.executor.run(load)
         for index in block.states:
             self._carry(self._old, self._new, index)
             self._carried.append(index)
@@ -177,7 +184,8 @@ class Transfer:
                 copy_state(source.ranks, target.ranks[number], index, self._n_past)
 
         try:
-            target.run(receive)
+            with target.explaining():
+                target.executor.run(receive)
         except BaseException:
             _drop(target.ranks, index)
             raise

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from engine.sampling.token_source import TokenSource
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class ThreadRuntime:
@@ -159,7 +157,8 @@ class ThreadRuntime:
                 stop.set()
                 raise
 
-        self.runner.ranks = self._run(load, "to load the model")
+        with self._explaining("to load the model"):
+            self.runner.ranks = self.runner.executor.run(load)
         self._steer()
         with self._explaining("to compute the first tokens"):
             self.runner.warm_up(self.n_batch)
@@ -181,7 +180,8 @@ class ThreadRuntime:
         if donor.stream is not None:
             donor.stream.stop()
             donor.stream = None
-        self.runner.ranks = self._run(builder.empty, DOING)
+        with self._explaining(DOING):
+            self.runner.ranks = self.runner.executor.run(builder.empty)
         transfer = Transfer(
             builder.file, donor._side(), self._side(), n_past, on_progress, is_cancelled
         )
@@ -196,7 +196,7 @@ class ThreadRuntime:
         donor.close()
 
     def _side(self) -> Side:
-        return Side(self.ranks, lambda fn: self._run(fn, DOING))
+        return Side(self.ranks, self.runner.executor, lambda: self._explaining(DOING))
 
     def _take_back(self, transfer: Transfer, error: BaseException) -> None:
         """Have again what was given away in vain."""
@@ -247,27 +247,34 @@ class ThreadRuntime:
 
     def save_recurrent(self) -> None:
         """Keep a copy of all recurrent states as they are now."""
-        self._run(lambda rank: self.ranks[rank].context.cache.save(), "to keep a state")
+        ranks = self.ranks
+        with self._explaining("to keep a state"):
+            self.runner.executor.run(lambda rank: ranks[rank].context.cache.save())
 
     def restore_recurrent(self) -> None:
         """Go back to the copy of the recurrent states."""
-        self._run(lambda rank: self.ranks[rank].context.cache.restore(), "to go back to a state")
-
-    def _run(self, fn: Callable[[int], T], doing: str) -> list[T]:
-        """Run on all ranks; failures to allocate become a sentence."""
-        with self._explaining(doing):
-            return self.runner.run(fn)
+        ranks = self.ranks
+        with self._explaining("to go back to a state"):
+            self.runner.executor.run(lambda rank: ranks[rank].context.cache.restore())
 
     @contextmanager
     def _explaining(self, doing: str) -> Iterator[None]:
-        """Say in a sentence that a device is full; if a rank is lost, close the model."""
+        """Turn a failure to allocate into a sentence; after any failure drop the recordings.
+
+        Recorded collectives are of no use then. If a rank is lost, close the model.
+
+        Args:
+            doing: what the memory is needed for, such as "to load the model".
+        """
         if torch.get_num_threads() != self.threads_per_rank:
             torch.set_num_threads(self.threads_per_rank)  # torch's own, for all models
         try:
             yield
         except RankOutOfMemory as error:
+            self.runner.forget()
             raise self._out_of_memory(error.rank, doing) from None
         except BaseException:
+            self.runner.forget()
             if self.runner.executor.lost:
                 self.close()
             raise

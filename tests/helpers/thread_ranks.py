@@ -22,6 +22,6 @@ class Ranks:
 
     def run(self, fn: Callable[[ThreadCommunicator], Tensor | None]) -> list[Tensor | None]:
         try:
-            return self.pool.run(lambda rank: fn(self.comms[rank]))
+            return self.pool.call_on_all(lambda rank: fn(self.comms[rank]))
         finally:
             self.group.settle()

@@ -74,13 +74,13 @@ class Ranks:
 
     def sent(self, step: Step) -> list[Tensor | None]:
         comms = [ProcessCommunicator(wire, CPU) for wire in self.wires]
-        found = self._pools[0].run(lambda rank: step(comms[rank]))
+        found = self._pools[0].call_on_all(lambda rank: step(comms[rank]))
         assert all(way.empty() for way in self.queues.ways.values()), "all was received"
         return found
 
     def shared(self, step: Step) -> list[Tensor | None]:
         comms = [self._group.communicator(rank, CPU) for rank in self.everyone]
-        found = self._pools[1].run(lambda rank: step(comms[rank]))
+        found = self._pools[1].call_on_all(lambda rank: step(comms[rank]))
         self._group.settle()
         return found
 

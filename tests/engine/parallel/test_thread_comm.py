@@ -194,9 +194,9 @@ def test_an_interrupt_waits_for_the_other_ranks(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("engine.parallel.rank_threads.queue.SimpleQueue", Done)
     with pytest.raises(KeyboardInterrupt):
-        pool.run(work)
+        pool.call_on_all(work)
     assert finished.is_set()
-    assert pool.run(lambda rank: rank) == [0, 1]
+    assert pool.call_on_all(lambda rank: rank) == [0, 1]
     pool.close()
 
 
@@ -211,5 +211,5 @@ def test_closing_ends_every_thread() -> None:
 
 def test_one_rank_takes_no_thread() -> None:
     pool = RankThreads(1, lambda: None, lambda: None)
-    assert pool.run(lambda rank: threading.current_thread()) == [threading.current_thread()]
+    assert pool.call_on_all(lambda rank: threading.current_thread()) == [threading.current_thread()]
     pool.close()

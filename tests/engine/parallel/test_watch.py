@@ -271,14 +271,14 @@ def test_ranks_on_gpus_are_not_judged_by_their_threads() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_ends_silently_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(3)
-    original = _Job.run
+    original = _Job.compute
 
-    def run(job: _Job[Tensor | None], rank: int) -> None:
+    def compute(job: _Job[Tensor | None], rank: int) -> None:
         if rank == 2:
             sys.exit()  # ends the thread without a word
         original(job, rank)
 
-    monkeypatch.setattr(_Job, "run", run)
+    monkeypatch.setattr(_Job, "compute", compute)
     with pytest.raises(CommError, match=r"cpu \(rank 2\) has ended in the middle of a step"):
         ranks.run(lambda comm: comm.all_reduce(torch.ones(1), ranks.everyone))
     assert ranks.pool.lost == {2}

@@ -104,7 +104,7 @@ def test_collectives_keep_no_history() -> None:
     pool = RankThreads(2, group.abort, lambda: None)
 
     for _ in range(50):
-        pool.run(lambda rank: comms[rank].all_reduce(torch.ones(2), (0, 1)) is None)
+        pool.call_on_all(lambda rank: comms[rank].all_reduce(torch.ones(2), (0, 1)) is None)
         group.settle()
     assert len(group._meetings) == 1
     assert group.meeting((0, 1)).slots == ([None, None], [None, None])

@@ -30,7 +30,7 @@ class Ranks:
 
     def run(self, step: Step) -> list[Tensor | None]:
         try:
-            return self.pool.run(lambda rank: step(self.comms[rank]))
+            return self.pool.call_on_all(lambda rank: step(self.comms[rank]))
         finally:
             self.group.settle()
 

@@ -56,7 +56,7 @@ class Ranks:
 
     def run(self, fn: Compute) -> list[Tensor | None]:
         try:
-            found = self.pool.run(lambda rank: fn(self.comms[rank]))
+            found = self.pool.call_on_all(lambda rank: fn(self.comms[rank]))
         finally:
             self.group.settle()
         if self.machine is not None:

@@ -61,7 +61,7 @@ class Ranks:
     def run(self, collectives: Sequence[tuple[str, Values]]) -> list[list[Tensor]]:
         """Run collectives in a row; return each one's results on all ranks."""
         try:
-            found = self._pool.run(lambda rank: [self._one(rank, *c) for c in collectives])
+            found = self._pool.call_on_all(lambda rank: [self._one(rank, *c) for c in collectives])
         finally:
             self._pool.close()
         self.machine.drain()

@@ -65,7 +65,7 @@ def summed(
         return result
 
     try:
-        found = pool.run(compute)
+        found = pool.call_on_all(compute)
     finally:
         group.settle()
         pool.close()
