@@ -22,8 +22,9 @@ def interpret(run: Callable[[], None]) -> None:
 def _patch_interpreter() -> None:
     """Disable the interpreter's slowest steps.
 
-    These are checks for integer overflow, and patching Triton's functions again for each function
-    that a kernel calls. A Triton version that is built differently stays as it is.
+    These are checks for integer overflow, patching Triton's functions again for each function
+    that a kernel calls, and building a table of types for each result. A Triton version that is
+    built differently stays as it is.
     """
     from triton.language import standard
     from triton.runtime import interpreter
@@ -36,7 +37,22 @@ def _patch_interpreter() -> None:
         # functions of Triton's own standard library see another module than kernels do
         interpreter._patch_lang(standard.zeros.fn)
         function.__call__ = _call
+    if hasattr(interpreter, "_get_np_dtype"):
+        interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
 
 
 def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function.rewrite()(*args, **kwargs)
+
+
+def _remembered(numpy_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return `numpy_type` with a memory of its results, by the name of a type's elements."""
+    known: dict[str, Any] = {}
+
+    def remembered(triton_type: Any) -> Any:
+        name = str(triton_type.scalar)
+        if name not in known:
+            known[name] = numpy_type(triton_type)
+        return known[name]
+
+    return remembered
