@@ -23,7 +23,7 @@ from engine.progress import ignore, never
 from engine.runtime.builder import RankBuilder, RankSetup
 from engine.runtime.control_vectors import read_control_vectors
 from engine.runtime.kernel_proof import prove_kernels
-from engine.runtime.loader import Progress, check_types
+from engine.runtime.loader import ByteProgress, check_types
 from engine.sampling.slices import (
     SliceCandidates,
     n_candidates,
@@ -78,7 +78,7 @@ class ProcessRuntime:
         self.wire, self.comm = wire, ProcessCommunicator(wire, self.device)
         self.drawer = self._split.last_group[0]
         self.stream = Drawing(self)
-        progress = Progress(self.plan.file_bytes, ignore, never)
+        progress = ByteProgress(self.plan.file_bytes, ignore, never)
         with torch.inference_mode():
             setup = RankSetup(
                 self.devices, self.kinds, self.plan, self.hp, self.n_batch, self.threads_per_rank,

@@ -39,7 +39,7 @@ class Slice(NamedTuple):
 Shown = Tensor | Slice | None
 
 
-class Progress:
+class CollectiveCounter:
     """Counts collectives of all ranks; a lost increment does no harm."""
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class Meeting:
     Members wait as long as it takes; who watches them (`engine.parallel.watch`) aborts it.
     """
 
-    def __init__(self, size: int, progress: Progress) -> None:
+    def __init__(self, size: int, counter: CollectiveCounter) -> None:
         self.slots: tuple[list[Shown], list[Shown]] = ([None] * size, [None] * size)
-        self._progress = progress
+        self._counter = counter
         self._rounds = [0] * size
         self._condition = threading.Condition()
         self._n_waiting = 0
@@ -158,8 +158,8 @@ class Meeting:
 class AwakeMeeting(Meeting):
     """The same for ranks that compute on the CPU: they wait awake at first, and add up natively."""
 
-    def __init__(self, size: int, progress: Progress) -> None:
-        super().__init__(size, progress)
+    def __init__(self, size: int, counter: CollectiveCounter) -> None:
+        super().__init__(size, counter)
         self._board = ThreadAllReduce(size)
 
     def exchange(
@@ -211,7 +211,7 @@ class AwakeMeeting(Meeting):
         Raises:
             threading.BrokenBarrierError: it was aborted.
         """
-        self._progress.count += 1
+        self._counter.count += 1
         if not self._finish(seat, shown) & ADDED:
             raise threading.BrokenBarrierError
 

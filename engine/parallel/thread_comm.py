@@ -18,7 +18,14 @@ from engine.cpu.kernels.small_ops import is_plain
 from engine.errors import LeftAlone
 from engine.forward.recording import recording_to, refuse_replay
 from engine.parallel.agreement import check_alike, check_fit
-from engine.parallel.meeting import MOST_ADDED, AwakeMeeting, Meeting, Progress, Shown, Slice
+from engine.parallel.meeting import (
+    MOST_ADDED,
+    AwakeMeeting,
+    CollectiveCounter,
+    Meeting,
+    Shown,
+    Slice,
+)
 from engine.parallel.transfers import Mover
 
 if TYPE_CHECKING:
@@ -43,7 +50,7 @@ class ThreadGroup:
         self._devices: dict[int, torch.device] = {}
         self._is_aborted = False
         self._has_lost = False
-        self.progress = Progress()
+        self.collectives = CollectiveCounter()
         self.notes: tuple[str, ...] = ()
 
     def meeting(self, group: Group) -> Meeting:
@@ -54,7 +61,7 @@ class ThreadGroup:
         with self._lock:
             meeting = self._meetings.get(group)
             if meeting is None:
-                meeting = self._kind(len(group), self.progress)
+                meeting = self._kind(len(group), self.collectives)
                 if self._is_aborted:
                     meeting.abort()
                 self._meetings[group] = meeting
@@ -83,7 +90,7 @@ class ThreadGroup:
     @property
     def n_passed(self) -> int:
         """Collectives of all ranks so far, but for some that were repeated."""
-        return self.progress.count
+        return self.collectives.count
 
     def waiting(self) -> Mapping[int, Sequence[int]]:
         """The ranks that wait for others now, and for which ones."""
@@ -143,7 +150,7 @@ class ThreadCommunicator:
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        self._shared.progress.count += 1
+        self._shared.collectives.count += 1
         if len(group) == 1:
             assert x is not None, "a group of one has nobody else to give a value"
             return x

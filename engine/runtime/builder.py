@@ -20,7 +20,7 @@ from engine.ops.backend import ReferenceBackend
 from engine.parallel.thread_comm import ThreadGroup
 from engine.planning.footprint import x_bytes
 from engine.planning.plan import Plan, keeps_kv_on_host
-from engine.runtime.loader import Progress, load_rank
+from engine.runtime.loader import ByteProgress, load_rank
 from engine.runtime.micro_batches import MicroBatches, TakesTurns
 from engine.runtime.rank import Rank, warm_rows
 
@@ -67,7 +67,7 @@ class RankBuilder:
         """Return a rank without weights and with a cache that has no layers."""
         return self._made(number, self._own_declaration(number), ())
 
-    def loaded(self, number: int, progress: Progress) -> Rank:
+    def loaded(self, number: int, progress: ByteProgress) -> Rank:
         """Return a rank with its weights and its cache."""
         mine = self._own_declaration(number)
         rank = self._made(number, mine, mine.states)
@@ -86,7 +86,7 @@ class RankBuilder:
         return self._declaration if number == 0 else declare(self.file, self._params)
 
     @contextmanager
-    def _compiled(self, rank: Rank, progress: Progress) -> Iterator[None]:
+    def _compiled(self, rank: Rank, progress: ByteProgress) -> Iterator[None]:
         """Compile the rank's kernels meanwhile; they are ready at the end."""
         setup = self._setup
         name = setup.plan.devices[rank.number].device

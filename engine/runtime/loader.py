@@ -32,7 +32,7 @@ Bytes = NDArray[np.uint8]
 PROGRESS_INTERVAL_S = 0.04
 
 
-class Progress:
+class ByteProgress:
     """Counts the bytes that all ranks have read, and passes on that someone wants to stop.
 
     Args:
@@ -105,7 +105,7 @@ def load_rank(
     device: torch.device,
     storage: str,
     backend: Backend,
-    progress: Progress,
+    progress: ByteProgress,
 ) -> None:
     """Fill the attributes that `slots` name with this rank's parts.
 
@@ -123,7 +123,7 @@ def load_rank(
 
 def _value(
     file: GGUFFile, slot: Slot, pieces: Sequence[Slices], device: torch.device, storage: str,
-    progress: Progress, loader: WeightLoader,
+    progress: ByteProgress, loader: WeightLoader,
 ) -> Weight | Tensor:  # fmt: skip
     """Return a rank's part of one tensor."""
     dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
@@ -160,7 +160,9 @@ def _load_packed(
     return PackedWeight(whole.to(device), tensor.type.number, kept)
 
 
-def _dequantised(file: GGUFFile, tensor: TensorInfo, slices: Slices, progress: Progress) -> Tensor:
+def _dequantised(
+    file: GGUFFile, tensor: TensorInfo, slices: Slices, progress: ByteProgress
+) -> Tensor:
     """One piece in F32, worked on in chunks of rows."""
     raw, columns = _blocks(file, tensor, slices)
     n_columns = columns.stop - columns.start

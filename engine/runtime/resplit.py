@@ -28,7 +28,7 @@ from engine.hardware.torch_devices import trim_heap
 from engine.parallel.transfers import copy_over
 from engine.planning.footprint import held_bytes, packed_bytes, slot_pieces
 from engine.progress import IsCancelled, ProgressSink, ignore, never
-from engine.runtime.loader import Progress, load_rank
+from engine.runtime.loader import ByteProgress, load_rank
 from engine.sharding.placement import Shard
 from engine.sharding.recut import Move, next_move, runs
 
@@ -57,7 +57,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TransferBlock:
     """What is brought over together: indices into the slots and the states of a rank."""
 
     slots: list[int] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Transfer:
         self._freed: dict[int, list[int]] = defaultdict(list)
         self._carried: list[int] = []
         self._is_failed = is_failed = threading.Event()  # a cycle would keep weights alive
-        self._progress = Progress(
+        self._progress = ByteProgress(
             self._file_bytes(), on_progress, lambda: is_failed.is_set() or is_cancelled(),
             "Splitting anew",
         )  # fmt: skip
@@ -124,7 +124,7 @@ class Transfer:
         trim_heap()
         for index in reversed(self._carried):
             self._carry(self._new, self._old, index)
-        progress = Progress(0, ignore, never)
+        progress = ByteProgress(0, ignore, never)
 
         def load(number: int) -> None:
             rank = self._old.ranks[number]
@@ -133,7 +133,7 @@ class Transfer:
         with self._old.explaining():
             self._old.executor.run(load)
 
-    def _bring(self, block: Block, move: Move) -> None:
+    def _bring(self, block: TransferBlock, move: Move) -> None:
         self._make_room(move)
 
         def load(number: int) -> None:
@@ -168,7 +168,7 @@ class Transfer:
         if n_on_heap:
             trim_heap()
 
-    def _load(self, rank: Rank, indices: Sequence[int], progress: Progress) -> None:
+    def _load(self, rank: Rank, indices: Sequence[int], progress: ByteProgress) -> None:
         slots = [rank.slots[index] for index in indices]
         load_rank(
             self._file, slots, rank.number, rank.device, rank.storage, rank.backend, progress,
@@ -194,7 +194,7 @@ class Transfer:
             rank.context.cache.take(rank.states[index], old.context.cache, old.states[index])
         _drop(source.ranks, index)
 
-    def _move(self, block: Block) -> Move:
+    def _move(self, block: TransferBlock) -> Move:
         """What a block takes on devices, and what caches give back."""
         adds: Counter[str] = Counter()
         drops: Counter[str] = Counter()
@@ -303,14 +303,14 @@ def _staying(source: Sequence[Rank], target: Sequence[Rank], index: int) -> dict
     return found
 
 
-def _blocks(rank: Rank) -> list[Block]:
+def _blocks(rank: Rank) -> list[TransferBlock]:
     """The blocks of a model, and each tensor outside of them by itself."""
-    blocks = [Block() for _ in rank.model.blk]
-    others: list[Block] = []
+    blocks = [TransferBlock() for _ in rank.model.blk]
+    others: list[TransferBlock] = []
     for index, slot in enumerate(rank.slots):
         place = split_name(slot.tensor.name)
         if place is None:
-            others.append(Block(slots=[index]))
+            others.append(TransferBlock(slots=[index]))
         else:
             blocks[place[0]].slots.append(index)
     layer_of = {id(s): layer for layer, block in enumerate(rank.model.blk) for s in block.states()}

@@ -32,7 +32,7 @@ from engine.planning.threads import busy_on_cpu, threads_per_rank
 from engine.runtime.builder import RankBuilder, RankSetup, make_group
 from engine.runtime.control_vectors import Direction, read_control_vectors
 from engine.runtime.kernel_proof import prove_kernels
-from engine.runtime.loader import Progress, check_types
+from engine.runtime.loader import ByteProgress, check_types
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Rank
 from engine.runtime.resplit import DOING, Side, Transfer
@@ -146,7 +146,7 @@ class ThreadRuntime:
         self, builder: RankBuilder, on_progress: ProgressSink, is_cancelled: IsCancelled
     ) -> None:
         stop = threading.Event()
-        progress = Progress(
+        progress = ByteProgress(
             self.plan.file_bytes, on_progress, lambda: stop.is_set() or is_cancelled()
         )
 

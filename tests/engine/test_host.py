@@ -165,16 +165,16 @@ def test_a_load_cancelled_midway_keeps_the_old_model(
 ) -> None:
     desk.run(Load(LoadParams(path)))
     reached, go_on = threading.Event(), threading.Event()
-    from engine.runtime.loader import Progress
+    from engine.runtime.loader import ByteProgress
 
-    original = Progress.add
+    original = ByteProgress.add
 
-    def slow(self: Progress, n_bytes: int) -> None:
+    def slow(self: ByteProgress, n_bytes: int) -> None:
         reached.set()
         go_on.wait(10)
         original(self, n_bytes)
 
-    monkeypatch.setattr(Progress, "add", slow)
+    monkeypatch.setattr(ByteProgress, "add", slow)
     generation = desk.host.submit(Load(LoadParams(path, ("cpu",) * 3)))
     assert reached.wait(10)
     desk.host.cancel()

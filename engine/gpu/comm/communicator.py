@@ -229,7 +229,7 @@ class DeviceCommunicator:
         Args:
             shape: shape of the value, given by all members or by none; they exchange it then.
         """
-        self._shared.progress.count += 1
+        self._shared.collectives.count += 1
         if len(group) == 1:
             assert x is not None, "a group of one has nobody else to give a value"
             self._mark()
@@ -263,7 +263,7 @@ class DeviceCommunicator:
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
         """See `Communicator.broadcast`; for `shape` see `all_reduce`."""
-        self._shared.progress.count += 1
+        self._shared.collectives.count += 1
         given = x if self.rank == source else None
         if len(group) == 1:
             assert given is not None, "the source must have a value"
@@ -301,7 +301,7 @@ class DeviceCommunicator:
         members' slices have arrived. In a capture it does not: the result is complete once all
         members' streams have been waited for.
         """
-        self._shared.progress.count += 1
+        self._shared.collectives.count += 1
         if len(group) == 1:
             return x
         row = self._shared.pinned_row(group) if _is_capturing(self._device) else None

@@ -16,7 +16,7 @@ from engine.hardware.torch_devices import trim_heap
 from engine.ops.weights import DenseWeight
 from engine.parallel.rank_threads import RankThreads
 from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
-from engine.runtime.loader import Progress
+from engine.runtime.loader import ByteProgress
 from tests.helpers.tiny_gguf import tiny_gguf
 
 RANKS = [1, 3]
@@ -47,16 +47,16 @@ def test_a_failed_load_frees_its_weights_though_the_error_is_kept(
     path: Path, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, n_calls = matrices(), 0
-    original = Progress.add
+    original = ByteProgress.add
 
-    def add(self: Progress, n_bytes: int) -> None:
+    def add(self: ByteProgress, n_bytes: int) -> None:
         nonlocal n_calls
         n_calls += 1
         if n_calls > 8:
             raise Cancelled("Loading")
         original(self, n_bytes)
 
-    monkeypatch.setattr(Progress, "add", add)
+    monkeypatch.setattr(ByteProgress, "add", add)
     with pytest.raises(Cancelled) as kept:
         load_model(path, ["cpu"] * n)
     kept.value.__traceback__ = None

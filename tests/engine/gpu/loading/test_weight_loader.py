@@ -27,7 +27,7 @@ from engine.hardware.host_memory import HostTensor
 from engine.layers.module import Module, Slot
 from engine.ops.weights import PackedWeight
 from engine.quants.layout import LAYOUTS
-from engine.runtime.loader import Progress, load_rank
+from engine.runtime.loader import ByteProgress, load_rank
 from engine.sharding.placement import Placement, Replicate, Shard
 from engine.sharding.ranges import Ranges
 from tests.bench.random_blocks import random_tensor
@@ -175,8 +175,8 @@ def backend(device: str) -> GpuBackend:
     return GpuBackend(torch.device(device), x_bytes=2)
 
 
-def progress(is_cancelled: object = None) -> Progress:
-    return Progress(1 << 40, lambda event: None, is_cancelled or (lambda: False))
+def progress(is_cancelled: object = None) -> ByteProgress:
+    return ByteProgress(1 << 40, lambda event: None, is_cancelled or (lambda: False))
 
 
 @pytest.mark.parametrize("is_lookup", [False, True])
