@@ -1,4 +1,4 @@
-"""The ranks of a model as threads of this process: executor, collectives, and who watches them.
+"""Ranks of a model as threads of this process: executor, collectives and their watchdog.
 
 Imports no layer, no model and nothing of GPUs' kernels.
 """

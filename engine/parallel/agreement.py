@@ -1,6 +1,7 @@
-"""Whether ranks give what fits each other: numbers of one shape, and the same where they must be.
+"""Checks of what ranks bring to a collective: equal shapes, and equal bits where they must be.
 
-Every rank sees what all others show, and judges it alike; so all end with the same error, or none.
+Every rank sees the values of all others and judges them alike, so all end with the same error or
+none.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ from torch import Tensor
 
 from engine.errors import CommError
 
-Name = Callable[[int], str]
+DeviceName = Callable[[int], str]
+"""Function that returns the device name of a rank; "" if it is not known."""
 
 
-def check_fit(values: Mapping[int, Tensor], name: Name, *, all_but_last: bool = False) -> None:
-    """Make sure that values are of one shape and type.
+def check_fit(
+    values: Mapping[int, Tensor], name: DeviceName, *, all_but_last: bool = False
+) -> None:
+    """Check that all values have one shape and type.
 
     Args:
-        values: what ranks show.
-        name: the device of a rank.
-        all_but_last: the last dimension may differ.
+        values: value of each rank, by rank.
+        name: returns the device name of a rank.
+        all_but_last: whether the last dimension may differ.
 
     Raises:
-        CommError: names the rank whose value differs from those of most.
+        CommError: a value differs from those of most ranks; names its rank.
     """
     stop = -1 if all_but_last else None
     first, *others = values.values()
@@ -39,11 +43,15 @@ def check_fit(values: Mapping[int, Tensor], name: Name, *, all_but_last: bool = 
     )
 
 
-def check_alike(values: Mapping[int, Tensor], name: Name) -> None:
-    """Make sure that values have the same bits; numbers of the host, in 4 bytes each.
+def check_alike(values: Mapping[int, Tensor], name: DeviceName) -> None:
+    """Check that all values have the same bits.
+
+    Args:
+        values: value of each rank, by rank; 4-byte numbers in the host's memory.
+        name: returns the device name of a rank.
 
     Raises:
-        CommError: names the rank whose bits differ from those of most.
+        CommError: the bits differ from those of most ranks; names the rank.
     """
     first, *others = values.items()
     bits = first[1].view(torch.int32)
@@ -52,11 +60,15 @@ def check_alike(values: Mapping[int, Tensor], name: Name) -> None:
     check_same({rank: x.numpy().tobytes() for rank, x in values.items()}, name)
 
 
-def check_same(held: Mapping[int, Hashable], name: Name) -> None:
-    """Make sure that ranks hold the same.
+def check_same(held: Mapping[int, Hashable], name: DeviceName) -> None:
+    """Check that all ranks hold equal values.
+
+    Args:
+        held: value of each rank, or its check sum, by rank.
+        name: returns the device name of a rank.
 
     Raises:
-        CommError: names the rank that holds something else than most.
+        CommError: a rank holds something else than most; names the rank.
     """
     if len(set(held.values())) <= 1:
         return
@@ -67,14 +79,14 @@ def check_same(held: Mapping[int, Hashable], name: Name) -> None:
     raise CommError(odd, problem, name(odd))
 
 
-def _odd_one(kinds: Mapping[int, Hashable], name: Name) -> tuple[int, int, str]:
-    """The first rank that is not with the most, and the first of these, which is named too.
+def _odd_one(kinds: Mapping[int, Hashable], name: DeviceName) -> tuple[int, int, str]:
+    """Return the first rank outside the majority, the majority's first rank, and a text naming it.
 
-    Of two nobody can tell which one is wrong; then it is the one further behind.
+    Of two ranks nobody can tell which one is wrong; then the second one counts as odd.
     """
     ranks_of: dict[Hashable, list[int]] = defaultdict(list)
     for rank, kind in kinds.items():
         ranks_of[kind].append(rank)
-    most = max(ranks_of.values(), key=len)  # the first ones of as many
+    most = max(ranks_of.values(), key=len)  # of equally large sets the first
     odd = next(rank for rank in kinds if rank not in most)
     return odd, most[0], f"{name(most[0])} (rank {most[0]})".lstrip()

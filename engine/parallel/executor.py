@@ -1,7 +1,7 @@
-"""The ranks of a model as threads of this process, each on its device; and all of them from one.
+"""Executor of a model's ranks: one thread per rank, each with its device current.
 
-Ranks that meet in Python need a thread each. What is only started on devices, such as a token that
-was captured, the calling thread starts on all of them, one after the other.
+Ranks that exchange values in Python need a thread each. Work that only has to be started on
+devices, such as the replay of a captured token, is started by the calling thread, rank after rank.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from engine.parallel.thread_comm import ThreadGroup
 T = TypeVar("T")
 
 STALL_S = 5.0
-"""A token takes less: a device that is not through with it by then will never be."""
+"""Seconds after which a device that still computes one token counts as hung."""
 
 POLL_S = 50e-6
-"""Between looks at a device, in which other threads run."""
+"""Seconds between two queries of a device; other threads run meanwhile."""
 
 
 class RankOutOfMemory(DeviceError):
-    """A rank's device, or the host, has no room for what it computes."""
+    """A rank's device, or the host, has no memory left for what the rank computes.
+
+    Attributes:
+        rank: number of the rank.
+    """
 
     def __init__(self, rank: int, device: torch.device) -> None:
         super().__init__(
@@ -41,17 +45,19 @@ class RankOutOfMemory(DeviceError):
 
 
 class RankExecutor:
-    """Runs functions for all ranks of a model.
+    """Executor of a model's ranks: calls a function for each rank.
 
-    Ranks that share a GPU have a stream each there: one that waits for another must not keep it
-    from beginning. A rank that is alone on a GPU uses the one that is there anyway.
+    Ranks that share a GPU have a CUDA stream each: a kernel that waits for another rank must not
+    keep that rank's kernels from starting. A rank that is alone on a GPU uses the current stream.
 
     Args:
-        group: where ranks meet.
-        n_threads: of each rank on the CPU.
+        devices: device of each rank, in rank order.
+        group: the group in which the ranks exchange values.
+        n_threads: number of CPU threads that torch may use for each rank.
 
     Attributes:
-        devices: of the ranks, in their order.
+        devices: device of each rank, in rank order.
+        group: the group in which the ranks exchange values.
     """
 
     def __init__(
@@ -67,27 +73,29 @@ class RankExecutor:
 
     @property
     def ranks(self) -> range:
-        """Their numbers."""
+        """Numbers of the ranks, in order."""
         return range(len(self.devices))
 
     @property
     def has_gpus(self) -> bool:
-        """Whether some do their work later than the host gives it to them."""
+        """Whether any rank computes on a GPU, later than the host starts its kernels."""
         return any(device.type == "cuda" for device in self.devices)
 
     @property
     def lost(self) -> Collection[int]:
-        """Ranks that do not come back, see `RankThreads`, or whose devices do not."""
+        """Ranks whose thread does not return (see `RankThreads.lost`) or whose device hangs."""
         return {*self._threads.lost, *self._stalled}
 
     def run(self, fn: Callable[[int], T], *, is_watched: bool = False) -> list[T]:
-        """Call `fn` for each rank, on its thread; the results in rank order.
+        """Call `fn` for all ranks at once, each on its thread; return the results in rank order.
 
         Args:
-            is_watched: ranks never rest for long in it.
+            is_watched: whether a rank that shows no sign of life for seconds counts as lost, see
+                `engine.parallel.watch`; for functions in which ranks never idle for long.
 
         Raises:
-            RankOutOfMemory: a device has no room.
+            RankOutOfMemory: a rank's device has no memory left.
+            CommError: a rank is lost.
             BaseException: the first failure of any rank, after all have ended.
         """
 
@@ -97,7 +105,7 @@ class RankExecutor:
                     found = fn(rank)
                     stream = self._streams[rank]
                     if stream is not None:
-                        stream.synchronize()  # whoever uses the result uses another one
+                        stream.synchronize()  # the result is used on another stream
                     return found
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -110,11 +118,11 @@ class RankExecutor:
             self.group.settle()
 
     def here(self, fn: Callable[[int], T]) -> list[T]:
-        """The same on this thread, for what meets no other rank, and does not wait for what is yet
-        to be started on another device.
+        """Call `fn` for one rank after the other on the calling thread.
 
-        Nothing may come in between that waits for all of a device, for it may be waiting for one
-        that was not begun yet; so no garbage is collected meanwhile.
+        For functions that neither exchange values with other ranks nor wait for kernels that are
+        yet to be started on another device. No garbage is collected meanwhile: freeing memory may
+        wait for all of a device, whose kernels may wait for a device that has not started yet.
         """
         found = []
         with torch.inference_mode(), _uncollected():
@@ -127,7 +135,10 @@ class RankExecutor:
         return found
 
     def is_idle(self, rank: int) -> bool:
-        """Whether its device has done all; asking also hands on what Windows has collected."""
+        """Return whether a rank's device has finished all work.
+
+        On Windows the query also submits kernels that the driver has batched.
+        """
         device = self.devices[rank]
         if device.type != "cuda":
             return True
@@ -136,12 +147,13 @@ class RankExecutor:
         return done
 
     def wait(self) -> None:
-        """Until all devices have done what they were given for a token.
+        """Wait until all devices have finished the token that was started on them.
 
-        All are asked each time: one may wait for what Windows has collected for another.
+        All are queried each time: one device may wait for kernels that Windows has batched for
+        another (see `is_idle`).
 
         Raises:
-            CommError: one does not come to an end.
+            CommError: a device does not finish; see `check`.
         """
         begun = time.perf_counter()
         while busy := [rank for rank in self.ranks if not self.is_idle(rank)]:
@@ -149,19 +161,20 @@ class RankExecutor:
             time.sleep(POLL_S)
 
     def make_room(self) -> None:
-        """Give back memory that is in no use; devices may wait for all that they do."""
+        """Free memory that torch has cached on GPUs; waits for the devices first."""
         self.wait()
         if self.has_gpus:
             release_cached_memory([device for device in self.devices if device.type == "cuda"])
 
     def check(self, rank: int, begun: float) -> None:
-        """Look at the clock while a rank's device is waited for; a single one has all the time.
+        """Check how long a rank's device has been computing a token; a single rank has no limit.
 
         Args:
-            begun: when it had been given a token, in seconds of `time.perf_counter`.
+            rank: number of the rank that is waited for.
+            begun: time when the token was started, in seconds of `time.perf_counter`.
 
         Raises:
-            CommError: it takes too long; the rank counts as lost.
+            CommError: more than `STALL_S`; the rank counts as lost from now on.
         """
         if len(self.devices) > 1 and time.perf_counter() > begun + STALL_S:
             self._stalled.add(rank)
@@ -170,7 +183,7 @@ class RankExecutor:
             raise CommError(rank, what, str(self.devices[rank]))
 
     def begin_anew(self) -> None:
-        """Forget what was under way where ranks meet, after something has failed."""
+        """Discard exchanges that were under way in the group, after something has failed."""
         self.group.abort()
         self.group.settle()
 
@@ -179,7 +192,7 @@ class RankExecutor:
         self._threads.close()
 
     def _on(self, rank: int) -> contextlib.AbstractContextManager[object]:
-        """Have torch's current device and stream be the rank's."""
+        """Return a context in which torch's current device and stream are the rank's."""
         device, stream = self.devices[rank], self._streams[rank]
         if device.type != "cuda":
             return contextlib.nullcontext()
@@ -187,10 +200,10 @@ class RankExecutor:
 
 
 def _streams(devices: Sequence[torch.device]) -> list[torch.cuda.Stream | None]:
-    """Of each rank; None for the one that is current anyway.
+    """Return the CUDA stream of each rank; None where the current one is used.
 
-    All are made at once: what a driver does with streams that follow on each other is least likely
-    to share a queue.
+    All are created in a row: streams that follow on each other are least likely to share a
+    hardware queue.
     """
     n_ranks = Counter(str(device) for device in devices)
     return [
@@ -201,8 +214,10 @@ def _streams(devices: Sequence[torch.device]) -> list[torch.cuda.Stream | None]:
 
 @contextlib.contextmanager
 def _in_stream(device: torch.device, stream: torch.cuda.Stream) -> Iterator[None]:
-    """The device comes first: where a stream of another one is left, torch makes the device from
-    before current, which takes hundreds of MB there even if nobody uses it.
+    """Make a device and a stream of it current.
+
+    The device comes first: at the end of `torch.cuda.stream` torch makes the device from before
+    current, and if that were another GPU, it would take hundreds of MB there.
     """
     with torch.cuda.device(device), torch.cuda.stream(stream):
         yield
@@ -210,7 +225,7 @@ def _in_stream(device: torch.device, stream: torch.cuda.Stream) -> Iterator[None
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Let no garbage be collected, which might free memory of a device."""
+    """Suspend garbage collection, which might free a device's memory."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""Whether a rank still does something, seen from outside: the processor time of its threads.
+"""Signs of life of a rank, seen from outside: the CPU time of its threads.
 
-A thread that computes, or that fetches weights from a slow disk page by page, takes some of the
-processor's time every moment. One that is stuck in a lock, or in a driver that never answers, takes
-none. So nobody has to guess how long a computation may last.
+A thread that computes, or that fetches weights from a slow disk page by page, uses CPU time all
+the while. One that is stuck in a lock, or in a driver that never answers, uses none. So nobody has
+to guess how long a computation may last.
 """
 
 from __future__ import annotations
@@ -20,35 +20,41 @@ from pathlib import Path
 import psutil
 
 HELD_UP = ("R", "D")
-"""What Linux calls threads that wait for a core, and for a disk or the like: no fault of theirs."""
+"""Linux states of a thread that counts as alive: running or waiting for a core; on a disk."""
 
 TASKS = Path("/proc/self/task")
-"""Where Linux tells of all threads of this process, also of those that torch has made."""
+"""Folder in which Linux lists all threads of this process, those of torch included."""
 
 BUSY = 0.3
-"""Of a core: so much for this process is a sign of all ranks, where threads cannot be told apart.
+"""Share of one core: a process that uses more shows life of all its ranks.
 
-A window takes less as long as nothing happens in it.
+For systems on which the threads of ranks cannot be told apart. A window in which nothing happens
+uses less.
 """
 
 THREAD_QUERY_LIMITED_INFORMATION = 0x0800  # winnt.h
-THREAD_BASIC_INFO, N_BASIC_INFO = 3, 10  # mach/thread_info.h: the kind, and how many 32-bit words
+THREAD_BASIC_INFO, N_BASIC_INFO = (
+    3,
+    10,
+)  # mach/thread_info.h: flavor, size in 32-bit words
 
 _serial = count()
 
 
-class _Present(threading.local):
+class _ThisThread(threading.local):
+    """Life of the rank for which the calling thread works; None if it is not watched."""
+
     life: Life | None = None
 
 
-_present = _Present()
+_this_thread = _ThisThread()
 
 
 class Life:
-    """Of one rank: what its threads do, first of all the one that makes this.
+    """Activity of one rank's threads, first of all of the one that creates this.
 
-    On Linux threads inherit the name of the one that starts them, so those that a library has
-    started for the rank are known by it.
+    On Linux a thread inherits the name of the thread that starts it, so threads that a library has
+    started for the rank are known by their name.
     """
 
     def __init__(self) -> None:
@@ -60,33 +66,33 @@ class Life:
         self.include_this_thread()
 
     @staticmethod
-    def present() -> Life | None:
-        """That of the rank for which this thread works, if it is watched."""
-        return _present.life
+    def of_this_thread() -> Life | None:
+        """Return the `Life` of the calling thread's rank; None if it is not watched."""
+        return _this_thread.life
 
     def include_this_thread(self) -> None:
-        """Count what the calling thread does for this rank, from now on."""
-        _present.life = self
+        """Count the calling thread as one of this rank's, from now on."""
+        _this_thread.life = self
         with suppress(OSError):
             (TASKS / str(threading.get_native_id()) / "comm").write_text(self._name)
         running = [clock for clock in self._clocks if _read(clock)]
         self._clocks = [*running, _clock_of_this_thread()]
 
     def has_moved(self) -> bool:
-        """Whether any of the threads has done something since the last question, or wants to."""
+        """Return whether any thread has used CPU time since the last call, or waits to run."""
         seen = [_read(clock) for clock in self._clocks]
         before, self._seen = self._seen, seen
         is_busy = self._is_process_busy()
         if seen != before:
             return True
         if TASKS.exists():
-            return self._have_started_moved()
+            return self._have_named_threads_moved()
         return is_busy or bool(psutil.Process().children())
 
-    def _have_started_moved(self) -> bool:
-        """The same for all threads with this name, by times in steps of 10 ms.
+    def _have_named_threads_moved(self) -> bool:
+        """Return whether any thread with this rank's name has run, by times in steps of 10 ms.
 
-        One that has started a process, such as a compiler, waits for it.
+        Also true for a thread that waits to run, or for a process it started, such as a compiler.
         """
         before, self._started, is_held_up = self._started, {}, False
         for task in TASKS.iterdir():
@@ -99,13 +105,14 @@ class Life:
         return is_held_up or (bool(before) and before != self._started)
 
     def _is_process_busy(self) -> bool:
+        """Return whether the process has used more than `BUSY` of a core since the last call."""
         used, now = time.process_time(), time.perf_counter()
         before, self._process_s, self._asked_at = (self._process_s, self._asked_at), used, now
         return used - before[0] > BUSY * (now - before[1])
 
 
 def _read(clock: Callable[[], int]) -> int:
-    """What a clock shows; 0 for a thread that has ended."""
+    """Return what a clock shows; 0 for a thread that has ended."""
     try:
         return clock()
     except OSError:
@@ -113,7 +120,7 @@ def _read(clock: Callable[[], int]) -> int:
 
 
 def _clock_of_this_thread() -> Callable[[], int]:
-    """The processor time of the calling thread, in a unit of the system's, read by any thread."""
+    """Return a clock of the calling thread's CPU time in the system's unit, for any thread."""
     if sys.platform == "win32":
         return _windows_clock()
     if sys.platform == "darwin":
@@ -125,10 +132,10 @@ def _clock_of_this_thread() -> Callable[[], int]:
 
 
 def _windows_clock() -> Callable[[], int]:
-    """Cycles: times of threads are counted there in steps of 16 ms."""
+    """Return a clock of the calling thread's CPU cycles; its times come in steps of 16 ms."""
     if sys.platform == "win32":
         kernel = ctypes.WinDLL("kernel32")
-    else:  # as a type checker elsewhere sees it
+    else:  # for type checkers on other systems
         kernel = ctypes.CDLL("kernel32")
     kernel.OpenThread.restype = ctypes.c_void_p
     thread = kernel.OpenThread(THREAD_QUERY_LIMITED_INFORMATION, False, threading.get_native_id())
@@ -145,7 +152,7 @@ def _windows_clock() -> Callable[[], int]:
 
 
 def _mac_clock() -> Callable[[], int]:
-    """Microseconds, with what the system has done for the thread."""
+    """Return a clock of the calling thread's CPU time in microseconds, user and system."""
     system = ctypes.CDLL(None)
     port = system.mach_thread_self()
 

@@ -1,4 +1,4 @@
-"""Where ranks that are threads exchange values."""
+"""Exchange of values between ranks that are threads."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from engine.cpu.kernels.thread_all_reduce import ADDED, NO_NUMBERS, OTHERS_SLEEP
 from engine.forward.recording import refuse_replay
 
 AWAKE_TURNS = 30_000
-"""How often a waiting rank looks for the others before it sleeps; about a millisecond."""
+"""Number of times a waiting rank polls the others before it sleeps; takes about a millisecond."""
 
 MOST_ADDED = 1 << 17
-"""Numbers of a value that each rank adds up by one thread; torch has several."""
+"""Largest number of elements that each rank sums with one native thread; torch uses several."""
 
 
 class Slice(NamedTuple):
-    """What a rank shows to be joined.
+    """A rank's part of a gathered tensor.
 
     Attributes:
-        value: None on a rank that has nothing.
-        alike: what has the same bits on all ranks that compute alike; None where this one does not.
+        value: the part; None on a rank that has none.
+        alike: tensor that has the same bits on all ranks of one kind, for comparison; None on a
+            rank that is not compared.
     """
 
     value: Tensor | None
@@ -37,22 +38,30 @@ class Slice(NamedTuple):
 
 
 Shown = Tensor | Slice | None
+"""What a rank brings to an exchange; None if it has no value."""
 
 
 class CollectiveCounter:
-    """Counts collectives of all ranks; a lost increment does no harm."""
+    """Counter of the collectives of all ranks, without a lock: a lost increment does no harm."""
 
     def __init__(self) -> None:
         self.count = 0
 
 
 class Meeting:
-    """Where the members of one group exchange values; who waits for the others sleeps.
+    """Exchange of values among the members of one group; members that wait sleep.
 
-    Two sets of slots alternate: a member can only be writing the next set while a slower one still
-    reads this one, because the set after that needs all of them in the round in between.
+    A member's seat is its index in the group. Two sets of slots alternate: while a slow member
+    still reads one set, a fast one can write only the other, because every round needs all members.
 
-    Members wait as long as it takes; who watches them (`engine.parallel.watch`) aborts it.
+    Members wait without a limit; the watchdog (`engine.parallel.watch`) aborts the exchange.
+
+    Args:
+        size: number of members.
+        counter: counter of repeated exchanges.
+
+    Attributes:
+        slots: the two sets of values, by seat.
     """
 
     def __init__(self, size: int, counter: CollectiveCounter) -> None:
@@ -68,16 +77,17 @@ class Meeting:
     def exchange(
         self, seat: int, x: Shown, out: Tensor | None = None
     ) -> tuple[Sequence[Shown], bool]:
-        """Show `x` to the others.
+        """Exchange `x` for the values of all members.
 
         Args:
-            out: see `place_for`.
+            seat: seat of the calling member.
+            out: memory for the sum from `place_for`; None if no sum is wanted.
 
         Returns:
-            The values of all members, and whether `out` has their sum.
+            The values of all members by seat, and whether `out` holds their sum.
 
         Raises:
-            threading.BrokenBarrierError: it was aborted.
+            threading.BrokenBarrierError: the exchange was aborted.
         """
         number, slots = self._enter(seat, x)
         with self._sleeping(seat):
@@ -90,52 +100,53 @@ class Meeting:
         return slots, False
 
     def place_for(self, x: Tensor | None) -> Tensor | None:
-        """Memory for the sum, if values like x may be added up in the exchange itself."""
+        """Return memory for the sum if `exchange` can add up values like x, else None."""
         return None
 
     def note(self, log: CallLog, seat: int, x: Tensor | None, out: Tensor) -> None:
-        """Note an exchange that made `out` the sum, to be repeated with what then lies there."""
+        """Record an all-reduce of x into `out`, so that it is repeated with their memory."""
         refuse_replay("ranks exchange values in Python")
 
     def waited_s(self, seat: int) -> float:
-        """Seconds that a member has waited here, but for repeated calls."""
+        """Return the seconds that a member has waited here, without repeated calls."""
         return self._slept_s[seat]
 
     def abort(self) -> None:
-        """Wake all who wait, with an error; for good."""
+        """Wake all waiting members with an error; no later exchange succeeds."""
         with self._condition:
             self._break()
 
     def clear(self) -> None:
-        """Let go of what was exchanged."""
+        """Drop the exchanged values."""
         for slots in self.slots:
             slots[:] = [None] * len(slots)
 
     def missing(self) -> tuple[Sequence[int], Sequence[int]]:
-        """The seats of those who wait here now, and of those they wait for."""
+        """Return the seats of the members that wait now, and of those they wait for."""
         rounds = [self._round(seat) for seat in range(len(self._rounds))]
         last = max(rounds)
         absent = [seat for seat, number in enumerate(rounds) if number < last]
         return [seat for seat in range(len(rounds)) if absent and seat not in absent], absent
 
     def _enter(self, seat: int, x: Shown) -> tuple[int, list[Shown]]:
-        """The number of a member's next round, and its slots."""
+        """Put a member's value into the slots of its next round; return the round and the slots."""
         number = self._next_round(seat)
         slots = self.slots[number & 1]
         slots[seat] = x
         return number, slots
 
     def _next_round(self, seat: int) -> int:
+        """Return the number of the round that a member enters now."""
         self._rounds[seat] += 1
         return self._rounds[seat]
 
     def _round(self, seat: int) -> int:
-        """In how many rounds a member has arrived."""
+        """Return the number of rounds that a member has entered."""
         return self._rounds[seat]
 
     @contextmanager
     def _sleeping(self, seat: int) -> Iterator[None]:
-        """Hold the condition, and count the time as waiting."""
+        """Hold the condition's lock and count the time as waiting."""
         begun = time.perf_counter()
         try:
             with self._condition:
@@ -144,7 +155,11 @@ class Meeting:
             self._slept_s[seat] += time.perf_counter() - begun
 
     def _sleep_until(self, is_complete: Callable[[], bool]) -> None:
-        """Wait, with the condition held, until a round is complete."""
+        """Wait until a round is complete; the caller holds the condition's lock.
+
+        Raises:
+            threading.BrokenBarrierError: the exchange was aborted.
+        """
         while not (complete := is_complete()) and not self._is_broken:
             self._condition.wait()
         if not complete and not is_complete():
@@ -156,7 +171,7 @@ class Meeting:
 
 
 class AwakeMeeting(Meeting):
-    """The same for ranks that compute on the CPU: they wait awake at first, and add up natively."""
+    """Exchange among ranks on the CPU: members spin before they sleep, and sum natively."""
 
     def __init__(self, size: int, counter: CollectiveCounter) -> None:
         super().__init__(size, counter)
@@ -181,16 +196,19 @@ class AwakeMeeting(Meeting):
         self._board.record(log, seat, *shown, AWAKE_TURNS, partial(self._finish_again, seat, shown))
 
     def _next_round(self, seat: int) -> int:
-        return self._round(seat) + 1  # where repeated calls count as well
+        return self._round(seat) + 1  # its count includes repeated calls
 
     def _round(self, seat: int) -> int:
         return self._board.round(seat)
 
     def _finish(self, seat: int, shown: tuple[int, int, int]) -> int:
-        """Wait as long as it takes, wake those who do, and tell what a meeting has come to.
+        """Wait until a member's round is complete, wake sleeping members, return the result word.
+
+        Args:
+            shown: address of the value, its number of elements, address of the sum; 0 for none.
 
         Raises:
-            threading.BrokenBarrierError: it was aborted.
+            threading.BrokenBarrierError: the exchange was aborted.
         """
         board = self._board
         found = board.result(seat)
@@ -206,10 +224,10 @@ class AwakeMeeting(Meeting):
         return found
 
     def _finish_again(self, seat: int, shown: tuple[int, int, int]) -> None:
-        """The same for a meeting that was repeated: the sum is all that it is for.
+        """Finish a repeated all-reduce, whose sum must be there in the end.
 
         Raises:
-            threading.BrokenBarrierError: it was aborted.
+            threading.BrokenBarrierError: the exchange was aborted, or nothing was added up.
         """
         self._counter.count += 1
         if not self._finish(seat, shown) & ADDED:
@@ -224,7 +242,7 @@ class AwakeMeeting(Meeting):
         return torch.empty_like(x)
 
     def _sleep(self, seat: int, number: int) -> None:
-        """Wait until a round is complete."""
+        """Sleep until a round is complete, counted among the sleeping members meanwhile."""
         board = self._board
         with self._sleeping(seat):
             board.count_asleep(seat, number, 1)

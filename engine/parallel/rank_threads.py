@@ -1,4 +1,4 @@
-"""One thread per rank, kept for the life of a model."""
+"""Threads of the ranks, one each, kept for the life of a model."""
 
 from __future__ import annotations
 
@@ -15,23 +15,29 @@ from engine.parallel.watch import LOOK_S, Meetings, Watch
 T = TypeVar("T")
 
 GRACE_S = 0.5
-"""Seconds in which ranks that were woken by a failure end, if they can at all."""
+"""Seconds that ranks get to end after a failure has woken them."""
 
 
 class Watched(Meetings, Protocol):
-    """Where the ranks of a pool meet, to be watched while they do."""
+    """Group whose ranks are watched while they compute."""
 
     def lose(self) -> None:
-        """Wake all ranks, now and whenever one comes back."""
+        """Wake all ranks with an error, now and whenever one returns later."""
         ...
 
 
 class _Job(Generic[T]):
-    """One function for all ranks, and what came of it.
+    """One function call for all ranks, with its results and errors.
+
+    Args:
+        fn: the function, given the number of a rank.
+        on_failure: called after each failure, to wake ranks that wait for the failed one.
 
     Attributes:
-        busy: the ranks that have not ended.
-        done: gets something when the last one has.
+        results: result of each rank, by rank; None until it has ended.
+        errors: failures so far, in order of time.
+        busy: ranks that have not ended.
+        done: queue that gets one item when the last rank has ended.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class _Job(Generic[T]):
         self._lock = threading.Lock()
 
     def compute(self, rank: int) -> None:
+        """Call the function for a rank; keep its result or its error."""
         try:
             self.results[rank] = self._fn(rank)
         except BaseException as error:  # noqa: BLE001 it is raised again on the calling thread
@@ -54,14 +61,14 @@ class _Job(Generic[T]):
         self.end(rank)
 
     def fail(self, error: BaseException) -> None:
-        """Note a failure and wake the ranks that wait for the one that failed."""
+        """Keep a failure and wake the ranks that wait for the failed one."""
         with self._lock:
             if not self._is_over:
                 self.errors.append(error)
         self._on_failure()
 
     def end(self, rank: int) -> None:
-        """Note that a rank does nothing more; once."""
+        """Mark a rank as ended; called once for each."""
         with self._lock:
             self.busy.discard(rank)
             is_last = not self.busy
@@ -69,9 +76,9 @@ class _Job(Generic[T]):
             self.done.put(None)
 
     def take_cause(self) -> BaseException:
-        """The failure that made the others fail, if it can be told apart; forgets all of them.
+        """Return the failure that caused the others, as far as can be told; drop all of them.
 
-        An error holds the frames it passed through, and with them every tensor they hold.
+        They are dropped because an error holds the frames it passed through, and their tensors.
         """
         with self._lock:
             cause = min(self.errors, key=_distance)
@@ -81,24 +88,26 @@ class _Job(Generic[T]):
 
 
 def _distance(error: BaseException) -> int:
-    """How far an error is from being the cause of the others."""
+    """Return how unlikely an error is to be the cause of the others: 0 (own failure) to 2."""
     return 2 if isinstance(error, LeftAlone | Cancelled) else int(isinstance(error, CommError))
 
 
 class RankThreads:
-    """The threads on which `engine.parallel.executor.RankExecutor` calls functions.
+    """Threads on which `engine.parallel.executor.RankExecutor` calls functions for all ranks.
 
-    A single rank runs on the calling thread, so that it costs no hand-over at all. Several have
-    threads of their own, all of them: so whoever calls comes back even if one of them does not.
+    A single rank computes on the calling thread, without the cost of a hand-over. Of several, each
+    has a thread of its own, so the caller gets control back even if one of them hangs.
 
     Args:
+        n_ranks: number of ranks.
         on_failure: called when a rank fails, to wake those that wait for it.
         on_start: called once on each rank's thread.
-        group: where the ranks meet, if they are to be watched.
+        group: group of the ranks, if they are to be watched.
 
     Attributes:
-        lost: ranks that do not come back. The others are of no use without them, and what these
-            hold must stay as it is: they may go on at any time.
+        n_ranks: number of ranks.
+        lost: ranks whose thread hangs. The others are of no use without them, and memory that a
+            lost rank uses must stay as it is: its thread may continue at any time.
     """
 
     def __init__(
@@ -126,10 +135,10 @@ class RankThreads:
             thread.start()
 
     def call_on_all(self, fn: Callable[[int], T], *, is_watched: bool = True) -> list[T]:
-        """Call `fn(rank)` on every rank and return the results in rank order.
+        """Call `fn(rank)` on all threads at once; return the results in rank order.
 
         Args:
-            is_watched: ranks that do nothing for seconds are taken for lost, see
+            is_watched: whether ranks without a sign of life for seconds count as lost, see
                 `engine.parallel.watch`.
 
         Raises:
@@ -153,11 +162,11 @@ class RankThreads:
             del cause, job
 
     def _wait(self, job: _Job[T], group: Watched | None) -> None:
-        """Wait until no rank works on `job` any more, even if someone interrupts."""
+        """Wait until all ranks have ended `job` or are lost, even if a signal interrupts."""
         guard = None if group is None else _Guard(job, group, self._lives)
         while True:
             try:
-                job.done.get(timeout=LOOK_S)  # without one Windows lets nobody interrupt
+                job.done.get(timeout=LOOK_S)  # without a timeout Windows delivers no Ctrl+C
                 return
             except queue.Empty:
                 if guard is not None and (lost := guard.look(self._dead(job))):
@@ -167,11 +176,11 @@ class RankThreads:
                 job.fail(error)
 
     def _dead(self, job: _Job[T]) -> list[int]:
-        """The ranks whose thread has ended in the middle of a job."""
+        """Return the ranks whose thread has ended in the middle of a job."""
         return [rank for rank in sorted(job.busy) if not self._threads[rank].is_alive()]
 
     def close(self) -> None:
-        """End the threads, but for those that are lost; safe to call twice."""
+        """End the threads, except lost ones; safe to call twice."""
         for inbox in self._inboxes:
             inbox.put(None)
         for rank, thread in enumerate(self._threads):
@@ -181,6 +190,7 @@ class RankThreads:
         self._threads.clear()
 
     def _work(self, rank: int, inbox: queue.SimpleQueue[_Job[Any] | None]) -> None:
+        """Compute jobs from a rank's inbox until it holds None; runs on the rank's thread."""
         self._lives[rank] = Life()
         self._on_start()
         while (job := inbox.get()) is not None:
@@ -189,7 +199,7 @@ class RankThreads:
 
 
 class _Guard(Generic[T]):
-    """Sees to it that a job comes to an end, whatever its ranks do."""
+    """Watchdog of one job: ends the wait for it even if ranks hang."""
 
     def __init__(self, job: _Job[T], group: Watched, lives: dict[int, Life]) -> None:
         self._job = job
@@ -198,13 +208,13 @@ class _Guard(Generic[T]):
         self._failed_at: float | None = None
 
     def look(self, dead: list[int]) -> list[int]:
-        """See what the ranks do, and wake all where one is lost.
+        """Look for signs of life; wake all ranks if one has failed or is lost.
 
         Args:
-            dead: ranks that are known to be.
+            dead: ranks whose thread has ended in the middle of the job.
 
         Returns:
-            The ranks that will not end, if all others have.
+            The lost ranks, once all others have ended; empty before, and if none is lost.
         """
         job, watch = self._job, self._watch
         busy = sorted(job.busy)

@@ -1,7 +1,7 @@
-"""Collectives between ranks: one interface, and the implementation for ranks that are threads.
+"""Collectives between ranks that are threads.
 
-Every member of a group makes the same calls in the same order. Sums run in rank order on every
-rank, so all members end with the same bits, whatever the number of ranks.
+Every member of a group makes the same calls in the same order. Each member adds up partial sums in
+rank order, so all of them get the same bits.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
 
 
 class ThreadGroup:
-    """The shared side of all communicators of one model.
+    """Shared state of the communicators of one model.
 
     Args:
-        is_awake: ranks wait for each other awake for a while, which takes kernels for the CPU.
+        is_awake: whether waiting ranks spin for a while before they sleep; needs the CPU's kernels.
 
     Attributes:
-        notes: what a person should know of the ways between devices, as sentences.
+        collectives: counter of the collectives of all ranks.
+        notes: sentences for the user about the routes between devices.
     """
 
     def __init__(self, *, is_awake: bool = False) -> None:
@@ -54,10 +55,11 @@ class ThreadGroup:
         self.notes: tuple[str, ...] = ()
 
     def meeting(self, group: Group) -> Meeting:
-        """Where the members of a group find each other."""
+        """Return the meeting in which the members of a group exchange values."""
         return self._meetings.get(group) or self._new_meeting(group)
 
     def _new_meeting(self, group: Group) -> Meeting:
+        """Return a group's meeting, made now unless another thread has just made it."""
         with self._lock:
             meeting = self._meetings.get(group)
             if meeting is None:
@@ -68,32 +70,32 @@ class ThreadGroup:
             return meeting
 
     def communicator(self, rank: int, device: torch.device) -> Communicator:
-        """What a rank on a device meets the others by."""
+        """Return a new communicator for a rank on a device."""
         return ThreadCommunicator(self, rank, device)
 
     def join(self, rank: int, device: torch.device) -> None:
-        """Note on which device a rank is."""
+        """Set the device of a rank."""
         self._devices[rank] = device
 
     def device(self, rank: int) -> str:
-        """The device of a rank; "" if it is not known."""
+        """Return the name of a rank's device; "" if it is not known."""
         return str(self._devices.get(rank, ""))
 
     def is_alive(self, rank: int) -> bool | None:
-        """Whether a rank's device does something; None where its threads tell.
+        """Return whether a rank's device is at work; None if its threads' CPU time shows it.
 
-        Threads may wait without a sign for a GPU that computes.
+        A thread that waits for its GPU shows no sign of life, so ranks on GPUs count as alive.
         """
         device = self._devices.get(rank)
         return None if device is None or device.type == "cpu" else True
 
     @property
     def n_passed(self) -> int:
-        """Collectives of all ranks so far, but for some that were repeated."""
+        """Number of collectives of all ranks so far; misses some that were repeated."""
         return self.collectives.count
 
     def waiting(self) -> Mapping[int, Sequence[int]]:
-        """The ranks that wait for others now, and for which ones."""
+        """Return the ranks that wait now, each with the ranks it waits for."""
         found: dict[int, Sequence[int]] = {}
         for group, meeting in list(self._meetings.items()):
             waiting, missing = meeting.missing()
@@ -101,28 +103,28 @@ class ThreadGroup:
         return found
 
     def waited_s(self, rank: int) -> float:
-        """Seconds that a rank has waited for others so far, but for repeated calls."""
+        """Return the seconds that a rank has waited for others so far, without repeated calls."""
         meetings = list(self._meetings.items())
         return sum(m.waited_s(group.index(rank)) for group, m in meetings if rank in group)
 
     def abort(self) -> None:
-        """Wake every rank that waits, with an error; called when one of them has failed."""
+        """Wake all waiting ranks with an error; called when one of them has failed."""
         with self._lock:
             self._is_aborted = True
             for meeting in self._meetings.values():
                 meeting.abort()
 
     def lose(self) -> None:
-        """The same for good: a rank may come back at any time, and must not wait then."""
+        """Abort for good: a lost rank may return at any time, and must not wait then."""
         self._has_lost = True
         self.abort()
 
     def close(self) -> None:
-        """Free what ranks have met by, once they meet no more; safe to call twice."""
+        """Free all meetings, once no rank uses them any more; safe to call twice."""
         self._meetings.clear()
 
     def settle(self) -> None:
-        """Let go of what was exchanged, once no rank is inside a collective; undoes an abort."""
+        """Drop exchanged values and undo an abort; no rank may be inside a collective."""
         with self._lock:
             if self._has_lost:
                 return
@@ -134,7 +136,13 @@ class ThreadGroup:
 
 
 class ThreadCommunicator:
-    """A rank that is a thread of this process; peers' tensors are read where they are."""
+    """Communicator of a rank that is a thread; reads the other ranks' tensors in place.
+
+    Args:
+        shared: group of the ranks.
+        rank: number of the rank.
+        device: device of the rank, to which results are copied.
+    """
 
     def __init__(self, shared: ThreadGroup, rank: int, device: torch.device) -> None:
         self.rank = rank
@@ -157,7 +165,10 @@ class ThreadCommunicator:
         return self._noted(x, group, lambda: self._sum(x, group))
 
     def _noted(self, x: Tensor | None, group: Group, compute: Callable[[], Tensor]) -> Tensor:
-        """The sum of what the members show, from `compute`, which is not noted itself."""
+        """Return the result of `compute`; if a token is recorded, record it as an all-reduce.
+
+        What `compute` itself does is not recorded.
+        """
         log = current_log()
         if log is None:
             return compute()
@@ -170,6 +181,7 @@ class ThreadCommunicator:
         return total
 
     def _sum(self, x: Tensor | None, group: Group) -> Tensor:
+        """Exchange x and return the sum of all values."""
         meeting = self._shared.meeting(group)
         out = meeting.place_for(x)
         shown, is_added = self._exchange(meeting, x, group, out)
@@ -194,6 +206,7 @@ class ThreadCommunicator:
         return self._join(shown, group) if self.rank == group[0] else None
 
     def _join(self, shown: Sequence[Shown], group: Group) -> Tensor:
+        """Return the slices of all members joined along the last dimension, after checking them."""
         slices = [s for s in shown if isinstance(s, Slice)]
         if alike := _present([s.alike for s in slices], group):
             check_alike(alike, self._shared.device)
@@ -210,17 +223,23 @@ class ThreadCommunicator:
         )
 
     def _sent(self, x: Tensor | None, source: int, group: Group) -> Tensor:
+        """Return the value of rank `source` on this rank's device."""
         value = x if len(group) == 1 else self._shown(x, group)[group.index(source)]
         assert isinstance(value, Tensor), "the source must have a value"
         return self._mover.moved(value)
 
     def _shown(self, x: Shown, group: Group) -> Sequence[Shown]:
-        """The values of all members, in group order."""
+        """Exchange x; return the values of all members, in group order."""
         return self._exchange(self._shared.meeting(group), x, group)[0]
 
     def _exchange(
         self, meeting: Meeting, x: Shown, group: Group, out: Tensor | None = None
     ) -> tuple[Sequence[Shown], bool]:
+        """Exchange x in a meeting once it is computed, see `Meeting.exchange`.
+
+        Raises:
+            LeftAlone: the exchange was aborted.
+        """
         value = x.value if isinstance(x, Slice) else x
         if value is not None and value.is_cuda:  # peers read it from other streams
             torch.cuda.current_stream(value.device).synchronize()
@@ -231,5 +250,5 @@ class ThreadCommunicator:
 
 
 def _present(shown: Sequence[Shown], group: Group) -> dict[int, Tensor]:
-    """The values of those members that have any, by rank."""
+    """Return the values of those members that have one, by rank."""
     return {rank: x for rank, x in zip(group, shown, strict=True) if isinstance(x, Tensor)}

@@ -1,7 +1,7 @@
-"""Values between devices, through pinned memory of the host: copies that a GPU makes by itself.
+"""Copies of tensors between devices, through pinned host memory.
 
-PyTorch would copy straight from one GPU to another where the driver says that it can be done, which
-is no proof that it works (`engine.links.proof`); nothing here does.
+PyTorch would copy directly from one GPU to another where the driver claims that this works, which
+is no proof that it does (`engine.links.proof`); nothing here copies directly.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from torch import Tensor
 from engine.hardware.host_memory import HostTensor
 
 LEAST_BYTES = 1 << 20
+"""Smallest size of the pinned buffer, in bytes."""
 
 
 class Event(Protocol):
-    """Something on a GPU that is over or not."""
+    """Event on a CUDA stream, such as `torch.cuda.Event`."""
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait until the event has occurred."""
         ...
 
 
 class Mover:
-    """Brings values to the device of one rank; used by its thread alone.
+    """Copies tensors to the device of one rank; used by the rank's thread only.
 
-    Pageable memory would be copied once more by the driver, piece by piece.
+    It has a pinned buffer, since the driver copies pageable memory once more, piece by piece.
 
     Args:
-        copied: begins to copy the second tensor to the first, one of which is in pinned memory;
-            what it gives is over when the copy is. Replaced by tests.
+        device: device of the rank.
+        copied: starts to copy the second tensor into the first, one of which is in pinned memory,
+            and returns an event that occurs when the copy is complete. Replaced by tests.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Mover:
         self._last: Event | None = None
 
     def moved(self, value: Tensor) -> Tensor:
-        """The value on this rank's device: itself if it is there."""
+        """Return a value on this rank's device: itself if it is there already, else a copy."""
         kinds = {value.device.type, self._device.type}
         if value.device == self._device or "cuda" not in kinds or not kinds <= {"cpu", "cuda"}:
             return value.to(self._device)
@@ -52,7 +54,7 @@ class Mover:
         return self.through_pinned(value, gpu)
 
     def through_pinned(self, value: Tensor, gpu: torch.device) -> Tensor:
-        """A copy on this rank's device, by way of the buffer."""
+        """Return a copy on this rank's device, made through the pinned buffer."""
         held = self._room(value, gpu)
         if self._device.type == "cpu" or value.is_cuda:
             self._copied(held, value).synchronize()
@@ -65,25 +67,25 @@ class Mover:
         return goal
 
     def _room(self, value: Tensor, gpu: torch.device) -> Tensor:
-        """As much of the buffer as the value takes, once nothing is read from there any more."""
+        """Return a view of the pinned buffer in the value's shape, after the last copy from it."""
         if self._last is not None:
             self._last.synchronize()
             self._last = None
         if self._buffer is None or self._buffer.value.nbytes < value.nbytes:
             n_bytes = max(LEAST_BYTES, 1 << (value.nbytes - 1).bit_length())
-            self._buffer = None  # before there is another one
+            self._buffer = None  # freed before the next one is allocated
             self._buffer = HostTensor((n_bytes,), torch.uint8, gpu)
         return self._buffer.value[: value.nbytes].view(value.dtype).view(value.shape)
 
 
 def copy_over(goal: Tensor, source: Tensor) -> None:
-    """Copy what may lie on any two devices; between GPUs by way of the host."""
+    """Copy `source` into `goal`, on any two devices; between GPUs through host memory."""
     is_between = goal.is_cuda and source.is_cuda and goal.device != source.device
     goal.copy_(source.cpu() if is_between else source)
 
 
 def _begin_copy(goal: Tensor, source: Tensor) -> Event:
-    """On the current stream of the GPU that takes part."""
+    """Start a copy on the current stream of the GPU that takes part; return its event."""
     gpu = goal.device if goal.is_cuda else source.device
     with torch.cuda.device(gpu):
         goal.copy_(source, non_blocking=True)

@@ -1,8 +1,8 @@
-"""Two computations that take turns, so that one has work to do while the other waits.
+"""Two computations of one rank that take turns: one computes while the other waits for ranks.
 
-Each is plain code that says where the other may go on (`Turns.pass_on`). Only one of them runs at
-any time, so they may share what is not made for threads; and they alternate strictly, so that all
-ranks that do the same meet in the same order.
+Each is plain code that hands over to the other at certain points (`Turns.pass_on`). Only one of
+them runs at any time, so they may share objects that are not thread-safe. They alternate strictly,
+so all ranks that compute the same make their collectives in the same order.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 Inbox = queue.SimpleQueue[Callable[[], None] | None]
+"""Queue of work for the second thread; None ends it."""
 
 
 class _Dropped(BaseException):
-    """The other computation has failed; nobody wants the result of this one."""
+    """Ends a computation after the other one has failed."""
 
 
 class Turns:
-    """A second thread for the one that makes this, and whose turn it is.
+    """A second thread beside the creating one, and a lock-step between the two.
 
-    What the second thread does counts as a sign of life of the same rank.
+    The first computation has seat 0, on the calling thread, the second one seat 1. What the second
+    thread does counts as a sign of life of the same rank.
     """
 
     def __init__(self) -> None:
@@ -39,16 +41,18 @@ class Turns:
         self._seat = threading.local()
         inbox: Inbox = queue.SimpleQueue()
         self._inbox = inbox
-        thread = threading.Thread(target=_work, args=(inbox, Life.present()), daemon=True)
+        thread = threading.Thread(target=_work, args=(inbox, Life.of_this_thread()), daemon=True)
         thread.name = f"{threading.current_thread().name}-second-half"
         thread.start()
         weakref.finalize(self, inbox.put, None)
 
     def both(self, first: Callable[[], T], second: Callable[[], U]) -> tuple[T, U]:
-        """Call both; `second` begins when `first` passes on, or is over.
+        """Call both functions and return both results.
+
+        `second` begins when `first` hands over for the first time, or has ended.
 
         Raises:
-            BaseException: what one of them raised; the other ends where it passes on next.
+            BaseException: the error of one of them; the other ends where it hands over next.
         """
         self._turn, self._has_failed = 0, False
         self._is_over = [False, False]
@@ -79,7 +83,7 @@ class Turns:
         return result[0], found[0]
 
     def _first(self, first: Callable[[], T]) -> list[T]:
-        """Its result; nothing if the other has failed."""
+        """Call the first function; return its result in a list, empty if the other has failed."""
         has_failed = True
         try:
             self._enter(0)
@@ -92,7 +96,7 @@ class Turns:
         return result
 
     def pass_on(self) -> None:
-        """Let the other one go on until it passes on as well, or is over."""
+        """Let the other computation continue until it hands over or ends."""
         seat: int = self._seat.number
         with self._condition:
             if self._is_over[1 - seat] and not self._has_failed:
@@ -102,16 +106,23 @@ class Turns:
         self._wait(seat)
 
     def _enter(self, seat: int) -> None:
+        """Give the calling thread its seat and wait for its first turn."""
         self._seat.number = seat
         self._wait(seat)
 
     def _wait(self, seat: int) -> None:
+        """Wait for a seat's turn.
+
+        Raises:
+            _Dropped: the other computation has failed.
+        """
         with self._condition:
             self._condition.wait_for(lambda: self._turn == seat or self._has_failed)
             if self._has_failed:
                 raise _Dropped
 
     def _leave(self, seat: int, *, failed: bool) -> None:
+        """Mark a seat's computation as ended and hand over for good."""
         with self._condition:
             self._is_over[seat] = True
             self._has_failed = self._has_failed or failed
@@ -120,7 +131,7 @@ class Turns:
 
 
 def _work(inbox: Inbox, life: Life | None) -> None:
-    """The second thread; it knows no `Turns`, which end it when they are dropped."""
+    """Do the second thread's work; without a reference to `Turns`, whose end ends the thread."""
     if life is not None:
         life.include_this_thread()
     while (work := inbox.get()) is not None:

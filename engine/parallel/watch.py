@@ -1,9 +1,8 @@
-"""Ranks that others wait for in vain: who they are, within seconds, and never one that computes.
+"""Watchdog of a model's ranks: finds hung ranks within seconds, and never one that computes.
 
-A rank may well compute for minutes while others wait for it. So time alone tells nothing: a rank
-counts as stalled when nothing at all has come from it for a few seconds (`parallel.liveness`),
-and from no other one either that still has something to do, for it may be one of these that holds
-it up.
+A rank may well compute for minutes while others wait for it, so time alone tells nothing. A rank
+counts as hung when it has shown no sign of life for a few seconds (`parallel.liveness`), and no
+other rank that still has work to do has shown any either: that one may be holding it up.
 """
 
 from __future__ import annotations
@@ -16,41 +15,46 @@ from engine.errors import CommError
 from engine.parallel.liveness import Life
 
 SILENT_S = 3.5
-"""Seconds without a sign of life after which a rank that is waited for has stalled."""
+"""Seconds without a sign of life after which a rank that is waited for counts as hung."""
 
 LOOK_S = 0.2
-"""Seconds between two looks. A longer gap counts as two of them: then this process stood still."""
+"""Seconds between two looks. A longer gap counts as two looks: the process itself stood still."""
 
 LONGEST_S = 300.0
-"""Seconds without any collective after which a rank has stalled that does show signs of life.
+"""Seconds without any collective after which a rank counts as hung though it shows signs of life.
 
-Every block has collectives, and none takes so long; a rank without end does.
+Every block of a model has collectives and takes far less; only an endless loop takes longer.
 """
 
 
 class Meetings(Protocol):
-    """What the ranks of a pool tell about each other, see `parallel.thread_comm.ThreadGroup`."""
+    """State of the collectives that the watchdog reads; see `parallel.thread_comm.ThreadGroup`."""
 
     @property
     def n_passed(self) -> int:
-        """Collectives of all ranks so far."""
+        """Number of collectives of all ranks so far."""
         ...
 
     def waiting(self) -> Mapping[int, Collection[int]]:
-        """The ranks that wait for others now, and for which ones."""
+        """Return the ranks that wait now, each with the ranks it waits for."""
         ...
 
     def is_alive(self, rank: int) -> bool | None:
-        """Whether a rank's device does something; None where its threads tell."""
+        """Return whether a rank's device is at work; None if its threads' CPU time shows it."""
         ...
 
     def device(self, rank: int) -> str:
-        """The device of a rank; "" if it is not known."""
+        """Return the name of a rank's device; "" if it is not known."""
         ...
 
 
 class Watch:
-    """Looks at the ranks of a pool during one job, every `LOOK_S` or so."""
+    """Watchdog of one job of the ranks, asked about every `LOOK_S`.
+
+    Args:
+        meetings: state of the ranks' collectives.
+        lives: activity of each rank's threads, by rank.
+    """
 
     def __init__(self, meetings: Meetings, lives: Mapping[int, Life]) -> None:
         self._meetings = meetings
@@ -61,7 +65,11 @@ class Watch:
         self._stuck_s = 0.0
 
     def look(self, busy: Collection[int]) -> CommError | None:
-        """What is wrong, if anything is; `busy` are the ranks that have not ended."""
+        """Return an error if ranks hang, else None.
+
+        Args:
+            busy: ranks that have not ended the job.
+        """
         waiting = self._meetings.waiting()
         working = [rank for rank in busy if rank not in waiting]
         step = self._step(working)
@@ -76,14 +84,15 @@ class Watch:
         return None
 
     def is_silent(self, rank: int) -> bool:
-        """Whether there has been no sign of a rank for long; to be asked after a look."""
+        """Return whether a rank had shown no sign of life for `SILENT_S` at the last look."""
         return self._silent_s.get(rank, 0.0) >= SILENT_S
 
     def error(self, ranks: Collection[int], what: str) -> CommError:
-        """An error that names ranks.
+        """Return an error that names ranks.
 
         Args:
-            what: they have done, behind "has" or "have".
+            ranks: the ranks; the first one is the error's rank.
+            what: what they have done or not, as the words after "has" or "have".
         """
         first, *others = ranks
         named = [f"{self._meetings.device(rank)} (rank {rank})".lstrip() for rank in others]
@@ -91,11 +100,11 @@ class Watch:
         return CommError(first, f"{verb} {what}", self._meetings.device(first))
 
     def look_at(self, ranks: Collection[int]) -> None:
-        """Only see whether there are signs of ranks."""
+        """Look for signs of life of ranks without judging them."""
         self._step(ranks)
 
     def _step(self, ranks: Collection[int]) -> float:
-        """Count how long ranks have been silent; returns the seconds since the last look."""
+        """Add up how long ranks have been silent; return the seconds since the last look."""
         now = time.perf_counter()
         step, self._looked = min(now - self._looked, 2 * LOOK_S), now
         self._silent_s = {
@@ -105,11 +114,13 @@ class Watch:
         return step
 
     def _shows_life(self, rank: int) -> bool:
+        """Return whether a rank has shown a sign of life since the last look."""
         has_moved = rank in self._lives and self._lives[rank].has_moved()
         is_alive = self._meetings.is_alive(rank)
         return has_moved if is_alive is None else is_alive
 
     def _since_passed_s(self) -> float:
+        """Return the seconds since any collective was last seen to be made."""
         now, n_passed = time.perf_counter(), self._meetings.n_passed
         if n_passed != self._n_passed:
             self._n_passed, self._passed_at = n_passed, now
@@ -118,7 +129,7 @@ class Watch:
     def _unreached(
         self, busy: Collection[int], waiting: Mapping[int, Collection[int]]
     ) -> CommError:
-        """All who have not ended wait: for one that has, or for each other."""
+        """Return the error for ranks that all wait: for one that has ended, or for each other."""
         awaited = sorted({rank for missing in waiting.values() for rank in missing})
         gone = [rank for rank in awaited if rank not in busy] or awaited or sorted(busy)
         return self.error(gone, "not come to where other ranks wait")

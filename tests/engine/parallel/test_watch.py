@@ -162,7 +162,7 @@ def test_threads_that_work_for_a_rank_count_as_well() -> None:
 
     def step(comm: ThreadCommunicator) -> Tensor:
         if comm.rank == 0:
-            life = Life.present()
+            life = Life.of_this_thread()
             assert life is not None
             thread = threading.Thread(target=help_rank, args=(life,))
             thread.start()
