@@ -104,7 +104,7 @@ class _Rank:
 def _group(a: str, b: str, devices: list[torch.device]) -> ThreadGroup:
     """Where ranks of a model would meet on these devices."""
     if "cpu" in (a, b) or {kernels_for(a), kernels_for(b)} != {"gpu"}:
-        return ThreadGroup(is_awake=uses_kernels(a) and uses_kernels(b))
+        return ThreadGroup(spins=uses_kernels(a) and uses_kernels(b))
     from engine.gpu.comm.communicator import device_group  # Triton is not for the CPU
 
     return device_group(devices, find_routes([a, b]))

@@ -117,7 +117,7 @@ class RankExecutor:
         finally:
             self.group.settle()
 
-    def here(self, fn: Callable[[int], T]) -> list[T]:
+    def call_inline(self, fn: Callable[[int], T]) -> list[T]:
         """Call `fn` for one rank after the other on the calling thread.
 
         For functions that neither exchange values with other ranks nor wait for kernels that are
@@ -178,11 +178,11 @@ class RankExecutor:
         """
         if len(self.devices) > 1 and time.perf_counter() > begun + STALL_S:
             self._stalled.add(rank)
-            self.group.lose()
+            self.group.abort_for_good()
             what = f"has not computed a token within {STALL_S:.0f} s"
             raise CommError(rank, what, str(self.devices[rank]))
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Discard exchanges that were under way in the group, after something has failed."""
         self.group.abort()
         self.group.settle()

@@ -17,7 +17,7 @@ from engine.cpu.kernels.small_ops import is_plain
 from engine.cpu.kernels.thread_all_reduce import ADDED, NO_NUMBERS, OTHERS_SLEEP, ThreadAllReduce
 from engine.forward.recording import refuse_replay
 
-AWAKE_TURNS = 30_000
+SPIN_TURNS = 30_000
 """Number of times a waiting rank polls the others before it sleeps; takes about a millisecond."""
 
 MOST_ADDED = 1 << 17
@@ -170,7 +170,7 @@ class Meeting:
         self._condition.notify_all()
 
 
-class AwakeMeeting(Meeting):
+class SpinningMeeting(Meeting):
     """Exchange among ranks on the CPU: members spin before they sleep, and sum natively."""
 
     def __init__(self, size: int, counter: CollectiveCounter) -> None:
@@ -187,13 +187,13 @@ class AwakeMeeting(Meeting):
             shown = 0, NO_NUMBERS, 0
         else:
             shown = x.data_ptr(), x.numel(), out.data_ptr()
-        self._board.all_reduce(seat, number, *shown, AWAKE_TURNS)
+        self._board.all_reduce(seat, number, *shown, SPIN_TURNS)
         return slots, bool(self._finish(seat, shown) & ADDED)
 
     def note(self, log: CallLog, seat: int, x: Tensor | None, out: Tensor) -> None:
         shown = 0 if x is None else x.data_ptr(), out.numel(), out.data_ptr()
         log.kept.append(out)
-        self._board.record(log, seat, *shown, AWAKE_TURNS, partial(self._finish_again, seat, shown))
+        self._board.record(log, seat, *shown, SPIN_TURNS, partial(self._finish_again, seat, shown))
 
     def _next_round(self, seat: int) -> int:
         return self._round(seat) + 1  # its count includes repeated calls

@@ -21,7 +21,7 @@ GRACE_S = 0.5
 class Watched(Meetings, Protocol):
     """Group whose ranks are watched while they compute."""
 
-    def lose(self) -> None:
+    def abort_for_good(self) -> None:
         """Wake all ranks with an error, now and whenever one returns later."""
         ...
 
@@ -231,5 +231,5 @@ class _Guard(Generic[T]):
         lost = [rank for rank in busy if rank in dead or watch.is_silent(rank)]
         if lost != busy or time.perf_counter() < self._failed_at + GRACE_S:
             return []
-        self._group.lose()
+        self._group.abort_for_good()
         return lost

@@ -20,11 +20,11 @@ from engine.forward.recording import recording_to, refuse_replay
 from engine.parallel.agreement import check_alike, check_fit
 from engine.parallel.meeting import (
     MOST_ADDED,
-    AwakeMeeting,
     CollectiveCounter,
     Meeting,
     Shown,
     Slice,
+    SpinningMeeting,
 )
 from engine.parallel.transfers import Mover
 
@@ -37,20 +37,20 @@ class ThreadGroup:
     """Shared state of the communicators of one model.
 
     Args:
-        is_awake: whether waiting ranks spin for a while before they sleep; needs the CPU's kernels.
+        spins: whether waiting ranks spin for a while before they sleep; needs the CPU's kernels.
 
     Attributes:
         collectives: counter of the collectives of all ranks.
         notes: sentences for the user about the routes between devices.
     """
 
-    def __init__(self, *, is_awake: bool = False) -> None:
-        self._kind = AwakeMeeting if is_awake else Meeting
+    def __init__(self, *, spins: bool = False) -> None:
+        self._kind = SpinningMeeting if spins else Meeting
         self._lock = threading.Lock()
         self._meetings: dict[Group, Meeting] = {}
         self._devices: dict[int, torch.device] = {}
         self._is_aborted = False
-        self._has_lost = False
+        self._is_aborted_for_good = False
         self.collectives = CollectiveCounter()
         self.notes: tuple[str, ...] = ()
 
@@ -90,7 +90,7 @@ class ThreadGroup:
         return None if device is None or device.type == "cpu" else True
 
     @property
-    def n_passed(self) -> int:
+    def n_collectives(self) -> int:
         """Number of collectives of all ranks so far; misses some that were repeated."""
         return self.collectives.count
 
@@ -114,9 +114,9 @@ class ThreadGroup:
             for meeting in self._meetings.values():
                 meeting.abort()
 
-    def lose(self) -> None:
+    def abort_for_good(self) -> None:
         """Abort for good: a lost rank may return at any time, and must not wait then."""
-        self._has_lost = True
+        self._is_aborted_for_good = True
         self.abort()
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class ThreadGroup:
     def settle(self) -> None:
         """Drop exchanged values and undo an abort; no rank may be inside a collective."""
         with self._lock:
-            if self._has_lost:
+            if self._is_aborted_for_good:
                 return
             if self._is_aborted:
                 self._is_aborted = False
@@ -191,7 +191,7 @@ class ThreadCommunicator:
         if is_added:
             assert out is not None, "nothing is added without a place for it"
             return out
-        first, *others = (self._mover.moved(value) for value in values.values())
+        first, *others = (self._mover.to_device(value) for value in values.values())
         return sum(others, start=first)
 
     def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
@@ -212,7 +212,7 @@ class ThreadCommunicator:
             check_alike(alike, self._shared.device)
         values = _present([s.value for s in slices], group)
         check_fit(values, self._shared.device, all_but_last=True)
-        found = [self._mover.moved(value) for value in values.values()]
+        found = [self._mover.to_device(value) for value in values.values()]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
     def broadcast(
@@ -226,7 +226,7 @@ class ThreadCommunicator:
         """Return the value of rank `source` on this rank's device."""
         value = x if len(group) == 1 else self._shown(x, group)[group.index(source)]
         assert isinstance(value, Tensor), "the source must have a value"
-        return self._mover.moved(value)
+        return self._mover.to_device(value)
 
     def _shown(self, x: Shown, group: Group) -> Sequence[Shown]:
         """Exchange x; return the values of all members, in group order."""

@@ -45,7 +45,7 @@ class Mover:
         self._buffer: HostTensor | None = None
         self._last: Event | None = None
 
-    def moved(self, value: Tensor) -> Tensor:
+    def to_device(self, value: Tensor) -> Tensor:
         """Return a value on this rank's device: itself if it is there already, else a copy."""
         kinds = {value.device.type, self._device.type}
         if value.device == self._device or "cuda" not in kinds or not kinds <= {"cpu", "cuda"}:

@@ -31,7 +31,7 @@ class Meetings(Protocol):
     """State of the collectives that the watchdog reads; see `parallel.thread_comm.ThreadGroup`."""
 
     @property
-    def n_passed(self) -> int:
+    def n_collectives(self) -> int:
         """Number of collectives of all ranks so far."""
         ...
 
@@ -59,8 +59,8 @@ class Watch:
     def __init__(self, meetings: Meetings, lives: Mapping[int, Life]) -> None:
         self._meetings = meetings
         self._lives = lives
-        self._looked = self._passed_at = time.perf_counter()
-        self._n_passed = -1
+        self._looked = self._collective_at = time.perf_counter()
+        self._n_collectives = -1
         self._silent_s: dict[int, float] = {}
         self._stuck_s = 0.0
 
@@ -79,7 +79,7 @@ class Watch:
         self._stuck_s = 0.0
         if all(self._silent_s[rank] >= SILENT_S for rank in working):
             return self.error(working, f"shown no sign of life for {SILENT_S:g} seconds")
-        if waiting and self._since_passed_s() >= LONGEST_S:
+        if waiting and self._since_collective_s() >= LONGEST_S:
             return self.error(working, f"reached no other rank for {LONGEST_S:.0f} seconds")
         return None
 
@@ -119,12 +119,12 @@ class Watch:
         is_alive = self._meetings.is_alive(rank)
         return has_moved if is_alive is None else is_alive
 
-    def _since_passed_s(self) -> float:
+    def _since_collective_s(self) -> float:
         """Return the seconds since any collective was last seen to be made."""
-        now, n_passed = time.perf_counter(), self._meetings.n_passed
-        if n_passed != self._n_passed:
-            self._n_passed, self._passed_at = n_passed, now
-        return now - self._passed_at
+        now, n_collectives = time.perf_counter(), self._meetings.n_collectives
+        if n_collectives != self._n_collectives:
+            self._n_collectives, self._collective_at = n_collectives, now
+        return now - self._collective_at
 
     def _unreached(
         self, busy: Collection[int], waiting: Mapping[int, Collection[int]]

@@ -151,7 +151,7 @@ def make_group(plan: Plan, devices: Sequence[torch.device], params: LoadParams) 
     used = [d for d in plan.devices if d.memory.total]
     has_kernels = all(d.storage == "kernels" for d in used)
     if len(used) < 2 or not has_kernels or {kernels_for(d.device) for d in used} != {"gpu"}:
-        return ThreadGroup(is_awake=sum(d.storage == "kernels" for d in plan.devices) > 1)
+        return ThreadGroup(spins=sum(d.storage == "kernels" for d in plan.devices) > 1)
     if "cpu" in {d.device for d in used}:
         use_interpreter()
     from engine.gpu.comm.communicator import device_group

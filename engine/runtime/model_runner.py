@@ -160,8 +160,8 @@ class ModelRunner:
     def start(self, token: int, n_past: int) -> None:
         """Start a token on all devices, from this thread, if it is captured whole."""
         ranks = self.ranks
-        self.executor.here(lambda rank: ranks[rank].begin(token, n_past))
-        self.executor.here(lambda rank: ranks[rank].start())
+        self.executor.call_inline(lambda rank: ranks[rank].begin(token, n_past))
+        self.executor.call_inline(lambda rank: ranks[rank].start())
 
     def _read(self, compute: Callable[[], Tensor]) -> Logits:
         """The logits that it gives, if all ranks have met as they should.
@@ -265,7 +265,7 @@ class ModelRunner:
         if self.executor.lost:
             self.close()
         else:
-            self.executor.begin_anew()
+            self.executor.reset()
 
     def forget(self) -> None:
         """Have nothing to repeat."""

@@ -14,8 +14,8 @@ CPU = torch.device("cpu")
 class Ranks:
     """A pool and the communicators of its ranks."""
 
-    def __init__(self, n: int, *, is_awake: bool = False) -> None:
-        self.group = ThreadGroup(is_awake=is_awake)
+    def __init__(self, n: int, *, spins: bool = False) -> None:
+        self.group = ThreadGroup(spins=spins)
         self.comms = [ThreadCommunicator(self.group, rank, CPU) for rank in range(n)]
         self.everyone = tuple(range(n))
         self.pool = RankThreads(n, self.group.abort, lambda: None, self.group)

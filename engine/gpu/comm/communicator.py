@@ -164,8 +164,8 @@ class DeviceGroup(ThreadGroup):
         for made in (self._copying, self._nccl_sums, self._gather_buffers, self._queues):
             made.clear()
 
-    def lose(self) -> None:
-        super().lose()
+    def abort_for_good(self) -> None:
+        super().abort_for_good()
         _abandoned.append((self.one_shots, self._copying, self._nccl_sums, self._gather_buffers))
 
     def settle(self) -> None:
@@ -185,7 +185,7 @@ class DeviceGroup(ThreadGroup):
             self.one_shots.reset()
         except (CommError, RuntimeError) as error:  # whoever was interrupted reports the failure
             log.warning("%s", error)
-            self.lose()
+            self.abort_for_good()
             return
         self.marks.forget()
         self._copying.clear()

@@ -103,8 +103,8 @@ class Replays:
         return all(part.is_whole for part in self.parts)
 
     def replay(self) -> None:
-        """Start the replay on all ranks; see `RankExecutor.here` for what that may not wait for."""
-        each = self._executor.here if self.is_whole else self._executor.run
+        """Start the replay on all ranks; for what it may not wait for see `call_inline`."""
+        each = self._executor.call_inline if self.is_whole else self._executor.run
         each(lambda rank: self.parts[rank].replay())
 
 
@@ -128,7 +128,7 @@ def capture_on_all(
     except (CommError, RankOutOfMemory) as error:
         if executor.lost:
             raise
-        executor.begin_anew()
+        executor.reset()
         executor.run(work.restore)
         kind = NotRepeatable if isinstance(error, RankOutOfMemory) else Unproven
         raise kind(str(error)) from error

@@ -288,7 +288,7 @@ class TokenStream:
     def _each(self, do: Callable[[_RankDecoder], None]) -> None:
         """Call a function for each rank that has a part of the model, on this thread."""
         decoders = self._all
-        self._executor.here(
+        self._executor.call_inline(
             lambda rank: None if (decoder := decoders[rank]) is None else do(decoder)
         )
 
@@ -365,7 +365,7 @@ class TokenStream:
                 own = decoder.step.own or range(len(whole))
                 whole[own.start : own.stop] = logits.cpu().numpy()
 
-        self._executor.here(fetch)
+        self._executor.call_inline(fetch)
         return whole
 
 

@@ -179,7 +179,7 @@ def test_a_rank_on_the_cpu_meets_parts_of_graphs(
 
     monkeypatch.setattr(RankBuilder, "_backend", backend)
     monkeypatch.setattr(
-        "engine.runtime.thread_runtime.make_group", lambda *_: ThreadGroup(is_awake=True)
+        "engine.runtime.thread_runtime.make_group", lambda *_: ThreadGroup(spins=True)
     )
     with load_model(path, ["cpu"] * 2, [1, 1], n_ctx=32) as model:
         replays = [rank.recording for rank in model.runtime.ranks]

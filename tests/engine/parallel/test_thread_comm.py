@@ -106,13 +106,13 @@ def test_an_error_names_its_device_and_says_what_to_do() -> None:
     assert str(CommError(2, "has stalled")) == "Rank 2 has stalled."
 
 
-@pytest.mark.parametrize("is_awake", [False, True])
+@pytest.mark.parametrize("spins", [False, True])
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize(
     "wrong", [torch.ones(1, 8), torch.ones(4, 2), torch.ones(2, 4).double()], ids=repr
 )
-def test_values_that_do_not_fit_name_their_rank(wrong: Tensor, n: int, *, is_awake: bool) -> None:
-    ranks = Ranks(n, is_awake=is_awake)
+def test_values_that_do_not_fit_name_their_rank(wrong: Tensor, n: int, *, spins: bool) -> None:
+    ranks = Ranks(n, spins=spins)
     with pytest.raises(CommError, match="has given numbers") as found:
         ranks.run(
             lambda comm: comm.all_reduce(
@@ -140,10 +140,10 @@ def test_slices_that_do_not_fit_name_their_rank(ranks: Ranks) -> None:
         ranks.run(step)
 
 
-@pytest.mark.parametrize("is_awake", [False, True])
+@pytest.mark.parametrize("spins", [False, True])
 @pytest.mark.parametrize(("n", "wrong"), [(2, 0), (2, 1), (3, 0), (3, 2), (5, 1)])
-def test_a_bit_that_differs_names_its_rank(n: int, wrong: int, *, is_awake: bool) -> None:
-    ranks, row = Ranks(n, is_awake=is_awake), torch.randn(2, 40)
+def test_a_bit_that_differs_names_its_rank(n: int, wrong: int, *, spins: bool) -> None:
+    ranks, row = Ranks(n, spins=spins), torch.randn(2, 40)
     row[1, 3] = torch.nan  # which is not equal to itself, but has the same bits
 
     def step(comm: ThreadCommunicator, n_flipped: int) -> Tensor | None:

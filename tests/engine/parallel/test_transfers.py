@@ -87,7 +87,7 @@ def test_values_of_one_gpu_come_to_another_by_the_host(monkeypatch: pytest.Monke
 
     mover = Mover(GPU, copied)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: goal)
-    assert mover.moved(value.as_subclass(OnGpu)) is goal
+    assert mover.to_device(value.as_subclass(OnGpu)) is goal
     copies.synchronize()
     assert steps == [(True, False), (False, True)]
     assert torch.equal(goal, value)
@@ -123,7 +123,7 @@ def test_what_is_copied_over_passes_the_host_between_gpus_only() -> None:
 
 def test_what_is_there_is_not_copied() -> None:
     value = torch.randn(4)
-    assert Mover(CPU).moved(value) is value
+    assert Mover(CPU).to_device(value) is value
 
 
 @pytest.mark.gpu
@@ -131,4 +131,4 @@ def test_there_and_back_on_a_gpu() -> None:
     value = torch.randn(1 << 16)
     up, down = Mover(GPU), Mover(CPU)
     for n in (1, 100, 1 << 16):
-        assert torch.equal(down.moved(up.moved(value[:n])), value[:n])
+        assert torch.equal(down.to_device(up.to_device(value[:n])), value[:n])

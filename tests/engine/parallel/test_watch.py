@@ -32,10 +32,10 @@ def spin(seconds: float) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("is_awake", [False, True])
+@pytest.mark.parametrize("spins", [False, True])
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_a_rank_that_does_nothing_is_named_and_left_behind(n: int, *, is_awake: bool) -> None:
-    ranks, wake = Ranks(n, is_awake=is_awake), threading.Event()
+def test_a_rank_that_does_nothing_is_named_and_left_behind(n: int, *, spins: bool) -> None:
+    ranks, wake = Ranks(n, spins=spins), threading.Event()
     came_back: list[BaseException] = []
 
     def step(comm: ThreadCommunicator) -> Tensor:
@@ -89,9 +89,9 @@ def test_a_rank_by_itself_at_the_end_is_watched_as_well() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("is_awake", [False, True])
-def test_a_rank_that_left_early_is_named(*, is_awake: bool) -> None:
-    ranks = Ranks(3, is_awake=is_awake)
+@pytest.mark.parametrize("spins", [False, True])
+def test_a_rank_that_left_early_is_named(*, spins: bool) -> None:
+    ranks = Ranks(3, spins=spins)
     with pytest.raises(CommError, match=r"cpu \(rank 1\) has not come to where other ranks wait"):
         ranks.run(
             lambda comm: None if comm.rank == 1 else comm.all_reduce(torch.ones(1), (0, 1, 2))
@@ -113,14 +113,14 @@ def test_ranks_that_wait_for_each_other_end() -> None:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(
-    ("work", "is_awake"),
+    ("work", "spins"),
     [(spin, True), (lambda s: [time.sleep(0.01) for _ in range(int(s * 100))], False)],
 )
 def test_a_rank_that_computes_is_waited_for(
-    work: Callable[[float], object], *, is_awake: bool
+    work: Callable[[float], object], *, spins: bool
 ) -> None:
     """However long it takes; also one that waits again and again, as for a disk."""
-    ranks = Ranks(2, is_awake=is_awake)
+    ranks = Ranks(2, spins=spins)
 
     def step(comm: ThreadCommunicator) -> Tensor:
         if comm.rank == 0:

@@ -22,9 +22,9 @@ Step = Callable[[ThreadCommunicator], Tensor | None]
 class Ranks:
     """Threads of ranks, and the ranks' communicators."""
 
-    def __init__(self, n: int, *, is_awake: bool) -> None:
+    def __init__(self, n: int, *, spins: bool) -> None:
         self.everyone = tuple(range(n))
-        self.group = ThreadGroup(is_awake=is_awake)
+        self.group = ThreadGroup(spins=spins)
         self.comms = [ThreadCommunicator(self.group, rank, CPU) for rank in range(n)]
         self.pool = RankThreads(n, self.group.abort, lambda: None, self.group)
 
@@ -44,7 +44,7 @@ class Pair:
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self.awake, self.asleep = (Ranks(n, is_awake=flag) for flag in (True, False))
+        self.awake, self.asleep = (Ranks(n, spins=flag) for flag in (True, False))
 
 
 @pytest.fixture(params=[2, 3, 4, 5])
@@ -58,7 +58,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 @pytest.fixture(params=[1, 30_000], ids=["impatient", "patient"])
 def turns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Set how long ranks spin: the impatient ones fall asleep nearly every time."""
-    monkeypatch.setattr("engine.parallel.meeting.AWAKE_TURNS", request.param)
+    monkeypatch.setattr("engine.parallel.meeting.SPIN_TURNS", request.param)
     return int(request.param)
 
 
@@ -158,14 +158,14 @@ def test_a_failure_wakes_those_who_wait(pair: Pair, turns: int) -> None:
 
 def test_a_rank_that_never_comes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.parallel.watch.SILENT_S", 0.3)
-    ranks = Ranks(3, is_awake=True)
+    ranks = Ranks(3, spins=True)
     with pytest.raises(CommError, match=r"cpu \(rank 0\) has not come"):
         ranks.run(lambda comm: comm.all_reduce(torch.ones(1), (0, 1, 2)) if comm.rank else None)
     ranks.pool.close()
 
 
 def test_who_waits_long_leaves_the_core_alone() -> None:
-    ranks = Ranks(2, is_awake=True)
+    ranks = Ranks(2, spins=True)
 
     def step(comm: ThreadCommunicator) -> Tensor:
         if comm.rank == 0:

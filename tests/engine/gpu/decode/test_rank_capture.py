@@ -224,12 +224,12 @@ def test_ranks_without_graphs_compute_anew() -> None:
 def test_no_garbage_is_collected_between_the_starts() -> None:
     executor = RankExecutor([CPU] * 3, ThreadGroup())
     assert gc.isenabled()
-    assert executor.here(lambda rank: gc.isenabled()) == [False] * 3
+    assert executor.call_inline(lambda rank: gc.isenabled()) == [False] * 3
     assert gc.isenabled()
-    assert executor.here(lambda rank: torch.is_inference_mode_enabled()) == [True] * 3
+    assert executor.call_inline(lambda rank: torch.is_inference_mode_enabled()) == [True] * 3
     gc.disable()
     try:
-        executor.here(lambda rank: rank)
+        executor.call_inline(lambda rank: rank)
         assert not gc.isenabled(), "the window collects by itself"
     finally:
         gc.enable()
@@ -317,7 +317,7 @@ def test_work_for_a_gpu_touches_no_other(n_ranks: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "Stream", make)
     executor = RankExecutor([torch.device("cuda:1")] * n_ranks, ThreadGroup())
-    assert executor.here(lambda rank: current.index) == [1] * n_ranks
+    assert executor.call_inline(lambda rank: current.index) == [1] * n_ranks
     assert executor.run(lambda rank: current.index) == [1] * n_ranks
     assert current.index == 0
     assert len(asked) == (0 if n_ranks == 1 else 4)
