@@ -1,4 +1,4 @@
-"""Tandem's engine: one GGUF language model on all devices of a machine.
+"""Tandem's engine, which runs one GGUF language model on all devices of a machine.
 
 The names below are the public surface; a front end uses nothing else. They are resolved on first
 use, so that `import engine` costs nothing and torch is imported only by what computes.

@@ -1,4 +1,4 @@
-"""The engine as a Python library: load a model, ask it, free it. Synchronous, no threads needed.
+"""The engine as a synchronous Python library: load a model, ask it, free it.
 
 model = load_model("model.gguf", devices=["cpu", "cpu"], split=[3, 1])
 for event in model.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -38,6 +38,7 @@ from engine.sampling.token_source import Logits
 from engine.text import ChatTemplate, Tokenizer
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
+"""An empty mapping that nobody can fill: the default of `reserve`."""
 
 
 def load_model(
@@ -103,11 +104,11 @@ class Model:
     """A loaded model.
 
     Attributes:
-        info: what the file says about itself.
-        model_hash: the same for the same contents under another name, see `engine.gguf.identity`.
+        info: description of the model from the file's header.
+        model_hash: hash of the file's contents, whatever its name; see `engine.gguf.identity`.
         n_ctx: context in tokens.
-        params: how it is loaded and split now.
-        runtime: its ranks; tests and tools look inside.
+        params: settings with which the model is loaded and split now.
+        runtime: ranks of the model; tests and tools look inside.
     """
 
     def __init__(
@@ -134,17 +135,17 @@ class Model:
 
     @property
     def plan(self) -> Plan:
-        """How it is split, and what was predicted."""
+        """Plan by which the model is split, with the predicted memory."""
         return self.runtime.plan
 
     @property
     def n_threads(self) -> int:
-        """CPU threads of all ranks together."""
+        """Number of CPU threads of all ranks."""
         return self.runtime.n_threads
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that a person should see."""
+        """Sentences about the split and the file that a person should see."""
         return self.plan.warnings + self._prompts.warnings
 
     @property
@@ -166,10 +167,10 @@ class Model:
         return self._prompts.template
 
     def logits(self, ids: Sequence[int]) -> Logits:
-        """Logits after each of `ids`, as a fresh sequence; what was in the cache is forgotten.
+        """Compute the logits after each of `ids`, a fresh sequence; the cache is emptied before.
 
         Returns:
-            F32 (len(ids), n_vocab)
+            Logits in F32, (len(ids), n_vocab).
 
         Raises:
             PromptError: no tokens, unknown tokens, or more than the context holds.
@@ -185,11 +186,14 @@ class Model:
         self, test: BenchTest, repetitions: int = 5, *, warm_up: bool = True,
         kernels: bool = False, is_cancelled: IsCancelled = never,
     ) -> BenchResult:  # fmt: skip
-        """Measure how fast prompts or tokens are computed; what was in the cache is forgotten.
+        """Measure the speed of prefill and decode; the tokens in the cache are forgotten.
 
         Args:
-            warm_up: run it once before, with few tokens to generate, without counting that.
-            kernels: record what runs on GPUs as well, for some further tokens.
+            test: numbers of tokens to measure.
+            repetitions: number of times that the test is measured.
+            warm_up: whether to run the test once before, with few tokens, without counting it.
+            kernels: whether to record what runs on GPUs as well, for some further tokens.
+            is_cancelled: asked again and again; returning True ends the test.
 
         Raises:
             EngineError: the context is too short for it, a device failed, or it was cancelled.
@@ -208,7 +212,10 @@ class Model:
         """Continue a text, in which special tokens are recognised, or token ids.
 
         Args:
-            timed_every: one token in so many has a TokenTimes; 0 for none.
+            prompt: text or token ids to continue.
+            params: settings of sampling and of the answer's end.
+            is_cancelled: asked again and again; returning True ends the answer.
+            timed_every: interval, in tokens, at which a token has a TokenTimes; 0 for none.
 
         Yields:
             PrefillProgress, TokenText, ContextShifted, and one Finished at the end.
@@ -221,7 +228,7 @@ class Model:
     def answer(
         self, request: Generate, is_cancelled: IsCancelled = never
     ) -> Iterator[GenerationEvent]:
-        """Do what a `Generate` command asks; see `generate`."""
+        """Yield the events of the answer to a `Generate` command; see `generate`."""
         if request.prompt is not None:
             yield from self.generate(
                 request.prompt, request.sampling, is_cancelled, timed_every=request.timed_every
@@ -259,11 +266,13 @@ class Model:
         on_progress: ProgressSink = ignore,
         is_cancelled: IsCancelled = never,
     ) -> None:
-        """Split the loaded model anew; what is in the cache stays, and an answer goes on.
+        """Split the loaded model anew; the cache keeps its tokens, and an answer goes on.
 
         Args:
             split: relative share of each rank; None is even.
             devices, split_mode, overrides: see `load_model`; None leaves them as they are.
+            on_progress: receiver of the loading's progress.
+            is_cancelled: asked again and again; returning True leaves the old split.
 
         Raises:
             EngineError: see `split_as`.
@@ -285,9 +294,9 @@ class Model:
     ) -> None:
         """Split the loaded model as `params` say; file, context, KV type and steering stay.
 
-        No device holds more weights, keys and values meanwhile than the larger of what it holds
-        before and after, and one block's beside them. If it fails, the model goes on as before; if
-        even that is impossible, because the file cannot be read any more, it is closed.
+        Meanwhile no device holds more weights, keys and values than before or after, whichever is
+        more, and those of one block beside them. If it fails, the model goes on as before; if even
+        that is impossible, because the file cannot be read any more, it is closed.
 
         Raises:
             EngineError: the split cannot be made, a device is full, the file is gone or has
@@ -317,12 +326,12 @@ class Model:
 
     @property
     def n_cached(self) -> int:
-        """Tokens in the cache."""
+        """Number of tokens in the cache."""
         return len(self._session.ids)
 
     @property
     def is_loaded(self) -> bool:
-        """False once it is closed."""
+        """Whether the model is still loaded: False once it is closed."""
         return bool(self.runtime.ranks)
 
     def _check_loaded(self) -> None:
@@ -338,14 +347,17 @@ class Model:
         on_progress: StateSink = ignore,
         is_cancelled: IsCancelled = never,
     ) -> StateSaved:
-        """Save what is in the cache, so that any split of this model can go on from it.
+        """Save the cache to a file, from which any split of this model can go on.
 
-        An earlier file of that name is replaced as a whole, or stays.
+        An earlier file of that name is replaced as a whole, or stays. Models with recurrent states
+        can only be saved whole.
 
         Args:
-            start: leave out the positions before; loading it needs these in the cache.
-            stop: leave out the tokens from there on. Models with recurrent states can only be
-                saved whole.
+            path: path of the file to write.
+            start: first position to save; loading the file needs the positions before in the cache.
+            stop: position after the last one to save; None is the end.
+            on_progress: receiver of the number of saved bytes.
+            is_cancelled: asked again and again; returning True ends the saving.
 
         Raises:
             StateFileError: nothing is in the cache, or the file cannot be written.
@@ -362,14 +374,18 @@ class Model:
         on_progress: StateSink = ignore,
         is_cancelled: IsCancelled = never,
     ) -> StateLoaded:
-        """Bring back what was saved, in place of what is in the cache.
+        """Replace the cache by one saved with `save_state`.
 
         A prompt that begins with the same tokens then computes only the rest. Nothing changes
-        before the file is found to be in order and of this model.
+        before the file is found to be in order and of this model. Models with recurrent states can
+        only be loaded whole.
 
         Args:
-            n_tokens: of the first so many; None is all that the context holds. Models with
-                recurrent states can only be loaded whole.
+            path: path of the file.
+            n_tokens: number of tokens to load, from the first on; None is all that the context
+                holds.
+            on_progress: receiver of the number of loaded bytes.
+            is_cancelled: asked again and again; returning True ends the loading.
 
         Raises:
             StateFileError: the file is damaged, or of another model or KV type.
@@ -383,7 +399,7 @@ class Model:
         return StateFiles(self.runtime, self._session, self.info.name, self.model_hash)
 
     def memory(self) -> list[DeviceMemory]:
-        """Predicted and measured bytes of each rank."""
+        """Return the predicted and the measured memory of each rank."""
         return self.runtime.memory()
 
     def close(self) -> None:

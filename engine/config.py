@@ -37,6 +37,8 @@ PeerMode = Literal["auto", "off", "on"]
 """Setting of direct access between GPUs' memories, see `LoadParams.p2p`."""
 
 PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
+"""All values of `PeerMode`."""
+
 DEFAULT_CONTEXT = 2048
 """Context in tokens where none is asked for."""
 
@@ -103,7 +105,7 @@ def _checked_number(name: str, value: Any, metadata: Mapping[str, Any]) -> int |
 
 
 def _checked_strings(name: str, value: Any) -> tuple[str, ...]:
-    """Check a tuple or list of texts (JSON has no tuple); a lone text would be split in letters."""
+    """Check a tuple or list of texts (JSON has no tuple); a lone text is refused."""
     is_list = isinstance(value, tuple | list)
     if not is_list or not all(isinstance(text, str) and text for text in value):
         raise _rejected(name, "a list of texts that are not empty", value)
@@ -337,7 +339,7 @@ class LoadParams:
 
     @property
     def all_devices(self) -> tuple[str, ...]:
-        """Device of each rank: the chosen ones, then others that blocks or overrides go to."""
+        """Device of each rank: the chosen devices, then others that blocks or overrides go to."""
         takers = ["cpu"] if self.n_cpu_blocks or self.n_cpu_moe else []
         takers += [target for _, target in self.overrides if not target.startswith("#")]
         return self.devices + tuple(dict.fromkeys(d for d in takers if d not in self.devices))

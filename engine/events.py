@@ -1,4 +1,4 @@
-"""What leaves the engine, and what goes in: frozen, picklable, free of torch and Qt.
+"""Commands for the engine and events from it: frozen, picklable, free of torch and Qt.
 
 A host answers every command with any number of progress events and exactly one closing event:
 
@@ -10,7 +10,7 @@ A host answers every command with any number of progress events and exactly one 
     LoadState StateProgress*                      StateLoaded | Failed
     Tune      TuneStarted TuneProgress*           Tuned | Failed
 
-One token in several of a `Generate` also has a `TokenTimes`, before its text.
+At an interval, a token of a `Generate` also has a `TokenTimes`, before its text.
 
 Commands are done one after another, but a `Resplit` that is next in line is done in the middle of a
 `Generate`, between two tokens: its events come among those of the answer, which then goes on.
@@ -39,12 +39,16 @@ if TYPE_CHECKING:
     from engine.planning.search.results import Trial, TuneResult
 
 TIMED_EVERY = 16
-"""Tokens of which one is timed, unless somebody asks for another number."""
+"""Default interval, in tokens, at which a token's times are measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """The engine thread has imported what it needs; sent once, with generation 0."""
+    """First event of a host, with generation 0: the engine thread has imported what it needs.
+
+    Attributes:
+        seconds: seconds that importing took.
+    """
 
     torch_version: str
     seconds: float
@@ -52,13 +56,15 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoaded:
-    """The model answers from now on.
+    """Closing event of a `Load`, with a description of the loaded model.
 
     Attributes:
-        memory: one entry per rank, in rank order.
-        warnings: sentences a person should see, such as a missing chat template.
-        model_hash: the same for the same contents under another name; what was saved of a
-            conversation fits only that.
+        n_ctx: context in tokens.
+        memory: memory of each rank, in rank order.
+        seconds: seconds that loading took.
+        warnings: sentences a person should see, such as one about a missing chat template.
+        model_hash: hash of the file's contents, whatever its name; the saved state of a
+            conversation fits only a model with the same hash.
     """
 
     info: ModelInfo
@@ -72,11 +78,11 @@ class ModelLoaded:
 
 @dataclass(frozen=True, slots=True)
 class ModelResplit:
-    """The model answers from other devices or shares, with all that it had in its cache.
+    """Closing event of a `Resplit`: the model has another split and the same cached tokens.
 
     Attributes:
-        model: what is loaded now; `seconds` are those of the re-split.
-        n_tokens: in the cache.
+        model: description of the model; its `seconds` are those of the re-split.
+        n_tokens: number of tokens in the cache.
     """
 
     model: ModelLoaded
@@ -85,7 +91,7 @@ class ModelResplit:
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """The state of the first `n_tokens` tokens is in a file of `n_bytes`."""
+    """Closing event of a `SaveState`: a file of `n_bytes` holds the first `n_tokens` tokens."""
 
     path: str
     n_tokens: int
@@ -94,7 +100,7 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class StateLoaded:
-    """The cache holds these tokens: an answer to what begins with them computes only the rest."""
+    """Closing event of a `LoadState`, with the ids of the tokens that the cache holds now."""
 
     path: str
     ids: tuple[int, ...]
@@ -102,25 +108,25 @@ class StateLoaded:
 
 @dataclass(frozen=True, slots=True)
 class ModelUnloaded:
-    """No model is loaded any more."""
+    """Closing event of an `Unload`: no model is loaded any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuneStarted:
-    """What a search for the best split is going to do."""
+    """First event of a `Tune`, with an estimate of the search."""
 
     estimate: TuneEstimate
 
 
 @dataclass(frozen=True, slots=True)
 class TuneProgress:
-    """How far a search is.
+    """Progress of a search for the best split, after each trial.
 
     Attributes:
-        n_done: trials so far, repetitions included.
-        n_trials: in all, about.
-        trial: the latest one; one that was repeated comes again, with all that was measured.
-        best: the best so far; None while nothing could run.
+        n_done: number of finished trials, repetitions included.
+        n_trials: approximate number of all trials.
+        trial: latest trial; a repeated one comes again, with all its measurements.
+        best: best trial so far; None while no split could run.
     """
 
     n_done: int
@@ -131,9 +137,11 @@ class TuneProgress:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A search has ended.
+    """Closing event of a `Tune`.
 
-    `model` is what was loaded before and is again, with what was in its cache; None if nothing was.
+    Attributes:
+        model: the model that was loaded before and is loaded again, with the same cached tokens;
+            None if there was none.
     """
 
     result: TuneResult
@@ -142,10 +150,12 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A command ended in an error that a person can act on.
+    """Closing event of a command that ended in an error that a person can act on.
 
-    `is_model_lost`: the model that was loaded before is gone: it made room for another or for a
-    new split in vain, and could not be brought back; or one of its devices does not answer.
+    Attributes:
+        is_model_lost: whether the model that was loaded before is gone: it made room for another
+            model or split in vain and could not be loaded again, or one of its devices does not
+            answer.
     """
 
     error: EngineError
@@ -171,7 +181,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class HostEvent:
-    """An event and the number of the command that it answers."""
+    """An event with the number of the command that it answers."""
 
     generation: int
     event: Event
@@ -179,17 +189,18 @@ class HostEvent:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a model; one that is loaded already is replaced, and kept if the new one fails."""
+    """Command to load a model; a loaded one is replaced, but kept if the new one fails."""
 
     params: LoadParams
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Answer `messages` through the chat template, or complete `prompt` as it stands.
+    """Command to answer `messages` through the chat template, or to complete `prompt` as it is.
 
-    With `continue_last` the last message is the assistant's and is written on. Of one token in
-    `timed_every` it is told where its time went; of none where that is 0.
+    Attributes:
+        continue_last: whether the last message is the assistant's and is continued.
+        timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -201,12 +212,12 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Free the model."""
+    """Command to free the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resplit:
-    """Split the loaded model as `params` say, which differ from its own in nothing else.
+    """Command to split the loaded model as `params` say, which differ in nothing but the split.
 
     The conversation goes on. If it fails, the old split stays; see `Failed.is_model_lost`.
     """
@@ -216,23 +227,23 @@ class Resplit:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Save what is in the cache; an earlier file of that name is replaced as a whole or not."""
+    """Command to save the cache to a file; an earlier file is replaced as a whole or not at all."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Bring back what was saved, in place of what is in the cache, or fail and change nothing."""
+    """Command to replace the cache by a saved one; if that fails, nothing changes."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """Search for the fastest split by measuring; see `engine.tuning.tune`.
+    """Command to search for the fastest split by measuring; see `engine.tuning.tune`.
 
-    What is loaded makes room for it, and is loaded again afterwards as it was.
+    A loaded model makes room for the search, and is loaded again afterwards as it was.
     """
 
     params: LoadParams

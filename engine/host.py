@@ -1,4 +1,4 @@
-"""The engine behind a queue: commands in, events out.
+"""The engine behind a queue: it takes commands and sends events.
 
 `EngineHost` is what a front end holds. `ThreadHost` runs the engine on a background thread of this
 process; because commands and events are picklable, the same loop can live in another process.
@@ -39,29 +39,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EventSink = Callable[[HostEvent], None]
+"""A receiver of events."""
 
 
 class EngineHost(Protocol):
-    """What a front end needs of an engine, wherever that lives."""
+    """Interface of an engine for a front end, wherever the engine runs."""
 
     def submit(self, command: Command) -> int:
         """Queue a command and return the generation number that its events will carry."""
         ...
 
     def cancel(self) -> None:
-        """End the command that is running and those that wait; returns at once."""
+        """Ask the running command and the waiting ones to end; return at once."""
         ...
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Cancel, free the model and end the engine; False if it did not end in time."""
+        """Cancel, free the model and end the engine; return whether it ended in time."""
         ...
 
 
 class ThreadHost:
-    """Runs the engine on a thread of this process.
+    """Engine on a thread of this process.
 
     Args:
-        on_event: called on the engine thread for every event; it must return quickly.
+        on_event: receiver of events, called on the engine thread; it must return quickly.
     """
 
     def __init__(self, on_event: EventSink) -> None:
@@ -116,7 +117,7 @@ class ThreadHost:
         return self._next.pop() if self._next else self._commands.get()
 
     def _resplit_between(self) -> None:
-        """Do those `Resplit` that are next in line, in the middle of an answer."""
+        """Do the `Resplit` commands that are next in line, in the middle of an answer."""
         while True:
             if not self._next:
                 try:
@@ -180,7 +181,7 @@ class ThreadHost:
         self._send(generation, self._described(start))
 
     def _described(self, start: float) -> ModelLoaded:
-        """What is loaded, by work that began at `start`."""
+        """Return a description of the loaded model; `start` is when loading it began."""
         model = self._loaded()
         return ModelLoaded(
             info=model.info,
@@ -193,8 +194,10 @@ class ThreadHost:
         )
 
     def _loaded(self) -> Model:
-        """Raises:
-        EngineError: there is no model.
+        """Return the loaded model.
+
+        Raises:
+            EngineError: no model is loaded.
         """
         if self._model is None:
             raise EngineError("No model is loaded.", "Open a GGUF file first.")
@@ -236,7 +239,7 @@ class ThreadHost:
         self._send(generation, Tuned(result, model))
 
     def _hold(self, model: Model | None) -> None:
-        """Keep track of what is loaded at every moment of a replacement."""
+        """Note which model is loaded now, at every moment of a replacement."""
         self._model = model
 
     def _generate(self, generation: int, command: Generate) -> None:

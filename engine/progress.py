@@ -11,7 +11,7 @@ class LoadProgress:
     """Bytes of the file read so far, over all ranks.
 
     Attributes:
-        doing: what takes time beside that, such as "Compiling kernels: 5 of 40"; "" for nothing.
+        doing: other work that takes time, such as "Compiling kernels: 5 of 40"; "" for none.
     """
 
     done_bytes: int
@@ -28,12 +28,17 @@ class StateProgress:
 
 
 ProgressSink = Callable[[LoadProgress], None]
+"""A receiver of the progress of loading."""
+
 StateSink = Callable[[StateProgress], None]
+"""A receiver of the progress of saving or loading a state."""
+
 IsCancelled = Callable[[], bool]
+"""A check whether somebody wants the work to end."""
 
 
 def ignore(_: object) -> None:
-    """Drop progress that nobody wants to know about."""
+    """Drop progress that nobody wants to see."""
 
 
 def never() -> bool:

@@ -1,4 +1,4 @@
-"""Loading a model in place of another one, so that there is always one where that can be."""
+"""Replacement of a loaded model by another one; the old one is kept where the new one fails."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ def replace_model(
     hold: Callable[[Model | None], None],
     is_closing: IsCancelled = never,
 ) -> None:
-    """Load a model in place of another, and keep that one if the new one fails.
+    """Load a model in place of another, and keep the old one if the new one fails.
 
     Where both fit, the old one is freed last. Where not, it makes room first and is loaded again
     after a failure.
 
     Args:
-        hold: told of every change of what is loaded.
-        is_closing: whether bringing back the old model is no longer of use.
+        old: loaded model; None for none.
+        params: settings of the new model.
+        on_progress: receiver of the loading's progress.
+        is_cancelled: asked again and again; returning True ends the loading.
+        hold: receiver of the loaded model, or None, after every change.
+        is_closing: returns whether loading the old model again is no longer of use.
 
     Raises:
         EngineError: the new model was not loaded.
@@ -59,7 +63,7 @@ def _reload(
     error: EngineError,
     is_closing: IsCancelled,
 ) -> None:
-    """Bring back what made room in vain; if even that fails, the hint says so."""
+    """Load the old model again, which made room in vain; if that fails, the hint says so."""
     try:
         hold(Model(old.params, on_progress, is_closing))
     except EngineError:

@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 Hold = Callable[[Model | None], None]
 
 FIXED = ("path", "n_ctx", "kv_type", "control_vectors", "control_layers")
-"""What a loaded model keeps in whatever split."""
+"""Settings that a loaded model keeps when it is split anew."""
 
 
-class Stand:
-    """A model on the split that is to be measured.
+class TrialModel:
+    """The model of a search, which goes from split to split to be measured.
 
-    What is loaded is split anew, which takes less time than loading it from the start.
+    It is split anew for each trial, which takes less time than loading it from the start.
 
     Args:
-        size: of trials; less from when on one of them takes long.
-        model: to begin with, if one is loaded.
-        hold: told of every change of what is loaded.
+        size: numbers of tokens of a trial; they become smaller once a trial takes long.
+        is_cancelled: asked again and again; returning True ends a trial.
+        model: model that is loaded already; None for none.
+        hold: receiver of the loaded model, or None, after every change.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class Stand:
         self._is_cancelled, self._hold = is_cancelled, hold
 
     def measure(self, candidate: Candidate) -> Sample:
-        """Measure a split.
+        """Measure prefill and decode on one split.
 
         Raises:
-            Infeasible: it cannot run here.
-            Cancelled: somebody has had enough.
+            Infeasible: the split cannot run here.
+            Cancelled: the search was cancelled.
             EngineError: the file cannot be read any more.
         """
         if self._is_cancelled():
@@ -85,7 +86,7 @@ class Stand:
         return model.bench(test, REPETITIONS, warm_up=warm_up, is_cancelled=self._is_cancelled)
 
     def _split(self, params: LoadParams) -> Model:
-        """The model as `params` say."""
+        """Return the model, loaded or split anew as `params` say."""
         model = self.model
         if model is None:
             model = self.model = Model(params, is_cancelled=self._is_cancelled)
@@ -99,7 +100,7 @@ class Stand:
         return model
 
     def close(self) -> None:
-        """Free what is loaded."""
+        """Free the model, if one is loaded."""
         model, self.model = self.model, None
         if model is not None:
             self._hold(None)
@@ -121,17 +122,17 @@ def tune(
     """Find the split that is the fastest on this machine, by measuring.
 
     Args:
-        params: what all trials have in common; its devices are those to choose from, its split
+        params: settings that all trials share; its devices are those to choose from, its split
             does not matter.
         goal: "chat" or "prompts", see `engine.planning.search.results.GOALS`.
-        budget_s: seconds at most, but for the trial that is under way; None is what it takes, up
-            to ten minutes.
-        modes: to choose from.
-        on_start: told what is going to be done.
-        on_progress: told of each trial.
-        is_cancelled: asked before each token; what was found until then is the result.
-        forecaster: predicts and learns; None is this machine's.
-        file: keeps the result; None is this user's.
+        budget_s: largest number of seconds, but for the trial that is under way; None is what the
+            search takes, up to ten minutes.
+        modes: split modes to choose from.
+        on_start: receiver of an estimate of the search, before it begins.
+        on_progress: receiver of each trial.
+        is_cancelled: asked before each token; returning True ends the search with the best so far.
+        forecaster: predicts speeds and learns from the trials; None is this machine's.
+        file: store of the result; None is this user's.
 
     Raises:
         EngineError: the file or a device cannot be used, or nothing fits.
@@ -140,15 +141,15 @@ def tune(
         tuning = Tuning(planner, params, forecaster or Forecaster.of_machine(), goal, budget_s)
         tuning.prepare(modes=modes)
         on_start(tuning.estimate)
-        stand = Stand(tuning.estimate.size, is_cancelled)
+        trials = TrialModel(tuning.estimate.size, is_cancelled)
         try:
-            return tuning.run(stand, on_progress, file or TuneFile.of_user())
+            return tuning.run(trials, on_progress, file or TuneFile.of_user())
         finally:
-            stand.close()
+            trials.close()
 
 
 class Tuning:
-    """One search of one model."""
+    """One search for the fastest split of a model."""
 
     def __init__(
         self,
@@ -165,13 +166,14 @@ class Tuning:
     def prepare(
         self, held: dict[str, int] | None = None, modes: Sequence[str] = SPLIT_MODES
     ) -> None:
-        """Work out what to try.
+        """Work out the splits to try.
 
         Args:
-            held: bytes by device that are given back before; they count as free.
+            held: bytes by device that are freed before the search; they count as free.
+            modes: split modes to choose from.
 
         Raises:
-            EngineError: nothing fits, or a device is not here.
+            EngineError: nothing fits, or a device does not exist here.
         """
         free = dict(self._forecaster.free_bytes)
         for device, n_bytes in (held or {}).items():
@@ -183,18 +185,19 @@ class Tuning:
 
     @property
     def plan(self) -> TunePlan:
+        """Splits to try, known after `prepare`."""
         assert self._plan is not None, "it has to be prepared first"
         return self._plan
 
     @property
     def estimate(self) -> TuneEstimate:
-        """What is going to be done."""
+        """Estimate of the search, known after `prepare`."""
         return self.plan.estimate
 
     def run(
-        self, stand: Stand, on_progress: Callable[[TuneProgress], None], file: TuneFile | None
+        self, model: TrialModel, on_progress: Callable[[TuneProgress], None], file: TuneFile | None
     ) -> TuneResult:
-        """Search until the end, or until it is cancelled."""
+        """Search until the end, or until it is cancelled; store and return the result."""
         begun, plan = time.perf_counter(), self.plan
         clock = TrialBudget(plan.estimate.budget_s, plan.estimate.trial_s)
         n_done = 0
@@ -206,10 +209,10 @@ class Tuning:
             best = None if at is None else search.trials[at]
             on_progress(TuneProgress(n_done, max(n_done, plan.estimate.n_trials), trial, best))
 
-        search = SplitSearch(plan.space, plan.goal, stand.measure, clock, report)
+        search = SplitSearch(plan.space, plan.goal, model.measure, clock, report)
         search.run()
         result = self._result(search, time.perf_counter() - begun)
-        self._learn(result, stand.size)
+        self._learn(result, model.size)
         if file is not None and result.best is not None:
             file.keep(result)
         return result
@@ -234,7 +237,7 @@ class Tuning:
         )
 
     def _learn(self, result: TuneResult, size: TrialSize) -> None:
-        """Correct later predictions by what was measured."""
+        """Correct later predictions by the measured speeds."""
         quant = self._planner.info.quant
         for trial in result.trials:
             if trial.sample is None:
@@ -249,12 +252,12 @@ class Tuning:
 
 
 class Interlude:
-    """A search while a model may be loaded, which comes back afterwards.
+    """A search while a model may be loaded, which is restored afterwards.
 
     Args:
-        model: what is loaded.
-        hold: told of every change of what is loaded.
-        is_closing: whether bringing it back is no longer of use.
+        model: loaded model; None for none.
+        hold: receiver of the loaded model, or None, after every change.
+        is_closing: returns whether restoring the model is no longer of use.
     """
 
     def __init__(self, model: Model | None, hold: Hold, is_closing: IsCancelled) -> None:
@@ -266,10 +269,13 @@ class Interlude:
         send: Callable[[TuneStarted | TuneProgress], None],
         is_cancelled: IsCancelled,
     ) -> TuneResult:
-        """Search.
+        """Search as the command says, and restore the model.
+
+        Args:
+            send: receiver of the search's events.
 
         Raises:
-            EngineError: it could not be done, or the model could not be brought back.
+            EngineError: the search was impossible, or the model could not be restored.
         """
         params = command.params
         with closing(Planner(params.path)) as planner:
@@ -282,7 +288,7 @@ class Interlude:
                 return self._search(tuning, Path(folder) / "state", params, send, is_cancelled)
 
     def _held(self) -> dict[str, int]:
-        """Bytes by device of what is loaded."""
+        """Return the bytes that the loaded model takes, by device."""
         if self._model is None:
             return {}
         devices = ("cpu", *self._model.params.all_devices)
@@ -298,17 +304,17 @@ class Interlude:
     ) -> TuneResult:
         before = self._model.params if self._model else None
         self._save(state)
-        stand = Stand(tuning.estimate.size, is_cancelled, self._lent(params), self._hold)
+        trials = TrialModel(tuning.estimate.size, is_cancelled, self._lent(params), self._hold)
         try:
-            return tuning.run(stand, send, TuneFile.of_user())
+            return tuning.run(trials, send, TuneFile.of_user())
         finally:
             if before is None or self._is_closing():
-                stand.close()
+                trials.close()
             else:
-                self._load_state(self._brought_back(stand.model, before), state)
+                self._load_state(self._restored(trials.model, before), state)
 
     def _lent(self, params: LoadParams) -> Model | None:
-        """What is loaded, if it can take the splits of a search; else it is freed."""
+        """Return the loaded model if it can take the splits of a search; else free it."""
         model = self._model
         if model is None or can_be_split_as(model, params):
             return model
@@ -317,7 +323,7 @@ class Interlude:
         return None
 
     def _save(self, path: Path) -> None:
-        """Keep the cache; without it a conversation is computed again when it goes on."""
+        """Save the cache; without it a conversation is computed again when it goes on."""
         if self._model is not None and self._model.n_cached:
             with suppress(StateFileError):
                 self._model.save_state(path)
@@ -327,11 +333,12 @@ class Interlude:
             with suppress(EngineError):
                 model.load_state(path)
 
-    def _brought_back(self, model: Model | None, params: LoadParams) -> Model:
-        """Have what was loaded before again.
+    def _restored(self, model: Model | None, params: LoadParams) -> Model:
+        """Return the model as it was loaded before the search.
 
         Args:
-            model: what is loaded now.
+            model: model that is loaded now; None for none.
+            params: settings before the search.
         """
         if model is not None and can_be_split_as(model, params):
             with suppress(EngineError):
@@ -346,12 +353,12 @@ class Interlude:
 
 
 def can_be_split_as(model: Model, params: LoadParams) -> bool:
-    """Whether what is loaded differs at most in its split."""
+    """Return whether a loaded model differs from `params` in nothing but the split."""
     return all(getattr(model.params, name) == getattr(params, name) for name in FIXED)
 
 
 def _folder() -> Path | None:
-    """Where there is room for a conversation's cache: not in memory, as some temporary folders."""
+    """Return a folder on disk for a conversation's cache; temporary folders may be in memory."""
     folder = cache_folder()
     if folder is None:
         return None

@@ -1,4 +1,4 @@
-"""From a prompt to text: session, prefill and decode, stop rules, scoring, state files.
+"""Generation of text: session, prefill and decode, stop rules, scoring, state files.
 
 Imports no front end: neither `api` nor `host`.
 """

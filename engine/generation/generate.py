@@ -1,4 +1,4 @@
-"""From a prompt to text: prefill in chunks, decode, stop rules, a full context.
+"""Generation of an answer: prefill in batches, decode, stop rules, a full context.
 
 Knows token ids and text, not devices; a `Session` holds what is in the KV cache.
 """
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class StopMatcher:
-    """Finds stop strings in a stream, holding back text that may turn out to be one."""
+    """Search for stop strings in streamed text, holding back what may turn out to be one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Add text; returns what can be shown and whether a stop string was completed."""
+        """Add text; return what can be shown, and whether a stop string was completed."""
         self._held += text
         found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
@@ -51,7 +51,7 @@ class StopMatcher:
         return shown, False
 
     def flush(self) -> str:
-        """What was held back and did not become a stop string."""
+        """Return the text that was held back and did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -65,13 +65,13 @@ class StopMatcher:
 
 
 class Generation:
-    """One answer.
+    """One answer of a model, from its prompt to its end.
 
     Args:
-        tokenizer: None for a model without vocabulary: token ids come without text.
-        n_keep: tokens at the start of the prompt that a shift of the context never drops.
-        is_cancelled: asked before each token and each chunk of the prompt.
-        timed_every: of one token in so many it is told where its time went; 0 for none.
+        tokenizer: tokenizer of the model; None without a vocabulary: token ids come without text.
+        n_keep: number of tokens at the start of the prompt that a context shift never drops.
+        is_cancelled: asked before each token and each batch of the prompt.
+        timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Generation:
         self._never = list(tokenizer.never_ids) if tokenizer else []
         self._pending: list[int] = []
         self._is_stopped = False
-        self._turn = self._n_prompt = self._n_cached = self._n_drawn = 0
+        self._turn = self._n_prompt = self._n_cached = self._n_sampled = 0
         self._start = self._prefilled = self._first = self._last = 0.0
 
     def run(self, prompt: Sequence[int]) -> Iterator[GenerationEvent]:
@@ -120,7 +120,11 @@ class Generation:
         yield Finished(reason, self._usage(), self._timings())
 
     def _prefill(self, ids: Sequence[int]) -> Generator[GenerationEvent, None, Logits | None]:
-        """Compute what is not cached of `ids`; returns the last row of logits, None if stopped."""
+        """Compute the tokens of `ids` that are not cached.
+
+        Returns:
+            Logits of the last token; None if cancelled.
+        """
         logits = None
         total = len(ids) - len(self._session.ids)
         done = 0
@@ -133,25 +137,25 @@ class Generation:
         return logits
 
     def _decode(self, found: int | Logits) -> Generator[GenerationEvent, None, FinishReason]:
-        """Draw tokens until something ends it; returns the reason.
+        """Generate tokens until a stop rule ends the answer; return the reason.
 
         Args:
-            found: the first token, or the logits to draw it from.
+            found: the first token, or the logits to sample it from.
         """
-        while self._n_drawn < self._params.max_tokens:
+        while self._n_sampled < self._params.max_tokens:
             if self._is_cancelled():
                 return "cancelled"
-            token = self._draw(found)
+            token = self._token_from(found)
             if token in self._eog:
                 return "stop"
             self._last = time.perf_counter()
-            self._n_drawn += 1
+            self._n_sampled += 1
             self._sampler.accept(token)
             self._pending.append(token)
             is_stopped = yield from self._emit(self._decoder.feed(token) if self._decoder else "")
             if is_stopped:
                 return "stop"
-            if self._n_drawn == self._params.max_tokens:
+            if self._n_sampled == self._params.max_tokens:
                 break
             if self._session.is_full:
                 if self._params.on_overflow == "stop" or not self._can_shift():
@@ -163,16 +167,16 @@ class Generation:
         return "length"
 
     def _next(self, token: int) -> Generator[GenerationEvent, None, int | Logits]:
-        """What follows one more token: the next one, or the logits to draw it from."""
-        n_left = self._params.max_tokens - self._n_drawn
+        """Compute a token; return the next one, or the logits to sample it from."""
+        n_left = self._params.max_tokens - self._n_sampled
         wanted = (token, self._sampler, self._never, n_left, self._turn)
-        if not self._timed_every or self._n_drawn % self._timed_every:
+        if not self._timed_every or self._n_sampled % self._timed_every:
             return self._session.follow(*wanted)
         found, times = self._session.timed(*wanted)
         yield times
         return found
 
-    def _draw(self, found: int | Logits) -> int:
+    def _token_from(self, found: int | Logits) -> int:
         token = found if isinstance(found, int) else self._sample(found)
         if not self._first:
             self._first = self._last = time.perf_counter()
@@ -190,7 +194,11 @@ class Generation:
         return self._session.n_ctx - self._n_keep >= 4
 
     def _shift(self) -> Generator[GenerationEvent, None, bool]:
-        """Drop the older half of what may be dropped and compute the rest again, exactly."""
+        """Drop the older half of the tokens after the kept ones, and compute the rest again.
+
+        Returns:
+            False if cancelled.
+        """
         ids = list(self._session.ids)
         n_dropped = (len(ids) - self._n_keep) // 2
         kept = ids[: self._n_keep] + ids[self._n_keep + n_dropped :]
@@ -200,7 +208,7 @@ class Generation:
         return logits is not None
 
     def _emit(self, text: str) -> Generator[GenerationEvent, None, bool]:
-        """Yield what can be shown now; returns whether a stop string ended the answer."""
+        """Yield the text that can be shown now; return whether a stop string ended the answer."""
         shown, self._is_stopped = self._stop.feed(text)
         if shown or self._decoder is None:
             yield TokenText(shown, tuple(self._pending))
@@ -208,7 +216,7 @@ class Generation:
         return self._is_stopped
 
     def _flush(self) -> Generator[GenerationEvent, None, None]:
-        """Yield what was held back; behind a stop string nothing is shown."""
+        """Yield the text that was held back, unless a stop string has ended the answer."""
         rest = self._decoder.flush() if self._decoder else ""
         shown = ""
         if not self._is_stopped:
@@ -219,16 +227,16 @@ class Generation:
             self._pending.clear()
 
     def _usage(self) -> Usage:
-        return Usage(self._n_prompt, self._n_cached, self._n_drawn)
+        return Usage(self._n_prompt, self._n_cached, self._n_sampled)
 
     def _timings(self) -> Timings:
         prompt_s = self._prefilled - self._start
         decode_s = self._last - self._first
-        n_computed = self._n_prompt - self._n_cached
+        n_computed, n_sampled = self._n_prompt - self._n_cached, self._n_sampled
         return Timings(
             prompt_s=prompt_s,
             decode_s=decode_s,
             first_token_s=self._first - self._start if self._first else 0.0,
             prompt_per_s=n_computed / prompt_s if prompt_s else 0.0,
-            decode_per_s=(self._n_drawn - 1) / decode_s if self._n_drawn > 1 and decode_s else 0.0,
+            decode_per_s=(n_sampled - 1) / decode_s if n_sampled > 1 and decode_s else 0.0,
         )

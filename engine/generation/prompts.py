@@ -1,4 +1,4 @@
-"""From a text or a chat to the token ids that a model is asked with."""
+"""Conversion of a text or a chat to the token ids of a prompt."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is asked.
+    """A prompt as token ids.
 
     Attributes:
-        n_keep: tokens at the start that a full context never drops.
-        n_dropped: tokens of the oldest messages that were left out.
+        n_keep: number of tokens at the start that a context shift never drops.
+        n_dropped: number of tokens that were left out with the oldest messages.
     """
 
     ids: list[int]
@@ -35,10 +35,13 @@ class Prompt:
 
 
 class Prompts:
-    """Writes the prompts of one model.
+    """Writer of the prompts of one model.
 
     Args:
-        name: of the model, for messages.
+        name: name of the model, for error messages.
+
+    Attributes:
+        found: tokenizer of the file; None without a vocabulary.
     """
 
     def __init__(self, file: GGUFFile, name: str) -> None:
@@ -77,7 +80,7 @@ class Prompts:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that a person should see."""
+        """Sentences about the vocabulary and the chat template that a person should see."""
         if self.found is None:
             return (NO_VOCABULARY,)
         warnings = tuple(self.found.warnings)
@@ -86,7 +89,7 @@ class Prompts:
         return warnings
 
     def plain(self, prompt: str | Sequence[int]) -> Prompt:
-        """A text, in which special tokens are recognised, or token ids as they are."""
+        """Return the prompt of a text, in which special tokens are recognised, or of token ids."""
         ids = self._encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         return Prompt(ids, n_keep=1 if self.found and self.found.add_bos else 0)
 
@@ -96,12 +99,12 @@ class Prompts:
         """Return the prompt of a conversation.
 
         Args:
-            continue_last: the last message is the assistant's and is written on.
-            is_shortened: the oldest messages are dropped to fit `n_ctx` tokens; an eighth of the
-                context is left for the answer then.
+            continue_last: whether the last message is the assistant's and is continued.
+            is_shortened: whether to drop the oldest messages, so that the prompt fits `n_ctx`
+                tokens and an eighth of the context is left for the answer.
 
         Raises:
-            PromptError: there are none, or the template does not take them.
+            PromptError: there are no messages, or the template does not take them.
         """
         if not turns:
             raise PromptError("There is no message to answer.", "Write something first.")
@@ -121,7 +124,7 @@ class Prompts:
         return self._encode(self.template.render(turns, add_generation_prompt=True) + last)
 
     def _encode(self, text: str) -> list[int]:
-        """Token ids of a prompt: begun once, whoever wrote the beginning, and not ended."""
+        """Return the token ids of a prompt: with one BOS token at most and no added EOS token."""
         tokenizer = self.tokenizer
         bos, eos = tokenizer.bos_id, tokenizer.eos_id
         has_bos = bos is not None and text.startswith(tokenizer.token_text(bos))
@@ -133,11 +136,11 @@ class Prompts:
     def _n_system(
         self, messages: Sequence[ChatMessage], ids: Sequence[int], *, continue_last: bool
     ) -> int:
-        """How many tokens at the start of a chat prompt belong to the system prompt."""
+        """Return the number of tokens of the system prompt at the start of a chat prompt."""
         others = [_other(m) if m.role != "system" else m for m in messages]
         try:
             with_others = self._encode_chat(others, continue_last=continue_last)
-        except TemplateError:  # it insists on what the messages say
+        except TemplateError:  # the template accepts only certain texts
             return 0
         n = 0
         for a, b in zip(with_others, ids, strict=False):
@@ -148,12 +151,15 @@ class Prompts:
 
 
 def _other(message: ChatMessage) -> ChatMessage:
-    """A message of the same role that says something else."""
+    """Return a message of the same role with another text."""
     return type(message)(message.role, "?")
 
 
 def _drop_oldest(messages: list[ChatMessage], n_last: int) -> bool:
-    """Remove the oldest question and its answer, but no system prompt and none of the last.
+    """Remove the oldest question and its answer, but no system prompt and no last message.
+
+    Args:
+        n_last: number of messages at the end that stay.
 
     Returns:
         False if there is nothing to remove.

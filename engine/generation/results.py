@@ -1,4 +1,4 @@
-"""What a generation yields: progress, text, and how it ended. Frozen, picklable, free of torch."""
+"""Events of a generation: progress, text and its end. Frozen, picklable, free of torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 from engine.runtime.timeline import TokenTimes
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
+"""Reason for which a generation ended, see `Finished`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +16,9 @@ class Usage:
     """Token counts of one generation.
 
     Attributes:
-        prompt_tokens: length of the prompt.
-        cached_tokens: how many of them were still in the KV cache and not computed again.
-        completion_tokens: tokens drawn, an end-of-generation token not counted.
+        prompt_tokens: number of tokens of the prompt.
+        cached_tokens: number of these that were still in the KV cache and not computed again.
+        completion_tokens: number of generated tokens, without an end-of-generation token.
     """
 
     prompt_tokens: int = 0
@@ -26,19 +27,20 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
+        """Number of tokens of prompt and answer."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of one generation.
+    """Times and speeds of one generation.
 
     Attributes:
-        prompt_s: computing the prompt tokens that were not cached.
-        decode_s: from the first token to the last.
-        first_token_s: from the request to the first token.
-        prompt_per_s: computed prompt tokens per second; 0 when there were none.
-        decode_per_s: tokens per second after the first; 0 when there was only one.
+        prompt_s: seconds of prefill: prompt tokens that were not cached.
+        decode_s: seconds from the first generated token to the last.
+        first_token_s: seconds from the request to the first generated token.
+        prompt_per_s: speed of prefill in tokens per second; 0 if all tokens were cached.
+        decode_per_s: speed of decode in tokens per second; 0 for fewer than two tokens.
     """
 
     prompt_s: float = 0.0
@@ -50,7 +52,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """Prompt tokens computed so far, of those that were not cached."""
+    """Number of prompt tokens computed so far, and of all that were not cached."""
 
     done: int
     total: int
@@ -58,7 +60,7 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class ContextShifted:
-    """The context was full: `n_dropped` old tokens after the system prompt were let go."""
+    """Drop of the oldest `n_dropped` tokens after the system prompt, as the context was full."""
 
     n_dropped: int
 
@@ -73,10 +75,11 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A generation ended.
+    """The end of a generation.
 
-    `reason` is "stop" (end-of-generation token or stop string), "length" (max_tokens),
-    "context" (the context is full) or "cancelled".
+    Attributes:
+        reason: "stop" (end-of-generation token or stop string), "length" (max_tokens), "context"
+            (the context is full) or "cancelled".
     """
 
     reason: FinishReason

@@ -1,4 +1,4 @@
-"""How well a model predicts a text: the usual way to see what a quantisation or a split costs."""
+"""Perplexity: how well a model predicts a text, the usual measure of a quantisation's loss."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     from engine.text import Tokenizer
 
 MAX_NLL = 700.0
-"""In nats; the exponential of more is no F64 number. False for NaN, too."""
+"""Upper bound of a mean loss in nats, as the exponential of more is no F64 number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Result over a text.
+    """Perplexity of a text.
 
     Attributes:
         nll: mean negative log-likelihood of a scored token, in nats.
         perplexity: exp(nll).
         error: standard error of `perplexity`, by the delta method.
-        n_scored: tokens that were scored.
+        n_scored: number of scored tokens.
+        n_chunks: number of chunks into which the text was cut.
     """
 
     nll: float
@@ -40,7 +41,7 @@ class Perplexity:
 
 
 class Scorable(Protocol):
-    """What `perplexity` needs of a model; see `engine.api.Model`."""
+    """The part of `engine.api.Model` that `perplexity` needs."""
 
     n_ctx: int
     info: ModelInfo
@@ -67,7 +68,7 @@ def perplexity(
     one. A text shorter than one chunk is scored from its second token on.
 
     Args:
-        on_chunk: told (chunks done, chunks in total).
+        on_chunk: receiver of the number of chunks that are done and of all chunks.
 
     Raises:
         PromptError: the text or the context has fewer than two tokens.
@@ -91,7 +92,7 @@ def perplexity(
         on_chunk(index + 1, n_chunks)
     scored = np.concatenate(losses)
     nll = float(scored.mean())
-    if not nll < MAX_NLL:
+    if not nll < MAX_NLL:  # not `>=`, which is false for NaN
         raise EngineError(
             f"{model.info.name} gives this text no usable probabilities.",
             "The file may be damaged.",
@@ -101,7 +102,7 @@ def perplexity(
 
 
 def _losses(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """-log p(ids[t + 1]) for each t but the last, from logits (T, n_vocab)."""
+    """Return -log p(ids[t + 1]) for each t but the last, from logits (T, n_vocab)."""
     rows = logits[:-1].astype(np.float64)
     top = rows.max(-1, keepdims=True)
     log_sum = np.log(np.exp(rows - top).sum(-1)) + top[:, 0]

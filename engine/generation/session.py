@@ -1,4 +1,4 @@
-"""What is in the KV cache, and how more gets there."""
+"""The tokens in a model's KV cache, and the ways to add and to remove some."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = -1
-"""Stands for whatever a state holds that cannot be told."""
+"""Token id that stands for a cached token whose id is not known."""
 
 
 class Session:
-    """The tokens that are in the KV cache of a runtime, and how more get there."""
+    """The tokens in the KV cache of a runtime; all tokens are computed through it.
+
+    Each use of the cache is a turn, numbered by `begin`: a turn that another one has interrupted
+    cannot go on. A token source on the device may compute tokens ahead of their reader; those that
+    nobody has read are called "beyond" here.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -29,42 +34,45 @@ class Session:
         self._n_beyond = 0
         self._saved: list[int] = []
         self._turn = 0
-        self._drawn_at: float | None = None
+        self._sampled_at: float | None = None
 
     @property
     def ids(self) -> list[int]:
-        """What is in the cache; it stays so, as nothing is computed ahead any more."""
+        """Ids of the cached tokens; asking ends computing ahead, so that they stay as they are."""
         self._halt()
         return self._ids
 
     @property
     def n_saved(self) -> int:
-        """Of how many of the cached tokens the recurrent states are that were saved last."""
+        """Number of cached tokens that the saved recurrent states stand for; 0 for none."""
         n = len(self._saved)
         return n if self._ids[:n] == self._saved else 0
 
     @property
     def is_full(self) -> bool:
-        """Whether no token more can be computed."""
+        """Whether the context has no room for another token."""
         return len(self._ids) >= self.n_ctx
 
     def move(self, runtime: Runtime) -> None:
-        """Go on with a runtime that holds the same as the one before."""
+        """Go on with another runtime, which holds the same tokens in its cache."""
         self._runtime = runtime
 
     def hold(self, ids: Sequence[int], n_saved: int) -> None:
         """Note that the cache was filled from elsewhere; answers that used it cannot go on.
 
         Args:
-            n_saved: of how many of `ids` the saved recurrent states are.
+            ids: ids of the tokens that the cache holds now.
+            n_saved: number of these that the saved recurrent states stand for.
         """
         self.begin()
         self._ids = list(ids)
         self._saved = self._ids[:n_saved]
 
     def check(self, ids: Sequence[int]) -> None:
-        """Raises:
-        PromptError: no tokens, tokens that the model does not have, or more than fit.
+        """Check that a prompt can be computed.
+
+        Raises:
+            PromptError: no tokens, tokens that the model does not have, or more than fit.
         """
         if not ids:
             raise PromptError("The prompt is empty.", "Write something first.")
@@ -75,24 +83,24 @@ class Session:
             raise ContextOverflow(len(ids), self.n_ctx)
 
     def begin(self) -> int:
-        """Take the cache for one use; an earlier one cannot go on after that."""
+        """Begin a turn and return its number; an earlier turn cannot go on after that."""
         self._halt()
         self._n_beyond = 0
         self._turn += 1
         return self._turn
 
     def _halt(self) -> None:
-        """Let nothing be computed ahead; what was is forgotten, or in the cache if it has to."""
-        self._drawn_at = None
+        """End computing ahead; note the tokens that were computed ahead and stay in the cache."""
+        self._sampled_at = None
         if self._runtime.stream is not None:
             beyond = self._runtime.stream.stop()
             self._ids.extend(beyond)
             self._n_beyond += len(beyond)
 
     def keep_common(self, ids: Sequence[int]) -> int:
-        """Forget what is cached behind the common prefix with `ids`; returns its length.
+        """Drop the cached tokens after the common prefix with `ids`; return the prefix's length.
 
-        The last token of `ids` never counts: its logits are wanted. A recurrent state cannot be
+        The last token of `ids` never counts, as its logits are wanted. A recurrent state cannot be
         cut; it goes back to where it was saved, or to the start.
         """
         self._halt()
@@ -106,7 +114,7 @@ class Session:
         return n
 
     def _go_back(self, n: int) -> int:
-        """Restore a recurrent state of the first `n` tokens or fewer; returns of how many."""
+        """Restore the saved recurrent state if it is of `n` tokens or fewer; return of how many."""
         n_saved, found = len(self._saved), self._ids
         self._ids = []  # until the state is whole again
         if not 0 < n_saved <= n or found[:n_saved] != self._saved:
@@ -116,17 +124,17 @@ class Session:
         return n_saved
 
     def save(self) -> None:
-        """Make a recurrent state able to come back to the tokens that are cached now."""
+        """Save the recurrent states, so that they can go back to the tokens cached now."""
         if not self._runtime.can_rewind and self._ids:
             self._saved = []  # until the copy is whole
             self._runtime.save_recurrent()
             self._saved = list(self._ids)
 
     def forward(self, ids: Sequence[int], first_logit: int, turn: int) -> Logits:
-        """Compute `ids` after what is cached; see `Runtime.forward`.
+        """Compute `ids` after the cached tokens; see `Runtime.forward`.
 
         Raises:
-            PromptError: the cache was taken for another use since `turn` began.
+            PromptError: another turn has begun since `turn`.
         """
         self._check_turn(turn)
         try:
@@ -148,13 +156,13 @@ class Session:
     def follow(
         self, token: int, sampler: Sampler, never: Sequence[int], n_left: int, turn: int
     ) -> int | Logits:
-        """Compute one token, and draw the next one if the runtime can.
+        """Compute one token, and sample the next one if the runtime can.
 
         Args:
             never, n_left: see `TokenSource`.
 
         Returns:
-            What was drawn, or the logits (n_vocab,).
+            The sampled token, or the logits (n_vocab,) to sample it from.
 
         Raises:
             PromptError: see `forward`.
@@ -177,11 +185,11 @@ class Session:
             self._n_beyond = 1
             return self._follow_again(token, turn)
         self._ids.append(token)
-        self._drawn_at = time.perf_counter() if isinstance(found, int) else None
+        self._sampled_at = time.perf_counter() if isinstance(found, int) else None
         return found
 
     def _follow_again(self, token: int, turn: int) -> Logits:
-        """The logits after a token, where the cache holds more than an answer has read."""
+        """Return the logits after a token, where the cache holds more than an answer has read."""
         whole = [*self._ids[: -self._n_beyond], token]
         self.keep_common(whole)
         for chunk in self.chunks(whole):
@@ -192,24 +200,24 @@ class Session:
     def timed(
         self, token: int, sampler: Sampler, never: Sequence[int], n_left: int, turn: int
     ) -> tuple[int | Logits, TokenTimes]:
-        """Compute one token as `follow` does, and say what took how long.
+        """Compute one token as `follow` does, and measure it.
 
-        Where tokens are drawn ahead that is the time since the one before came: this one was
-        computed meanwhile.
+        Where tokens are sampled ahead, its time is counted from the moment at which the token
+        before was read, as this one was computed meanwhile.
         """
         at = len(self._ids)
         return timed(
             self._runtime,
             at,
             lambda: self.follow(token, sampler, never, n_left, turn),
-            self._drawn_at,
+            self._sampled_at,
         )
 
     def chunks(self, ids: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Cut what is not cached of `ids` into batches.
+        """Yield the tokens of `ids` that are not cached, in batches.
 
-        Before the last token a recurrent state is saved: a next prompt that begins like this one,
-        or is the same, goes on from there.
+        Before the last token a recurrent state is saved, so that a prompt with the same beginning
+        can go on from there.
         """
         step, stop = self._runtime.n_batch, len(ids)
         if not self._runtime.can_rewind:

@@ -1,4 +1,4 @@
-"""Saves what is in a model's cache, and brings it back on any split of the same model."""
+"""Saving of a model's KV cache and recurrent states, and loading them on any split of it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from engine.runtime.thread_runtime import ThreadRuntime
 
 CHUNK_BYTES = 32 << 20
-"""About so much is copied at a time, but at least one head or unit of one layer."""
+"""Approximate bytes of a copy; one head or unit of a layer is copied at least."""
 
 
 class StateFiles:
-    """Reads and writes the states of one loaded model.
+    """Reader and writer of the state files of one loaded model.
 
     Args:
-        name: of the model, for messages.
+        name: name of the model, for error messages.
         model_hash: see `engine.gguf.identity`.
     """
 
@@ -48,10 +48,10 @@ class StateFiles:
         self, path: Path, start: int, stop: int | None, on_progress: StateSink,
         is_cancelled: IsCancelled,
     ) -> tuple[int, int]:  # fmt: skip
-        """See `Model.save_state`.
+        """Write a state file; see `Model.save_state`.
 
         Returns:
-            Tokens and bytes of the file.
+            Number of tokens and number of bytes of the file.
         """
         contents = self._contents(path, start, stop)
         found = entries(self._states, self._kv_type, contents)
@@ -92,7 +92,7 @@ class StateFiles:
         return Contents(session.ids[:n], start, session.n_saved)
 
     def _parts(self, entry: Entry, contents: Contents) -> Iterator[Tensor]:
-        """The numbers of a tensor in order, some units at a time, on the CPU and flat."""
+        """Yield the numbers of a tensor in order, some units at a time, flat and on the CPU."""
         if entry.state < 0:
             yield torch.tensor(contents.ids, dtype=torch.int32)
             return
@@ -105,7 +105,7 @@ class StateFiles:
                 yield part.cpu().contiguous().flatten()
 
     def _held(self, rank: Rank, entry: Entry, start: int, stop: int) -> Tensor:
-        """What a rank has of a tensor, all its units."""
+        """Return a rank's part of a tensor, with all units that the rank owns."""
         state = rank.states[entry.state]
         held = rank.context.cache.tensors(state, saved=entry.saved)[entry.tensor]
         return held[:, start:stop] if entry.has_positions else held
@@ -114,7 +114,7 @@ class StateFiles:
     def load(
         self, path: Path, n_tokens: int | None, on_progress: StateSink, is_cancelled: IsCancelled
     ) -> int:
-        """See `Model.load_state`; returns the tokens that are in the cache then."""
+        """Load a state file, see `Model.load_state`; return the number of cached tokens."""
         try:
             with path.open("rb") as file:
                 found = StateHeader(path, file)
@@ -133,7 +133,7 @@ class StateFiles:
         return stop
 
     def _n_wanted(self, path: Path, contents: Contents, n_tokens: int | None) -> int:
-        """Of how many tokens the state is brought back."""
+        """Return the number of tokens whose state is to be loaded."""
         session, n = self._session, len(contents.ids)
         if self._runtime.can_rewind:
             stop = min(n, session.n_ctx, n if n_tokens is None else n_tokens)
@@ -162,7 +162,7 @@ class StateFiles:
         self, file: BinaryIO, expected: list[Entry], places: Mapping[str, int],
         contents: Contents, stop: int, on_progress: StateSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
-        """Bring the positions before `stop` to all ranks that hold them."""
+        """Copy the positions before `stop` to all ranks that hold them."""
         goals = [
             (entry, rank, run)
             for entry in expected[1:]
@@ -181,7 +181,7 @@ class StateFiles:
 
 
 def _read(file: BinaryIO, begin: int, entry: Entry, first: int, goal: Tensor, work: _Work) -> None:
-    """Read units from the `first` on, of which `goal` may want fewer positions.
+    """Read units into `goal`, from the `first` on; `goal` may want fewer positions of each.
 
     Raises:
         OSError: the file has become shorter.
@@ -199,17 +199,18 @@ def _read(file: BinaryIO, begin: int, entry: Entry, first: int, goal: Tensor, wo
 
 
 def _step(entry: Entry) -> int:
-    """Units that are copied at a time; a head's positions may not be wanted all."""
+    """Return the number of units to copy at a time: 1 where only some positions are wanted."""
     if entry.has_positions:
         return 1
     return max(1, CHUNK_BYTES * entry.shape[0] // max(1, entry.n_bytes))
 
 
 class _Work:
-    """Reports how many bytes are done, and ends when someone wants that.
+    """Progress of a copy in bytes, and the check for cancellation.
 
     Args:
-        doing: the first word of the sentence about a cancelled one.
+        total: number of bytes of the whole copy.
+        doing: first word of the sentence about a cancelled copy, such as "Saving".
     """
 
     def __init__(
@@ -219,8 +220,10 @@ class _Work:
         self._on_progress, self._is_cancelled, self._doing = on_progress, is_cancelled, doing
 
     def add(self, n_bytes: int) -> None:
-        """Raises:
-        Cancelled: the person has asked to stop.
+        """Report `n_bytes` more.
+
+        Raises:
+            Cancelled: the person has asked to stop.
         """
         if self._is_cancelled():
             raise Cancelled(self._doing)

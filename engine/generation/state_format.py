@@ -1,10 +1,10 @@
-"""The layout of a state file: what it must have for a model, and whether it has.
+"""Format of a state file: the tensors that it must have for a model, and checks of its header.
 
 The format is safetensors: the length of a JSON header as u64, the header, and the tensors' bytes
 one after another, all little-endian. Tensors are as a single rank would have them: `tokens` (I32);
 for each layer `N.k` and `N.v` with all key-value heads, (n_head_kv, positions, width) in the type
 of the cache, blocks as bytes; for each recurrent layer its tensors in F32 with all units in order,
-and as `N.saved.…` those that it can go back to. N counts the layers that remember something.
+and as `N.saved.…` the saved ones, to which it can go back. N counts the layers that have a state.
 
 A file is untrusted: everything in its header is checked before any of its tensors is used.
 """
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "tandem state", "1"
 MAX_TOKENS = 1 << 24
-"""More than any context; they are read at once."""
+"""Largest number of tokens of a file, which are read at once; no context has more."""
 
 MAX_HEADER = 16 << 20
-"""Bytes of the JSON; that of a thousand layers has a few hundred KiB."""
+"""Largest number of bytes of the JSON; a thousand layers need a few hundred KiB."""
 
 LENGTH_BYTES = 8
 DTYPES = {"f32": ("F32", 4), "f16": ("F16", 2), "bf16": ("BF16", 2)}
 BLOCKS = ("U8", 1)
-"""KV types of GGML blocks, as bytes."""
+"""Safetensors type and element size of KV types that consist of GGML blocks: bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file is about.
+    """The tokens that a state file stands for.
 
     Attributes:
-        ids: the tokens in the cache, from the first one on.
-        start: positions before it are not in the file; 0 for models with recurrent states.
-        n_saved: of how many of the tokens the recurrent states are that it can go back to; 0 for
-            none.
+        ids: ids of the cached tokens, from the first one on.
+        start: first position whose keys and values are in the file; 0 for models with recurrent
+            states.
+        n_saved: number of tokens that the saved recurrent states stand for; 0 without any.
     """
 
     ids: Sequence[int]
@@ -61,14 +61,14 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file.
+    """A tensor of a state file.
 
     Attributes:
-        size: bytes of an element.
-        state: the index of the layer among those that remember something; -1 for the tokens.
-        tensor: its name among the tensors of that layer.
-        saved: it is what the layer can go back to.
-        has_positions: its second dimension are positions: they are keys or values.
+        size: number of bytes of an element.
+        state: index of the layer among those that have a state; -1 for the tokens.
+        tensor: name of the tensor within its layer, such as "k".
+        saved: whether it is a saved recurrent state, to which the layer can go back.
+        has_positions: whether its second dimension is the positions: keys or values.
     """
 
     name: str
@@ -82,11 +82,12 @@ class Entry:
 
     @property
     def n_bytes(self) -> int:
+        """Number of bytes of the tensor."""
         return self.size * prod(self.shape)
 
 
 def entries(states: Sequence[State], kv_type: str, contents: Contents) -> list[Entry]:
-    """The tensors that a file of `contents` has for a model that remembers `states`, in order."""
+    """Return the tensors that a file of `contents` has for a model with `states`, in order."""
     found = [Entry("tokens", "I32", (len(contents.ids),), 4)]
     n_positions = len(contents.ids) - contents.start
     dtype, size = DTYPES.get(kv_type, BLOCKS)
@@ -108,9 +109,10 @@ def entries(states: Sequence[State], kv_type: str, contents: Contents) -> list[E
 def identity(
     model_hash: str, kv_type: str, slots: Sequence[Slot], directions: Mapping[int, Direction]
 ) -> dict[str, str]:
-    """What must be the same for a state to mean the same.
+    """Return the header entries that must match those of the model that loads a state.
 
-    Which tensors a model uses may depend on the length of its context (`choose_rope_factors`).
+    The names of the tensors in use are among them, since they may depend on the length of the
+    context (`choose_rope_factors`).
     """
     names = "\n".join(slot.tensor.name for slot in slots)
     steering = hashlib.sha256()
@@ -127,7 +129,7 @@ def identity(
 
 
 def header(found: Sequence[Entry], about: Mapping[str, str], contents: Contents) -> bytes:
-    """The first bytes of a file."""
+    """Return the first bytes of a state file: the length of the JSON, and the JSON."""
     counts = {"start": str(contents.start), "n_saved": str(contents.n_saved)}
     table: dict[str, Any] = {"__metadata__": {**about, **counts}}
     begin = 0
@@ -143,10 +145,10 @@ def header(found: Sequence[Entry], about: Mapping[str, str], contents: Contents)
 
 
 class StateHeader:
-    """The header of an open file.
+    """The header of an open state file.
 
     Raises:
-        StateFileError: it is no state file, or damaged.
+        StateFileError: the file is no state file, or damaged.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -167,6 +169,7 @@ class StateHeader:
         self._about: dict[str, Any] = about
 
     def broken(self, problem: str) -> StateFileError:
+        """Return the error that names a problem of this file."""
         return StateFileError(
             self.path,
             f"{self.path.name} is no usable state of a conversation: {problem}.",
@@ -174,10 +177,10 @@ class StateHeader:
         )
 
     def check_identity(self, wanted: Mapping[str, str], name: str) -> None:
-        """Make sure that the state means the same for a model that is called `name`.
+        """Check that the state belongs to the loaded model, which is called `name`.
 
         Raises:
-            StateFileError: says what differs.
+            StateFileError: something differs; the message says what.
         """
         if self._about.get("version") != VERSION:
             raise self.broken("another version of Tandem made it")
@@ -204,10 +207,10 @@ class StateHeader:
                 raise StateFileError(self.path, f"{self.path.name} {problem}.", hint)
 
     def contents(self, file: BinaryIO, n_vocab: int) -> Contents:
-        """Read the tokens, and what else decides which tensors there must be.
+        """Read the tokens, the first position and the number of tokens of saved states.
 
         Raises:
-            StateFileError: they cannot be right.
+            StateFileError: these are impossible, or the model does not have such tokens.
         """
         begin, end = self._span("tokens")
         n = (end - begin) // 4
@@ -224,7 +227,7 @@ class StateHeader:
         return Contents(ids.tolist(), start, n_saved)
 
     def places(self, expected: Sequence[Entry]) -> dict[str, int]:
-        """Where each tensor begins in the file, once all of them are found to be in order.
+        """Return where each tensor begins in the file, by name, after a check of all of them.
 
         Raises:
             StateFileError: tensors are missing, misshapen, overlap or leave the file.
@@ -250,7 +253,11 @@ class StateHeader:
             raise self.broken(f"its tensor {entry.name} is not as this model would have it")
 
     def _span(self, name: str) -> tuple[int, int]:
-        """Where the bytes of a tensor lie, from the first tensor's on; inside the file."""
+        """Return begin and end of a tensor's bytes, counted from the first tensor's begin.
+
+        Raises:
+            StateFileError: the header does not say it, or the bytes lie outside of the file.
+        """
         entry = self._table.get(name)
         span = entry.get("data_offsets") if isinstance(entry, dict) else None
         if not isinstance(span, list) or [type(at) for at in span] != [int, int]:

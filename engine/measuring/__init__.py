@@ -1,4 +1,4 @@
-"""Measurements: benchmarks, speeds of devices, weights and links, the search for a split.
+"""Measurements: benchmarks, speeds of devices, weights and links, configurations of kernels.
 
 Imported by `api` and `host`, and by nothing that computes.
 """

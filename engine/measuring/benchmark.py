@@ -1,8 +1,8 @@
-"""How fast a loaded model computes prompts and tokens, measured as a generation does it.
+"""Benchmark of a loaded model: speeds of prefill and decode, computed as for an answer.
 
 A prompt is computed in batches, each with the logits of its last token; tokens are computed one by
-one, each chosen from the logits of the one before. Not measured: tokenizer and sampling, but where
-a device draws tokens by itself, drawing is a part of computing them.
+one, each chosen from the logits of the one before. Tokenizer and sampling are not measured, but
+where a device samples tokens by itself, sampling is a part of computing them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ if TYPE_CHECKING:
     from engine.runtime.thread_runtime import ThreadRuntime
 
 N_WARM_UP = 4
-"""Tokens at most that a warm-up generates."""
+"""Largest number of tokens that a warm-up generates."""
 
 N_RECORDED = 8
-"""Tokens at most of which is recorded what runs on GPUs."""
+"""Largest number of tokens for which kernels on GPUs are recorded."""
 
-DRAWN = SamplingParams(seed=0, temperature=1.0)
-"""How a device draws, so that the model does not come to repeat itself."""
+SAMPLING = SamplingParams(seed=0, temperature=1.0)
+"""Settings for sampling on a device: random, so that the model does not repeat itself."""
 
 NO_TOKEN = -1
-"""Stands behind the tokens that a session is to keep, since it never keeps the last one."""
+"""Token id to append to the ids that a session is to keep, since it never keeps the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchTest:
-    """What to measure: `n_prompt` tokens at once, then `n_gen` one by one.
+    """A test to measure: prefill of `n_prompt` tokens, then decode of `n_gen` tokens.
 
     Attributes:
-        n_depth: tokens that are in the KV cache before; they are not measured.
+        n_prompt: number of tokens of the prompt; 0 for none.
+        n_gen: number of tokens to generate; 0 for none.
+        n_depth: number of tokens in the KV cache before; computing these is not measured.
 
     Raises:
         EngineError: a number is negative, or there is nothing to measure.
@@ -59,33 +61,32 @@ class BenchTest:
             raise EngineError("A benchmark needs tokens to compute.", "Give some to -p or -n.")
 
     def __str__(self) -> str:
-        """llama-bench's name of it, such as "pp512 @ d128"."""
+        """Return llama-bench's name of the test, such as "pp512 @ d128"."""
         parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
         parts += [f"tg{self.n_gen}"] if self.n_gen else []
         return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
 
     @property
     def n_ctx(self) -> int:
-        """The context that it needs."""
+        """Context that the test needs, in tokens."""
         return self.n_depth + self.n_prompt + self.n_gen
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What came of one test.
+    """The result of one test.
+
+    All but `samples_s` is known of a test that only generates, and is None or empty for others.
 
     Attributes:
         samples_s: seconds of each repetition.
-        overhead_s: seconds per token, of a test that only generates, outside the kernels: Python,
-            torch's small operations, waiting for other ranks, and choosing the next token. Of
-            several ranks it is that of the one with the most work. None for other tests, and where
-            a rank computes without kernels of ours.
-        ranks: of a test that only generates, what each rank spends on a token, on average; what is
-            left of a token's time is Python's.
-        host_s: of such a test, seconds per token that the host works outside kernels: on a GPU to
-            start a token, on CPUs what is left of a token's time on the busiest rank. None where
-            it is not known.
-        gpu: of such a test what ran on GPUs, if that was asked for.
+        overhead_s: seconds per token outside the kernels on the rank with the most work: Python,
+            torch's small operations, waiting for other ranks, and choosing the next token. None
+            where a rank computes without kernels of ours.
+        ranks: each rank's mean times per token; the rest of a token's time is Python's.
+        host_s: seconds per token that the host works outside kernels: on a GPU to start a token,
+            on CPUs the rest of a token's time on the busiest rank. None where it is not known.
+        gpu: kernels that ran on GPUs, if these were asked for.
     """
 
     test: BenchTest
@@ -97,39 +98,40 @@ class BenchResult:
 
     @property
     def samples_ts(self) -> tuple[float, ...]:
-        """Tokens per second of each repetition."""
+        """Speed of each repetition, in tokens per second."""
         return tuple((self.test.n_prompt + self.test.n_gen) / s for s in self.samples_s)
 
     @property
     def avg_ts(self) -> float:
-        """The mean of `samples_ts`."""
+        """Mean of `samples_ts`."""
         return fmean(self.samples_ts)
 
     @property
     def overhead(self) -> float | None:
-        """`overhead_s` as a part of a token's time."""
+        """Share of `overhead_s` in a token's time, 0 to 1."""
         if self.overhead_s is None:
             return None
         return self.overhead_s * self.test.n_gen / median(self.samples_s)
 
     @property
     def stddev_ts(self) -> float:
-        """The standard deviation of `samples_ts`, of a sample; 0 for a single repetition."""
+        """Sample standard deviation of `samples_ts`; 0 for a single repetition."""
         return stdev(self.samples_ts) if len(self.samples_s) > 1 else 0.0
 
     @property
     def token_s(self) -> float:
-        """Seconds of a token on average, of a test that only generates."""
+        """Mean seconds per token of a test that only generates."""
         return fmean(self.samples_s) / self.test.n_gen
 
 
 class _Measured(NamedTuple):
-    """One repetition.
+    """Times of one repetition.
 
     Attributes:
-        outside_s: how many of the seconds were outside the kernels.
-        ranks: what each rank spent on all tokens that were generated.
-        host_s: how many of the seconds the host worked, where a device draws the tokens.
+        seconds: seconds from begin to end.
+        outside_s: seconds of these outside the kernels; None where kernels are not timed.
+        ranks: each rank's times for all generated tokens.
+        host_s: seconds that the host worked, where a device samples the tokens; None elsewhere.
     """
 
     seconds: float
@@ -139,7 +141,7 @@ class _Measured(NamedTuple):
 
 
 class Benchmark:
-    """Runs tests on one model; what its session has cached is forgotten.
+    """Benchmark of one model; the tokens that its session has cached are forgotten.
 
     Tokens are random but the same each time, so that routed experts vary as in a text.
 
@@ -161,7 +163,11 @@ class Benchmark:
     def run(
         self, test: BenchTest, repetitions: int, *, warm_up: bool, has_kernels: bool = False
     ) -> BenchResult:
-        """Measure `test` so many times; see `Model.bench`."""
+        """Measure `test` in so many repetitions; see `Model.bench`.
+
+        Args:
+            has_kernels: whether to record what runs on GPUs, too.
+        """
         if repetitions < 1:
             raise EngineError("A benchmark needs at least one repetition.")
         if test.n_ctx > self._session.n_ctx:
@@ -191,7 +197,7 @@ class Benchmark:
         return any(device.type == "cuda" for device in self._runtime.devices)
 
     def _host_s(self, test: BenchTest, found: BenchResult) -> float | None:
-        """See `BenchResult`."""
+        """Return the seconds per token that the host works, see `BenchResult.host_s`."""
         if self._has_gpu:
             from engine.measuring.kernel_times import (
                 host_s,  # only what serves a GPU imports from there
@@ -204,7 +210,7 @@ class Benchmark:
         return max(0.0, found.token_s - busiest.computed_s - busiest.waited_s)
 
     def _recorded(self, test: BenchTest, ids: list[int]) -> GpuTimes | None:
-        """What runs on GPUs for some tokens; None without any."""
+        """Record what runs on GPUs for some tokens; return None without GPUs."""
         if not self._has_gpu:
             return None
         from engine.measuring.kernel_times import gpu_times
@@ -214,11 +220,11 @@ class Benchmark:
         return gpu_times(lambda: self._generate(wanted), len(wanted))
 
     def _measure(self, test: BenchTest, ids: list[int], n_gen: int) -> _Measured:
-        """One repetition."""
+        """Measure one repetition."""
         self._fill(ids[: test.n_depth])
         n_prompt = test.n_depth + test.n_prompt
-        before, stream = self._runtime.kernel_s(), self._runtime.stream
-        waited_s = stream.waited_s if stream else 0.0
+        before, source = self._runtime.kernel_s(), self._runtime.stream
+        waited_s = source.waited_s if source else 0.0
         begun = time.perf_counter()
         if test.n_prompt:
             self._compute(ids[:n_prompt])
@@ -229,21 +235,21 @@ class Benchmark:
             ranks = times.ranks
         seconds = time.perf_counter() - begun
         after = self._runtime.kernel_s()
-        if stream:
-            return _Measured(seconds, None, ranks, seconds - stream.waited_s + waited_s)
+        if source:
+            return _Measured(seconds, None, ranks, seconds - source.waited_s + waited_s)
         if before is None or after is None:
             return _Measured(seconds, None, ranks)
         inside = max(b - a for a, b in zip(before, after, strict=True))
         return _Measured(seconds, seconds - inside, ranks)
 
     def _fill(self, ids: list[int]) -> None:
-        """Bring the cache to hold `ids` and nothing else."""
+        """Make the cache hold `ids` and nothing else."""
         self._session.keep_common([*ids, NO_TOKEN])
         if len(self._session.ids) < len(ids):
             self._compute(ids)
 
     def _compute(self, ids: list[int]) -> None:
-        """Compute what is not cached of `ids`, in batches."""
+        """Compute the tokens of `ids` that are not cached, in batches."""
         for chunk in self._session.chunks(ids):
             self._check()
             self._session.forward(chunk, len(chunk) - 1, self._turn)
@@ -251,11 +257,11 @@ class Benchmark:
     def _generate(self, ids: list[int]) -> None:
         """Generate as many tokens as `ids` has.
 
-        Each is the likeliest one moved on by a random number: it needs the logits, but the model
-        does not come to repeat itself.
+        The id of each is that of the likeliest token plus a random number: this needs the logits
+        as an answer does, but the model does not repeat itself.
         """
         if self._runtime.stream is not None:
-            self._draw(ids)
+            self._sample_on_device(ids)
             return
         token = ids[0]
         for step in ids:
@@ -263,9 +269,9 @@ class Benchmark:
             logits = self._session.forward([token], 0, self._turn)[0]
             token = (int(logits.argmax()) + step) % len(logits)
 
-    def _draw(self, ids: list[int]) -> None:
-        """The same as an answer is made where a device draws tokens."""
-        token, sampler = ids[0], Sampler(DRAWN)
+    def _sample_on_device(self, ids: list[int]) -> None:
+        """Generate as many tokens as `ids` has, sampled on the device as those of an answer."""
+        token, sampler = ids[0], Sampler(SAMPLING)
         for n_left in range(len(ids), 0, -1):
             self._check()
             found = self._session.follow(token, sampler, (), n_left, self._turn)
@@ -277,7 +283,7 @@ class Benchmark:
 
 
 def _means(samples: Sequence[_Measured], n_gen: int) -> tuple[RankTimes, ...]:
-    """Of each rank, per token."""
+    """Return each rank's mean times per token."""
     return tuple(
         RankTimes(
             fmean(times.computed_s for times in of_rank) / n_gen,

@@ -1,4 +1,4 @@
-"""Where GPUs spend their time, by NVIDIA's and AMD's own records: torch's profiler reads them."""
+"""Times of kernels on GPUs, from NVIDIA's and AMD's own records, which torch's profiler reads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from engine.runtime.thread_runtime import ThreadRuntime
 
 N_STARTED = 32
-"""Tokens that the host starts, to see how long that takes it."""
+"""Number of tokens that the host starts to measure how long starting one takes."""
 
 
 class Span(NamedTuple):
-    """Something that ran on a device, from and to in microseconds of any clock."""
+    """One run of a kernel or a copy on a device; begin and end in microseconds of any clock."""
 
     device: str
     name: str
@@ -30,9 +30,13 @@ class Span(NamedTuple):
 
 
 def gpu_times(compute: Callable[[], object], n_tokens: int) -> GpuTimes | None:
-    """Compute some tokens and see what ran on GPUs; None where that is not recorded.
+    """Compute some tokens and return the times of all that ran on GPUs; None without records.
 
     Recording slows the host down, so nothing else is to be measured at the same time.
+
+    Args:
+        compute: computes the tokens.
+        n_tokens: number of tokens that it computes.
     """
     profiler = torch.profiler
     with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as record:
@@ -49,7 +53,7 @@ def _spans(events: Iterable[Any]) -> Iterator[Span]:
 
 
 def summed(spans: Iterable[Span], n_tokens: int) -> GpuTimes | None:
-    """Add up what ran for so many tokens; None if nothing did."""
+    """Sum spans by device and name, per token; return None if there are none."""
     found = sorted(spans, key=lambda span: (span.device, span.begin))
     totals: dict[tuple[str, str], list[float]] = defaultdict(list)
     for span in found:
@@ -67,7 +71,7 @@ def summed(spans: Iterable[Span], n_tokens: int) -> GpuTimes | None:
 
 
 def _covered(spans: Iterable[Span]) -> float:
-    """How long at least one of them ran; they are sorted by their begin."""
+    """Return the time in which at least one of the spans ran; they are sorted by their begin."""
     total, until = 0.0, float("-inf")
     for span in spans:
         total += max(0.0, span.end - max(span.begin, until))
@@ -76,17 +80,20 @@ def _covered(spans: Iterable[Span]) -> float:
 
 
 def short_name(name: str) -> str:
-    """Of a kernel of C++ without types and arguments: "gemm" of "void ns::gemm<int>(int*)"."""
+    """Return a C++ name without types and arguments: "gemm" for "void ns::gemm<int>(int*)"."""
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     head = plain.partition("<")[0].partition("(")[0].strip()
     return head.rpartition("::")[2] or name
 
 
 def host_s(runtime: ThreadRuntime, position: int) -> float | None:
-    """Seconds per token that the host takes to start one on all GPUs, not waiting for them.
+    """Measure the host's seconds to start a token on all GPUs, without waiting for them.
 
     The token at `position` is computed anew each time; what the cache holds from there on is then
-    of no use. None where a model is not one graph on each of its GPUs.
+    of no use.
+
+    Returns:
+        The median; None where a model is not one graph on each of its GPUs.
     """
     runner = runtime.runner
     if not runner.is_captured_whole or not runner.executor.has_gpus:

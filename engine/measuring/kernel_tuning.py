@@ -1,4 +1,4 @@
-"""The search for better configurations of the kernels on GPUs: what it needs, and what it tells."""
+"""Entry to the search for better configurations of GPU kernels: it chooses the GPUs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ def tune_kernels(
     on_progress: TuningProgress = lambda n_done, n_total, what: None,
     is_cancelled: IsCancelled = never,
 ) -> list[KernelTuning]:
-    """Search for all products of a model on each of some GPUs, and keep what is found.
+    """Search for configurations for all products of a model on some GPUs, and store the best.
 
-    It is used by what is loaded from then on.
+    Models that are loaded from then on use them.
 
     Args:
-        path: of the model, of which only the header is read.
-        devices: such as "cuda:0"; none for all GPUs of this machine.
+        path: path of the model's file, of which only the header is read.
+        devices: ids of GPUs, such as "cuda:0"; none for all GPUs of this machine.
+        on_progress: receiver of the search's progress.
+        is_cancelled: asked again and again; returning True ends the search.
 
     Raises:
         EngineError: there is no such GPU, kernels cannot be started, or the model has no matrices
             for them.
-        Cancelled: nothing of the search under way is kept, all before it is.
+        Cancelled: it was cancelled; the results of finished searches are kept.
     """
     found = tunable(devices)
     from engine.gpu.matmul.config_search import tune  # Triton is not everywhere
@@ -43,10 +45,10 @@ def tune_kernels(
 
 
 def tunable(wanted: Sequence[str] = ()) -> list[str]:
-    """The GPUs among some devices, or all of this machine, whose kernels can be tuned.
+    """Return the GPUs whose kernels can be tuned, of the wanted devices or of this machine.
 
     Raises:
-        EngineError: there is none, or they do without kernels.
+        EngineError: there is none, or GPUs compute without kernels here.
     """
     devices = list_devices()
     path = find_gpu_path(devices)

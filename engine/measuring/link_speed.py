@@ -1,4 +1,4 @@
-"""How fast two ranks exchange numbers: measured with the collectives that models use."""
+"""Measurement of the link between two ranks, with the collectives that models use."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from engine.parallel.thread_comm import ThreadGroup
 from engine.planning.speed.facts import LinkFacts
 
 SMALL_BYTES = (8 << 10, 16 << 10, 32 << 10)
-"""Of a sum while one token is computed: 2048 to 8192 numbers."""
+"""Sizes in bytes of an all-reduce in decode: 2048 to 8192 numbers in F32."""
 
 LARGE_BYTES = 16 << 20
-"""Of a sum in a long prompt's batch."""
+"""Size in bytes of an all-reduce in the prefill of a long prompt."""
 
 N_SMALL, N_LARGE = 50, 2
-"""Sums in one measurement; what a call costs by itself then counts for little."""
+"""Number of all-reduces in one measurement: many, so that the cost of the call hardly counts."""
 
 N_ROUNDS = 9
-"""The best of so many measurements counts, after one that does not."""
+"""Number of measurements of which the best counts, after one that does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """What was measured between two ranks.
+    """Measured times of the link between two ranks.
 
     Attributes:
-        a, b: ids of their devices.
-        all_reduce_s: seconds of a sum by its bytes, small ones.
-        bytes_per_s: of large sums: bytes of the sum per second.
+        a, b: ids of the ranks' devices.
+        all_reduce_s: seconds of a small all-reduce, by its size in bytes.
+        bytes_per_s: speed of a large all-reduce: bytes of the sum per second.
     """
 
     a: str
@@ -50,19 +50,19 @@ class LinkSpeed:
 
     @property
     def facts(self) -> LinkFacts:
-        """The same as latency and bandwidth; small sums show what is sent within the latency."""
+        """Latency and bandwidth of the link, and the most bytes sent within the latency."""
         return LinkFacts(max(self.all_reduce_s.values()), self.bytes_per_s, max(self.all_reduce_s))
 
 
 def measure_link(a: str, b: str) -> LinkSpeed:
-    """Let two ranks, each with one thread, add up numbers, for about a second.
+    """Measure all-reduces between two ranks of one thread each, for about a second.
 
     Args:
-        a, b: ids of devices; the same one twice measures two ranks on it.
+        a, b: ids of devices; the same id twice measures two ranks on one device.
 
     Raises:
-        NoDevice: one of them does not exist here.
-        EngineError: one has no memory left, or they cannot reach each other.
+        NoDevice: a device does not exist here.
+        EngineError: a device has no memory left, or the two cannot reach each other.
     """
     devices = [torch_device(name) for name in (a, b)]
     try:
@@ -79,14 +79,14 @@ def measure_link(a: str, b: str) -> LinkSpeed:
 
 
 class _Rank:
-    """One side: adds up numbers of its own with those of the other."""
+    """One rank of the link, which all-reduces numbers with the other one."""
 
     def __init__(self, group: ThreadGroup, rank: int, device: torch.device) -> None:
         self._comm = group.communicator(rank, device)
         self._device = device
 
     def run(self, n_bytes: int, count: int) -> float:
-        """Seconds of one of `count` sums."""
+        """Return the mean seconds of `count` all-reduces of `n_bytes`."""
         x = torch.ones(1, n_bytes // 4, device=self._device)
         self._comm.all_reduce(x, (0, 1), x.shape)  # so that both begin together
         self._wait()
@@ -102,7 +102,7 @@ class _Rank:
 
 
 def _group(a: str, b: str, devices: list[torch.device]) -> ThreadGroup:
-    """Where ranks of a model would meet on these devices."""
+    """Return the group of ranks that a model would have on these devices."""
     if "cpu" in (a, b) or {kernels_for(a), kernels_for(b)} != {"gpu"}:
         return ThreadGroup(spins=uses_kernels(a) and uses_kernels(b))
     from engine.gpu.comm.communicator import device_group  # Triton is not for the CPU
@@ -127,7 +127,7 @@ def _two_ranks(
 
 
 def _seconds(threads: RankThreads, ranks: list[_Rank], n_bytes: int, count: int) -> float:
-    """The shortest time of a sum, by the rank that takes longer."""
+    """Return the shortest measured time of an all-reduce, each time of the slower rank."""
 
     def measure(rank: int) -> float:
         with torch.inference_mode():

@@ -1,5 +1,6 @@
-"""How fast a device can read memory and multiply matrices: what a model's speed is held against,
-and what it is predicted from.
+"""Measurement of a device: its speeds of reading memory and of multiplying matrices.
+
+A model's measured speed is compared with these, and predictions start from them.
 """
 
 from __future__ import annotations
@@ -30,32 +31,33 @@ from engine.planning.speed.machine_file import MachineFile, expected_facts
 from engine.planning.speed.rigs import spec_from_driver
 
 READ_BYTES = 512 << 20
-"""Read at a time: more than any cache holds."""
+"""Bytes to read at a time: more than any cache holds."""
 
 MATMUL_SIZES = {"cpu": (512, 4096, 4096), "cuda": (8192, 4096, 4096)}
-"""Tokens, inputs and outputs, by kind of device: about a prompt's batch and a model's matrix."""
+"""Number of tokens, inputs and outputs of a product, by kind of device: about as in prefill."""
 
 MIN_SECONDS = 0.3
-"""Each measurement is repeated for that long, and the best one counts."""
+"""Seconds for which each measurement is repeated; the best one counts."""
 
 MIN_REPETITIONS = 3
 
 MATRIX_PART = 0.92
-"""Of what a sum reads on a GPU, for products of a matrix with one token: a sum reaches 0.92 of what
-the memory gives, good products 0.85."""
+"""Bandwidth of a gemv over the bandwidth of torch's sum on a GPU: a sum reaches 0.92 of the
+memory's bandwidth, a good gemv 0.85."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpeed:
-    """What was measured on one device.
+    """Measured speeds of one device.
 
     Attributes:
-        n_threads: of the CPU; 0 for a GPU.
-        bytes_per_s: reading from memory, in order.
-        f32_flop_per_s: torch's matrix product in F32.
-        bf16_flop_per_s: the same in BF16.
-        copy_bytes_per_s: read and written together while a GPU copies its own memory; None for
-            the CPU.
+        device: id of the device.
+        n_threads: number of threads of the CPU; 0 for a GPU.
+        bytes_per_s: bandwidth of reading memory in order.
+        f32_flop_per_s: speed of torch's matrix product in F32.
+        bf16_flop_per_s: speed of torch's matrix product in BF16.
+        copy_bytes_per_s: bytes read and written per second while a GPU copies its own memory; None
+            for the CPU.
     """
 
     device: str
@@ -67,16 +69,19 @@ class DeviceSpeed:
 
     @property
     def flop_per_s(self) -> float:
-        """The faster of the two products."""
+        """Speed of the faster of the two matrix products."""
         return max(self.f32_flop_per_s, self.bf16_flop_per_s)
 
 
 def measure_device(name: str) -> DeviceSpeed:
     """Measure a device for about a second; the CPU with all its cores.
 
+    Args:
+        name: id of the device.
+
     Raises:
-        NoDevice: it does not exist here.
-        EngineError: it has no memory left to measure with.
+        NoDevice: the device does not exist here.
+        EngineError: the device has no memory left to measure with.
     """
     device = torch_device(name)
     is_cpu = device.type == "cpu"
@@ -105,18 +110,19 @@ def measure_device(name: str) -> DeviceSpeed:
 def measure_facts(
     info: DeviceInfo, kinds: Iterable[str] = (), file: MachineFile | None = None
 ) -> DeviceFacts:
-    """What speeds on a device are predicted from: measured now, or kept of an earlier time.
+    """Return the facts that predictions for a device start from; measure those not yet stored.
 
-    It takes some seconds, and about one for each kind of weights that was not measured before. What
-    is not measured (the time of an operation, of what happens between tokens) is an expectation.
+    Measuring takes some seconds, and about one more for each kind of weights. Facts that are not
+    measured (the time of an operation, the time between tokens) are expectations.
 
     Args:
-        kinds: of weights; on a GPU all are expected to be read alike.
-        file: keeps what is measured.
+        info: device to measure.
+        kinds: GGML types of weights; on a GPU all are expected to be read alike.
+        file: store of the measured facts; None keeps none.
 
     Raises:
         NoDevice: the device does not exist here.
-        EngineError: it has no memory left to measure with.
+        EngineError: the device has no memory left to measure with.
     """
     file = file or MachineFile()
     found = file.device(info) or file.keep_device(info, _facts(info))
@@ -128,7 +134,7 @@ def measure_facts(
 
 
 def _facts(info: DeviceInfo) -> DeviceFacts:
-    """What is measured of a device whatever runs there."""
+    """Measure the facts of a device that do not depend on the kind of weights."""
     speed, expected = measure_device(info.id), expected_facts(info)
     if info.kind == "cpu":
         return replace(
@@ -164,20 +170,20 @@ def _weight_rates(kinds: Iterable[str], n_threads: int) -> dict[str, WeightRate]
 
 
 def _read_speed(device: torch.device, n_free: int) -> float:
-    """Bytes/s of a sum, which takes less time to add than to read."""
+    """Return the bytes per second of torch's sum, for which adding takes less time than reading."""
     numbers = torch.ones(min(READ_BYTES, n_free // 4) // 4, device=device)
     return numbers.nbytes / _best_seconds(numbers.sum, device)
 
 
 def _copy_speed(device: torch.device, n_free: int) -> float:
-    """Bytes/s of a copy on a device, those that are read and those that are written."""
+    """Return the bytes per second of a copy on a device, read and written ones together."""
     source = torch.ones(min(READ_BYTES, n_free // 8) // 4, device=device)
     goal = torch.empty_like(source)
     return 2 * source.nbytes / _best_seconds(lambda: goal.copy_(source), device)
 
 
 def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations/s of `x Wᵀ`, a multiplication and an addition being two."""
+    """Return the operations per second of `x Wᵀ`; a multiplication and an addition are two."""
     n_tokens, n_in, n_out = MATMUL_SIZES[device.type]
     x = torch.randn(n_tokens, n_in, device=device).to(dtype)
     weight = torch.randn(n_out, n_in, device=device).to(dtype)
@@ -186,7 +192,7 @@ def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _best_seconds(compute: Callable[[], Tensor], device: torch.device) -> float:
-    """The shortest time of several, after one that does not count."""
+    """Return the shortest time of several calls, after one that does not count."""
     _seconds(compute, device)
     times: list[float] = []
     while len(times) < MIN_REPETITIONS or sum(times) < MIN_SECONDS:

@@ -1,6 +1,6 @@
-"""How fast this CPU multiplies with weights of each kind, by the kernels that models use.
+"""Measurement of this CPU's speed with weights of each GGML type, by the kernels of models.
 
-A device reads different kinds at different parts of its memory's speed: unpacking takes time, too.
+A CPU reads each type at another part of its memory's speed, as unpacking takes time, too.
 """
 
 from __future__ import annotations
@@ -24,62 +24,65 @@ from engine.quants.extent import Extent
 from engine.quants.layout import LAYOUTS, TILE
 
 N_ROWS, N_COLUMNS = 32768, 2048
-"""Of a matrix: large, since Python would count for smaller ones, and answers do without it."""
+"""Number of rows and columns of a matrix for gemv: large, so that Python's time hardly counts."""
 
-N_ROWS_MANY = 8192
-"""Of the matrix that is multiplied with many tokens."""
+N_GEMM_ROWS = 8192
+"""Number of rows of the matrix for GEMM."""
 
 READ_BYTES = 512 << 20
-"""Of weights that one token is multiplied with: more than a cache holds."""
+"""Bytes of the weights for gemv: more than a cache holds."""
 
 N_TOKENS = 256
-"""What counts as many."""
+"""Number of tokens of a GEMM."""
 
 MIN_SECONDS = 0.25
-"""Each measurement is repeated for that long; the median counts, since a model computes in just as
-noisy a time."""
+"""Seconds for which each measurement is repeated; the median counts, since models compute on the
+same noisy machine."""
 
 MIN_REPETITIONS = 3
 
 FILL = 0x11
-"""A byte of which all kinds make ordinary numbers. Fresh memory would be one page of zeros."""
+"""Byte to fill weights with: ordinary numbers in all types. Fresh memory is one page of zeros."""
 
 NUMBERS = {info.name: number for number, info in TYPES.items() if number in LAYOUTS}
+"""Numbers of the GGML types that have a layout of planes, by name."""
 
 
 def measurable(kinds: Iterable[str]) -> list[str]:
-    """Those of some kinds of weights that the kernels multiply, each once."""
+    """Return the kinds of weights for which there are kernels, each once."""
     return [kind for kind in dict.fromkeys(kinds) if kind in NUMBERS or kind in DTYPES]
 
 
 def measure_weights(
     kinds: Iterable[str], n_threads: int, n_bytes: int = READ_BYTES
 ) -> dict[str, WeightRate]:
-    """Measure for about a second each.
+    """Measure each kind of weights, for about a second each.
 
     Args:
         kinds: GGML types; those without kernels are left out.
-        n_bytes: of weights that are made for it, at most.
+        n_threads: number of threads that multiply.
+        n_bytes: largest number of bytes of the random weights.
     """
     return {kind: _measure(kind, n_threads, n_bytes) for kind in measurable(kinds)}
 
 
 def _measure(kind: str, n_threads: int, n_bytes: int) -> WeightRate:
     with closing(Probe(kind, n_threads, n_bytes)) as probe:
-        many = _median(probe.flop_per_s)
+        flop_per_s = _median(probe.flop_per_s)
         rate = _median(probe.bytes_per_s)
         if n_threads == 1:
-            return WeightRate(rate, rate, many)
+            return WeightRate(rate, rate, flop_per_s)
         with closing(probe.with_threads(1)) as single:
-            return WeightRate(rate, min(rate, _median(single.bytes_per_s)), many)
+            return WeightRate(rate, min(rate, _median(single.bytes_per_s)), flop_per_s)
 
 
 class Probe:
-    """Random matrices of one kind, to be multiplied again and again.
+    """Matrices of one GGML type, to be multiplied again and again.
 
     Args:
-        n_bytes: of all together, at most, but for the first.
-        memory: of another probe, to use the same ones.
+        kind: name of the type.
+        n_bytes: largest number of bytes of all matrices; there is always one.
+        memory: memory of another probe, to use its matrices; None for new ones.
     """
 
     def __init__(
@@ -89,30 +92,30 @@ class Probe:
         self._memory = _filled(kind, n_bytes) if memory is None else memory
         self._worker = Worker(n_threads)
         self._weights = [_weight(kind, part, N_ROWS, self._worker) for part in self._memory]
-        part = self._memory[0, : self._memory.shape[1] * N_ROWS_MANY // N_ROWS]
-        self._smaller = [_weight(kind, part, N_ROWS_MANY, self._worker)]
-        self._one, self._many = torch.ones(1, N_COLUMNS), torch.ones(N_TOKENS, N_COLUMNS)
+        part = self._memory[0, : self._memory.shape[1] * N_GEMM_ROWS // N_ROWS]
+        self._smaller = [_weight(kind, part, N_GEMM_ROWS, self._worker)]
+        self._token, self._tokens = torch.ones(1, N_COLUMNS), torch.ones(N_TOKENS, N_COLUMNS)
 
     def with_threads(self, n_threads: int) -> Probe:
-        """The same matrices for so many threads."""
+        """Return a probe of the same matrices with another number of threads."""
         return Probe(self.kind, n_threads, 0, self._memory)
 
     def bytes_per_s(self) -> float:
-        """Of weights, multiplied with one token, all of them once."""
-        return self._memory.nbytes / _seconds(self._weights, self._one)
+        """Measure the bytes of weights per second of a gemv with each matrix."""
+        return self._memory.nbytes / _seconds(self._weights, self._token)
 
     def flop_per_s(self) -> float:
-        """Multiplications and additions of one matrix with many tokens."""
-        seconds = _seconds(self._smaller, self._many)
-        return 2 * N_TOKENS * N_ROWS_MANY * N_COLUMNS / seconds
+        """Measure the multiplications and additions per second of a GEMM with one matrix."""
+        seconds = _seconds(self._smaller, self._tokens)
+        return 2 * N_TOKENS * N_GEMM_ROWS * N_COLUMNS / seconds
 
     def close(self) -> None:
-        """End the threads; the matrices may still be another's."""
+        """End the threads; the matrices stay, as another probe may use them."""
         self._worker.close()
 
 
 def _filled(kind: str, n_bytes: int) -> Tensor:
-    """Room for as many matrices as fit, none of them fresh memory."""
+    """Return memory for as many matrices as fit in `n_bytes`, filled with `FILL`."""
     if kind in NUMBERS:
         n_row, row_bytes = (
             N_ROWS // TILE,
@@ -139,7 +142,7 @@ def _seconds(weights: Sequence[Weight], x: Tensor) -> float:
 
 
 def _median(measure: Callable[[], float]) -> float:
-    """Of a rate that is measured again and again, after once that does not count."""
+    """Return the median of a rate that is measured repeatedly; the first time does not count."""
     measure()
     rates: list[float] = []
     end = time.perf_counter() + MIN_SECONDS

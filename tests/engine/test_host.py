@@ -339,7 +339,7 @@ def test_a_search_that_fails_brings_the_model_back_or_says_that_it_is_lost(
     desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.run(Load(LoadParams(path)))
-    monkeypatch.setattr("engine.tuning.Stand.measure", lambda *args: 1 / 0)
+    monkeypatch.setattr("engine.tuning.TrialModel.measure", lambda *args: 1 / 0)
     failed = desk.run(Tune(LoadParams(path, ("cpu", "cpu"), n_ctx=48)))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineCrashed)

@@ -24,7 +24,7 @@ from engine import (
 )
 from engine.planning.search.estimate import TrialSize
 from engine.planning.search.split_search import Candidate, Infeasible
-from engine.tuning import Stand
+from engine.tuning import TrialModel
 from tests.helpers.tiny_gguf import tiny_gguf
 
 
@@ -119,23 +119,23 @@ def test_a_file_that_is_gone_ends_it_with_an_error(tmp_path: Path, forecaster: F
 
 def test_a_stand_splits_what_is_loaded(path: str) -> None:
     held: list[bool] = []
-    stand = Stand(TrialSize(8, 4), hold=lambda model: held.append(model is not None))
+    trials = TrialModel(TrialSize(8, 4), hold=lambda model: held.append(model is not None))
     try:
         first = LoadParams(path, ("cpu",), n_ctx=32)
-        stand.measure(Candidate(first, 1, (1.0,)))
-        model = stand.model
+        trials.measure(Candidate(first, 1, (1.0,)))
+        model = trials.model
         second = LoadParams(path, ("cpu", "cpu"), (3, 1), n_ctx=32)
-        sample = stand.measure(Candidate(second, 2, (0.75, 0.25)))
-        assert stand.model is model
+        sample = trials.measure(Candidate(second, 2, (0.75, 0.25)))
+        assert trials.model is model
         assert model is not None
         assert model.params == second
         assert len(sample.prefill_ts) == len(sample.decode_ts) == 2
         wrong = LoadParams(path, ("cpu", "cpu"), (1, 2, 3), n_ctx=32)
         with pytest.raises(Infeasible):
-            stand.measure(Candidate(wrong, 3, ()))
+            trials.measure(Candidate(wrong, 3, ()))
         assert model.params == second, "what was loaded stays"
     finally:
-        stand.close()
+        trials.close()
     assert held == [True, False]
 
 
@@ -143,12 +143,12 @@ def test_trials_become_shorter_where_they_take_long(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = LoadParams(path, n_ctx=200)
-    stand = Stand(TrialSize(150, 20))
+    trials = TrialModel(TrialSize(150, 20))
     try:
-        stand.measure(Candidate(params, 1, (1.0,)))
-        assert stand.size == TrialSize(150, 20)
+        trials.measure(Candidate(params, 1, (1.0,)))
+        assert trials.size == TrialSize(150, 20)
         monkeypatch.setattr("engine.planning.search.estimate.LONG_S", 0.0)
-        stand.measure(Candidate(params, 1, (1.0,)))
-        assert stand.size == TrialSize(128, 16)
+        trials.measure(Candidate(params, 1, (1.0,)))
+        assert trials.size == TrialSize(128, 16)
     finally:
-        stand.close()
+        trials.close()

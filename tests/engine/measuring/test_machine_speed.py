@@ -19,7 +19,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.measuring.machine_speed.MIN_SECONDS", 0.01)
     monkeypatch.setattr("engine.measuring.weight_speed.MIN_SECONDS", 0.01)
     monkeypatch.setattr("engine.measuring.weight_speed.N_ROWS", 64)
-    monkeypatch.setattr("engine.measuring.weight_speed.N_ROWS_MANY", 32)
+    monkeypatch.setattr("engine.measuring.weight_speed.N_GEMM_ROWS", 32)
     monkeypatch.setattr("engine.measuring.weight_speed.N_COLUMNS", 256)
 
 
