@@ -1,4 +1,4 @@
-"""What a layer may use during one forward pass: the context, the cache, and the interfaces to both.
+"""Everything a layer may use during a forward pass: context, cache, and the backends' interfaces.
 
 Imports no layer and no implementation of an interface: neither `ops`, `cpu`, `gpu` nor `parallel`.
 """

@@ -1,4 +1,4 @@
-"""What layers remember of the tokens computed so far, per rank, cut like the heads that use it."""
+"""KV cache and recurrent states of one rank, cut like the heads that use them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ class LayerCache:
     """Keys and values of one layer on one rank.
 
     Attributes:
-        kv_type: one of `KV_TYPES`; those of GGML blocks need heads of whole blocks.
-        k: (n_head_kv of the rank, n_ctx, head_dim_k), or for types of GGML blocks their bytes,
+        kv_type: one of `KV_TYPES`; block-quantised types need heads of whole GGML blocks.
+        is_shared: whether values are part of the keys, and are held once (MLA).
+        k: keys, (n_head_kv of the rank, n_ctx, head_dim_k); for block-quantised types their bytes,
             uint8 (n_head_kv of the rank, n_ctx, bytes of a key).
-        v: the same of values; a view of `k` where values are part of keys.
-        head_dim_v: elements of a value.
-        head_map: for each query head the row of k and v it uses; None where each row serves the
-            same number of neighbouring heads.
-        width: elements per token that `read` returns.
-        is_on_host: `k` and `v` lie in the host's memory, wherever attention is computed.
+        v: values, laid out like `k`; a view of `k` where values are part of keys.
+        head_dim_v: number of elements of a value.
+        head_map: row of k and v that each query head uses; None where each row serves the same
+            number of neighbouring heads.
+        width: number of elements per token that `read` returns.
+        is_on_host: whether `k` and `v` lie in the host's memory, wherever attention is computed.
     """
 
     is_on_host = False
@@ -67,15 +68,16 @@ class LayerCache:
 
     @property
     def n_row(self) -> int:
-        """Rows that `read` returns: key-value heads or, where they are not regular, query heads."""
+        """Number of rows that `read` returns: key-value heads, or query heads with a `head_map`."""
         return len(self.k) if self.head_map is None else len(self.head_map)
 
     @property
     def n_bytes(self) -> int:
+        """Bytes that keys and values take."""
         return self.k.nbytes + (0 if self.is_shared else self.v.nbytes)
 
     def held(self) -> tuple[Tensor, ...]:
-        """The memory of keys and of values, each once."""
+        """Return the tensors that hold keys and values; one tensor if they share it."""
         return (self.k,) if self.is_shared else (self.k, self.v)
 
     def write(self, k: Tensor, v: Tensor | None, start: int) -> None:
@@ -89,12 +91,16 @@ class LayerCache:
             self.v[:, start:stop].copy_(self._stored(v).transpose(0, 1))
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Positions start to stop in F32, each (n_head_kv or n_head, stop - start, head_dim)."""
-        k = self._numbers(self._fetched(self.k[:, start:stop]))
+        """Return keys and values at positions `start` to `stop`, in F32.
+
+        Returns:
+            Two tensors (`n_row`, stop - start, head_dim).
+        """
+        k = self._dequantised(self._fetched(self.k[:, start:stop]))
         if self.is_shared:
             v = k[..., : self.head_dim_v]
         else:
-            v = self._numbers(self._fetched(self.v[:, start:stop]))
+            v = self._dequantised(self._fetched(self.v[:, start:stop]))
         if self.head_map is not None:
             k, v = k[self.head_map], v[self.head_map]
         return k, v
@@ -103,18 +109,20 @@ class LayerCache:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     def _fetched(self, held: Tensor) -> Tensor:
-        """Some positions of k or v, where attention is computed."""
+        """Return some positions of k or v on the device that computes attention."""
         return held
 
     def _stored(self, x: Tensor) -> Tensor:
+        """Return keys or values as the cache holds them: quantised if the KV type is."""
         return x if self._blocks is None else quantise(x, self._blocks)
 
-    def _numbers(self, held: Tensor) -> Tensor:
+    def _dequantised(self, held: Tensor) -> Tensor:
+        """Return what the cache holds as F32 numbers."""
         return held.float() if self._blocks is None else dequantise(held, self._blocks)
 
 
 class HostLayerCache(LayerCache):
-    """The same in the host's memory: what attention reads is copied to its device each time."""
+    """A layer's KV cache in host memory; attention copies the visible part to its device."""
 
     is_on_host = True
 
@@ -125,29 +133,30 @@ class HostLayerCache(LayerCache):
         return held.value
 
     def _fetched(self, held: Tensor) -> Tensor:
-        goal = torch.empty(held.shape, dtype=held.dtype, device=self._device)
-        for head, source in zip(goal, held, strict=True):  # each lies in one piece
-            head.copy_(source, non_blocking=True)
-        return goal
+        copy = torch.empty(held.shape, dtype=held.dtype, device=self._device)
+        for target, source in zip(copy, held, strict=True):  # a head's positions are contiguous
+            target.copy_(source, non_blocking=True)
+        return copy
 
 
 def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
-    """Which local key-value head each local query head uses, where that is not regular."""
+    """Return the local key-value head that each local query head uses.
+
+    Returns:
+        None where each key-value head serves the same number of neighbouring query heads.
+    """
     rows = head_groups(heads, kv_heads, rank)
     n_kv = kv_heads.size(rank)
-    share = len(rows) // n_kv
-    regular = share * n_kv == len(rows) and rows == [i // share for i in range(len(rows))]
-    return None if regular else rows
+    per_kv = len(rows) // n_kv
+    is_regular = per_kv * n_kv == len(rows) and rows == [i // per_kv for i in range(len(rows))]
+    return None if is_regular else rows
 
 
 class Cache:
-    """All that the layers of one rank remember.
+    """KV cache and recurrent states of all layers of one rank.
 
     Args:
-        kv_on_host: keys and values lie in the host's memory.
-
-    Attributes:
-        layers: keys and values of the layers that have some on this rank, as they were added.
+        kv_on_host: whether keys and values lie in the host's memory.
     """
 
     def __init__(
@@ -163,7 +172,7 @@ class Cache:
             self.add(state)
 
     def add(self, state: State) -> None:
-        """Make room for one more layer, of which nothing is known yet."""
+        """Allocate the memory of one more layer, filled with zeros."""
         if isinstance(state, RecurrentState):
             for tensors in (self._recurrent, self._saved):
                 tensors[state] = {
@@ -177,38 +186,42 @@ class Cache:
             )
 
     def room(self, state: State) -> tuple[torch.device, int]:
-        """Where `add` takes memory for a layer, and how many bytes."""
+        """Return the device on which `add` allocates memory for a layer, and how many bytes."""
         is_on_host = self.kv_on_host and isinstance(state, KVState)
         device = torch.device("cpu") if is_on_host else self._device
         return device, state.n_bytes(self._rank, self._n_ctx, self._kv_type)
 
     def shape_of(self, state: State) -> object:
-        """Equal where another cache, for which `take` may be called, has the same."""
+        """Return a key that is equal in caches that may `take` this layer's memory."""
         return self._device, *self.room(state), state.held_by(self._rank)
 
     def drop(self, state: State) -> None:
-        """Free what a layer remembers, if it does."""
+        """Free a layer's memory, if it has any."""
         if isinstance(state, RecurrentState):
             self._recurrent.pop(state, None)
             self._saved.pop(state, None)
         else:
             self._kv.pop(state, None)
 
-    def take(self, state: State, other: Cache, theirs: State) -> None:
-        """Take what a layer of another cache remembers, which has the same shape, as it is."""
-        if isinstance(state, RecurrentState):
-            assert isinstance(theirs, RecurrentState)
-            self._recurrent[state] = other._recurrent.pop(theirs)
-            self._saved[state] = other._saved.pop(theirs)
-        elif state.kv_heads.size(self._rank):
-            assert isinstance(theirs, KVState)
-            self._kv[state] = other._kv.pop(theirs)
-
-    def tensors(self, state: State, *, saved: bool = False) -> dict[str, Tensor]:
-        """What a layer remembers on this rank, by the names of `state.cuts()`.
+    def take(self, state: State, other: Cache, other_state: State) -> None:
+        """Move a layer's memory here from another cache, contents included.
 
         Args:
-            saved: what `restore` would bring back; keys and values need no such copy.
+            other_state: the layer's declaration in `other`; its memory has the same shape.
+        """
+        if isinstance(state, RecurrentState):
+            assert isinstance(other_state, RecurrentState)
+            self._recurrent[state] = other._recurrent.pop(other_state)
+            self._saved[state] = other._saved.pop(other_state)
+        elif state.kv_heads.size(self._rank):
+            assert isinstance(other_state, KVState)
+            self._kv[state] = other._kv.pop(other_state)
+
+    def tensors(self, state: State, *, saved: bool = False) -> dict[str, Tensor]:
+        """Return a layer's tensors on this rank, by the names of `state.cuts()`.
+
+        Args:
+            saved: whether to return the copies that `restore` reads; keys and values have none.
         """
         if isinstance(state, RecurrentState):
             return (self._saved if saved else self._recurrent)[state]
@@ -219,41 +232,43 @@ class Cache:
 
     @property
     def layers(self) -> list[LayerCache]:
+        """Keys and values of the layers with some on this rank, in the order of `add`."""
         return list(self._kv.values())
 
     def kv(self, state: KVState) -> LayerCache:
-        """Keys and values of the layer that declared `state`; only for ranks with heads."""
+        """Return the keys and values of the layer that declared `state`; the rank has heads."""
         return self._kv[state]
 
     def recurrent(self, state: RecurrentState) -> dict[str, Tensor]:
-        """The tensors of the layer that declared `state`, to be updated in place."""
+        """Return the tensors of the layer that declared `state`, to be updated in place."""
         return self._recurrent[state]
 
     def changing(self) -> list[Tensor]:
-        """What each token that is computed changes, also one that was computed before."""
+        """Return the recurrent tensors: computing a token twice updates them twice."""
         return [x for tensors in self._recurrent.values() for x in tensors.values()]
 
     def reset(self) -> None:
-        """Forget all recurrent state; keys and values are overwritten as tokens come."""
+        """Zero all recurrent states; keys and values are overwritten as tokens come."""
         for tensors in self._recurrent.values():
             for tensor in tensors.values():
                 tensor.zero_()
 
     def save(self) -> None:
-        """Copy the recurrent state, which cannot go back by itself, for `restore`."""
+        """Copy the recurrent states for `restore`: they cannot be rewound to an earlier token."""
         _copy(self._recurrent, self._saved)
 
     def restore(self) -> None:
-        """Go back to what was saved last; any number of times."""
+        """Return to the recurrent states saved last; any number of times."""
         _copy(self._saved, self._recurrent)
 
     @property
     def host_bytes(self) -> int:
-        """Of `n_bytes` those in the host's memory, where the rank computes elsewhere."""
+        """Bytes of keys and values kept in host memory for another device; part of `n_bytes`."""
         return sum(layer.n_bytes for layer in self.layers if layer.is_on_host)
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of the whole cache, with the copies for `restore`."""
         recurrent = sum(t.nbytes for tensors in self._recurrent.values() for t in tensors.values())
         return sum(layer.n_bytes for layer in self.layers) + 2 * recurrent
 

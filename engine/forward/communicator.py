@@ -11,18 +11,21 @@ if TYPE_CHECKING:
     from engine.forward.ops import FusedAllReduce
 
 Group = tuple[int, ...]
-"""Ranks that meet, in ascending order."""
+"""Ranks that take part in a collective, in ascending order."""
 
 
 class Communicator(Protocol):
-    """Collectives of one rank; `None` stands for a rank that has nothing to give.
+    """Collectives of one rank; a rank that has no value passes `None`.
 
     Every member of a group makes the same calls in the same order. Sums run in rank order on every
     rank, so all members end with the same bits, whatever the number of ranks.
 
     Raises:
-        CommError: a rank left, or gave what cannot be; it names that one. `LeftAlone` is one that
-            names nobody, where others tell what has happened.
+        CommError: a rank left, or passed an invalid value; the error names that rank. `LeftAlone`
+            names none: another rank's error says what has happened.
+
+    Attributes:
+        rank: number of this rank.
     """
 
     rank: int
@@ -35,10 +38,10 @@ class Communicator(Protocol):
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Sum over the group; every member gets the result, with the same bits.
+        """Return the sum of the members' values; all members get the same bits.
 
         Args:
-            shape: shape of all values, where all members know it.
+            shape: shape of the members' values, if every member knows it.
         """
         ...
 
@@ -48,8 +51,8 @@ class Communicator(Protocol):
         The others get None.
 
         Args:
-            alike: a tensor that has the same bits on all ranks that compute as this one does; it
-                is compared where that costs little.
+            alike: a tensor that has the same bits on all ranks whose devices round as this one's;
+                it is compared between ranks where that costs little.
         """
         ...
 
@@ -59,13 +62,14 @@ class Communicator(Protocol):
         """Return the tensor of rank `source` on every member of the group.
 
         Args:
-            shape: shape of the tensor, where all members know it.
+            shape: shape of the tensor, if every member knows it.
         """
         ...
 
     def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
-        """Return the all-reduce that kernels do by themselves for n numbers per member.
+        """Return the one-shot all-reduce inside kernels for values of n numbers.
 
-        None, on all members alike, if they do not.
+        Returns:
+            None, on all members alike, if there is none for this group and size.
         """
         ...

@@ -1,4 +1,4 @@
-"""What a layer may use during one forward pass on one rank: other ranks, cache, arithmetic."""
+"""State of a forward pass on one rank: what layers use to reach cache, operations, other ranks."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Context:
 
     Attributes:
         n_past: tokens in the cache before this pass.
-        first_logit: first row of this pass whose logits are wanted.
+        first_logit: index of this pass's first row whose logits are wanted.
         cache: keys, values and recurrent states of this rank's layers.
-        position: `n_past` in the device's memory, int64 (1,).
+        position: `n_past` in the device's memory, int64 (1,); the same memory in every pass.
         positions: positions of this pass's tokens, (T,).
         directions: vector to add to the residual stream after a block, by the block's number.
         side: tensors that an architecture hands its blocks beside the residual stream, for one
@@ -108,7 +108,7 @@ class Context:
         """Move x (T, n) to `group` if it is not there yet; return None on the ranks outside.
 
         Args:
-            n: columns of x, see `all_reduce`.
+            n: number of columns of x, see `all_reduce`.
         """
         previous, self._group = self._group, group
         if group != previous and not set(group) <= set(previous):
@@ -131,7 +131,7 @@ class Context:
         Every rank of the group calls it; one with an empty slice passes None.
 
         Args:
-            n: columns; where all ranks give it, one with nothing need not ask the others.
+            n: number of columns; if all ranks pass it, one without a value need not ask the others.
         """
         total = self._comm.all_reduce(x, self._group, self._shape(n))
         return total if bias is None else total + bias
@@ -156,7 +156,7 @@ class Context:
         return x
 
     def normed(self, x: Tensor, norm: NormLayer) -> Tensor | None:
-        """Return `norm` of x if `all_reduce_add`, whose result x is, computed it; only once."""
+        """Return `norm` of x if `all_reduce_add` computed it with x; a second call returns None."""
         if self._normed is None or self._normed[0] is not x or self._normed[1] is not norm:
             return None
         _, _, ready = self._normed
@@ -164,7 +164,7 @@ class Context:
         return ready
 
     def agree(self, x: Tensor, ranks: Group) -> Tensor:
-        """Return the value of the first of `ranks`, where devices of different kinds would differ.
+        """Return x as the first of `ranks` has it, if their devices are of different kinds.
 
         Each of them has computed x from the same bits, but kinds of devices round differently, and
         a choice that depends on the last bit must be the same everywhere. All of `ranks` call it.
@@ -235,7 +235,7 @@ class Context:
         return self.ops.new_attention(q, k, v, cache, self.n_past, scores, sinks, slopes)
 
     def index(self, numbers: tuple[int, ...]) -> Tensor:
-        """Return whole numbers in the device's memory, int64 (n,): the same tensor each time."""
+        """Return numbers as an int64 tensor (n,) on the device; equal calls share one tensor."""
         if numbers not in self._indices:
             self._indices[numbers] = torch.tensor(numbers, device=self.device)
         return self._indices[numbers]

@@ -1,4 +1,4 @@
-"""Which rows belong to which routed expert, so that a product can take all of them at once."""
+"""Order of the tokens' rows by routed expert, for grouped GEMMs over all experts at once."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from engine.forward.recording import refuse_replay
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The pairs of a token and one of its experts as rows, those of one expert after another.
+    """Pairs of a token and one of its experts, as rows that are grouped by expert.
 
     Rows are in ascending order of experts, and of tokens within an expert. Every token has equally
     many experts, no two of them the same.
 
     Attributes:
-        table: for each expert that is used its number, its first row and how many rows it has;
-            int64 (n_group, 3), on the CPU.
-        expert_of: the expert of each row, int64 (n_row,).
-        pair_of: the pair of each row, int64 (n_row,); pairs count token by token.
-        row_of: the row of each pair, int64 (n_token, n_used).
+        table: number, first row and number of rows of each expert in use, int64 (n_group, 3), on
+            the CPU.
+        expert_of: expert of each row, int64 (n_row,).
+        pair_of: pair of each row, int64 (n_row,); pairs are numbered token by token.
+        row_of: row of each pair, int64 (n_token, n_used).
     """
 
     table: Tensor
@@ -33,7 +33,7 @@ class Groups:
 
     @classmethod
     def of(cls, chosen: Tensor) -> Groups:
-        """Put pairs in order.
+        """Group the rows by expert.
 
         Args:
             chosen: numbers of each token's experts, ascending, int64 (n_token, n_used).
@@ -54,27 +54,27 @@ class Groups:
 
     @property
     def n_row(self) -> int:
-        """Rows of all experts."""
+        """Number of rows of all experts."""
         return self.expert_of.shape[0]
 
     def __iter__(self) -> Iterator[tuple[int, slice]]:
-        """Each expert with its rows."""
+        """Yield each expert in use with its rows."""
         refuse_replay("experts are computed one by one")
         for expert, first, n in self.table.tolist():
             yield expert, slice(first, first + n)
 
     def rows(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
-        """What each row's token has in x (n_token, n); (n_row, n), not to be written to.
+        """Return each row's token of x (n_token, n) as (n_row, n), not to be written to.
 
         Args:
-            factors: of each pair, on that, (n_token, n_used); or None.
+            factors: factor on each pair's row, (n_token, n_used); or None.
         """
         n_token, n_used = self.row_of.shape
         rows = x.expand(n_used, -1) if n_token == 1 else x.index_select(0, self.pair_of // n_used)
         return rows if factors is None else rows * self.weights(factors)
 
     def weights(self, weights: Tensor) -> Tensor:
-        """What each row's pair has in weights (n_token, n_used); (n_row, 1)."""
+        """Return the weight of each row's pair from weights (n_token, n_used), as (n_row, 1)."""
         return weights.view(-1, 1).index_select(0, self.pair_of)
 
     def sum(self, y: Tensor) -> Tensor:

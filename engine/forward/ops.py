@@ -66,7 +66,8 @@ class NormLayer(Protocol):
     """A norm as operations see it; see `engine.layers.norm.Norm`.
 
     Attributes:
-        is_absent: vectors stay as they are.
+        eps: number added to the mean square or variance.
+        is_absent: whether the file has no such norm, and vectors stay as they are.
     """
 
     weight: Tensor | None
@@ -88,7 +89,7 @@ class RopeLayer(Protocol):
     """A rotation as operations see it; see `engine.layers.rope.Rope`.
 
     Attributes:
-        params: how positions turn into angles.
+        params: parameters of the map from positions to angles.
         weight: divisors of the frequencies, (n_rot / 2,), or None.
     """
 
@@ -105,7 +106,8 @@ class Addend(NamedTuple):
         partial: this rank's partial sum, (T, n_embd); None if it has none.
         bias: vector that is added once to the sum, (n_embd,).
         norm: norm of the biased sum, if any.
-        is_whole: `partial` is the whole sum already, the same on all ranks.
+        scale: factor on what is added.
+        is_whole: whether `partial` is the whole sum already, the same on all ranks.
         sum_scale: factor on the residual stream afterwards, (1,).
     """
 
@@ -122,32 +124,32 @@ class Addend(NamedTuple):
 
 
 class FusedAllReduce(Protocol):
-    """An all-reduce inside a kernel, which goes on with what follows the sum."""
+    """One-shot all-reduce inside a kernel, which can compute the operations after the sum too."""
 
     def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
         """Return the sum of the members' values, with the same bits on all of them.
 
         Args:
-            x: this rank's values, F32 of that shape; None if it has nothing to add.
+            x: this rank's values, F32 of `shape`; None if it has none.
         """
         ...
 
     def add_norm(
         self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
     ) -> tuple[Tensor, Tensor | None] | None:
-        """Do `Ops.add_norm` of the sum of the members' partial sums in one kernel.
+        """Compute `Ops.add_norm` of the all-reduced addend in one kernel.
 
         Args:
             x_bytes: bytes of a quantised activation; None if the result is not quantised as well.
 
         Returns:
-            None, on all members alike, where the kernel does not serve.
+            The result of `Ops.add_norm`; None, on all members alike, if the kernel cannot do it.
         """
         ...
 
 
 class Ops(Protocol):
-    """The operations of one rank. Tensors are F32 and on its device; T counts tokens."""
+    """Operations of one rank. Tensors are F32 and on its device; T is the number of tokens."""
 
     def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
         """Prepare for a pass over `n_tokens` tokens after `n_past` cached ones.
@@ -159,7 +161,7 @@ class Ops(Protocol):
 
     @property
     def memory(self) -> Sequence[Tensor]:
-        """Memory that operations use beside what a pass allocates."""
+        """Persistent memory that operations use beside what a pass allocates."""
         ...
 
     def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
@@ -193,15 +195,15 @@ class Ops(Protocol):
         norm: NormLayer | None,
         one_shot: FusedAllReduce | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Add to the residual stream x (T, n_embd), and normalise the result for what reads it.
+        """Add to the residual stream x (T, n_embd), and normalise the result for its next reader.
 
         Args:
-            addend: its partial sum is that of all ranks; with `one_shot`, that of this rank.
-            norm: norm that reads the result next; None if nobody knows.
+            addend: value to add: the sum of all ranks, or this rank's partial sum with `one_shot`.
+            norm: norm that reads the result next; None if unknown.
             one_shot: all-reduce that adds the ranks' partial sums.
 
         Returns:
-            The residual stream, and the normalised one; None instead of that without a norm.
+            The residual stream, and the normalised one or None without a norm.
         """
         ...
 
@@ -210,7 +212,7 @@ class Ops(Protocol):
         ...
 
     def activate(self, act: Activation, x: Tensor) -> Tensor:
-        """Apply the activation of a part without a gate, element by element."""
+        """Apply the activation of an FFN without a gate, element by element."""
         ...
 
     def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
@@ -246,16 +248,16 @@ class Ops(Protocol):
         """Convolve over time (see `engine.ops.recurrent.causal_conv`), then activate.
 
         Args:
-            act: activation of the result, if any.
+            act: activation of the result; None for none.
             gates: factors on x and on the activated result, both shaped like x.
         """
         ...
 
     def delta_net(self, x: DeltaInputs, state: Tensor) -> Tensor:
-        """Run a gated delta net over what the projections made; (T, n_head, head_dim).
+        """Run a gated delta net over the projected operands; return (T, n_head, head_dim).
 
         Args:
-            state: (n_head, head_dim, head_dim), updated in place.
+            state: recurrent state, (n_head, head_dim, head_dim), updated in place.
         """
         ...
 
@@ -266,27 +268,30 @@ class Ops(Protocol):
         """Return `silu(gate) * y` with y of `engine.ops.recurrent.selective_scan` (Mamba 1).
 
         Args:
-            step: becomes Δ by the softplus, (T, channels).
-            gate: (T, channels)
+            step: step size Δ before the softplus, (T, channels).
+            gate: gate before its SiLU, (T, channels).
         """
         ...
 
     def state_space_scan(self, x: ScanInputs, state: Tensor) -> Tensor:
-        """Run Mamba 2 over what the projections made; (T, n_head × head_dim).
+        """Run a Mamba 2 scan over the projected operands; return (T, n_head × head_dim).
 
         Args:
-            state: (n_head, head_dim, n_state), updated in place.
+            state: recurrent state, (n_head, head_dim, n_state), updated in place.
         """
         ...
 
     def assign(
         self, routing: Routing, logits: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Groups]:
-        """Choose each token's experts: weights (T, n_used), and the rows in order of experts.
+        """Choose each token's experts.
 
         Args:
-            logits: (T, n_expert)
-            bias: (n_expert,), counts in the choice but not in the weights; or None.
+            logits: the router's logits, (T, n_expert).
+            bias: bias for the choice, which does not change the weights, (n_expert,); or None.
+
+        Returns:
+            Weights (T, n_used) in ascending order of experts, and the rows grouped by expert.
         """
         ...
 
@@ -303,15 +308,15 @@ class Ops(Protocol):
         """Return `down(act(gate(x)) * up(x))` of each token's experts, (n_row, n_out).
 
         Args:
-            x: (T, n_in)
-            gate: None for `down(act(up(x)))`.
-            up: None where `gate` has the rows of both, those of the gate first.
-            factors: factor on what each expert reads, (T, n_used), or None.
+            x: input, (T, n_in).
+            gate: gate matrices; None for `down(act(up(x)))`.
+            up: up matrices; None where `gate` has the rows of both, those of the gate first.
+            factors: factor on each expert's input, (T, n_used); or None.
         """
         ...
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
-        """Add up each token's rows of y (n_row, n), times weights (T, n_used) if any; (T, n)."""
+        """Add up each token's rows of y (n_row, n), times weights (T, n_used) if any, to (T, n)."""
         ...
 
     def rope_angles(
@@ -331,7 +336,7 @@ class Ops(Protocol):
         """Apply RoPE to several tensors of equal head size, (T, n_head, head_dim).
 
         Args:
-            norms: norm of each of them before it is rotated, if any.
+            norms: norm of each tensor before its rotation; empty for none.
         """
         ...
 
@@ -346,12 +351,12 @@ class Ops(Protocol):
     ) -> Tensor:
         """Attend with q (T, n_head, head_dim) over the cache: causal softmax attention.
 
-        The cache holds n_past + T positions already; query t sees the first n_past + t + 1, or the
-        last of them that window and chunk let it see.
+        The cache holds n_past + T positions already. Query t sees the first n_past + t + 1, fewer
+        if a window or chunk limits it.
 
         Args:
             sinks: logits that take weight but have no value, (n_head,); or None.
-            slopes: what is taken off the scores for each token between, (n_head,) (ALiBi, arXiv
+            slopes: decrease of the scores per token of distance, (n_head,) (ALiBi, arXiv
                 2108.12409); or None.
 
         Returns:

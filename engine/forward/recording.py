@@ -1,7 +1,7 @@
-"""Recording of a token's operations: who is being recorded, and what forbids a replay.
+"""Recording of a token's operations: the current recording, and its refusal to be replayed.
 
-A backend may record what one token computes and replay it for later tokens. Whoever computes
-something that would come out differently for the next token calls `refuse_replay`.
+A backend may record what one token computes and replay it for later tokens. Code whose result
+depends on Python values that change from token to token calls `refuse_replay`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class TokenRecording(Protocol):
     """One token's operations, recorded on a rank's own thread."""
 
     def run(self) -> Tensor | None:
-        """Do them again and return the logits, in memory of their own.
+        """Replay the operations and return the logits, in memory of their own.
 
         Raises:
             LeftAlone: another rank is gone.
@@ -32,7 +32,7 @@ class TokenRecorder(Protocol):
 
     @property
     def refusal(self) -> str:
-        """Why the recording cannot be replayed; "" if it can."""
+        """Reason why the recording cannot be replayed; "" if it can."""
         ...
 
     def record(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
@@ -43,12 +43,12 @@ class TokenRecorder(Protocol):
         """Return what was recorded; None if it cannot be replayed.
 
         Args:
-            keeps: memory that the replay needs beside what was allocated meanwhile.
+            keeps: memory that the replay needs beside what was allocated during the recording.
         """
         ...
 
     def live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
-        """Do as the last step what is not recorded but called for each token."""
+        """Run the last step of a token, which every replay calls instead of replaying it."""
         ...
 
 
@@ -56,13 +56,15 @@ class Refusable(Protocol):
     """A recording that can be marked as useless.
 
     Attributes:
-        refusal: why it cannot be replayed; "" if it can.
+        refusal: reason why it cannot be replayed; "" if it can.
     """
 
     refusal: str
 
 
 class _Current(threading.local):
+    """Recording of each thread."""
+
     recording: Refusable | None = None
 
 
@@ -76,7 +78,7 @@ def current_recording() -> Refusable | None:
 
 @contextmanager
 def recording_to(recording: Refusable | None) -> Iterator[None]:
-    """Make a recording that of this thread for a while; None pauses it."""
+    """Make `recording` this thread's recording inside the context; None pauses recording."""
     before, _current.recording = _current.recording, recording
     try:
         yield
@@ -85,6 +87,6 @@ def recording_to(recording: Refusable | None) -> Iterator[None]:
 
 
 def refuse_replay(reason: str) -> None:
-    """Mark what is being recorded as different for other tokens."""
+    """Mark this thread's recording, if there is one, as useless for other tokens."""
     if (recording := _current.recording) is not None:
         recording.refusal = recording.refusal or reason

@@ -1,6 +1,6 @@
-"""What a layer remembers of the tokens before: declared here, allocated per rank by the runtime.
+"""Declarations of layers' KV caches and recurrent states, which the runtime allocates per rank.
 
-A layer keeps its declaration as an attribute and shows it to `Context` to get at the memory. So the
+A layer keeps its declaration as an attribute and passes it to `Context` to reach the memory. So the
 planner counts exactly the bytes that are allocated later.
 """
 
@@ -20,19 +20,21 @@ from engine.sharding.ranges import Ranges
 from engine.sharding.recut import Segments
 
 F32_BYTES = 4
+"""Bytes of an F32 number."""
+
 KV_INFO: Mapping[str, TypeInfo] = MappingProxyType(
     {name: TYPES[GGMLQuantizationType[name.upper()]] for name in KV_TYPES}
 )
-"""How rows of keys and of values are laid out, by KV type."""
+"""GGML type of the rows of keys and values, by KV type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What attention works on at a time, in elements of F32.
+    """Working set of one step of attention over a cache, in F32 elements.
 
     Attributes:
-        keys: of keys and values that are read from the cache.
-        scores: of queries with these keys.
+        keys: number of elements of the keys and values read from the cache.
+        scores: number of scores of queries with these keys.
     """
 
     keys: int
@@ -40,13 +42,13 @@ class Step:
 
 
 CPU_STEP = Step(keys=1 << 21, scores=1 << 19)
-"""One head of the keys and its scores stay in a core's caches."""
+"""Step on a CPU in torch: the keys of one head and its scores stay in a core's caches."""
 
 KERNELS_STEP = Step(keys=1 << 23, scores=1 << 19)
-"""On a CPU, where torch's kernel takes all keys at once if they are not too many."""
+"""Largest step that torch's fused attention kernel takes on a CPU, with all keys at once."""
 
 DEVICE_STEP = Step(keys=1 << 24, scores=1 << 24)
-"""Long enough to hide the launches."""
+"""Step on other devices: long enough to hide the latency of kernel launches."""
 
 
 class KVState:
@@ -55,9 +57,9 @@ class KVState:
     Args:
         heads: query heads of each rank.
         kv_heads: key-value heads of each rank.
-        head_dim_k: elements of a key.
-        head_dim_v: elements of a value.
-        v_in_k: values are the first `head_dim_v` elements of the keys and are held once (MLA).
+        head_dim_k: number of elements of a key.
+        head_dim_v: number of elements of a value.
+        v_in_k: whether values are the first `head_dim_v` elements of the keys, held once (MLA).
     """
 
     def __init__(
@@ -71,15 +73,15 @@ class KVState:
         self.v_in_k = v_in_k
 
     def cuts(self) -> dict[str, Segments]:
-        """How the first dimension of keys, and of values if they are held too, lies on ranks."""
+        """Return the cut of the first dimension over ranks: of "k", and of "v" if it is held."""
         return dict.fromkeys("k" if self.v_in_k else "kv", (self.kv_heads,))
 
     def held_by(self, rank: int) -> object:
-        """Equal for ranks, also of different cuts, that remember the same."""
+        """Return a key that is equal for ranks, also of other cuts, that hold the same heads."""
         return self.heads.spans[rank], self.kv_heads.spans[rank]
 
     def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
-        """Bytes of `rank` for a context of `n_ctx` tokens."""
+        """Return the bytes of `rank` for a context of `n_ctx` tokens."""
         info = KV_INFO[kv_type]
         width = row_bytes(info, self.head_dim_k)
         if not self.v_in_k:
@@ -87,7 +89,7 @@ class KVState:
         return self.kv_heads.size(rank) * n_ctx * width
 
     def n_work(self, rank: int, n_tokens: int, n_ctx: int, step: Step) -> int:
-        """Elements of F32 that attention of `n_tokens` tokens holds beside queries and results.
+        """Return the working memory of attention of `n_tokens` tokens on `rank`, in F32 elements.
 
         See `attention_work`.
         """
@@ -95,14 +97,14 @@ class KVState:
 
     @property
     def row(self) -> int:
-        """Elements of a key and its value, as they are held."""
+        """Number of elements of a key and its value, as they are held."""
         return self.head_dim_k + (0 if self.v_in_k else self.head_dim_v)
 
     def check_type(self, kv_type: str) -> None:
         """Make sure that keys and values are whole blocks of a KV type.
 
         Raises:
-            EngineError: they are not; says what to choose.
+            EngineError: they are not; it says which type to choose.
         """
         info = KV_INFO[kv_type]
         for noun, size in (("keys", self.head_dim_k), ("values", self.head_dim_v)):
@@ -115,14 +117,14 @@ class KVState:
 
 
 def attention_work(heads: int, row: int, n_tokens: int, n_ctx: int, step: Step) -> int:
-    """Elements of F32 that attention of `n_tokens` tokens holds beside queries and results.
+    """Return the working memory of attention of `n_tokens` tokens, in F32 elements.
 
-    At most: what is read of the cache, twice because it may be quantised, and scores with what is
-    added to them.
+    It comes on top of queries and results, and is an upper bound: keys and values read from the
+    cache, twice because they may be quantised, and the scores with what is added to them.
 
     Args:
-        heads: query heads.
-        row: elements of a key and its value.
+        heads: number of query heads.
+        row: number of elements of a key and its value.
     """
     width = heads * row
     keys = min(width * n_ctx, max(width, step.keys))
@@ -133,45 +135,48 @@ class RecurrentState:
     """Named F32 tensors of one recurrent layer; their size does not depend on the context.
 
     Args:
-        tensors: name to (units of each rank, one or several segments; shape of one unit).
+        tensors: (units of each rank, in one or several segments; shape of one unit) by name.
     """
 
     def __init__(self, **tensors: tuple[Ranges | tuple[Ranges, ...], tuple[int, ...]]) -> None:
         self._tensors = tensors
 
     def cuts(self) -> dict[str, Segments]:
-        """How the units of each tensor lie on ranks."""
+        """Return the cut of each tensor's units over ranks, by the tensor's name."""
         return {
             name: (cuts,) if isinstance(cuts, Ranges) else cuts
             for name, (cuts, _) in self._tensors.items()
         }
 
     def held_by(self, rank: int) -> object:
-        """Equal for ranks, also of different cuts, that remember the same."""
+        """Return a key that is equal for ranks, also of other cuts, that hold the same units."""
         return tuple(cut.spans[rank] for cuts in self.cuts().values() for cut in cuts)
 
     def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor on `rank`: its units first."""
+        """Return the shape of each tensor on `rank`, by name: its units first."""
         return {
             name: (sum(segment.size(rank) for segment in segments), *self._tensors[name][1])
             for name, segments in self.cuts().items()
         }
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The same for a rank that has all units, each once."""
+        """Return the shapes on a rank that has all units, each once."""
         return {
             name: (sum(segment.total for segment in segments), *self._tensors[name][1])
             for name, segments in self.cuts().items()
         }
 
     def n_bytes(self, rank: int, n_ctx: int, kv_type: str) -> int:
-        """Bytes of `rank`, with a copy to go back to; context and KV type do not matter."""
+        """Return the bytes of `rank`, with the copy for `Cache.restore`.
+
+        Context and KV type do not matter.
+        """
         return 2 * F32_BYTES * sum(prod(shape) for shape in self.shapes(rank).values())
 
     def n_work(self, rank: int) -> int:
-        """Elements per token that a pass over many tokens needs beside the stream.
+        """Return the elements per token that a prefill pass needs beside the residual stream.
 
-        An estimate after what was measured: some copies of both sides of every head's matrix, or
+        This is an estimate from measurements: some copies of both sides of every head's matrix, or
         of the channels where these have no matrix.
         """
         return max(
@@ -181,3 +186,4 @@ class RecurrentState:
 
 
 State = KVState | RecurrentState
+"""Memory of a layer for the tokens before."""

@@ -1,4 +1,4 @@
-"""Interface to a matrix as a rank holds it: dequantised, packed, or in planes."""
+"""Interface to a matrix in a rank's memory: dequantised, packed, or in planes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from engine.forward.expert_rows import Groups
 
 ALL = slice(None)
+"""Slice of all rows."""
 
 
 class Weight(Protocol):
@@ -25,18 +26,18 @@ class Weight(Protocol):
         ...
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """Return the rows `ids` (T,) as (T, n_in); zeros where there is no such row."""
+        """Return the rows `ids` (T,) as (T, n_in); zeros for ids that this rank has no row of."""
         ...
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
-        """Multiply each row of x (rows of all groups, n_in) by the matrix of its expert."""
+        """Multiply each row of x (n_row, n_in) by its expert's matrix (grouped GEMM)."""
         ...
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
         """Return `x Wᵀ` with one matrix per head, (T, n_head, n_out), for x (T, n_head, n_in).
 
         Args:
-            rows: the rows of each W that count.
-            transposed: `x W` instead, from (T, n_head, n_out) to (T, n_head, n_in).
+            rows: rows of each W to multiply by.
+            transposed: whether to return `x W` instead: (T, n_head, n_out) to (T, n_head, n_in).
         """
         ...
