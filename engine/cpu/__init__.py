@@ -1,4 +1,4 @@
-"""Computing on CPUs: the operations, packed weights, and tokens that are recorded and repeated.
+"""CPU backend: operations, weights in planes, and recording of a token for replay.
 
 Imports nothing of GPUs and no Triton.
 """

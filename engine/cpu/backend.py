@@ -1,4 +1,4 @@
-"""The CPU's backend: a team of threads, planes, and tokens that are recorded and replayed."""
+"""CPU backend: a team of threads per rank, weights in planes, recorded and replayed tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CpuLoader(PlainLoader):
-    """Loads matrices as planes, or unquantised as in the file, with the threads of a rank."""
+    """Loader that packs quantised matrices into planes, with a rank's threads."""
 
     def __init__(self, file: GGUFFile, worker: Worker, report: Callable[[int], None]) -> None:
         super().__init__(report)
@@ -32,18 +32,18 @@ class CpuLoader(PlainLoader):
         self._worker = worker
 
     def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
-        """Load the parts of a matrix that the rank holds."""
+        """Load the rank's pieces of a matrix."""
         return load_for_kernels(self._file, slot, pieces, self._worker, self.report)
 
 
 class CpuBackend:
-    """See `engine.runtime.backend.Backend`.
+    """Backend with our own CPU kernels, see `engine.runtime.backend.Backend`.
 
     Args:
         x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
 
     Attributes:
-        worker: threads of the rank and their memory for activations.
+        worker: the rank's threads and their memory for activations.
     """
 
     records, captures, compiles = True, False, False
@@ -76,7 +76,7 @@ class CpuBackend:
         return NothingToCompile()
 
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
-        """Return the same memory, multiplied by the threads of this rank."""
+        """Return a weight on the same memory that this rank's threads multiply by."""
         if isinstance(value, PlaneWeight):
             return PlaneWeight(
                 value.planes, value.type_number, value.n_rows, value.extent, self.worker
@@ -84,13 +84,14 @@ class CpuBackend:
         if isinstance(value, PlainWeight):
             return PlainWeight(value.data, self.worker)
         if isinstance(value, JoinedColumns):
-            return JoinedColumns([self._adopted(part) for part in value.parts], value.widths)
+            return JoinedColumns([self._adopt_part(part) for part in value.parts], value.widths)
         return value
 
-    def _adopted(self, part: Weight) -> Weight:
-        found = self.adopt(part)
-        assert not isinstance(found, Tensor)
-        return found
+    def _adopt_part(self, part: Weight) -> Weight:
+        """Adopt an interval of columns of a matrix."""
+        adopted = self.adopt(part)
+        assert not isinstance(adopted, Tensor)
+        return adopted
 
     def captured_collectives(self, comm: Communicator) -> Communicator:
         return comm

@@ -1,4 +1,7 @@
-"""Many tokens attend by torch's own kernel, which never holds all scores (arXiv 2205.14135)."""
+"""Attention of many tokens by torch's fused kernel, which never holds all scores.
+
+It is FlashAttention (arXiv 2205.14135).
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,22 @@ if TYPE_CHECKING:
 
 
 def serves(cache: LayerCache, scores: Scores, n_keys: int) -> bool:
-    """Whether it can take these scores, keys as long as values, and few enough of them in F32."""
+    """Return whether torch's kernel can compute this attention.
+
+    It has no soft cap, and needs keys as long as values, and few enough of them to hold in F32.
+    """
     is_even = not cache.is_shared and cache.width == 2 * cache.head_dim_v * cache.n_row
     return is_even and not scores.softcap and n_keys * cache.width <= KERNELS_STEP.keys
 
 
 def attend_fused(q: Tensor, cache: LayerCache, n_past: int, scores: Scores) -> Tensor:
-    """See `ReferenceOps.attention`, without sinks and slopes."""
+    """Compute `Ops.attention`, without sinks and slopes."""
     first, stop = scores.first_visible(n_past), n_past + q.shape[0]
     k, v = cache.read(first, stop)
-    unseen = None
+    is_hidden = None
     if first < n_past or scores.window or scores.chunk:
-        unseen = hidden(scores, slice(n_past, stop), slice(first, stop), q.device)
-    mask = None if unseen is None else ~unseen[:, 0]
+        is_hidden = hidden(scores, slice(n_past, stop), slice(first, stop), q.device)
+    mask = None if is_hidden is None else ~is_hidden[:, 0]
     out = scaled_dot_product_attention(
         q.transpose(0, 1)[None], k[None], v[None], mask,
         is_causal=mask is None and first == n_past, scale=scores.scale,

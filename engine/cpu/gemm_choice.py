@@ -1,4 +1,4 @@
-"""Is a prompt sooner done in whole numbers by our kernels, or in BF16 by torch? Measured here."""
+"""Measured choice between our INT8 GEMM and torch's BF16 GEMM for prompts."""
 
 from __future__ import annotations
 
@@ -19,27 +19,34 @@ from engine.quants.extent import Extent
 from engine.quants.layout import BLOCK, LAYOUTS, TILE
 
 N_TOKENS, N_COLUMNS, N_TILE = 256, 2048, 64
+"""Size of the measured product: tokens, columns of the matrix, tiles of its rows."""
+
 N_TRIES = 3
+"""Number of runs, of which the fastest counts."""
 
 
 @cache
 def bf16_from(n_threads: int) -> float:
-    """From how many tokens on BF16 is faster, conversion included; infinite if it never is."""
-    int8, bf16, convert = _times(n_threads)
-    gained = (int8 - bf16) / N_TOKENS
-    return max(BF16_BATCH, ceil(convert / gained)) if gained > 0 else inf
+    """Return the smallest number of tokens for which BF16 is faster, conversion included.
+
+    Returns:
+        Infinity if BF16 is never faster.
+    """
+    int8_s, bf16_s, convert_s = _times(n_threads)
+    gain_s = (int8_s - bf16_s) / N_TOKENS
+    return max(BF16_BATCH, ceil(convert_s / gain_s)) if gain_s > 0 else inf
 
 
 @cache
 def is_bf16_fast(n_threads: int) -> bool:
-    """Whether torch multiplies BF16 faster than F32."""
+    """Return whether torch multiplies BF16 faster than F32."""
     x, w = torch.ones(N_TOKENS, N_COLUMNS), torch.ones(N_TILE * TILE, N_COLUMNS)
-    short = x.bfloat16(), w.bfloat16()
-    return _best(lambda: linear(*short)) < _best(lambda: linear(x, w))
+    x_bf16, w_bf16 = x.bfloat16(), w.bfloat16()
+    return _best(lambda: linear(x_bf16, w_bf16)) < _best(lambda: linear(x, w))
 
 
 def _times(n_threads: int) -> tuple[float, float, float]:
-    """Seconds for a product in whole numbers, the same in BF16, and the weights' conversion."""
+    """Return the seconds of an INT8 product, of a BF16 one, and of the conversion to BF16."""
     number, extent = int(Kind.Q4_K), Extent.of(0, N_COLUMNS)
     tile_bytes = extent.tile_bytes(LAYOUTS[number])
     planes = torch.zeros(N_TILE * tile_bytes, dtype=torch.uint8)
@@ -61,22 +68,22 @@ def _times(n_threads: int) -> tuple[float, float, float]:
             y.shape[1], N_TILE, 2, N_TOKENS,
         )  # fmt: skip
 
-    def converted() -> None:
+    def to_bf16() -> None:
         team.wake()
         convert(team.address, *weights, 0, N_TILE, w.data_ptr())
 
     try:
-        return _best(int8), _best(bf16), _best(converted)
+        return _best(int8), _best(bf16), _best(to_bf16)
     finally:
         team.close()
 
 
 def _best(run: Callable[[], object]) -> float:
-    """Seconds of the fastest of some runs, after one that counts for nothing."""
+    """Return the seconds of the fastest of some runs, after a warm-up run."""
     run()
     times = []
     for _ in range(N_TRIES):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         run()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - start)
     return min(times)

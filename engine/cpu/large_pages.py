@@ -1,4 +1,4 @@
-"""Memory for weights, in large pages where the system has them: they fill and read faster."""
+"""Memory for weights in large pages, where the system has them; it is faster to fill and read."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 LARGE_PAGE = 2 << 20
+"""Bytes of a large page."""
+
 WORTHWHILE_BYTES = 2 * LARGE_PAGE
+"""Smallest memory for which large pages are requested, in bytes."""
+
 MADV_HUGEPAGE = 14
-"""Of Linux's madvise(2); a system without large pages refuses it, which does no harm."""
+"""Advice for Linux's madvise(2); a system without large pages refuses it, which does no harm."""
 
 
 def weight_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor on the CPU whose contents are whatever lay there."""
+    """Return an uninitialised tensor on the CPU."""
     tensor = torch.empty(prod(shape), dtype=dtype)
     if sys.platform == "linux" and tensor.nbytes >= WORTHWHILE_BYTES:
         start = -(-tensor.data_ptr() // LARGE_PAGE) * LARGE_PAGE

@@ -1,4 +1,4 @@
-"""The operations on CPUs: our own kernels where they serve and are faster than torch."""
+"""Operations on CPUs: our own kernels where they exist and are faster than torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.cpu.flash_attention import attend_fused, serves
 from engine.cpu.kernels.cache_ops import MAX_TOKENS, CacheOps
 from engine.cpu.kernels.small_ops import SmallOps
-from engine.cpu.routing import RoutingSteps
+from engine.cpu.routing import RoutingOps
 from engine.cpu.weights import JointProduct, PlaneWeight
 from engine.forward.recording import refuse_replay
 from engine.ops.composite import CompositeOps
@@ -27,44 +27,44 @@ if TYPE_CHECKING:
     from engine.ops.recurrent import Chunks
 
 ANGLES = 256
-"""Positions whose angles are computed at once."""
+"""Number of positions whose angles are computed at once."""
 
 
 class CpuOps(CompositeOps):
-    """The operations of one rank on the CPU; only the rank's thread may call them.
+    """Operations of one rank on the CPU; only the rank's thread may call them.
 
-    Results differ from the reference in the last bits. Tensors that no kernel serves, such as those
-    of other types, go to the reference.
+    Results differ from the reference in the last bits. Tensors that no kernel accepts, such as
+    those of other types, go to the reference.
 
     Args:
-        team: the threads of the rank.
+        team: threads of the rank.
     """
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._steps = SmallOps(team)
-        self._cache_steps = CacheOps(team)
-        self._together: dict[tuple[LinearLayer, ...], tuple[JointProduct | None, bool]] = {}
+        self._small_ops = SmallOps(team)
+        self._cache_ops = CacheOps(team)
+        self._joint: dict[tuple[LinearLayer, ...], tuple[JointProduct | None, bool]] = {}
         self._angles: dict[tuple[int, int], _Angles] = {}
         self._n_past = 0
-        self._routing_steps = RoutingSteps(team)
+        self._routing_ops = RoutingOps(team)
 
     @property
     def memory(self) -> Sequence[Tensor]:
-        return (self._cache_steps.memory,)
+        return (self._cache_ops.memory,)
 
     def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
         if n_tokens == 1:
             self._n_past = n_past
-            self._cache_steps.move(n_past)
+            self._cache_ops.move(n_past)
             for angles in self._angles.values():
                 angles.move(n_past)
 
     def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
-        together, are_bare = self._joined(layers)
-        if together is None or x.shape[0] > together.n_tokens:
+        joint, are_bare = self._joint_product(layers)
+        if joint is None or x.shape[0] > joint.n_tokens:
             return super().linears(x, *layers)
-        products = together(x)
+        products = joint(x)
         if are_bare:
             return products
         return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
@@ -72,45 +72,48 @@ class CpuOps(CompositeOps):
     def gated_linears(
         self, act: Activation, x: Tensor, gate: LinearLayer, up: LinearLayer
     ) -> Tensor:
-        together, are_bare = self._joined((gate, up))
-        kernel = self._steps.activation(act.kind, act.limit)
-        if together is None or not are_bare or kernel is None or x.shape[0] > together.n_tokens:
+        joint, are_bare = self._joint_product((gate, up))
+        kernel = self._small_ops.activation(act.kind, act.limit)
+        if joint is None or not are_bare or kernel is None or x.shape[0] > joint.n_tokens:
             return super().gated_linears(act, x, gate, up)
-        return together.gated(x, *kernel)
+        return joint.gated(x, *kernel)
 
-    def _joined(self, layers: tuple[LinearLayer, ...]) -> tuple[JointProduct | None, bool]:
-        """Their matrices in one, if that can be, and whether nothing follows the products."""
-        if layers not in self._together:
+    def _joint_product(self, layers: tuple[LinearLayer, ...]) -> tuple[JointProduct | None, bool]:
+        """Return the joint product of the layers' matrices, and whether none has bias or scale.
+
+        The product is None if the matrices cannot be joined. Both are kept for later calls.
+        """
+        if layers not in self._joint:
             are_bare = all(layer.is_bare for layer in layers)
-            self._together[layers] = _together(layers), are_bare
-        return self._together[layers]
+            self._joint[layers] = _join(layers), are_bare
+        return self._joint[layers]
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        y = self._steps.rms_norm(x, weight, bias, eps)
+        y = self._small_ops.rms_norm(x, weight, bias, eps)
         return REFERENCE.rms_norm(x, weight, bias, eps) if y is None else y
 
     def layer_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
-        y = self._steps.layer_norm(x, weight, bias, eps)
+        y = self._small_ops.layer_norm(x, weight, bias, eps)
         return super().layer_norm(x, weight, bias, eps) if y is None else y
 
     def activate(self, act: Activation, x: Tensor) -> Tensor:
-        y = self._steps.gated(act.kind, 0.0, x, None)
+        y = self._small_ops.gated(act.kind, 0.0, x, None)
         return REFERENCE.activate(act, x) if y is None else y
 
     def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
-        y = self._steps.gated(act.kind, act.limit, gate, up)
+        y = self._small_ops.gated(act.kind, act.limit, gate, up)
         return REFERENCE.gated(act, gate, up) if y is None else y
 
     def assign(
         self, routing: Routing, logits: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Groups]:
-        found = self._routing_steps.assign(routing, logits, bias)
-        return super().assign(routing, logits, bias) if found is None else found
+        assigned = self._routing_ops.assign(routing, logits, bias)
+        return super().assign(routing, logits, bias) if assigned is None else assigned
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
-        total = self._routing_steps.sum_of_experts(y, weights, groups)
+        total = self._routing_ops.sum_of_experts(y, weights, groups)
         return REFERENCE.sum_of_experts(y, weights, groups) if total is None else total
 
     def rope_angles(
@@ -122,16 +125,16 @@ class CpuOps(CompositeOps):
         if key not in self._angles:
             self._angles[key] = _Angles(partial(REFERENCE.rope_angles, params, factors))
             self._angles[key].move(self._n_past)
-        return self._angles[key].one
+        return self._angles[key].current
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
-        y = self._steps.rope(x, cos, sin, style)
+        y = self._small_ops.rope(x, cos, sin, style)
         return REFERENCE.rope(x, cos, sin, style) if y is None else y
 
-    def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
-        if not self._cache_steps.write(cache, k, v, start):
+    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
+        if not self._cache_ops.write(cache, k, v, start):
             refuse_replay("no kernel writes such a cache")
-            REFERENCE.remember(cache, k, v, start)
+            REFERENCE.write_cache(cache, k, v, start)
 
     def attention(
         self,
@@ -144,7 +147,7 @@ class CpuOps(CompositeOps):
     ) -> Tensor:
         n_tokens = q.shape[0]
         if n_tokens <= MAX_TOKENS:
-            y = self._cache_steps.attention(q, cache, n_past, scores, sinks, slopes)
+            y = self._cache_ops.attention(q, cache, n_past, scores, sinks, slopes)
             if y is not None:
                 return y
         elif sinks is None and slopes is None and serves(cache, scores, n_past + n_tokens):
@@ -178,33 +181,37 @@ class CpuOps(CompositeOps):
 
 
 class _Angles:
-    """A rotation's angles of the present token, always in the same memory.
+    """Cosines and sines of a rotation at the current position, always in the same memory.
 
     Args:
-        compute: cosines and sines of positions.
+        compute: function from positions (T,) to cosines and sines.
 
     Attributes:
-        one: cosines and sines, each (1, 1, n_rot / 2).
+        current: cosines and sines, each (1, 1, n_rot / 2).
     """
 
     def __init__(self, compute: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         self._compute = compute
-        self._block = -1
-        self._near = self.one = compute(torch.zeros(1, dtype=torch.int64))
+        self._block_index = -1
+        self._block = self.current = compute(torch.zeros(1, dtype=torch.int64))
 
     def move(self, position: int) -> None:
-        """Go to another position; many neighbours are computed at once."""
-        block, index = divmod(position, ANGLES)
-        if block != self._block:
-            self._block = block
-            start = block * ANGLES
-            self._near = self._compute(torch.arange(start, start + ANGLES))
-        for one, near in zip(self.one, self._near, strict=True):
-            one.copy_(near[index : index + 1])
+        """Move to another position; angles are computed for a block of positions at once."""
+        block_index, index = divmod(position, ANGLES)
+        if block_index != self._block_index:
+            self._block_index = block_index
+            start = block_index * ANGLES
+            self._block = self._compute(torch.arange(start, start + ANGLES))
+        for current, block in zip(self.current, self._block, strict=True):
+            current.copy_(block[index : index + 1])
 
 
-def _together(layers: Sequence[LinearLayer]) -> JointProduct | None:
-    """Their matrices in one, if each is multiplied as any other."""
+def _join(layers: Sequence[LinearLayer]) -> JointProduct | None:
+    """Return the joint product of the layers' matrices.
+
+    Returns:
+        None unless all are in planes and have the same columns.
+    """
     weights = [layer.weight for layer in layers]
     planes = [weight for weight in weights if isinstance(weight, PlaneWeight)]
     if len(planes) < len(weights) or len({weight.extent for weight in planes}) > 1:

@@ -1,4 +1,4 @@
-"""From a file's matrices to what the CPU's kernels read, by the threads of the rank."""
+"""Packing of a file's matrices for the CPU's kernels, by the threads of the rank."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     Load = Callable[..., Weight]
 
 CHUNK_BYTES = 8 << 20
-"""Of the file that are worked on at a time; cancelling and progress take effect between chunks."""
+"""Bytes of the file that are packed at a time; cancelling and progress take effect in between."""
 
 Report = Callable[[int], None]
+"""Callback that gets the number of bytes read from the file; may raise to stop."""
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
@@ -41,10 +42,10 @@ DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 def load_for_kernels(
     file: GGUFFile, slot: Slot, pieces: Sequence[Slices], worker: Worker, report: Report
 ) -> Weight:
-    """The parts of a matrix that a rank holds, as planes, or as short as in the file.
+    """Load the pieces of a matrix that a rank holds: as planes if quantised, else as in the file.
 
     Args:
-        report: called with the bytes of the file that were read; may raise to stop.
+        report: callback that gets the number of bytes read from the file; may raise to stop.
     """
     load: Load = _planes if slot.tensor.type.number in LAYOUTS else _plain
     return in_parts(
@@ -55,10 +56,10 @@ def load_for_kernels(
 def in_parts(
     slot: Slot, pieces: Sequence[Slices], load: Callable[[Sequence[Slices], int], Weight]
 ) -> Weight:
-    """A matrix as what `load` makes of its pieces; each interval of columns is held by itself.
+    """Load a matrix piece by piece; each interval of columns becomes a weight of its own.
 
     Args:
-        load: takes pieces, and the dimension along which they are joined.
+        load: function that loads pieces joined along a dimension.
     """
     dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
     is_cut_in_columns = dim == len(slot.tensor.shape) - 1
@@ -77,21 +78,22 @@ def _planes(
     worker: Worker,
     report: Report,
 ) -> PlaneWeight:
+    """Load pieces of a quantised matrix, joined along `dim`, as planes."""
     number = tensor.type.number
     extent = Extent.of(pieces[0][-1].start, pieces[0][-1].stop)
     *matrices, n_rows = joined_shape(pieces, dim)[:-1]
     tile_bytes = extent.tile_bytes(LAYOUTS[number])
     planes = weight_memory((*matrices, n_tiles(n_rows), tile_bytes), torch.uint8)
     if n_rows % TILE:
-        planes[..., -1, :] = 0  # the rows that the last tile has too many
+        planes[..., -1, :] = 0  # rows of the last tile beyond the matrix
     by_matrix = planes.view(-1, *planes.shape[-2:])
-    begun = [0] * len(by_matrix)
+    n_done = [0] * len(by_matrix)  # rows of each matrix
     for index, raw in _matrices(file, tensor, pieces, dim):
-        goal = by_matrix[index]
+        target = by_matrix[index]
         for start, chunk in _chunks(raw):
-            _pack(chunk, number, extent, goal, begun[index] + start, worker)
+            _pack(chunk, number, extent, target, n_done[index] + start, worker)
             report(len(chunk) * _read_bytes(tensor, extent))
-        begun[index] += len(raw)
+        n_done[index] += len(raw)
     return PlaneWeight(planes, number, n_rows, extent, worker)
 
 
@@ -103,24 +105,25 @@ def _plain(
     worker: Worker,
     report: Report,
 ) -> PlainWeight:
+    """Load pieces of an unquantised matrix, joined along `dim`, as they are in the file."""
     dtype, columns = DTYPES[tensor.type.name], pieces[0][-1]
     data = weight_memory(joined_shape(pieces, dim), dtype)
     by_matrix = data.view(-1, *data.shape[-2:])
-    begun = [0] * len(by_matrix)
+    n_done = [0] * len(by_matrix)  # rows of each matrix
     size = tensor.type.type_size
     for index, raw in _matrices(file, tensor, pieces, dim):
         for start, chunk in _chunks(raw):
             wanted = chunk[:, columns.start * size : columns.stop * size]
-            first = begun[index] + start
-            goal = by_matrix[index, first : first + len(chunk)].view(torch.uint8)
-            goal.numpy()[:] = wanted
+            first = n_done[index] + start
+            target = by_matrix[index, first : first + len(chunk)].view(torch.uint8)
+            target.numpy()[:] = wanted
             report(wanted.nbytes)
-        begun[index] += len(raw)
+        n_done[index] += len(raw)
     return PlainWeight(data, worker)
 
 
 def joined_shape(pieces: Sequence[Slices], dim: int) -> tuple[int, ...]:
-    """The shape of all pieces joined along one dimension."""
+    """Return the shape of all pieces joined along dimension `dim`."""
     shapes = [[part.stop - part.start for part in piece] for piece in pieces]
     whole = list(shapes[0])
     if dim < len(whole) - 1:
@@ -131,7 +134,7 @@ def joined_shape(pieces: Sequence[Slices], dim: int) -> tuple[int, ...]:
 def _matrices(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int
 ) -> Iterator[tuple[int, Bytes]]:
-    """Each matrix of each piece as whole rows of the file, with its index among the joined ones."""
+    """Yield each matrix of each piece as whole rows of the file, after its index when joined."""
     for offset, matrices in stacks(file, tensor, pieces, dim):
         for index in range(len(matrices)):
             yield offset + index, matrices[index]
@@ -140,9 +143,9 @@ def _matrices(
 def stacks(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int
 ) -> Iterator[tuple[int, Bytes]]:
-    """The matrices of each piece as whole rows of the file: (n, n_rows, row_bytes).
+    """Yield the matrices of each piece as whole rows of the file, (n, n_rows, row_bytes).
 
-    Each with the index of its first matrix among the joined ones.
+    Each comes after the index of its first matrix among those of the joined pieces.
     """
     raw = file.raw(tensor).reshape(*tensor.shape[:-1], -1)
     offset = 0
@@ -154,28 +157,32 @@ def stacks(
 
 
 def _chunks(rows: Bytes) -> Iterator[tuple[int, Bytes]]:
-    """Some rows at a time, with the number of the first."""
+    """Yield some rows at a time, after the number of the first."""
     step = max(1, CHUNK_BYTES // max(1, rows.shape[-1]))
     for start in range(0, len(rows), step):
         yield start, rows[start : start + step]
 
 
 def _read_bytes(tensor: TensorInfo, extent: Extent) -> int:
-    """Bytes of the file's blocks that cover a row."""
+    """Return the bytes of the file's blocks that cover a row of an extent."""
     first, last = file_blocks(tensor.type.block_size, extent)
     return (last - first) * tensor.type.type_size
 
 
 def file_blocks(block_size: int, extent: Extent) -> tuple[int, int]:
-    """The blocks of a row in the file that cover an extent, as an interval."""
+    """Return the first and the end of the file's blocks that cover an extent in a row."""
     start = extent.first * BLOCK + extent.lead
     return start // block_size, -(-(start + extent.n_columns) // block_size)
 
 
 def _pack(
-    rows: Bytes, number: int, extent: Extent, goal: Tensor, goal_row: int, worker: Worker
+    rows: Bytes, number: int, extent: Extent, target: Tensor, target_row: int, worker: Worker
 ) -> None:
-    """Put whole rows of the file into the planes of one matrix, from row `goal_row` on."""
+    """Pack whole rows of the file into the planes `target` of one matrix, from `target_row` on.
+
+    Args:
+        number: number of the GGML type.
+    """
     first, address, row_bytes = extent.first, rows.ctypes.data, rows.strides[0]
     if number in CODED:
         info = TYPES[number]
@@ -186,6 +193,6 @@ def _pack(
         address, row_bytes = coded.data_ptr(), coded.shape[1]
     worker.team.wake()
     compiled.pack_rows(number)(
-        worker.team.address, address, row_bytes, len(rows), goal_row, first, extent.n_blocks,
-        goal.data_ptr(), goal.shape[-1],
+        worker.team.address, address, row_bytes, len(rows), target_row, first, extent.n_blocks,
+        target.data_ptr(), target.shape[-1],
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Computing one token, recorded: the kernels' calls and torch's operations, without the layers.
+"""Recording of one token's kernel calls and torch operations, and its replay without the layers.
 
-A token takes the same operations as the one before, on the same memory: what differs stands in that
-memory. So they are recorded once. Operations of torch come here by `__torch_dispatch__`; what they
-make is kept, so that it stays where it is, and repeating one writes its result there again.
+Each token takes the same operations on the same memory; only the contents of the memory differ. So
+they are recorded once. Torch operations are seen through `__torch_dispatch__`; their results are
+kept alive, and a replayed operation writes its result to the same memory again.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from engine.cpu.kernels.small_ops import SmallOps
 from engine.cpu.kernels.team import Team
 from engine.errors import LeftAlone
 from engine.forward.recording import recording_to, refuse_replay
-from engine.ops.replay import Again, Watching, is_allocation, is_fit, is_view
+from engine.ops.replay import DispatchMode, ReplayedOp, is_allocation, is_fit, is_view
 
 aten = torch.ops.aten
 
 PAIRWISE: Mapping[Any, str] = {aten.add.Tensor: "add", aten.mul.Tensor: "multiply"}
-"""What is done by a kernel instead, where one serves; the bits are the same."""
+"""Our kernels for torch operations; they give the same bits and are recorded as kernel calls."""
 
 Step = Callable[[], Any]
+"""Recorded torch operation, to be called again."""
+
 Arguments = Sequence[Any]
 Options = Mapping[str, Any]
 
 
-class Recorder(Watching):
-    """Records what one thread computes while it is entered.
+class Recorder(DispatchMode):
+    """Recorder of what one thread computes inside `record`.
 
     Args:
-        keeps: memory that kernels use beside what is allocated meanwhile.
+        keeps: memory that kernels use beside what is allocated during the recording.
     """
 
     def __init__(self, team: Team, keeps: Sequence[Tensor]) -> None:
@@ -46,13 +48,13 @@ class Recorder(Watching):
         self._arithmetic = SmallOps(team)
         self._kept: list[object] = list(keeps)
         self._steps: list[Step | tuple[int, int]] = []
-        self._n_cut = 0
+        self._n_added = 0
         self._last: Callable[[], Tensor | None] | None = None
         self._result: Tensor | None = None
 
     @property
     def refusal(self) -> str:
-        """Why the recording cannot be replayed; "" if it can."""
+        """Reason why the recording cannot be replayed; "" if it can."""
         return self.log.refusal
 
     def record(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
@@ -65,8 +67,8 @@ class Recorder(Watching):
                 self._team.log_calls(0)
         return None if result is None else result.clone()
 
-    def live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
-        """Do as the last step what is not recorded but called each time."""
+    def run_live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
+        """Run the last step of the token, which every replay calls instead of replaying it."""
         self._team.log_calls(0)
         self._last = last
         with recording_to(None):
@@ -82,36 +84,41 @@ class Recorder(Watching):
         if self._last:
             refuse_replay("something follows the last step")
         if (kernel := PAIRWISE.get(func)) and not kwargs and _are_tensors(args):
-            made = self._arithmetic.pairwise(kernel, *args)
-            if made is not None:
-                self._kept.append(made)
-                return made
+            y = self._arithmetic.pairwise(kernel, *args)
+            if y is not None:
+                self._kept.append(y)
+                return y
         result = func(*args, **kwargs)
         self._kept.append(result)
         if not is_fit(func, args, result):
-            refuse_replay(f"{func} depends on what it computes with")
+            refuse_replay(f"{func} depends on the numbers")
         elif func._schema.is_mutable:
             self._add(lambda: func(*args, **kwargs))
         elif not is_allocation(func) and not is_view(result, args):
-            self._add(Again(func, args, kwargs, result))
+            self._add(ReplayedOp(func, args, kwargs, result))
         return result
 
     def _add(self, step: Step) -> None:
-        self._cut()
+        """Add a torch operation to the recording."""
+        self._add_calls()
         self._steps.append(step)
 
-    def _cut(self) -> None:
-        """End the calls of kernels that were noted since the last step."""
-        if self.log.n_used > self._n_cut:
-            self._steps.append((self._n_cut, self.log.n_used))
-            self._n_cut = self.log.n_used
+    def _add_calls(self) -> None:
+        """Add the kernel calls logged since the last torch operation to the recording."""
+        if self.log.n_used > self._n_added:
+            self._steps.append((self._n_added, self.log.n_used))
+            self._n_added = self.log.n_used
 
     def recording(self, rank: int, keeps: Sequence[Tensor]) -> Recording | None:
-        """What was recorded; None if it cannot be repeated: `log.refusal` says why."""
+        """Return what was recorded; None if it cannot be replayed: `refusal` says why.
+
+        Args:
+            keeps: memory that the replay needs beside what was allocated during the recording.
+        """
         self.log.check_room()
         if self.log.refusal:
             return None
-        self._cut()
+        self._add_calls()
         replay = KernelReplay(self.log, self._team)
         steps = [_calls(replay, *s) if isinstance(s, tuple) else s for s in self._steps]
         kept = [self._kept, self.log.kept, list(keeps)]
@@ -119,7 +126,14 @@ class Recorder(Watching):
 
 
 class Recording:
-    """Computes one more token as one was computed before."""
+    """Recording of one token; each run computes the next token with the same operations.
+
+    Args:
+        steps: torch operations, and runs of kernel calls between them.
+        last: last step, which is called live; it returns the token's logits.
+        result: result of `last` when recorded.
+        kept: memory that the steps use.
+    """
 
     def __init__(
         self, rank: int, steps: Sequence[Step], last: Callable[[], Tensor | None] | None,
@@ -132,7 +146,7 @@ class Recording:
         self._kept = kept
 
     def run(self) -> Tensor | None:
-        """What the last step gives, in memory of its own.
+        """Replay the token and return the last step's result, in memory of its own.
 
         Raises:
             LeftAlone: another rank is gone.
@@ -147,8 +161,10 @@ class Recording:
 
 
 def _calls(replay: KernelReplay, start: int, stop: int) -> Step:
+    """Return a step that replays the kernel calls `start` to `stop`."""
     return lambda: replay.run(start, stop)
 
 
 def _are_tensors(args: Sequence[Any]) -> bool:
+    """Return whether the arguments are two tensors."""
     return len(args) == 2 and all(isinstance(x, Tensor) for x in args)

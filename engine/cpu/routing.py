@@ -1,4 +1,4 @@
-"""Routing and the sum of experts by the CPU's kernels, for torch tensors."""
+"""Routing and the weighted sum of experts with the CPU's kernels, for torch tensors."""
 
 from __future__ import annotations
 
@@ -22,21 +22,33 @@ if TYPE_CHECKING:
     from engine.forward.operands import Routing
 
 SHORT = 8
-"""Tokens up to which a call keeps Python's lock."""
+"""Largest number of tokens for which a kernel call keeps Python's lock (GIL)."""
 
 
 @cache
 def kernels(name: str) -> dict[str, BoundKernel]:
-    """Compile them, once for a kind of processor."""
+    """Compile the routing kernels of an instruction set, once per process.
+
+    Args:
+        name: name of the instruction set.
+
+    Returns:
+        The kernels by name.
+    """
     isa = next(kind for kind in supported() if kind.name == name)
     names = (*routing.GATINGS, "sum_of_experts")
-    found = jit.addresses_by_source("routing", isa, names, routing.build)
+    addresses = jit.addresses_by_source("routing", isa, names, routing.build)
     n_arguments = dict.fromkeys(names, len(routing.ASSIGN)) | {"sum_of_experts": len(routing.SUM)}
-    return {name: bind_both(found[name], n_arguments[name]) for name in names}
+    return {name: bind_both(addresses[name], n_arguments[name]) for name in names}
 
 
-class _Room(NamedTuple):
-    """Where a kernel writes the order of rows (see `Groups`), and how many experts it found."""
+class _OrderBuffers(NamedTuple):
+    """Memory to which a kernel writes the order of the rows, see `Groups`.
+
+    Attributes:
+        n_found: number of experts in use, int64 (1,).
+        addresses: addresses of the other three.
+    """
 
     pair_of: Tensor
     row_of: Tensor
@@ -44,7 +56,8 @@ class _Room(NamedTuple):
     addresses: tuple[int, ...]
 
     @classmethod
-    def of(cls, n_token: int, n_used: int) -> _Room:
+    def of(cls, n_token: int, n_used: int) -> _OrderBuffers:
+        """Allocate memory for the rows of `n_token` tokens with `n_used` experts each."""
         pair_of, row_of, n_found = (
             torch.empty(size, dtype=torch.int64)
             for size in ((n_token * n_used,), (n_token, n_used), (1,))
@@ -53,22 +66,22 @@ class _Room(NamedTuple):
         return cls(pair_of, row_of, n_found, addresses)
 
 
-class RoutingSteps:
-    """The kernels, run by one team; see `ReferenceOps.assign` and `sum_of_experts`.
+class RoutingOps:
+    """Routing operations of one team of threads; see `Ops.assign` and `Ops.sum_of_experts`.
 
-    Scores are within rounding of the reference's; of experts that a token likes equally, the first
-    ones count. A method answers None where it does not serve.
+    Scores are within rounding of the reference's; among experts with equal scores, those with lower
+    numbers are chosen. A method returns None for tensors that the kernels do not accept.
     """
 
     def __init__(self, team: Team, isa: Isa | None = None) -> None:
         self._team = team
         self._kernels = kernels((isa or chosen_isa()).name)
-        self._of_one: dict[int, _Room] = {}
+        self._for_one_token: dict[int, _OrderBuffers] = {}
 
     def assign(
         self, rule: Routing, logits: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Groups] | None:
-        """Weights (T, n_used) in the order of experts, and the rows of these."""
+        """Choose each token's experts, see `Ops.assign`."""
         n_token, n_expert = logits.shape
         if n_expert > routing.MAX_EXPERTS or not n_token:
             return None
@@ -77,48 +90,52 @@ class RoutingSteps:
         n_used = rule.n_used
         weights = torch.empty(n_token, n_used)
         chosen = torch.empty(n_token * n_used, dtype=torch.int64)
-        room = self._room(n_token, n_used)
+        order = self._order_buffers(n_token, n_used)
         expert_of = chosen if n_token == 1 else torch.empty_like(chosen)
         table = torch.empty(min(n_expert, chosen.shape[0]), 3, dtype=torch.int64)
-        self._run(rule.gating, n_token)(
+        self._kernel(rule.gating, n_token)(
             self._team.address, logits.data_ptr(), n_token, n_expert, n_used,
             0 if bias is None else bias.data_ptr(), int(rule.normalise), f32_bits(rule.scale),
             f32_bits(SMALLEST_SUM), rule.n_group, rule.n_group_used, weights.data_ptr(),
-            chosen.data_ptr(), table.data_ptr(), expert_of.data_ptr(), *room.addresses,
+            chosen.data_ptr(), table.data_ptr(), expert_of.data_ptr(), *order.addresses,
         )  # fmt: skip
         if n_token > 1:
-            table = table[: int(room.n_found)]
-        return weights, Groups(table, expert_of, room.pair_of, room.row_of)
+            table = table[: int(order.n_found)]
+        return weights, Groups(table, expert_of, order.pair_of, order.row_of)
 
-    def _room(self, n_token: int, n_used: int) -> _Room:
-        """Memory for the order of rows; of one token they have only one order."""
+    def _order_buffers(self, n_token: int, n_used: int) -> _OrderBuffers:
+        """Return memory for the order of the rows.
+
+        It is shared between calls with one token, whose rows always have the same order.
+        """
         if n_token > 1:
-            return _Room.of(n_token, n_used)
-        if n_used not in self._of_one:
-            self._of_one[n_used] = _Room.of(1, n_used)
-        return self._of_one[n_used]
+            return _OrderBuffers.of(n_token, n_used)
+        if n_used not in self._for_one_token:
+            self._for_one_token[n_used] = _OrderBuffers.of(1, n_used)
+        return self._for_one_token[n_used]
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
-        """Each token's rows of y (n_row, n), times weights (T, n_used) if any, added up."""
+        """Add up each token's rows of y (n_row, n), times weights (T, n_used) if any, to (T, n)."""
         if not _is_plain(y):
             return None
         n_token, n_used = groups.row_of.shape
         out = torch.empty(n_token, y.shape[1])
-        self._run("sum_of_experts", n_token)(
+        self._kernel("sum_of_experts", n_token)(
             self._team.address, y.data_ptr(), 4 * y.shape[1],
             0 if weights is None else weights.data_ptr(), groups.row_of.data_ptr(), n_token,
             n_used, y.shape[1], out.data_ptr(),
         )  # fmt: skip
         return out
 
-    def _run(self, name: str, n_token: int) -> Kernel:
-        found = self._kernels[name]
+    def _kernel(self, name: str, n_token: int) -> Kernel:
+        """Return a kernel for `n_token` tokens; wake the team if the kernel releases the GIL."""
+        kernel = self._kernels[name]
         if n_token <= SHORT:
-            return found.with_gil
+            return kernel.with_gil
         self._team.wake()
-        return found.without_gil
+        return kernel.without_gil
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether the kernels can read it: F32 on the CPU, without gaps."""
+    """Return whether the kernels can read a tensor: F32 on the CPU, contiguous."""
     return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()

@@ -1,4 +1,4 @@
-"""Matrices as the CPU's kernels read them: quantised ones in planes, others as in the file."""
+"""Matrices in the layouts of the CPU's kernels: quantised ones in planes, others as in the file."""
 
 from __future__ import annotations
 
@@ -22,27 +22,33 @@ from engine.quants.extent import BF16_CHUNK, Extent, n_tiles, panel_block_bytes
 from engine.quants.layout import BLOCK, TILE
 
 PIECE_BYTES = 128 << 10
-"""Weights that a thread takes at a time: enough to read ahead, few enough to end together."""
+"""Bytes of weights that a thread takes at a time: enough to prefetch, few enough that all threads
+end at the same time."""
 
 PASS_BYTES = 1 << 20
-"""Quantised activations that pass a tile before the next one comes; a core's cache holds them."""
+"""Bytes of quantised activations per pass over the weights; they stay in a core's cache."""
 
-FEW_TOKENS = 16
-"""Up to so many tokens go through our kernels where weights are not quantised."""
+GEMV_BATCH = 16
+"""Largest number of tokens that our kernels multiply by unquantised weights; torch does more."""
 
 KINDS: Mapping[torch.dtype, str] = {
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32",
 }  # fmt: skip
+"""Kernel name of each type of unquantised weights."""
 
 
 class PlaneWeight:
     """A quantised matrix, or one per expert or head, in planes (`engine.quants.layout`).
 
     Args:
-        planes: uint8, (n_tile, tile_bytes) or (n, n_tile, tile_bytes).
-        type_number: the GGML type.
-        n_rows: of each matrix.
-        extent: its columns.
+        planes: weights, uint8 (n_tile, tile_bytes) or (n, n_tile, tile_bytes).
+        type_number: number of the GGML type.
+        n_rows: number of rows of each matrix.
+        extent: columns of each matrix.
+
+    Attributes:
+        n_tiles_per_piece: number of tiles that a thread takes at a time.
+        n_tokens_per_pass: largest number of tokens that one pass over the weights multiplies.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class PlaneWeight:
         if n_tokens >= worker.bf16_from:
             return self._bf16_product(x)
         if n_tokens <= self.n_tokens_per_pass:
-            return self._alone.joined(x)
+            return self._gemv.joined(x)
         y = torch.empty(n_tokens, self.n_rows)
         panels = worker.panels(x, extent)
         worker.team.wake()
@@ -81,25 +87,32 @@ class PlaneWeight:
         return y
 
     @cached_property
-    def _alone(self) -> JointProduct:
+    def _gemv(self) -> JointProduct:
+        """Product with this matrix alone, for a small batch."""
         return JointProduct([self])
 
     @property
     def n_pieces(self) -> int:
-        """Of the job of a few tokens."""
+        """Number of work items of a GEMV over this matrix."""
         return -(-n_tiles(self.n_rows) // self.n_tiles_per_piece)
 
     def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
-        """Of the kernel that multiplies (`engine.cpu.kernels.quantised_gemm`)."""
+        """Return the arguments of the GEMM kernel (`engine.cpu.kernels.quantised_gemm`).
+
+        Args:
+            panels: address of the quantised activations.
+            out: address of the result.
+            out_stride: bytes from one token's result to the next one's.
+        """
         return (
             *self._planes, panels, n_tokens, out, out_stride, self.n_rows, n_tiles(self.n_rows),
             self.n_tiles_per_piece, self.n_tokens_per_pass,
         )  # fmt: skip
 
     def _bf16_product(self, x: Tensor) -> Tensor:
-        """The same by torch, for many tokens: some rows at a time are turned into BF16."""
+        """Multiply with torch's BF16 GEMM, for large batches; convert some rows at a time."""
         extent, worker = self.extent, self.worker
-        numbers, y = worker.bf16(x, extent), torch.empty(x.shape[0], self.n_rows)
+        x_bf16, y = worker.bf16(x, extent), torch.empty(x.shape[0], self.n_rows)
         n_columns = extent.n_blocks * BLOCK
         step = max(1, BF16_CHUNK // (n_columns * TILE))
         scratch = worker.scratch(step * TILE * n_columns)
@@ -112,7 +125,7 @@ class PlaneWeight:
             n_rows = min(n * TILE, self.n_rows - first * TILE)
             rows = scratch[: n_rows * n_columns].view(n_rows, n_columns)
             worker.team.rest()
-            y[:, first * TILE : first * TILE + n_rows] = linear(numbers, rows)
+            y[:, first * TILE : first * TILE + n_rows] = linear(x_bf16, rows)
         return y
 
     def lookup(self, ids: Tensor) -> Tensor:
@@ -129,57 +142,58 @@ class PlaneWeight:
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         extent, worker = self.extent, self.worker
         y = torch.empty(groups.n_row, self.n_rows)
-        is_shared = x.stride(0) == 0  # one token, the same for all its experts
+        is_shared = x.stride(0) == 0  # all rows are the same token
         if is_shared:
             panels, row_bytes = worker.shared_panels(x, extent), 0
         else:
             panels = worker.group_panels(x, extent, groups)
             row_bytes = quantised_bytes(1, extent.n_blocks, worker.x_bytes)
-        planes, cut = self._of_groups
+        planes, sizes = self._group_arguments
         worker.team.wake()
         self._multiply_groups(
-            worker.team.address, *planes, panels, row_bytes, y.data_ptr(), *cut,
+            worker.team.address, *planes, panels, row_bytes, y.data_ptr(), *sizes,
             groups.table.data_ptr(), groups.table.shape[0],
         )  # fmt: skip
         return y
 
     @cached_property
     def _multiply_groups(self) -> Kernel:
+        """Grouped GEMM kernel."""
         return compiled.multiply_groups(self.type_number, self.worker.x_bytes)
 
     @cached_property
-    def _of_groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Its arguments that are always the same: `planes` to `skip`, `out_stride` to the cut."""
+    def _group_arguments(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Constant arguments of the grouped GEMM: the planes, and the sizes from `out_stride`."""
         address, *others = self._planes
-        cut = n_tiles(self.n_rows), self.n_tiles_per_piece, self.n_tokens_per_pass
-        return (address, self.planes.stride(0), *others), (4 * self.n_rows, self.n_rows, *cut)
+        sizes = n_tiles(self.n_rows), self.n_tiles_per_piece, self.n_tokens_per_pass
+        return (address, self.planes.stride(0), *others), (4 * self.n_rows, self.n_rows, *sizes)
 
-    def _one(self, index: int) -> PlaneWeight:
+    def _matrix(self, index: int) -> PlaneWeight:
+        """Return the matrix of one expert or head."""
         return PlaneWeight(
             self.planes[index], self.type_number, self.n_rows, self.extent, self.worker
         )
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        numbers = torch.arange(self.n_rows)[rows]
+        ids = torch.arange(self.n_rows)[rows]
         heads = []
         for head in range(self.planes.shape[0]):
-            matrix = self._one(head).lookup(numbers)
+            matrix = self._matrix(head).lookup(ids)
             heads.append(x[:, head] @ (matrix if transposed else matrix.T))
         return torch.stack(heads, dim=1)
 
 
 class JointProduct:
-    """Products of several matrices with the same few tokens, as one kernel call.
+    """Products of several matrices with the same small batch, as one kernel call.
 
-    For many tokens the time between calls does not matter. The result for one token lies in the
-    same memory each time: it is valid until the next call with one token, so that a layer may use
-    it but nobody may keep it.
+    For large batches the time between calls does not matter. The result for one token lies in the
+    same memory each time and is valid until the next call with one token.
 
     Args:
         weights: matrices of one rank that have the same columns.
 
     Attributes:
-        n_tokens: largest number of tokens.
+        n_tokens: largest number of tokens of a call.
     """
 
     def __init__(self, weights: Sequence[PlaneWeight]) -> None:
@@ -188,7 +202,7 @@ class JointProduct:
         self._worker, self._extent = first.worker, first.extent
         self._rows = [weight.n_rows for weight in weights]
         self._width = sum(self._rows)
-        self._planes = [weight.planes for weight in weights]  # what the arguments point to
+        self._planes = [weight.planes for weight in weights]  # kept: the arguments point to them
         self._arguments = [array("q", weight.arguments(0, 0, 0, 0)) for weight in weights]
         self._table = array("q")
         for weight, arguments in zip(weights, self._arguments, strict=True):
@@ -207,17 +221,18 @@ class JointProduct:
 
     @cached_property
     def _of_one(self) -> tuple[Tensor, Sequence[Tensor]]:
-        """Memory for the products with one token, and its part for each matrix."""
+        """Memory for the products with one token, and a view of it for each matrix."""
         y = torch.empty(1, self._width)
         return y, y.split_with_sizes(self._rows, 1)
 
     def joined(self, x: Tensor) -> Tensor:
-        """Return the products side by side, in memory of their own."""
+        """Return the products side by side, (T, rows of all matrices), in memory of their own."""
         y = torch.empty(x.shape[0], self._width)
         self._compute(x, y)
         return y
 
     def _compute(self, x: Tensor, y: Tensor) -> None:
+        """Write the products with x side by side to y."""
         worker = self._worker
         activations = worker.activations(x, self._extent)
         worker.team.wake()
@@ -230,7 +245,7 @@ class JointProduct:
 
         Args:
             activation: address of a kernel of `engine.cpu.kernels.activation`.
-            limit: limit of the activation, as that kernel takes it.
+            limit: limit of the activation, as the bits of an F32 number.
         """
         worker, n_tokens = self._worker, x.shape[0]
         y = self._gated_of_one if n_tokens == 1 else torch.empty(n_tokens, self._rows[0])
@@ -244,14 +259,15 @@ class JointProduct:
 
     @cached_property
     def _gated_of_one(self) -> Tensor:
+        """Memory for the gated product with one token."""
         return torch.empty(1, self._rows[0])
 
 
 class PlainWeight:
-    """A matrix in F16, BF16 or F32 as in the file, or one per expert or head.
+    """An unquantised matrix (F16, BF16 or F32) as in the file, or one per expert or head.
 
     Args:
-        data: (n_out, n_in) or (n, n_out, n_in).
+        data: values, (n_out, n_in) or (n, n_out, n_in).
     """
 
     def __init__(self, data: Tensor, worker: Worker) -> None:
@@ -268,8 +284,8 @@ class PlainWeight:
 
     def matmul(self, x: Tensor) -> Tensor:
         n_tokens, data = x.shape[0], self.data
-        if n_tokens > FEW_TOKENS:
-            return self._many(x)
+        if n_tokens > GEMV_BATCH:
+            return self._torch_product(x)
         y = torch.empty(n_tokens, data.shape[0])
         x = x if x.stride(-1) == 1 else x.contiguous()
         self.worker.team.wake()
@@ -280,15 +296,15 @@ class PlainWeight:
         )  # fmt: skip
         return y
 
-    def _many(self, x: Tensor) -> Tensor:
-        """By torch, in BF16 where the weights are short and that is faster than F32."""
+    def _torch_product(self, x: Tensor) -> Tensor:
+        """Multiply with torch: in BF16 for 16-bit weights, if that is faster than F32."""
         self.worker.team.rest()
         if self.data.dtype == torch.float32 or not self.worker.is_bf16_fast:
-            return self._by_rows(x, torch.float32)
-        return self._by_rows(x.bfloat16(), torch.bfloat16)
+            return self._converted_product(x, torch.float32)
+        return self._converted_product(x.bfloat16(), torch.bfloat16)
 
-    def _by_rows(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """`x Wᵀ` with weights of another type, some rows at a time."""
+    def _converted_product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return `x Wᵀ` in `dtype`, converting the weights some rows at a time."""
         if self.data.dtype == dtype:
             return linear(x, self.data).float()
         n_rows, n_columns = self.data.shape
@@ -304,9 +320,10 @@ class PlainWeight:
         return gathered_rows(ids, len(data), lambda rows: data.index_select(0, rows).float())
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
-        return torch.cat([self._one(expert).matmul(x[rows]) for expert, rows in groups])
+        return torch.cat([self._matrix(expert).matmul(x[rows]) for expert, rows in groups])
 
-    def _one(self, index: int) -> PlainWeight:
+    def _matrix(self, index: int) -> PlainWeight:
+        """Return the matrix of one expert or head."""
         return PlainWeight(self.data[index], self.worker)
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
@@ -317,7 +334,11 @@ class PlainWeight:
 
 
 class JoinedColumns:
-    """A matrix whose columns on this rank are several intervals of the file's, each held alone."""
+    """A matrix whose columns on this rank are several intervals of the file's, one weight for each.
+
+    Args:
+        widths: number of columns of each part.
+    """
 
     def __init__(self, parts: Sequence[Weight], widths: Sequence[int]) -> None:
         self.parts = parts
@@ -342,7 +363,7 @@ class JoinedColumns:
         return self._summed(x, lambda part, piece: part.per_head(piece, rows))
 
     def _summed(self, x: Tensor, product: Callable[[Weight, Tensor], Tensor]) -> Tensor:
-        """The sum of what each part makes of its columns of x."""
+        """Return the sum of each part's product with its columns of x."""
         return reduce(
             torch.add, map(product, self.parts, torch.split(x, list(self.widths), dim=-1))
         )

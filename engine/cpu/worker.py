@@ -1,4 +1,4 @@
-"""What a rank on the CPU computes with: its threads, and the activations they work on."""
+"""Threads of a rank on the CPU, and their memory for activations."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from engine.quants.layout import BLOCK
 class Worker:
     """Threads of one rank and its memory for quantised activations.
 
-    Args:
-        x_bytes: of an activation; two where a small error can have large consequences, see
-            `engine.cpu.kernels.panels`.
-
     Several matrices often multiply the same activations (queries, keys and values; gate and up), so
-    those that were quantised last are kept: a tensor is told by being the very same object, which
-    no layer changes once it has been multiplied.
+    those that were quantised last are kept. They belong to one tensor object, which no layer
+    changes once it has been multiplied.
+
+    Args:
+        x_bytes: bytes of a quantised activation; two where a small error can have large
+            consequences, see `engine.cpu.kernels.panels`.
+
+    Attributes:
+        team: the rank's threads.
     """
 
     def __init__(self, n_threads: int, x_bytes: int = 1) -> None:
@@ -43,49 +46,50 @@ class Worker:
         self._inner = torch.empty(0)
         self._last: Tensor | None = None
         self._rows: Tensor | None = None
-        self._last_short: Tensor | None = None
-        self._short = torch.empty(0, 0, dtype=torch.bfloat16)
+        self._last_bf16: Tensor | None = None
+        self._bf16 = torch.empty(0, 0, dtype=torch.bfloat16)
         self._last_extent = Extent(0, 0, 0, 0)
 
     def prepare(self) -> None:
-        """Measure now what prompts depend on."""
+        """Measure now which GEMM is faster for prompts."""
         _ = self.bf16_from, self.is_bf16_fast
 
     @cached_property
     def bf16_from(self) -> float:
-        """From how many tokens on quantised matrices go through torch, in BF16."""
+        """Smallest number of tokens for which quantised products use torch's BF16 GEMM."""
         return gemm_choice.bf16_from(self.n_threads) if self.x_bytes == 1 else inf
 
     @cached_property
     def is_bf16_fast(self) -> bool:
-        """Whether matrices that are not quantised go through torch in BF16 rather than F32."""
+        """Whether unquantised 16-bit matrices use torch's BF16 GEMM rather than the F32 one."""
         return self.x_bytes == 1 and gemm_choice.is_bf16_fast(self.n_threads)
 
     def scratch(self, n: int) -> Tensor:
-        """Memory for n numbers in BF16, whose contents the next call changes."""
+        """Return memory for n BF16 numbers, valid until the next call."""
         if self._scratch.numel() < n:
             self._scratch = torch.empty(n, dtype=torch.bfloat16)
         return self._scratch
 
     def inner(self, n: int) -> int:
-        """The address of memory for n numbers in F32, whose contents the next call changes."""
+        """Return the address of memory for n F32 numbers, valid until the next call."""
         if self._inner.numel() < n:
             self._inner = torch.empty(n)
         return self._inner.data_ptr()
 
     @property
     def memory(self) -> Sequence[Tensor]:
-        """What kernels use of it for few tokens, as it is now."""
+        """Memory that kernels currently use for small batches."""
         return self._memory, self._inner
 
     @property
     def n_threads(self) -> int:
+        """Number of threads of the rank."""
         return self.team.n_threads
 
     def activations(self, x: Tensor, extent: Extent) -> tuple[int, ...]:
-        """What `multiply_all` wants to know of x (T, columns of the extent), F32.
+        """Return the arguments of `multiply_all` for x (T, columns of the extent), F32.
 
-        It must be given to it, since x counts as quantised from now on.
+        The caller must run that kernel: it quantises x, which counts as quantised from now on.
 
         Returns:
             Its arguments from `quantise` to `panels`.
@@ -93,30 +97,27 @@ class Worker:
         n_tokens, n_blocks = x.shape[0], extent.n_blocks
         if self._has(x, extent):
             return 0, 0, 0, n_tokens, n_blocks, self._panels
-        self._rows = rows = whole_blocks(x, extent)  # kept until it is read
+        self._rows = rows = whole_blocks(x, extent)  # kept until the kernel has read it
         self._last, self._last_extent = x, extent
-        panels = self._room(n_tokens, extent)
+        panels = self._reserve(n_tokens, extent)
         stride = 4 * rows.stride(0)
         return self._quantise_address, rows.data_ptr(), stride, n_tokens, n_blocks, panels
 
     def _has(self, x: Tensor, extent: Extent) -> bool:
-        """Whether the panels are those of x."""
+        """Return whether the panels hold x."""
         last = self._last_extent
         return x is self._last and (extent.n_blocks, extent.lead) == (last.n_blocks, last.lead)
 
     def panels(self, x: Tensor, extent: Extent) -> int:
-        """Quantise activations.
-
-        Args:
-            x: (T, columns of the extent), F32.
+        """Quantise activations x (T, columns of the extent), F32.
 
         Returns:
-            The address of the panels, valid until the next call.
+            Address of the panels, valid until the next call.
         """
         if self._has(x, extent):
             return self._panels
         rows, n_tokens = whole_blocks(x, extent), x.shape[0]
-        address = self._room(n_tokens, extent)
+        address = self._reserve(n_tokens, extent)
         self.team.wake()
         self._quantise(
             self._address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, extent.n_blocks, address
@@ -125,7 +126,11 @@ class Worker:
         return address
 
     def shared_panels(self, x: Tensor, extent: Extent) -> int:
-        """The same for one token, of which x (n_row, columns) shows only copies."""
+        """Quantise one token, of which all rows of x (n_row, columns) are views.
+
+        Returns:
+            Address of the token's panels, valid until the next call.
+        """
         if self._has(x, extent):
             return self._panels
         address = self.panels(x[:1], extent)
@@ -133,18 +138,22 @@ class Worker:
         return address
 
     def bf16(self, x: Tensor, extent: Extent) -> Tensor:
-        """Activations (T, columns of the extent) in BF16, whole blocks of them."""
-        if x is not self._last_short or self._short.shape[1] != extent.n_blocks * BLOCK:
-            self._short = whole_blocks(x, extent).bfloat16()
-            self._last_short = x
-        return self._short
+        """Return activations x (T, columns of the extent) in BF16, padded to whole blocks."""
+        if x is not self._last_bf16 or self._bf16.shape[1] != extent.n_blocks * BLOCK:
+            self._bf16 = whole_blocks(x, extent).bfloat16()
+            self._last_bf16 = x
+        return self._bf16
 
     def group_panels(self, x: Tensor, extent: Extent, groups: Groups) -> int:
-        """The same for the rows of experts, each group by itself; x is (n_row, columns)."""
+        """Quantise the rows of experts x (n_row, columns), each expert's rows by themselves.
+
+        Returns:
+            Address of the panels, valid until the next call.
+        """
         if x is self._last and extent == self._last_extent:
             return self._panels
         rows, n_blocks = whole_blocks(x, extent), extent.n_blocks
-        address = self._room(groups.n_row, extent)
+        address = self._reserve(groups.n_row, extent)
         self.team.wake()
         self._quantise_groups(
             self._address, rows.data_ptr(), 4 * rows.stride(0), n_blocks, address,
@@ -153,8 +162,8 @@ class Worker:
         self._last, self._last_extent = x, extent
         return address
 
-    def _room(self, n_rows: int, extent: Extent) -> int:
-        """The address of memory for panels of so many tokens."""
+    def _reserve(self, n_rows: int, extent: Extent) -> int:
+        """Return the address of memory for the panels of `n_rows` rows; allocate it if needed."""
         n_bytes = n_rows * extent.n_blocks * self._token_bytes
         if self._n_bytes < n_bytes:
             self._memory = torch.empty(n_bytes, dtype=torch.uint8)
@@ -163,12 +172,13 @@ class Worker:
 
     @cached_property
     def _quantise_groups(self) -> Kernel:
+        """Kernel that quantises the rows of each expert."""
         return compiled.quantise_groups(self.x_bytes)
 
     def forget(self) -> None:
-        """Let go of the last activations."""
-        self._last = self._rows = self._last_short = None
-        self._short = torch.empty(0, 0, dtype=torch.bfloat16)
+        """Release the last activations."""
+        self._last = self._rows = self._last_bf16 = None
+        self._bf16 = torch.empty(0, 0, dtype=torch.bfloat16)
 
     def release(self) -> None:
         """Free the working memory."""
@@ -185,7 +195,7 @@ class Worker:
 
 
 def whole_blocks(x: Tensor, extent: Extent) -> Tensor:
-    """x (T, n) with zeros where its blocks of 32 columns hold none of its own."""
+    """Return x (T, columns of the extent) padded with zeros to whole blocks of 32 columns."""
     is_fit = x.dim() == 2 and x.shape[1] == extent.n_columns and x.dtype is torch.float32
     assert is_fit, "kernels read memory unchecked"
     if extent.is_exact:

@@ -110,7 +110,7 @@ class ProcessRuntime:
             (len(ids) - first_logit, tokens of this rank); none of them on a rank without a head.
         """
         context = self.rank.context
-        context.is_sliced, context.headed = True, None
+        context.is_sliced, context.head_input = True, None
         try:
             found = self._computed(ids, n_past, first_logit)
         finally:
@@ -145,7 +145,8 @@ class ProcessRuntime:
         group = self._split.last_group
         if self.number not in group:
             return None
-        row, alike = torch.from_numpy(np.ascontiguousarray(mine)[None]), self.rank.context.headed
+        row = torch.from_numpy(np.ascontiguousarray(mine)[None])
+        alike = self.rank.context.head_input
         found = self.comm.gather(row, group, alike)
         return None if found is None else np.split(found[0].numpy(), len(group))
 

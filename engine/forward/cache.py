@@ -191,9 +191,9 @@ class Cache:
         device = torch.device("cpu") if is_on_host else self._device
         return device, state.n_bytes(self._rank, self._n_ctx, self._kv_type)
 
-    def shape_of(self, state: State) -> object:
+    def memory_key(self, state: State) -> object:
         """Return a key that is equal in caches that may `take` this layer's memory."""
-        return self._device, *self.room(state), state.held_by(self._rank)
+        return self._device, *self.room(state), state.slice_key(self._rank)
 
     def drop(self, state: State) -> None:
         """Free a layer's memory, if it has any."""
@@ -243,7 +243,7 @@ class Cache:
         """Return the tensors of the layer that declared `state`, to be updated in place."""
         return self._recurrent[state]
 
-    def changing(self) -> list[Tensor]:
+    def recurrent_tensors(self) -> list[Tensor]:
         """Return the recurrent tensors: computing a token twice updates them twice."""
         return [x for tensors in self._recurrent.values() for x in tensors.values()]
 

@@ -39,8 +39,8 @@ class Context:
             pass.
         recorder: recorder of this pass, if it is recorded.
         is_sliced: whether each rank keeps its slice of the logits.
-        headed: hidden state from which such slices were computed, (rows, n_embd), where all ranks
-            should have the same bits of it.
+        head_input: hidden state from which these slices were computed, (rows, n_embd), if it should
+            have the same bits on all ranks.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Context:
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.recorder: TokenRecorder | None = None
         self.is_sliced = False
-        self.headed: Tensor | None = None
+        self.head_input: Tensor | None = None
         self.directions: dict[int, Tensor] = {}
         self.side: dict[str, Tensor] = {}
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
@@ -184,11 +184,11 @@ class Context:
         """
         group = self._group
         if self.is_sliced:
-            self.headed = alike if self._are_of_one_kind(group) else None
+            self.head_input = alike if self._are_of_one_kind(group) else None
             return x
         if self.recorder is None:
             return self._comm.gather(x, group, alike)
-        return self.recorder.live(lambda: self._comm.gather(x, group, alike))
+        return self.recorder.run_live(lambda: self._comm.gather(x, group, alike))
 
     def rope(self, x: Tensor, rope: RopeLayer) -> Tensor:
         """Rotate x (T, n_head, head_dim) by the positions of this pass."""

@@ -47,7 +47,7 @@ class TokenRecorder(Protocol):
         """
         ...
 
-    def live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
+    def run_live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
         """Run the last step of a token, which every replay calls instead of replaying it."""
         ...
 

@@ -76,7 +76,7 @@ class KVState:
         """Return the cut of the first dimension over ranks: of "k", and of "v" if it is held."""
         return dict.fromkeys("k" if self.v_in_k else "kv", (self.kv_heads,))
 
-    def held_by(self, rank: int) -> object:
+    def slice_key(self, rank: int) -> object:
         """Return a key that is equal for ranks, also of other cuts, that hold the same heads."""
         return self.heads.spans[rank], self.kv_heads.spans[rank]
 
@@ -148,7 +148,7 @@ class RecurrentState:
             for name, (cuts, _) in self._tensors.items()
         }
 
-    def held_by(self, rank: int) -> object:
+    def slice_key(self, rank: int) -> object:
         """Return a key that is equal for ranks, also of other cuts, that hold the same units."""
         return tuple(cut.spans[rank] for cuts in self.cuts().values() for cut in cuts)
 

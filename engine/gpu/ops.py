@@ -205,10 +205,10 @@ class GpuOps(CompositeOps):
             return self.ropes(self.normed(xs, norms), cos, sin, style)
         return super().ropes(xs, cos, sin, style) if turned is None else turned
 
-    def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
+    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         if not attention.write(cache, k, v, self._position):
             refuse_capture("no kernel writes such a cache")
-            REFERENCE.remember(cache, k, v, start)
+            REFERENCE.write_cache(cache, k, v, start)
 
     def attention(
         self,

@@ -1,1 +1,4 @@
-"""The arithmetic, in torch: what declared models call through `Context` and loaded weights."""
+"""Reference arithmetic in torch, behind the interfaces of `engine.forward`.
+
+Imports neither `layers` at run time nor the kernels of `cpu` and `gpu`.
+"""

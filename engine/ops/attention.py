@@ -1,7 +1,7 @@
-"""Softmax attention over a cache, a block of keys and some queries at a time.
+"""Softmax attention over a KV cache, computed in blocks of keys and queries.
 
-Neither all scores nor the whole cache in F32 are ever held. The softmax is taken as the blocks
-come: each query keeps its largest score so far, and sums relative to that (arXiv 1805.02867).
+Neither all scores nor the whole cache in F32 are ever held. The softmax is computed online: each
+query keeps its largest score so far, and sums relative to that (arXiv 1805.02867).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.forward.operands import Scores
 
 LOWEST = torch.finfo(torch.float32).min
-"""Before the first key; infinity would make NaN of a query that sees no key of a block."""
+"""Largest score before the first key; -inf would give NaN if a query sees no key of a block."""
 
 
 def attend(
@@ -30,10 +30,10 @@ def attend(
     sinks: Tensor | None,
     slopes: Tensor | None,
 ) -> Tensor:
-    """See `ReferenceOps.attention`; q (T, n_head, head_dim), result (T, n_head, head_dim_v)."""
+    """Compute `Ops.attention` of q (T, n_head, head_dim); return (T, n_head, head_dim_v)."""
     first, stop = scores.first_visible(n_past), n_past + q.shape[0]
     step = CPU_STEP if q.device.type == "cpu" else DEVICE_STEP
-    # per row of keys and values the queries that meet it: (n_row, T, size, head_dim)
+    # the queries of each row of keys and values: (n_row, T, size, head_dim)
     q = torch.unflatten(q * scores.scale, 1, (cache.n_row, -1)).transpose(0, 1).contiguous()
     size = q.shape[2]
     n_keys = max(1, min(step.keys // cache.width, step.scores // size))
@@ -60,11 +60,11 @@ def attend(
 
 
 class _Means:
-    """Weighted means of values for all queries, as far as the keys have come.
+    """Weighted means of the values for all queries, over the keys added so far.
 
     Args:
-        q: (n_row, T, size, head_dim), queries by the row of keys that they meet.
-        sinks: (n_row × size,), logits that take weight but have no value; or None.
+        q: queries by their row of keys, (n_row, T, size, head_dim).
+        sinks: logits that take weight but have no value, (n_row × size,); or None.
     """
 
     def __init__(self, q: Tensor, head_dim_v: int, sinks: Tensor | None) -> None:
@@ -78,9 +78,9 @@ class _Means:
             self._weights = q.new_ones(*shape, 1)
 
     def add(self, rows: slice, tokens: slice, s: Tensor, v: Tensor) -> None:
-        """Take in some keys: their scores s (rows, T, size, S) with queries, and values v.
+        """Add some keys: their scores s (rows, T, size, S) with the queries, and their values v.
 
-        `s` is used up.
+        `s` is overwritten.
         """
         top, weights, sums = (
             whole[tokens, rows].transpose(0, 1) for whole in (self._top, self._weights, self._sums)
@@ -93,14 +93,17 @@ class _Means:
         top.copy_(new)
 
     def result(self) -> Tensor:
-        """(T, n_row × size, head_dim_v)"""
+        """Return the means, (T, n_row × size, head_dim_v)."""
         return self._sums.div_(self._weights).flatten(1, 2)
 
 
 def _pieces(
     scores: Scores, queries: slice, keys: slice, n_queries: int
 ) -> Iterator[tuple[slice, slice]]:
-    """Some queries at a time, and which of the keys any of them sees; all are positions."""
+    """Yield intervals of at most `n_queries` queries, each with the keys that any of them sees.
+
+    All are intervals of positions; queries that see none of the keys are left out.
+    """
     for start in range(queries.start, queries.stop, n_queries):
         stop = min(start + n_queries, queries.stop)
         seen = slice(max(keys.start, scores.first_visible(start)), min(keys.stop, stop))
@@ -109,7 +112,14 @@ def _pieces(
 
 
 def hidden(scores: Scores, queries: slice, keys: slice, device: torch.device) -> Tensor | None:
-    """(queries, 1, keys), true where a query may not look; None if each sees all of the keys."""
+    """Return the mask (queries, 1, keys), true where a query must not see a key.
+
+    Args:
+        queries, keys: intervals of positions.
+
+    Returns:
+        None if each query sees all of the keys.
+    """
     is_first_whole = keys.stop <= queries.start + 1
     if is_first_whole and scores.first_visible(queries.stop - 1) <= keys.start:
         return None
@@ -124,17 +134,18 @@ def hidden(scores: Scores, queries: slice, keys: slice, device: torch.device) ->
 
 
 def _scores(q: Tensor, k: Tensor, scores: Scores) -> Tensor:
-    """Scores (rows, T, size, S) of q (rows, T, size, d), scaled, and k (rows, S, d)."""
+    """Return scores (rows, T, size, S) of q (rows, T, size, d), scaled, and k (rows, S, d)."""
     s = (q.flatten(1, 2) @ k.transpose(1, 2)).view(*q.shape[:3], -1)
     return s.div_(scores.softcap).tanh_().mul_(scores.softcap) if scores.softcap else s
 
 
 def _distances(queries: slice, keys: slice, like: Tensor) -> Tensor:
-    """Position of key minus position of query, (T, 1, S)."""
+    """Return the position of each key minus that of each query, (T, 1, S)."""
     key = torch.arange(keys.start, keys.stop, device=like.device, dtype=like.dtype)
     query = torch.arange(queries.start, queries.stop, device=like.device, dtype=like.dtype)
     return key - query[:, None, None]
 
 
 def _length(interval: slice) -> int:
+    """Return the number of positions in an interval."""
     return int(interval.stop - interval.start)

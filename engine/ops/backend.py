@@ -1,4 +1,4 @@
-"""The reference backend: torch in F32 over dequantised, or packed, weights."""
+"""Reference backend: torch in F32 over dequantised or packed weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NothingToCompile:
-    """The compilation of a backend whose kernels are ready when they are first started."""
+    """Compilation handle of a backend that has nothing to compile ahead."""
 
     def wait(self, is_cancelled: object) -> None:
         """Return at once."""
@@ -30,10 +30,10 @@ class NothingToCompile:
 
 
 class PlainLoader:
-    """Copies bytes of the file; holds no matrices in a form for kernels.
+    """Loader that copies bytes of the file; it makes no matrices for kernels.
 
     Args:
-        report: called with the bytes of the file that were read; may raise to stop.
+        report: callback that gets the number of bytes read from the file; may raise to stop.
     """
 
     def __init__(self, report: Callable[[int], None]) -> None:
@@ -44,12 +44,15 @@ class PlainLoader:
         return copied(raw, self.report)
 
     def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
-        """Fail: only ranks with kernels hold weights for them."""
+        """Raise an error: only backends with kernels hold matrices for them."""
         raise AssertionError(f"{slot.tensor.name} is for kernels, and there are none")
 
 
 class ReferenceBackend:
-    """See `engine.runtime.backend.Backend`; nothing is compiled, recorded or captured."""
+    """Backend in plain torch; it compiles, records and captures nothing.
+
+    See `engine.runtime.backend.Backend`.
+    """
 
     records = captures = compiles = False
     memory: Sequence[Tensor] = ()

@@ -1,4 +1,4 @@
-"""Operations that are made of other operations, for every implementation of `Ops`."""
+"""Operations composed of other operations, which all implementations of `Ops` share."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ if TYPE_CHECKING:
 
 
 class CompositeOps(Ops):
-    """The operations that call others of the same object; an implementation adds the rest.
+    """Operations composed of others; an implementation adds the rest.
 
-    One that has a kernel for such an operation overrides it, and falls back on this one where the
-    kernel does not serve.
+    An implementation with a kernel for a composed operation overrides it, and falls back on this
+    class where the kernel cannot be used.
     """
 
     @abstractmethod
     def scan_chunks(self, chunks: recurrent.Chunks, state: Tensor) -> Tensor:
-        """Scan chunks of tokens, see `engine.ops.recurrent.scan_chunks`; any strides of state."""
+        """Scan chunks of tokens, see `engine.ops.recurrent.scan_chunks`.
+
+        `state` may have any strides.
+        """
 
     @abstractmethod
     def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return weights and numbers of each token's experts, both (T, n_used); see `Routing`.
 
         Args:
-            logits: (T, n_expert)
-            bias: (n_expert,), counts in the choice but not in the weights; or None.
+            logits: the router's logits, (T, n_expert).
+            bias: bias for the choice, which does not change the weights, (n_expert,); or None.
         """
 
     @abstractmethod
@@ -45,7 +48,7 @@ class CompositeOps(Ops):
         """Rotate the first elements of each head of x (T, n_head, head_dim) (arXiv 2104.09864)."""
 
     @abstractmethod
-    def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
+    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         """Write k and v to the cache from position `start` on; see `LayerCache.write`."""
 
     def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
@@ -99,8 +102,8 @@ class CompositeOps(Ops):
         q, k = self.l2_norm(x.q, x.eps), self.l2_norm(x.k, x.eps)
         if x.key_of is not None:
             q, k = q.index_select(1, x.key_of), k.index_select(1, x.key_of)
-        steps = self.softplus(x.step + x.step_bias)
-        log_decay = steps * (x.rate if steps.dim() == 2 else x.rate[:, None])
+        dt = self.softplus(x.step + x.step_bias)
+        log_decay = dt * (x.rate if dt.dim() == 2 else x.rate[:, None])
         beta = x.beta.sigmoid()
         q = q * x.scale
         return recurrent.gated_delta_rule(q, k, x.v, log_decay, beta, state, self.scan_chunks)
@@ -161,8 +164,8 @@ class CompositeOps(Ops):
         """Normalise each tensor with its norm, if there are norms."""
         if not norms:
             return xs
-        both = zip(xs, norms, strict=True)
-        return [x if norm.is_absent else norm.apply(x, self) for x, norm in both]
+        pairs = zip(xs, norms, strict=True)
+        return [x if norm.is_absent else norm.apply(x, self) for x, norm in pairs]
 
     def new_attention(
         self,
@@ -175,5 +178,5 @@ class CompositeOps(Ops):
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> Tensor:
-        self.remember(cache, k, v, n_past)
+        self.write_cache(cache, k, v, n_past)
         return self.attention(q, cache, n_past, scores, sinks, slopes)

@@ -1,4 +1,4 @@
-"""Copies of a file's bytes in memory, chunk by chunk, so that a load can be stopped."""
+"""Chunked copies of a file's bytes into memory, so that a load can be stopped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 Bytes = NDArray[np.uint8]
 
 CHUNK_BYTES = 8 << 20
-"""Bytes read at a time; cancelling and progress take effect between chunks."""
+"""Bytes of a chunk; cancelling and progress take effect between chunks."""
 
 
 def copied(raw: Bytes, report: Callable[[int], None]) -> Tensor:
     """Copy bytes (…, row_bytes) of the file into memory of their own.
 
     Args:
-        report: called with the bytes that were read; may raise to stop.
+        report: callback that gets the number of bytes read; may raise to stop.
     """
     rows = torch.empty(prod(raw.shape[:-1]), raw.shape[-1], dtype=torch.uint8)
     for part, chunk in chunks(raw, report):
@@ -29,10 +29,11 @@ def copied(raw: Bytes, report: Callable[[int], None]) -> Tensor:
 
 
 def chunks(raw: Bytes, report: Callable[[int], None]) -> Iterator[tuple[slice, Tensor]]:
-    """Copy some rows at a time; yield each copy after its place among all rows.
+    """Copy some rows at a time; yield their interval among all rows, and the copy.
 
     Args:
-        report: called with the bytes of each chunk before it is yielded; may raise to stop.
+        report: callback that gets the number of bytes of each chunk before it is yielded; may raise
+            to stop.
     """
     n_columns = raw.shape[-1]
     step = max(1, CHUNK_BYTES // n_columns)

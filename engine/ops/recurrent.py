@@ -1,13 +1,13 @@
-"""Layers with a state of fixed size instead of keys and values: plain torch in F32.
+"""Recurrent layers, which have a state of fixed size instead of keys and values: torch in F32.
 
 A state is the memory of one layer on one rank. Every function takes the T tokens of a pass, updates
-the state in place, and gives the same for one pass as for its pieces, up to rounding. One token
-follows the recurrence. More tokens are computed in chunks: what the tokens of a chunk owe each
-other is written as matrix products, and only the state goes from chunk to chunk.
+the state in place, and returns the same for one pass as for its pieces, up to rounding. One token
+follows the recurrence. More tokens are computed in chunks: contributions between tokens of a chunk
+are matrix products, and only the state is carried from chunk to chunk.
 
 Decays are logarithms ≤ 0. They are summed over exactly the tokens between two positions and never
-taken as differences of running totals: after a token that forgets everything such a difference has
-no correct digits, and split into two factors one of them overflows.
+taken as differences of running totals: after a token with a decay of -inf such a difference has no
+correct digits, and if it is split into two factors, one of them overflows.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 CHUNK_TOKENS = 64
-"""A power of two. Work within a chunk grows with its square, and the chunks wait for each other."""
+"""Tokens of a chunk, a power of two. Work within a chunk grows with its square, and chunks are
+computed one after the other."""
 
 SCAN_TOKENS = 16
-"""Tokens of which the selective scan holds all states at a time."""
+"""Number of tokens whose states the selective scan holds at a time."""
 
 
 class Decays(NamedTuple):
-    """How much is left at each token of a chunk, (n_chunk, n_head, C, d_k or 1).
+    """Decay factors for each token of the chunks, (n_chunk, n_head, C, d_k or 1).
 
     Attributes:
-        from_start: of the state before the chunk, after this token's own decay.
-        to_end: of what this token writes, at the end of the chunk.
+        from_start: factor on the state before the chunk, up to and including this token's decay.
+        to_end: factor on what this token writes, up to the end of the chunk.
     """
 
     from_start: Tensor
@@ -44,10 +45,10 @@ def causal_conv(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None = 
     The sum has the same order for any T, so that pieces of a pass give the same bits.
 
     Args:
-        x: (T, channels)
-        state: (channels, K - 1), the inputs before x, oldest first.
-        weight: (channels, K), the last column for the token itself.
-        bias: (channels,)
+        x: input, (T, channels).
+        state: inputs before x, oldest first, (channels, K - 1).
+        weight: filters, (channels, K); the last column is for the token itself.
+        bias: bias of each channel, (channels,).
 
     Returns:
         (T, channels)
@@ -63,15 +64,15 @@ def causal_conv(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None = 
 
 
 class Chunks(NamedTuple):
-    """What a pass brings to the states, in chunks.
+    """Operands of a scan over the T tokens of a pass, in chunks of C tokens.
 
     Attributes:
-        q, k: (n_chunk, n_head, C, d_k)
-        v: (n_chunk, n_head, C, d_v)
-        products: the decayed products of q and k, (n_chunk, n_head, C, C).
-        decays: of the same chunks.
-        inverse: where what is written depends on the state: it is inverse @ (v - what the keys
-            find), (n_chunk, n_head, C, C). Else None, and v is what is written.
+        q, k: queries and keys, (n_chunk, n_head, C, d_k).
+        v: values, (n_chunk, n_head, C, d_v).
+        products: decayed products of q and k, (n_chunk, n_head, C, C).
+        decays: decay factors to both ends of each chunk.
+        inverse: matrix (n_chunk, n_head, C, C) of the delta rule, which writes
+            inverse @ (v - what the keys read from the state). None where v itself is written.
     """
 
     q: Tensor
@@ -86,44 +87,44 @@ def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor:
     """Carry the state (n_head, d_k, d_v) through the chunks and read it with q.
 
     Returns:
-        (n_chunk * C, n_head, d_v)
+        Outputs of all tokens, (n_chunk * C, n_head, d_v).
     """
     q, k, v, products, decays, inverse = chunks
     kept = decays.from_start[:, :, -1, :, None]
-    found = []
+    outputs = []
     for i in range(q.shape[0]):
         values = v[i]
         if inverse is not None:
             values = inverse[i] @ (values - (k[i] * decays.from_start[i]) @ state)
         read = (q[i] * decays.from_start[i]) @ state
-        found.append(read.baddbmm_(products[i], values))
+        outputs.append(read.baddbmm_(products[i], values))
         state.mul_(kept[i]).add_((k[i] * decays.to_end[i]).mT @ values)
-    return torch.cat(found, dim=1).transpose(0, 1)
+    return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
 Scan = Callable[[Chunks, Tensor], Tensor]
-"""`scan_chunks`, or what does the same."""
+"""Function like `scan_chunks`, from `Chunks` and a state to outputs."""
 
 
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor,
     scan: Scan = scan_chunks,
 ) -> Tensor:  # fmt: skip
-    """Gated delta net (arXiv 2412.06464), also with a gate per channel (arXiv 2510.26692).
+    """Run a gated delta net (arXiv 2412.06464), also with a gate per channel (arXiv 2510.26692).
 
     For each token `S = exp(g) S; S += k ⊗ β (v - Sᵀ k); o = Sᵀ q`. Within a chunk the values u
     written to S solve `u_i = β_i (v_i - (decayed S₀)ᵀ k_i - Σ_{j<i} a_ij u_j)`, a triangular system
     with the decayed products a_ij of the keys (the WY representation).
 
     Args:
-        q, k: (T, n_head, d_k), normalised and scaled by the caller.
-        v: (T, n_head, d_v)
-        log_decay: g ≤ 0: (T, n_head), or (T, n_head, d_k) for a gate per channel.
-        beta: (T, n_head)
-        state: S (n_head, d_k, d_v)
+        q, k: queries and keys, (T, n_head, d_k), normalised and scaled by the caller.
+        v: values, (T, n_head, d_v).
+        log_decay: g ≤ 0, (T, n_head), or (T, n_head, d_k) for a gate per channel.
+        beta: β, (T, n_head).
+        state: S, (n_head, d_k, d_v).
 
     Returns:
-        (T, n_head, d_v)
+        Outputs o, (T, n_head, d_v).
     """
     n_tokens = q.shape[0]
     gate = log_decay if log_decay.dim() == q.dim() else log_decay[..., None]
@@ -145,21 +146,21 @@ def gated_delta_rule(
 def selective_scan(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
 ) -> Tensor:
-    """Mamba 1 (arXiv 2312.00752): `S = exp(Δ a) S + Δ x ⊗ b; y = S c + d x` for each token.
+    """Run Mamba 1 (arXiv 2312.00752): `S = exp(Δ a) S + Δ x ⊗ b; y = S c + d x` for each token.
 
     Every element of the state decays at its own rate, which no matrix product expresses: this is
     one fused operation per token.
 
     Args:
-        x: (T, channels)
-        dt: Δ ≥ 0, (T, channels), after the softplus.
-        a: (channels, n_state), negative.
-        b, c: (T, n_state)
-        d: (channels,)
-        state: S (channels, n_state)
+        x: input, (T, channels).
+        dt: step sizes Δ ≥ 0 after the softplus, (T, channels).
+        a: rates, negative, (channels, n_state).
+        b, c: vectors that write to the state and read it, (T, n_state).
+        d: factor on the input that bypasses the state, (channels,).
+        state: S, (channels, n_state).
 
     Returns:
-        (T, channels)
+        Outputs y, (T, channels).
     """
     y = x * d
     for start in range(0, x.shape[0], SCAN_TOKENS):
@@ -178,21 +179,22 @@ def state_space_scan(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor,
     scan: Scan = scan_chunks,
 ) -> Tensor:  # fmt: skip
-    """Mamba 2 (arXiv 2405.21060): `S = exp(Δ a) S + Δ x ⊗ b; y = S c + d x` for each token.
+    """Run Mamba 2 (arXiv 2405.21060): `S = exp(Δ a) S + Δ x ⊗ b; y = S c + d x` for each token.
 
     With one decay per head this is linear attention with query c, key b and value Δ x, whose chunks
     are matrix products (the state space duality).
 
     Args:
-        x: (T, n_head, head_dim)
-        dt: Δ ≥ 0, (T, n_head), after the softplus.
-        a: (n_head,), negative.
-        b, c: (T, n_head, n_state), groups repeated to heads.
-        d: (n_head,)
-        state: S (n_head, head_dim, n_state)
+        x: input, (T, n_head, head_dim).
+        dt: step sizes Δ ≥ 0 after the softplus, (T, n_head).
+        a: rates, negative, (n_head,).
+        b, c: vectors that write to the state and read it, repeated from groups to heads,
+            (T, n_head, n_state).
+        d: factor on the input that bypasses the state, (n_head,).
+        state: S, (n_head, head_dim, n_state).
 
     Returns:
-        (T, n_head, head_dim)
+        Outputs y, (T, n_head, head_dim).
     """
     n_tokens = x.shape[0]
     skipped = d[:, None] * x
@@ -208,12 +210,12 @@ def state_space_scan(
 
 
 def _read(keys: Tensor, state: Tensor) -> Tensor:
-    """`Sᵀ k` for one token: keys (1, n_head, d_k), state (n_head, d_k, d_v); (1, n_head, d_v)."""
+    """Return `Sᵀ k` (1, n_head, d_v) of keys (1, n_head, d_k) and state (n_head, d_k, d_v)."""
     return (keys.transpose(0, 1) @ state).transpose(0, 1)
 
 
 def _split_chunks(x: Tensor) -> Tensor:
-    """(T, n_head, d) as (n_chunk, n_head, C, d), C a power of two ≤ CHUNK_TOKENS.
+    """Split x (T, n_head, d) into chunks (n_chunk, n_head, C, d), C a power of two ≤ CHUNK_TOKENS.
 
     The last chunk ends with zeros: as keys, gates and steps they leave the state as it is.
     """
@@ -227,15 +229,15 @@ def _split_chunks(x: Tensor) -> Tensor:
 def _decayed_products(
     rows: Sequence[Tensor], k: Tensor, gate: Tensor
 ) -> tuple[list[Tensor], Decays]:
-    """`Σ_d row[i, d] k[j, d] exp(Σ_{j<m≤i} gate[m, d])` for j ≤ i in a chunk, 0 for later j.
+    """Return `Σ_d row[i, d] k[j, d] exp(Σ_{j<m≤i} gate[m, d])` for j ≤ i in a chunk, 0 for later j.
 
     Args:
-        rows: each (n_chunk, n_head, C, d)
-        k: (n_chunk, n_head, C, d)
-        gate: (n_chunk, n_head, C, d or 1)
+        rows: left factors, each (n_chunk, n_head, C, d).
+        k: keys, (n_chunk, n_head, C, d).
+        gate: logarithms of the decays, (n_chunk, n_head, C, d or 1).
 
     Returns:
-        (n_chunk, n_head, C, C) for each of `rows`; the decays to the ends of each chunk.
+        Products (n_chunk, n_head, C, C) for each of `rows`; the decays to the ends of each chunk.
     """
     if gate.shape[-1] > 1:
         return _products_by_halves(rows, k, gate)
@@ -250,11 +252,11 @@ def _decayed_products(
 def _products_by_halves(
     rows: Sequence[Tensor], k: Tensor, gate: Tensor
 ) -> tuple[list[Tensor], Decays]:
-    """`_decayed_products` for a gate per channel, in which the decay is part of the sum over d.
+    """Compute `_decayed_products` for a gate per channel: the decay is part of the sum over d.
 
-    An early j and a late i lie on two sides of the border between two neighbouring spans, of some
-    power of two. There the decay is a product of two factors ≤ 1, from j to the border and from the
-    border to i, so that each span of tokens times the span before it is one matrix product.
+    For any j < i there is a power of two such that j and i lie in two neighbouring spans of that
+    many tokens. The decay is then a product of two factors ≤ 1, from j to the border of the spans
+    and from the border to i, so that each span times the span before it is one matrix product.
     """
     size = k.shape[-2]
     products = [torch.diag_embed((row * k).sum(-1)) for row in rows]
@@ -276,5 +278,5 @@ def _products_by_halves(
 
 
 def _halves(x: Tensor, span: int) -> tuple[Tensor, ...]:
-    """Views of the first and second span of each pair: x (..., C, d); (..., pair, span, d)."""
+    """Return the first and the second spans of x (..., C, d) as two views (..., pair, span, d)."""
     return x.view(*x.shape[:-2], -1, 2, span, x.shape[-1]).unbind(-3)

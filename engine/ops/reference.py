@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class ReferenceOps(CompositeOps):
-    """Plain torch in F32, the oracle of the others. Stateless; one instance serves all ranks."""
+    """Operations in plain torch in F32, the oracle of the others.
+
+    They have no state, so one instance serves all ranks.
+    """
 
     def begin(self, n_past: int, n_tokens: int, position: Tensor) -> None:
         """Do nothing: no operation keeps state between passes."""
@@ -82,7 +85,7 @@ class ReferenceOps(CompositeOps):
         scores = logits.softmax(-1) if routing.gating == "softmax" else logits.sigmoid()
         wanted = scores if bias is None else scores + bias
         if bias is None and routing.n_group == 1:
-            wanted = logits  # in the same order, but large ones do not all become 1
+            wanted = logits  # same order, and large logits do not all become 1
         if routing.n_group > 1:
             wanted = _only_best_groups(wanted, routing.n_group, routing.n_group_used)
         chosen = wanted.topk(routing.n_used).indices
@@ -114,7 +117,7 @@ class ReferenceOps(CompositeOps):
             turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
         return turned if not rest.shape[-1] else torch.cat((turned, rest), dim=-1)
 
-    def remember(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
+    def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, start: int) -> None:
         cache.write(k, v, start)
 
     def attention(
@@ -130,7 +133,7 @@ class ReferenceOps(CompositeOps):
 
 
 REFERENCE = ReferenceOps()
-"""The one instance that others fall back on."""
+"""Shared instance, which the other implementations fall back on."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
@@ -139,12 +142,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: torch.square(relu(x)),
     "sigmoid": torch.sigmoid,
 }
+"""Function of each kind of activation; "oai" exists only with a gate."""
+
 SMALLEST_SUM = 6.103515625e-5
-"""Smallest divisor of chosen weights: F16's smallest normal number, as in llama.cpp."""
+"""Smallest divisor of the chosen experts' weights: F16's smallest normal number (as llama.cpp)."""
 
 
 def frequencies(params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:
-    """Return the growth of each pair's angle from position to position, F64 (n_rot / 2,)."""
+    """Return the angle by which each pair turns per position, F64 (n_rot / 2,)."""
     pair = torch.arange(params.n_rot // 2, dtype=torch.float64, device=device)
     frequency = params.base ** (-2 * pair / params.n_rot)
     if factors is not None:
@@ -157,6 +162,7 @@ def frequencies(params: RopeParams, factors: Tensor | None, device: torch.device
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return `x * weight + bias`, each as far as given."""
     if weight is not None:
         x = x * weight
     return x if bias is None else x + bias

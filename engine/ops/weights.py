@@ -1,6 +1,6 @@
-"""Matrices as a rank holds them: dequantised, or still packed as in the file.
+"""Reference implementations of `Weight`: dequantised matrices, and matrices packed as in the file.
 
-Both hold the same weights: a packed matrix is dequantised, exactly, each time it is used. That is
+Both have the same values: a packed matrix is dequantised, exactly, each time it is used. That is
 slow, and is chosen only where the dequantised matrices would not fit.
 """
 
@@ -19,16 +19,16 @@ from engine.gguf.types import TYPES
 from engine.quants.dequantise import dequantise
 
 CHUNK_ELEMENTS = 1 << 22
-"""Packed matrices are dequantised this many elements at a time, into memory that is used again."""
+"""Elements of a packed matrix that are dequantised at a time, into memory that is reused."""
 
 _scratch = threading.local()
 
 
 class DenseWeight:
-    """F32 values.
+    """Dequantised matrix, or one per expert or head.
 
     Args:
-        data: (n_out, n_in) or (n_expert, n_out, n_in), F32.
+        data: F32 values, (n_out, n_in) or (n, n_out, n_in).
     """
 
     def __init__(self, data: Tensor) -> None:
@@ -55,13 +55,13 @@ class DenseWeight:
 
 
 class PackedWeight:
-    """The file's bytes, dequantised on use.
+    """Matrix in the file's blocks, or one per expert or head; dequantised on each use.
 
     Args:
-        raw: uint8, (n_out, row_bytes) or (n_expert, n_out, row_bytes): whole blocks.
-        type_number: the GGML type.
-        columns: the elements of a dequantised row that belong to this rank, as an interval or
-            one by one; a cut may lie inside a block.
+        raw: whole blocks, uint8 (n_out, row_bytes) or (n, n_out, row_bytes).
+        type_number: number of the GGML type.
+        columns: elements of a dequantised row that belong to this rank, as an interval or one by
+            one; a cut may lie inside a block.
     """
 
     def __init__(self, raw: Tensor, type_number: int, columns: slice | Tensor) -> None:
@@ -107,7 +107,10 @@ class PackedWeight:
 
 
 def _scratch_rows(n_rows: int, n_columns: int, device: torch.device) -> Tensor:
-    """F32 memory of this thread; fresh pages would cost more than dequantising into them."""
+    """Return this thread's F32 scratch memory as (n_rows, n_columns).
+
+    It is reused, since faulting in new pages costs more than dequantising into them.
+    """
     buffer = getattr(_scratch, "buffer", None)
     needed = n_rows * n_columns
     if buffer is None or buffer.numel() < needed or buffer.device != device:
@@ -123,7 +126,11 @@ def release_scratch() -> None:
 
 
 def gathered_rows(ids: Tensor, n_rows: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Gather the rows that are here and leave zeros for the others."""
-    here = (ids >= 0) & (ids < n_rows)
+    """Return the rows `ids`, with zeros for ids outside 0 to n_rows - 1.
+
+    Args:
+        rows_of: function that returns the rows of valid ids.
+    """
+    is_held = (ids >= 0) & (ids < n_rows)
     rows = rows_of(ids.clamp(0, n_rows - 1))
-    return rows.where(here[:, None], rows.new_zeros(()))
+    return rows.where(is_held[:, None], rows.new_zeros(()))

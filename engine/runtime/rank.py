@@ -126,7 +126,7 @@ class Rank:
             lambda: self.begin(token, n_past),
             self.forward,
             lambda: self.captured(self.forward),
-            self.context.cache.changing(),
+            self.context.cache.recurrent_tensors(),
         )
 
     def token_step(
@@ -144,18 +144,18 @@ class Rank:
         own = range(*self.model.split.output.spans[self.number])
         return TokenStep(
             self.device, n_vocab, self.token, self.context.position, self.begin, self._sliced,
-            can_rewind, own, one_shot, self.context.cache.changing(),
+            can_rewind, own, one_shot, self.context.cache.recurrent_tensors(),
         )  # fmt: skip
 
     def _sliced(self) -> tuple[Tensor | None, Tensor | None]:
         """As `forward`, but each rank keeps its logits; and what these were computed from."""
         context = self.context
-        context.is_sliced, context.headed = True, None
+        context.is_sliced, context.head_input = True, None
         try:
             logits = self.forward()
-            stream = context.headed
+            stream = context.head_input
         finally:
-            context.is_sliced, context.headed = False, None
+            context.is_sliced, context.head_input = False, None
         return logits, None if stream is None else stream[-1]
 
     def captured(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:

@@ -294,10 +294,10 @@ def _staying(source: Sequence[Rank], target: Sequence[Rank], index: int) -> dict
     """Which target ranks remember just what a source rank on their device does: to that one."""
     holders: dict[object, list[int]] = defaultdict(list)
     for rank in source:
-        holders[rank.context.cache.shape_of(rank.states[index])].append(rank.number)
+        holders[rank.context.cache.memory_key(rank.states[index])].append(rank.number)
     found: dict[int, int] = {}
     for rank in target:
-        same = holders[rank.context.cache.shape_of(rank.states[index])]
+        same = holders[rank.context.cache.memory_key(rank.states[index])]
         if same:
             found[rank.number] = same.pop(0)
     return found

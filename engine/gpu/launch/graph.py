@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.hardware.torch_devices import stream_of_rank
-from engine.ops.replay import Again, Watching, is_allocation, is_fit, is_view
+from engine.ops.replay import DispatchMode, ReplayedOp, is_allocation, is_fit, is_view
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -284,7 +284,7 @@ class CudaGraph(Generic[T]):
         self._begin()
 
 
-class Tape(Watching, Generic[T]):
+class Tape(DispatchMode, Generic[T]):
     """A captured computation on the CPU: torch's operations and kernel launches, in order."""
 
     is_whole = True
@@ -326,5 +326,5 @@ class Tape(Watching, Generic[T]):
         if func._schema.is_mutable:
             self._steps.append(lambda: func(*args, **kwargs))
         elif not is_allocation(func) and not is_view(result, args):
-            self._steps.append(Again(func, args, kwargs, result))
+            self._steps.append(ReplayedOp(func, args, kwargs, result))
         return result

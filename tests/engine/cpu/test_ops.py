@@ -77,8 +77,8 @@ def test_attention(fast: CpuOps, kv_type: str, n_tokens: int) -> None:
     q, k, v = numbers(1, n_tokens, 6, 32), numbers(2, 40, 3, 32), numbers(3, 40, 3, 32)
     results = []
     for ops, cache in zip((fast, REFERENCE), caches, strict=True):
-        ops.remember(cache, k[:30], v[:30], 0)
-        ops.remember(cache, k[30 : 30 + n_tokens], v[30 : 30 + n_tokens], 30)
+        ops.write_cache(cache, k[:30], v[:30], 0)
+        ops.write_cache(cache, k[30 : 30 + n_tokens], v[30 : 30 + n_tokens], 30)
         results.append(ops.attention(q, cache, 30, Scores(0.2, window=9)))
     assert torch.equal(caches[0].k, caches[1].k)
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=2e-6)
@@ -88,7 +88,7 @@ def test_what_kernels_do_not_serve_is_written_as_well(fast: CpuOps) -> None:
     state = KVState(Ranges(((0, 1),), 1), Ranges(((0, 1),), 1), 8, 8)
     cache = LayerCache(state, 0, 4, "f32", torch.device("cpu"))
     k = numbers(1, 2, 1, 8, dtype=torch.float64)
-    fast.remember(cache, k, k, 1)
+    fast.write_cache(cache, k, k, 1)
     assert torch.equal(cache.v[0, 1:3], k[:, 0].float())
 
 

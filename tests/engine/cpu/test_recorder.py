@@ -64,7 +64,7 @@ def recorded(compute: Callable[[Tensor], Any], x: Tensor) -> tuple[Recorder, Any
 
     def whole() -> Tensor | None:
         result = compute(x)
-        return recorder.live(lambda: result)
+        return recorder.run_live(lambda: result)
 
     return recorder, recorder.record(whole)
 
@@ -143,7 +143,7 @@ def test_what_depends_on_numbers_is_refused(name: str) -> None:
 def test_nothing_may_follow_the_last_step() -> None:
     recorder = Recorder(TEAM, ())
     x = torch.randn(1, 8)
-    recorder.record(lambda: recorder.live(lambda: x * 2).exp())  # type: ignore[union-attr]
+    recorder.record(lambda: recorder.run_live(lambda: x * 2).exp())  # type: ignore[union-attr]
     assert recorder.recording(0, ()) is None
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.cpu.kernels.isa import supported
 from engine.cpu.kernels.team import Team
-from engine.cpu.routing import RoutingSteps
+from engine.cpu.routing import RoutingOps
 from engine.forward.expert_rows import Groups
 from engine.forward.operands import Routing
 from engine.ops.reference import ReferenceOps
@@ -16,8 +16,8 @@ FIELDS = ("table", "expert_of", "pair_of", "row_of")
 
 
 @pytest.fixture(scope="module", params=supported(), ids=lambda isa: isa.name)
-def steps(request: pytest.FixtureRequest) -> RoutingSteps:
-    return RoutingSteps(Team(2), request.param)
+def ops(request: pytest.FixtureRequest) -> RoutingOps:
+    return RoutingOps(Team(2), request.param)
 
 
 def some_logits(n_token: int, n_expert: int) -> Tensor:
@@ -27,9 +27,9 @@ def some_logits(n_token: int, n_expert: int) -> Tensor:
     return torch.linspace(-3, 3, n_expert)[order] * torch.linspace(0.5, 1, n_token)[:, None]
 
 
-def check(steps: RoutingSteps, rule: Routing, logits: Tensor, bias: Tensor | None) -> None:
+def check(ops: RoutingOps, rule: Routing, logits: Tensor, bias: Tensor | None) -> None:
     """The choice and the order must be the reference's, weights within rounding."""
-    found = steps.assign(rule, logits, bias)
+    found = ops.assign(rule, logits, bias)
     assert found is not None
     weights, groups = REFERENCE.assign(rule, logits, bias)
     for field in FIELDS:
@@ -56,30 +56,30 @@ RULES = [
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("n_token", [1, 2, 33, 700])
 def test_the_reference_chooses_alike(
-    steps: RoutingSteps, rule: Routing, has_bias: bool, n_token: int
+    ops: RoutingOps, rule: Routing, has_bias: bool, n_token: int
 ) -> None:
     bias = torch.linspace(-0.4, 0.6, rule.n_expert).exp() if has_bias else None
-    check(steps, rule, some_logits(n_token, rule.n_expert), bias)
+    check(ops, rule, some_logits(n_token, rule.n_expert), bias)
 
 
-def test_what_sigmoid_makes_equal_is_told_apart(steps: RoutingSteps) -> None:
+def test_what_sigmoid_makes_equal_is_told_apart(ops: RoutingOps) -> None:
     logits = torch.tensor([[20.0, 30.0, 25.0], [-1.0, 18.0, 19.0]])
-    check(steps, Routing(3, 1, "sigmoid", normalise=False), logits, None)
+    check(ops, Routing(3, 1, "sigmoid", normalise=False), logits, None)
 
 
-def test_tiny_sums_do_not_divide(steps: RoutingSteps) -> None:
-    check(steps, Routing(20, 3, "sigmoid"), torch.linspace(-60, -30, 20)[None], None)
+def test_tiny_sums_do_not_divide(ops: RoutingOps) -> None:
+    check(ops, Routing(20, 3, "sigmoid"), torch.linspace(-60, -30, 20)[None], None)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 0.0])
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_experts_differ_whatever_the_logits_are(
-    steps: RoutingSteps, rule: Routing, number: float
+    ops: RoutingOps, rule: Routing, number: float
 ) -> None:
     logits = some_logits(9, rule.n_expert)
     logits[1:, ::2] = number
     logits[5] = number
-    found = steps.assign(rule, logits, None)
+    found = ops.assign(rule, logits, None)
     assert found is not None
     chosen = found[1].expert_of[found[1].row_of]
     assert (chosen[:, 1:] > chosen[:, :-1]).all()
@@ -93,22 +93,22 @@ def test_experts_differ_whatever_the_logits_are(
 @pytest.mark.parametrize("n", [1, 48, 2050])
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_sums_have_the_bits_of_the_reference(
-    steps: RoutingSteps, size: tuple[int, int], n: int, is_weighted: bool
+    ops: RoutingOps, size: tuple[int, int], n: int, is_weighted: bool
 ) -> None:
     n_token, n_used = size
     groups = Groups.of(torch.rand(n_token, 20).topk(n_used).indices.sort().values)
     y, weights = torch.randn(groups.n_row, n), torch.randn(n_token, n_used)
     given = weights if is_weighted else None
-    found = steps.sum_of_experts(y, given, groups)
+    found = ops.sum_of_experts(y, given, groups)
     assert found is not None
     assert torch.equal(found, REFERENCE.sum_of_experts(y, given, groups))
 
 
-def test_other_tensors_are_left_to_the_reference(steps: RoutingSteps) -> None:
+def test_other_tensors_are_left_to_the_reference(ops: RoutingOps) -> None:
     rule, logits = Routing(8, 2), some_logits(4, 16)
-    assert steps.assign(rule, logits[:, ::2], None) is None
-    assert steps.assign(rule, logits[:, :8].double(), None) is None
-    assert steps.assign(rule, logits[:, :8].contiguous(), torch.ones(8).double()) is None
-    assert steps.assign(Routing(5000, 2), some_logits(1, 5000), None) is None
+    assert ops.assign(rule, logits[:, ::2], None) is None
+    assert ops.assign(rule, logits[:, :8].double(), None) is None
+    assert ops.assign(rule, logits[:, :8].contiguous(), torch.ones(8).double()) is None
+    assert ops.assign(Routing(5000, 2), some_logits(1, 5000), None) is None
     _, groups = REFERENCE.assign(rule, logits[:, :8].contiguous(), None)
-    assert steps.sum_of_experts(torch.ones(8, 6)[:, ::2], None, groups) is None
+    assert ops.sum_of_experts(torch.ones(8, 6)[:, ::2], None, groups) is None

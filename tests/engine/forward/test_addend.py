@@ -12,6 +12,7 @@ from engine.forward.context import Context
 from engine.forward.ops import Addend
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.ops.composite import CompositeOps
+from engine.ops.reference import REFERENCE
 from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.sharding.placement import Replicate
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -20,7 +21,7 @@ from tests.helpers.tiny_gguf import tiny_gguf
 @pytest.fixture
 def ctx() -> Context:
     comm = ThreadCommunicator(ThreadGroup(), 0, torch.device("cpu"))
-    made = Context(comm, CompositeOps(), cast(Any, None), torch.device("cpu"), ["cpu"])
+    made = Context(comm, REFERENCE, cast(Any, None), torch.device("cpu"), ["cpu"])
     made.join((0,))
     return made
 

@@ -53,4 +53,4 @@ def test_streams_are_compared_only_between_devices_of_one_kind(
     made.is_sliced = True
     logits, stream = torch.ones(2, 4), torch.ones(2, 3)
     assert made.gather(logits, stream) is logits
-    assert (made.headed is stream) == is_shown
+    assert (made.head_input is stream) == is_shown

@@ -467,7 +467,7 @@ def test_a_cache_in_the_hosts_memory_is_no_cpu_ranks_cache() -> None:
         for device, is_on_host in (("cpu", False), ("meta", True), ("meta", True))
     )
     assert on_cpu.room(state) == on_host.room(state)
-    assert on_cpu.shape_of(state) != on_host.shape_of(state) == again.shape_of(state)
+    assert on_cpu.memory_key(state) != on_host.memory_key(state) == again.memory_key(state)
 
 
 SPLITS = st.fixed_dictionaries(
